@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "privacy/clipping.hpp"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <set>
 #include <string>
 #include <utility>
 
 #include "base/error.hpp"
-#include "base/text.hpp"
 #include "kernels/convert/convert.hpp"
 #include "kernels/language/residual/residual.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
+#include "privacy/clipping_plan.hpp"
 
 namespace weft::privacy {
 
@@ -32,12 +27,7 @@ namespace {
 
 using Form = GradientRows::Form;
 
-/// Rate of the Gram products relative to direct ones, until it is measured on the machine.
-constexpr double kRelativeRate = 1;
-
-constexpr std::int64_t kAlignment = 256;  // bytes, of kept rows
-
-std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::int64_t aligned(std::int64_t bytes) { return (bytes + kKeptAlignment - 1) / kKeptAlignment * kKeptAlignment; }
 
 /// As the parameter is stored: of a transposed matrix, the gradient is that of a product with its operands exchanged.
 GradientRows as_stored(GradientRows rows, const ParameterSpec& spec) {
@@ -46,29 +36,6 @@ GradientRows as_stored(GradientRows rows, const ParameterSpec& spec) {
     std::swap(rows.inputs_stay, rows.gradients_stay);
   }
   return rows;
-}
-
-bool is_table(const ClippingShape& shape, std::size_t parameter) {
-  return std::find(shape.tables.begin(), shape.tables.end(), parameter) != shape.tables.end();
-}
-
-/// each(first parameter, rows of all, columns) for the matrices of products that take their gradients together.
-template <class Each>
-void for_each_product(std::span<const ParameterSpec> specs, const ClippingShape& shape, const Each& each) {
-  for (std::size_t i = 0; i < specs.size();) {
-    std::int64_t out = specs[i].rows();
-    std::size_t next = i + 1;
-    while (next < specs.size() && !specs[i].group.empty() && specs[next].group == specs[i].group)
-      out += specs[next++].rows();
-    if (specs[i].is_matrix() && !is_table(shape, i)) each(i, out, specs[i].columns());
-    i = next;
-  }
-}
-
-/// Rows of a gradient as products form it where its rows of output gradients have columns of zeros for the rows of
-/// zeros after the parameter (ParameterSpec::row_multiple). `out`: those of the parameters themselves.
-std::int64_t padded_rows(const ParameterSpec& spec, std::int64_t out) {
-  return spec.group.empty() ? spec.rows_in_memory(out) : out;
 }
 
 /// Where the elements of each parameter begin in an array of an example: vectors and matrices each by themselves.
@@ -83,36 +50,6 @@ std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, const Cli
   return begin;
 }
 
-/// Of the product with the matrices from `spec` on.
-kernels::NormMethod method_of(const Settings& settings, const ParameterSpec& spec, std::int64_t in, std::int64_t out,
-                              std::int64_t rows) {
-  using kernels::NormAlgorithm;
-  Algorithm algorithm = settings.algorithm;
-  for (const std::string& entry : settings.algorithm_of)
-    if (const auto [name, of_name] = read_algorithm(entry); names(name, spec.name)) algorithm = of_name;
-  if (algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile, settings.products};
-  if (algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile, settings.products};
-  const std::int64_t tile = settings.tile > 0 ? settings.tile : kernels::automatic_tile(rows);
-  return {kernels::choose_algorithm(in, out, rows, tile, kRelativeRate), settings.tile, settings.products};
-}
-
-/// Every entry of algorithm_of means the matrix of a product.
-void check_names(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
-  for (const std::string& entry : settings.algorithm_of) {
-    const std::string name = read_algorithm(entry).first;
-    std::vector<std::string> known;
-    bool found = false;
-    for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t, std::int64_t) {
-      known.push_back(specs[parameter].name);
-      found = found || names(name, known.back());
-    });
-    if (!found)
-      throw collective_error(ExitCode::usage,
-                             "privacy.algorithm_of names \"{}\" (no product has a matrix of this name); there are {}",
-                             printable(name), fmt::join(known, ", "));
-  }
-}
-
 AnyMatrix view(const Matrix<float>& matrix) {
   return {matrix.data, Scalar::fp32, matrix.rows, matrix.columns, matrix.stride};
 }
@@ -120,128 +57,7 @@ AnyMatrix view(const Matrix<kernels::bf16>& matrix) {
   return {matrix.data, Scalar::bf16, matrix.rows, matrix.columns, matrix.stride};
 }
 
-std::int64_t workspace_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
-                             const ClippingShape& shape) {
-  const kernels::ExampleSizes& sizes = shape.examples;
-  std::int64_t bytes = 0, vectors = 0;
-  const auto need = [&](std::int64_t more) { bytes = std::max(bytes, more); };
-  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t held, std::int64_t in) {
-    const kernels::NormMethod method = method_of(settings, specs[parameter], in, held, sizes.most_rows);
-    for (const std::int64_t out : {held, padded_rows(specs[parameter], held)}) {
-      need(kernels::product_norms_workspace(shape.type, shape.type, in, out, sizes, method));
-      need(kernels::clipped_product_workspace(shape.type, shape.type, in, out, sizes, settings.products));
-      if (settings.mode != Mode::materialise) continue;
-      need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes));
-      need(kernels::stored_norms_workspace(sizes.examples, in * out));
-      need(kernels::lookup_to_examples_workspace(sizes));
-    }
-    if (shape.tied == parameter) need(kernels::tied_rows_workspace(shape.type, shape.type, in, sizes));
-  });
-  for (const ParameterSpec& spec : specs) {
-    if (!spec.is_matrix()) {
-      vectors += spec.elements();
-      continue;
-    }
-    need(kernels::clipped_lookup_workspace(spec.columns(), sizes));
-    need(kernels::lookup_norms_workspace(spec.columns(), sizes));
-  }
-  need(kernels::stored_norms_workspace(sizes.examples, vectors));
-  need(kernels::tied_norms_workspace(sizes));
-  return bytes;
-}
-
-const char* name_of(kernels::NormAlgorithm algorithm) {
-  return algorithm == kernels::NormAlgorithm::direct ? "input_length" : "width";
-}
-
-std::int64_t largest_rows(std::span<const ParameterSpec> specs) {
-  std::int64_t rows = 0;
-  for (const ParameterSpec& spec : specs) rows = std::max(rows, spec.is_matrix() ? spec.rows() : 1);
-  return rows;
-}
-
 }  // namespace
-
-ClipParts::ClipParts(std::span<const ParameterSpec> specs, Scheme scheme) {
-  std::map<std::string, std::size_t> parts;
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    // Parameters that take their gradients together are one part.
-    const bool together = i > 0 && !specs[i].group.empty() && specs[i].group == specs[i - 1].group;
-    const std::string& name = specs[i].name;
-    std::string part;
-    if (scheme == Scheme::group) part = name.substr(0, name.find('/'));
-    if (scheme == Scheme::per_layer) part = name;
-    this->part.push_back(together ? this->part.back() : parts.emplace(part, parts.size()).first->second);
-  }
-  count = parts.size();
-}
-
-const char* to_text(Mode mode) {
-  switch (mode) {
-    case Mode::two_pass:
-      return "two_pass, a second backward pass";
-    case Mode::materialise:
-      return "materialise, gradients of records in bf16";
-    case Mode::book_keeping:
-    case Mode::automatic:
-      break;
-  }
-  return "book_keeping, rows are kept";
-}
-
-std::string to_text(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
-  if (settings.algorithm == Algorithm::naive) return "naive, the gradient of each record";
-  std::set<std::string> products;
-  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
-    const kernels::NormMethod method = method_of(settings, specs[parameter], in, out, shape.examples.most_rows);
-    products.insert(fmt::format("{} x {} {}", out, in, name_of(method.algorithm)));
-  });
-  return fmt::format("{}", fmt::join(products, ", "));
-}
-
-// --- Memory ---------------------------------------------------------------------------------------------------------
-
-Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape,
-                           training::StepArena& arena) {
-  arena.purpose("clipping");
-  check_names(settings, specs, shape);
-  const std::int64_t examples = shape.examples.examples, rows = shape.examples.rows;
-  if (settings.algorithm == Algorithm::naive) {
-    squares = arena.take<double>(largest_rows(specs));
-    totals =
-        arena.take<double>(static_cast<std::int64_t>(specs.size()) + kernels::total_workspace(largest_rows(specs)));
-    return;
-  }
-  const auto parts = static_cast<std::int64_t>(ClipParts(specs, settings.scheme).count);
-  norms = arena.take<double>(parts * examples);
-  factors = arena.take<float>(parts * examples);
-  std::int64_t in_vectors = 0, in_products = 0, kept_columns = 0;
-  for (const ParameterSpec& spec : specs)
-    if (!spec.is_matrix()) in_vectors += spec.elements();
-  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
-    in_products += padded_rows(specs[parameter], out) * in;
-  });
-  vectors = arena.take<float>(examples * in_vectors);
-  if (shape.tied && settings.mode != Mode::materialise)
-    tied_rows = arena.take<float>(rows * specs[*shape.tied].columns());
-  if (settings.mode == Mode::materialise) {
-    for (const std::size_t table : shape.tables) kept_columns += specs[table].columns();
-    stored = arena.take<kernels::bf16>(examples * in_products);
-  }
-  if (settings.mode == Mode::book_keeping || settings.release == Release::end) kept_columns = shape.kept_columns;
-  // The head comes in chunks of whole examples, each with its own copies.
-  const auto copies = 2 * (static_cast<std::int64_t>(specs.size()) + examples);
-  if (kept_columns > 0)
-    kept = arena.take<std::byte>(kept_columns * rows * kernels::bytes_of(shape.type) + kAlignment * copies);
-  workspace = arena.take<std::byte>(workspace_bytes(settings, specs, shape));
-}
-
-std::int64_t Clipping::own_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
-                                 const parallel::GridShape& grid, const ClippingShape& shape) {
-  return settings.algorithm == Algorithm::naive
-             ? training::AccumulatingSink::bytes(specs, grid, 0, shape.examples.rows * shape.sum_rows)
-             : 0;
-}
 
 class Clipping::NormSink final : public training::GradientSink {
  public:

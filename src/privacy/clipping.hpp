@@ -52,7 +52,7 @@ struct ClippingShape {
   kernels::ExampleSizes examples;                ///< of a micro-batch; rows: of products and lookups
   std::int64_t sum_rows = 1;                     ///< most rows of column_sum and column_product per row of a product
   kernels::Scalar type = kernels::Scalar::fp32;  ///< of inputs and output gradients
-  std::int64_t kept_columns = 0;                 ///< of the rows that book-keeping keeps, all products and lookups
+  std::int64_t kept_columns = 0;                 ///< of the rows that are copied in order to keep them
   /// Parameters that are tables of a lookup and of no product: [ids, columns].
   std::vector<std::size_t> tables = {};
   /// The parameter that is the table of a lookup and the matrix of a product.

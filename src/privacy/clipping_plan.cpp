@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory of private steps, and their description.
+#include "privacy/clipping_plan.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "kernels/reduce/reduce.hpp"
+
+namespace weft::privacy {
+
+using training::ParameterSpec;
+
+bool is_table(const ClippingShape& shape, std::size_t parameter) {
+  return std::find(shape.tables.begin(), shape.tables.end(), parameter) != shape.tables.end();
+}
+
+std::int64_t padded_rows(const ParameterSpec& spec, std::int64_t out) {
+  return spec.group.empty() ? spec.rows_in_memory(out) : out;
+}
+
+kernels::NormMethod method_of(const Settings& settings, const ParameterSpec& spec, std::int64_t in, std::int64_t out,
+                              std::int64_t rows) {
+  using kernels::NormAlgorithm;
+  // Rate of the Gram products relative to direct ones, until it is measured on the machine.
+  constexpr double kRelativeRate = 1;
+  Algorithm algorithm = settings.algorithm;
+  for (const std::string& entry : settings.algorithm_of)
+    if (const auto [name, of_name] = read_algorithm(entry); names(name, spec.name)) algorithm = of_name;
+  if (algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile, settings.products};
+  if (algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile, settings.products};
+  const std::int64_t tile = settings.tile > 0 ? settings.tile : kernels::automatic_tile(rows);
+  return {kernels::choose_algorithm(in, out, rows, tile, kRelativeRate), settings.tile, settings.products};
+}
+
+namespace {
+
+/// Every entry of algorithm_of means the matrix of a product.
+void check_names(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
+  for (const std::string& entry : settings.algorithm_of) {
+    const std::string name = read_algorithm(entry).first;
+    std::vector<std::string> known;
+    bool found = false;
+    for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t, std::int64_t) {
+      known.push_back(specs[parameter].name);
+      found = found || names(name, known.back());
+    });
+    if (!found)
+      throw collective_error(ExitCode::usage,
+                             "privacy.algorithm_of names \"{}\" (no product has a matrix of this name); there are {}",
+                             printable(name), fmt::join(known, ", "));
+  }
+}
+
+std::int64_t workspace_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
+                             const ClippingShape& shape) {
+  const kernels::ExampleSizes& sizes = shape.examples;
+  std::int64_t bytes = 0, vectors = 0;
+  const auto need = [&](std::int64_t more) { bytes = std::max(bytes, more); };
+  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t held, std::int64_t in) {
+    const kernels::NormMethod method = method_of(settings, specs[parameter], in, held, sizes.most_rows);
+    for (const std::int64_t out : {held, padded_rows(specs[parameter], held)}) {
+      need(kernels::product_norms_workspace(shape.type, shape.type, in, out, sizes, method));
+      need(kernels::clipped_product_workspace(shape.type, shape.type, in, out, sizes, settings.products));
+      if (settings.mode != Mode::materialise) continue;
+      need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes));
+      need(kernels::stored_norms_workspace(sizes.examples, in * out));
+      need(kernels::lookup_to_examples_workspace(sizes));
+    }
+    if (shape.tied == parameter) need(kernels::tied_rows_workspace(shape.type, shape.type, in, sizes));
+  });
+  for (const ParameterSpec& spec : specs) {
+    if (!spec.is_matrix()) {
+      vectors += spec.elements();
+      continue;
+    }
+    need(kernels::clipped_lookup_workspace(spec.columns(), sizes));
+    need(kernels::lookup_norms_workspace(spec.columns(), sizes));
+  }
+  need(kernels::stored_norms_workspace(sizes.examples, vectors));
+  need(kernels::tied_norms_workspace(sizes));
+  return bytes;
+}
+
+const char* name_of(kernels::NormAlgorithm algorithm) {
+  return algorithm == kernels::NormAlgorithm::direct ? "input_length" : "width";
+}
+
+std::int64_t largest_rows(std::span<const ParameterSpec> specs) {
+  std::int64_t rows = 0;
+  for (const ParameterSpec& spec : specs) rows = std::max(rows, spec.is_matrix() ? spec.rows() : 1);
+  return rows;
+}
+
+}  // namespace
+
+ClipParts::ClipParts(std::span<const ParameterSpec> specs, Scheme scheme) {
+  std::map<std::string, std::size_t> parts;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    // Parameters that take their gradients together are one part.
+    const bool together = i > 0 && !specs[i].group.empty() && specs[i].group == specs[i - 1].group;
+    const std::string& name = specs[i].name;
+    std::string part;
+    if (scheme == Scheme::group) part = name.substr(0, name.find('/'));
+    if (scheme == Scheme::per_layer) part = name;
+    this->part.push_back(together ? this->part.back() : parts.emplace(part, parts.size()).first->second);
+  }
+  count = parts.size();
+}
+
+const char* to_text(Mode mode) {
+  switch (mode) {
+    case Mode::two_pass:
+      return "two_pass, a second backward pass";
+    case Mode::materialise:
+      return "materialise, gradients of records in bf16";
+    case Mode::book_keeping:
+    case Mode::automatic:
+      break;
+  }
+  return "book_keeping, rows are kept";
+}
+
+std::string to_text(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
+  if (settings.algorithm == Algorithm::naive) return "naive, the gradient of each record";
+  std::set<std::string> products;
+  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
+    const kernels::NormMethod method = method_of(settings, specs[parameter], in, out, shape.examples.most_rows);
+    products.insert(fmt::format("{} x {} {}", out, in, name_of(method.algorithm)));
+  });
+  return fmt::format("{}", fmt::join(products, ", "));
+}
+
+// --- Memory ---------------------------------------------------------------------------------------------------------
+
+Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape,
+                           training::StepArena& arena) {
+  arena.purpose("clipping");
+  check_names(settings, specs, shape);
+  const std::int64_t examples = shape.examples.examples, rows = shape.examples.rows;
+  if (settings.algorithm == Algorithm::naive) {
+    squares = arena.take<double>(largest_rows(specs));
+    totals =
+        arena.take<double>(static_cast<std::int64_t>(specs.size()) + kernels::total_workspace(largest_rows(specs)));
+    return;
+  }
+  const auto parts = static_cast<std::int64_t>(ClipParts(specs, settings.scheme).count);
+  norms = arena.take<double>(parts * examples);
+  factors = arena.take<float>(parts * examples);
+  std::int64_t in_vectors = 0, in_products = 0, kept_columns = 0;
+  for (const ParameterSpec& spec : specs)
+    if (!spec.is_matrix()) in_vectors += spec.elements();
+  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
+    in_products += padded_rows(specs[parameter], out) * in;
+  });
+  vectors = arena.take<float>(examples * in_vectors);
+  if (shape.tied && settings.mode != Mode::materialise)
+    tied_rows = arena.take<float>(rows * specs[*shape.tied].columns());
+  if (settings.mode == Mode::materialise) {
+    for (const std::size_t table : shape.tables) kept_columns += specs[table].columns();
+    stored = arena.take<kernels::bf16>(examples * in_products);
+  }
+  if (settings.mode == Mode::book_keeping || settings.release == Release::end) kept_columns = shape.kept_columns;
+  // The head comes in chunks of whole examples, each with its own copies.
+  const auto copies = 2 * (static_cast<std::int64_t>(specs.size()) + examples);
+  if (kept_columns > 0)
+    kept = arena.take<std::byte>(kept_columns * rows * kernels::bytes_of(shape.type) + kKeptAlignment * copies);
+  workspace = arena.take<std::byte>(workspace_bytes(settings, specs, shape));
+}
+
+std::int64_t Clipping::own_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
+                                 const parallel::GridShape& grid, const ClippingShape& shape) {
+  return settings.algorithm == Algorithm::naive
+             ? training::AccumulatingSink::bytes(specs, grid, 0, shape.examples.rows * shape.sum_rows)
+             : 0;
+}
+
+}  // namespace weft::privacy
