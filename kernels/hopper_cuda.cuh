@@ -98,22 +98,25 @@ __device__ __forceinline__ void arrive_in_cluster(std::uint32_t barrier, int ran
 
 // ---- copies --------------------------------------------------------------------------------------------------------
 
-/// Box of an array described by `map` (CUtensorMap) to shared memory; elements beyond its ends are 0. One thread.
+/// Cache policy of the copies: the normal order of eviction from the L2 cache. Others were not faster.
+constexpr std::uint64_t kEvictNormal = 0x1000000000000000ull;
+
+/// Box of a matrix described by `map` (CUtensorMap) to shared memory; elements beyond its ends are 0. One thread.
 __device__ __forceinline__ void copy_box(std::uint32_t shared, const void* map, int x, int y, int z,
                                          std::uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
-      "[%5];" ::"r"(shared),
-      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(kEvictNormal)
       : "memory");
 }
 /// The same into every block of `blocks` (a bit each), at the same addresses, where the barriers count the bytes.
 __device__ __forceinline__ void copy_box_to_all(std::uint32_t shared, const void* map, int x, int y,
                                                 std::uint32_t barrier, std::uint16_t blocks) {
   asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared),
-      "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+      ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(shared),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(blocks), "l"(kEvictNormal)
       : "memory");
 }
 

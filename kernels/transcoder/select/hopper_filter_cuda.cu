@@ -6,16 +6,16 @@
 //   2 warpgroups   consumers: 64 x 256 sums each in registers, then their filter
 //   1 thread       requests the operands from the copy engine (cp.async.bulk.tensor); each block copies one half of W's
 //                  tile to both
-//   2 warps        writers, one per consumer: biases, the exact comparison, places in the list
+//   2 warps        writers, one per consumer: places in the list
 //
 //   full[stage]    the operands of kInner terms are there     empty[stage]  all consumers of the cluster have read them
-//   limits[slot]   the limits of a tile are there             filled, written  what a consumer found is complete, taken
+//   limits[slot]   limits and biases of a tile are there      filled, written  what a consumer found is complete, taken
 //
-// The filter of a tile. A consumer compares each sum with its feature's limit (one instruction); of the few above it,
-// product and position go to shared memory in any order. The writer adds biases, compares with the threshold, marks the
-// entries in a bitmap, from which follow the counts of each token and the place of each entry, reserves a range of the
-// list with one atomic addition, and writes. Meanwhile the consumer forms the next tile. If a warp finds more than the
-// buffer holds (a threshold that was far too low), the warpgroup gives four rows at a time.
+// The filter of a tile. A consumer compares each sum with its feature's limit (one instruction). Of the few above it,
+// it adds the bias, compares with the threshold, and puts product and position into shared memory in any order, and a
+// bit into a bitmap. From the bitmap follow the counts of each token and the place of each entry. The writer reserves a
+// range of the list with one atomic addition, and writes. Meanwhile the consumer forms the next tile. If it finds more
+// than the buffer holds (a threshold that was far too low), it gives four rows at a time.
 //
 // The second consumer stays kLead stages behind the first one, so that one multiplies while the other one compares.
 //
@@ -28,7 +28,6 @@
 
 #include "kernels/bulk_copy_cuda.cuh"
 #include "kernels/hopper_cuda.cuh"
-#include "kernels/launch_cuda.cuh"
 #include "kernels/transcoder/select/hopper_filter.hpp"
 
 namespace weft::kernels::cuda {
@@ -36,23 +35,24 @@ namespace {
 
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-constexpr int kWarps = kWarpgroup / kWarp;                                               // of a warpgroup
-constexpr int kTokens = kConsumers * 64, kFeatures = static_cast<int>(kHopperFeatures);  // a block's tile
-constexpr int kInner = 64;                                                               // terms of a stage: 128 bytes
-constexpr int kStages = 4, kCluster = 2;
-constexpr int kLead = 2;     // stages that the first warpgroup is ahead of the second
-constexpr int kGroup = 16;   // pairs of tiles along the tokens that are formed before the next features
-constexpr int kLayers = 32;  // of a launch, at most: kernel arguments are limited
+constexpr int kTokens = kConsumers * 64;  // of a block's tile
+constexpr int kFeatures = static_cast<int>(kHopperFeatures);
+constexpr int kInner = 64;  // terms of a stage: 128 bytes
+constexpr int kStages = 4;
+constexpr int kCluster = 2;
+constexpr int kLead = 2;    // stages that the first warpgroup is ahead of the second
+constexpr int kGroup = 16;  // pairs of tiles along the tokens that are formed before the next features
 constexpr int kBytesX = kTokens * kInner * 2, kBytesW = kFeatures * kInner * 2;
-constexpr int kMostFound = kFeatures;  // of a warp in a batch: a whole row always fits
+constexpr int kMostHits = 1024;  // of a batch: four rows
+constexpr int kMaps = 32;        // layers of a launch
 constexpr int kAllRows = -1;
 
 using Count = unsigned long long;
 
 struct Arguments {
-  CUtensorMap x;                // (d, layers, tokens)
-  CUtensorMap weight[kLayers];  // (d, features) of each layer of the launch
-  const float* bias[kLayers];   // filter
+  CUtensorMap x;              // (d, layers, tokens)
+  CUtensorMap weight[kMaps];  // (d, features) of each layer of the launch
+  const float* bias[kMaps];   // filter
   HopperFilter filter;
   std::uint16_t* product;  // store: [tokens, product_stride]
   std::int64_t product_stride;
@@ -61,33 +61,30 @@ struct Arguments {
   int steps;  // stages of a tile
 };
 
-/// What a warpgroup found in its part of a tile, 64 rows x 256 features, for a warp of the other one.
+/// Hits of a warpgroup in its part of a tile: 64 rows x 256 features.
 struct alignas(16) Hits {
-  std::uint32_t bits[64][kFeatures / 32];     // entries of the list; of write_hits alone
-  std::uint32_t product[kWarps][kMostFound];  // above their limit: bf16 << 16 | row << 8 | column
-  int count[kWarps];                          // of each warp
-  int row;                                    // rows of the batch: kAllRows, or those whose index in their 16 is this
-  int last;                                   // batch of the tile
+  std::uint32_t bits[64][kFeatures / 32];
+  std::uint32_t entry[kMostHits];  // product (bf16) << 16 | row << 8 | column, in any order
+  std::uint32_t count;
+  int row;   // rows of the batch: kAllRows, or those whose index in their 16 is this
+  int last;  // of the tile
 };
 
 struct Shared {
   unsigned char x[kStages][kBytesX];
   unsigned char weight[kStages][kBytesW];
   float limit[2][kFeatures];
+  float bias[2][kFeatures];
   Hits hits[kConsumers];
   std::uint64_t full[kStages], empty[kStages], limits[2], filled[kConsumers], written[kConsumers];
 };
 constexpr int kSharedBytes = static_cast<int>(sizeof(Shared)) + kSwizzleAlignment;
-static_assert(kSharedBytes <= 227 * 1024 && kLead < kStages);
+static_assert(kSharedBytes <= 227 * 1024);
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 __device__ __forceinline__ std::uint32_t address_of(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-}
-
-__device__ __forceinline__ void arrive(std::uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 struct Tile {
@@ -130,18 +127,19 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank)
                       tile.feature + rank * kPart, full, (1 << kCluster) - 1);
       if (!stores && k == 0) {
         // Both warpgroups have passed the tile before the last one: they have released a stage of the last one.
-        const int slot = number & 1;
+        const int bytes = min(kFeatures, a.features - tile.feature) * 4, slot = number & 1;
         const std::uint32_t limits = address_of(&s.limits[slot]);
-        expect_bytes(limits, kFeatures * 4);
+        expect_bytes(limits, kFeatures * 4 + bytes);
         copy_bulk(address_of(s.limit[slot]),
                   a.filter.limit + (a.first_layer + tile.layer) * a.filter.padded_features + tile.feature,
                   kFeatures * 4, limits);
+        copy_bulk(address_of(s.bias[slot]), a.bias[tile.layer] + tile.feature, bytes, limits);
       }
     }
   }
 }
 
-/// A warp: adds biases to what a warpgroup found, and appends what exceeds the threshold to the list.
+/// A warp: appends the hits of a warpgroup to the list.
 __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int rank, int warpgroup, int lane) {
   const Tiles tiles(a);
   const HopperFilter& f = a.filter;
@@ -152,32 +150,11 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
     tile.token += warpgroup * 64;
     const int layer = a.first_layer + tile.layer, g = f.all_layers ? 0 : layer;
     const float* const bias = a.bias[tile.layer] + tile.feature;
-    const float threshold = __uint_as_float(__ldg(f.threshold + g));
     for (bool last = false; !last; ++batch) {
       wait_barrier(address_of(&s.filled[warpgroup]), batch & 1);
       last = hits.last != 0;
-      const int only = hits.row;
-      int end[kWarps], found = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) end[w] = found += hits.count[w];
-      // visit(found, row, column, r) by the whole warp, for 32 products at a time.
-      const auto for_each = [&](auto&& visit) {
-        for (int first = 0; first < found; first += kWarp) {
-          const int i = first + lane;
-          int w = 0, begin = 0;
-#pragma unroll
-          for (int j = 0; j < kWarps - 1; ++j)
-            if (i >= end[j]) w = j + 1, begin = end[j];
-          const std::uint32_t product = i < found ? hits.product[w][i - begin] : 0;
-          const int column = static_cast<int>(product & 255);
-          visit(i < found, static_cast<int>(product >> 8 & 63), column, high_bf16(product) + __ldg(bias + column));
-        }
-      };
-      for_each([&](bool is, int row, int column, float r) {
-        if (is && r > threshold) atomicOr(&hits.bits[row][column / 32], 1u << column % 32);
-      });
-      __syncwarp();
-      int own[2];  // rows 2 lane, 2 lane + 1
+      const int n = static_cast<int>(hits.count), only = hits.row;
+      int own[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         own[j] = 0;
@@ -185,7 +162,6 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
         for (int w = 0; w < kFeatures / 32; ++w) own[j] += __popc(hits.bits[2 * lane + j][w]);
       }
       const int before = static_cast<int>(warp_exclusive_sum(static_cast<std::uint32_t>(own[0] + own[1]), lane));
-      const int n = __shfl_sync(kAllLanes, before + own[0] + own[1], kWarp - 1);
       Count start = 0;
       if (lane == 0 && n > 0) start = atomicAdd(f.cursor + g * f.cursor_stride, static_cast<Count>(n));
       start = __shfl_sync(kAllLanes, start, 0);
@@ -200,47 +176,55 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
               make_uint2(base + static_cast<std::uint32_t>(before + (j == 0 ? 0 : own[0])),
                          fits ? static_cast<std::uint32_t>(own[j]) : 0u);
       }
-      if (n > 0 && fits)
-        for_each([&](bool is, int row, int column, float r) {
-          int at = __shfl_sync(kAllLanes, before, row / 2);
-          const int of_even = __shfl_sync(kAllLanes, own[0], row / 2);
-          if (row % 2 != 0) at += of_even;
+      for (int first = 0; first < n && fits; first += kWarp) {
+        const std::uint32_t entry = first + lane < n ? hits.entry[first + lane] : 0;
+        const int row = static_cast<int>(entry >> 8 & 63), column = static_cast<int>(entry & 255);
+        const int before_row = __shfl_sync(kAllLanes, before, row / 2),
+                  of_even = __shfl_sync(kAllLanes, own[0], row / 2);
+        int at = before_row + (row % 2 == 0 ? 0 : of_even);
 #pragma unroll
-          for (int w = 0; w < kFeatures / 32; ++w) {
-            const std::uint32_t bits = hits.bits[row][w];
-            at += __popc(w < column / 32 ? bits : w == column / 32 ? bits & ((1u << column % 32) - 1) : 0);
-          }
-          if (!is || !(r > threshold)) return;
-          const std::uint32_t place = base + static_cast<std::uint32_t>(at);
-          f.key[place] = static_cast<std::uint32_t>(layer * a.features + tile.feature + column);
-          f.value[place] = r;
-        });
+        for (int w = 0; w < kFeatures / 32; ++w) {
+          const std::uint32_t bits = hits.bits[row][w];
+          at += __popc(w < column / 32 ? bits : w == column / 32 ? bits & ((1u << column % 32) - 1) : 0);
+        }
+        if (first + lane >= n) continue;
+        const std::uint32_t place = base + static_cast<std::uint32_t>(at);
+        f.key[place] = static_cast<std::uint32_t>(layer * a.features + tile.feature + column);
+        f.value[place] = high_bf16(entry) + __ldg(bias + column);
+      }
       __syncwarp();
-      if (n > 0)
-        for (int i = lane; i < static_cast<int>(sizeof hits.bits) / 16; i += kWarp)
-          reinterpret_cast<uint4*>(hits.bits)[i] = make_uint4(0, 0, 0, 0);
+      for (int i = lane; i < static_cast<int>(sizeof hits.bits) / 16; i += kWarp)
+        reinterpret_cast<uint4*>(hits.bits)[i] = make_uint4(0, 0, 0, 0);
+      if (lane == 0) hits.count = 0;
       __syncwarp();
-      if (lane == 0) arrive(address_of(&s.written[warpgroup]));
+      if (lane == 0)
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(&s.written[warpgroup])) : "memory");
     }
   }
 }
 
-/// A warpgroup: gives what exceeds the limits to write_hits.
-__device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, int slot, int warpgroup,
-                                            int& batch, const float (&c)[kSumsOfThread]) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp, warp = thread / kWarp;
+__device__ __forceinline__ void hit(Hits& hits, float product, float bias, float threshold, int row, int column) {
+  const std::uint32_t stored = pack2(0.0f, product);  // in the upper half
+  if (!(high_bf16(stored) + bias > threshold)) return;
+  atomicOr(&hits.bits[row][column / 32], 1u << column % 32);
+  const std::uint32_t place = atomicAdd(&hits.count, 1u);
+  if (place < kMostHits) hits.entry[place] = stored | static_cast<std::uint32_t>(row << 8 | column);
+}
+
+/// A warpgroup: passes what exceeds the limits to write_hits.
+__device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, float threshold, int slot,
+                                            int warpgroup, int& batch, const float (&c)[kSumsOfThread]) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
   Hits& hits = s.hits[warpgroup];
-  std::uint32_t* const products = hits.product[warp];
   const float* const limit = s.limit[slot] + lane % 4 * 2;
-  const int row = warp * 16 + lane / 4;
-  const unsigned before = (1u << lane) - 1;
+  const float* const bias = s.bias[slot] + lane % 4 * 2;
+  const int row = thread / kWarp * 16 + lane / 4;
   for (int only = kAllRows;;) {
     wait_barrier(address_of(&s.written[warpgroup]), (batch & 1) ^ 1);
     bool takes[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       takes[h] = tile.token + warpgroup * 64 + row + 8 * h < a.tokens && (only == kAllRows || lane / 4 + 8 * h == only);
-    int n = 0;  // of this warp
 #pragma unroll
     for (int first = 0; first < kSumsOfThread / 4; first += 4) {
       float2 bound[4];
@@ -255,27 +239,25 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
         }
       }
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        if (!__any_sync(kAllLanes, any[h] && takes[h])) continue;
+      for (int h = 0; h < 2; ++h)
+        if (any[h] && takes[h]) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
+          for (int i = 0; i < 4; ++i)
 #pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            const float product = c[(first + i) * 4 + 2 * h + j];
-            const bool above = takes[h] && product > (j == 0 ? bound[i].x : bound[i].y);
-            const unsigned voters = __ballot_sync(kAllLanes, above);
-            const int place = n + __popc(voters & before);
-            if (above && place < kMostFound)
-              products[place] = pack2(0.0f, product) | static_cast<std::uint32_t>((row + 8 * h) << 8) |
-                                static_cast<std::uint32_t>((first + i) * 8 + lane % 4 * 2 + j);
-            n += __popc(voters);
-          }
-      }
+            for (int j = 0; j < 2; ++j) {
+              const float product = c[(first + i) * 4 + 2 * h + j];
+              if (product > (j == 0 ? bound[i].x : bound[i].y))
+                hit(hits, product, bias[(first + i) * 8 + j], threshold, row + 8 * h,
+                    (first + i) * 8 + lane % 4 * 2 + j);
+            }
+        }
     }
-    if (lane == 0) hits.count[warp] = n;
     sync_threads(2 + warpgroup, kWarpgroup);
-    const int most = max(max(hits.count[0], hits.count[1]), max(hits.count[2], hits.count[3]));
-    if (most > kMostFound) {  // four rows at a time instead
+    if (only == kAllRows && hits.count > kMostHits) {
+      // More than a batch holds: four rows at a time.
+      sync_threads(2 + warpgroup, kWarpgroup);
+      reinterpret_cast<uint4*>(hits.bits)[thread] = make_uint4(0, 0, 0, 0);
+      if (thread == 0) hits.count = 0;
       sync_threads(2 + warpgroup, kWarpgroup);
       only = 0;
       continue;
@@ -286,7 +268,8 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
       hits.last = last;
     }
     __syncwarp();
-    if (lane == 0) arrive(address_of(&s.filled[warpgroup]));
+    if (lane == 0)
+      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(&s.filled[warpgroup])) : "memory");
     ++batch;
     if (last) return;
     ++only;
@@ -318,6 +301,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
     // The second warpgroup stays behind the first one, so that one computes while the other one filters.
     if (kLead > 0 && warpgroup == 1) sync_threads(1, kConsumers * kWarpgroup);
     Tile tile{};
+    float threshold = 0;
     for (int k = 0; k < a.steps; ++k, ++step) {
       const int stage = step % kStages;
       wait_barrier(address_of(&s.full[stage]), step / kStages & 1);
@@ -332,6 +316,9 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
       if (kLead > 0 && warpgroup == 0 && k == kLead) arrive_threads(1, kConsumers * kWarpgroup);
       if (k == 0) {  // while the products are formed
         tile = tiles.at(a, index, rank);
+        if (!stores)
+          threshold =
+              __uint_as_float(__ldg(a.filter.threshold + (a.filter.all_layers ? 0 : a.first_layer + tile.layer)));
       } else {
         wait_products<1>();
         release(step - 1);
@@ -344,7 +331,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
       store_sums(a, tile, warpgroup, c);
     } else {
       wait_barrier(address_of(&s.limits[number & 1]), number >> 1 & 1);
-      filter_sums(a, s, tile, number & 1, warpgroup, batch, c);
+      filter_sums(a, s, tile, threshold, number & 1, warpgroup, batch, c);
     }
   }
 }
@@ -361,24 +348,25 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_
   const std::uint32_t begin = address_of(filter_shared);
   Shared& s = *reinterpret_cast<Shared*>(
       filter_shared + ((begin + kSwizzleAlignment - 1) / kSwizzleAlignment * kSwizzleAlignment - begin));
-  const int thread = static_cast<int>(threadIdx.x), rank = rank_in_cluster();
+  const int thread = static_cast<int>(threadIdx.x), rank = kCluster > 1 ? rank_in_cluster() : 0;
   for (int i = thread; i < static_cast<int>(sizeof s.hits) / 4; i += kThreads)
     reinterpret_cast<std::uint32_t*>(s.hits)[i] = 0;
   if (thread == 0) {
     for (int i = 0; i < kStages; ++i) {
       start_barrier(address_of(&s.full[i]), 1);
-      start_barrier(address_of(&s.empty[i]), kCluster * kConsumers * kWarps);
+      start_barrier(address_of(&s.empty[i]), kCluster * kConsumers * kWarpgroup / kWarp);
     }
     for (int i = 0; i < 2; ++i) {
       start_barrier(address_of(&s.limits[i]), 1);
-      start_barrier(address_of(&s.filled[i]), kWarps);
+      start_barrier(address_of(&s.filled[i]), kWarpgroup / kWarp);
       start_barrier(address_of(&s.written[i]), 1);
     }
     fence_barriers();
   }
   __syncthreads();
-  sync_cluster();
-  const int warpgroup = thread / kWarpgroup, warp = thread % kWarps, lane = thread % kWarp;
+  if constexpr (kCluster > 1)
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  const int warpgroup = thread / kWarpgroup, warp = thread % kWarpgroup / kWarp, lane = thread % kWarp;
   if (warpgroup == kConsumers) {
     return_registers<72>();
     if (warp == 0) {
@@ -392,7 +380,8 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_
   }
   // The other block may still arrive at this one's barriers.
   __syncwarp();
-  sync_cluster();
+  if constexpr (kCluster > 1)
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
@@ -470,13 +459,16 @@ void launch(const Execution& execution, const Arguments& a) {
 
 }  // namespace
 
-bool takes_hopper_filter(const EncoderOperands& operands) {
+bool takes_hopper_filter(const EncoderOperands& operands, const float* const* bias) {
   if (!is_hopper() || operands.weight.empty() || operands.x.rows == 0 || !takes(operands.x)) return false;
   const std::int64_t d = operands.weight[0].columns, n_features = operands.weight[0].rows;
   const std::int64_t tiles =
-      ((operands.x.rows + kTokens - 1) / kTokens + 1) * ((n_features + kFeatures - 1) / kFeatures) * kLayers;
-  bool all = d % 8 == 0 && (d + kInner - 1) / kInner >= kStages && n_features > 0 && tiles < std::int64_t{1} << 31;
-  for (std::size_t layer = 0; layer < operands.weight.size(); ++layer) all = all && takes(operands.weight[layer]);
+      ((operands.x.rows + kTokens - 1) / kTokens + 1) * ((n_features + kFeatures - 1) / kFeatures) * kMaps;
+  // Bulk copies of limits and biases are multiples of 16 bytes.
+  bool all = d % 8 == 0 && (d + kInner - 1) / kInner >= kStages && n_features > 0 && n_features % 4 == 0 &&
+             tiles < std::int64_t{1} << 31;
+  for (std::size_t layer = 0; layer < operands.weight.size(); ++layer)
+    all = all && takes(operands.weight[layer]) && is_aligned(bias[layer], 16);
   return all;
 }
 
@@ -484,9 +476,9 @@ void filter_hopper_products(const Execution& execution, const EncoderOperands& o
                             std::int64_t layer_end, const HopperFilter& filter) {
   Arguments a = arguments_of(operands.x, static_cast<std::int64_t>(operands.weight.size()), operands.weight[0]);
   a.filter = filter;
-  for (std::int64_t first = layer_begin; first < layer_end; first += kLayers) {
+  for (std::int64_t first = layer_begin; first < layer_end; first += kMaps) {
     a.first_layer = static_cast<int>(first);
-    a.n_layers = static_cast<int>(std::min<std::int64_t>(kLayers, layer_end - first));
+    a.n_layers = static_cast<int>(std::min<std::int64_t>(kMaps, layer_end - first));
     for (int i = 0; i < a.n_layers; ++i) {
       const AnyMatrix& weight = operands.weight[static_cast<std::size_t>(first + i)];
       a.weight[i] = describe(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},

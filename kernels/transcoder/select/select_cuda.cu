@@ -494,7 +494,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   for (std::size_t layer = 0; layer < cut_of_layer.size(); ++layer) cut.layer[layer] = cut_of_layer[layer].data;
 
   const bool formed_here = parts_->formed_here =
-      operands != nullptr && Sizes(request).formed_here && takes_hopper_filter(*operands);
+      operands != nullptr && Sizes(request).formed_here && takes_hopper_filter(*operands, bias.layer);
   const Producer form = [operands](const Execution& where, const TileRange& tile, AnyMatrix product) {
     const AnyMatrix weight = operands->weight[static_cast<std::size_t>(tile.layer)];
     store_hopper_products(where,
