@@ -44,18 +44,6 @@ void add_clipped_product(const Execution&, AnyMatrix x, AnyMatrix g, const Examp
                          Matrix<float> out, Array<std::byte> workspace,
                          ProductImplementation = ProductImplementation::library);
 
-/// Bytes of workspace of add_clipped_column_sums and add_clipped_column_products.
-std::int64_t clipped_columns_workspace(std::int64_t columns, const ExampleSizes&);
-
-/// out[j] += sum over b of c_b sum over t of g[t, j].
-void add_clipped_column_sums(const Execution&, AnyMatrix g, const Examples&, Array<const float> factors,
-                             Array<float> out, Array<std::byte> workspace);
-
-/// out[j] += sum over b of c_b sum over t of (x[t, j] - shift[t]) scale[t] g[t, j].
-void add_clipped_column_products(const Execution&, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                                 Array<const float> scale, const Examples&, Array<const float> factors,
-                                 Array<float> out, Array<std::byte> workspace);
-
 /// Bytes of workspace of add_clipped_lookup.
 std::int64_t clipped_lookup_workspace(std::int64_t columns, const ExampleSizes&);
 
@@ -67,14 +55,12 @@ void add_clipped_lookup(const Execution&, Array<const std::uint32_t> ids, AnyMat
 // is that of the stored values, which are the ones that are summed.
 
 /// Bytes of workspace of form_examples.
-std::int64_t form_examples_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes&,
-                                     ProductImplementation = ProductImplementation::library);
+std::int64_t form_examples_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes&);
 
 /// stored[b] = G_bᵀ X_b, summed in fp32 and rounded to nearest. norms[b] += sum of the squares of the rounded values;
 /// without data, no norms.
 void form_examples(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, Matrix<bf16> stored,
-                   Array<double> norms, Array<std::byte> workspace,
-                   ProductImplementation = ProductImplementation::library);
+                   Array<double> norms, Array<std::byte> workspace);
 
 /// Bytes of workspace of add_lookup_to_examples.
 std::int64_t lookup_to_examples_workspace(const ExampleSizes&);

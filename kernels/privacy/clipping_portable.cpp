@@ -88,17 +88,6 @@ WeighedRows weighed_layout(std::byte* data, std::int64_t in, std::int64_t out, s
   return work;
 }
 
-void add_clipped_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                         Array<const float> scale, const Examples& examples, Array<const float> factors,
-                         Array<float> out, Array<std::byte> workspace) {
-  Workspace memory(workspace.data);
-  const std::int64_t count = examples.count();
-  const Matrix<float> sums{memory.take<float>(count * g.columns).data, count, g.columns, g.columns};
-  require_examples(examples, factors.size, memory.bytes(), workspace, "clipped column sums");
-  sum_example_columns(execution, x, g, shift, scale, examples.device_offsets, sums);
-  add_weighed(execution, any_matrix(sums), factors, {out.data, 1, out.size, out.size});
-}
-
 }  // namespace
 
 float clip_factor(double squared_norm, double clip, ClipFunction function) {
@@ -160,21 +149,6 @@ void add_clipped_product(const Execution& execution, AnyMatrix x, AnyMatrix g, c
   });
 }
 
-std::int64_t clipped_columns_workspace(std::int64_t columns, const ExampleSizes& sizes) {
-  return bytes_for<float>(sizes.examples * columns);
-}
-
-void add_clipped_column_sums(const Execution& execution, AnyMatrix g, const Examples& examples,
-                             Array<const float> factors, Array<float> out, Array<std::byte> workspace) {
-  add_clipped_columns(execution, {}, g, {}, {}, examples, factors, out, workspace);
-}
-
-void add_clipped_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                                 Array<const float> scale, const Examples& examples, Array<const float> factors,
-                                 Array<float> out, Array<std::byte> workspace) {
-  add_clipped_columns(execution, x, g, shift, scale, examples, factors, out, workspace);
-}
-
 std::int64_t clipped_lookup_workspace(std::int64_t columns, const ExampleSizes& sizes) {
   const std::int64_t most = std::min(kWeighedLookups, sizes.rows);
   Workspace memory(nullptr);
@@ -198,30 +172,16 @@ void add_clipped_lookup(const Execution& execution, Array<const std::uint32_t> i
   });
 }
 
-std::int64_t form_examples_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes,
-                                     ProductImplementation implementation) {
-  const std::int64_t fused = implementation == ProductImplementation::fused
-                                 ? bytes_for<double>(fused_direct_parts(in, out, sizes.examples))
-                                 : 0;
-  return std::max({fused, gemm_workspace(g, x, Scalar::bf16, out, in, std::max<std::int64_t>(1, sizes.most_rows)),
-                   stored_norms_workspace(sizes.examples, in * out)});
+std::int64_t form_examples_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes) {
+  return std::max(gemm_workspace(g, x, Scalar::bf16, out, in, std::max<std::int64_t>(1, sizes.most_rows)),
+                  stored_norms_workspace(sizes.examples, in * out));
 }
 
 void form_examples(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, Matrix<bf16> stored,
-                   Array<double> norms, Array<std::byte> workspace, ProductImplementation implementation) {
+                   Array<double> norms, Array<std::byte> workspace) {
   const std::int64_t in = x.columns, out = g.columns;
-  require_examples(examples, stored.rows,
-                   form_examples_workspace(x.type, g.type, in, out, sizes_of(examples), implementation), workspace,
-                   "stored gradients of examples");
-  if (implementation == ProductImplementation::fused) {
-    const std::int64_t size = fused_direct_parts(in, out, examples.count());
-    Array<double> parts;
-    if (norms.data != nullptr) parts = {reinterpret_cast<double*>(workspace.data), size};
-    if (form_fused_products(execution, x, g, examples, -1, stored, parts)) {
-      if (norms.data != nullptr && size > 0) add_parts(execution, size / examples.count(), 1, norms, parts);
-      return;
-    }
-  }
+  require_examples(examples, stored.rows, form_examples_workspace(x.type, g.type, in, out, sizes_of(examples)),
+                   workspace, "stored gradients of examples");
   Execution exact = execution;
   exact.tf32 = false;
   // Also the examples without rows, whose gradients are 0.

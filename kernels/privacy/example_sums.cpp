@@ -36,9 +36,9 @@ void add_weighed(const Execution& execution, AnyMatrix values, Array<const float
   dispatch<portable::add_weighed, cuda::add_weighed>(execution, values, factors, out);
 }
 
-void add_inner_products(const Execution& execution, Matrix<const float> a, float shift, Matrix<const float> b,
-                        double weight, double error, Array<double> norms, Array<double> parts) {
-  dispatch<portable::add_inner_products, cuda::add_inner_products>(execution, a, shift, b, weight, error, norms, parts);
+void add_inner_products(const Execution& execution, Matrix<const float> a, Matrix<const float> b, double weight,
+                        double error, Array<double> norms, Array<double> parts) {
+  dispatch<portable::add_inner_products, cuda::add_inner_products>(execution, a, b, weight, error, norms, parts);
 }
 
 void sum_example_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,

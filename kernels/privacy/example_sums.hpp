@@ -31,10 +31,10 @@ void add_squares(const Execution&, AnyMatrix values, Array<double> norms, Array<
 /// values: fp32 or bf16.
 void add_weighed(const Execution&, AnyMatrix values, Array<const float> factors, Matrix<float> out);
 
-/// norms[b] += weight * sum over i of at_most((a[b, i] + shift) * b[b, i], error), in fp64: a tile of a Gram sum.
-/// parts: as above.
-void add_inner_products(const Execution&, Matrix<const float> a, float shift, Matrix<const float> b, double weight,
-                        double error, Array<double> norms, Array<double> parts);
+/// norms[b] += weight * sum over i of at_most(a[b, i] * b[b, i], error), in fp64: a tile of a Gram sum. parts: as
+/// above.
+void add_inner_products(const Execution&, Matrix<const float> a, Matrix<const float> b, double weight, double error,
+                        Array<double> norms, Array<double> parts);
 
 /// A value of the given relative error, as large as it can be.
 WEFT_HOST_DEVICE inline double at_most(double value, double error) {

@@ -60,11 +60,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    multiply_values(const __grid_constant__ Matrix<const float> a, float shift,
-                    const __grid_constant__ Matrix<const float> b, double error, double* parts) {
+    multiply_values(const __grid_constant__ Matrix<const float> a, const __grid_constant__ Matrix<const float> b,
+                    double error, double* parts) {
   sum_part<1>(a.columns, parts, [&](std::int64_t row, std::int64_t i) {
-    return at_most((static_cast<double>(a(row, i)) + static_cast<double>(shift)) * static_cast<double>(b(row, i)),
-                   error);
+    return at_most(static_cast<double>(a(row, i)) * static_cast<double>(b(row, i)), error);
   });
 }
 
@@ -98,21 +97,22 @@ struct ExampleColumns {
 
 constexpr int kBlockColumns = 32;
 
-/// Block (b, c): kBlockColumns columns of example b. A thread has kWidth adjacent columns of every kRowLanes-th row.
+/// Block (b, c), c first: kBlockColumns columns of example b. A thread has kWidth adjacent columns of every
+/// kRowLanes-th row.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) sum_columns(const __grid_constant__ ExampleColumns a) {
   constexpr int kLanes = kBlockColumns / kWidth, kRowLanes = kThreads / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, row_lane = static_cast<int>(threadIdx.x) / kLanes;
-  const std::int64_t e = blockIdx.x, end = a.offsets[e + 1];
-  const std::int64_t block_column = static_cast<std::int64_t>(blockIdx.y) * kBlockColumns,
-                     column = block_column + lane * kWidth;
+  const std::int64_t across = (a.g.columns + kBlockColumns - 1) / kBlockColumns;
+  const std::int64_t e = blockIdx.x / across, end = a.offsets[e + 1];
+  const std::int64_t block_column = blockIdx.x % across * kBlockColumns, column = block_column + lane * kWidth;
   // Sums of 16 rows, then of those: their error grows with a sixteenth of the rows.
   constexpr int kRows = 16;
   float total[kWidth] = {};
   if (column < a.g.columns)
     for (std::int64_t first = a.offsets[e] + row_lane; first < end; first += kRows * kRowLanes) {
       float sum[kWidth] = {};
-#pragma unroll 4
+#pragma unroll 8
       for (int k = 0; k < kRows; ++k) {
         // Rows beyond the end read the last one and add nothing: without a branch several loads are in flight.
         const bool valid = first + k * kRowLanes < end;
@@ -182,10 +182,10 @@ void add_weighed(const Execution& execution, AnyMatrix values, Array<const float
   require_launch("add_weighed");
 }
 
-void add_inner_products(const Execution& execution, Matrix<const float> a, float shift, Matrix<const float> b,
-                        double weight, double error, Array<double> norms, Array<double> parts) {
+void add_inner_products(const Execution& execution, Matrix<const float> a, Matrix<const float> b, double weight,
+                        double error, Array<double> norms, Array<double> parts) {
   if (a.rows == 0 || a.columns == 0) return;
-  multiply_values<<<parts_of(a.rows, a.columns), kThreads, 0, stream_of(execution)>>>(a, shift, b, error, parts.data);
+  multiply_values<<<parts_of(a.rows, a.columns), kThreads, 0, stream_of(execution)>>>(a, b, error, parts.data);
   require_launch("add_inner_products");
   kernels::add_parts(execution, square_parts(a.columns), weight, norms, parts);
 }
@@ -194,7 +194,7 @@ void sum_example_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, A
                          Array<const float> scale, Array<const std::int64_t> offsets, Matrix<float> sums) {
   if (sums.rows == 0 || g.columns == 0) return;
   const ExampleColumns a{x, g, shift.data, scale.data, offsets.data, sums};
-  const dim3 grid(static_cast<unsigned>(sums.rows), blocks_for(g.columns, kBlockColumns));
+  const unsigned grid = static_cast<unsigned>(sums.rows) * blocks_for(g.columns, kBlockColumns);
   const cudaStream_t queue = stream_of(execution);
   if (g.columns % 8 == 0 && has_vectors(g) && (x.data == nullptr || has_vectors(x)))
     sum_columns<8><<<grid, kThreads, 0, queue>>>(a);

@@ -89,16 +89,15 @@ void add_weighed(const Execution& execution, AnyMatrix values, Array<const float
     add_weighed_of(execution, values_of<bf16>(values), factors, out);
 }
 
-void add_inner_products(const Execution& execution, Matrix<const float> a, float shift, Matrix<const float> b,
-                        double weight, double error, Array<double> norms, Array<double> parts) {
+void add_inner_products(const Execution& execution, Matrix<const float> a, Matrix<const float> b, double weight,
+                        double error, Array<double> norms, Array<double> parts) {
   const std::int64_t n_parts = square_parts(a.columns);
   for_teams(
       execution, "add_inner_products", a.rows * n_parts, 0, KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t part = team.league_rank(), first = part % n_parts * kSquareBlock;
         const float *left = a.row(part / n_parts) + first, *right = b.row(part / n_parts) + first;
         const double sum = sum_columns<double>(team, smaller(kSquareBlock, a.columns - first), [&](int i) {
-          return at_most((static_cast<double>(left[i]) + static_cast<double>(shift)) * static_cast<double>(right[i]),
-                         error);
+          return at_most(static_cast<double>(left[i]) * static_cast<double>(right[i]), error);
         });
         once(team, [&] { parts[part] = sum; });
       });

@@ -9,11 +9,11 @@ namespace weft::kernels {
 
 namespace portable {
 
-bool form_fused_products(const Execution&, AnyMatrix, AnyMatrix, const Examples&, std::int64_t, Matrix<bf16>,
-                         Array<double>) {
+bool form_fused_norms(const Execution&, AnyMatrix, AnyMatrix, const Examples&, std::int64_t, Array<double>,
+                      Array<double>) {
   return false;
 }
-bool form_fused_gram(const Execution&, AnyMatrix, AnyMatrix, const Examples&, std::int64_t, double, double,
+bool form_fused_gram(const Execution&, AnyMatrix, AnyMatrix, const Examples&, std::int64_t, double, Array<double>,
                      Array<double>) {
   return false;
 }
@@ -25,20 +25,19 @@ bool add_fused_product(const Execution&, AnyMatrix, AnyMatrix, const Examples&, 
 }  // namespace portable
 
 namespace cuda {
-decltype(kernels::form_fused_products) form_fused_products;
+decltype(kernels::form_fused_norms) form_fused_norms;
 decltype(kernels::form_fused_gram) form_fused_gram;
 decltype(kernels::add_fused_product) add_fused_product;
 }  // namespace cuda
 
-bool form_fused_products(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
-                         std::int64_t least, Matrix<bf16> stored, Array<double> parts) {
-  return dispatch<portable::form_fused_products, cuda::form_fused_products>(execution, x, g, examples, least, stored,
-                                                                            parts);
+bool form_fused_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
+                      std::int64_t least, Array<double> norms, Array<double> parts) {
+  return dispatch<portable::form_fused_norms, cuda::form_fused_norms>(execution, x, g, examples, least, norms, parts);
 }
 
 bool form_fused_gram(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, std::int64_t least,
-                     double bias, double error, Array<double> parts) {
-  return dispatch<portable::form_fused_gram, cuda::form_fused_gram>(execution, x, g, examples, least, bias, error,
+                     double error, Array<double> norms, Array<double> parts) {
+  return dispatch<portable::form_fused_gram, cuda::form_fused_gram>(execution, x, g, examples, least, error, norms,
                                                                     parts);
 }
 

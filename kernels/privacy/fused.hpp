@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Norms, clipped sums and stored gradients of products by the tensor-core kernels of tiles.hpp, and on GPUs of compute
-// capability 9.0, for bf16, of hopper_products_cuda.cu. They store nothing of the size of a gradient or of T x T but
-// parts of the clipped sum. GPU only.
+// Norms and clipped sums of products by the tensor-core kernels of tiles.hpp, and on GPUs of compute
+// capability 9.0, for norms by direct products and sums of bf16 rows, of hopper_products_cuda.cu. They store nothing of
+// the size of a gradient or of T x T but parts of the clipped sum. GPU only.
 //
 // Each function returns false, and enqueues nothing, where these kernels do not apply: on the portable backend, and for
 // rows that are not both bf16 or both fp16, whose widths or strides are not multiples of 8 (on compute capability 9.0 G
@@ -29,7 +29,8 @@ constexpr std::int64_t weighed_slices(std::int64_t in, std::int64_t out, std::in
 
 /// Elements of `parts` and `sums`.
 constexpr std::int64_t fused_direct_parts(std::int64_t in, std::int64_t out, std::int64_t examples) {
-  return examples * tiles_of(in) * tiles_of(out);
+  const std::int64_t tiles = tiles_of(in) * tiles_of(out), on_hopper = hopper_tiles(in, out) * kHopperWarps;
+  return examples * (tiles > on_hopper ? tiles : on_hopper);
 }
 constexpr std::int64_t fused_gram_parts(std::int64_t most_rows, std::int64_t examples) {
   return examples * gram_pairs(tiles_of(most_rows));
@@ -39,16 +40,14 @@ constexpr std::int64_t fused_sums(std::int64_t in, std::int64_t out, std::int64_
   return (slices > on_hopper ? slices : on_hopper) * in * out;
 }
 
-/// parts [examples, tiles]: sums of squares of the tiles of G_bᵀ X_b, of examples of more than `least` rows, else 0.
-/// stored: with data, the gradients rounded to bf16; the squares are then those of the rounded values. Without parts
-/// (no data) no squares.
-bool form_fused_products(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least,
-                         Matrix<bf16> stored, Array<double> parts);
+/// norms[b] += squares of G_bᵀ X_b, of examples of more than `least` rows. parts: overwritten.
+bool form_fused_norms(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least,
+                      Array<double> norms, Array<double> parts);
 
-/// parts [examples, pairs of tiles]: sums of (X Xᵀ + bias) ∘ G Gᵀ with their error (at_most), twice those off the
-/// diagonal.
-bool form_fused_gram(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least, double bias,
-                     double error, Array<double> parts);
+/// norms[b] += sum of X Xᵀ ∘ G Gᵀ with its error (at_most), of examples of more than `least` rows. parts:
+/// overwritten.
+bool form_fused_gram(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least, double error,
+                     Array<double> norms, Array<double> parts);
 
 /// out += sum over b of c_b G_bᵀ X_b.
 bool add_fused_product(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, Array<const float> factors,

@@ -79,9 +79,9 @@ TileMatrix tiles(const AnyMatrix& matrix) {
 }
 
 /// True for rows that the kernels of hopper_products_cuda.cu take: G with any number of columns.
-bool fits_hopper(const AnyMatrix& x, const AnyMatrix& g) {
+bool fits_hopper(const AnyMatrix& x, const AnyMatrix& g, const Examples& examples) {
   return x.type == Scalar::bf16 && g.type == Scalar::bf16 && fits(x) && g.stride % 8 == 0 && is_aligned(g.data, 16) &&
-         has_hopper_products();
+         x.columns > 0 && g.columns > 0 && examples.count() > 0 && examples.offsets.back() > 0 && has_hopper_products();
 }
 
 /// out[i] += sum over slices of sums[s, i], in order.
@@ -96,28 +96,27 @@ __global__ void add_slices(const float* sums, std::int64_t slices, Matrix<float>
 
 }  // namespace
 
-bool form_fused_products(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
-                         std::int64_t least, Matrix<bf16> stored, Array<double> parts) {
-  const std::int64_t tasks = fused_direct_parts(x.columns, g.columns, examples.count());
-  if (stored.data == nullptr && parts.data != nullptr && fits_hopper(x, g)) {
+bool form_fused_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
+                      std::int64_t least, Array<double> norms, Array<double> parts) {
+  if (fits_hopper(x, g, examples)) {
     form_hopper_norms(execution, tiles(x), tiles(g), examples, least, parts.data);
+    kernels::add_parts(execution, hopper_tiles(x.columns, g.columns) * kHopperWarps, 1, norms, parts);
     return true;
   }
+  const std::int64_t of_one = tiles_of(x.columns) * tiles_of(g.columns), tasks = examples.count() * of_one;
   if (!fits(x, g, tasks)) return false;
-  if (stored.data != nullptr && (stored.stride % 2 != 0 || !is_aligned(stored.data, 4))) return false;
-  launch<Work::direct>(
-      execution, x.type, tasks,
-      {tiles(x), tiles(g), examples.device_offsets.data, least, parts.data, stored.data, stored.stride});
+  launch<Work::direct>(execution, x.type, tasks, {tiles(x), tiles(g), examples.device_offsets.data, least, parts.data});
+  kernels::add_parts(execution, of_one, 1, norms, parts);
   return true;
 }
 
 bool form_fused_gram(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, std::int64_t least,
-                     double bias, double error, Array<double> parts) {
-  const std::int64_t side = tiles_of(examples.most_rows()),
-                     tasks = fused_gram_parts(examples.most_rows(), examples.count());
+                     double error, Array<double> norms, Array<double> parts) {
+  const std::int64_t side = tiles_of(examples.most_rows()), pairs = gram_pairs(side), tasks = examples.count() * pairs;
   if (!fits(x, g, tasks)) return false;
   launch<Work::gram>(execution, x.type, tasks,
-                     {tiles(x), tiles(g), examples.device_offsets.data, least, side, bias, error, parts.data});
+                     {tiles(x), tiles(g), examples.device_offsets.data, least, side, error, parts.data});
+  kernels::add_parts(execution, pairs, 1, norms, parts);
   return true;
 }
 
@@ -125,7 +124,7 @@ bool add_fused_product(const Execution& execution, AnyMatrix x, AnyMatrix g, con
                        Array<const float> factors, Matrix<float> out, Array<float> sums) {
   std::int64_t slices = weighed_slices(x.columns, g.columns, examples.count());
   const std::int64_t tasks = slices * tiles_of(x.columns) * tiles_of(g.columns);
-  if (fits_hopper(x, g)) {
+  if (fits_hopper(x, g, examples)) {
     slices = hopper_slices(x.columns, g.columns, examples.count());
     form_hopper_sums(execution, tiles(x), tiles(g), examples, factors.data, slices, sums.data);
   } else {

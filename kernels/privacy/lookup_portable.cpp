@@ -46,79 +46,93 @@ Array<const SortedRow> sort_lookup(const Execution& execution, Array<const std::
   return work.from;
 }
 
-/// body(team, run, key, column, count, sums of columns [column, column + count)) for every run, at its first row.
+std::int64_t chunks_of(std::int64_t columns) { return (columns + kChunkColumns - 1) / kChunkColumns; }
+
+/// body(team, run, key, column, count, sums of columns [column, column + count)) for every run, at its first row. A
+/// team has a chunk of the columns: runs may be long.
 template <class Body>
 struct Runs {
   Array<const SortedRow> sorted;
   AnyMatrix g;
   LookupKey key;
+  std::int64_t chunks;
   Body body;
 
   KOKKOS_FUNCTION void operator()(const Team& team) const {
-    const std::int64_t first = team.league_rank();
+    const std::int64_t first = team.league_rank() / chunks, column = team.league_rank() % chunks * kChunkColumns;
     const std::uint32_t id = sorted[first].id;
     if (first > 0 && sorted[first - 1].id == id) return;
     if (key.row(id) == key.table_rows) return;
     RunScratch& buffer = scratch<RunScratch>(team);
-    for (std::int64_t column = 0; column < g.columns; column += kChunkColumns) {
-      const int count = smaller(kChunkColumns, g.columns - column);
-      for_columns(team, count, [&](int c) { buffer.total[c] = 0.0f; });
-      for (std::int64_t i = first; same_run(sorted, first, i);) {
-        for_columns(team, count, [&](int c) { buffer.block[c] = 0.0f; });
-        for (const std::int64_t end = i + kRowsPerSum; i < end && same_run(sorted, first, i); ++i) {
-          const float* gradient = row_chunk(team, g, sorted[i].row, column, count, buffer.g);
-          for_columns(team, count, [&](int c) { buffer.block[c] += gradient[c]; });
-        }
-        for_columns(team, count, [&](int c) { buffer.total[c] += buffer.block[c]; });
+    const int count = smaller(kChunkColumns, g.columns - column);
+    for_columns(team, count, [&](int c) { buffer.total[c] = 0.0f; });
+    for (std::int64_t i = first; same_run(sorted, first, i);) {
+      for_columns(team, count, [&](int c) { buffer.block[c] = 0.0f; });
+      for (const std::int64_t end = i + kRowsPerSum; i < end && same_run(sorted, first, i); ++i) {
+        const float* gradient = row_chunk(team, g, sorted[i].row, column, count, buffer.g);
+        for_columns(team, count, [&](int c) { buffer.block[c] += gradient[c]; });
       }
-      body(team, first, id, column, count, buffer.total);
+      for_columns(team, count, [&](int c) { buffer.total[c] += buffer.block[c]; });
     }
+    body(team, first, id, column, count, buffer.total);
   }
 };
 
 template <class Body>
 void for_runs(const Execution& execution, const char* name, Array<const SortedRow> sorted, AnyMatrix g, LookupKey key,
               const Body& body) {
-  for_teams(execution, name, sorted.size, sizeof(RunScratch), Runs<Body>{sorted, g, key, body});
+  const std::int64_t chunks = chunks_of(g.columns);
+  for_teams(execution, name, sorted.size * chunks, sizeof(RunScratch), Runs<Body>{sorted, g, key, chunks, body});
 }
 
 struct LookupNorms {
   RowsByIdWorkspace sort;
-  Array<double> squares;  ///< [rows]: of the run that begins there
+  Array<double> squares;  ///< [rows]: of the run that begins there, and of its chunks [rows, chunks]
+  Array<double> of_chunks;
   std::int64_t bytes = 0;
 };
 
-LookupNorms lookup_layout(std::byte* data, std::int64_t rows) {
+LookupNorms lookup_layout(std::byte* data, std::int64_t rows, std::int64_t columns) {
   LookupNorms work;
   work.sort = rows_by_id_layout(data, rows, 0);
   Workspace rest(data == nullptr ? nullptr : data + work.sort.bytes);
   work.squares = rest.take<double>(rows);
+  work.of_chunks = rest.take<double>(rows * chunks_of(columns));
   work.bytes = work.sort.bytes + rest.bytes();
   return work;
 }
 
 }  // namespace
 
-std::int64_t lookup_norms_workspace(const ExampleSizes& sizes) { return lookup_layout(nullptr, sizes.rows).bytes; }
+std::int64_t lookup_norms_workspace(std::int64_t columns, const ExampleSizes& sizes) {
+  return lookup_layout(nullptr, sizes.rows, columns).bytes;
+}
 
 void add_lookup_norms(const Execution& execution, Array<const std::uint32_t> ids, AnyMatrix g, std::int64_t first_row,
                       std::int64_t table_rows, const Examples& examples, Array<double> norms,
                       Array<std::byte> workspace) {
   const std::int64_t rows = sizes_of(examples).rows;
-  LookupNorms work = lookup_layout(workspace.data, rows);
+  LookupNorms work = lookup_layout(workspace.data, rows, g.columns);
   require_examples(examples, norms.size, work.bytes, workspace, "norms of a lookup");
   if (rows == 0) return;
   const Array<const SortedRow> sorted = sort_lookup(execution, ids, first_row, table_rows, examples, work.sort);
-  const Array<double> squares = work.squares;
+  const Array<double> squares = work.squares, of_chunks = work.of_chunks;
+  const std::int64_t chunks = chunks_of(g.columns);
   for_all(
-      execution, "clear", rows, KOKKOS_LAMBDA(std::int64_t i) { squares[i] = 0; });
+      execution, "clear", rows * chunks, KOKKOS_LAMBDA(std::int64_t i) { of_chunks[i] = 0; });
   for_runs(
       execution, "lookup_squares", sorted, g, {table_rows},
-      KOKKOS_LAMBDA(const Team& team, std::int64_t run, std::uint32_t, std::int64_t, int count, const float* sums) {
+      KOKKOS_LAMBDA(const Team& team, std::int64_t run, std::uint32_t, std::int64_t column, int count,
+                    const float* sums) {
         team.team_barrier();
         const double sum = sum_columns<double>(
             team, count, [&](int c) { return static_cast<double>(sums[c]) * static_cast<double>(sums[c]); });
-        once(team, [&] { squares[run] += sum; });
+        once(team, [&] { of_chunks[run * chunks + column / kChunkColumns] = sum; });
+      });
+  for_all(
+      execution, "sum_chunks", rows, KOKKOS_LAMBDA(std::int64_t i) {
+        squares[i] = 0;
+        for (std::int64_t c = 0; c < chunks; ++c) squares[i] += of_chunks[i * chunks + c];
       });
   add_row_values(execution, squares, examples.device_offsets, examples.offsets.front(), 1, norms);
 }

@@ -6,9 +6,6 @@
 //
 //   product          || G_bᵀ X_b ||²                                (direct), equal to
 //                    sum over t, s of <x_t, x_s> <g_t, g_s>         (gram)
-//   with its bias    the same with <x_t, x_s> + 1: || G_bᵀ [X_b 1] ||²
-//   column sum       || sum over t of g_t ||²
-//   column product   || sum over t of (x_t - shift_t) scale_t ∘ g_t ||²
 //   lookup           sum over ids v of || sum over t with id_t = v of g_t ||²
 //   tied matrix      lookup + product + 2 sum over t of <e_t, sum over s of P[s, id_t] h_s>
 //
@@ -49,30 +46,20 @@ constexpr std::int64_t kPairwiseRows = 8;
 std::int64_t product_norms_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes&,
                                      const NormMethod&);
 
-/// norms[b] += || G_bᵀ X_b ||², `with_bias`: + || column sums of G_b ||². All rows of an example must come in one call:
-/// the norms of parts do not add up. Columns of G that are padding (of a vocabulary) are left out of the view.
-void add_product_norms(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, bool with_bias, const NormMethod&,
+/// norms[b] += || G_bᵀ X_b ||². All rows of an example must come in one call: the norms of parts do not add up. Columns
+/// of G that are padding (of a vocabulary) are left out of the view.
+void add_product_norms(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, const NormMethod&,
                        Array<double> norms, Array<std::byte> workspace);
 
 /// sums[b] = sum over the rows t of example b of g[t], or of (x[t] - shift[t]) scale[t] ∘ g[t]: the per-example
-/// gradient of a vector, [examples, columns]. Where it is kept, its norms and clipped sums are those of examples of one
-/// row. Statistics of the rows as in kernels/gradient/gradient.hpp: without data 0 and 1.
+/// gradient of a vector, [examples, columns]; for norms and clipped sums see add_stored_norms and add_clipped_examples
+/// (clipping.hpp). Statistics of the rows as in kernels/gradient/gradient.hpp: without data 0 and 1.
 void form_column_sums(const Execution&, AnyMatrix g, const Examples&, Matrix<float> sums);
 void form_column_products(const Execution&, AnyMatrix x, AnyMatrix g, Array<const float> shift,
                           Array<const float> scale, const Examples&, Matrix<float> sums);
 
-/// Bytes of workspace of add_column_sum_norms and add_column_product_norms.
-std::int64_t column_norms_workspace(std::int64_t columns, const ExampleSizes&);
-
-void add_column_sum_norms(const Execution&, AnyMatrix g, const Examples&, Array<double> norms,
-                          Array<std::byte> workspace);
-
-void add_column_product_norms(const Execution&, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                              Array<const float> scale, const Examples&, Array<double> norms,
-                              Array<std::byte> workspace);
-
 /// Bytes of workspace of add_lookup_norms.
-std::int64_t lookup_norms_workspace(const ExampleSizes&);
+std::int64_t lookup_norms_workspace(std::int64_t columns, const ExampleSizes&);
 
 /// ids [n], g [n, columns]. Ids outside [first_row, first_row + table_rows) belong to other ranks and are skipped.
 /// Throws Error(internal) if examples * (table_rows + 1) >= 2^32.

@@ -34,7 +34,7 @@ KOKKOS_FORCEINLINE_FUNCTION double row_product(const Team& team, PairScratch& bu
 }
 
 /// Of examples of at most kPairwiseRows rows.
-void add_pairwise_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, double bias,
+void add_pairwise_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
                         Array<double> norms) {
   const Array<const std::int64_t> offsets = examples.device_offsets;
   for_teams(
@@ -45,8 +45,7 @@ void add_pairwise_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, co
         double total = 0;
         for (std::int64_t t = begin; t < end; ++t)
           for (std::int64_t s = begin; s <= t; ++s)
-            total +=
-                (s == t ? 1.0 : 2.0) * (row_product(team, buffer, x, t, s) + bias) * row_product(team, buffer, g, t, s);
+            total += (s == t ? 1.0 : 2.0) * row_product(team, buffer, x, t, s) * row_product(team, buffer, g, t, s);
         once(team, [&] { norms[e] += total; });
       });
 }
@@ -92,7 +91,7 @@ double gram_error(std::int64_t in, std::int64_t out) {
 
 /// Tiles i <= j; twice those off the diagonal.
 void add_gram_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
-                    const GramTiles& tiles, bool with_bias, Array<double> norms) {
+                    const GramTiles& tiles, Array<double> norms) {
   Execution exact = execution;
   exact.tf32 = false;
   for_equal_examples(examples, kPairwiseRows, tiles.examples, [&](std::int64_t first, std::int64_t count) {
@@ -106,9 +105,8 @@ void add_gram_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const 
                        {count, rows * matrix.stride, rows * matrix.stride, n_i * n_j}, tiles.library);
           return {out.data, count, n_i * n_j, n_i * n_j};
         };
-        add_inner_products(execution, products(x, tiles.x), with_bias ? 1.0f : 0.0f, products(g, tiles.g),
-                           i == j ? 1.0 : 2.0, gram_error(x.columns, g.columns), {norms.data + first, count},
-                           tiles.parts);
+        add_inner_products(execution, products(x, tiles.x), products(g, tiles.g), i == j ? 1.0 : 2.0,
+                           gram_error(x.columns, g.columns), {norms.data + first, count}, tiles.parts);
       }
   });
 }
@@ -126,45 +124,13 @@ std::int64_t fused_bytes(std::int64_t in, std::int64_t out, const ExampleSizes& 
   return workspace.bytes();
 }
 
-bool add_fused_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, bool with_bias,
+bool add_fused_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
                      const NormMethod& method, Array<double> norms, Array<std::byte> workspace) {
   const std::int64_t size = fused_parts(x.columns, g.columns, examples.most_rows(), examples.count(), method);
   const Array<double> parts{reinterpret_cast<double*>(workspace.data), size};
-  if (method.algorithm == NormAlgorithm::gram
-          ? !form_fused_gram(execution, x, g, examples, kPairwiseRows, with_bias ? 1 : 0,
-                             gram_error(x.columns, g.columns), parts)
-          : !form_fused_products(execution, x, g, examples, kPairwiseRows, {}, parts))
-    return false;
-  add_parts(execution, size / examples.count(), 1, norms, parts);
-  return true;
-}
-
-// Columns ------------------------------------------------------------------------------------------------------------
-
-struct ColumnNorms {
-  Array<float> sums;  ///< [examples, columns]
-  Array<double> parts;
-  std::int64_t bytes = 0;
-};
-
-ColumnNorms column_layout(std::byte* data, std::int64_t columns, std::int64_t examples) {
-  Workspace workspace(data);
-  ColumnNorms out;
-  out.sums = workspace.take<float>(examples * columns);
-  out.parts = workspace.take<double>(examples * square_parts(columns));
-  out.bytes = workspace.bytes();
-  return out;
-}
-
-void add_column_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                      Array<const float> scale, const Examples& examples, Array<double> norms,
-                      Array<std::byte> workspace) {
-  const std::int64_t count = examples.count();
-  const ColumnNorms work = column_layout(workspace.data, g.columns, count);
-  require_examples(examples, norms.size, work.bytes, workspace, "norms of column sums");
-  const Matrix<float> sums{work.sums.data, count, g.columns, g.columns};
-  sum_example_columns(execution, x, g, shift, scale, examples.device_offsets, sums);
-  add_squares(execution, any_matrix(sums), norms, work.parts);
+  if (method.algorithm == NormAlgorithm::gram)
+    return form_fused_gram(execution, x, g, examples, kPairwiseRows, gram_error(x.columns, g.columns), norms, parts);
+  return form_fused_norms(execution, x, g, examples, kPairwiseRows, norms, parts);
 }
 
 // Tied matrix --------------------------------------------------------------------------------------------------------
@@ -210,31 +176,27 @@ std::int64_t product_norms_workspace(Scalar x, Scalar g, std::int64_t in, std::i
   const std::int64_t bytes = method.algorithm == NormAlgorithm::direct
                                  ? formed_products_layout(nullptr, x, g, in, out, sizes, method.tile).bytes
                                  : gram_layout(nullptr, x, g, in, out, sizes, method.tile).bytes;
-  return std::max({bytes, column_norms_workspace(out, sizes), fused_bytes(in, out, sizes, method)});
+  return std::max(bytes, fused_bytes(in, out, sizes, method));
 }
 
-void add_product_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, bool with_bias,
+void add_product_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
                        const NormMethod& method, Array<double> norms, Array<std::byte> workspace) {
   const ExampleSizes sizes = sizes_of(examples);
   require_examples(examples, norms.size, product_norms_workspace(x.type, g.type, x.columns, g.columns, sizes, method),
                    workspace, "norms of products");
-  if (sizes.most_rows <= kPairwiseRows) return add_pairwise_norms(execution, x, g, examples, with_bias ? 1 : 0, norms);
-  const bool gram = method.algorithm == NormAlgorithm::gram;
-  const auto add_bias = [&] {
-    if (with_bias && !gram) add_column_norms(execution, {}, g, {}, {}, examples, norms, workspace);
-  };
-  add_pairwise_norms(execution, x, g, examples, with_bias && gram ? 1 : 0, norms);
+  std::int64_t n_short = 0;
+  for (std::int64_t e = 0; e < examples.count(); ++e) n_short += examples.rows_of(e) <= kPairwiseRows ? 1 : 0;
+  if (n_short > 0) add_pairwise_norms(execution, x, g, examples, norms);
+  if (n_short == examples.count()) return;
   if (method.implementation == ProductImplementation::fused &&
-      add_fused_norms(execution, x, g, examples, with_bias, method, norms, workspace))
-    return add_bias();
-  if (gram) {
-    const GramTiles tiles = gram_layout(workspace.data, x.type, g.type, x.columns, g.columns, sizes, method.tile);
-    return add_gram_norms(execution, x, g, examples, tiles, with_bias, norms);
-  }
-  const FormedProducts formed =
-      formed_products_layout(workspace.data, x.type, g.type, x.columns, g.columns, sizes, method.tile);
-  add_direct_norms(execution, x, g, examples, formed, norms);
-  add_bias();
+      add_fused_norms(execution, x, g, examples, method, norms, workspace))
+    return;
+  if (method.algorithm == NormAlgorithm::gram)
+    return add_gram_norms(execution, x, g, examples,
+                          gram_layout(workspace.data, x.type, g.type, x.columns, g.columns, sizes, method.tile), norms);
+  add_direct_norms(execution, x, g, examples,
+                   formed_products_layout(workspace.data, x.type, g.type, x.columns, g.columns, sizes, method.tile),
+                   norms);
 }
 
 void form_column_sums(const Execution& execution, AnyMatrix g, const Examples& examples, Matrix<float> sums) {
@@ -245,21 +207,6 @@ void form_column_products(const Execution& execution, AnyMatrix x, AnyMatrix g, 
                           Array<const float> scale, const Examples& examples, Matrix<float> sums) {
   require_examples(examples, sums.rows, 0, {}, "column sums of examples");
   sum_example_columns(execution, x, g, shift, scale, examples.device_offsets, sums);
-}
-
-std::int64_t column_norms_workspace(std::int64_t columns, const ExampleSizes& sizes) {
-  return column_layout(nullptr, columns, sizes.examples).bytes;
-}
-
-void add_column_sum_norms(const Execution& execution, AnyMatrix g, const Examples& examples, Array<double> norms,
-                          Array<std::byte> workspace) {
-  add_column_norms(execution, {}, g, {}, {}, examples, norms, workspace);
-}
-
-void add_column_product_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const float> shift,
-                              Array<const float> scale, const Examples& examples, Array<double> norms,
-                              Array<std::byte> workspace) {
-  add_column_norms(execution, x, g, shift, scale, examples, norms, workspace);
 }
 
 std::int64_t tied_rows_workspace(Scalar x, Scalar g, std::int64_t columns, const ExampleSizes& sizes) {

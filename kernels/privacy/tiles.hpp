@@ -3,7 +3,7 @@
 // Products over the rows of examples on tensor cores, bf16 or fp16 with fp32 sums: the code of one thread of a block of
 // kTileThreads, which forms one tile of 128 x 128. No gradient and no Gram matrix of an example is stored.
 //
-//   direct     tile of G_bᵀ X_b                  -> sum of its squares, and the tile in bf16 where it is asked for
+//   direct     tile of G_bᵀ X_b                  -> sum of its squares
 //   gram       tiles of X_b X_bᵀ and G_b G_bᵀ    -> sum of their products
 //   weighed    sum over b of c_b G_bᵀ X_b        -> c_b in fp32, at the end of each example
 //
@@ -184,16 +184,14 @@ struct DirectTiles {
   TileMatrix x, g;
   const std::int64_t* offsets;
   std::int64_t least;  ///< examples of at most so many rows are left out: their parts are 0
-  double* parts;       ///< [examples, tiles]; null: none
-  bf16* stored;        ///< [examples, stored_stride]: G_bᵀ X_b, aligned to 4 bytes; null: not stored
-  std::int64_t stored_stride;
+  double* parts;       ///< [examples, tiles]
 };
 
 WEFT_FLASH_INLINE std::int64_t direct_tiles(const TileMatrix& x, const TileMatrix& g) {
   return tiles_of(g.columns) * tiles_of(x.columns);
 }
 
-/// Tile `task` % tiles of example `task` / tiles. Squares are those of the rounded values where the tile is stored.
+/// Tile `task` % tiles of example `task` / tiles.
 template <class Context>
 WEFT_FLASH_INLINE void form_direct_tile(Context& context, const DirectTiles& a, std::int64_t task) {
   const std::int64_t tiles = direct_tiles(a.x, a.g), across = tiles_of(a.x.columns);
@@ -204,20 +202,11 @@ WEFT_FLASH_INLINE void form_direct_tile(Context& context, const DirectTiles& a, 
   if (end - begin > a.least) {
     WarpTile c = {};
     add_product_over_rows(context, a.g, a.x, begin, end, output, input, c);
-    if (a.stored != nullptr)
-      for_pairs(context.thread, c, [&](float& first, float& second, int row, int column) {
-        const std::uint32_t rounded = flash_pack<bf16>(first, second);
-        first = flash_low<bf16>(rounded), second = flash_high<bf16>(rounded);
-        if (output + row < a.g.columns && input + column < a.x.columns)
-          *reinterpret_cast<std::uint32_t*>(a.stored + e * a.stored_stride + (output + row) * a.x.columns + input +
-                                            column) = rounded;
-      });
     for_pairs(context.thread, c, [&](float first, float second, int, int) {
       sum += static_cast<double>(first) * static_cast<double>(first) +
              static_cast<double>(second) * static_cast<double>(second);
     });
   }
-  if (a.parts == nullptr) return;
   const double total = sum_over_block(context, sum);
   if (context.thread == 0) a.parts[task] = total;
 }
@@ -229,7 +218,6 @@ struct GramPairs {
   const std::int64_t* offsets;
   std::int64_t least;  ///< as above
   std::int64_t side;   ///< tiles of the longest example
-  double bias;         ///< added to the entries of X Xᵀ
   double error;        ///< relative, of a product of entries: what is summed is the most that it can be
   double* parts;       ///< [examples, gram_pairs(side)]
 };
@@ -252,9 +240,9 @@ WEFT_FLASH_INLINE void form_gram_pair(Context& context, const GramPairs& a, std:
     add_product_over_columns(context, a.g, first, second, end, of_g);
 #pragma unroll
     for (int k = 0; k < 64; ++k)
-      sum += at_most((static_cast<double>(of_x[k / 16][k / 4 % 4][k % 4]) + a.bias) *
-                         static_cast<double>(of_g[k / 16][k / 4 % 4][k % 4]),
-                     a.error);
+      sum += at_most(
+          static_cast<double>(of_x[k / 16][k / 4 % 4][k % 4]) * static_cast<double>(of_g[k / 16][k / 4 % 4][k % 4]),
+          a.error);
     if (i != j) sum *= 2;
   }
   const double total = sum_over_block(context, sum);

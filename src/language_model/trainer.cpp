@@ -78,10 +78,13 @@ privacy::ClippingShape clipping_shape(const Configuration& configuration, const 
   privacy::ClippingShape shape{.examples = {.examples = rows / length, .most_rows = length, .rows = rows},
                                .sum_rows = model.qk_norm == QueryKeyNorm::head ? model.heads : 1,
                                .type = activation_type(configuration)};
-  // Inputs and output gradients: projection, output, up, down of each block; head; embedding.
+  // Inputs and output gradients: projection, output, up, down of each block; head; embedding. Of those that stay where
+  // they are, the output gradients of two products per block are left, and those of the embedding.
   shape.kept_columns = model.layers * (5 * width + architecture.projection_width() + architecture.query_width() +
                                        architecture.hidden_width() + model.d_mlp) +
                        width + aligned_columns(architecture.vocabulary) + width;
+  if (transformer_settings(configuration, architecture).keeps_rows())
+    shape.kept_columns = model.layers * 2 * width + width;
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].name == "embedding/tokens" && model.tied) shape.tied = i;
@@ -102,18 +105,20 @@ privacy::Settings clipping_settings(const Configuration& configuration, const Ar
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   Configuration without = configuration;
   without.privacy.enabled = false;
-  const std::int64_t rest =
-      measure_step(without, architecture, grid, backend).device_bytes() +
+  const std::int64_t state =
       training::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments())
           .total();
-  const std::int64_t most =
-      configuration.device.memory > 0 ? static_cast<std::int64_t>(configuration.device.memory * 1e9) - rest : rest;
+  const auto total = [&](const Configuration& given) {
+    return measure_step(given, architecture, grid, backend).device_bytes() + state;
+  };
+  const std::int64_t most = configuration.device.memory > 0
+                                ? static_cast<std::int64_t>(configuration.device.memory * 1e9)
+                                : 2 * total(without);
+  Configuration with = configuration;
   for (const Mode mode : {Mode::materialise, Mode::book_keeping}) {
     if (mode == Mode::materialise && configuration.data.sequence < kMaterialiseFrom) continue;
-    settings.mode = mode;
-    training::StepArena arena(backend);
-    privacy::Clipping::Buffers(settings, specs, clipping_shape(configuration, architecture), arena);
-    if (arena.device_bytes() <= most) return settings;
+    with.privacy.mode = settings.mode = mode;
+    if (total(with) <= most) return settings;
   }
   settings.mode = Mode::two_pass;
   return settings;
@@ -156,7 +161,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
       staging_(configuration.rank_tokens(), configuration.data.document_mask, execution, arena_,
                configuration.privacy.enabled),
       tensor_(tensor_axis(configuration, architecture, grid, execution, arena_)),
-      transformer_(model_, transformer_settings(configuration, architecture, grid.shape(), grid.world().rank()),
+      transformer_(model_, transformer_settings(configuration_, architecture, grid.shape(), grid.world().rank()),
                    timers_, arena_, tensor_ ? &*tensor_ : nullptr),
       sink_(model_.parameters(), execution, configuration.micro_tokens()),
       buffers_(configuration_, architecture, arena_),

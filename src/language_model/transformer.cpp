@@ -254,9 +254,10 @@ void Transformer::finish_sublayer(const std::optional<NormLayer>& norm, AnyMatri
 /// each(first row, logits of a chunk).
 template <class EachChunk>
 void Transformer::head(const Tokens& tokens, const EachChunk& each) {
-  for (std::int64_t begin = 0; begin < tokens.rows(); begin += buffers_.logits.rows) {
-    const std::int64_t count = std::min(buffers_.logits.rows, tokens.rows() - begin);
-    const AnyMatrix logits = buffers_.logits.rows_from(0, count).columns_from(0, model_.head().outputs());
+  for (std::int64_t begin = 0; begin < tokens.rows(); begin += head_chunk()) {
+    const std::int64_t count = std::min(head_chunk(), tokens.rows() - begin);
+    const AnyMatrix logits =
+        buffers_.logits.rows_from(settings_.keeps_rows() ? begin : 0, count).columns_from(0, model_.head().outputs());
     multiply(model_.head(), buffers_.final_output.rows_from(begin, count), logits);
     each(begin, logits);
   }
@@ -284,9 +285,16 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
                                             : kernels::Array<const float>{tokens.weights.data + begin, logits.rows},
         .temperature = tokens.temperature};
     cross_entropy(loss, logits, {tokens.targets.data + begin, logits.rows}, {losses.data + begin, logits.rows}, true);
-    multiply_backward(model_.head(), buffers_.final_output.rows_from(begin, logits.rows), logits,
-                      buffers_.input_gradient.rows_from(begin, logits.rows), sink, begin);
+    const AnyMatrix input = buffers_.final_output.rows_from(begin, logits.rows),
+                    gradient = buffers_.input_gradient.rows_from(begin, logits.rows);
+    if (settings_.keeps_rows())
+      propagate(model_.head(), input, logits, gradient, sink);
+    else
+      multiply_backward(model_.head(), input, logits, gradient, sink, begin);
   });
+  if (settings_.keeps_rows())
+    give_gradients(model_.head(), buffers_.final_output.rows_from(0, tokens.rows()),
+                   buffers_.logits.rows_from(0, tokens.rows()).columns_from(0, model_.head().outputs()), sink);
 }
 
 /// Of the vocabulary of all ranks.
@@ -386,13 +394,16 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
   const AnyMatrix input = buffers_.input_gradient.rows_from(0, n);
   give_gradients(parameters.down, block.activated.rows_from(0, n), output, sink);
   timers_.phase("products");
-  // The gradient before the activation: in `gradient` from one product, or in place of `hidden`.
+  // The gradient before the activation: in `apart` from one product, or in place of `hidden`. A row that stays lies
+  // where the later block, whose backward pass is complete, had its own.
   AnyMatrix hidden = block.hidden.rows_from(0, n);
   const AnyMatrix gradient = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
+  const bool stays = settings_.keeps_rows() && layer + 1 < buffers_.blocks.size();
   const kernels::LinearWeights down = weights_of(parameters.down);
-  if (settings().mlp == MlpActivation::gelu && !adapts(parameters.down) &&
-      kernels::linear_gelu_backward(execution_, down, output, hidden, gradient, buffers_.product_workspace)) {
-    hidden = gradient;
+  if (const AnyMatrix apart = stays ? buffers_.blocks[layer + 1].hidden.rows_from(0, n) : gradient;
+      settings().mlp == MlpActivation::gelu && !adapts(parameters.down) &&
+      kernels::linear_gelu_backward(execution_, down, output, hidden, apart, buffers_.product_workspace)) {
+    hidden = apart;
   } else {
     kernels::linear_backward(execution_, down, output, gradient, buffers_.product_workspace);
     adapt_backward(parameters.down, block.activated.rows_from(0, n), output, gradient, sink);
@@ -416,11 +427,14 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
                      keys = settings_.architecture.key_width();
   const AnyMatrix output = sublayer_gradient(parameters.attention_post_norm, block.attention_raw,
                                              block.attention_post_norm, attention_site(layer), tokens, step, sink);
-  const AnyMatrix mixed = buffers_.wide_gradient.rows_from(0, n).columns_from(0, queries);
+  const AnyMatrix mixed = buffers_.mixed_gradient.rows_from(0, n);
   multiply_backward(parameters.attention_output, block.mixed.rows_from(0, n), output, mixed, sink);
 
   timers_.phase("attention");
-  const AnyMatrix packed = block.attended_rows.rows_from(0, n), gradient = buffers_.projection_gradient.rows_from(0, n);
+  const bool stays = settings_.keeps_rows() && layer + 1 < buffers_.blocks.size();
+  const AnyMatrix packed = block.attended_rows.rows_from(0, n),
+                  gradient =
+                      (stays ? buffers_.blocks[layer + 1].projected : buffers_.projection_gradient).rows_from(0, n);
   settings_.attention.backward(execution_, attention(layer, tokens, step), packed.columns_from(0, queries),
                                packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
                                block.mixed.rows_from(0, n), block.log_sum, mixed, gradient.columns_from(0, queries),
@@ -600,7 +614,9 @@ void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy
              .gradients = dy,
              .examples = examples(dy.rows),
              .first_example = first_example,
-             .count = linear.count});
+             .count = linear.count,
+             .inputs_stay = settings_.keeps_rows(),
+             .gradients_stay = stays(dy)});
   if (linear.bias != kNoParameter)
     sink.take({.form = GradientRows::Form::column_sum,
                .parameter = linear.bias,
@@ -610,10 +626,21 @@ void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy
                .count = linear.count});
 }
 
-/// dx = dy W, and the rows of dW and db. A matrix that is divided by its outputs gives a sum over the ranks.
+/// False for gradients of the residual stream, which the next sublayer overwrites.
+bool Transformer::stays(const AnyMatrix& gradient) const {
+  return settings_.keeps_rows() && gradient.data != buffers_.residual_gradient.data &&
+         gradient.data != buffers_.input_gradient.data && gradient.data != buffers_.output_gradient.data;
+}
+
+/// dx = dy W, and the rows of dW and db.
 void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink,
                                     std::int64_t first_row) {
   give_gradients(linear, x, dy, sink, first_row);
+  propagate(linear, x, dy, dx, sink);
+}
+
+/// dx = dy W. A matrix that is divided by its outputs gives a sum over the ranks.
+void Transformer::propagate(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink) {
   timers_.phase("products");
   kernels::linear_backward(execution_, weights_of(linear), dy, dx, buffers_.product_workspace);
   if (!linear.transposed) sum_over_ranks(dx);

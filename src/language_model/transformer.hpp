@@ -58,10 +58,15 @@ struct TransformerSettings {
   /// Sinks get the rows of each example (GradientRows::examples): of each sequence, all of `length`. The head is then
   /// applied to whole sequences.
   bool examples = false;
+  /// Sinks need the rows of products until the end of the backward pass (privacy::Mode::book_keeping).
+  bool book_keeping = false;
   bool adapters = true;  ///< false: those of the model are left out, it is its base
   AttentionKernels attention = {};
 
   bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }
+  /// True if inputs and output gradients of products stay where they are formed, those of the residual stream excepted
+  /// (GradientRows::inputs_stay). Where activations are formed twice or swapped, blocks share their memory.
+  bool keeps_rows() const { return gradients && book_keeping && memory.recompute == Recompute::none && !swaps(); }
   /// True if products add their bias in bf16 (kernels/language/linear/linear.hpp).
   bool rounds_biases(kernels::Backend backend) const {
     return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 && architecture.model.bias;
@@ -112,11 +117,13 @@ class Transformer {
     kernels::AnyMatrix final_residual;  ///< [rows, C]
     kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
     kernels::NormStatistics final_norm;
-    kernels::AnyMatrix logits;               ///< [rows of a chunk, at least Linear::outputs of the head]
+    std::int64_t head_chunk = 0;             ///< rows
+    kernels::AnyMatrix logits;               ///< [rows of a chunk or all, at least Linear::outputs of the head]
     kernels::AnyMatrix residual_gradient;    ///< [rows, C]
     kernels::AnyMatrix input_gradient;       ///< [rows, C] of the input of a sublayer, or of the head
     kernels::AnyMatrix output_gradient;      ///< [rows, C] of the output of a sublayer
     kernels::AnyMatrix wide_gradient;        ///< [rows, max(D, H d)]
+    kernels::AnyMatrix mixed_gradient;       ///< [rows, H d], of the output of the attention; in `wide_gradient`
     kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
     kernels::Array<float> query_rows, key_rows, temperature_rows;
     kernels::NormSums norm_sums;            ///< of the last norm_backward, [most_norm_blocks(rows), C] each
@@ -191,7 +198,7 @@ class Transformer {
       std::function<bool(std::int64_t layer, const kernels::AnyMatrix& packed, const kernels::AnyMatrix& mixed)>;
   void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }
 
-  std::int64_t head_chunk() const { return buffers_.logits.rows; }
+  std::int64_t head_chunk() const { return buffers_.head_chunk; }
 
   /// The sequences of `tokens` as sinks get them. Empty without TransformerSettings::examples.
   kernels::Examples examples(const Tokens& tokens) const { return examples(tokens.rows()); }
@@ -224,6 +231,9 @@ class Transformer {
   void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                          training::GradientSink&, std::int64_t first_row = 0);
+  void propagate(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
+                 training::GradientSink&);
+  bool stays(const kernels::AnyMatrix& gradient) const;
   void adapt(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void adapt_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                       training::GradientSink&);

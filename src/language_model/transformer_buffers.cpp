@@ -113,6 +113,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
   AttentionKernels attention = configuration.attention;
   if (library_attention(configuration)) attention.implementation = configuration.device.attention;
   const std::int64_t tensor = grid.size(parallel::kTensorAxis);
+  const bool book_keeping = configuration.privacy.enabled && configuration.privacy.mode == privacy::Mode::book_keeping;
   return {.architecture =
               tensor == 1 ? architecture : part_of(architecture, tensor, grid.index_of(rank, parallel::kTensorAxis)),
           .type = activation_type(configuration),
@@ -123,6 +124,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .shortest = configuration.data.shortest(),
           .memory = configuration.memory,
           .examples = configuration.privacy.enabled,
+          .book_keeping = book_keeping,
           .attention = attention};
 }
 
@@ -221,11 +223,12 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   if (swaps) swap.take_host(blocks.size(), arena);
 
   arena.purpose("head");
-  const std::int64_t chunk = chunk_rows(settings), stride = aligned_columns(a.vocabulary);
-  logits = {arena.take<std::byte>(chunk * stride * kernels::bytes_of(settings.type)).data, settings.type, chunk, stride,
-            stride};
+  head_chunk = chunk_rows(settings);
+  const std::int64_t of_logits = settings.keeps_rows() ? rows : head_chunk, stride = aligned_columns(a.vocabulary);
+  logits = {arena.take<std::byte>(of_logits * stride * kernels::bytes_of(settings.type)).data, settings.type, of_logits,
+            stride, stride};
 
-  softmax_parts = arena.take<kernels::SoftmaxPart>(a.tensor_ranks > 1 ? chunk : 0);
+  softmax_parts = arena.take<kernels::SoftmaxPart>(a.tensor_ranks > 1 ? head_chunk : 0);
 
   const kernels::Execution execution{.backend = arena.backend()};
   std::int64_t attention_bytes = largest([&](const kernels::Attention& attention) {
@@ -238,6 +241,7 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     input_gradient = take(width);
     if (model.dropout > 0 || model.normalises_outputs()) output_gradient = take(width);
     wide_gradient = take(std::max(model.d_mlp, a.query_width()));
+    mixed_gradient = settings.keeps_rows() ? take(a.query_width()) : wide_gradient.columns_from(0, a.query_width());
     projection_gradient = take(a.projection_width());
     const bool trained = a.lora.rank == 0;
     const bool has_weights = trained && (model.qk_norm == QueryKeyNorm::head || model.qk_norm == QueryKeyNorm::width);

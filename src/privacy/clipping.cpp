@@ -2,14 +2,17 @@
 #include "privacy/clipping.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
 #include "kernels/convert/convert.hpp"
 #include "kernels/language/residual/residual.hpp"
 #include "kernels/reduce/reduce.hpp"
@@ -38,7 +41,10 @@ std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAl
 
 /// As the parameter is stored: of a transposed matrix, the gradient is that of a product with its operands exchanged.
 GradientRows as_stored(GradientRows rows, const ParameterSpec& spec) {
-  if (rows.form == Form::product && spec.transposed()) std::swap(rows.inputs, rows.gradients);
+  if (rows.form == Form::product && spec.transposed()) {
+    std::swap(rows.inputs, rows.gradients);
+    std::swap(rows.inputs_stay, rows.gradients_stay);
+  }
   return rows;
 }
 
@@ -77,12 +83,34 @@ std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, const Cli
   return begin;
 }
 
-kernels::NormMethod method_of(const Settings& settings, std::int64_t in, std::int64_t out, std::int64_t rows) {
+/// Of the product with the matrices from `spec` on.
+kernels::NormMethod method_of(const Settings& settings, const ParameterSpec& spec, std::int64_t in, std::int64_t out,
+                              std::int64_t rows) {
   using kernels::NormAlgorithm;
-  if (settings.algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile, settings.products};
-  if (settings.algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile, settings.products};
+  Algorithm algorithm = settings.algorithm;
+  for (const std::string& entry : settings.algorithm_of)
+    if (const auto [name, of_name] = read_algorithm(entry); names(name, spec.name)) algorithm = of_name;
+  if (algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile, settings.products};
+  if (algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile, settings.products};
   const std::int64_t tile = settings.tile > 0 ? settings.tile : kernels::automatic_tile(rows);
   return {kernels::choose_algorithm(in, out, rows, tile, kRelativeRate), settings.tile, settings.products};
+}
+
+/// Every entry of algorithm_of means the matrix of a product.
+void check_names(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
+  for (const std::string& entry : settings.algorithm_of) {
+    const std::string name = read_algorithm(entry).first;
+    std::vector<std::string> known;
+    bool found = false;
+    for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t, std::int64_t) {
+      known.push_back(specs[parameter].name);
+      found = found || names(name, known.back());
+    });
+    if (!found)
+      throw collective_error(ExitCode::usage,
+                             "privacy.algorithm_of names \"{}\" (no product has a matrix of this name); there are {}",
+                             printable(name), fmt::join(known, ", "));
+  }
 }
 
 AnyMatrix view(const Matrix<float>& matrix) {
@@ -98,23 +126,26 @@ std::int64_t workspace_bytes(const Settings& settings, std::span<const Parameter
   std::int64_t bytes = 0, vectors = 0;
   const auto need = [&](std::int64_t more) { bytes = std::max(bytes, more); };
   for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t held, std::int64_t in) {
-    const kernels::NormMethod method = method_of(settings, in, held, sizes.most_rows);
+    const kernels::NormMethod method = method_of(settings, specs[parameter], in, held, sizes.most_rows);
     for (const std::int64_t out : {held, padded_rows(specs[parameter], held)}) {
       need(kernels::product_norms_workspace(shape.type, shape.type, in, out, sizes, method));
       need(kernels::clipped_product_workspace(shape.type, shape.type, in, out, sizes, settings.products));
       if (settings.mode != Mode::materialise) continue;
-      need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes, settings.products));
+      need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes));
       need(kernels::stored_norms_workspace(sizes.examples, in * out));
       need(kernels::lookup_to_examples_workspace(sizes));
     }
     if (shape.tied == parameter) need(kernels::tied_rows_workspace(shape.type, shape.type, in, sizes));
   });
   for (const ParameterSpec& spec : specs) {
-    if (!spec.is_matrix()) vectors += spec.elements();
-    if (spec.is_matrix()) need(kernels::clipped_lookup_workspace(spec.columns(), sizes));
+    if (!spec.is_matrix()) {
+      vectors += spec.elements();
+      continue;
+    }
+    need(kernels::clipped_lookup_workspace(spec.columns(), sizes));
+    need(kernels::lookup_norms_workspace(spec.columns(), sizes));
   }
   need(kernels::stored_norms_workspace(sizes.examples, vectors));
-  need(kernels::lookup_norms_workspace(sizes));
   need(kernels::tied_norms_workspace(sizes));
   return bytes;
 }
@@ -160,15 +191,12 @@ const char* to_text(Mode mode) {
 
 std::string to_text(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
   if (settings.algorithm == Algorithm::naive) return "naive, the gradient of each record";
-  std::map<std::string, std::string> by_shape;
-  for_each_product(specs, shape, [&](std::size_t, std::int64_t out, std::int64_t in) {
-    by_shape[fmt::format("{} x {}", out, in)] =
-        name_of(method_of(settings, in, out, shape.examples.most_rows).algorithm);
+  std::set<std::string> products;
+  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
+    const kernels::NormMethod method = method_of(settings, specs[parameter], in, out, shape.examples.most_rows);
+    products.insert(fmt::format("{} x {} {}", out, in, name_of(method.algorithm)));
   });
-  std::string text;
-  for (const auto& [product, algorithm] : by_shape)
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", product, algorithm);
-  return text;
+  return fmt::format("{}", fmt::join(products, ", "));
 }
 
 // --- Memory ---------------------------------------------------------------------------------------------------------
@@ -176,6 +204,7 @@ std::string to_text(const Settings& settings, std::span<const ParameterSpec> spe
 Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape,
                            training::StepArena& arena) {
   arena.purpose("clipping");
+  check_names(settings, specs, shape);
   const std::int64_t examples = shape.examples.examples, rows = shape.examples.rows;
   if (settings.algorithm == Algorithm::naive) {
     squares = arena.take<double>(largest_rows(specs));
@@ -418,12 +447,12 @@ void Clipping::take_product(const GradientRows& rows) {
     // Of a tied matrix the norm follows when the lookup has been added.
     return kernels::form_examples(execution_, rows.inputs, gradients, rows.examples,
                                   {stored.row(rows.first_example), rows.examples.count(), out * in, out * in},
-                                  is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace,
-                                  settings_.products);
+                                  is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace);
   }
-  kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples, false,
-                             method_of(settings_, in, held_by(rows), shape_.examples.most_rows), norms_of(rows),
-                             buffers_.workspace);
+  kernels::add_product_norms(
+      execution_, rows.inputs, gradients, rows.examples,
+      method_of(settings_, parameters_.specs()[rows.parameter], in, held_by(rows), shape_.examples.most_rows),
+      norms_of(rows), buffers_.workspace);
   if (is_tied(rows.parameter)) {
     const auto first = static_cast<std::size_t>(rows.first_example);
     const Examples lookup{.offsets = batch_->examples.offsets.subspan(first, rows.examples.offsets.size()),
@@ -462,11 +491,11 @@ AnyMatrix Clipping::keep(const AnyMatrix& rows) {
   return copy;
 }
 
-/// With copies of the rows: the backward pass writes over them.
+/// With copies of the rows that the backward pass writes over.
 GradientRows Clipping::kept(GradientRows rows) {
   if (rows.form == Form::product) {
-    rows.gradients = keep(formed(rows));
-    rows.inputs = keep(rows.inputs);
+    if (!rows.gradients_stay) rows.gradients = keep(formed(rows));
+    if (!rows.inputs_stay) rows.inputs = keep(rows.inputs);
     return rows;
   }
   // Tokens and positions have the same gradients.

@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "base/text.hpp"
 #include "dataset/settings.hpp"
 #include "dataset/tokens/settings.hpp"
 #include "input/schema.hpp"
@@ -49,6 +52,18 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
         "for shuffled or fixed batches their epsilon would be too small); take \"poisson\"",
         privacy.sampling);
   });
+  schema.rule({"privacy.algorithm_of"}, [&privacy]() -> std::string {
+    if (!privacy.algorithm_of.empty() && privacy.algorithm == Algorithm::naive)
+      return "privacy.algorithm_of has no effect with privacy.algorithm = \"naive\" (which forms no norms of "
+             "products); leave it out";
+    for (const std::string& entry : privacy.algorithm_of)
+      if (read_algorithm(entry).second == Algorithm::automatic)
+        return fmt::format(
+            "privacy.algorithm_of has the entry \"{}\" (each is a matrix and its algorithm); write \"NAME: "
+            "input_length\" or \"NAME: width\"",
+            printable(entry));
+    return {};
+  });
   schema.rule({"privacy.algorithm", "privacy.mode"}, [&privacy]() -> std::string {
     if (!privacy.enabled || privacy.algorithm != Algorithm::naive || privacy.mode == Mode::automatic) return {};
     return "privacy.mode has no effect with privacy.algorithm = \"naive\" (which forms the gradient of each record and "
@@ -57,6 +72,19 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
 }
 
 }  // namespace
+
+std::pair<std::string, Algorithm> read_algorithm(const std::string& entry) {
+  const std::size_t colon = entry.find(": ");
+  if (colon == std::string::npos || colon == 0) return {entry, Algorithm::automatic};
+  const std::string name = entry.substr(0, colon), algorithm = entry.substr(colon + 2);
+  return {name, algorithm == "input_length" ? Algorithm::input_length
+                : algorithm == "width"      ? Algorithm::width
+                                            : Algorithm::automatic};
+}
+
+bool names(std::string_view name, std::string_view parameter) {
+  return parameter == name || parameter.substr(std::min(parameter.find('/'), parameter.size() - 1) + 1) == name;
+}
 
 // A resumed run must not change what its guarantee depends on: such keys are neither changeable nor free. algorithm,
 // mode, tile, products and release change speed, memory and rounding only.
@@ -96,6 +124,12 @@ void add_keys(input::Schema& schema, Settings& privacy) {
            "comparison)")
       .changeable();
   schema
+      .add("privacy.algorithm_of", privacy.algorithm_of,
+           "the algorithm of single matrices, as \"NAME: input_length\" or \"NAME: width\". NAME: of the matrix, or "
+           "what "
+           "follows its block (\"mlp/up/weight\": of every block); of matrices that are multiplied together, the first")
+      .changeable();
+  schema
       .add("privacy.mode", privacy.mode,
            {{"auto", Mode::automatic},
             {"book_keeping", Mode::book_keeping},
@@ -114,8 +148,9 @@ void add_keys(input::Schema& schema, Settings& privacy) {
   schema
       .add("privacy.products", privacy.products,
            {{"library", kernels::ProductImplementation::library}, {"fused", kernels::ProductImplementation::fused}},
-           "what forms the gradients of records: the dense library, in a workspace, or on a GPU, for rows of 16 bits, "
-           "kernels that keep them in registers (fused; elsewhere the library)")
+           "what forms norms and clipped sums: on a GPU, for rows of 16 bits, kernels that keep the gradients of "
+           "records "
+           "in registers (fused; elsewhere the library), or the dense library, in a workspace")
       .changeable();
   schema.add("privacy.scheme", privacy.scheme,
              {{"flat", Scheme::flat}, {"per_layer", Scheme::per_layer}, {"group", Scheme::group}},

@@ -8,6 +8,9 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "device/settings.hpp"
 #include "kernels/privacy/clipping.hpp"
@@ -56,18 +59,24 @@ struct Settings {
   double clip = 1;              ///< C, the largest norm of a record's contribution
   std::string sampling = "poisson";
   Algorithm algorithm = Algorithm::automatic;
+  std::vector<std::string> algorithm_of = {};  ///< "NAME: input_length" or "NAME: width", of single matrices
   Mode mode = Mode::automatic;
   std::int64_t tile = 0;  ///< positions per tile of the norm kernels; 0: automatic
   Scheme scheme = Scheme::flat;
   ClipFunction clip_function = ClipFunction::abadi;
   AccountantKind accountant = AccountantKind::prv;
   Unit unit = Unit::sequence;
-  /// What forms the products of records.
-  kernels::ProductImplementation products = kernels::ProductImplementation::library;
+  /// What forms norms and clipped sums of products.
+  kernels::ProductImplementation products = kernels::ProductImplementation::fused;
   Release release = Release::eager;
   KeySource noise_key = KeySource::system;
   std::int64_t record_rows = 0;  ///< of a transcoder with Unit::sequence: rows of a record; 0: not given
 };
+
+/// NAME and algorithm of an entry of algorithm_of. Algorithm::automatic: the entry has another form.
+std::pair<std::string, Algorithm> read_algorithm(const std::string& entry);
+/// True if NAME means this parameter: its name, or the part after the block ("mlp/up/weight": that of every block).
+bool names(std::string_view name, std::string_view parameter);
 
 /// Keys of the table and the conditions between them, bound to the settings, which must outlive the schema.
 void add_keys(input::Schema&, Settings&);

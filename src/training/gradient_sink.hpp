@@ -54,6 +54,9 @@ struct GradientRows {
   /// norm has the rows before the norm as its inputs.
   kernels::Array<const float> row_shift = {};
   kernels::Array<const float> row_scale = {};
+  /// Of a product: the memory stays unchanged until `end_micro_batch` and what follows it, the next forward pass. Other
+  /// memory of rows may be reused by work that is enqueued after `take`. Ids stay.
+  bool inputs_stay = false, gradients_stay = false;
 };
 
 class GradientSink {
@@ -67,9 +70,6 @@ class GradientSink {
   virtual void complete_from(std::size_t /*first*/) {}
   /// After the last operation of a micro-batch.
   virtual void end_micro_batch() {}
-  /// The memory of rows and ids must stay unchanged until `end_micro_batch`; otherwise it may be reused by work that is
-  /// enqueued after `take`.
-  virtual bool keeps_rows() const { return false; }
   /// True if a row of column_sum may be the sum of several rows of the micro-batch, where an operation has formed such
   /// sums in passing. False for a sink that needs the rows of each example.
   virtual bool takes_sums() const { return false; }

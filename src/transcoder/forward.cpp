@@ -298,12 +298,22 @@ void Forward::encode_tile(const kernels::Execution& execution, const TileRequest
 void Forward::select(std::span<const kernels::Array<const float>> bias,
                      std::span<const kernels::Array<const float>> cuts) {
   timers_.phase("select");
+  std::vector<kernels::AnyMatrix> weight;
+  for (const kernels::ParameterRows& encoder : model_.encoder()) weight.push_back(kernels::product_weights(encoder));
+  const auto n_layers = static_cast<std::int64_t>(weight.size());
+  const kernels::EncoderOperands operands{inputs(), weight,
+                                          [&](const kernels::Execution& execution, std::int64_t layer) {
+                                            timers_.phase(layer < n_layers ? "encode" : "select");
+                                            if (layer == n_layers) return n_layers;
+                                            await_inputs(layer, execution);
+                                            return axis_.blocks[blocks_here_ - 1].end;
+                                          }};
   selection_->select(
       layout_->total, bias,
       [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
         encode_tile(execution, tile, product);
       },
-      cuts);
+      cuts, follower_ == nullptr ? &operands : nullptr);
 }
 
 bool Forward::selections_are_valid() {

@@ -99,6 +99,8 @@ class Trainer {
   double learning_rate() const { return learning_rate_; }  ///< of the last step
   /// What this object's step takes, by purpose.
   const training::StepArena& memory() const { return arena_; }
+  /// Selector::forms_products.
+  bool forms_products() const { return forward_.selection().forms_products(); }
   parallel::Traffic feature_traffic() const { return runner_.exchanges()[kFeature].total(); }
   parallel::Traffic data_traffic() const { return runner_.exchanges()[kData].total(); }
   /// Of this rank and object: both axes, the selection, flags and norms.

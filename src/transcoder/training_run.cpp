@@ -197,8 +197,10 @@ training::Communication TrainingRun::communication() const {
 }
 
 std::vector<std::pair<std::string, double>> TrainingRun::phase_bytes() {
-  return transcoder::phase_bytes(Formulation::sparse, step_sizes(configuration_, trainer_.model().shape(), grid_,
-                                                                 validated() ? step_l0_ : trainer_.metrics().l0));
+  StepSizes sizes =
+      step_sizes(configuration_, trainer_.model().shape(), grid_, validated() ? step_l0_ : trainer_.metrics().l0);
+  sizes.stores_products = !trainer_.forms_products();
+  return transcoder::phase_bytes(Formulation::sparse, sizes);
 }
 
 void TrainingRun::conclude(report::Json& result) {

@@ -97,10 +97,12 @@ def objectives(weft):
                        "    print(json.dumps({'scores': [answer.count('e') / 10 for answer in given['answers']]}), flush=True)\n")
     weights = {}
     for name, sets in {
-            "distinct": ["polychromic.diversity=distinct"], "bleu": ["polychromic.diversity=self_bleu"],
+            "distinct": ["polychromic.diversity=distinct"], "both": ["polychromic.diversity=distinct", "polychromic.semantic_weight=2"],
+            "bleu": ["polychromic.diversity=self_bleu"],
             "additive": ["polychromic.objective=additive", "polychromic.diversity_weight=2"],
             "likelihood": ["polychromic.reward=likelihood"],
             "epochs": ["polychromic.epochs=2", "optimizer.learning_rate=0.02"], "kl": ["polychromic.kl=1"],
+            "stop": ['polychromic.stop=["."]', "polychromic.max_new_tokens=20"],
             "regex": ["polychromic.reward=regex", 'polychromic.reward_pattern="t[eh]"'],
             "exact": ["polychromic.reward=exact", "polychromic.prompts_file=prompts.jsonl"],
             "command": ["polychromic.reward=command", f'polychromic.reward_command="/usr/bin/env python3 {command}"']}.items():
@@ -110,6 +112,9 @@ def objectives(weft):
         assert 0 <= line["answers.reward"] <= 1, line
         if name == "epochs":
             assert 0 < line["answers.clipped"] < 1, line
+        if name == "stop":
+            texts = [text for one in program.record(run)["result"]["answers"]["after"]["samples"] for text in one["answers"]]
+            assert not any("." in text for text in texts) and min(map(len, texts)) < 20, texts
         if name == "kl":
             assert line["answers.divergence"] > 0, line
         if name != "exact":  # no answer of this length is the reference
@@ -152,6 +157,32 @@ def ranks_agree(weft):
         assert [one["answers"] for one in samples[0]] == [one["answers"] for one in samples[1]]
 
 
+def reward_is_held(weft):
+    """From a weight of the diversity that is three times too large, the mean reward returns to that of the initial model; without the
+    constraint it is lost. The weight is part of the state; ranks agree on it."""
+    sets = ("polychromic.every=1", "polychromic.reward=likelihood", "polychromic.objective=additive", "polychromic.diversity=distinct",
+            "polychromic.diversity_weight=3", "polychromic.weight=5", "polychromic.prompts=4", "polychromic.evaluation_prompts=32",
+            "optimizer.learning_rate=1e-3")
+    hold = ("polychromic.hold_reward=initial", "polychromic.hold_horizon=20")
+    change = {}
+    for name, more in {"free": (), "held": hold}.items():
+        run, _ = tune(weft, name, *sets, *more, steps=80)
+        answers = program.record(run)["result"]["answers"]
+        change[name] = answers["after"]["reward"] / answers["before"]["reward"] - 1
+    assert change["free"] < -0.5, change
+    assert abs(change["held"]) < 0.1, change  # six seeds: at most 0.05
+    tune(weft, "held_pieces", "run.steps=30", *sets, *hold, steps=80)
+    pieces, printed = tune(weft, "held_pieces", *sets, *hold, steps=80)
+    assert "resuming after step 30" in printed, printed
+    assert shard(weft.folder / "held", 80) == shard(pieces, 80)
+    # Given as a number; two ranks.
+    target = ("polychromic.hold_reward=target", "polychromic.reward_target=0.4")
+    lines = [program.metrics(tune(weft, f"target_{ranks}", *sets, *target, steps=6, ranks=ranks)[0]) for ranks in (1, 2)]
+    for one, other in zip(*lines):
+        a, b = one["answers.diversity_weight"], other["answers.diversity_weight"]
+        assert abs(a - b) <= 1e-4 * a and a != 3, (a, b)  # rounding of sums
+
+
 def refusals(weft):
     for sets, message in {
             ("polychromic.samples=3",): "all advantages would be 0",
@@ -169,6 +200,12 @@ def refusals(weft):
             ("polychromic.reward=file", "polychromic.reward_file=none.jsonl"): "none.jsonl",
             ("polychromic.epochs=3",): "is more than polychromic.every",
             ("polychromic.clip=0.1",): "has no effect",
+            ("polychromic.hold_reward=initial",): 'needs objective = "additive"',
+            ("polychromic.hold_reward=initial", "polychromic.objective=additive"): "the same for all answers",
+            ("polychromic.reward_target=0.3",): "has no effect without hold_reward",
+            ("polychromic.hold_gain=2",): "no effect without hold_reward",
+            ('polychromic.stop=[""]',): "has an empty text",
+            ("polychromic.semantic_weight=1",): 'no effect with diversity = "semantic"',
             ("polychromic.evry=1",): 'did you mean "every"',
     }.items():
         _, printed = tune(weft, "refused", *sets, code=2, steps=4)
@@ -203,6 +240,7 @@ def test(weft):
     diversity_rises(weft)
     ranks_agree(weft)
     resumes(weft)
+    reward_is_held(weft)
 
 
 program.main(test)

@@ -232,6 +232,71 @@ class Products {
   Buffer<std::byte> data_;
 };
 
+/// Rows and weights whose products are `input`: integers, so that sums are exact in any order. For the kernel that
+/// filters products as it forms them (Hopper only; elsewhere the copied products are used).
+struct Factors {
+  Input input;
+  Buffer<bf16> x, weight;
+  std::vector<AnyMatrix> of_layer;
+  EncoderOperands operands;
+
+  Factors(const std::string& name, const Sizes& sizes, std::int64_t d, std::uint64_t seed)
+      : Factors(name, sizes, d, seed, std::vector<bf16>(static_cast<std::size_t>(sizes.tokens * sizes.layers * d)),
+                std::vector<bf16>(static_cast<std::size_t>(sizes.layers * sizes.features * d))) {}
+
+ private:
+  Factors(const std::string& name, const Sizes& sizes, std::int64_t d, std::uint64_t seed, std::vector<bf16> rows,
+          std::vector<bf16> weights)
+      : input(make(name, sizes, d, seed, rows, weights)), x(rows), weight(weights) {
+    for (std::int64_t l = 0; l < sizes.layers; ++l)
+      of_layer.push_back({weight.data() + l * sizes.features * d, Scalar::bf16, sizes.features, d, d});
+    operands = {{x.data(), Scalar::bf16, sizes.tokens, sizes.layers * d, sizes.layers * d},
+                of_layer,
+                [n = sizes.layers](const Execution&, std::int64_t layer) { return std::min(layer + 2, n); }};
+  }
+
+  static Input make(const std::string& name, const Sizes& sizes, std::int64_t d, std::uint64_t seed,
+                    std::vector<bf16>& rows, std::vector<bf16>& weights) {
+    Random random{seed};
+    const bool ties = name == "ties", equal = name == "all equal";
+    const auto draw = [&](int most) {
+      return static_cast<float>(static_cast<int>(random.next() % static_cast<unsigned>(2 * most + 1)) - most);
+    };
+    for (bf16& value : rows) value = to_bf16(equal ? 1.0f : draw(ties ? 1 : 31));
+    for (bf16& value : weights)
+      value = to_bf16(equal ? 1.0f : ties ? (random.next() % 16 == 0 ? 1.0f : 0.0f) : draw(31));
+    // A few tokens with many times more entries than the others: more than a batch of the kernel's epilogue holds.
+    if (name == "dense rows") {
+      for (std::size_t j = 0; j < rows.size(); ++j)
+        if (static_cast<std::int64_t>(j) / (sizes.layers * d) % 64 < 9)
+          rows[j] = to_bf16(static_cast<std::int64_t>(j) % d == 0 ? 8192.0f : 0.0f);
+      for (std::size_t j = 0; j < weights.size(); j += static_cast<std::size_t>(d))
+        weights[j] = to_bf16(1.0f + static_cast<float>(j / static_cast<std::size_t>(d) % 31));
+    }
+    if (name == "extreme")
+      for (bf16& value : rows)
+        if (random.next() % 997 == 0)
+          value = to_bf16(random.next() % 2 == 0 ? std::numeric_limits<float>::infinity()
+                                                 : std::numeric_limits<float>::quiet_NaN());
+    Input input{name, std::vector<float>(static_cast<std::size_t>(sizes.layers * sizes.tokens * sizes.features)), {}};
+    std::size_t i = 0;
+    for (std::int64_t l = 0; l < sizes.layers; ++l) {
+      input.bias.emplace_back(static_cast<std::size_t>(sizes.features), 0.0f);
+      if (!ties && !equal)
+        for (float& b : input.bias.back()) b = 300.0f * random.normal();
+      for (std::int64_t n = 0; n < sizes.tokens; ++n)
+        for (std::int64_t f = 0; f < sizes.features; ++f, ++i) {
+          const bf16* const a = rows.data() + (n * sizes.layers + l) * d;
+          const bf16* const b = weights.data() + (l * sizes.features + f) * d;
+          float sum = 0;
+          for (std::int64_t j = 0; j < d; ++j) sum += static_cast<float>(a[j]) * static_cast<float>(b[j]);
+          input.product[i] = static_cast<float>(to_bf16(sum));
+        }
+    }
+    return input;
+  }
+};
+
 struct Output {
   Buffer<std::int64_t> offsets;
   Buffer<std::uint32_t> key;
@@ -262,7 +327,8 @@ void check_rows(const Output& output, const Csr& expected) {
 
 /// One request on one input: eager and captured, with thresholds that are unknown, zero, from the batch before, and
 /// random.
-void check_selection(const SelectionRequest& request, const Sizes& sizes, const Input& input) {
+void check_selection(const SelectionRequest& request, const Sizes& sizes, const Input& input,
+                     const EncoderOperands* operands = nullptr) {
   CAPTURE(input.name);
   CAPTURE(static_cast<int>(request.rule));
   CAPTURE(request.all_layers);
@@ -302,7 +368,8 @@ void check_selection(const SelectionRequest& request, const Sizes& sizes, const 
     CAPTURE(run);
     if (run > 1) randomise(run);
     output.poison();
-    selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations);
+    selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations, nullptr,
+                     {}, operands);
     cuda_ok(cudaStreamSynchronize(stream.stream));
     check_rows(output, expected);
     CHECK(selection.report(execution).passes <= 7);
@@ -311,7 +378,8 @@ void check_selection(const SelectionRequest& request, const Sizes& sizes, const 
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t ready = nullptr;
   cuda_ok(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeRelaxed));
-  selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations);
+  selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations, nullptr, {},
+                   operands);
   cuda_ok(cudaStreamEndCapture(stream.stream, &graph));
   cuda_ok(cudaGraphInstantiate(&ready, graph, 0));
   for (int run = 1; run < 6; ++run) {
@@ -387,6 +455,25 @@ TEST_CASE("batch_topk: sizes that are not round, from one entry to wide rows") {
         for (const bool all_layers : {true, false})
           check_selection(request_of(SelectionRule::batch_topk, all_layers, sizes, 12.5, product), sizes, input);
       }
+}
+
+TEST_CASE("batch_topk equals a full sort where products are filtered as they are formed") {
+  // Sizes: ends of tiles in every direction, more layers than a launch takes, tiles of a repeated pass with several
+  // segments.
+  struct Case {
+    Sizes sizes;
+    std::int64_t d, tile_features;
+  };
+  for (const Case& each : {Case{{300, 2, 1000}, 328, 512}, Case{{1, 2, 256}, 256, 0}, Case{{65, 34, 261}, 200, 0},
+                           Case{{260, 1, 2052}, 384, 0}})
+    for (const char* name : {"random", "ties", "all equal", "dense rows", "extreme"}) {
+      const Factors factors(name, each.sizes, each.d, 31);
+      for (const bool all_layers : {false, true}) {
+        SelectionRequest request = request_of(SelectionRule::batch_topk, all_layers, each.sizes, 5.3, Scalar::bf16);
+        request.tile_features = each.tile_features;
+        check_selection(request, each.sizes, factors.input, &factors.operands);
+      }
+    }
 }
 
 TEST_CASE("batch_topk: 4097 tokens, and lists that overflow with ties") {
@@ -672,8 +759,9 @@ struct Sum {
   std::int64_t n, ranks;
 };
 
-/// One request on one input, on a grid of data x feature ranks.
-void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Input& input, int n_data, int n_feature) {
+/// One request on one input, on a grid of data x feature ranks. operands: of the whole input.
+void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Input& input, int n_data, int n_feature,
+                   const EncoderOperands* operands = nullptr) {
   CAPTURE(input.name);
   CAPTURE(static_cast<int>(whole.rule));
   CAPTURE(whole.all_layers);
@@ -765,8 +853,15 @@ void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Inpu
     std::vector<Array<const float>> bias;
     for (std::int64_t l = 0; l < sizes.layers; ++l)
       bias.push_back({bias_buffer.data() + l * sizes.features + rank.first_feature, rank.features});
+    EncoderOperands own;
+    std::vector<AnyMatrix> weight;
+    if (operands != nullptr) {
+      for (const AnyMatrix& all : operands->weight) weight.push_back(all.rows_from(rank.first_feature, rank.features));
+      own = {operands->x.rows_from(rank.first_token, rank.n_tokens), weight, operands->arrive};
+    }
     rank.selection->select(rank.stream.execution(), rank.n_tokens, whole.budget, bias,
-                           products.producer(rank.first_token, rank.first_feature), rank.output.activations);
+                           products.producer(rank.first_token, rank.first_feature), rank.output.activations, nullptr,
+                           {}, operands != nullptr ? &own : nullptr);
   };
   Random random{99};
   // 0: as constructed; 1: of the run before; 2: zero; 3: random, different on each rank; 4: too high on one rank; 5:
@@ -885,6 +980,17 @@ TEST_CASE("a grid of ranks selects what one rank selects, for any input and thre
           check_on_grid(request, sizes, input, data, feature);
         }
     }
+}
+
+TEST_CASE("a grid of ranks that filter products as they are formed") {
+  const Sizes sizes{130, 2, 1001};
+  for (const char* name : {"random", "ties", "all equal"}) {
+    const Factors factors(name, sizes, 256, 7);
+    for (const auto& [data, feature] : {std::pair{1, 2}, {3, 1}, {2, 2}})
+      for (const bool all_layers : {true, false})
+        check_on_grid(request_of(SelectionRule::batch_topk, all_layers, sizes, 16, Scalar::bf16), sizes, factors.input,
+                      data, feature, &factors.operands);
+  }
 }
 
 TEST_CASE("a grid of ranks whose lists overflow") {

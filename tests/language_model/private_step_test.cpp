@@ -56,6 +56,35 @@ TEST_CASE("every mode forms the clipped sum of the naive oracle, for every kind 
   }
 }
 
+TEST_CASE("rows that stay where they are formed until the end of the backward pass: several blocks") {
+  for (const char* model : {"preset = \"gpt2\"\n", "preset = \"llama\"\nqk_norm = \"head\"\n"})
+    for (const char* more : {"", "[memory]\nrecompute = \"activation\"\n"}) {
+      CAPTURE(model);
+      CAPTURE(more);
+      const auto sum = [&](const std::string& privacy) {
+        Configuration settings = private_configuration(model, "clip = 4\n" + privacy, more);
+        settings.language_model.layers = 3;
+        return clipped_sum(settings, kExamples);
+      };
+      // Norms and sums of other order, in fp32.
+      CHECK(relative_error(sum("mode = \"book_keeping\"\n"), sum("algorithm = \"naive\"\n")) < 1e-5);
+    }
+}
+
+TEST_CASE("the algorithm of one matrix is what its name asks for; a name that no product has is refused") {
+  const auto norms = [&](const std::string& privacy) {
+    const Configuration settings = private_configuration("", privacy);
+    const Plan planned = plan(settings, {settings.language_model, testing::kPrivateVocabulary, 16}, 0);
+    return to_text(planned, settings);
+  };
+  const std::string given = norms("algorithm = \"input_length\"\nalgorithm_of = [\"mlp/up/weight: width\"]\n");
+  CAPTURE(given);
+  CHECK(given.find("128 x 32 width") != std::string::npos);
+  CHECK(given.find("128 x 32 input_length") != std::string::npos);  // of mlp/down
+  CHECK_THROWS_WITH_AS(norms("algorithm_of = [\"mlp/weight: width\"]\n"),
+                       doctest::Contains("no product has a matrix of this name"), Error);
+}
+
 TEST_CASE("parts of the parameters are clipped by themselves, to C together") {
   for (const char* keys : {"scheme = \"per_layer\"\nclip_function = \"abadi\"\n",
                            "scheme = \"per_layer\"\nclip_function = \"indicator\"\n",

@@ -96,4 +96,17 @@ TEST_CASE("what couples records, or depends on private data without noise, is re
   check_refused("[privacy]\nalgorithm = \"naive\"\nmode = \"two_pass\"\n", "no effect");
 }
 
+TEST_CASE("the algorithm of a matrix is given by its name, with its block or for every block") {
+  check_refused("[privacy]\nalgorithm_of = [\"mlp/up/weight\"]\n", "each is a matrix and its algorithm");
+  check_refused("[privacy]\nalgorithm_of = [\"mlp/up/weight: naive\"]\n", "each is a matrix and its algorithm");
+  check_refused("[privacy]\nalgorithm = \"naive\"\nalgorithm_of = [\"mlp/up/weight: width\"]\n", "has no effect");
+  const auto [name, algorithm] = read_algorithm("block_0/mlp/up/weight: input_length");
+  CHECK(name == "block_0/mlp/up/weight");
+  CHECK(algorithm == Algorithm::input_length);
+  CHECK(names("block_0/mlp/up/weight", "block_0/mlp/up/weight"));
+  CHECK(names("mlp/up/weight", "block_12/mlp/up/weight"));
+  CHECK(!names("up/weight", "block_12/mlp/up/weight"));
+  CHECK(!names("block_1/mlp/up/weight", "block_12/mlp/up/weight"));
+}
+
 }  // namespace weft::privacy

@@ -113,7 +113,6 @@ class StoringSink final : public GradientSink {
     for (const GradientRows& rows : stored_) later_.take(rows);
     stored_.clear();
   }
-  bool keeps_rows() const override { return true; }
 
  private:
   GradientSink& later_;
@@ -177,7 +176,6 @@ TEST_CASE("the same rows give the same bits, also when ids repeat") {
   StoringSink stored(second);
   second.clear();
   batch.give(stored);
-  CHECK(stored.keeps_rows());
   for (std::size_t p = 0; p < kParameters; ++p) CHECK((values(first, parameters, p) == values(second, parameters, p)));
 }
 

@@ -10,6 +10,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <span>
 
 #include "kernels/array.hpp"
@@ -30,6 +32,15 @@ std::int64_t encode_workspace(Backend, std::int64_t n_tokens, std::int64_t n_fea
 /// Of fp32 weights stored as two 16-bit planes (weight_rest) only the bf16 plane enters; x must then be bf16.
 void encode_tile(const Execution&, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin, AnyMatrix product,
                  Array<std::byte> workspace);
+
+/// What the products of a batch are formed of, for a selection that forms them itself (select/).
+struct EncoderOperands {
+  AnyMatrix x;                        ///< [n_tokens, layers * d]
+  std::span<const AnyMatrix> weight;  ///< layers x [n_features, d]
+  /// Called before products of layer `layer` and later ones are enqueued; once more, with the number of layers, after
+  /// the last. Lets the execution wait until inputs are there, and returns the end of the layers that then are.
+  std::function<std::int64_t(const Execution&, std::int64_t layer)> arrive;
+};
 
 /// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size.
 std::int64_t encode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,

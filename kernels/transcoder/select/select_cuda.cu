@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "kernels/transcoder/select/hopper_filter.hpp"
 #include "kernels/transcoder/select/select_cuda.hpp"
 #include "kernels/transcoder/select/select_pass_cuda.cuh"
 #include "kernels/transcoder/select/select_rows_cuda.cuh"
@@ -32,7 +33,9 @@ std::int64_t total_features(const SelectionRequest& request) {
 /// Sizes that follow from a request.
 struct Sizes {
   std::int64_t groups, tile_tokens, tile_features, tile_stride, blocks, padded_features, capacity, most, ranks;
-  bool listed;  // topk: the filter lists the entries above the hint, of which keep_best takes the best
+  std::int64_t segments;  // of a token and layer: at most
+  bool listed;            // topk: the filter lists the entries above the hint, of which keep_best takes the best
+  bool formed_here;       // products may be filtered as they are formed (hopper_filter.hpp), if the GPU can
 
   explicit Sizes(const SelectionRequest& request) {
     groups = request.all_layers || request.rule == SelectionRule::relu ? 1 : request.n_layers;
@@ -41,7 +44,11 @@ struct Sizes {
                                               : request.n_features;
     tile_stride = round_up(tile_features, 8);
     blocks = tile_features > 0 ? divide_up(request.n_features, tile_features) : 0;
-    padded_features = round_up(request.n_features, 8);
+    // A segment then has kHopperFeatures features, and a tile at least one of its own.
+    formed_here = request.rule == SelectionRule::batch_topk && request.product == Scalar::bf16 &&
+                  (blocks <= 1 || tile_features >= kHopperFeatures);
+    segments = formed_here ? std::max(blocks, divide_up(request.n_features, kHopperFeatures)) : blocks;
+    padded_features = round_up(request.n_features, formed_here ? kHopperFeatures : 8);
     const std::int64_t group_entries = request.n_tokens * request.n_features * (request.n_layers / groups);
     ranks = request.position.feature_ranks * request.position.data_ranks;
     // One budget, in case all of it is on this rank, and twice this rank's share.
@@ -76,6 +83,7 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
   view.n_groups = static_cast<int>(sizes.groups);
   view.n_layers = static_cast<int>(request.n_layers);
   view.n_blocks = static_cast<int>(sizes.blocks);
+  view.block_features = sizes.tile_features;
   view.all_layers = sizes.groups == 1 && request.n_layers > 1;
   view.n_tokens = request.n_tokens;
   view.n_features = request.n_features;
@@ -93,7 +101,10 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
   view.threshold = workspace.take<std::uint32_t>(sizes.groups).data;
   view.control = workspace.take<Control>(1).data;
   view.group = workspace.take<Group>(sizes.groups).data;
-  view.limit = workspace.take<std::byte>(request.n_layers * sizes.padded_features * element).data;
+  view.limit = workspace
+                   .take<std::byte>(request.n_layers * sizes.padded_features *
+                                    (sizes.formed_here ? bytes_of(Scalar::fp32) : element))
+                   .data;
   view.histogram = workspace.take<Count>(kHistogramRounds * sizes.groups * kHistogramBins).data;
   view.above = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
   view.admit = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
@@ -120,7 +131,7 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
   if (!topk || sizes.listed) {
     view.key = workspace.take<std::uint32_t>(sizes.groups * sizes.capacity).data;
     view.value = workspace.take<float>(sizes.groups * sizes.capacity).data;
-    view.segment = workspace.take<uint2>(request.n_tokens * request.n_layers * sizes.blocks).data;
+    view.segment = workspace.take<uint2>(request.n_tokens * request.n_layers * sizes.segments).data;
   }
   layout.tile = workspace.take<std::byte>(request.follows ? 0 : sizes.tile_tokens * sizes.tile_stride * element).data;
   return layout;
@@ -186,6 +197,7 @@ struct DeviceSelection::Parts {
     LayerBias bias{};
     std::int64_t budget = 0;
   } followed;                                               // of `begin`
+  bool formed_here = false;                                 // the products of the last `select`
   std::unique_ptr<CUstream_st, DestroyStream> loop_stream;  // captures the loop's body
   std::unique_ptr<Control, FreeHost> control_on_host;       // page-locked
 
@@ -241,18 +253,22 @@ struct DeviceSelection::Parts {
     }
   }
 
+  /// Limit: of a limit in memory; void: the product's type.
+  template <class Limit = void>
   void begin(const View& view, const LayerBias& bias, const LayerBias& cut, std::int64_t budget, bool first,
              cudaStream_t stream) const {
     const Count wanted = relu() ? kNoBudget : static_cast<Count>(budget);
+    const bool clears = view.block_features < Sizes(request).tile_features;
     with_type([&](auto type) {
-      begin_pass<decltype(type)>
-          <<<2 * multiprocessors(), kThreads, 0, stream>>>(view, bias, cut, first, wanted, relu());
+      using T = decltype(type);
+      begin_pass<T, std::conditional_t<std::is_void_v<Limit>, T, Limit>>
+          <<<2 * multiprocessors(), kThreads, 0, stream>>>(view, bias, cut, first, clears, wanted, relu());
     });
     if (view.open != nullptr) find_open<<<static_cast<unsigned>(view.n_layers), 1024, 0, stream>>>(view, bias);
   }
 
-  Piece piece_of(const TileRange& range, const void* products, std::int64_t stride, const LayerBias& bias,
-                 const LayerBias& cut) const {
+  Piece piece_of(const View& view, const TileRange& range, const void* products, std::int64_t stride,
+                 const LayerBias& bias, const LayerBias& cut) const {
     const float* const cuts = cut.layer[range.layer];
     return {products,
             stride,
@@ -261,7 +277,7 @@ struct DeviceSelection::Parts {
             range.feature_begin,
             static_cast<int>(range.feature_count),
             static_cast<int>(range.layer),
-            static_cast<int>(range.feature_begin / Sizes(request).tile_features),
+            static_cast<int>(range.feature_begin / view.block_features),
             bias.layer[range.layer] + range.feature_begin,
             cuts != nullptr ? cuts + range.feature_begin : nullptr};
   }
@@ -280,10 +296,34 @@ struct DeviceSelection::Parts {
           range.feature_count = std::min(sizes.tile_features, request.n_features - range.feature_begin);
           const std::int64_t stride = round_up(range.feature_count, 8);
           producer(execution, range, {layout.tile, request.product, range.token_count, range.feature_count, stride});
-          const Piece piece = piece_of(range, layout.tile, stride, bias, cut);
+          const Piece piece = piece_of(view, range, layout.tile, stride, bias, cut);
           with_type([&](auto type) { consume<decltype(type)>(view, piece, first, budget, stream); });
         }
     require(cudaGetLastError(), "selection on the GPU, pass over the tiles");
+  }
+
+  /// The first pass, with products that are filtered as they are formed.
+  void form_and_filter(const Execution& execution, const View& view, const LayerBias& bias, std::int64_t budget,
+                       const EncoderOperands& operands) const {
+    begin<float>(view, bias, {}, budget, true, stream_of(execution));
+    static_assert(sizeof(Group) % sizeof(Count) == 0);
+    const HopperFilter filter{.limit = static_cast<const float*>(view.limit),
+                              .bias = bias.layer,
+                              .padded_features = view.padded_features,
+                              .threshold = view.threshold,
+                              .cursor = &view.group->cursor,
+                              .cursor_stride = sizeof(Group) / sizeof(Count),
+                              .capacity = view.capacity,
+                              .key = view.key,
+                              .value = view.value,
+                              .segment = view.segment,
+                              .all_layers = view.all_layers};
+    for (std::int64_t layer = 0; layer < request.n_layers;) {
+      const std::int64_t end = operands.arrive(execution, layer);
+      filter_hopper_products(execution, operands, layer, end, filter);
+      layer = end;
+    }
+    operands.arrive(execution, request.n_layers);
   }
 
   /// Replaces `values` by their sums over all ranks.
@@ -435,9 +475,9 @@ DeviceSelection::DeviceSelection(const SelectionRequest& request, Array<std::byt
 DeviceSelection::~DeviceSelection() = default;
 
 void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, std::int64_t budget,
-                             std::span<const Array<const float>> bias_of_layer, const Producer& producer,
+                             std::span<const Array<const float>> bias_of_layer, const Producer& produce,
                              const SparseActivations& activations, std::int32_t* fault,
-                             std::span<const Array<const float>> cut_of_layer) {
+                             std::span<const Array<const float>> cut_of_layer, const EncoderOperands* operands) {
   const SelectionRequest& request = parts_->request;
   const std::int64_t fewest = request.position.data_ranks > 1 ? 0 : 1;
   if (n_tokens < fewest || n_tokens > request.n_tokens || budget < 1 ||
@@ -453,7 +493,23 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   for (std::size_t layer = 0; layer < bias_of_layer.size(); ++layer) bias.layer[layer] = bias_of_layer[layer].data;
   for (std::size_t layer = 0; layer < cut_of_layer.size(); ++layer) cut.layer[layer] = cut_of_layer[layer].data;
 
-  parts_->pass(execution, view, bias, cut, budget, producer, true);
+  const bool formed_here = parts_->formed_here =
+      operands != nullptr && Sizes(request).formed_here && takes_hopper_filter(*operands);
+  const Producer form = [operands](const Execution& where, const TileRange& tile, AnyMatrix product) {
+    const AnyMatrix weight = operands->weight[static_cast<std::size_t>(tile.layer)];
+    store_hopper_products(where,
+                          operands->x.rows_from(tile.token_begin, tile.token_count)
+                              .columns_from(tile.layer * weight.columns, weight.columns),
+                          weight.rows_from(tile.feature_begin, tile.feature_count), product);
+  };
+  const Producer& producer = formed_here ? form : produce;
+  if (formed_here) {
+    view.block_features = kHopperFeatures;
+    view.n_blocks = static_cast<int>(divide_up(request.n_features, kHopperFeatures));
+    parts_->form_and_filter(execution, view, bias, budget, *operands);
+  } else {
+    parts_->pass(execution, view, bias, cut, budget, producer, true);
+  }
   if (!parts_->topk()) {
     if (view.several) {
       report_pass<<<1, kMostLayers, 0, stream>>>(view);
@@ -512,7 +568,7 @@ void DeviceSelection::begin(const Execution& execution, std::int64_t n_tokens, s
 
 void DeviceSelection::take(const Execution& execution, const TileRange& range, AnyMatrix product) {
   const auto& followed = parts_->followed;
-  const Piece piece = parts_->piece_of(range, product.data, product.stride, followed.bias, {});
+  const Piece piece = parts_->piece_of(followed.view, range, product.data, product.stride, followed.bias, {});
   parts_->with_type([&](auto type) {
     parts_->consume<decltype(type)>(followed.view, piece, true, followed.budget, stream_of(execution));
   });
@@ -522,6 +578,8 @@ void DeviceSelection::take(const Execution& execution, const TileRange& range, A
 void DeviceSelection::finish(const Execution& execution, const SparseActivations& activations) {
   parts_->finish(execution, parts_->followed.view, parts_->followed.budget, activations);
 }
+
+bool DeviceSelection::forms_products() const { return parts_->formed_here; }
 
 Array<std::uint32_t> DeviceSelection::thresholds() const {
   return {parts_->layout.view.threshold, parts_->layout.view.n_groups};

@@ -49,6 +49,7 @@
 #include "kernels/array.hpp"
 #include "kernels/constants.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/select/rule.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
@@ -149,10 +150,15 @@ class DeviceSelection {
   /// is captured, all of it goes into the graph, with a conditional loop for repeated passes (CUDA 12.4); otherwise the
   /// host waits for the first pass to learn whether there must be another. Sets *fault, on the device, to 1 if the
   /// result is not valid (else leaves it); null: the caller looks at the report. cut_of_layer: L arrays [n_features];
-  /// with relu only.
+  /// with relu only. operands: what the producer's products are products of. If the GPU, their type and the sizes
+  /// allow, batch_topk forms and filters them in one kernel (hopper_filter.hpp) and does not call the producer.
   void select(const Execution&, std::int64_t n_tokens, std::int64_t budget,
               std::span<const Array<const float>> bias_of_layer, const Producer&, const SparseActivations& activations,
-              std::int32_t* fault = nullptr, std::span<const Array<const float>> cut_of_layer = {});
+              std::int32_t* fault = nullptr, std::span<const Array<const float>> cut_of_layer = {},
+              const EncoderOperands* operands = nullptr);
+
+  /// True if the last `select` formed the products of its operands and did not store them.
+  bool forms_products() const;
 
   /// With SelectionRequest::follows, topk only, in place of `select`: begin, `take` for every tile of another selection
   /// with the same sizes and batch as it produces them (whole passes or parts of passes, each from the first tile on;

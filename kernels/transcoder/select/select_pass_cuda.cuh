@@ -9,14 +9,15 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// Computes the limits for the filter; with `first` also resets the state for a new batch.
+/// Computes the limits for the filter; with `first` also resets the state for a new batch. Without it, clears the
+/// segments of layers that are listed again, if `clears`: tiles then have several blocks, and use the first one only.
 ///
 /// fp32(product + bias) > threshold implies product > threshold - bias exactly (rounding is monotone and the threshold
 /// is a float), so product > limit for any limit that is not above the difference. The few that pass by mistake are
 /// rejected when the sum is formed.
-template <class T>
+template <class T, class Limit>
 __global__ void __launch_bounds__(kThreads)
-    begin_pass(View view, LayerBias bias, LayerBias cut, bool first, Count budget, bool relu) {
+    begin_pass(View view, LayerBias bias, LayerBias cut, bool first, bool clears, Count budget, bool relu) {
   const std::int64_t thread = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
   const std::int64_t n_threads = gridDim.x * static_cast<std::int64_t>(kThreads);
   if (first) {
@@ -43,7 +44,13 @@ __global__ void __launch_bounds__(kThreads)
   } else if (thread == 0) {
     ++view.control->passes;
   }
-  T* limit = static_cast<T*>(view.limit);
+  if (!first && clears) {
+    const std::int64_t of_token = static_cast<std::int64_t>(view.n_layers) * view.n_blocks;
+    for (std::int64_t i = thread; i < view.n_tokens * of_token; i += n_threads)
+      if (view.group[view.group_of(static_cast<int>(i % of_token / view.n_blocks))].mode != kSettled)
+        view.segment[i] = make_uint2(0, 0);
+  }
+  Limit* limit = static_cast<Limit*>(view.limit);
   for (std::int64_t i = thread; i < view.n_layers * view.padded_features; i += n_threads) {
     const int layer = static_cast<int>(i / view.padded_features);
     const std::int64_t feature = i % view.padded_features;
@@ -51,11 +58,11 @@ __global__ void __launch_bounds__(kThreads)
     if (!first && view.group[g].mode != kFilter) continue;
     const std::uint32_t threshold = relu ? 0 : view.threshold[g];
     if (feature >= view.n_features || threshold >= kLargestKey) {
-      limit[i] = Vector<T>::nothing();
+      limit[i] = static_cast<Limit>(Vector<T>::nothing());
       continue;
     }
     const float bound = cut.layer[layer] != nullptr ? cut.layer[layer][feature] : __uint_as_float(threshold);
-    limit[i] = Vector<T>::below(__fsub_rd(bound, bias.layer[layer][feature]));
+    limit[i] = static_cast<Limit>(Vector<T>::below(__fsub_rd(bound, bias.layer[layer][feature])));
   }
 }
 

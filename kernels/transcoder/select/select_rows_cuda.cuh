@@ -76,26 +76,46 @@ __global__ void __launch_bounds__(512) choose_bin(View view, int round) {
 }
 
 /// Visits the entries of one token in key order, 32 at a time: visit(in use, segment, position in the list) is called
-/// by the whole warp; `segment` counts the token's segments.
+/// by the whole warp; `segment` counts the token's segments. A lane reads several of them at once: most are empty where
+/// they have few features.
 template <class Visit>
 __device__ __forceinline__ void for_each_entry(const View& view, std::int64_t token, int lane, Visit&& visit) {
+  constexpr int kEach = 4;
   const int n_segments = view.n_layers * view.n_blocks;
   const uint2* segments = view.segment + token * n_segments;
-  for (int first = 0; first < n_segments; first += 32) {
-    const uint2 own = first + lane < n_segments ? segments[first + lane] : make_uint2(0, 0);
-    int total;
-    const int start = warp_exclusive(static_cast<int>(own.y), lane, total);
+  for (int first = 0; first < n_segments; first += 32 * kEach) {
+    const int from = first + lane * kEach;
+    uint2 own[kEach];
+    int count = 0, total;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      own[i] = from + i < n_segments ? segments[from + i] : make_uint2(0, 0);
+      count += static_cast<int>(own[i].y);
+    }
+    const int start = warp_exclusive(count, lane, total);
     for (int entry = 0; entry < total; entry += 32) {
       const int wanted = entry + lane;
-      int at = 0;  // the last segment that starts at or before `wanted`
+      int at = 0;  // the last lane whose segments start at or before `wanted`
 #pragma unroll
       for (int step = 16; step > 0; step >>= 1) {
         const int other = __shfl_sync(kAll, start, at + step);
         if (other <= wanted) at += step;
       }
-      const int from = __shfl_sync(kAll, start, at);
-      const std::uint32_t list = __shfl_sync(kAll, own.x, at);
-      visit(wanted < total, first + at, list + static_cast<std::uint32_t>(wanted - from));
+      int left = wanted - __shfl_sync(kAll, start, at), segment = 0;
+      std::uint32_t place = 0;
+      bool found = false;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const std::uint32_t list = __shfl_sync(kAll, own[i].x, at);
+        const int entries = static_cast<int>(__shfl_sync(kAll, own[i].y, at));
+        if (!found && left < entries) {
+          found = true;
+          segment = first + at * kEach + i;
+          place = list + static_cast<std::uint32_t>(left);
+        }
+        left -= entries;
+      }
+      visit(wanted < total, segment, place);
     }
   }
 }

@@ -79,29 +79,31 @@ struct Control {
 struct View {
   int n_groups;
   int n_layers;
-  int n_blocks;  // feature blocks of a layer
+  int n_blocks;  // feature blocks of a layer: a token has a segment of the list for each
+  std::int64_t block_features;
   bool all_layers;
   std::int64_t n_tokens;  // of this batch
   std::int64_t n_features;
-  std::int64_t padded_features;  // a multiple of 8
+  std::int64_t padded_features;  // a multiple of 8, or of kHopperFeatures
   std::int64_t capacity;         // entries of a group's list
   std::int64_t most;             // entries of a token's list (topk)
   Control* control;
   std::int32_t* fault;  // set when a selection fails; null: not reported
   Group* group;
   std::uint32_t* threshold;  // [groups]
-  void* limit;               // [layers, padded features] in the product's type: products at or below cannot pass
-  Count* histogram;          // [rounds, groups, bins]
-  Count* survey;             // [groups, bins] of a pass over tiles
-  std::uint32_t* key;        // [groups, capacity]
-  float* value;              // [groups, capacity]
-  uint2* segment;            // [tokens, layers, blocks] first entry in the list, entries
-  std::uint32_t* above;      // [groups, tokens] entries that stay for certain
-  std::uint32_t* tied;       // [groups, tokens] entries equal to the K-th key
-  std::uint32_t* admit;      // [groups, tokens] how many of them stay
-  std::uint32_t* used;       // [groups, tokens] how many a pass over the tiles has admitted
-  Count* word;               // [tokens, groups, most] best words of a token, descending, then 0 (topk)
-  std::uint32_t* open;       // [layers] 0 if no feature of the layer can be selected; null: not known
+  void* limit;  // [layers, padded features] of the product's type (hopper_filter.hpp: fp32): products up to it cannot
+                // pass
+  Count* histogram;      // [rounds, groups, bins]
+  Count* survey;         // [groups, bins] of a pass over tiles
+  std::uint32_t* key;    // [groups, capacity]
+  float* value;          // [groups, capacity]
+  uint2* segment;        // [tokens, layers, blocks] first entry in the list, entries
+  std::uint32_t* above;  // [groups, tokens] entries that stay for certain
+  std::uint32_t* tied;   // [groups, tokens] entries equal to the K-th key
+  std::uint32_t* admit;  // [groups, tokens] how many of them stay
+  std::uint32_t* used;   // [groups, tokens] how many a pass over the tiles has admitted
+  Count* word;           // [tokens, groups, most] best words of a token, descending, then 0 (topk)
+  std::uint32_t* open;   // [layers] 0 if no feature of the layer can be selected; null: not known
 
   // Several ranks. `several` is for batch_topk only, the other members also for topk.
   bool several;

@@ -140,9 +140,15 @@ void Generator::run(std::span<const GenerationRequest> requests, std::uint64_t s
   for (;;) {
     note_progress();
     assign();
-    std::int64_t steps = 0;
-    for (const Row& row : rows_)
-      if (row.running) steps = std::max(steps, std::min(left(row), settings_.context() - row.position()));
+    std::int64_t steps = 0, before_context = settings_.context();
+    for (const Row& row : rows_) {
+      if (!row.running) continue;
+      const std::int64_t room = settings_.context() - row.position();
+      steps = std::max(steps, std::min(left(row), room));
+      before_context = std::min(before_context, room);
+    }
+    // A row that reaches the context stays at that position while others go on: tables of positions do not have it.
+    steps = std::min(steps, before_context);
     if (steps == 0) break;
     steps = std::min(steps, device::is_asynchronous(execution_) ? kStepsBetweenChecks : 1);
     send();

@@ -31,7 +31,8 @@ class GrowingText {
   End append(std::uint32_t token);
 
   End end() const { return end_; }
-  std::int64_t tokens() const { return tokens_; }  ///< all that were appended
+  std::int64_t tokens() const { return tokens_; }      ///< all that were appended
+  std::size_t bytes() const { return bytes_.size(); }  ///< of the text, without a stop text
   /// Valid UTF-8. Characters of which a part is missing are U+FFFD.
   std::string text() const { return valid_utf8(bytes_); }
 

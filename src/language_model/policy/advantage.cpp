@@ -1,9 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/policy/advantage.hpp"
 
+#include <cmath>
+
 #include "base/error.hpp"
 
 namespace weft::language_model {
+
+std::vector<double> cosine_distances(kernels::Matrix<const float> embeddings) {
+  const std::int64_t rows = embeddings.rows;
+  const auto product = [&](std::int64_t i, std::int64_t j) {
+    double sum = 0;
+    for (std::int64_t column = 0; column < embeddings.columns; ++column)
+      sum += static_cast<double>(embeddings(i, column)) * static_cast<double>(embeddings(j, column));
+    return sum;
+  };
+  std::vector<double> squares, distances(static_cast<std::size_t>(rows * rows));
+  for (std::int64_t i = 0; i < rows; ++i) squares.push_back(product(i, i));
+  for (std::int64_t i = 0; i < rows; ++i)
+    for (std::int64_t j = 0; j < i; ++j) {
+      const double lengths = std::sqrt(squares[static_cast<std::size_t>(i)] * squares[static_cast<std::size_t>(j)]);
+      if (lengths == 0) continue;
+      distances[static_cast<std::size_t>(i * rows + j)] = distances[static_cast<std::size_t>(j * rows + i)] =
+          1 - product(i, j) / lengths;
+    }
+  return distances;
+}
 
 PromptAdvantages set_advantages(const kernels::SetRule& rule, std::span<const double> rewards,
                                 std::span<const double> distances, std::span<const char> present) {

@@ -27,9 +27,9 @@ GenerationSettings answer_settings(const Configuration& configuration, const Arc
 }
 
 std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokenizer, std::vector<Prompt> prompts,
-                                  std::int64_t samples, std::uint64_t seed, std::uint64_t step, std::int64_t first) {
+                                  std::int64_t samples, std::uint64_t seed, std::uint64_t step, std::int64_t first,
+                                  std::span<const std::string> stops) {
   const std::vector<std::uint32_t> ends = end_symbols(tokenizer);
-  const auto ends_text = [&](std::uint32_t token) { return std::find(ends.begin(), ends.end(), token) != ends.end(); };
   std::vector<Answers> answers;
   for (Prompt& prompt : prompts) {
     Answers& of_prompt = answers.emplace_back();
@@ -45,14 +45,18 @@ std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokeniz
       requests.push_back({.prompt = answers[prompt].prompt.ids,
                           .number = static_cast<std::uint32_t>(first + static_cast<std::int64_t>(prompt)),
                           .sample = static_cast<std::uint32_t>(sample)});
+  std::vector<GrowingText> texts(requests.size(), GrowingText(tokenizer, stops, ends));
   generator.run(requests, seed, step, [&](std::size_t i, const kernels::Drawn& drawn) {
     const auto sample = i % static_cast<std::size_t>(samples);
     Answers& of_prompt = answers[i / static_cast<std::size_t>(samples)];
     of_prompt.drawn[sample].push_back(drawn.token);
     of_prompt.log_drawn[sample].push_back(drawn.log_drawn);
-    if (ends_text(drawn.token)) return false;
-    of_prompt.ids[sample].push_back(drawn.token);
-    return true;
+    AnswerIds& ids = of_prompt.ids[sample];
+    const GrowingText::End end = texts[i].append(drawn.token);
+    if (end != GrowingText::End::symbol) ids.push_back(drawn.token);
+    if (end == GrowingText::End::stop)
+      while (tokenizer.decode(ids).size() > texts[i].bytes()) ids.pop_back();
+    return end == GrowingText::End::none;
   });
   return answers;
 }
@@ -109,6 +113,8 @@ Judge::Buffers::Buffers(const Configuration& configuration, const Architecture& 
   advantages = {arena.take<std::int64_t>(prompts), arena.take<double>(prompts), arena.take<double>(prompts),
                 arena.take<double>(answers), arena.take<double>(answers)};
   host_rewards = arena.take_host<double>(answers);
+  if (configuration.polychromic.semantic_weight > 0)
+    host_embeddings = {arena.take_host<float>(answers * width).data, answers, width, width};
   host_advantages = {arena.take_host<std::int64_t>(prompts), arena.take_host<double>(prompts),
                      arena.take_host<double>(prompts), arena.take_host<double>(answers),
                      arena.take_host<double>(answers)};
@@ -182,7 +188,21 @@ std::vector<std::vector<double>> Judge::scores(std::span<const Answers> answers)
   return reward_->scores(prompts);
 }
 
-std::vector<Judgement> Judge::judge(std::span<const Answers> answers, Timing timing) {
+/// Of the answers to prompt p of the batch: distances of their tokens, and semantic_weight times those of their
+/// embeddings.
+std::vector<double> Judge::token_distances(const Answers& answers, std::int64_t p) const {
+  std::vector<double> distances = pair_distances(
+      settings_.diversity == DiversityMeasure::distinct ? PairMetric::distinct : PairMetric::self_bleu, answers.ids);
+  if (settings_.semantic_weight == 0) return distances;
+  const kernels::Matrix<float>& all = buffers_.host_embeddings;
+  const std::vector<double> semantic =
+      cosine_distances({all.row(p * settings_.samples), settings_.samples, all.columns, all.stride});
+  for (std::size_t pair = 0; pair < distances.size(); ++pair)
+    distances[pair] += settings_.semantic_weight * semantic[pair];
+  return distances;
+}
+
+std::vector<Judgement> Judge::judge(std::span<const Answers> answers, const kernels::SetRule& rule, Timing timing) {
   std::vector<Judgement> judgements(answers.size());
   if (answers.empty()) return judgements;
   std::optional<report::Timers::Whole> stage;
@@ -207,7 +227,7 @@ std::vector<Judgement> Judge::judge(std::span<const Answers> answers, Timing tim
             first(all.distances, count), first(all.advantages, count)};
   };
   const kernels::SetAdvantages result = part(buffers_.advantages), host = part(buffers_.host_advantages);
-  kernels::set_advantages(execution_, settings_.set_rule(),
+  kernels::set_advantages(execution_, rule,
                           {.prompts = prompts,
                            .samples = samples,
                            .embeddings = {buffers_.embeddings.data, kernels::Scalar::fp32, count,
@@ -223,6 +243,10 @@ std::vector<Judgement> Judge::judge(std::span<const Answers> answers, Timing tim
   read(host.objective, result.objective);
   read(host.distances, result.distances);
   read(host.advantages, result.advantages);
+  if (settings_.semantic_weight > 0)
+    device::copy(execution_, buffers_.host_embeddings.data, buffers_.embeddings.data,
+                 count * buffers_.embeddings.columns * static_cast<std::int64_t>(sizeof(float)),
+                 device::Direction::to_host);
   kernels::fence(execution_);
   for (std::int64_t p = 0; p < prompts; ++p) {
     const Answers& of_prompt = answers[static_cast<std::size_t>(p)];
@@ -240,10 +264,7 @@ std::vector<Judgement> Judge::judge(std::span<const Answers> answers, Timing tim
     }
     std::vector<char> present;
     for (const AnswerIds& ids : of_prompt.ids) present.push_back(ids.empty() ? 0 : 1);
-    const PairMetric metric =
-        settings_.diversity == DiversityMeasure::distinct ? PairMetric::distinct : PairMetric::self_bleu;
-    judgement.advantages =
-        set_advantages(settings_.set_rule(), judgement.rewards, pair_distances(metric, of_prompt.ids), present);
+    judgement.advantages = set_advantages(rule, judgement.rewards, token_distances(of_prompt, p), present);
   }
   return judgements;
 }

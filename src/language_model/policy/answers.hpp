@@ -27,7 +27,7 @@ namespace weft::language_model {
 /// The answers to one prompt.
 struct Answers {
   Prompt prompt;
-  std::vector<AnswerIds> drawn;               ///< as drawn, with the symbol that ends the text if there is one
+  std::vector<AnswerIds> drawn;               ///< as drawn, with the symbol or stop text that ends it if there is one
   std::vector<AnswerIds> ids;                 ///< without it: what counts as the answer
   std::vector<std::vector<float>> log_drawn;  ///< of each token of `drawn`, under the distribution it was drawn from
 };
@@ -45,8 +45,11 @@ GenerationSettings answer_settings(const Configuration&, const Architecture&, st
                                    std::int64_t longest_prompt, std::int64_t most_rows);
 
 /// N answers to each prompt. step: key of the random numbers, with the number of the prompt, `first` + its index.
+/// stops: texts before which an answer ends; tokens with a part of one are among those that were drawn, not of the
+/// answer.
 std::vector<Answers> draw_answers(Generator&, const Tokenizer&, std::vector<Prompt>, std::int64_t samples,
-                                  std::uint64_t seed, std::uint64_t step, std::int64_t first);
+                                  std::uint64_t seed, std::uint64_t step, std::int64_t first,
+                                  std::span<const std::string> stops = {});
 
 /// The pattern can be compiled, the file can be read. Collective; throws what the functions of reward.hpp throw, on all
 /// ranks.
@@ -60,6 +63,7 @@ class Judge {
     kernels::Array<double> rewards, workspace;
     kernels::SetAdvantages advantages;
     kernels::Array<double> host_rewards;
+    kernels::Matrix<float> host_embeddings;  ///< with polychromic.semantic_weight
     kernels::SetAdvantages host_advantages;
   };
 
@@ -72,7 +76,7 @@ class Judge {
   /// by_stage: each stage is a phase of the timers.
   enum class Timing { none, by_stage };
   /// One for each prompt, of polychromic.samples answers each.
-  std::vector<Judgement> judge(std::span<const Answers>, Timing);
+  std::vector<Judgement> judge(std::span<const Answers>, const kernels::SetRule&, Timing);
 
   /// True if the frozen model is that of the run without its adapters: its weights are then in checkpoints.
   bool shares_weights() const { return own_ == nullptr; }
@@ -87,6 +91,7 @@ class Judge {
  private:
   void embed(std::span<const Answers>);
   std::vector<std::vector<double>> scores(std::span<const Answers>);
+  std::vector<double> token_distances(const Answers&, std::int64_t prompt) const;
 
   const PolychromicSettings settings_;
   const Tokenizer& tokenizer_;

@@ -2,10 +2,8 @@
 #include "language_model/policy/polychromic_run.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 
 #include "base/log.hpp"
 #include "base/text.hpp"
@@ -21,14 +19,10 @@ constexpr const char* kReference = "policy/reference";
 constexpr const char* kSamples = "samples.json";
 /// Prompts whose answers are written out.
 constexpr std::int64_t kShownPrompts = 4;
+/// Answers, at least, from which the reward of the initial model is measured.
+constexpr std::int64_t kTargetAnswers = 512;
 /// Numbers of evaluation prompts in the keys of random numbers begin here: others than those of training.
 constexpr std::int64_t kEvaluationNumbers = std::int64_t{1} << 19;
-
-/// Names in records, in the order of AnswerMeasures::Measure. Those from `advantage_square` on belong to training.
-constexpr std::array<const char*, AnswerMeasures::kCount> kNames = {
-    "reward",        "diversity",        "objective",           "distinct_2", "self_bleu", "answer_tokens",
-    "empty_answers", "advantage_spread", "log_probability_gap", "clipped",    "divergence"};
-constexpr int kEvaluated = AnswerMeasures::advantage_square;
 
 std::int64_t largest_prompts(const Configuration& configuration) {
   return parallel::largest_part(configuration.polychromic.prompts, configuration.parallel.data);
@@ -39,7 +33,7 @@ std::int64_t longest_text(const Configuration& configuration, const Prompts& pro
 }
 std::int64_t logit_rows(const Configuration& configuration, const Architecture& architecture) {
   training::StepArena measures(device::planned_backend(device_settings(configuration)));
-  return Transformer::Buffers(transformer_settings(configuration, architecture), measures).logits.rows;
+  return Transformer::Buffers(transformer_settings(configuration, architecture), measures).head_chunk;
 }
 
 GenerationSettings generation(const Configuration& configuration, const Architecture& architecture,
@@ -80,15 +74,6 @@ report::Json shown(const Answers& answers, const Judgement& judgement, const Tok
           {"answers", texts},
           {"rewards", judgement.rewards},
           {"diversity", judgement.semantic}};
-}
-
-report::Json to_json(const AnswerMeasures& measures) {
-  report::Json json;
-  for (int i = 0; i < kEvaluated; ++i) {
-    const double value = measures.mean(static_cast<AnswerMeasures::Measure>(i));
-    json[kNames[static_cast<std::size_t>(i)]] = std::isnan(value) ? report::Json() : report::Json(value);
-  }
-  return json;
 }
 
 }  // namespace
@@ -163,31 +148,6 @@ void add_polychromic(Plan& plan, const Configuration& configuration, const Promp
   plan.host.emplace_back("answers", arena.host_bytes());
 }
 
-// --- Measures -------------------------------------------------------------------------------------------------------
-
-void AnswerMeasures::add(Measure measure, double value) {
-  if (std::isnan(value)) return;
-  numbers_[static_cast<std::size_t>(measure)] += value;
-  numbers_[static_cast<std::size_t>(kCount + measure)] += 1;
-}
-
-void AnswerMeasures::add(const Answers& answers, const Judgement& judgement) {
-  for (const double value : judgement.rewards) add(reward, value);
-  for (const AnswerIds& ids : answers.ids) add(empty, ids.empty() ? 1 : 0);
-  add(diversity, judgement.semantic);
-  add(objective, judgement.advantages.objective);
-  add(distinct_2, judgement.text.distinct[1]);
-  add(self_bleu, judgement.text.self_bleu);
-  add(length, judgement.text.mean_length);
-  for (const double value : judgement.advantages.advantages) add(advantage_square, value * value);
-}
-
-double AnswerMeasures::mean(Measure measure) const {
-  const double count = numbers_[static_cast<std::size_t>(kCount + measure)];
-  if (count == 0) return std::numeric_limits<double>::quiet_NaN();
-  return numbers_[static_cast<std::size_t>(measure)] / count;
-}
-
 namespace {
 
 /// The initial model, with the tokeniser of the corpus.
@@ -224,11 +184,13 @@ PolychromicRun::PolychromicRun(const Configuration& configuration, const Corpus&
       generator_(generation(configuration, base_.trainer().model().architecture(), prompts),
                  base_.trainer().transformer(), execution_, base_.timers(), arena_),
       batch_(batch_settings(configuration, prompts), execution_, arena_),
-      present_(own_.size() * settings_.samples, longest_text(configuration, prompts)) {
+      present_(own_.size() * settings_.samples, longest_text(configuration, prompts)),
+      constraint_(settings_) {
   keep_reference(found);
   if (settings_.epochs > 1)
     present_.add_to(base_.registry(), {own_.begin * settings_.samples, own_.end * settings_.samples},
                     settings_.prompts * settings_.samples);
+  if (settings_.holds_reward()) constraint_.add_to(base_.registry(), world_.is_root());
 }
 
 /// A frozen model of its own is not in checkpoints: its digest is, so that a resumed run has the same one.
@@ -310,9 +272,11 @@ void PolychromicRun::draw(std::int64_t step) {
     const report::Timers::Whole timed(base_.timers(), "generate");
     answers = draw_answers(generator_, tokenizer_, std::move(prompts), settings_.samples,
                            static_cast<std::uint64_t>(configuration_.run.seed), static_cast<std::uint64_t>(step),
-                           own_.begin + 1);
+                           own_.begin + 1, settings_.stop);
   }
-  const std::vector<Judgement> judgements = judge_.judge(answers, Judge::Timing::by_stage);
+  kernels::SetRule rule = settings_.set_rule();
+  if (settings_.holds_reward()) rule.diversity_weight = constraint_.diversity_weight();
+  const std::vector<Judgement> judgements = judge_.judge(answers, rule, Judge::Timing::by_stage);
   log_drawn_.clear();
   std::size_t row = 0;
   for (std::size_t p = 0; p < answers.size(); ++p) {
@@ -332,6 +296,29 @@ void PolychromicRun::draw(std::int64_t step) {
       log_drawn_.push_back(answers[p].log_drawn[i]);
     }
   }
+  if (!settings_.holds_reward()) return;
+  AnswerMeasures drawn;
+  for (std::size_t p = 0; p < answers.size(); ++p) drawn.add(answers[p], judgements[p]);
+  drawn.sum_over(world_.all());
+  constraint_.observe(drawn.mean(AnswerMeasures::reward));
+}
+
+/// Before the first step: the reward to hold. Collective.
+void PolychromicRun::begin_constraint() {
+  if (settings_.hold_reward == HoldReward::target) return constraint_.begin(settings_.reward_target);
+  parallel::note_phase("reward of the initial model");
+  base_.trainer().transformer().complete_weights();  // on ranks without a prompt too: it may be collective
+  AnswerMeasures measures;
+  const std::int64_t batches = (kTargetAnswers - 1) / (settings_.prompts * settings_.samples) + 1;
+  for (std::int64_t batch = 0; batch < batches; ++batch) {
+    std::vector<Prompt> prompts;
+    for (std::int64_t number = own_.begin; number < own_.end; ++number)
+      prompts.push_back(prompts_.training(batch, number));
+    add_measures(measures, std::move(prompts), batch * settings_.prompts + own_.begin + 1, nullptr);
+  }
+  measures.sum_over(world_.all());
+  constraint_.begin(measures.mean(AnswerMeasures::reward));
+  log::info("mean reward of answers of the initial model: {:.4f}; it is held", constraint_.target());
 }
 
 /// Of `present_`, with the weights of their first use.
@@ -401,24 +388,32 @@ void PolychromicRun::note_probabilities() {
 training::Metrics PolychromicRun::metrics() {
   training::Metrics metrics = base_.metrics();
   measures_.sum_over(world_.all());
-  for (int i = 0; i < AnswerMeasures::kCount; ++i) {
-    const auto measure = static_cast<AnswerMeasures::Measure>(i);
-    double value = measures_.mean(measure);
-    if (measure == AnswerMeasures::advantage_square) value = std::sqrt(value);
-    metrics.push_back({.name = std::string("answers.") + kNames[static_cast<std::size_t>(i)],
-                       .value = value,
-                       .progress = measure == AnswerMeasures::diversity ? "diversity {:.4f}" : "",
-                       .in_result = true,
-                       .optional = true});
-  }
+  const training::Metrics of_answers = measures_.of_training();
+  metrics.insert(metrics.end(), of_answers.begin(), of_answers.end());
   measures_ = {};
+  if (settings_.holds_reward())
+    metrics.push_back({.name = "answers.diversity_weight", .value = constraint_.diversity_weight(), .in_result = true});
   return metrics;
 }
 
 // --- Evaluation -----------------------------------------------------------------------------------------------------
 
-/// The evaluation prompts with the present weights; the same random numbers every time. samples: receives some of the
-/// answers. Collective.
+/// Of answers to prompts outside the steps. first: number of the first one in the keys of random numbers. texts:
+/// receives the answers.
+void PolychromicRun::add_measures(AnswerMeasures& measures, std::vector<Prompt> prompts, std::int64_t first,
+                                  report::Json* texts) {
+  const std::vector<Answers> answers =
+      draw_answers(generator_, tokenizer_, std::move(prompts), settings_.samples,
+                   static_cast<std::uint64_t>(configuration_.run.seed), 0, first, settings_.stop);
+  const std::vector<Judgement> judgements = judge_.judge(answers, settings_.set_rule(), Judge::Timing::none);
+  for (std::size_t p = 0; p < answers.size(); ++p) {
+    measures.add(answers[p], judgements[p]);
+    if (texts != nullptr) texts->push_back(shown(answers[p], judgements[p], tokenizer_));
+  }
+}
+
+/// The evaluation prompts with the present weights; the same random numbers every time. samples: receives the answers
+/// to the first ones. Collective.
 AnswerMeasures PolychromicRun::measure(report::Json* samples) {
   const parallel::Range own = parallel::part(prompts_.n_evaluation(), world_.size(), world_.rank());
   const std::int64_t at_once = largest_prompts(configuration_);
@@ -429,21 +424,14 @@ AnswerMeasures PolychromicRun::measure(report::Json* samples) {
     std::vector<Prompt> prompts;
     for (std::int64_t number = begin; number < std::min(begin + at_once, own.end); ++number)
       prompts.push_back(prompts_.evaluation(number));
-    const std::vector<Answers> answers =
-        draw_answers(generator_, tokenizer_, std::move(prompts), settings_.samples,
-                     static_cast<std::uint64_t>(configuration_.run.seed), 0, kEvaluationNumbers + begin);
-    const std::vector<Judgement> judgements = judge_.judge(answers, Judge::Timing::none);
-    for (std::size_t p = 0; p < answers.size(); ++p) {
-      measures.add(answers[p], judgements[p]);
-      if (begin + static_cast<std::int64_t>(p) < kShownPrompts)
-        texts.push_back(shown(answers[p], judgements[p], tokenizer_));
-    }
+    add_measures(measures, std::move(prompts), kEvaluationNumbers + begin, &texts);
   }
   measures.sum_over(world_.all());
   if (samples != nullptr) {
     *samples = report::Json::array();
     for (const std::string& text : gather(json_text(texts), world_.all()))
-      for (const report::Json& one : parse_json(text)) samples->push_back(one);
+      for (const report::Json& one : parse_json(text))
+        if (std::ssize(*samples) < kShownPrompts) samples->push_back(one);
   }
   return measures;
 }
@@ -451,7 +439,7 @@ AnswerMeasures PolychromicRun::measure(report::Json* samples) {
 /// Measures and some answers. Collective.
 report::Json PolychromicRun::record() {
   report::Json samples;
-  report::Json json = to_json(measure(&samples));
+  report::Json json = measure(&samples).to_json();
   json["step"] = base_.trainer().steps_done();
   json["samples"] = samples;
   return json;
@@ -464,7 +452,9 @@ void PolychromicRun::write(const report::Json& json) const {
 void PolychromicRun::start() {
   base_.start();
   if (judge_.shares_weights()) judge_.transformer().prepare_weights();
-  if (prompts_.n_evaluation() == 0 || base_.trainer().steps_done() > 0) return;
+  if (base_.trainer().steps_done() > 0) return;
+  if (settings_.holds_reward()) begin_constraint();
+  if (prompts_.n_evaluation() == 0) return;
   parallel::note_phase("answers before the training");
   write({{"before", record()}});
 }
@@ -472,11 +462,8 @@ void PolychromicRun::start() {
 training::Metrics PolychromicRun::evaluate() {
   training::Metrics metrics = base_.evaluate();
   if (prompts_.n_evaluation() == 0) return metrics;
-  const AnswerMeasures measures = measure(nullptr);
-  for (int i = 0; i < kEvaluated; ++i)
-    metrics.push_back({.name = std::string("validation.") + kNames[static_cast<std::size_t>(i)],
-                       .value = measures.mean(static_cast<AnswerMeasures::Measure>(i)),
-                       .optional = true});
+  const training::Metrics of_answers = measure(nullptr).of_evaluation();
+  metrics.insert(metrics.end(), of_answers.begin(), of_answers.end());
   return metrics;
 }
 

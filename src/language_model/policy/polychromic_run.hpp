@@ -23,8 +23,10 @@
 #include <vector>
 
 #include "language_model/plan.hpp"
+#include "language_model/policy/answer_measures.hpp"
 #include "language_model/policy/answers.hpp"
 #include "language_model/policy/policy_batch.hpp"
+#include "language_model/policy/reward_constraint.hpp"
 #include "language_model/training_run.hpp"
 
 namespace weft::language_model {
@@ -34,35 +36,6 @@ void require_polychromic(const Configuration&, const Architecture&, const Prompt
 
 /// Adds the memory of a PolychromicRun to the plan of its TrainingRun.
 void add_polychromic(Plan&, const Configuration&, const Prompts&);
-
-/// Sums and counts of measures of answers.
-class AnswerMeasures {
- public:
-  enum Measure {
-    reward,
-    diversity,
-    objective,
-    distinct_2,
-    self_bleu,
-    length,
-    empty,
-    advantage_square,  // from here on of training only
-    gap,
-    clipped,
-    divergence,
-    kCount
-  };
-
-  AnswerMeasures() : numbers_(2 * kCount) {}
-  void add(Measure, double value);  ///< NaN: not defined, not counted
-  void add(const Answers&, const Judgement&);
-  /// Collective.
-  void sum_over(const parallel::Communicator& ranks) { ranks.sum(std::span<double>(numbers_)); }
-  double mean(Measure) const;  ///< NaN: of nothing
-
- private:
-  std::vector<double> numbers_;
-};
 
 class PolychromicRun final : public training::Trainable {
  public:
@@ -91,10 +64,12 @@ class PolychromicRun final : public training::Trainable {
     return (settings_.weight > 0 || settings_.kl > 0) && step >= settings_.every &&
            step % settings_.every < settings_.epochs;
   }
+  void begin_constraint();
   void draw(std::int64_t step);
   std::vector<PolicyRow> rows() const;
   void weigh(bool first_use);
   void note_probabilities();
+  void add_measures(AnswerMeasures&, std::vector<Prompt>, std::int64_t first, report::Json* texts);
   AnswerMeasures measure(report::Json* samples);
   report::Json record();
   void write(const report::Json&) const;
@@ -125,6 +100,7 @@ class PolychromicRun final : public training::Trainable {
   std::vector<std::uint8_t> reference_;        // digest of the frozen weights
   std::vector<std::vector<float>> log_drawn_;  // of `present_`, after `draw`
   AnswerMeasures measures_;                    // since the last record
+  RewardConstraint constraint_;                // of settings_.holds_reward()
 };
 
 }  // namespace weft::language_model

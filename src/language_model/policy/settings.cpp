@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "input/schema.hpp"
 
 namespace weft::language_model {
@@ -34,6 +36,7 @@ void add_sampling_keys(input::Schema& schema, PolychromicSettings& polychromic) 
       .in("tokens")
       .at_least(1)
       .at_most(kMostTokens);
+  schema.add("polychromic.stop", polychromic.stop, "texts before which an answer ends");
   schema
       .add("polychromic.prompts_file", polychromic.prompts_file,
            "prompts, one per line, used in turn; FILE.jsonl: {\"prompt\": TEXT, \"reference\": TEXT} per line; \"\" = "
@@ -122,12 +125,33 @@ void add_objective_keys(input::Schema& schema, PolychromicSettings& polychromic)
            "with objective = \"additive\": factor of the diversity")
       .at_least(0)
       .at_most(1e6);
+  schema.add("polychromic.hold_reward", polychromic.hold_reward,
+             {{"none", HoldReward::none}, {"initial", HoldReward::initial}, {"target", HoldReward::target}},
+             "mean reward of the answers that is held by changing the weight of the diversity, which begins as "
+             "diversity_weight: none; that of the initial model; reward_target");
+  schema.add("polychromic.reward_target", polychromic.reward_target, "with hold_reward = \"target\"");
+  schema
+      .add("polychromic.hold_gain", polychromic.hold_gain,
+           "with hold_reward: change of the logarithm of the weight per unit of reward above the target")
+      .more_than(0)
+      .at_most(1e6);
+  schema
+      .add("polychromic.hold_horizon", polychromic.hold_horizon,
+           "with hold_reward: a constant error changes the weight once more after so many")
+      .in("batches of answers")
+      .at_least(1)
+      .at_most(input::kMostSteps);
   schema.add("polychromic.diversity", polychromic.diversity,
              {{"semantic", DiversityMeasure::semantic},
               {"distinct", DiversityMeasure::distinct},
               {"self_bleu", DiversityMeasure::self_bleu}},
              "distance of two answers: 1 - cosine of their embeddings by the initial model; different bigrams of both; "
              "1 - BLEU-2 of one against the other");
+  schema
+      .add("polychromic.semantic_weight", polychromic.semantic_weight,
+           "with another diversity than semantic: it has so many times the semantic distance added")
+      .at_least(0)
+      .at_most(1e6);
 }
 
 }  // namespace
@@ -137,6 +161,10 @@ void add_keys(input::Schema& schema, PolychromicSettings& polychromic) {
   add_sampling_keys(schema, polychromic);
   add_reward_keys(schema, polychromic);
   add_objective_keys(schema, polychromic);
+  schema.rule({"polychromic.stop"}, [&polychromic]() -> std::string {
+    if (std::count(polychromic.stop.begin(), polychromic.stop.end(), "") == 0) return {};
+    return "polychromic.stop has an empty text (every answer would be empty); leave it out";
+  });
   schema.rule({"polychromic.set_size", "polychromic.samples"}, [&polychromic]() -> std::string {
     if (polychromic.samples > polychromic.set_size) return {};
     return fmt::format(
@@ -182,6 +210,41 @@ void add_keys(input::Schema& schema, PolychromicSettings& polychromic) {
     if (polychromic.epochs > 1 || polychromic.clip == PolychromicSettings{}.clip) return {};
     return "polychromic.clip has no effect with epochs = 1 (the ratio of probabilities is 1); leave it out";
   });
+  schema.rule({"polychromic.semantic_weight", "polychromic.diversity"}, [&polychromic]() -> std::string {
+    if (polychromic.semantic_weight == 0 || polychromic.diversity != DiversityMeasure::semantic) return {};
+    return "polychromic.semantic_weight has no effect with diversity = \"semantic\"; leave it out";
+  });
+  schema.rule({"polychromic.hold_reward", "polychromic.objective", "polychromic.reward"},
+              [&polychromic]() -> std::string {
+                if (polychromic.hold_reward == HoldReward::none) return {};
+                if (polychromic.objective != SetObjective::additive)
+                  return "polychromic.hold_reward needs objective = \"additive\" (it changes the weight of the "
+                         "diversity, which a "
+                         "product does not have)";
+                if (polychromic.reward == RewardKind::constant)
+                  return "polychromic.hold_reward has no effect with reward = \"constant\" (it is the same for all "
+                         "answers); choose "
+                         "another reward, or leave hold_reward out";
+                if (polychromic.diversity_weight == 0)
+                  return "polychromic.hold_reward with diversity_weight = 0 (the weight is multiplied, and remains 0); "
+                         "give it a "
+                         "first value, 1 for example";
+                return {};
+              });
+  schema.rule({"polychromic.reward_target", "polychromic.hold_reward"}, [&polychromic]() -> std::string {
+    if (polychromic.hold_reward == HoldReward::target ||
+        polychromic.reward_target == PolychromicSettings{}.reward_target)
+      return {};
+    return "polychromic.reward_target has no effect without hold_reward = \"target\"; leave it out";
+  });
+  schema.rule({"polychromic.hold_gain", "polychromic.hold_horizon", "polychromic.hold_reward"},
+              [&polychromic]() -> std::string {
+                const PolychromicSettings defaults;
+                if (polychromic.hold_reward != HoldReward::none ||
+                    (polychromic.hold_gain == defaults.hold_gain && polychromic.hold_horizon == defaults.hold_horizon))
+                  return {};
+                return "polychromic.hold_gain and hold_horizon have no effect without hold_reward; leave them out";
+              });
   schema.rule({"polychromic.diversity_weight", "polychromic.objective"}, [&polychromic]() -> std::string {
     if (polychromic.objective == SetObjective::additive ||
         polychromic.diversity_weight == PolychromicSettings{}.diversity_weight)

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/language/diversity/set_rule.hpp"
 
@@ -20,6 +21,9 @@ using kernels::SetObjective;
 enum class DiversityMeasure { semantic, distinct, self_bleu };
 /// Score of an answer (reward.hpp).
 enum class RewardKind { constant, likelihood, exact, regex, file, command };
+/// Mean reward that the weight of the diversity holds (reward_constraint.hpp): none, that of the initial model,
+/// reward_target.
+enum class HoldReward { none, initial, target };
 
 struct PolychromicSettings {
   std::int64_t every = 5;             ///< steps from one batch of answers to the next
@@ -29,6 +33,7 @@ struct PolychromicSettings {
   double weight = 0.3;                ///< lambda: factor of the objective beside the supervised loss
   double temperature = 0.9;           ///< of the distribution that is sampled and trained
   std::int64_t max_new_tokens = 100;  ///< of an answer
+  std::vector<std::string> stop;      ///< texts before which an answer ends
   std::string prompts_file;           ///< "": prompts are cut from the training text
   std::int64_t prompt_tokens = 16;    ///< of a prompt that is cut
   std::int64_t evaluation_prompts = 16;
@@ -36,7 +41,12 @@ struct PolychromicSettings {
   std::int64_t embed_together = 0;  ///< texts of a forward pass that forms embeddings; 0: as many as fit
   SetObjective objective = SetObjective::product;
   double diversity_weight = 0.5;  ///< alpha of the additive objective
+  HoldReward hold_reward = HoldReward::none;
+  double reward_target = 0;        ///< with HoldReward::target
+  double hold_gain = 6;            ///< change of log alpha per unit of reward
+  std::int64_t hold_horizon = 40;  ///< batches of answers after which the integral has the weight of the error
   DiversityMeasure diversity = DiversityMeasure::semantic;
+  double semantic_weight = 0;  ///< of the semantic distance beside another one
   RewardKind reward = RewardKind::constant;
   std::string reward_pattern, reward_file, reward_command;
   double reward_time_limit = 60;  ///< seconds per batch of answers
@@ -47,6 +57,7 @@ struct PolychromicSettings {
   kernels::SetRule set_rule() const {
     return {.objective = objective, .set_size = set_size, .diversity_weight = diversity_weight};
   }
+  bool holds_reward() const { return hold_reward != HoldReward::none && weight > 0; }
 };
 
 /// Keys and the conditions between them. The settings must outlive the schema.

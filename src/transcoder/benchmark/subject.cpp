@@ -57,7 +57,10 @@ class Sparse final : public Subject<Trainer> {
   parallel::Exchanges exchanges() const override { return trainer_->exchanges(); }
   double step_exposed_seconds() const override { return trainer_->step_exposed_seconds(); }
   void time_phases(bool one_by_one) override { trainer_->time_phases(one_by_one); }
-  void count_work() override { sizes_ = step_sizes(configuration_, shape_, grid_, trainer_->metrics().l0); }
+  void count_work() override {
+    sizes_ = step_sizes(configuration_, shape_, grid_, trainer_->metrics().l0);
+    sizes_.stores_products = !trainer_->forms_products();
+  }
   training::Work work_of(std::string_view phase) const override {
     return transcoder::work_of(phase, Formulation::sparse, sizes_);
   }

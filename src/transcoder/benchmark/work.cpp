@@ -26,12 +26,12 @@ training::Work work_of(std::string_view phase, Formulation formulation, const St
   const double layers = number(s.shape.n_layers), d = number(s.shape.d_model), features = number(s.n_features);
   const double encoder = layers * features * d, decoder = features * decoder_elements(s.shape);
   const double e = number(s.row_bytes), w = number(s.weight_bytes), update = 2 * (w + s.moments_bytes);
-  const double raw = 4, products = n * layers * features;
+  const double raw = 4, products = n * layers * features, stored = s.stores_products ? products : 0;
   const bool dense = formulation == Formulation::dense;
 
   if (phase == "normalise") return {n * width * (raw + e) + own * width * (raw + 4), 0};
-  if (phase == "encode") return {encoder * w + n * width * e + products * e, 2 * n * encoder};
-  if (phase == "select") return {products * e + s.entries * 16, 0};
+  if (phase == "encode") return {encoder * w + n * width * e + stored * e, 2 * n * encoder};
+  if (phase == "select") return {stored * e + s.entries * 16, 0};
   if (phase == "transpose") return {s.entries * 12 + layers * features * 8, 0};
   if (phase == "skip" && s.shape.skip) {
     const double batch = number(s.batch_tokens);

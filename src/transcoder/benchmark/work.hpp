@@ -28,6 +28,7 @@ struct StepSizes {
   std::int64_t weight_bytes = 4;  ///< a stored weight
   double moments_bytes = 8;       ///< both stored moments of a parameter
   bool lists_windows = false;     ///< jumprelu with threshold_gradient = "listed"
+  bool stores_products = true;    ///< pre-activations pass through memory between "encode" and "select"
 };
 
 /// Of one phase, by its name in the timers; zero for phases without such work (exchange).

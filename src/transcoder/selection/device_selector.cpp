@@ -107,6 +107,7 @@ class DeviceSelector final : public Selector {
         where, failure.passes, failure.entries, failure.capacity);
   }
 
+  bool forms_products() const override { return selection_->forms_products(); }
   parallel::Exchanges exchanges() const override {
     parallel::Exchanges all;
     if (shards_) all += shards_->exchanges();
@@ -137,7 +138,7 @@ class DeviceSelector final : public Selector {
           (*batch.produce)(
               where, {tile.layer, tile.token_begin, tile.token_count, tile.feature_begin, tile.feature_count}, product);
         },
-        activations(), fault_, batch.cut);
+        activations(), fault_, batch.cut, batch.operands);
   }
 
   void read_statistics() override {

@@ -23,6 +23,7 @@
 
 #include "device/memory.hpp"
 #include "device/stream.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/select/rule.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "kernels/workspace.hpp"
@@ -152,9 +153,11 @@ class Selector {
   void keep(double k) { k_ = k; }
   /// Collective over the grid. n_tokens_total: tokens of this batch over all ranks, at most max_tokens; this rank has
   /// grid.part(parallel::kDataAxis, n_tokens_total). bias_of_layer: L arrays of this rank's features, on the device.
-  /// cut_of_layer, with jumprelu only: likewise, what each feature must exceed (kernels::jump_cut).
+  /// cut_of_layer, with jumprelu only: likewise, what each feature must exceed (kernels::jump_cut). operands: what the
+  /// producer's products are products of; a driver that forms them itself does not call the producer.
   void select(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer, const Producer&,
-              std::span<const kernels::Array<const float>> cut_of_layer = {});
+              std::span<const kernels::Array<const float>> cut_of_layer = {},
+              const kernels::EncoderOperands* operands = nullptr);
 
   /// With SelectionShape::follows, topk only, in place of `select`: follow, then `take` for every tile of another
   /// selector of the same sizes, grid and batch, as it produces them (whole passes over the tiles or parts of passes,
@@ -181,6 +184,9 @@ class Selector {
   /// Waits for the device.
   virtual std::string first_fault() { return {}; }
 
+  /// True if the driver formed the products of the last `select` itself, from its operands, and did not store them.
+  virtual bool forms_products() const { return false; }
+
   /// Of this rank since construction, under the name "selection".
   virtual parallel::Exchanges exchanges() const = 0;
   /// As the functions of parallel::DeviceCommunicator, for the exchanges between devices.
@@ -197,6 +203,7 @@ class Selector {
     std::int64_t budget = 0;
     std::span<const kernels::Array<const float>> bias, cut = {};
     const Producer* produce = nullptr;
+    const kernels::EncoderOperands* operands = nullptr;
   };
 
   Selector(const SelectionSpec&, const SelectionSizes&, const parallel::Grid&, const kernels::Execution&);

@@ -155,13 +155,14 @@ TEST_CASE("clipped sums of biases, gains and lookups agree with explicit gradien
           const std::vector<float> factors = some_factors(count);
           const DeviceArray<float> device_factors(factors);
           const std::vector<float> start(static_cast<std::size_t>(columns), kStart);
-          const DeviceArray<float> sums(start), products(start);
-          const DeviceArray<std::byte> workspace(clipped_columns_workspace(columns, examples.sizes()));
-          add_clipped_column_sums(execution, g.view(), examples.view(), device_factors.array(), sums.array(),
-                                  workspace.array());
-          add_clipped_column_products(execution, x.view(), g.view(), statistics ? device_shift.array() : Array<float>{},
-                                      statistics ? device_scale.array() : Array<float>{}, examples.view(),
-                                      device_factors.array(), products.array(), workspace.array());
+          const DeviceArray<float> sums(start), products(start), kept(count * columns);
+          const AnyMatrix of_examples = any_matrix(kept.matrix(count, columns));
+          form_column_sums(execution, g.view(), examples.view(), kept.matrix(count, columns));
+          add_clipped_examples(execution, of_examples, device_factors.array(), sums.array());
+          form_column_products(execution, x.view(), g.view(), statistics ? device_shift.array() : Array<float>{},
+                               statistics ? device_scale.array() : Array<float>{}, examples.view(),
+                               kept.matrix(count, columns));
+          add_clipped_examples(execution, of_examples, device_factors.array(), products.array());
           const std::vector<float> a = x.values(), b = g.values(), abs_a = absolute(a), abs_b = absolute(b);
           const double terms = 200;  // 128 rows of a block, the blocks, three factors, the sum over examples
           CHECK(largest_error(
@@ -204,7 +205,6 @@ TEST_CASE("stored gradients: rounded to bf16, their norms those of the rounded v
     for (const Case& c : kCases)
       for (const Scalar type : kRowTypes)
         for (const bool tied : {false, true}) {
-          const auto implementation = tied ? ProductImplementation::library : ProductImplementation::fused;
           const TestExamples examples(c.lengths, 2);
           const std::int64_t rows = examples.rows(), count = examples.count(), size = c.in * c.out;
           const TestMatrix x(random_floats(rows * c.in, 1), rows, c.in, type),
@@ -217,10 +217,10 @@ TEST_CASE("stored gradients: rounded to bf16, their norms those of the rounded v
           const Matrix<bf16> stored{reinterpret_cast<bf16*>(memory.data()), count, size, size};
           const DeviceArray<double> norms(count);
           const DeviceArray<std::byte> workspace(
-              std::max({form_examples_workspace(type, type, c.in, c.out, examples.sizes(), implementation),
+              std::max({form_examples_workspace(type, type, c.in, c.out, examples.sizes()),
                         lookup_to_examples_workspace(examples.sizes()), stored_norms_workspace(count, size)}));
           form_examples(execution, x.view(), g.view(), examples.view(), stored, tied ? Array<double>{} : norms.array(),
-                        workspace.array(), implementation);
+                        workspace.array());
           if (tied) {
             add_lookup_to_examples(execution, device_ids.array(), e.view(), 1, examples.view(), stored,
                                    workspace.array());
@@ -337,8 +337,7 @@ TEST_CASE("what is summed of an example has a norm of at most the bound: product
           if (way == Way::stored)
             form_examples(execution, x.view(), g.view(), examples.view(), stored, norms.array(), workspace.array());
           else
-            add_product_norms(execution, x.view(), g.view(), examples.view(), false, method, norms.array(),
-                              workspace.array());
+            add_product_norms(execution, x.view(), g.view(), examples.view(), method, norms.array(), workspace.array());
           clip_factors(execution, norms.array(), clip, ClipFunction::abadi, factors.array());
           const std::vector<float> all = factors.values();
           for (std::size_t b = 0; b < 3; ++b) {

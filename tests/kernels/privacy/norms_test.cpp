@@ -2,6 +2,7 @@
 #include "kernels/privacy/norms.hpp"
 
 #include "kernels/privacy/clipping.hpp"
+#include "kernels/privacy/example_sums.hpp"
 #include "tests/kernels/privacy/example_gradients.hpp"
 
 namespace weft::testing {
@@ -13,11 +14,11 @@ namespace {
 constexpr double kStart = 0.5;  ///< what norms contain before a call
 
 std::vector<double> product_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const TestExamples& examples,
-                                  bool with_bias, const NormMethod& method) {
+                                  const NormMethod& method) {
   const DeviceArray<double> norms(std::vector<double>(static_cast<std::size_t>(examples.count()), kStart));
   const DeviceArray<std::byte> workspace(
       product_norms_workspace(x.type, g.type, x.columns, g.columns, examples.sizes(), method));
-  add_product_norms(execution, x, g, examples.view(), with_bias, method, norms.array(), workspace.array());
+  add_product_norms(execution, x, g, examples.view(), method, norms.array(), workspace.array());
   return norms.values();
 }
 
@@ -35,39 +36,28 @@ const std::vector<Case> kCases = {
 
 }  // namespace
 
-TEST_CASE(
-    "norms of products agree with explicit gradients in float64: both algorithms, any tile, with and without bias") {
+TEST_CASE("norms of products agree with explicit gradients in float64: both algorithms, any tile") {
   for_each_backend([&](const Execution& execution) {
     for (const Case& c : kCases)
       for (const Scalar type : kRowTypes)
         for (const NormAlgorithm algorithm : kAlgorithms)
-          for (const std::int64_t tile : {0, 5, 64})
-            for (const bool with_bias : {false, true}) {
-              CAPTURE(c.in);
-              CAPTURE(c.out);
-              CAPTURE(static_cast<int>(type));
-              CAPTURE(static_cast<int>(algorithm));
-              CAPTURE(tile);
-              CAPTURE(with_bias);
-              const TestExamples examples(c.lengths, 2);
-              const std::int64_t rows = examples.rows(), stride = c.out + 3;
-              const TestMatrix x(random_floats(rows * c.in, 1), rows, c.in, type),
-                  g(random_floats(rows * stride, 2, 1e-3f), rows, stride, type);
-              const std::vector<double> got = product_norms(execution, x.view(), g.view().columns_from(0, c.out),
-                                                            examples, with_bias, {algorithm, tile});
-              const std::vector<float> gradient = g.values();
-              std::vector<double> expected =
-                  squared_norms(product_gradients(x.values(), c.in, gradient, c.out, stride, examples));
-              if (with_bias)
-                for (std::int64_t e = 0; e < examples.count(); ++e)
-                  for (std::int64_t o = 0; o < c.out; ++o) {
-                    double sum = 0;
-                    for (std::int64_t t = examples.begin(e); t < examples.end(e); ++t) sum += gradient[t * stride + o];
-                    expected[e] += sum * sum;
-                  }
-              // Norms are added to kStart: its rounding in float64 is below the tolerance of a norm of 1e-6.
-              CHECK(largest_relative_error(got, expected, kStart) <= norm_tolerance(type));
-            }
+          for (const std::int64_t tile : {0, 5, 64}) {
+            CAPTURE(c.in);
+            CAPTURE(c.out);
+            CAPTURE(static_cast<int>(type));
+            CAPTURE(static_cast<int>(algorithm));
+            CAPTURE(tile);
+            const TestExamples examples(c.lengths, 2);
+            const std::int64_t rows = examples.rows(), stride = c.out + 3;
+            const TestMatrix x(random_floats(rows * c.in, 1), rows, c.in, type),
+                g(random_floats(rows * stride, 2, 1e-3f), rows, stride, type);
+            const std::vector<double> got =
+                product_norms(execution, x.view(), g.view().columns_from(0, c.out), examples, {algorithm, tile});
+            const std::vector<double> expected =
+                squared_norms(product_gradients(x.values(), c.in, g.values(), c.out, stride, examples));
+            // Norms are added to kStart: its rounding in float64 is below the tolerance of a norm of 1e-6.
+            CHECK(largest_relative_error(got, expected, kStart) <= norm_tolerance(type));
+          }
   });
 }
 
@@ -87,16 +77,9 @@ TEST_CASE("norms of products by every implementation, at widths that all of them
                {ProductImplementation::library, ProductImplementation::fused}) {
             const NormMethod method{algorithm, 0, implementation};
             const AnyMatrix part = g.view().columns_from(0, c.out);
-            const std::vector<double> got = product_norms(execution, x.view(), part, examples, false, method);
+            const std::vector<double> got = product_norms(execution, x.view(), part, examples, method);
             CHECK(largest_relative_error(got, expected, kStart) <= norm_tolerance(type));
-            CHECK(got == product_norms(execution, x.view(), part, examples, false, method));
-            const DeviceArray<double> bias(examples.count());
-            const DeviceArray<std::byte> workspace(column_norms_workspace(c.out, examples.sizes()));
-            add_column_sum_norms(execution, part, examples.view(), bias.array(), workspace.array());
-            std::vector<double> both = expected;
-            for (std::size_t e = 0; e < both.size(); ++e) both[e] += bias.values()[e];
-            CHECK(largest_relative_error(product_norms(execution, x.view(), part, examples, true, method), both,
-                                         kStart) <= norm_tolerance(type));
+            CHECK(got == product_norms(execution, x.view(), part, examples, method));
           }
       }
   });
@@ -111,7 +94,7 @@ TEST_CASE("norms of rows of two types: gradients of logits in fp32, hidden state
     const std::vector<double> expected =
         squared_norms(product_gradients(x.values(), in, g.values(), out, out, examples));
     for (const NormAlgorithm algorithm : kAlgorithms) {
-      const std::vector<double> got = product_norms(execution, x.view(), g.view(), examples, false, {algorithm, 0});
+      const std::vector<double> got = product_norms(execution, x.view(), g.view(), examples, {algorithm, 0});
       CHECK(largest_relative_error(got, expected, kStart) <= norm_tolerance(Scalar::fp32));
     }
   });
@@ -124,11 +107,11 @@ TEST_CASE("the tile changes norms by 1e-6 at most, and equal calls give equal bi
     const TestMatrix x(random_floats(rows * in, 3), rows, in, Scalar::bf16),
         g(random_floats(rows * out, 4), rows, out, Scalar::bf16);
     for (const NormAlgorithm algorithm : kAlgorithms) {
-      const std::vector<double> whole = product_norms(execution, x.view(), g.view(), examples, true, {algorithm, 1000});
+      const std::vector<double> whole = product_norms(execution, x.view(), g.view(), examples, {algorithm, 1000});
       for (const std::int64_t tile : {0, 7, 32, 64, 128}) {
-        const std::vector<double> got = product_norms(execution, x.view(), g.view(), examples, true, {algorithm, tile});
+        const std::vector<double> got = product_norms(execution, x.view(), g.view(), examples, {algorithm, tile});
         CHECK(largest_relative_error(got, whole) <= 1e-6);
-        CHECK(got == product_norms(execution, x.view(), g.view(), examples, true, {algorithm, tile}));
+        CHECK(got == product_norms(execution, x.view(), g.view(), examples, {algorithm, tile}));
       }
     }
   });
@@ -140,15 +123,20 @@ TEST_CASE("hand-computed norms: a product, its bias, a lookup with a repeated id
     const TestMatrix x({1, 2, 3, 4, 0, 0, 0, 0, 0, 0}, 5, 2, Scalar::fp32),
         g({1, -1, 2, 0, 0, 0, 0, 0, 0, 0}, 5, 2, Scalar::fp32);
     for (const NormAlgorithm algorithm : kAlgorithms) {
-      CHECK(product_norms(execution, x.view(), g.view(), examples, false, {algorithm, 0})[0] == kStart + 154);
-      // Not 6, the sum of the squared norms of the rows.
-      CHECK(product_norms(execution, x.view(), g.view(), examples, true, {algorithm, 0})[0] == kStart + 164);
+      CHECK(product_norms(execution, x.view(), g.view(), examples, {algorithm, 0})[0] == kStart + 154);
     }
+    // Of the bias, 10: not 6, the sum of the squared norms of the rows.
+    const DeviceArray<float> sums(2);
+    const DeviceArray<double> of_bias(1);
+    const DeviceArray<std::byte> memory(stored_norms_workspace(1, 2));
+    form_column_sums(execution, g.view(), examples.view(), sums.matrix(1, 2));
+    add_stored_norms(execution, any_matrix(sums.matrix(1, 2)), of_bias.array(), memory.array());
+    CHECK(of_bias.values()[0] == 10);
     const TestExamples three({3});
     const DeviceArray<std::uint32_t> ids(std::vector<std::uint32_t>{5, 7, 5, 0, 0, 0});
     const TestMatrix e({1, 0, 0, 2, 3, 4, 9, 9, 9, 9, 9, 9}, 6, 2, Scalar::fp32);
     const DeviceArray<double> norms(1);
-    const DeviceArray<std::byte> workspace(lookup_norms_workspace(three.sizes()));
+    const DeviceArray<std::byte> workspace(lookup_norms_workspace(2, three.sizes()));
     add_lookup_norms(execution, ids.array(), e.view(), 0, 8, three.view(), norms.array(), workspace.array());
     CHECK(norms.values()[0] == 36);  // not 30: the gradients of one row of the table are added before they are squared
   });
@@ -176,7 +164,7 @@ TEST_CASE("norms of inputs that share a large component: the direct sum is exact
         const std::vector<double> expected =
             squared_norms(product_gradients(x.values(), in, g.values(), out, out, examples));
         const auto error = [&](NormAlgorithm algorithm) {
-          return largest_relative_error(product_norms(execution, x.view(), g.view(), examples, false, {algorithm, 0}),
+          return largest_relative_error(product_norms(execution, x.view(), g.view(), examples, {algorithm, 0}),
                                         expected, kStart);
         };
         CHECK(error(NormAlgorithm::direct) <= 1e-5);
@@ -198,7 +186,7 @@ TEST_CASE("an example that is not finite, and one 10,000 times larger, leave the
       for (const NormAlgorithm algorithm : kAlgorithms) {
         const auto norms = [&](const std::vector<float>& a, const std::vector<float>& b) {
           const TestMatrix x(a, rows, in, type), g(b, rows, out, type);
-          return product_norms(execution, x.view(), g.view(), examples, true, {algorithm, 0});
+          return product_norms(execution, x.view(), g.view(), examples, {algorithm, 0});
         };
         const std::vector<double> plain = norms(inputs, gradients);
         for (const std::int64_t bad : {0, 1, 2, 4})
@@ -232,32 +220,30 @@ TEST_CASE("norms of biases and gains agree with explicit gradients, with statist
         for (const Scalar type : kRowTypes)
           for (const bool statistics : {false, true}) {
             const TestExamples examples(c.lengths, 1);
-            const std::int64_t rows = examples.rows();
+            const std::int64_t rows = examples.rows(), count = examples.count();
             const TestMatrix x(random_floats(rows * columns, 1), rows, columns, type),
                 g(random_floats(rows * columns, 2), rows, columns, type);
             const std::vector<float> shift = random_floats(rows, 3), scale = random_floats(rows, 4);
-            const DeviceArray<float> device_shift(shift), device_scale(scale);
-            const DeviceArray<double> sums(examples.count()), products(examples.count());
-            const DeviceArray<std::byte> workspace(column_norms_workspace(columns, examples.sizes()));
-            add_column_sum_norms(execution, g.view(), examples.view(), sums.array(), workspace.array());
-            add_column_product_norms(execution, x.view(), g.view(), statistics ? device_shift.array() : Array<float>{},
-                                     statistics ? device_scale.array() : Array<float>{}, examples.view(),
-                                     products.array(), workspace.array());
-            // The same from sums that are kept, as examples of one row.
-            const DeviceArray<float> kept(examples.count() * columns);
-            const TestExamples single(std::vector<std::int64_t>(static_cast<std::size_t>(examples.count()), 1));
-            const DeviceArray<double> of_kept(examples.count());
-            form_column_sums(execution, g.view(), examples.view(), kept.matrix(examples.count(), columns));
-            add_column_sum_norms(execution, {kept.data(), Scalar::fp32, examples.count(), columns, columns},
-                                 single.view(), of_kept.array(), workspace.array());
-            CHECK(of_kept.values() == sums.values());
+            const DeviceArray<float> device_shift(shift), device_scale(scale), sums(count * columns),
+                products(count * columns);
+            form_column_sums(execution, g.view(), examples.view(), sums.matrix(count, columns));
+            form_column_products(execution, x.view(), g.view(), statistics ? device_shift.array() : Array<float>{},
+                                 statistics ? device_scale.array() : Array<float>{}, examples.view(),
+                                 products.matrix(count, columns));
+            const auto norms = [&](const DeviceArray<float>& values) {
+              const DeviceArray<double> squares(count);
+              const DeviceArray<std::byte> workspace(stored_norms_workspace(count, columns));
+              add_stored_norms(execution, any_matrix(values.matrix(count, columns)), squares.array(),
+                               workspace.array());
+              return squares.values();
+            };
             const std::vector<float> inputs = x.values(), gradients = g.values();
             const auto expected = [&](const std::vector<float>* a, bool with) {
               return squared_norms(
                   column_gradients(a, gradients, columns, with ? &shift : nullptr, with ? &scale : nullptr, examples));
             };
-            CHECK(largest_relative_error(sums.values(), expected(nullptr, false)) <= norm_tolerance(Scalar::fp32));
-            CHECK(largest_relative_error(products.values(), expected(&inputs, statistics)) <=
+            CHECK(largest_relative_error(norms(sums), expected(nullptr, false)) <= norm_tolerance(Scalar::fp32));
+            CHECK(largest_relative_error(norms(products), expected(&inputs, statistics)) <=
                   norm_tolerance(Scalar::fp32));
           }
   });
@@ -280,7 +266,7 @@ TEST_CASE("norms of lookups agree with explicit gradients: long runs, ids of oth
           const TestMatrix g(random_floats(rows * columns, 8), rows, columns, type);
           for (const auto& [first, held] : {std::pair{std::int64_t{0}, table}, {table / 3, table / 2}}) {
             const DeviceArray<double> norms(examples.count());
-            const DeviceArray<std::byte> workspace(lookup_norms_workspace(examples.sizes()));
+            const DeviceArray<std::byte> workspace(lookup_norms_workspace(columns, examples.sizes()));
             add_lookup_norms(execution, device_ids.array(), g.view(), first, held, examples.view(), norms.array(),
                              workspace.array());
             const std::int64_t seen = std::min<std::int64_t>(held, 9);
@@ -310,7 +296,7 @@ TEST_CASE("the norm of a tied matrix is that of the sum of its two gradients; pa
         const ExampleSizes sizes = examples.sizes();
         const NormMethod method{};
         const DeviceArray<std::byte> workspace(
-            std::max({lookup_norms_workspace(sizes), tied_rows_workspace(type, type, columns, sizes),
+            std::max({lookup_norms_workspace(columns, sizes), tied_rows_workspace(type, type, columns, sizes),
                       tied_norms_workspace({sizes.examples, sizes.most_rows, rows}),
                       product_norms_workspace(type, type, columns, held, sizes, method)}));
         const DeviceArray<float> tied(rows * columns);
@@ -321,8 +307,7 @@ TEST_CASE("the norm of a tied matrix is that of the sum of its two gradients; pa
                         tied.matrix(rows, columns), workspace.array());
         add_lookup_norms(execution, device_ids.array(), e.view(), first, held, examples.view(), norms.array(),
                          workspace.array());
-        add_product_norms(execution, h.view(), logits, examples.view(), false, method, norms.array(),
-                          workspace.array());
+        add_product_norms(execution, h.view(), logits, examples.view(), method, norms.array(), workspace.array());
         add_tied_norms(execution, e.view(), tied.matrix(rows, columns), examples.view(), norms.array(),
                        workspace.array());
 

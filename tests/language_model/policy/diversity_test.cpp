@@ -162,6 +162,15 @@ TEST_CASE("the closed form from embeddings equals that from distances") {
   const PromptAdvantages host = set_advantages({}, rewards, distances);
   const testing::SetReference reference = testing::all_sets({}, rewards, distances);
   for (std::size_t i = 0; i < rewards.size(); ++i) CHECK(near(host.advantages[i], reference.advantages[i], 1e-12));
+  const std::vector<double> own = cosine_distances({rows.data(), samples, columns, columns});
+  REQUIRE(own.size() == distances.size());
+  for (std::size_t pair = 0; pair < own.size(); ++pair) CHECK(near(own[pair], distances[pair], 1e-12));
+}
+
+TEST_CASE("distances of embeddings: opposite, orthogonal, and none with an empty answer") {
+  const std::vector<float> rows = {2, 0, -1, 0, 0, 3, 0, 0};
+  const std::vector<double> expected = {0, 2, 1, 0, 2, 0, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0};
+  CHECK(cosine_distances({rows.data(), 4, 2, 2}) == expected);
 }
 
 // --- Gradient -------------------------------------------------------------------------------------------------------

@@ -22,6 +22,12 @@ TEST_CASE("the work of a step, by hand for two layers") {
   CHECK(work_of("optimizer", Formulation::dense, sizes).bytes == 1500 * 28);
   CHECK(work_of("decode", Formulation::sparse, sizes).bytes == 100 * 4 + 5 * 20 * 4);
   CHECK(work_of("exchange", Formulation::sparse, sizes).bytes == 0);
+  // Pre-activations are written and read, unless they are filtered as they are formed.
+  CHECK(work_of("encode", Formulation::sparse, sizes).bytes == 600 * 4 + 5 * 20 * 4 + 5 * 60 * 4);
+  CHECK(work_of("select", Formulation::sparse, sizes).bytes == 5 * 60 * 4 + 7 * 16);
+  sizes.stores_products = false;
+  CHECK(work_of("encode", Formulation::sparse, sizes).bytes == 600 * 4 + 5 * 20 * 4);
+  CHECK(work_of("select", Formulation::sparse, sizes).bytes == 7 * 16);
 }
 
 }  // namespace weft::transcoder

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Instructions of compute capability 9.0 alone (PTX ISA): products of a warpgroup whose operands are in shared memory
+// (wgmma), copies of boxes of a matrix (cp.async.bulk.tensor), barriers in the shared memory of a cluster. For sources
+// that are compiled for 90a only.
+#pragma once
+
+#include "kernels/warp_cuda.cuh"
+
+namespace weft::kernels::cuda {
+
+/// True on a GPU of compute capability 9.0.
+inline bool is_hopper() {
+  static const bool found = [] {
+    int device = 0, major = 0, minor = 0;
+    require(cudaGetDevice(&device), "cudaGetDevice");
+    require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+    require(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+    return major == 9 && minor == 0;
+  }();
+  return found;
+}
+
+/// Copies and operands swizzled over 128 bytes start at multiples of this in shared memory.
+constexpr int kSwizzleAlignment = 1024;
+constexpr int kWarpgroup = 128;     // threads
+constexpr int kSumsOfThread = 128;  // of 64 x 256 sums of a warpgroup
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// ---- products ------------------------------------------------------------------------------------------------------
+
+/// An operand swizzled over 128 bytes; 1024 bytes from eight rows to the next eight. `panel`: bytes from 64 columns to
+/// the next 64, where the contiguous axis is that of the result; unused where it is that of the sum.
+__device__ __forceinline__ std::uint64_t operand_at(std::uint32_t address, int panel) {
+  return static_cast<std::uint64_t>((address & 0x3ffff) >> 4) | static_cast<std::uint64_t>(panel >> 4) << 16 |
+         static_cast<std::uint64_t>(1024 >> 4) << 32 | std::uint64_t{1} << 62;
+}
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int pending>
+__device__ __forceinline__ void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+/// The sums may be read and written from here on, or no longer.
+__device__ __forceinline__ void fence_sums(float (&c)[kSumsOfThread]) {
+#pragma unroll
+  for (int i = 0; i < kSumsOfThread; ++i) asm volatile("" : "+f"(c[i])::"memory");
+}
+
+// clang-format off
+#define WEFT_SUMS_8(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define WEFT_SUMS_32(c, i) WEFT_SUMS_8(c, i), WEFT_SUMS_8(c, i + 8), WEFT_SUMS_8(c, i + 16), WEFT_SUMS_8(c, i + 24)
+// clang-format on
+
+/// c = (adds ? c : 0) + a b with 16 terms: a has 64 rows, b 256 columns. `transposed`: the contiguous axis of both
+/// operands is that of the result, else that of the sum.
+/// c[i]: row lane / 4 + 8 (i / 2 % 2) of the 16 of a warp, column 2 (lane % 4) + 8 (i / 4) + i % 2.
+template <bool transposed>
+__device__ __forceinline__ void multiply(float (&c)[kSumsOfThread], std::uint64_t a, std::uint64_t b, bool adds) {
+  asm volatile(
+      "{\n.reg .pred adds;\nsetp.ne.b32 adds, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
+      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
+      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
+      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
+      "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127},"
+      " %128, %129, adds, 1, 1, %131, %131;\n}"
+      : WEFT_SUMS_32(c, 0), WEFT_SUMS_32(c, 32), WEFT_SUMS_32(c, 64), WEFT_SUMS_32(c, 96)
+      : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(transposed ? 1 : 0)
+      : "memory");
+}
+#undef WEFT_SUMS_32
+#undef WEFT_SUMS_8
+
+// ---- a cluster -----------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ int rank_in_cluster() {
+  std::uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+/// Arrives at the barrier at this address in block `rank` of the cluster, for a reader of shared memory. Without
+/// .release.cluster, which would wait for all of the thread's memory accesses (MEMBAR.ALL.GPU): nothing that was
+/// written must be visible.
+__device__ __forceinline__ void arrive_in_cluster(std::uint32_t barrier, int rank) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+
+// ---- copies --------------------------------------------------------------------------------------------------------
+
+/// Box of an array described by `map` (CUtensorMap) to shared memory; elements beyond its ends are 0. One thread.
+__device__ __forceinline__ void copy_box(std::uint32_t shared, const void* map, int x, int y, int z,
+                                         std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(shared),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+/// The same into every block of `blocks` (a bit each), at the same addresses, where the barriers count the bytes.
+__device__ __forceinline__ void copy_box_to_all(std::uint32_t shared, const void* map, int x, int y,
+                                                std::uint32_t barrier, std::uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared),
+      "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
+// ---- warpgroups ----------------------------------------------------------------------------------------------------
+
+/// Barriers 1 to 15 of a block, of `threads` threads.
+__device__ __forceinline__ void sync_threads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void arrive_threads(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+/// Registers of each thread of this warpgroup from here on.
+template <int registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void return_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+#endif
+
+}  // namespace weft::kernels::cuda

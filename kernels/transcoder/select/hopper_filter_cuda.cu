@@ -1,0 +1,510 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products on Hopper's warpgroup matrix instructions, persistent: a cluster of two blocks forms tiles of 2 x 128 tokens
+// x 256 features, one after the other, of all layers of a launch.
+//
+//   2 warpgroups   consumers: 64 x 256 sums each in registers, then their filter
+//   1 thread       requests the operands from the copy engine (cp.async.bulk.tensor); each block copies one half of W's
+//                  tile to both
+//   2 warps        writers, one per consumer: biases, the exact comparison, places in the list
+//
+//   full[stage]    the operands of kInner terms are there     empty[stage]  all consumers of the cluster have read them
+//   limits[slot]   the limits of a tile are there             filled, written  what a consumer found is complete, taken
+//
+// The filter of a tile. A consumer compares each sum with its feature's limit (one instruction); of the few above it,
+// product and position go to shared memory in any order. The writer adds biases, compares with the threshold, marks the
+// entries in a bitmap, from which follow the counts of each token and the place of each entry, reserves a range of the
+// list with one atomic addition, and writes. Meanwhile the consumer forms the next tile. If a warp finds more than the
+// buffer holds (a threshold that was far too low), the warpgroup gives four rows at a time.
+//
+// The second consumer stays kLead stages behind the first one, so that one multiplies while the other one compares.
+//
+// Limit: the tensor cores' rate at the board's power limit. Measured: docs/performance.md.
+#include <cuda.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <vector>
+
+#include "kernels/bulk_copy_cuda.cuh"
+#include "kernels/hopper_cuda.cuh"
+#include "kernels/launch_cuda.cuh"
+#include "kernels/transcoder/select/hopper_filter.hpp"
+
+namespace weft::kernels::cuda {
+namespace {
+
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kWarps = kWarpgroup / kWarp;                                               // of a warpgroup
+constexpr int kTokens = kConsumers * 64, kFeatures = static_cast<int>(kHopperFeatures);  // a block's tile
+constexpr int kInner = 64;                                                               // terms of a stage: 128 bytes
+constexpr int kStages = 4, kCluster = 2;
+constexpr int kLead = 2;     // stages that the first warpgroup is ahead of the second
+constexpr int kGroup = 16;   // pairs of tiles along the tokens that are formed before the next features
+constexpr int kLayers = 32;  // of a launch, at most: kernel arguments are limited
+constexpr int kBytesX = kTokens * kInner * 2, kBytesW = kFeatures * kInner * 2;
+constexpr int kMostFound = kFeatures;  // of a warp in a batch: a whole row always fits
+constexpr int kAllRows = -1;
+
+using Count = unsigned long long;
+
+struct Arguments {
+  CUtensorMap x;                // (d, layers, tokens)
+  CUtensorMap weight[kLayers];  // (d, features) of each layer of the launch
+  const float* bias[kLayers];   // filter
+  HopperFilter filter;
+  std::uint16_t* product;  // store: [tokens, product_stride]
+  std::int64_t product_stride;
+  int all_layers, first_layer, n_layers;  // of the model; of the launch
+  int tokens, features;
+  int steps;  // stages of a tile
+};
+
+/// What a warpgroup found in its part of a tile, 64 rows x 256 features, for a warp of the other one.
+struct alignas(16) Hits {
+  std::uint32_t bits[64][kFeatures / 32];     // entries of the list; of write_hits alone
+  std::uint32_t product[kWarps][kMostFound];  // above their limit: bf16 << 16 | row << 8 | column
+  int count[kWarps];                          // of each warp
+  int row;                                    // rows of the batch: kAllRows, or those whose index in their 16 is this
+  int last;                                   // batch of the tile
+};
+
+struct Shared {
+  unsigned char x[kStages][kBytesX];
+  unsigned char weight[kStages][kBytesW];
+  float limit[2][kFeatures];
+  Hits hits[kConsumers];
+  std::uint64_t full[kStages], empty[kStages], limits[2], filled[kConsumers], written[kConsumers];
+};
+constexpr int kSharedBytes = static_cast<int>(sizeof(Shared)) + kSwizzleAlignment;
+static_assert(kSharedBytes <= 227 * 1024 && kLead < kStages);
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ std::uint32_t address_of(const void* shared) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+__device__ __forceinline__ void arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+struct Tile {
+  int layer, token, feature;  // layer of the launch; first token of the block, first feature
+};
+
+/// Tiles of the clusters in turn: layer by layer; in a layer groups of tokens, and in a group all its tokens before the
+/// next features.
+struct Tiles {
+  int features, pairs, of_layer, count;
+
+  __device__ explicit Tiles(const Arguments& a)
+      : features((a.features + kFeatures - 1) / kFeatures),
+        pairs((a.tokens + kCluster * kTokens - 1) / (kCluster * kTokens)),
+        of_layer(features * pairs),
+        count(of_layer * a.n_layers) {}
+  __device__ Tile at(const Arguments& a, int index, int rank) const {
+    const int layer = index / of_layer, in_layer = index % of_layer;
+    const int first = in_layer / (kGroup * features) * kGroup, in_group = in_layer - first * features;
+    const int width = min(kGroup, pairs - first);
+    return {layer, ((first + in_group % width) * kCluster + rank) * kTokens, in_group / width * kFeatures};
+  }
+};
+
+/// One thread: copies the operands of all tiles to the stages.
+template <bool stores>
+__device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank) {
+  constexpr int kPart = kFeatures / kCluster;  // rows of W that this block copies for the cluster
+  const Tiles tiles(a);
+  int step = 0, number = 0;
+  for (int index = blockIdx.x / kCluster; index < tiles.count; index += gridDim.x / kCluster, ++number) {
+    const Tile tile = tiles.at(a, index, rank);
+    for (int k = 0; k < a.steps; ++k, ++step) {
+      const int stage = step % kStages;
+      wait_barrier(address_of(&s.empty[stage]), (step / kStages & 1) ^ 1);
+      const std::uint32_t full = address_of(&s.full[stage]);
+      expect_bytes(full, kBytesX + kBytesW);
+      copy_box(address_of(s.x[stage]), &a.x, k * kInner, a.first_layer + tile.layer, tile.token, full);
+      copy_box_to_all(address_of(s.weight[stage]) + rank * (kBytesW / kCluster), &a.weight[tile.layer], k * kInner,
+                      tile.feature + rank * kPart, full, (1 << kCluster) - 1);
+      if (!stores && k == 0) {
+        // Both warpgroups have passed the tile before the last one: they have released a stage of the last one.
+        const int slot = number & 1;
+        const std::uint32_t limits = address_of(&s.limits[slot]);
+        expect_bytes(limits, kFeatures * 4);
+        copy_bulk(address_of(s.limit[slot]),
+                  a.filter.limit + (a.first_layer + tile.layer) * a.filter.padded_features + tile.feature,
+                  kFeatures * 4, limits);
+      }
+    }
+  }
+}
+
+/// A warp: adds biases to what a warpgroup found, and appends what exceeds the threshold to the list.
+__device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int rank, int warpgroup, int lane) {
+  const Tiles tiles(a);
+  const HopperFilter& f = a.filter;
+  Hits& hits = s.hits[warpgroup];
+  int batch = 0;
+  for (int index = blockIdx.x / kCluster; index < tiles.count; index += gridDim.x / kCluster) {
+    Tile tile = tiles.at(a, index, rank);
+    tile.token += warpgroup * 64;
+    const int layer = a.first_layer + tile.layer, g = f.all_layers ? 0 : layer;
+    const float* const bias = a.bias[tile.layer] + tile.feature;
+    const float threshold = __uint_as_float(__ldg(f.threshold + g));
+    for (bool last = false; !last; ++batch) {
+      wait_barrier(address_of(&s.filled[warpgroup]), batch & 1);
+      last = hits.last != 0;
+      const int only = hits.row;
+      int end[kWarps], found = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) end[w] = found += hits.count[w];
+      // visit(found, row, column, r) by the whole warp, for 32 products at a time.
+      const auto for_each = [&](auto&& visit) {
+        for (int first = 0; first < found; first += kWarp) {
+          const int i = first + lane;
+          int w = 0, begin = 0;
+#pragma unroll
+          for (int j = 0; j < kWarps - 1; ++j)
+            if (i >= end[j]) w = j + 1, begin = end[j];
+          const std::uint32_t product = i < found ? hits.product[w][i - begin] : 0;
+          const int column = static_cast<int>(product & 255);
+          visit(i < found, static_cast<int>(product >> 8 & 63), column, high_bf16(product) + __ldg(bias + column));
+        }
+      };
+      for_each([&](bool is, int row, int column, float r) {
+        if (is && r > threshold) atomicOr(&hits.bits[row][column / 32], 1u << column % 32);
+      });
+      __syncwarp();
+      int own[2];  // rows 2 lane, 2 lane + 1
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        own[j] = 0;
+#pragma unroll
+        for (int w = 0; w < kFeatures / 32; ++w) own[j] += __popc(hits.bits[2 * lane + j][w]);
+      }
+      const int before = static_cast<int>(warp_exclusive_sum(static_cast<std::uint32_t>(own[0] + own[1]), lane));
+      const int n = __shfl_sync(kAllLanes, before + own[0] + own[1], kWarp - 1);
+      Count start = 0;
+      if (lane == 0 && n > 0) start = atomicAdd(f.cursor + g * f.cursor_stride, static_cast<Count>(n));
+      start = __shfl_sync(kAllLanes, start, 0);
+      const bool fits = start + static_cast<Count>(n) <= static_cast<Count>(f.capacity);
+      const std::uint32_t base = static_cast<std::uint32_t>(g * f.capacity + static_cast<std::int64_t>(start));
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = 2 * lane + j;
+        if (tile.token + row < a.tokens && (only == kAllRows || row % 16 == only))
+          f.segment[(static_cast<std::int64_t>(tile.token + row) * a.all_layers + layer) * tiles.features +
+                    tile.feature / kFeatures] =
+              make_uint2(base + static_cast<std::uint32_t>(before + (j == 0 ? 0 : own[0])),
+                         fits ? static_cast<std::uint32_t>(own[j]) : 0u);
+      }
+      if (n > 0 && fits)
+        for_each([&](bool is, int row, int column, float r) {
+          int at = __shfl_sync(kAllLanes, before, row / 2);
+          const int of_even = __shfl_sync(kAllLanes, own[0], row / 2);
+          if (row % 2 != 0) at += of_even;
+#pragma unroll
+          for (int w = 0; w < kFeatures / 32; ++w) {
+            const std::uint32_t bits = hits.bits[row][w];
+            at += __popc(w < column / 32 ? bits : w == column / 32 ? bits & ((1u << column % 32) - 1) : 0);
+          }
+          if (!is || !(r > threshold)) return;
+          const std::uint32_t place = base + static_cast<std::uint32_t>(at);
+          f.key[place] = static_cast<std::uint32_t>(layer * a.features + tile.feature + column);
+          f.value[place] = r;
+        });
+      __syncwarp();
+      if (n > 0)
+        for (int i = lane; i < static_cast<int>(sizeof hits.bits) / 16; i += kWarp)
+          reinterpret_cast<uint4*>(hits.bits)[i] = make_uint4(0, 0, 0, 0);
+      __syncwarp();
+      if (lane == 0) arrive(address_of(&s.written[warpgroup]));
+    }
+  }
+}
+
+/// A warpgroup: gives what exceeds the limits to write_hits.
+__device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, int slot, int warpgroup,
+                                            int& batch, const float (&c)[kSumsOfThread]) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp, warp = thread / kWarp;
+  Hits& hits = s.hits[warpgroup];
+  std::uint32_t* const products = hits.product[warp];
+  const float* const limit = s.limit[slot] + lane % 4 * 2;
+  const int row = warp * 16 + lane / 4;
+  const unsigned before = (1u << lane) - 1;
+  for (int only = kAllRows;;) {
+    wait_barrier(address_of(&s.written[warpgroup]), (batch & 1) ^ 1);
+    bool takes[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      takes[h] = tile.token + warpgroup * 64 + row + 8 * h < a.tokens && (only == kAllRows || lane / 4 + 8 * h == only);
+    int n = 0;  // of this warp
+#pragma unroll
+    for (int first = 0; first < kSumsOfThread / 4; first += 4) {
+      float2 bound[4];
+      bool any[2] = {false, false};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        bound[i] = *reinterpret_cast<const float2*>(limit + (first + i) * 8);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          any[h] = any[h] || c[(first + i) * 4 + 2 * h] > bound[i].x;
+          any[h] = any[h] || c[(first + i) * 4 + 2 * h + 1] > bound[i].y;
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (!__any_sync(kAllLanes, any[h] && takes[h])) continue;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const float product = c[(first + i) * 4 + 2 * h + j];
+            const bool above = takes[h] && product > (j == 0 ? bound[i].x : bound[i].y);
+            const unsigned voters = __ballot_sync(kAllLanes, above);
+            const int place = n + __popc(voters & before);
+            if (above && place < kMostFound)
+              products[place] = pack2(0.0f, product) | static_cast<std::uint32_t>((row + 8 * h) << 8) |
+                                static_cast<std::uint32_t>((first + i) * 8 + lane % 4 * 2 + j);
+            n += __popc(voters);
+          }
+      }
+    }
+    if (lane == 0) hits.count[warp] = n;
+    sync_threads(2 + warpgroup, kWarpgroup);
+    const int most = max(max(hits.count[0], hits.count[1]), max(hits.count[2], hits.count[3]));
+    if (most > kMostFound) {  // four rows at a time instead
+      sync_threads(2 + warpgroup, kWarpgroup);
+      only = 0;
+      continue;
+    }
+    const bool last = only == kAllRows || only == 15;
+    if (thread == 0) {
+      hits.row = only;
+      hits.last = last;
+    }
+    __syncwarp();
+    if (lane == 0) arrive(address_of(&s.filled[warpgroup]));
+    ++batch;
+    if (last) return;
+    ++only;
+  }
+}
+
+__device__ __forceinline__ void store_sums(const Arguments& a, const Tile& tile, int warpgroup,
+                                           const float (&c)[kSumsOfThread]) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
+  const int row = tile.token + warpgroup * 64 + thread / kWarp * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < kSumsOfThread; i += 2) {
+    const int r = row + i / 2 % 2 * 8, column = tile.feature + lane % 4 * 2 + i / 4 * 8;
+    if (r < a.tokens && column < a.features)
+      *reinterpret_cast<std::uint32_t*>(a.product + r * a.product_stride + column) = pack2(c[i], c[i + 1]);
+  }
+}
+
+template <bool stores>
+__device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank, int warpgroup) {
+  const Tiles tiles(a);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const auto release = [&](int step) {
+    if (lane < kCluster) arrive_in_cluster(address_of(&s.empty[step % kStages]), lane);
+  };
+  float c[kSumsOfThread];
+  int step = 0, number = 0, batch = 0;
+  for (int index = blockIdx.x / kCluster; index < tiles.count; index += gridDim.x / kCluster, ++number) {
+    // The second warpgroup stays behind the first one, so that one computes while the other one filters.
+    if (kLead > 0 && warpgroup == 1) sync_threads(1, kConsumers * kWarpgroup);
+    Tile tile{};
+    for (int k = 0; k < a.steps; ++k, ++step) {
+      const int stage = step % kStages;
+      wait_barrier(address_of(&s.full[stage]), step / kStages & 1);
+      const std::uint64_t x = operand_at(address_of(s.x[stage]) + warpgroup * (kBytesX / kConsumers), 16),
+                          w = operand_at(address_of(s.weight[stage]), 16);
+      fence_sums(c);
+      begin_products();
+#pragma unroll
+      for (int i = 0; i < kInner / 16; ++i)
+        multiply<false>(c, x + i * (16 * 2 >> 4), w + i * (16 * 2 >> 4), k > 0 || i > 0);
+      commit_products();
+      if (kLead > 0 && warpgroup == 0 && k == kLead) arrive_threads(1, kConsumers * kWarpgroup);
+      if (k == 0) {  // while the products are formed
+        tile = tiles.at(a, index, rank);
+      } else {
+        wait_products<1>();
+        release(step - 1);
+      }
+    }
+    wait_products<0>();
+    fence_sums(c);
+    release(step - 1);
+    if constexpr (stores) {
+      store_sums(a, tile, warpgroup, c);
+    } else {
+      wait_barrier(address_of(&s.limits[number & 1]), number >> 1 & 1);
+      filter_sums(a, s, tile, number & 1, warpgroup, batch, c);
+    }
+  }
+}
+
+extern __shared__ unsigned char filter_shared[];
+
+#endif
+
+template <bool stores>
+__global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_constant__ Arguments a) {
+#if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  __trap();
+#else
+  const std::uint32_t begin = address_of(filter_shared);
+  Shared& s = *reinterpret_cast<Shared*>(
+      filter_shared + ((begin + kSwizzleAlignment - 1) / kSwizzleAlignment * kSwizzleAlignment - begin));
+  const int thread = static_cast<int>(threadIdx.x), rank = rank_in_cluster();
+  for (int i = thread; i < static_cast<int>(sizeof s.hits) / 4; i += kThreads)
+    reinterpret_cast<std::uint32_t*>(s.hits)[i] = 0;
+  if (thread == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      start_barrier(address_of(&s.full[i]), 1);
+      start_barrier(address_of(&s.empty[i]), kCluster * kConsumers * kWarps);
+    }
+    for (int i = 0; i < 2; ++i) {
+      start_barrier(address_of(&s.limits[i]), 1);
+      start_barrier(address_of(&s.filled[i]), kWarps);
+      start_barrier(address_of(&s.written[i]), 1);
+    }
+    fence_barriers();
+  }
+  __syncthreads();
+  sync_cluster();
+  const int warpgroup = thread / kWarpgroup, warp = thread % kWarps, lane = thread % kWarp;
+  if (warpgroup == kConsumers) {
+    return_registers<72>();
+    if (warp == 0) {
+      if (lane == 0) produce<stores>(a, s, rank);
+    } else if (!stores && warp <= kConsumers) {
+      write_hits(a, s, rank, warp - 1, lane);
+    }
+  } else {
+    take_registers<216>();
+    consume<stores>(a, s, rank, warpgroup);
+  }
+  // The other block may still arrive at this one's barriers.
+  __syncwarp();
+  sync_cluster();
+#endif
+}
+
+/// Arrays of bf16 with contiguous first axis; boxes have `rows` elements of the last axis and kInner of the first.
+CUtensorMap describe(const void* data, std::initializer_list<cuuint64_t> sizes,
+                     std::initializer_list<cuuint64_t> strides, cuuint32_t rows) {
+  static const auto encode = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+    require(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+            "cuTensorMapEncodeTiled");
+#else
+    require(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found),
+            "cuTensorMapEncodeTiled");
+#endif
+    if (found != cudaDriverEntryPointSuccess)
+      throw Error(ExitCode::internal, "the driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  }();
+  const auto rank = static_cast<cuuint32_t>(sizes.size());
+  cuuint32_t box[3] = {kInner, 1, 1};
+  const cuuint32_t step[3] = {1, 1, 1};
+  box[rank - 1] = rows;
+  std::vector<cuuint64_t> bytes;
+  for (const cuuint64_t stride : strides) bytes.push_back(stride * 2);
+  CUtensorMap map;
+  if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), sizes.begin(), bytes.data(), box,
+             step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
+    throw Error(ExitCode::internal, "products on the GPU: cuTensorMapEncodeTiled failed");
+  return map;
+}
+
+bool takes(const AnyMatrix& matrix) {
+  return matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
+}
+
+/// x: columns of `layers` layers.
+Arguments arguments_of(const AnyMatrix& x, std::int64_t layers, const AnyMatrix& weight) {
+  const std::int64_t d = weight.columns;
+  Arguments a{};
+  a.x = describe(x.data, {cuuint64_t(d), cuuint64_t(layers), cuuint64_t(x.rows)}, {cuuint64_t(d), cuuint64_t(x.stride)},
+                 kTokens);
+  a.all_layers = static_cast<int>(layers);
+  a.tokens = static_cast<int>(x.rows);
+  a.features = static_cast<int>(weight.rows);
+  a.steps = static_cast<int>((d + kInner - 1) / kInner);
+  return a;
+}
+
+template <bool stores>
+void launch(const Execution& execution, const Arguments& a) {
+  const auto kernel = multiply_and_filter<stores>;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kCluster);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = stream_of(execution);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  static const int clusters = [&] {
+    int most = 0;
+    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+            "products with a filter: shared memory");
+    require(cudaOccupancyMaxActiveClusters(&most, kernel, &config), "products with a filter: occupancy");
+    return most;
+  }();
+  config.gridDim = dim3(static_cast<unsigned>(clusters) * kCluster);
+  require(cudaLaunchKernelEx(&config, kernel, a), "products with a filter");
+}
+
+}  // namespace
+
+bool takes_hopper_filter(const EncoderOperands& operands) {
+  if (!is_hopper() || operands.weight.empty() || operands.x.rows == 0 || !takes(operands.x)) return false;
+  const std::int64_t d = operands.weight[0].columns, n_features = operands.weight[0].rows;
+  const std::int64_t tiles =
+      ((operands.x.rows + kTokens - 1) / kTokens + 1) * ((n_features + kFeatures - 1) / kFeatures) * kLayers;
+  bool all = d % 8 == 0 && (d + kInner - 1) / kInner >= kStages && n_features > 0 && tiles < std::int64_t{1} << 31;
+  for (std::size_t layer = 0; layer < operands.weight.size(); ++layer) all = all && takes(operands.weight[layer]);
+  return all;
+}
+
+void filter_hopper_products(const Execution& execution, const EncoderOperands& operands, std::int64_t layer_begin,
+                            std::int64_t layer_end, const HopperFilter& filter) {
+  Arguments a = arguments_of(operands.x, static_cast<std::int64_t>(operands.weight.size()), operands.weight[0]);
+  a.filter = filter;
+  for (std::int64_t first = layer_begin; first < layer_end; first += kLayers) {
+    a.first_layer = static_cast<int>(first);
+    a.n_layers = static_cast<int>(std::min<std::int64_t>(kLayers, layer_end - first));
+    for (int i = 0; i < a.n_layers; ++i) {
+      const AnyMatrix& weight = operands.weight[static_cast<std::size_t>(first + i)];
+      a.weight[i] = describe(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
+                             {cuuint64_t(weight.stride)}, kFeatures / kCluster);
+      a.bias[i] = filter.bias[first + i];
+    }
+    launch<false>(execution, a);
+  }
+}
+
+void store_hopper_products(const Execution& execution, AnyMatrix x, AnyMatrix weight, AnyMatrix product) {
+  Arguments a = arguments_of(x, 1, weight);
+  a.n_layers = 1;
+  a.weight[0] = describe(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
+                         {cuuint64_t(weight.stride)}, kFeatures / kCluster);
+  a.product = static_cast<std::uint16_t*>(product.data);
+  a.product_stride = product.stride;
+  launch<true>(execution, a);
+}
+
+}  // namespace weft::kernels::cuda

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Means of what answers are worth, over prompts and ranks: the numbers of metrics.jsonl and samples.json.
+#pragma once
+
+#include <vector>
+
+#include "language_model/policy/answers.hpp"
+#include "training/trainable.hpp"
+
+namespace weft::language_model {
+
+/// Sums and counts of measures of answers.
+class AnswerMeasures {
+ public:
+  enum Measure {
+    reward,
+    diversity,
+    objective,
+    distinct_2,
+    self_bleu,
+    length,
+    empty,
+    advantage_square,  // from here on of training only
+    gap,
+    clipped,
+    divergence,
+    kCount
+  };
+
+  AnswerMeasures() : numbers_(2 * kCount) {}
+  void add(Measure, double value);  ///< NaN: not defined, not counted
+  void add(const Answers&, const Judgement&);
+  /// Collective.
+  void sum_over(const parallel::Communicator& ranks) { ranks.sum(std::span<double>(numbers_)); }
+  double mean(Measure) const;  ///< NaN: of nothing
+
+  /// "answers.reward" and so on: every measure, of the batches of training.
+  training::Metrics of_training() const;
+  /// "validation.reward" and so on: those of an evaluation.
+  training::Metrics of_evaluation() const;
+  /// The same under their names alone; null where not defined.
+  report::Json to_json() const;
+
+ private:
+  std::vector<double> numbers_;
+};
+
+}  // namespace weft::language_model

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Largest diversity at a given mean reward: max D subject to R = target. The Lagrangian D + mu (R - target) is the
+// additive objective R + alpha D with alpha = 1 / mu. Dual ascent on log mu with the measured rewards, damped by a
+// proportional term (PID Lagrangian: Stooke, Achiam, Abbeel 2020, arXiv 2007.03964):
+//
+//   e       exponential mean over 4 batches of answers of (mean reward of the batch - target)
+//   s       sum of e over the batches
+//   alpha = alpha_0 exp(gain (e + s / horizon))
+//
+// A reward above the target raises the weight of the diversity, one below lowers it. Without the proportional term the
+// weight oscillates: the reward is itself a sum over the steps.
+#pragma once
+
+#include <cstdint>
+
+#include "checkpoint/registry.hpp"
+#include "language_model/policy/settings.hpp"
+
+namespace weft::language_model {
+
+class RewardConstraint {
+ public:
+  explicit RewardConstraint(const PolychromicSettings& settings) : settings_(settings) {}
+
+  /// Before the first batch.
+  void begin(double target) { state_ = {.target = target}; }
+  /// Mean reward of a batch of answers, of all ranks together.
+  void observe(double reward);
+  double target() const { return state_.target; }
+  double diversity_weight() const;
+
+  /// The state of the run, the same on all ranks and written by one.
+  void add_to(checkpoint::Registry&, bool writes);
+
+ private:
+  struct State {
+    double target = 0;
+    double batches = 0;  // that were observed
+    double error = 0;    // e
+    double sum = 0;      // s
+  };
+
+  const PolychromicSettings& settings_;
+  State state_;
+};
+
+}  // namespace weft::language_model
