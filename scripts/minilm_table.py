@@ -51,12 +51,13 @@ VARIANTS.update({
     "topk, tied per target, offsets and scales": {"transcoder.decoder": "tied_target", "transcoder.decoder_affine": "true",
                                                   "transcoder.decoder_scale_initial": 0.1},
     "topk, low rank (96 of 384)": {"transcoder.decoder": "low_rank", "transcoder.rank": 96},
-    # Coefficients by which about 16 features are active; what a run reaches is in the column L0.
-    "relu, linear penalty": {"transcoder.activation": "relu", "transcoder.sparsity": 0.01, "transcoder.sparsity_form": "linear",
-                             "transcoder.sparsity_scale": 1, "transcoder.sparsity_end": 0.5},
-    "jumprelu, tanh penalty": {"transcoder.activation": "jumprelu", "transcoder.sparsity": 0.01, "transcoder.bandwidth": 1,
-                               "transcoder.sparsity_end": 0.5},
+    "relu, linear penalty": {"transcoder.activation": "relu", "transcoder.sparsity_form": "linear", "transcoder.sparsity_scale": 1,
+                             "transcoder.sparsity_end": 0.5},
+    "jumprelu, tanh penalty": {"transcoder.activation": "jumprelu", "transcoder.bandwidth": 1, "transcoder.sparsity_end": 0.5},
 })
+# Coefficients by which about 16 features are active; what a run reaches is in the column L0.
+SPARSITY = {("relu, linear penalty", 768): 0.0045, ("relu, linear penalty", 3072): 0.0062,
+            ("jumprelu, tanh penalty", 768): 0.0004, ("jumprelu, tanh penalty", 3072): 0.0009}
 MEASURES = ("nmse_standardised_mean", "l0_mean", "dead_fraction_mean")
 
 
@@ -78,8 +79,11 @@ def part_of_validation(part, folder):
 
 
 def settings_of(variant, features, seed, validation):
-    return {"data.validation": validation, "transcoder.features": features, "run.seed": seed, **RECIPE.get(features, COMMON),
-            **VARIANTS[variant]}
+    settings = {"data.validation": validation, "transcoder.features": features, "run.seed": seed, **RECIPE.get(features, COMMON),
+                **VARIANTS[variant]}
+    if (variant, features) in SPARSITY:
+        settings["transcoder.sparsity"] = SPARSITY[variant, features]
+    return settings
 
 
 def measure(weft, settings, run):

@@ -33,8 +33,8 @@ class Harvester {
             const kernels::Execution&);
 
   /// Writes these files, several at a time: a batch is computed while the one before it is copied to the host and those
-  /// before that are written, each by a thread of its file. Throws Error(numeric) with layer and token if a value of the model is not finite, Error(data) if it is
-  /// not in the type of the files.
+  /// before that are written, each by a thread of its file. Throws Error(numeric) with layer and token if a value of
+  /// the model is not finite, Error(data) if it is not in the type of the files.
   void write(std::span<const std::int64_t> numbers, const dataset::ChunkFiles&);
 
  private:
