@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <iterator>
 #include <numeric>
 #include <string>
@@ -43,6 +44,14 @@ WindowReader::WindowReader(const Description& description, const Settings& setti
   next_.targets = 3 * side_bytes;
   allocate(world, node, 4 * side_bytes);
   if (description.source != nullptr) lock_.emplace(memory_, 4 * side_bytes);
+}
+
+WindowReader::~WindowReader() {
+  try {
+    reader_.finish_source();
+  } catch (const std::exception&) {
+    // Of rows that no step will take.
+  }
 }
 
 /// Collective.

@@ -51,6 +51,8 @@ class WindowReader {
   /// Collective. `node`: the ranks that can share memory with this one. Reads with `n_threads` threads.
   WindowReader(const Description&, const Settings&, std::uint64_t seed, const parallel::World&,
                const parallel::Communicator& node, int n_threads);
+  /// Waits for rows that a source still writes to the windows.
+  ~WindowReader();
 
   /// Host bytes of two windows on the fullest of `n_ranks` ranks.
   static std::int64_t bytes(const BlockTable&, std::int64_t row_bytes, std::int64_t n_ranks);
