@@ -18,6 +18,7 @@
 #include <cuda.h>
 
 #include "kernels/bulk_copy_cuda.cuh"
+#include "kernels/hopper_cuda.cuh"
 #include "kernels/privacy/hopper_products.hpp"
 
 namespace weft::kernels::cuda {
@@ -28,10 +29,9 @@ constexpr int kRows = 64, kStages = 4;
 constexpr int kPanelColumns = 64, kPanelBytes = kRows * kPanelColumns * 2;
 constexpr int kPanelsG = kHopperOutputs / kPanelColumns, kPanelsX = kHopperInputs / kPanelColumns;
 constexpr int kStageBytes = (kPanelsG + kPanelsX) * kPanelBytes;
-constexpr int kSwizzleAlignment = 1024;
 constexpr int kSharedBytes = kSwizzleAlignment + kStages * (kStageBytes + 2 * static_cast<int>(sizeof(std::uint64_t)));
-constexpr int kSums = kHopperInputs / 2;  // of a thread: 64 x 256 sums of 128 threads
-static_assert(kSharedBytes <= 227 * 1024 && kWarps == kHopperWarps);
+constexpr int kSums = kSumsOfThread;
+static_assert(kSharedBytes <= 227 * 1024 && kWarps == kHopperWarps && kHopperInputs == 256);
 
 struct Products {
   CUtensorMap x, g;  // in panels
@@ -139,51 +139,7 @@ __device__ __forceinline__ void clear_rows(std::uint32_t stage, int valid) {
   sync_consumers();
 }
 
-/// Of an operand whose contiguous axis is that of the result (PTX ISA, matrix descriptor): swizzle of 128 bytes, 1024
-/// bytes from eight rows of the sum to the next eight, kPanelBytes from 64 columns to the next.
-__device__ __forceinline__ std::uint64_t descriptor(std::uint32_t address) {
-  return static_cast<std::uint64_t>((address & 0x3ffff) >> 4) | static_cast<std::uint64_t>(kPanelBytes >> 4) << 16 |
-         static_cast<std::uint64_t>(1024 >> 4) << 32 | std::uint64_t{1} << 62;
-}
 constexpr std::uint64_t kSixteenRows = 16 * 128 >> 4, kStage = kStageBytes >> 4;  // in a descriptor
-
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int pending>
-__device__ __forceinline__ void wait_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-}
-/// The sums may be read and written from here on, or no longer.
-__device__ __forceinline__ void fence_sums(float (&c)[kSums]) {
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(c[i])::"memory");
-}
-
-// clang-format off
-#define WEFT_SUMS_8(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
-#define WEFT_SUMS_32(c, i) WEFT_SUMS_8(c, i), WEFT_SUMS_8(c, i + 8), WEFT_SUMS_8(c, i + 16), WEFT_SUMS_8(c, i + 24)
-// clang-format on
-
-/// c += 16 rows of `g` (64 columns), transposed, times 16 rows of `x` (256 columns).
-__device__ __forceinline__ void multiply(float (&c)[kSums], std::uint64_t g, std::uint64_t x) {
-  asm volatile(
-      "{\n.reg .pred adds;\nsetp.ne.b32 adds, 1, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"
-      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"
-      "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"
-      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
-      "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127},"
-      " %128, %129, adds, 1, 1, 1, 1;\n}"
-      : WEFT_SUMS_32(c, 0), WEFT_SUMS_32(c, 32), WEFT_SUMS_32(c, 64), WEFT_SUMS_32(c, 96)
-      : "l"(g), "l"(x)
-      : "memory");
-}
-#undef WEFT_SUMS_32
-#undef WEFT_SUMS_8
 
 /// The thread that requests the operands of all tasks of its block.
 template <bool sums>
@@ -240,8 +196,8 @@ __device__ __forceinline__ void store_sums(const Products& a, std::int64_t group
 template <bool sums>
 __device__ __forceinline__ void consume(const Products& a, Ring ring, std::int64_t tasks) {
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
-  const std::uint64_t of_g = descriptor(ring.base + warpgroup * kPanelBytes),
-                      of_x = descriptor(ring.base + kPanelsG * kPanelBytes);
+  const std::uint64_t of_g = operand_at(ring.base + warpgroup * kPanelBytes, kPanelBytes),
+                      of_x = operand_at(ring.base + kPanelsG * kPanelBytes, kPanelBytes);
   for (std::int64_t t = blockIdx.x; t < tasks; t += gridDim.x) {
     const Task<sums> task(a, t);
     float c[kSums] = {};
@@ -263,7 +219,8 @@ __device__ __forceinline__ void consume(const Products& a, Ring ring, std::int64
         begin_products();
 #pragma unroll
         for (int k = 0; k < kRows / 16; ++k)
-          multiply(c, of_g + ring.stage * kStage + k * kSixteenRows, of_x + ring.stage * kStage + k * kSixteenRows);
+          multiply<true>(c, of_g + ring.stage * kStage + k * kSixteenRows,
+                         of_x + ring.stage * kStage + k * kSixteenRows, true);
         commit_products();
         wait_products<1>();
         if (i > 0) release(before);
@@ -358,16 +315,7 @@ void launch(const Execution& execution, const Products& a) {
 
 }  // namespace
 
-bool has_hopper_products() {
-  static const bool found = [] {
-    int device = 0, major = 0, minor = 0;
-    require(cudaGetDevice(&device), "cudaGetDevice");
-    require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    require(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
-    return major == 9 && minor == 0;
-  }();
-  return found;
-}
+bool has_hopper_products() { return is_hopper(); }
 
 void form_hopper_norms(const Execution& execution, const TileMatrix& x, const TileMatrix& g, const Examples& examples,
                        std::int64_t least, double* parts) {

@@ -33,7 +33,7 @@ std::int64_t total_features(const SelectionRequest& request) {
 /// Sizes that follow from a request.
 struct Sizes {
   std::int64_t groups, tile_tokens, tile_features, tile_stride, blocks, padded_features, capacity, most, ranks;
-  std::int64_t segments;  // of a token and layer: at most
+  std::int64_t segments;  // the largest number of segments of a token in a layer
   bool listed;            // topk: the filter lists the entries above the hint, of which keep_best takes the best
   bool formed_here;       // products may be filtered as they are formed (hopper_filter.hpp), if the GPU can
 
