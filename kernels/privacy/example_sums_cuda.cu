@@ -95,7 +95,7 @@ struct ExampleColumns {
   Matrix<float> sums;
 };
 
-constexpr int kBlockColumns = 32;
+constexpr int kBlockColumns = 64;
 
 /// Block (b, c), c first: kBlockColumns columns of example b. A thread has kWidth adjacent columns of every
 /// kRowLanes-th row.
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) sum_columns(const __grid_constant__ 
   if (column < a.g.columns)
     for (std::int64_t first = a.offsets[e] + row_lane; first < end; first += kRows * kRowLanes) {
       float sum[kWidth] = {};
-#pragma unroll 8
+#pragma unroll
       for (int k = 0; k < kRows; ++k) {
         // Rows beyond the end read the last one and add nothing: without a branch several loads are in flight.
         const bool valid = first + k * kRowLanes < end;

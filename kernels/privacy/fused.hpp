@@ -35,9 +35,10 @@ constexpr std::int64_t fused_direct_parts(std::int64_t in, std::int64_t out, std
 constexpr std::int64_t fused_gram_parts(std::int64_t most_rows, std::int64_t examples) {
   return examples * gram_pairs(tiles_of(most_rows));
 }
-constexpr std::int64_t fused_sums(std::int64_t in, std::int64_t out, std::int64_t examples) {
-  const std::int64_t slices = weighed_slices(in, out, examples), on_hopper = hopper_slices(in, out, examples);
-  return (slices > on_hopper ? slices : on_hopper) * in * out;
+constexpr std::int64_t fused_sums(std::int64_t in, std::int64_t out, const ExampleSizes& sizes) {
+  const std::int64_t sliced = weighed_slices(in, out, sizes.examples) * in * out,
+                     on_hopper = hopper_parts(in, out, sizes);
+  return sliced > on_hopper ? sliced : on_hopper;
 }
 
 /// norms[b] += squares of G_bᵀ X_b, of examples of more than `least` rows. parts: overwritten.

@@ -22,16 +22,25 @@ constexpr std::int64_t hopper_tiles(std::int64_t in, std::int64_t out) { return 
 /// factor belongs to a norm of 1e30 times the bound.
 inline constexpr float kLeastFactor = 1e-30f;
 
-/// Parts into which the sum over examples is cut: the fewest, up to 16, whose tiles occupy nine tenths of the
-/// multiprocessors of an H200 at any time. A constant of the shape, so that sums do not depend on the GPU.
-constexpr std::int64_t hopper_slices(std::int64_t in, std::int64_t out, std::int64_t examples) {
-  constexpr std::int64_t kMultiprocessors = 132, kMost = 16;
-  const std::int64_t tiles = hopper_tiles(in, out), most = examples < kMost ? examples : kMost;
-  for (std::int64_t slices = 1; slices < most; ++slices) {
-    const std::int64_t blocks = tiles * slices, waves = (blocks + kMultiprocessors - 1) / kMultiprocessors;
-    if (10 * blocks >= 9 * waves * kMultiprocessors) return slices;
-  }
-  return most < 1 ? 1 : most;
+/// Blocks that share the tiles of a sum, and stages of rows: as many as an H200 has multiprocessors. Constants, so that
+/// sums do not depend on the GPU.
+inline constexpr std::int64_t kHopperWorkers = 132, kHopperRows = 64;
+constexpr std::int64_t hopper_stages(std::int64_t rows) { return (rows + kHopperRows - 1) / kHopperRows; }
+
+/// Of `tiles` sums over `stages` stages, how many are shared by all workers, each of which then forms an equal part of
+/// the sums: those after the last full round of workers, where that takes less time than a round of whole tiles.
+/// In stages: writing and adding a part takes a tenth, the kernel that adds them five.
+constexpr std::int64_t hopper_shared_tiles(std::int64_t tiles, std::int64_t stages) {
+  const std::int64_t rest = tiles % kHopperWorkers;
+  return rest * stages / kHopperWorkers + (kHopperWorkers + rest) / 10 + 5 < stages ? rest : 0;
+}
+
+/// Elements of the parts of shared tiles, of which a worker has two at most. More rows do not take less.
+constexpr std::int64_t hopper_parts(std::int64_t in, std::int64_t out, const ExampleSizes& sizes) {
+  const std::int64_t most_stages = sizes.rows / kHopperRows + sizes.examples;
+  return hopper_shared_tiles(hopper_tiles(in, out), most_stages) == 0
+             ? 0
+             : 2 * kHopperWorkers * kHopperOutputs * kHopperInputs;
 }
 
 namespace cuda {
@@ -44,9 +53,10 @@ bool has_hopper_products();
 void form_hopper_norms(const Execution&, const TileMatrix& x, const TileMatrix& g, const Examples&, std::int64_t least,
                        double* parts);
 
-/// sums [slices, out * in], overwritten: of the examples [count * s / slices, count * (s + 1) / slices) each.
-void form_hopper_sums(const Execution&, const TileMatrix& x, const TileMatrix& g, const Examples&, const float* factors,
-                      std::int64_t slices, float* sums);
+/// out [g.columns, x.columns] += sum over b of c_b G_bᵀ X_b; rows of `out` begin at multiples of 8 bytes. parts: of
+/// hopper_parts elements, overwritten.
+void add_hopper_sums(const Execution&, const TileMatrix& x, const TileMatrix& g, const Examples&, const float* factors,
+                     Matrix<float> out, float* parts);
 
 }  // namespace cuda
 }  // namespace weft::kernels

@@ -32,9 +32,9 @@ kernels::NormStatistics first(const kernels::NormStatistics& all, std::int64_t r
   return {{all.mean.data, all.mean.size == 0 ? 0 : rows}, {all.inverse.data, rows}};
 }
 
-/// Partial sums of `rows` rows.
-kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, std::int64_t rows) {
-  return {sums.data, Scalar::fp32, kernels::norm_blocks(rows), sums.columns, sums.stride};
+/// Of the blocks of `rows` rows.
+kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, const kernels::NormBlocks& blocks, std::int64_t rows) {
+  return {sums.data, Scalar::fp32, blocks.count(rows), sums.columns, sums.stride};
 }
 
 }  // namespace
@@ -84,25 +84,27 @@ void Transformer::place_biases() {
   kernels::fence(execution_);
 }
 
-/// The first rows of the examples, with one row per token, per head of queries, per head of keys. All examples are of
-/// one length: the rest of a short one is padding with gradient 0.
+/// The rows of an example: one per token, per head of queries, per head of keys, per block of norm_backward. All
+/// examples are of one length: the rest of a short one is padding with gradient 0.
+std::array<std::int64_t, kExampleRows> Transformer::example_rows() const {
+  return {settings_.length, settings_.length * settings().heads, settings_.length * settings().kv_heads,
+          norm_blocks(settings_, 0).of_length()};
+}
+
 void Transformer::place_examples() {
-  const std::int64_t count = buffers_.examples.size / 3;
-  for (const std::int64_t per_token : {std::int64_t{1}, settings().heads, settings().kv_heads})
-    for (std::int64_t e = 0; e < count; ++e) examples_.push_back(e * settings_.length * per_token);
+  for (const std::int64_t rows : example_rows())
+    for (std::int64_t e = 0; e < buffers_.examples.size / kExampleRows; ++e) examples_.push_back(e * rows);
   device::copy(execution_, buffers_.examples.data, examples_.data(), 8 * buffers_.examples.size,
                device::Direction::to_device);
   kernels::fence(execution_);
 }
 
-/// Of `rows` rows of whole sequences, per_token of each token: 1 or as many as there are heads of queries or of keys.
-kernels::Examples Transformer::examples(std::int64_t rows, std::int64_t per_token) const {
+/// Of `rows` rows of whole sequences, of_example of each: one of example_rows().
+kernels::Examples Transformer::examples(std::int64_t rows, std::int64_t of_example) const {
   if (!settings_.examples) return {};
-  const std::int64_t count = buffers_.examples.size / 3,
-                     begin = per_token == 1                  ? 0
-                             : per_token == settings().heads ? count
-                                                             : 2 * count,
-                     size = rows / (settings_.length * per_token) + 1;
+  const std::array<std::int64_t, kExampleRows> known = example_rows();
+  const std::int64_t place = std::find(known.begin(), known.end(), of_example) - known.begin(),
+                     begin = place * (buffers_.examples.size / kExampleRows), size = rows / of_example + 1;
   return {.offsets = std::span(examples_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size)),
           .device_offsets = {buffers_.examples.data + begin, size}};
 }
@@ -461,7 +463,7 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
         return sink.take({.form = GradientRows::Form::column_sum,
                           .parameter = parameter,
                           .gradients = {values.data, Scalar::fp32, values.rows, values.columns, values.stride},
-                          .examples = examples(values.rows, values.rows / n)});
+                          .examples = examples(values.rows, values.rows / n * settings_.length)});
       // A sink that adds up takes at most n rows at a time.
       for (std::int64_t row = 0; row < values.rows; row += n)
         sink.take({.form = GradientRows::Form::column_sum,
@@ -556,13 +558,18 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
   }
   timers_.phase("norms");
   kernels::NormSums sums = buffers_.norm_sums;
+  sums.blocks = norm_blocks(settings_, h.rows);
   if (norm.bias == kNoParameter) sums.bias = {};
   if (!settings().bias) sums.input = {};
   kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, sums);
   summed_ = dh.data;
   const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
-    if (parameter != kNoParameter)
-      sink.take({.form = GradientRows::Form::column_sum, .parameter = parameter, .gradients = sums_of(values, h.rows)});
+    if (parameter == kNoParameter) return;
+    const AnyMatrix rows = sums_of(values, sums.blocks, h.rows);
+    sink.take({.form = GradientRows::Form::column_sum,
+               .parameter = parameter,
+               .gradients = rows,
+               .examples = examples(rows.rows, sums.blocks.of_length())});
   };
   give(norm.weight, sums.weight);
   give(norm.bias, sums.bias);
@@ -617,13 +624,16 @@ void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy
              .count = linear.count,
              .inputs_stay = settings_.keeps_rows(),
              .gradients_stay = stays(dy)});
-  if (linear.bias != kNoParameter)
-    sink.take({.form = GradientRows::Form::column_sum,
-               .parameter = linear.bias,
-               .gradients = dy.data == summed_ ? sums_of(buffers_.norm_sums.input, dy.rows) : dy,
-               .examples = examples(dy.rows),
-               .first_example = first_example,
-               .count = linear.count});
+  if (linear.bias == kNoParameter) return;
+  const kernels::NormBlocks blocks = norm_blocks(settings_, dy.rows);
+  const bool summed = dy.data == summed_;
+  const AnyMatrix rows = summed ? sums_of(buffers_.norm_sums.input, blocks, dy.rows) : dy;
+  sink.take({.form = GradientRows::Form::column_sum,
+             .parameter = linear.bias,
+             .gradients = rows,
+             .examples = examples(rows.rows, summed ? blocks.of_length() : settings_.length),
+             .first_example = first_example,
+             .count = linear.count});
 }
 
 /// False for gradients of the residual stream, which the next sublayer overwrites.

@@ -11,6 +11,7 @@
 // those that are kept: by the same calls on the same values, so that gradients have the same bits.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "kernels/language/embedding/embedding.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/language/linear/linear.hpp"
+#include "kernels/language/norm/norm.hpp"
 #include "language_model/activation_swap.hpp"
 #include "language_model/model.hpp"
 #include "report/timers.hpp"
@@ -79,6 +81,12 @@ TransformerSettings transformer_settings(const Configuration&, const Architectur
 /// Rows of logits and rounded biases begin at multiples of 128 elements: products are faster with aligned rows.
 constexpr std::int64_t aligned_columns(std::int64_t columns) { return (columns + 127) / 128 * 128; }
 
+/// Blocks of rows whose sums norm_backward leaves, in the backward pass over `rows` rows: of one example each where
+/// sinks get examples. The number per example is the same for any number of rows.
+kernels::NormBlocks norm_blocks(const TransformerSettings&, std::int64_t rows);
+/// Numbers of rows that an example may have (Transformer::example_rows).
+inline constexpr std::int64_t kExampleRows = 4;
+
 /// Adapters of one product, at most: of query, key and value.
 constexpr std::int64_t kMostAdapters = 3;
 
@@ -126,8 +134,8 @@ class Transformer {
     kernels::AnyMatrix mixed_gradient;       ///< [rows, H d], of the output of the attention; in `wide_gradient`
     kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
     kernels::Array<float> query_rows, key_rows, temperature_rows;
-    kernels::NormSums norm_sums;            ///< of the last norm_backward, [most_norm_blocks(rows), C] each
-    kernels::Array<std::int64_t> examples;  ///< first rows, [3, sequences + 1] (Transformer::examples)
+    kernels::NormSums norm_sums;            ///< of the last norm_backward, [blocks, C] each
+    kernels::Array<std::int64_t> examples;  ///< first rows, [kExampleRows, sequences + 1]
     kernels::Array<std::byte> attention_workspace, product_workspace;
     kernels::Array<kernels::SoftmaxPart> softmax_parts;  ///< [rows of a chunk] of a part of the vocabulary
     kernels::Array<kernels::bf16> rounded_biases;        ///< of all products, where their kernels take them in bf16
@@ -261,7 +269,9 @@ class Transformer {
   kernels::LinearWeights weights_of(const Linear&) const;
   void place_biases();
   void place_examples();
-  kernels::Examples examples(std::int64_t rows, std::int64_t per_token = 1) const;
+  std::array<std::int64_t, kExampleRows> example_rows() const;
+  kernels::Examples examples(std::int64_t rows, std::int64_t of_example) const;
+  kernels::Examples examples(std::int64_t rows) const { return examples(rows, settings_.length); }
 
   const ModelSettings& settings() const { return settings_.architecture.model; }
   kernels::Attention attention(std::size_t layer, const Tokens&, const kernels::AdamStep*) const;

@@ -34,6 +34,10 @@ kernels::Attention attention_shape(const ModelSettings& model, std::int64_t sequ
       .implementation = implementation};
 }
 
+kernels::NormBlocks norm_blocks(const TransformerSettings& settings, std::int64_t rows) {
+  return settings.examples ? kernels::NormBlocks::of(settings.rows, settings.length) : kernels::NormBlocks::of(rows);
+}
+
 std::vector<kernels::Attention> attention_shapes(const TransformerSettings& settings) {
   std::vector<kernels::Attention> shapes;
   const std::int64_t shortest = settings.shortest > 0 ? settings.shortest : settings.length;
@@ -248,10 +252,11 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     query_rows = arena.take<float>(has_weights ? rows * a.query_width() : 0);
     key_rows = arena.take<float>(has_weights ? rows * a.key_width() : 0);
     temperature_rows = arena.take<float>(trained && model.qk_norm == QueryKeyNorm::scaled ? rows : 0);
+    const std::int64_t blocks =
+        settings.examples ? norm_blocks(settings, rows).count(rows) : kernels::NormBlocks::most(rows);
     for (kernels::Matrix<float>* sums : {&norm_sums.weight, &norm_sums.bias, &norm_sums.input})
-      *sums = {arena.take<float>(kernels::most_norm_blocks(rows) * width).data, kernels::most_norm_blocks(rows), width,
-               width};
-    examples = arena.take<std::int64_t>(settings.examples ? 3 * (rows / settings.length + 1) : 0);
+      *sums = {arena.take<float>(blocks * width).data, blocks, width, width};
+    examples = arena.take<std::int64_t>(settings.examples ? kExampleRows * (rows / settings.length + 1) : 0);
     attention_bytes = std::max(attention_bytes, largest([&](const kernels::Attention& attention) {
                                  return settings.attention.backward_workspace(execution, attention, settings.type);
                                }));

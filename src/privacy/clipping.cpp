@@ -65,6 +65,7 @@ class Clipping::NormSink final : public training::GradientSink {
   void take(const GradientRows& rows) override {
     clipping_.take(as_stored(rows, clipping_.parameters_.specs()[rows.parameter]));
   }
+  bool takes_sums() const override { return true; }
 
  private:
   Clipping& clipping_;

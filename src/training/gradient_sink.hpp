@@ -70,8 +70,8 @@ class GradientSink {
   virtual void complete_from(std::size_t /*first*/) {}
   /// After the last operation of a micro-batch.
   virtual void end_micro_batch() {}
-  /// True if a row of column_sum may be the sum of several rows of the micro-batch, where an operation has formed such
-  /// sums in passing. False for a sink that needs the rows of each example.
+  /// True if a row of column_sum may be the sum of several rows of one example, where an operation has formed such sums
+  /// in passing: `examples` then counts sums. False for a sink that has no use for the gradients of vectors.
   virtual bool takes_sums() const { return false; }
 };
 

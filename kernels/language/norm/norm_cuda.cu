@@ -104,7 +104,6 @@ struct Backward {
   AnyMatrix h, dy, dh;
   const float *mean, *inverse;
   NormSums sums;
-  std::int64_t block_rows;
 };
 
 constexpr int kMostBackwardThreads = 512;
@@ -127,8 +126,7 @@ __device__ __forceinline__ float2 block_sums(float2 value, float2* part) {
 template <int kVectors, bool kWide>
 __global__ void __launch_bounds__(kMostBackwardThreads) backward(const __grid_constant__ Backward a) {
   __shared__ float2 part[2][kMostBackwardThreads / kWarp];
-  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * a.block_rows;
-  const std::int64_t end = min(begin + a.block_rows, a.h.rows);
+  const std::int64_t begin = a.sums.blocks.begin(blockIdx.x), end = a.sums.blocks.end(blockIdx.x, a.h.rows);
   const float columns = static_cast<float>(a.h.columns);
   const auto column_of = [](int v) -> std::int64_t { return (v * blockDim.x + threadIdx.x) * 8; };
   StoredColumns<kWide> h[kVectors], dy[kVectors], dh[kVectors];
@@ -236,12 +234,13 @@ void norm_backward(const Execution& execution, const NormWeights& weights, AnyMa
       !has_vectors(sums.bias) || !has_vectors(sums.input))
     return portable::norm_backward(execution, weights, h, statistics, dy, dh, overwrite, sums);
   if (h.rows == 0) return;
-  const Backward a{weights.kind == Norm::layer, overwrite, weights.weight.data,    h, dy, dh, statistics.mean.data,
-                   statistics.inverse.data,     sums,      norm_block_rows(h.rows)};
+  Backward a{weights.kind == Norm::layer, overwrite, weights.weight.data, h, dy, dh, statistics.mean.data,
+             statistics.inverse.data,     sums};
+  if (a.sums.blocks.length == 0) a.sums.blocks = NormBlocks::of(h.rows);
   const bool wide = h.type == Scalar::fp32 || dy.type == Scalar::fp32 || dh.type == Scalar::fp32;
   const std::int64_t threads = (h.columns / 8 + kWarp - 1) / kWarp * kWarp;
   const auto launch = [&]<int kVectors>() {
-    const unsigned blocks = static_cast<unsigned>(norm_blocks(h.rows)),
+    const unsigned blocks = static_cast<unsigned>(a.sums.blocks.count(h.rows)),
                    of_block = static_cast<unsigned>(kVectors == 1 ? threads : kMostBackwardThreads);
     if (wide)
       backward<kVectors, true><<<blocks, of_block, 0, stream_of(execution)>>>(a);

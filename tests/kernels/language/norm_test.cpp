@@ -71,7 +71,7 @@ struct Sums {
     DeviceArray<float> values;
 
     Part(std::int64_t rows, std::int64_t columns_)
-        : columns(columns_), values(std::vector<float>(norm_blocks(rows) * columns_, std::nanf(""))) {}
+        : columns(columns_), values(std::vector<float>(NormBlocks::of(rows).count(rows) * columns_, std::nanf(""))) {}
     Matrix<float> view() const { return values.matrix(values.size() / columns, columns); }
     std::vector<double> column_sums() const {
       std::vector<double> out(static_cast<std::size_t>(columns));
@@ -189,14 +189,33 @@ TEST_CASE("a row has the same bits among few rows and among many") {
   });
 }
 
-TEST_CASE("blocks of rows cover all rows and are few") {
-  for (const std::int64_t rows : {0, 1, 7, 8, 9, 4096, 8192, 8193, 65536, 100000}) {
+TEST_CASE("blocks of rows follow each other, end with their length, and are few") {
+  const auto check = [](std::int64_t rows, std::int64_t length, const NormBlocks& blocks) {
     CAPTURE(rows);
-    CHECK(norm_blocks(rows) * norm_block_rows(rows) >= rows);
-    CHECK((norm_blocks(rows) - 1) * norm_block_rows(rows) < std::max<std::int64_t>(rows, 1));
-    CHECK(norm_blocks(rows) <= most_norm_blocks(rows));
-    CHECK(most_norm_blocks(rows) <= 640);
+    CAPTURE(length);
+    std::int64_t next = 0;
+    for (std::int64_t b = 0; b < blocks.count(rows); ++b) {
+      CHECK(blocks.begin(b) == next);
+      next = blocks.end(b, rows);
+      CHECK(next > blocks.begin(b));
+      CHECK((length == 0 || blocks.begin(b) / length == (next - 1) / length));
+    }
+    CHECK(next == rows);
+  };
+  for (const std::int64_t rows : {0, 1, 7, 8, 9, 4096, 8192, 8193, 65536, 100000}) {
+    check(rows, 0, NormBlocks::of(rows));
+    CHECK(NormBlocks::of(rows).count(rows) <= NormBlocks::most(rows));
+    CHECK(NormBlocks::most(rows) <= 640);
   }
+  for (const std::int64_t length : {1, 3, 64, 1000, 1024})
+    for (const std::int64_t lengths : {1, 3, 16, 1000}) {
+      const NormBlocks blocks = NormBlocks::of(lengths * length, length);
+      CHECK(blocks.count(lengths * length) == lengths * blocks.of_length());
+      CHECK(blocks.count(lengths * length) <= std::max<std::int64_t>(lengths, 640));
+      // Also of fewer rows.
+      for (const std::int64_t rows : {lengths * length, (lengths + 1) / 2 * length, length, length - 1})
+        check(rows, length, blocks);
+    }
 }
 
 TEST_CASE("a norm recomputed from the stored sum has the same bits, in place or not, also with other types of y") {
