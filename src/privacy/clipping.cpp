@@ -402,8 +402,7 @@ void Clipping::add_noise(const kernels::NoiseKey& key, std::uint64_t update, dou
     // Of a vector every rank has all elements, and takes the same noise.
     const std::int64_t first = is_matrix ? parts.owned.begin * owned.columns : parts.held.begin;
     kernels::add_noise(execution_, {owned.data, owned.rows * owned.columns}, deviation,
-                       kernels::noise_stream(key, update, i), static_cast<std::uint64_t>(first));
-    kernels::scale_rows(execution_, view(owned), static_cast<float>(1 / expected));
+                       kernels::noise_stream(key, update, i), static_cast<std::uint64_t>(first), 1 / expected);
   }
 }
 
