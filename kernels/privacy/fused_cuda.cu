@@ -116,6 +116,11 @@ bool form_fused_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, cons
 bool form_fused_gram(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples, std::int64_t least,
                      double error, Array<double> norms, Array<double> parts) {
   const std::int64_t side = tiles_of(examples.most_rows()), pairs = gram_pairs(side), tasks = examples.count() * pairs;
+  if (fits_hopper(x, g, examples)) {
+    form_hopper_gram(execution, tiles(x), tiles(g), examples, least, error, parts.data);
+    kernels::add_parts(execution, pairs * kHopperWarps, 1, norms, parts);
+    return true;
+  }
   if (!fits(x, g, tasks)) return false;
   launch<Work::gram>(execution, x.type, tasks,
                      {tiles(x), tiles(g), examples.device_offsets.data, least, side, error, parts.data});

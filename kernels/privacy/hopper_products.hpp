@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The kernels of hopper_products_cuda.cu: norms and clipped sums of products of bf16 rows, for fused_cuda.cu. GPUs of
-// compute capability 9.0 only.
+// The kernels of hopper_products_cuda.cu and hopper_gram_cuda.cu: norms and clipped sums of products of bf16 rows, for
+// fused_cuda.cu. GPUs of compute capability 9.0 only.
 #pragma once
 
 #include "kernels/execution.hpp"
@@ -22,23 +22,41 @@ constexpr std::int64_t hopper_tiles(std::int64_t in, std::int64_t out) { return 
 /// factor belongs to a norm of 1e30 times the bound.
 inline constexpr float kLeastFactor = 1e-30f;
 
-/// Blocks that share the tiles of a sum, and stages of rows: as many as an H200 has multiprocessors. Constants, so that
-/// sums do not depend on the GPU.
+/// Blocks that form a sum, as many as an H200 has multiprocessors, and rows of a stage. Constants, so that sums do not
+/// depend on the GPU.
 inline constexpr std::int64_t kHopperWorkers = 132, kHopperRows = 64;
 constexpr std::int64_t hopper_stages(std::int64_t rows) { return (rows + kHopperRows - 1) / kHopperRows; }
 
-/// Of `tiles` sums over `stages` stages, how many are shared by all workers, each of which then forms an equal part of
-/// the sums: those after the last full round of workers, where that takes less time than a round of whole tiles.
-/// In stages: writing and adding a part takes a tenth, the kernel that adds them five.
-constexpr std::int64_t hopper_shared_tiles(std::int64_t tiles, std::int64_t stages) {
+/// The tiles of a sum after the last full round of workers. Each is cut into `cuts` ranges of stages; a worker forms
+/// `units` ranges one after the other, of two tiles at most. `units` tiles are of one group of `cuts` workers, and the
+/// workers of all groups read the same rows at a time.
+struct HopperShares {
+  std::int64_t tiles = 0;  ///< 0: a worker forms whole tiles only
+  std::int64_t cuts = 1, units = 1;
+
+  constexpr std::int64_t groups() const { return tiles / units; }
+  constexpr std::int64_t workers() const { return groups() * cuts; }
+};
+
+/// What takes the least time, in stages: writing and adding a part takes a tenth, the kernel that adds them five.
+constexpr HopperShares hopper_shares(std::int64_t tiles, std::int64_t stages) {
+  constexpr std::int64_t kMostCuts = 8;
   const std::int64_t rest = tiles % kHopperWorkers;
-  return rest * stages / kHopperWorkers + (kHopperWorkers + rest) / 10 + 5 < stages ? rest : 0;
+  HopperShares best;
+  std::int64_t least = stages;  // of whole tiles
+  for (std::int64_t units = 1; units < kMostCuts; ++units)
+    for (std::int64_t cuts = units + 1; cuts <= kMostCuts && rest % units == 0; ++cuts) {
+      const HopperShares shares{rest, cuts, units};
+      const std::int64_t time = stages * units / cuts + (rest + shares.workers()) / 10 + 5;
+      if (shares.workers() <= kHopperWorkers && time < least) best = shares, least = time;
+    }
+  return best;
 }
 
 /// Elements of the parts of shared tiles, of which a worker has two at most. More rows do not take less.
 constexpr std::int64_t hopper_parts(std::int64_t in, std::int64_t out, const ExampleSizes& sizes) {
   const std::int64_t most_stages = sizes.rows / kHopperRows + sizes.examples;
-  return hopper_shared_tiles(hopper_tiles(in, out), most_stages) == 0
+  return hopper_shares(hopper_tiles(in, out), most_stages).tiles == 0
              ? 0
              : 2 * kHopperWorkers * kHopperOutputs * kHopperInputs;
 }
@@ -52,6 +70,11 @@ bool has_hopper_products();
 /// `least` rows, else 0.
 void form_hopper_norms(const Execution&, const TileMatrix& x, const TileMatrix& g, const Examples&, std::int64_t least,
                        double* parts);
+
+/// parts [examples, gram_pairs(tiles of the longest), kHopperWarps]: of the pairs of tiles, as form_gram_pair
+/// (tiles.hpp).
+void form_hopper_gram(const Execution&, const TileMatrix& x, const TileMatrix& g, const Examples&, std::int64_t least,
+                      double error, double* parts);
 
 /// out [g.columns, x.columns] += sum over b of c_b G_bᵀ X_b; rows of `out` begin at multiples of 8 bytes. parts: of
 /// hopper_parts elements, overwritten.

@@ -1,39 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Norms and clipped sums of products (fused.hpp) on Hopper's warpgroup matrix instructions (PTX ISA, wgmma): a block
-// forms tiles of 128 x 256 of G_bᵀ X_b, one after the other. Of a clipped sum it forms whole tiles first and then an
-// equal part of the sums of the tiles that are left (Stream-K, Osama et al., arXiv 2301.03598); a second kernel adds
-// the parts of a tile in the order of their rows. Two warpgroups of consumers have 64 x 256 sums each in registers; one
-// thread of a further warp requests the operands from the copy engine (cp.async.bulk.tensor). Both operands are read
-// from shared memory as they lie in global memory, with the sum over their rows.
+// forms tiles of 128 x 256 of G_bᵀ X_b, one after the other. Two warpgroups of consumers have 64 x 256 sums each in
+// registers. Both operands are read from shared memory as they lie in global memory, with the sum over their rows.
 //
-//   shared memory   kStages stages of kRows rows; panels of 64 columns (128 bytes per row), swizzled over 128 bytes
-//   full[stage]     the copies of a stage have arrived
-//   empty[stage]    every warp of consumers has read it: it may be overwritten
-//
-// The warpgroups do not wait for each other, so that one multiplies while the other scales or stores its sums. What
-// they do per stage must be little: with a fence of the GPU (mbarrier.arrive.release.cluster) and more branches the
-// norms ran at 455 TFLOP/s. Clusters of two blocks that share their columns of X gained nothing then.
+// Tiles of a clipped sum that do not fill a round of all blocks are shared (HopperShares): a second kernel adds the
+// parts of such a tile in the order of their rows. Blocks that run at a time read the same rows and few columns: with
+// equal parts of the sums in the order of the tiles (Stream-K, Osama et al., arXiv 2301.03598) the L2 cache held too
+// little, and sums of 768 x 768 took 67 us where HopperShares takes … us. Clusters of two blocks that share their
+// columns of X gained nothing.
 //
 // Reached on an H200, for matrices of 768 x 2304 to 768 x 50304 and 16 x 1024 rows: norms 669 to 735 TFLOP/s, sums 532
 // to 707, one product of the dense library over the same rows 579 to 761.
-#include <cuda.h>
-
-#include "kernels/bulk_copy_cuda.cuh"
-#include "kernels/hopper_cuda.cuh"
-#include "kernels/privacy/hopper_products.hpp"
+#include "kernels/privacy/hopper_panels_cuda.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
 
-constexpr int kConsumers = 256, kThreads = kConsumers + kWarp, kWarps = kConsumers / kWarp;
-constexpr int kRows = static_cast<int>(kHopperRows), kStages = 4;
-constexpr int kPanelColumns = 64, kPanelBytes = kRows * kPanelColumns * 2;
+constexpr int kRows = kPanelRows, kStages = 4;
 constexpr int kPanelsG = kHopperOutputs / kPanelColumns, kPanelsX = kHopperInputs / kPanelColumns;
 constexpr int kStageBytes = (kPanelsG + kPanelsX) * kPanelBytes;
-constexpr int kSharedBytes = kSwizzleAlignment + kStages * (kStageBytes + 2 * static_cast<int>(sizeof(std::uint64_t)));
 constexpr int kSums = kSumsOfThread;
-static_assert(kSharedBytes <= 227 * 1024 && kWarps == kHopperWarps && kHopperInputs == 256);
+static_assert(kHopperInputs == 256);
 
 struct Products {
   CUtensorMap x, g;  // in panels
@@ -44,29 +32,31 @@ struct Products {
   double* squares;       // norms: [examples, hopper_tiles, kHopperWarps]
   const float* factors;  // sums: of the examples
   std::int64_t stages;   // sums: of all examples, factors of 0 included
-  std::int64_t shared;   // sums: the last so many tiles are shared
+  HopperShares shares;   // sums
   float* sums;           // sums: [out, stride], added to
   std::int64_t stride;
   float* parts;  // sums: [workers, 2] parts of shared tiles, row by row
 };
 
-/// First of the stages of worker w, counted over the shared tiles.
-__host__ __device__ __forceinline__ std::int64_t first_stage(const Products& a, std::int64_t w) {
-  return a.shared * a.stages * w / kHopperWorkers;
-}
+/// First column of G and of X of a tile. Adjacent tiles have few columns of both together.
+struct Place {
+  std::int64_t output, input;
+
+  __device__ Place(const Products& a, std::int64_t tile) {
+    const std::int64_t across = hopper_across(a.in), down = tiles_of(a.out);
+    output = (down < across ? tile % down : tile / across) * kHopperOutputs;
+    input = (down < across ? tile / down : tile % across) * kHopperInputs;
+  }
+};
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-extern __shared__ unsigned char hopper_shared[];
+using Stages = Ring<kStageBytes, kStages>;
 
 /// Stages [begin, end) of the examples [first, last) of a tile.
 struct Task {
   std::int64_t tile, first, last, begin, end;
-  int part;  // sums: which of its worker's parts it is, if it is not the whole tile
-
-  __device__ std::int64_t output(const Products& a) const { return tile / hopper_across(a.in) * kHopperOutputs; }
-  __device__ std::int64_t input(const Products& a) const { return tile % hopper_across(a.in) * kHopperInputs; }
-  __device__ bool whole(const Products& a) const { return begin == 0 && end == a.stages; }
+  std::int64_t part;  // sums: its number, or -1: the whole tile
 };
 
 /// The tasks of this block. Norms: every tile of every example.
@@ -74,34 +64,39 @@ template <bool sums>
 struct Tasks {
   const Products& a;
   const std::int64_t tiles;
-  std::int64_t next_task, stage = 0, end = 0;
+  std::int64_t whole, unit = 0, end = 0;  // the next whole tile; ranges of shared ones
   Task task = {};
 
   __device__ explicit Tasks(const Products& products)
-      : a(products), tiles(hopper_tiles(products.in, products.out)), next_task(blockIdx.x) {
-    if constexpr (sums) stage = first_stage(a, blockIdx.x), end = first_stage(a, blockIdx.x + 1);
+      : a(products), tiles(hopper_tiles(products.in, products.out)), whole(blockIdx.x) {
+    if (!sums || blockIdx.x >= a.shares.workers()) return;
+    unit = blockIdx.x / a.shares.groups() * a.shares.units;
+    end = unit + a.shares.units;
   }
   __device__ bool next() {
     if constexpr (!sums) {
-      if (next_task >= a.examples * tiles) return false;
-      const std::int64_t example = next_task / tiles;
-      task = {
-          next_task % tiles, example, example + 1, 0, hopper_stages(a.offsets[example + 1] - a.offsets[example]), 0};
-      next_task += gridDim.x;
-    } else if (next_task < tiles - a.shared) {
-      task = {next_task, 0, a.examples, 0, a.stages, 0};
-      next_task += kHopperWorkers;
-    } else {
-      if (stage >= end) return false;
-      const std::int64_t tile = stage / a.stages, before = tile * a.stages, last = min(end, before + a.stages);
-      task = {tiles - a.shared + tile,
-              0,
-              a.examples,
-              stage - before,
-              last - before,
-              stage == first_stage(a, blockIdx.x) ? 0 : 1};
-      stage = last;
+      if (whole >= a.examples * tiles) return false;
+      const std::int64_t e = whole / tiles;
+      task = {whole % tiles, e, e + 1, 0, hopper_stages(a.offsets[e + 1] - a.offsets[e]), -1};
+      whole += gridDim.x;
+      return true;
     }
+    const std::int64_t not_shared = tiles - a.shares.tiles;
+    if (whole < not_shared) {
+      task = {whole, 0, a.examples, 0, a.stages, -1};
+      whole += kHopperWorkers;
+      return true;
+    }
+    if (unit >= end) return false;
+    const std::int64_t groups = a.shares.groups(), cuts = a.shares.cuts, of_group = unit / cuts, cut = unit % cuts;
+    const std::int64_t next_cut = min(cuts, cut + end - unit);
+    task = {not_shared + of_group * groups + blockIdx.x % groups,
+            0,
+            a.examples,
+            a.stages * cut / cuts,
+            a.stages * next_cut / cuts,
+            2 * static_cast<std::int64_t>(blockIdx.x) + (unit + a.shares.units == end ? 0 : 1)};
+    unit += next_cut - cut;
     return true;
   }
 };
@@ -137,44 +132,12 @@ struct ExamplesOf {
   }
 };
 
-/// A value that all lanes have: tells the compiler.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(kAllLanes, value, 0); }
-
-/// The stages in turn, and the parity of the phase of their barriers.
-struct Ring {
-  std::uint32_t base, stage = 0, phase = 0;
-
-  __device__ explicit Ring(std::uint32_t shared) : base(shared) {}
-  __device__ std::uint32_t data() const { return base + stage * kStageBytes; }
-  __device__ std::uint32_t full() const { return base + kStages * kStageBytes + stage * 16; }
-  __device__ std::uint32_t empty() const { return full() + 8; }
-  __device__ void next() {
-    if (++stage < kStages) return;
-    stage = 0, phase ^= 1;
-  }
-};
-
-/// Copies a panel; columns and rows outside of the matrix are 0.
-__device__ __forceinline__ void copy_panel(std::uint32_t to, const CUtensorMap& from, std::int64_t column,
-                                           std::int64_t row, std::uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-          to),
-      "l"(&from), "r"(static_cast<int>(column)), "r"(static_cast<int>(row)), "r"(barrier)
-      : "memory");
-}
-
-/// A warp of consumers has read the stage of this barrier.
-__device__ __forceinline__ void release(std::uint32_t empty) {
-  if (threadIdx.x % kWarp == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
-}
-
-__device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory"); }
+__device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(kHopperConsumers) : "memory"); }
 
 /// Rows [valid, kRows) of a stage belong to the next example: they become 0.
 __device__ __forceinline__ void clear_rows(std::uint32_t stage, int valid) {
   const int of_panel = (kRows - valid) * 8;
-  for (int i = static_cast<int>(threadIdx.x); i < (kPanelsG + kPanelsX) * of_panel; i += kConsumers)
+  for (int i = static_cast<int>(threadIdx.x); i < (kPanelsG + kPanelsX) * of_panel; i += kHopperConsumers)
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(stage + i / of_panel * kPanelBytes + valid * 128 +
                                                                   i % of_panel * 16),
                  "r"(0)
@@ -187,9 +150,9 @@ constexpr std::uint64_t kSixteenRows = 16 * 128 >> 4, kStage = kStageBytes >> 4;
 
 /// The thread that requests the operands of all tasks of its block.
 template <bool sums>
-__device__ __forceinline__ void produce(const Products& a, Ring ring) {
+__device__ __forceinline__ void produce(const Products& a, Stages ring) {
   for (Tasks<sums> tasks(a); tasks.next();) {
-    const std::int64_t output = tasks.task.output(a), input = tasks.task.input(a);
+    const auto [output, input] = Place(a, tasks.task.tile);
     for (ExamplesOf each(a, tasks.task); each.valid(); each.next())
       for (int i = 0; i < each.rows; i += kRows, ring.next()) {
         wait_barrier(ring.empty(), ring.phase ^ 1);
@@ -216,9 +179,7 @@ __device__ __forceinline__ void store_squares(const Products& a, const Task& tas
     for (int k = 0; k < 8; ++k) square += c[i + k] * c[i + k];
     total += static_cast<double>(square);
   }
-  total = warp_sum(total);
-  if (threadIdx.x % kWarp == 0)
-    a.squares[(task.first * hopper_tiles(a.in, a.out) + task.tile) * kWarps + threadIdx.x / kWarp] = total;
+  store_part(a.squares + (task.first * hopper_tiles(a.in, a.out) + task.tile) * kHopperWarps, total);
 }
 
 /// to(row, column, at) for each pair of adjacent sums c[at], c[at + 1] of this thread, where they are in the tile.
@@ -230,35 +191,29 @@ __device__ __forceinline__ void for_pairs(const To& to) {
   for (int i = 0; i < kSums; i += 2) to(row + i / 2 % 2 * 8, column + i / 4 * 8, i);
 }
 
-__device__ __forceinline__ void store_sums(const Products& a, const Task& task, float scale, float (&c)[kSums]) {
-  if (!task.whole(a)) {
-    float* const part = a.parts + (2 * blockIdx.x + task.part) * kHopperOutputs * kHopperInputs;
-    for_pairs([&](int row, int column, int i) {
+/// *to += value, without waiting for what is there. Every element gets one addition per kernel, so that their order
+/// does not matter.
+__device__ __forceinline__ void add_pair(float* to, float2 value) {
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(value.x), "f"(value.y) : "memory");
+}
+
+__device__ __forceinline__ void store_sums(const Products& a, const Task& task, float scale, const float (&c)[kSums]) {
+  if (task.part >= 0) {
+    float* const part = a.parts + task.part * kHopperOutputs * kHopperInputs;
+    return for_pairs([&](int row, int column, int i) {
       *reinterpret_cast<float2*>(part + row * kHopperInputs + column) = make_float2(scale * c[i], scale * c[i + 1]);
     });
-    return;
   }
-  const std::int64_t output = task.output(a), input = task.input(a);
+  const auto [output, input] = Place(a, task.tile);
   float* const sums = a.sums + output * a.stride + input;
-  // Several reads in flight: the compiler would not move them across writes.
-  constexpr int kAtOnce = 32;
-  float2 before[kAtOnce / 2];
-#pragma unroll
-  for (int first = 0; first < kSums; first += kAtOnce) {
-    for_pairs([&](int row, int column, int i) {
-      if (i >= first && i < first + kAtOnce && output + row < a.out && input + column < a.in)
-        before[(i - first) / 2] = *reinterpret_cast<const float2*>(sums + row * a.stride + column);
-    });
-    for_pairs([&](int row, int column, int i) {
-      if (i >= first && i < first + kAtOnce && output + row < a.out && input + column < a.in)
-        *reinterpret_cast<float2*>(sums + row * a.stride + column) =
-            make_float2(before[(i - first) / 2].x + scale * c[i], before[(i - first) / 2].y + scale * c[i + 1]);
-    });
-  }
+  for_pairs([&](int row, int column, int i) {
+    if (output + row < a.out && input + column < a.in)
+      add_pair(sums + row * a.stride + column, make_float2(scale * c[i], scale * c[i + 1]));
+  });
 }
 
 template <bool sums>
-__device__ __forceinline__ void consume(const Products& a, Ring ring) {
+__device__ __forceinline__ void consume(const Products& a, Stages ring) {
   const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   const std::uint64_t of_g = operand_at(ring.base + warpgroup * kPanelBytes, kPanelBytes),
                       of_x = operand_at(ring.base + kPanelsG * kPanelBytes, kPanelBytes);
@@ -304,99 +259,40 @@ __device__ __forceinline__ void consume(const Products& a, Ring ring) {
 #endif
 
 template <bool sums>
-__global__ void __launch_bounds__(kThreads, 1) form_products(const __grid_constant__ Products a) {
+__global__ void __launch_bounds__(kHopperThreads, 1) form_products(const __grid_constant__ Products a) {
 #if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __trap();  // form_hopper_… refuse other GPUs
 #else
-  const std::uint32_t start = static_cast<std::uint32_t>(__cvta_generic_to_shared(hopper_shared)),
-                      base = (start + kSwizzleAlignment - 1) / kSwizzleAlignment * kSwizzleAlignment;
-  const Ring ring(base);
-  if (threadIdx.x == 0) {
-    Ring each = ring;
-    for (int stage = 0; stage < kStages; ++stage, each.next()) {
-      start_barrier(each.full(), 1);
-      start_barrier(each.empty(), kWarps);
-    }
-    fence_barriers();
-  }
-  __syncthreads();
-  if (threadIdx.x < kConsumers)
+  const Stages ring;
+  if (threadIdx.x < kHopperConsumers)
     consume<sums>(a, ring);
-  else if (threadIdx.x == kConsumers)
+  else if (threadIdx.x == kHopperConsumers)
     produce<sums>(a, ring);
 #endif
 }
 
-constexpr int kAddedRows = 4;  ///< of a tile, by a block of kConsumers threads
+constexpr int kAddedRows = 4;  ///< of a tile, by a block of kHopperConsumers threads
 
-/// Block (w, rows): the parts of the tile in which worker w is the second one.
-__global__ void __launch_bounds__(kConsumers) add_parts_of_tiles(const __grid_constant__ Products a) {
-  const std::int64_t worker = blockIdx.x + 1, at = first_stage(a, worker), tile = at / a.stages,
-                     begin = tile * a.stages;
-  if (at == begin || first_stage(a, worker - 1) > begin) return;
-  const std::int64_t of_matrix = hopper_tiles(a.in, a.out) - a.shared + tile, across = hopper_across(a.in);
+/// Block (s, rows): adds the parts of shared tile s.
+__global__ void __launch_bounds__(kHopperConsumers) add_shared_tiles(const __grid_constant__ Products a) {
+  const HopperShares& shares = a.shares;
+  const std::int64_t groups = shares.groups(), group = blockIdx.x % groups,
+                     first = blockIdx.x / groups * shares.cuts;  // range
+  const Place place(a, hopper_tiles(a.in, a.out) - shares.tiles + blockIdx.x);
   constexpr int kFours = kHopperInputs / 4;
   const int row = static_cast<int>(blockIdx.y) * kAddedRows + static_cast<int>(threadIdx.x) / kFours,
             column = static_cast<int>(threadIdx.x) % kFours * 4;
-  const std::int64_t output = of_matrix / across * kHopperOutputs + row,
-                     input = of_matrix % across * kHopperInputs + column;
-  if (output >= a.out || input >= a.in) return;
+  if (place.output + row >= a.out || place.input + column >= a.in) return;
   float4 total{0.0f, 0.0f, 0.0f, 0.0f};
-  for (std::int64_t w = worker - 1; w < kHopperWorkers && first_stage(a, w) < begin + a.stages; ++w) {
-    if (first_stage(a, w) == first_stage(a, w + 1)) continue;
-    const std::int64_t part = 2 * w + (first_stage(a, w) >= begin ? 0 : 1);
+  for (std::int64_t w = first / shares.units; w * shares.units < first + shares.cuts; ++w) {
+    const std::int64_t part = 2 * (w * groups + group) + (w * shares.units >= first ? 0 : 1);
     const float4 value =
         *reinterpret_cast<const float4*>(a.parts + (part * kHopperOutputs + row) * kHopperInputs + column);
     total.x += value.x, total.y += value.y, total.z += value.z, total.w += value.w;
   }
-  float2* const to = reinterpret_cast<float2*>(a.sums + output * a.stride + input);
+  float2* const to = reinterpret_cast<float2*>(a.sums + (place.output + row) * a.stride + place.input + column);
   to[0] = make_float2(to[0].x + total.x, to[0].y + total.y);
   to[1] = make_float2(to[1].x + total.z, to[1].y + total.w);
-}
-
-/// The driver's function, without a link to the driver (kernels/driver_on_demand.cpp).
-decltype(&cuTensorMapEncodeTiled) encode_function() {
-  static const auto function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-    require(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
-            "cuTensorMapEncodeTiled");
-#else
-    require(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result),
-            "cuTensorMapEncodeTiled");
-#endif
-    if (found == nullptr || result != cudaDriverEntryPointSuccess)
-      throw Error(ExitCode::internal, "the GPU driver has no cuTensorMapEncodeTiled (it is older than CUDA 12.0)");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
-  }();
-  return function;
-}
-
-CUtensorMap panels_of(const TileMatrix& matrix, std::int64_t rows) {
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(matrix.columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(matrix.stride) * 2};
-  const cuuint32_t box[2] = {kPanelColumns, kRows}, steps[2] = {1, 1};
-  CUtensorMap map;
-  const CUresult status =
-      encode_function()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<std::uint16_t*>(matrix.data), sizes,
-                        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS)
-    throw Error(ExitCode::internal, "products of examples: cuTensorMapEncodeTiled returned " + std::to_string(status));
-  return map;
-}
-
-template <bool sums>
-void launch(const Execution& execution, const Products& a, unsigned blocks) {
-  static const bool once = [] {
-    require(cudaFuncSetAttribute(form_products<sums>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-            "products of examples: shared memory");
-    return true;
-  }();
-  static_cast<void>(once);
-  form_products<sums><<<blocks, kThreads, kSharedBytes, stream_of(execution)>>>(a);
-  require_launch("products of examples");
 }
 
 Products products_of(const TileMatrix& x, const TileMatrix& g, const Examples& examples) {
@@ -420,7 +316,9 @@ void form_hopper_norms(const Execution& execution, const TileMatrix& x, const Ti
   Products a = products_of(x, g, examples);
   a.least = least;
   a.squares = parts;
-  launch<false>(execution, a, blocks_for(a.examples * hopper_tiles(a.in, a.out), 1, multiprocessors()));
+  launch_hopper(execution, form_products<false>,
+                blocks_for(a.examples * hopper_tiles(a.in, a.out), 1, multiprocessors()),
+                ring_bytes(kStageBytes, kStages), a);
 }
 
 void add_hopper_sums(const Execution& execution, const TileMatrix& x, const TileMatrix& g, const Examples& examples,
@@ -429,14 +327,15 @@ void add_hopper_sums(const Execution& execution, const TileMatrix& x, const Tile
   Products a = products_of(x, g, examples);
   a.factors = factors;
   for (std::int64_t e = 0; e < a.examples; ++e) a.stages += hopper_stages(examples.rows_of(e));
-  a.shared = hopper_shared_tiles(hopper_tiles(a.in, a.out), a.stages);
+  a.shares = hopper_shares(hopper_tiles(a.in, a.out), a.stages);
   a.sums = out.data;
   a.stride = out.stride;
   a.parts = parts;
-  launch<true>(execution, a, static_cast<unsigned>(kHopperWorkers));
-  if (a.shared == 0) return;
-  add_parts_of_tiles<<<dim3(static_cast<unsigned>(kHopperWorkers - 1), kHopperOutputs / kAddedRows), kConsumers, 0,
-                       stream_of(execution)>>>(a);
+  launch_hopper(execution, form_products<true>, static_cast<unsigned>(kHopperWorkers), ring_bytes(kStageBytes, kStages),
+                a);
+  if (a.shares.tiles == 0) return;
+  add_shared_tiles<<<dim3(static_cast<unsigned>(a.shares.tiles), kHopperOutputs / kAddedRows), kHopperConsumers, 0,
+                     stream_of(execution)>>>(a);
   require_launch("parts of clipped sums");
 }
 

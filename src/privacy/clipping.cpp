@@ -266,10 +266,9 @@ void Clipping::take_product(const GradientRows& rows) {
                                   {stored.row(rows.first_example), rows.examples.count(), out * in, out * in},
                                   is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace);
   }
-  kernels::add_product_norms(
-      execution_, rows.inputs, gradients, rows.examples,
-      method_of(settings_, parameters_.specs()[rows.parameter], in, held_by(rows), shape_.examples.most_rows),
-      norms_of(rows), buffers_.workspace);
+  kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples,
+                             method_of(settings_, parameters_.specs()[rows.parameter], in, held_by(rows), shape_),
+                             norms_of(rows), buffers_.workspace);
   if (is_tied(rows.parameter)) {
     const auto first = static_cast<std::size_t>(rows.first_example);
     const Examples lookup{.offsets = batch_->examples.offsets.subspan(first, rows.examples.offsets.size()),
