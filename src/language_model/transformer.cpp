@@ -347,8 +347,9 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   const std::int64_t n = tokens.rows();
   first_row_ = tokens.first_row;
   step_ = step;
+  residual_ = 0;
   normalise_backward(model_.final_norm(), buffers_.final_residual.rows_from(0, n), buffers_.final_norm,
-                     buffers_.input_gradient.rows_from(0, n), buffers_.residual_gradient.rows_from(0, n), true, sink);
+                     buffers_.input_gradient.rows_from(0, n), {}, residual_gradient(n), sink);
   for (std::size_t layer = buffers_.blocks.size(); layer-- > 0;) {
     if (swap_) swap_->before_backward(layer);
     recompute(layer, tokens, step);
@@ -413,12 +414,11 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
     kernels::mlp_activation_backward(execution_, settings().mlp, hidden, gradient, hidden);
   }
   multiply_backward(parameters.up, block.mlp_input.rows_from(0, n), hidden, input, sink);
-  const AnyMatrix residual = buffers_.residual_gradient.rows_from(0, n);
+  const AnyMatrix residual = residual_gradient(n), next = next_residual_gradient(n);
   if (parameters.mlp_norm)
-    normalise_backward(*parameters.mlp_norm, block.middle.rows_from(0, n), block.mlp_norm, input, residual, false,
-                       sink);
+    normalise_backward(*parameters.mlp_norm, block.middle.rows_from(0, n), block.mlp_norm, input, residual, next, sink);
   else
-    kernels::add_rows(execution_, residual, input, residual);
+    kernels::add_rows(execution_, residual, input, next);
 }
 
 void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step,
@@ -474,18 +474,18 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
     give(parameters.key_norm, key_rows);
     give(parameters.temperature, temperature_rows);
   }
-  const AnyMatrix input = buffers_.input_gradient.rows_from(0, n),
-                  residual = buffers_.residual_gradient.rows_from(0, n);
+  const AnyMatrix input = buffers_.input_gradient.rows_from(0, n);
   multiply_backward(parameters.projection, block.attention_input.rows_from(0, n), gradient, input, sink);
+  const AnyMatrix residual = residual_gradient(n), next = next_residual_gradient(n);
   if (parameters.attention_norm)
     normalise_backward(*parameters.attention_norm, block.residual.rows_from(0, n), block.attention_norm, input,
-                       residual, false, sink);
+                       residual, next, sink);
   else
-    kernels::add_rows(execution_, residual, input, residual);
+    kernels::add_rows(execution_, residual, input, next);
 }
 
 void Transformer::backward_embedding(const Tokens& tokens, const kernels::AdamStep* step, GradientSink& sink) {
-  const AnyMatrix gradient = buffers_.residual_gradient.rows_from(0, tokens.rows());
+  const AnyMatrix gradient = residual_gradient(tokens.rows());
   timers_.phase("embedding");
   drop(kEmbedding, tokens, step, gradient);
   scale_embedding(gradient);
@@ -493,14 +493,16 @@ void Transformer::backward_embedding(const Tokens& tokens, const kernels::AdamSt
              .parameter = model_.token_table(),
              .gradients = gradient,
              .ids = tokens.ids,
-             .examples = examples(tokens.rows())});
+             .examples = examples(tokens.rows()),
+             .gradients_stay = stays(gradient)});
   if (model_.position_table() == kNoParameter) return;
   // Positions are not negative.
   sink.take({.form = GradientRows::Form::lookup,
              .parameter = model_.position_table(),
              .gradients = gradient,
              .ids = {reinterpret_cast<const std::uint32_t*>(tokens.positions.data), tokens.positions.size},
-             .examples = examples(tokens.rows())});
+             .examples = examples(tokens.rows()),
+             .gradients_stay = stays(gradient)});
 }
 
 /// The gradient of a sublayer's raw output from that of the residual stream.
@@ -508,7 +510,7 @@ AnyMatrix Transformer::sublayer_gradient(const std::optional<NormLayer>& norm, A
                                          const kernels::NormStatistics& statistics, std::uint32_t site,
                                          const Tokens& tokens, const kernels::AdamStep* step, GradientSink& sink) {
   const std::int64_t n = tokens.rows();
-  AnyMatrix gradient = buffers_.residual_gradient.rows_from(0, n);
+  AnyMatrix gradient = residual_gradient(n);
   if (drops(step)) {
     const AnyMatrix dropped = (norm ? buffers_.input_gradient : buffers_.output_gradient).rows_from(0, n);
     timers_.phase("norms");
@@ -518,7 +520,7 @@ AnyMatrix Transformer::sublayer_gradient(const std::optional<NormLayer>& norm, A
   }
   if (!norm) return gradient;
   const AnyMatrix out = buffers_.output_gradient.rows_from(0, n);
-  normalise_backward(*norm, raw.rows_from(0, n), statistics, gradient, out, true, sink);
+  normalise_backward(*norm, raw.rows_from(0, n), statistics, gradient, {}, out, sink);
   return out;
 }
 
@@ -530,12 +532,12 @@ void Transformer::normalise(const NormLayer& norm, AnyMatrix x, AnyMatrix addend
 }
 
 void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const kernels::NormStatistics& statistics,
-                                     AnyMatrix dy, AnyMatrix dh, bool overwrite, GradientSink& sink) {
+                                     AnyMatrix dy, AnyMatrix addend, AnyMatrix dh, GradientSink& sink) {
   const kernels::NormStatistics of_rows = first(statistics, h.rows);
   if (model_.parameters().specs()[norm.weight].frozen) {
     summed_ = nullptr;
     timers_.phase("norms");
-    return kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, {});
+    return kernels::norm_backward(execution_, norm.values, h, of_rows, dy, addend, dh, {});
   }
   if (!sink.takes_sums()) {
     summed_ = nullptr;
@@ -553,7 +555,7 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
                  .gradients = dy,
                  .examples = examples(h.rows)});
     timers_.phase("norms");
-    kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, {});
+    kernels::norm_backward(execution_, norm.values, h, of_rows, dy, addend, dh, {});
     return;
   }
   timers_.phase("norms");
@@ -561,7 +563,7 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
   sums.blocks = norm_blocks(settings_, h.rows);
   if (norm.bias == kNoParameter) sums.bias = {};
   if (!settings().bias) sums.input = {};
-  kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, sums);
+  kernels::norm_backward(execution_, norm.values, h, of_rows, dy, addend, dh, sums);
   summed_ = dh.data;
   const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
     if (parameter == kNoParameter) return;
@@ -636,10 +638,20 @@ void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy
              .count = linear.count});
 }
 
-/// False for gradients of the residual stream, which the next sublayer overwrites.
+/// False for gradients that the next sublayer overwrites.
 bool Transformer::stays(const AnyMatrix& gradient) const {
-  return settings_.keeps_rows() && gradient.data != buffers_.residual_gradient.data &&
-         gradient.data != buffers_.input_gradient.data && gradient.data != buffers_.output_gradient.data;
+  return settings_.keeps_rows() && gradient.data != buffers_.input_gradient.data &&
+         gradient.data != buffers_.output_gradient.data;
+}
+
+AnyMatrix Transformer::residual_gradient(std::int64_t rows) const {
+  return buffers_.residual_gradients[residual_].rows_from(0, rows);
+}
+
+/// Where the present gradient of the residual stream stays, the next one has memory of its own.
+AnyMatrix Transformer::next_residual_gradient(std::int64_t rows) {
+  if (residual_ + 1 < buffers_.residual_gradients.size()) ++residual_;
+  return residual_gradient(rows);
 }
 
 /// dx = dy W, and the rows of dW and db.

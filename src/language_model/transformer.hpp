@@ -66,8 +66,9 @@ struct TransformerSettings {
   AttentionKernels attention = {};
 
   bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }
-  /// True if inputs and output gradients of products stay where they are formed, those of the residual stream excepted
-  /// (GradientRows::inputs_stay). Where activations are formed twice or swapped, blocks share their memory.
+  /// True if inputs and output gradients of products stay where they are formed, but those before a norm of a
+  /// sublayer's output (GradientRows::inputs_stay). Where activations are formed twice or swapped, blocks share their
+  /// memory.
   bool keeps_rows() const { return gradients && book_keeping && memory.recompute == Recompute::none && !swaps(); }
   /// True if products add their bias in bf16 (kernels/language/linear/linear.hpp).
   bool rounds_biases(kernels::Backend backend) const {
@@ -125,9 +126,10 @@ class Transformer {
     kernels::AnyMatrix final_residual;  ///< [rows, C]
     kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
     kernels::NormStatistics final_norm;
-    std::int64_t head_chunk = 0;             ///< rows
-    kernels::AnyMatrix logits;               ///< [rows of a chunk or all, at least Linear::outputs of the head]
-    kernels::AnyMatrix residual_gradient;    ///< [rows, C]
+    std::int64_t head_chunk = 0;  ///< rows
+    kernels::AnyMatrix logits;    ///< [rows of a chunk or all, at least Linear::outputs of the head]
+    /// [rows, C]: one, or where rows stay (keeps_rows) one per sublayer and one more.
+    std::vector<kernels::AnyMatrix> residual_gradients;
     kernels::AnyMatrix input_gradient;       ///< [rows, C] of the input of a sublayer, or of the head
     kernels::AnyMatrix output_gradient;      ///< [rows, C] of the output of a sublayer
     kernels::AnyMatrix wide_gradient;        ///< [rows, max(D, H d)]
@@ -235,13 +237,15 @@ class Transformer {
   void normalise(const NormLayer&, kernels::AnyMatrix x, kernels::AnyMatrix addend, kernels::AnyMatrix sum,
                  kernels::AnyMatrix y, const kernels::NormStatistics&);
   void normalise_backward(const NormLayer&, kernels::AnyMatrix h, const kernels::NormStatistics&, kernels::AnyMatrix dy,
-                          kernels::AnyMatrix dh, bool overwrite, training::GradientSink&);
+                          kernels::AnyMatrix addend, kernels::AnyMatrix dh, training::GradientSink&);
   void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                          training::GradientSink&, std::int64_t first_row = 0);
   void propagate(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                  training::GradientSink&);
   bool stays(const kernels::AnyMatrix& gradient) const;
+  kernels::AnyMatrix residual_gradient(std::int64_t rows) const;
+  kernels::AnyMatrix next_residual_gradient(std::int64_t rows);
   void adapt(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void adapt_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                       training::GradientSink&);
@@ -291,6 +295,7 @@ class Transformer {
   /// Of the present forward or backward pass: what draws the masks of adapters' dropout.
   std::int64_t first_row_ = 0;
   const kernels::AdamStep* step_ = nullptr;
+  std::size_t residual_ = 0;      ///< the present one of buffers_.residual_gradients
   const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
   std::optional<ActivationSwap> swap_;
   std::vector<std::int64_t> examples_;  // buffers_.examples on the host

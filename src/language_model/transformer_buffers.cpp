@@ -241,7 +241,8 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   });
   arena.purpose("backward pass");
   if (settings.gradients) {
-    residual_gradient = take(width);
+    for (std::int64_t i = 0; i <= (settings.keeps_rows() ? 2 * model.layers : 0); ++i)
+      residual_gradients.push_back(take(width));
     input_gradient = take(width);
     if (model.dropout > 0 || model.normalises_outputs()) output_gradient = take(width);
     wide_gradient = take(std::max(model.d_mlp, a.query_width()));

@@ -314,6 +314,7 @@ GradientRows Clipping::kept(GradientRows rows) {
     if (!rows.inputs_stay) rows.inputs = keep(rows.inputs);
     return rows;
   }
+  if (rows.gradients_stay) return rows;
   // Tokens and positions have the same gradients.
   if (last_kept_.from != rows.gradients.data) last_kept_ = {rows.gradients.data, keep(rows.gradients)};
   rows.gradients = last_kept_.copy;

@@ -8,9 +8,9 @@
 //
 // Backward, with a = weight * dy and xhat = (h - mu) * r:
 //
-//   dh += r * (a - mean(a) - xhat * mean(a * xhat))                       (RMSNorm: without mean(a))
+//   dh = addend + r * (a - mean(a) - xhat * mean(a * xhat))               (RMSNorm: without mean(a))
 //
-// dh already holds the gradient that reaches h past the norm (the residual stream). The gradients of weight and bias,
+// addend is the gradient that reaches h past the norm (the residual stream). The gradients of weight and bias,
 //
 //   dweight_j = sum over n of dy[n, j] xhat[n, j]          dbias_j = sum over n of dy[n, j]
 //
@@ -89,8 +89,9 @@ struct NormSums {
   NormBlocks blocks = {};  ///< without length: NormBlocks::of(rows)
 };
 
-/// dh += … as above; h, dy, dh [rows, columns]; dh may be dy. `overwrite`: dh is not read. Overwrites `sums`.
-void norm_backward(const Execution&, const NormWeights&, AnyMatrix h, const NormStatistics&, AnyMatrix dy, AnyMatrix dh,
-                   bool overwrite, const NormSums& sums);
+/// dh = … as above; h, dy, dh [rows, columns]; dh may be dy. addend: as dh, which it may be, or without data: nothing
+/// is added. Overwrites `sums`.
+void norm_backward(const Execution&, const NormWeights&, AnyMatrix h, const NormStatistics&, AnyMatrix dy,
+                   AnyMatrix addend, AnyMatrix dh, const NormSums& sums);
 
 }  // namespace weft::kernels

@@ -58,7 +58,7 @@ void norm_forward(const Execution& execution, const NormWeights& weights, AnyMat
 }
 
 void norm_backward(const Execution& execution, const NormWeights& weights, AnyMatrix h,
-                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix dh, bool overwrite,
+                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix addend, AnyMatrix dh,
                    const NormSums& partial) {
   const NormWeights w = weights;
   const NormStatistics s = statistics;
@@ -98,10 +98,10 @@ void norm_backward(const Execution& execution, const NormWeights& weights, AnyMa
             const auto gradient = [&](int c) {
               return inverse * (weight[c] * g[c] - mean_a - (x[c] - mean) * inverse * mean_ax);
             };
-            if (overwrite) {
+            if (addend.data == nullptr) {
               store_chunk(team, dh, row, column, count, gradient);
             } else {
-              const float* before = row_chunk(team, dh, row, column, count, buffer.addend);
+              const float* before = row_chunk(team, addend, row, column, count, buffer.addend);
               store_chunk(team, dh, row, column, count, [&](int c) { return before[c] + gradient(c); });
             }
             const float* stored =
