@@ -36,6 +36,24 @@ struct HopperShares {
 
   constexpr std::int64_t groups() const { return tiles / units; }
   constexpr std::int64_t workers() const { return groups() * cuts; }
+
+  /// Ranges [first_range, first_range + units) of a worker are numbered over the tiles of its group.
+  constexpr std::int64_t first_range(std::int64_t worker) const { return worker / groups() * units; }
+  /// Of the shared tiles.
+  constexpr std::int64_t tile_of(std::int64_t worker, std::int64_t range) const {
+    return range / cuts * groups() + worker % groups();
+  }
+  /// Where the worker leaves what it has of the tile of this range.
+  constexpr std::int64_t part_of(std::int64_t worker, std::int64_t range) const {
+    return 2 * worker + (range / cuts == first_range(worker) / cuts ? 0 : 1);
+  }
+  /// each(part) for the parts of a tile, in the order of their rows.
+  template <class Each>
+  WEFT_HOST_DEVICE constexpr void for_each_part(std::int64_t tile, const Each& each) const {
+    const std::int64_t first = tile / groups() * cuts;
+    for (std::int64_t begin = first / units * units; begin < first + cuts; begin += units)
+      each(part_of(begin / units * groups() + tile % groups(), begin < first ? first : begin));
+  }
 };
 
 /// What takes the least time, in stages: writing and adding a part takes a tenth, the kernel that adds them five.

@@ -7,11 +7,11 @@
 // Tiles of a clipped sum that do not fill a round of all blocks are shared (HopperShares): a second kernel adds the
 // parts of such a tile in the order of their rows. Blocks that run at a time read the same rows and few columns: with
 // equal parts of the sums in the order of the tiles (Stream-K, Osama et al., arXiv 2301.03598) the L2 cache held too
-// little, and sums of 768 x 768 took 67 us where HopperShares takes … us. Clusters of two blocks that share their
-// columns of X gained nothing.
+// little, and sums of 768 x 768 took 67 us where they take 53. Whole tiles are added to memory without reading it
+// first: with reads, sums of 16384 x 2048 took 1083 us where they take 797. Clusters of two blocks that share their
+// columns of X gained nothing, and the loop unrolled over the stages at most 3 %.
 //
-// Reached on an H200, for matrices of 768 x 2304 to 768 x 50304 and 16 x 1024 rows: norms 669 to 735 TFLOP/s, sums 532
-// to 707, one product of the dense library over the same rows 579 to 761.
+// Rates and their limits: docs/privacy.md.
 #include "kernels/privacy/hopper_panels_cuda.cuh"
 
 namespace weft::kernels::cuda {
@@ -64,14 +64,14 @@ template <bool sums>
 struct Tasks {
   const Products& a;
   const std::int64_t tiles;
-  std::int64_t whole, unit = 0, end = 0;  // the next whole tile; ranges of shared ones
+  std::int64_t whole, range = 0, end = 0;  // the next whole tile; ranges of shared ones
   Task task = {};
 
   __device__ explicit Tasks(const Products& products)
       : a(products), tiles(hopper_tiles(products.in, products.out)), whole(blockIdx.x) {
     if (!sums || blockIdx.x >= a.shares.workers()) return;
-    unit = blockIdx.x / a.shares.groups() * a.shares.units;
-    end = unit + a.shares.units;
+    range = a.shares.first_range(blockIdx.x);
+    end = range + a.shares.units;
   }
   __device__ bool next() {
     if constexpr (!sums) {
@@ -87,16 +87,15 @@ struct Tasks {
       whole += kHopperWorkers;
       return true;
     }
-    if (unit >= end) return false;
-    const std::int64_t groups = a.shares.groups(), cuts = a.shares.cuts, of_group = unit / cuts, cut = unit % cuts;
-    const std::int64_t next_cut = min(cuts, cut + end - unit);
-    task = {not_shared + of_group * groups + blockIdx.x % groups,
+    if (range >= end) return false;
+    const std::int64_t cuts = a.shares.cuts, cut = range % cuts, next = min(cuts, cut + end - range);
+    task = {not_shared + a.shares.tile_of(blockIdx.x, range),
             0,
             a.examples,
             a.stages * cut / cuts,
-            a.stages * next_cut / cuts,
-            2 * static_cast<std::int64_t>(blockIdx.x) + (unit + a.shares.units == end ? 0 : 1)};
-    unit += next_cut - cut;
+            a.stages * next / cuts,
+            a.shares.part_of(blockIdx.x, range)};
+    range += next - cut;
     return true;
   }
 };
@@ -192,7 +191,7 @@ __device__ __forceinline__ void for_pairs(const To& to) {
 }
 
 /// *to += value, without waiting for what is there. Every element gets one addition per kernel, so that their order
-/// does not matter.
+/// does not matter. Sums below the normal numbers become 0.
 __device__ __forceinline__ void add_pair(float* to, float2 value) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(value.x), "f"(value.y) : "memory");
 }
@@ -275,21 +274,17 @@ constexpr int kAddedRows = 4;  ///< of a tile, by a block of kHopperConsumers th
 
 /// Block (s, rows): adds the parts of shared tile s.
 __global__ void __launch_bounds__(kHopperConsumers) add_shared_tiles(const __grid_constant__ Products a) {
-  const HopperShares& shares = a.shares;
-  const std::int64_t groups = shares.groups(), group = blockIdx.x % groups,
-                     first = blockIdx.x / groups * shares.cuts;  // range
-  const Place place(a, hopper_tiles(a.in, a.out) - shares.tiles + blockIdx.x);
+  const Place place(a, hopper_tiles(a.in, a.out) - a.shares.tiles + blockIdx.x);
   constexpr int kFours = kHopperInputs / 4;
   const int row = static_cast<int>(blockIdx.y) * kAddedRows + static_cast<int>(threadIdx.x) / kFours,
             column = static_cast<int>(threadIdx.x) % kFours * 4;
   if (place.output + row >= a.out || place.input + column >= a.in) return;
   float4 total{0.0f, 0.0f, 0.0f, 0.0f};
-  for (std::int64_t w = first / shares.units; w * shares.units < first + shares.cuts; ++w) {
-    const std::int64_t part = 2 * (w * groups + group) + (w * shares.units >= first ? 0 : 1);
+  a.shares.for_each_part(blockIdx.x, [&](std::int64_t part) {
     const float4 value =
         *reinterpret_cast<const float4*>(a.parts + (part * kHopperOutputs + row) * kHopperInputs + column);
     total.x += value.x, total.y += value.y, total.z += value.z, total.w += value.w;
-  }
+  });
   float2* const to = reinterpret_cast<float2*>(a.sums + (place.output + row) * a.stride + place.input + column);
   to[0] = make_float2(to[0].x + total.x, to[0].y + total.y);
   to[1] = make_float2(to[1].x + total.z, to[1].y + total.w);
