@@ -31,39 +31,37 @@ constexpr std::int64_t hopper_stages(std::int64_t rows) { return (rows + kHopper
 /// `units` ranges one after the other, of two tiles at most. `units` tiles are of one group of `cuts` workers, and the
 /// workers of all groups read the same rows at a time.
 struct HopperShares {
-  std::int64_t tiles = 0;  ///< 0: a worker forms whole tiles only
-  std::int64_t cuts = 1, units = 1;
+  int tiles = 0;  ///< 0: a worker forms whole tiles only
+  int cuts = 1, units = 1;
 
-  constexpr std::int64_t groups() const { return tiles / units; }
-  constexpr std::int64_t workers() const { return groups() * cuts; }
+  constexpr int groups() const { return tiles / units; }
+  constexpr int workers() const { return groups() * cuts; }
 
   /// Ranges [first_range, first_range + units) of a worker are numbered over the tiles of its group.
-  constexpr std::int64_t first_range(std::int64_t worker) const { return worker / groups() * units; }
+  constexpr int first_range(int worker) const { return worker / groups() * units; }
   /// Of the shared tiles.
-  constexpr std::int64_t tile_of(std::int64_t worker, std::int64_t range) const {
-    return range / cuts * groups() + worker % groups();
-  }
+  constexpr int tile_of(int worker, int range) const { return range / cuts * groups() + worker % groups(); }
   /// Where the worker leaves what it has of the tile of this range.
-  constexpr std::int64_t part_of(std::int64_t worker, std::int64_t range) const {
+  constexpr int part_of(int worker, int range) const {
     return 2 * worker + (range / cuts == first_range(worker) / cuts ? 0 : 1);
   }
   /// each(part) for the parts of a tile, in the order of their rows.
   template <class Each>
-  WEFT_HOST_DEVICE constexpr void for_each_part(std::int64_t tile, const Each& each) const {
-    const std::int64_t first = tile / groups() * cuts;
-    for (std::int64_t begin = first / units * units; begin < first + cuts; begin += units)
+  WEFT_HOST_DEVICE constexpr void for_each_part(int tile, const Each& each) const {
+    const int first = tile / groups() * cuts;
+    for (int begin = first / units * units; begin < first + cuts; begin += units)
       each(part_of(begin / units * groups() + tile % groups(), begin < first ? first : begin));
   }
 };
 
 /// What takes the least time, in stages: writing and adding a part takes a tenth, the kernel that adds them five.
 constexpr HopperShares hopper_shares(std::int64_t tiles, std::int64_t stages) {
-  constexpr std::int64_t kMostCuts = 8;
-  const std::int64_t rest = tiles % kHopperWorkers;
+  constexpr int kMostCuts = 8;
+  const int rest = static_cast<int>(tiles % kHopperWorkers);
   HopperShares best;
   std::int64_t least = stages;  // of whole tiles
-  for (std::int64_t units = 1; units < kMostCuts; ++units)
-    for (std::int64_t cuts = units + 1; cuts <= kMostCuts && rest % units == 0; ++cuts) {
+  for (int units = 1; units < kMostCuts; ++units)
+    for (int cuts = units + 1; cuts <= kMostCuts && rest % units == 0; ++cuts) {
       const HopperShares shares{rest, cuts, units};
       const std::int64_t time = stages * units / cuts + (rest + shares.workers()) / 10 + 5;
       if (shares.workers() <= kHopperWorkers && time < least) best = shares, least = time;

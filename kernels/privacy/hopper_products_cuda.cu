@@ -42,8 +42,8 @@ struct Products {
 struct Place {
   std::int64_t output, input;
 
-  __device__ Place(const Products& a, std::int64_t tile) {
-    const std::int64_t across = hopper_across(a.in), down = tiles_of(a.out);
+  __device__ Place(const Products& a, int tile) {
+    const int across = static_cast<int>(hopper_across(a.in)), down = static_cast<int>(tiles_of(a.out));
     output = (down < across ? tile % down : tile / across) * kHopperOutputs;
     input = (down < across ? tile / down : tile % across) * kHopperInputs;
   }
@@ -64,13 +64,15 @@ template <bool sums>
 struct Tasks {
   const Products& a;
   const std::int64_t tiles;
-  std::int64_t whole, range = 0, end = 0;  // the next whole tile; ranges of shared ones
+  std::int64_t whole;      // the next whole tile
+  int range = 0, end = 0;  // of shared ones
   Task task = {};
 
   __device__ explicit Tasks(const Products& products)
       : a(products), tiles(hopper_tiles(products.in, products.out)), whole(blockIdx.x) {
-    if (!sums || blockIdx.x >= a.shares.workers()) return;
-    range = a.shares.first_range(blockIdx.x);
+    const int block = static_cast<int>(blockIdx.x);
+    if (!sums || block >= a.shares.workers()) return;
+    range = a.shares.first_range(block);
     end = range + a.shares.units;
   }
   __device__ bool next() {
@@ -88,7 +90,7 @@ struct Tasks {
       return true;
     }
     if (range >= end) return false;
-    const std::int64_t cuts = a.shares.cuts, cut = range % cuts, next = min(cuts, cut + end - range);
+    const int cuts = a.shares.cuts, cut = range % cuts, next = min(cuts, cut + end - range);
     task = {not_shared + a.shares.tile_of(blockIdx.x, range),
             0,
             a.examples,
@@ -151,7 +153,7 @@ constexpr std::uint64_t kSixteenRows = 16 * 128 >> 4, kStage = kStageBytes >> 4;
 template <bool sums>
 __device__ __forceinline__ void produce(const Products& a, Stages ring) {
   for (Tasks<sums> tasks(a); tasks.next();) {
-    const auto [output, input] = Place(a, tasks.task.tile);
+    const auto [output, input] = Place(a, static_cast<int>(tasks.task.tile));
     for (ExamplesOf each(a, tasks.task); each.valid(); each.next())
       for (int i = 0; i < each.rows; i += kRows, ring.next()) {
         wait_barrier(ring.empty(), ring.phase ^ 1);
@@ -203,7 +205,7 @@ __device__ __forceinline__ void store_sums(const Products& a, const Task& task, 
       *reinterpret_cast<float2*>(part + row * kHopperInputs + column) = make_float2(scale * c[i], scale * c[i + 1]);
     });
   }
-  const auto [output, input] = Place(a, task.tile);
+  const auto [output, input] = Place(a, static_cast<int>(task.tile));
   float* const sums = a.sums + output * a.stride + input;
   for_pairs([&](int row, int column, int i) {
     if (output + row < a.out && input + column < a.in)
@@ -274,13 +276,13 @@ constexpr int kAddedRows = 4;  ///< of a tile, by a block of kHopperConsumers th
 
 /// Block (s, rows): adds the parts of shared tile s.
 __global__ void __launch_bounds__(kHopperConsumers) add_shared_tiles(const __grid_constant__ Products a) {
-  const Place place(a, hopper_tiles(a.in, a.out) - a.shares.tiles + blockIdx.x);
+  const Place place(a, static_cast<int>(hopper_tiles(a.in, a.out) - a.shares.tiles + blockIdx.x));
   constexpr int kFours = kHopperInputs / 4;
   const int row = static_cast<int>(blockIdx.y) * kAddedRows + static_cast<int>(threadIdx.x) / kFours,
             column = static_cast<int>(threadIdx.x) % kFours * 4;
   if (place.output + row >= a.out || place.input + column >= a.in) return;
   float4 total{0.0f, 0.0f, 0.0f, 0.0f};
-  a.shares.for_each_part(blockIdx.x, [&](std::int64_t part) {
+  a.shares.for_each_part(static_cast<int>(blockIdx.x), [&](int part) {
     const float4 value =
         *reinterpret_cast<const float4*>(a.parts + (part * kHopperOutputs + row) * kHopperInputs + column);
     total.x += value.x, total.y += value.y, total.z += value.z, total.w += value.w;
