@@ -44,9 +44,10 @@ __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 /// The sums may be read and written from here on, or no longer.
-__device__ __forceinline__ void fence_sums(float (&c)[kSumsOfThread]) {
+template <int kSums>
+__device__ __forceinline__ void fence_sums(float (&c)[kSums]) {
 #pragma unroll
-  for (int i = 0; i < kSumsOfThread; ++i) asm volatile("" : "+f"(c[i])::"memory");
+  for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(c[i])::"memory");
 }
 
 // clang-format off
@@ -72,6 +73,21 @@ __device__ __forceinline__ void multiply(float (&c)[kSumsOfThread], std::uint64_
       "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127},"
       " %128, %129, adds, 1, 1, %131, %131;\n}"
       : WEFT_SUMS_32(c, 0), WEFT_SUMS_32(c, 32), WEFT_SUMS_32(c, 64), WEFT_SUMS_32(c, 96)
+      : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(transposed ? 1 : 0)
+      : "memory");
+}
+/// The same with 128 columns of b, and 64 x 128 sums.
+template <bool transposed>
+__device__ __forceinline__ void multiply(float (&c)[kSumsOfThread / 2], std::uint64_t a, std::uint64_t b, bool adds) {
+  asm volatile(
+      "{\n.reg .pred adds;\nsetp.ne.b32 adds, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63},"
+      " %64, %65, adds, 1, 1, %67, %67;\n}"
+      : WEFT_SUMS_32(c, 0), WEFT_SUMS_32(c, 32)
       : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(transposed ? 1 : 0)
       : "memory");
 }

@@ -111,7 +111,7 @@ void clip_factors(const Execution& execution, Array<const double> squared_norms,
 std::int64_t clipped_product_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes,
                                        ProductImplementation implementation) {
   const std::int64_t fused =
-      implementation == ProductImplementation::fused ? bytes_for<float>(fused_sums(in, out, sizes.examples)) : 0;
+      implementation == ProductImplementation::fused ? bytes_for<float>(fused_sums(in, out, sizes)) : 0;
   return std::max(fused, weighs_rows(x, g) ? weighed_layout(nullptr, in, out, sizes.rows).bytes
                                            : formed_products_layout(nullptr, x, g, in, out, sizes, 0).bytes);
 }
@@ -125,7 +125,7 @@ void add_clipped_product(const Execution& execution, AnyMatrix x, AnyMatrix g, c
                    "clipped sum of products");
   if (implementation == ProductImplementation::fused &&
       add_fused_product(execution, x, g, examples, factors, out,
-                        {reinterpret_cast<float*>(workspace.data), fused_sums(x.columns, g.columns, examples.count())}))
+                        {reinterpret_cast<float*>(workspace.data), fused_sums(x.columns, g.columns, sizes)}))
     return;
   if (!weighs_rows(x.type, g.type)) {
     const FormedProducts formed =

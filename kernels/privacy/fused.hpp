@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Norms and clipped sums of products by the tensor-core kernels of tiles.hpp, and on GPUs of compute
-// capability 9.0, for norms by direct products and sums of bf16 rows, of hopper_products_cuda.cu. They store nothing of
-// the size of a gradient or of T x T but parts of the clipped sum. GPU only.
+// capability 9.0, for bf16 rows, of hopper_products.hpp. They store nothing of the size of a gradient or of T x T but
+// parts of the clipped sum. GPU only.
 //
 // Each function returns false, and enqueues nothing, where these kernels do not apply: on the portable backend, and for
 // rows that are not both bf16 or both fp16, whose widths or strides are not multiples of 8 (on compute capability 9.0 G
@@ -33,11 +33,12 @@ constexpr std::int64_t fused_direct_parts(std::int64_t in, std::int64_t out, std
   return examples * (tiles > on_hopper ? tiles : on_hopper);
 }
 constexpr std::int64_t fused_gram_parts(std::int64_t most_rows, std::int64_t examples) {
-  return examples * gram_pairs(tiles_of(most_rows));
+  return examples * gram_pairs(tiles_of(most_rows)) * kHopperWarps;
 }
-constexpr std::int64_t fused_sums(std::int64_t in, std::int64_t out, std::int64_t examples) {
-  const std::int64_t slices = weighed_slices(in, out, examples), on_hopper = hopper_slices(in, out, examples);
-  return (slices > on_hopper ? slices : on_hopper) * in * out;
+constexpr std::int64_t fused_sums(std::int64_t in, std::int64_t out, const ExampleSizes& sizes) {
+  const std::int64_t sliced = weighed_slices(in, out, sizes.examples) * in * out,
+                     on_hopper = hopper_parts(in, out, sizes);
+  return sliced > on_hopper ? sliced : on_hopper;
 }
 
 /// norms[b] += squares of G_bᵀ X_b, of examples of more than `least` rows. parts: overwritten.

@@ -34,8 +34,15 @@ struct NormalPair {
 /// Two independent standard normal numbers.
 WEFT_HOST_DEVICE inline NormalPair normal_pair(const Random4& random) {
   const double radius = std::sqrt(-2.0 * std::log(uniform_double(random.word[0], random.word[1])));
-  const double angle = 6.283185307179586476925 * uniform_double(random.word[2], random.word[3]);
-  return {radius * std::cos(angle), radius * std::sin(angle)};
+  const double turn = uniform_double(random.word[2], random.word[3]);
+#if defined(__CUDA_ARCH__)
+  double sine, cosine;
+  sincospi(2.0 * turn, &sine, &cosine);
+  return {radius * cosine, radius * sine};
+#else
+  constexpr double kTurn = 6.283185307179586476925;
+  return {radius * std::cos(kTurn * turn), radius * std::sin(kTurn * turn)};
+#endif
 }
 
 /// The numbers of elements 2 * pair and 2 * pair + 1.
@@ -43,8 +50,8 @@ WEFT_HOST_DEVICE inline NormalPair noise_pair(const NoiseStream& stream, std::ui
   return normal_pair(philox(stream.key, Purpose{}, stream.counter, pair));
 }
 
-/// values[i] += deviation * number of element first_element + i, added in fp64 and rounded once.
-void add_noise(const Execution&, Array<float> values, double deviation, const NoiseStream&,
-               std::uint64_t first_element);
+/// values[i] = scale * (values[i] + deviation * number of element first_element + i), in fp64 and rounded once.
+void add_noise(const Execution&, Array<float> values, double deviation, const NoiseStream&, std::uint64_t first_element,
+               double scale = 1);
 
 }  // namespace weft::kernels

@@ -19,7 +19,7 @@ NoiseStream noise_stream(const NoiseKey& key, std::uint64_t step, std::uint64_t 
 }
 
 void add_noise(const Execution& execution, Array<float> values, double deviation, const NoiseStream& stream,
-               std::uint64_t first_element) {
+               std::uint64_t first_element, double scale) {
   if (values.size == 0) return;
   const std::uint64_t first_pair = first_element / 2, odd = first_element % 2;
   const std::int64_t pairs = (values.size + static_cast<std::int64_t>(odd) + 1) / 2;
@@ -29,7 +29,7 @@ void add_noise(const Execution& execution, Array<float> values, double deviation
         const std::int64_t at = 2 * i - static_cast<std::int64_t>(odd);
         const auto add = [&](std::int64_t element, double number) {
           if (element < 0 || element >= values.size) return;
-          values[element] = static_cast<float>(static_cast<double>(values[element]) + deviation * number);
+          values[element] = static_cast<float>(scale * (static_cast<double>(values[element]) + deviation * number));
         };
         add(at, normal.first);
         add(at + 1, normal.second);

@@ -78,13 +78,13 @@ privacy::ClippingShape clipping_shape(const Configuration& configuration, const 
   privacy::ClippingShape shape{.examples = {.examples = rows / length, .most_rows = length, .rows = rows},
                                .sum_rows = model.qk_norm == QueryKeyNorm::head ? model.heads : 1,
                                .type = activation_type(configuration)};
-  // Inputs and output gradients: projection, output, up, down of each block; head; embedding. Of those that stay where
-  // they are, the output gradients of two products per block are left, and those of the embedding.
+  // Inputs and output gradients: projection, output, up, down of each block; head; embedding. Where they stay, those
+  // before the norms of sublayers' outputs are left.
   shape.kept_columns = model.layers * (5 * width + architecture.projection_width() + architecture.query_width() +
                                        architecture.hidden_width() + model.d_mlp) +
                        width + aligned_columns(architecture.vocabulary) + width;
   if (transformer_settings(configuration, architecture).keeps_rows())
-    shape.kept_columns = model.layers * 2 * width + width;
+    shape.kept_columns = model.normalises_outputs() ? model.layers * 2 * width : 0;
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].name == "embedding/tokens" && model.tied) shape.tied = i;

@@ -32,9 +32,9 @@ kernels::NormStatistics first(const kernels::NormStatistics& all, std::int64_t r
   return {{all.mean.data, all.mean.size == 0 ? 0 : rows}, {all.inverse.data, rows}};
 }
 
-/// Partial sums of `rows` rows.
-kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, std::int64_t rows) {
-  return {sums.data, Scalar::fp32, kernels::norm_blocks(rows), sums.columns, sums.stride};
+/// Of the blocks of `rows` rows.
+kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, const kernels::NormBlocks& blocks, std::int64_t rows) {
+  return {sums.data, Scalar::fp32, blocks.count(rows), sums.columns, sums.stride};
 }
 
 }  // namespace
@@ -84,25 +84,27 @@ void Transformer::place_biases() {
   kernels::fence(execution_);
 }
 
-/// The first rows of the examples, with one row per token, per head of queries, per head of keys. All examples are of
-/// one length: the rest of a short one is padding with gradient 0.
+/// The rows of an example: one per token, per head of queries, per head of keys, per block of norm_backward. All
+/// examples are of one length: the rest of a short one is padding with gradient 0.
+std::array<std::int64_t, kExampleRows> Transformer::example_rows() const {
+  return {settings_.length, settings_.length * settings().heads, settings_.length * settings().kv_heads,
+          norm_blocks(settings_, 0).of_length()};
+}
+
 void Transformer::place_examples() {
-  const std::int64_t count = buffers_.examples.size / 3;
-  for (const std::int64_t per_token : {std::int64_t{1}, settings().heads, settings().kv_heads})
-    for (std::int64_t e = 0; e < count; ++e) examples_.push_back(e * settings_.length * per_token);
+  for (const std::int64_t rows : example_rows())
+    for (std::int64_t e = 0; e < buffers_.examples.size / kExampleRows; ++e) examples_.push_back(e * rows);
   device::copy(execution_, buffers_.examples.data, examples_.data(), 8 * buffers_.examples.size,
                device::Direction::to_device);
   kernels::fence(execution_);
 }
 
-/// Of `rows` rows of whole sequences, per_token of each token: 1 or as many as there are heads of queries or of keys.
-kernels::Examples Transformer::examples(std::int64_t rows, std::int64_t per_token) const {
+/// Of `rows` rows of whole sequences, of_example of each: one of example_rows().
+kernels::Examples Transformer::examples(std::int64_t rows, std::int64_t of_example) const {
   if (!settings_.examples) return {};
-  const std::int64_t count = buffers_.examples.size / 3,
-                     begin = per_token == 1                  ? 0
-                             : per_token == settings().heads ? count
-                                                             : 2 * count,
-                     size = rows / (settings_.length * per_token) + 1;
+  const std::array<std::int64_t, kExampleRows> known = example_rows();
+  const std::int64_t place = std::find(known.begin(), known.end(), of_example) - known.begin(),
+                     begin = place * (buffers_.examples.size / kExampleRows), size = rows / of_example + 1;
   return {.offsets = std::span(examples_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size)),
           .device_offsets = {buffers_.examples.data + begin, size}};
 }
@@ -345,8 +347,9 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   const std::int64_t n = tokens.rows();
   first_row_ = tokens.first_row;
   step_ = step;
+  residual_ = 0;
   normalise_backward(model_.final_norm(), buffers_.final_residual.rows_from(0, n), buffers_.final_norm,
-                     buffers_.input_gradient.rows_from(0, n), buffers_.residual_gradient.rows_from(0, n), true, sink);
+                     buffers_.input_gradient.rows_from(0, n), {}, residual_gradient(n), sink);
   for (std::size_t layer = buffers_.blocks.size(); layer-- > 0;) {
     if (swap_) swap_->before_backward(layer);
     recompute(layer, tokens, step);
@@ -411,12 +414,11 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
     kernels::mlp_activation_backward(execution_, settings().mlp, hidden, gradient, hidden);
   }
   multiply_backward(parameters.up, block.mlp_input.rows_from(0, n), hidden, input, sink);
-  const AnyMatrix residual = buffers_.residual_gradient.rows_from(0, n);
+  const AnyMatrix residual = residual_gradient(n), next = next_residual_gradient(n);
   if (parameters.mlp_norm)
-    normalise_backward(*parameters.mlp_norm, block.middle.rows_from(0, n), block.mlp_norm, input, residual, false,
-                       sink);
+    normalise_backward(*parameters.mlp_norm, block.middle.rows_from(0, n), block.mlp_norm, input, residual, next, sink);
   else
-    kernels::add_rows(execution_, residual, input, residual);
+    kernels::add_rows(execution_, residual, input, next);
 }
 
 void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step,
@@ -461,7 +463,7 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
         return sink.take({.form = GradientRows::Form::column_sum,
                           .parameter = parameter,
                           .gradients = {values.data, Scalar::fp32, values.rows, values.columns, values.stride},
-                          .examples = examples(values.rows, values.rows / n)});
+                          .examples = examples(values.rows, values.rows / n * settings_.length)});
       // A sink that adds up takes at most n rows at a time.
       for (std::int64_t row = 0; row < values.rows; row += n)
         sink.take({.form = GradientRows::Form::column_sum,
@@ -472,18 +474,18 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
     give(parameters.key_norm, key_rows);
     give(parameters.temperature, temperature_rows);
   }
-  const AnyMatrix input = buffers_.input_gradient.rows_from(0, n),
-                  residual = buffers_.residual_gradient.rows_from(0, n);
+  const AnyMatrix input = buffers_.input_gradient.rows_from(0, n);
   multiply_backward(parameters.projection, block.attention_input.rows_from(0, n), gradient, input, sink);
+  const AnyMatrix residual = residual_gradient(n), next = next_residual_gradient(n);
   if (parameters.attention_norm)
     normalise_backward(*parameters.attention_norm, block.residual.rows_from(0, n), block.attention_norm, input,
-                       residual, false, sink);
+                       residual, next, sink);
   else
-    kernels::add_rows(execution_, residual, input, residual);
+    kernels::add_rows(execution_, residual, input, next);
 }
 
 void Transformer::backward_embedding(const Tokens& tokens, const kernels::AdamStep* step, GradientSink& sink) {
-  const AnyMatrix gradient = buffers_.residual_gradient.rows_from(0, tokens.rows());
+  const AnyMatrix gradient = residual_gradient(tokens.rows());
   timers_.phase("embedding");
   drop(kEmbedding, tokens, step, gradient);
   scale_embedding(gradient);
@@ -491,14 +493,16 @@ void Transformer::backward_embedding(const Tokens& tokens, const kernels::AdamSt
              .parameter = model_.token_table(),
              .gradients = gradient,
              .ids = tokens.ids,
-             .examples = examples(tokens.rows())});
+             .examples = examples(tokens.rows()),
+             .gradients_stay = stays(gradient)});
   if (model_.position_table() == kNoParameter) return;
   // Positions are not negative.
   sink.take({.form = GradientRows::Form::lookup,
              .parameter = model_.position_table(),
              .gradients = gradient,
              .ids = {reinterpret_cast<const std::uint32_t*>(tokens.positions.data), tokens.positions.size},
-             .examples = examples(tokens.rows())});
+             .examples = examples(tokens.rows()),
+             .gradients_stay = stays(gradient)});
 }
 
 /// The gradient of a sublayer's raw output from that of the residual stream.
@@ -506,7 +510,7 @@ AnyMatrix Transformer::sublayer_gradient(const std::optional<NormLayer>& norm, A
                                          const kernels::NormStatistics& statistics, std::uint32_t site,
                                          const Tokens& tokens, const kernels::AdamStep* step, GradientSink& sink) {
   const std::int64_t n = tokens.rows();
-  AnyMatrix gradient = buffers_.residual_gradient.rows_from(0, n);
+  AnyMatrix gradient = residual_gradient(n);
   if (drops(step)) {
     const AnyMatrix dropped = (norm ? buffers_.input_gradient : buffers_.output_gradient).rows_from(0, n);
     timers_.phase("norms");
@@ -516,7 +520,7 @@ AnyMatrix Transformer::sublayer_gradient(const std::optional<NormLayer>& norm, A
   }
   if (!norm) return gradient;
   const AnyMatrix out = buffers_.output_gradient.rows_from(0, n);
-  normalise_backward(*norm, raw.rows_from(0, n), statistics, gradient, out, true, sink);
+  normalise_backward(*norm, raw.rows_from(0, n), statistics, gradient, {}, out, sink);
   return out;
 }
 
@@ -528,12 +532,12 @@ void Transformer::normalise(const NormLayer& norm, AnyMatrix x, AnyMatrix addend
 }
 
 void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const kernels::NormStatistics& statistics,
-                                     AnyMatrix dy, AnyMatrix dh, bool overwrite, GradientSink& sink) {
+                                     AnyMatrix dy, AnyMatrix addend, AnyMatrix dh, GradientSink& sink) {
   const kernels::NormStatistics of_rows = first(statistics, h.rows);
   if (model_.parameters().specs()[norm.weight].frozen) {
     summed_ = nullptr;
     timers_.phase("norms");
-    return kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, {});
+    return kernels::norm_backward(execution_, norm.values, h, of_rows, dy, addend, dh, {});
   }
   if (!sink.takes_sums()) {
     summed_ = nullptr;
@@ -551,18 +555,23 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
                  .gradients = dy,
                  .examples = examples(h.rows)});
     timers_.phase("norms");
-    kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, {});
+    kernels::norm_backward(execution_, norm.values, h, of_rows, dy, addend, dh, {});
     return;
   }
   timers_.phase("norms");
   kernels::NormSums sums = buffers_.norm_sums;
+  sums.blocks = norm_blocks(settings_, h.rows);
   if (norm.bias == kNoParameter) sums.bias = {};
   if (!settings().bias) sums.input = {};
-  kernels::norm_backward(execution_, norm.values, h, of_rows, dy, dh, overwrite, sums);
+  kernels::norm_backward(execution_, norm.values, h, of_rows, dy, addend, dh, sums);
   summed_ = dh.data;
   const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
-    if (parameter != kNoParameter)
-      sink.take({.form = GradientRows::Form::column_sum, .parameter = parameter, .gradients = sums_of(values, h.rows)});
+    if (parameter == kNoParameter) return;
+    const AnyMatrix rows = sums_of(values, sums.blocks, h.rows);
+    sink.take({.form = GradientRows::Form::column_sum,
+               .parameter = parameter,
+               .gradients = rows,
+               .examples = examples(rows.rows, sums.blocks.of_length())});
   };
   give(norm.weight, sums.weight);
   give(norm.bias, sums.bias);
@@ -617,19 +626,32 @@ void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy
              .count = linear.count,
              .inputs_stay = settings_.keeps_rows(),
              .gradients_stay = stays(dy)});
-  if (linear.bias != kNoParameter)
-    sink.take({.form = GradientRows::Form::column_sum,
-               .parameter = linear.bias,
-               .gradients = dy.data == summed_ ? sums_of(buffers_.norm_sums.input, dy.rows) : dy,
-               .examples = examples(dy.rows),
-               .first_example = first_example,
-               .count = linear.count});
+  if (linear.bias == kNoParameter) return;
+  const kernels::NormBlocks blocks = norm_blocks(settings_, dy.rows);
+  const bool summed = dy.data == summed_;
+  const AnyMatrix rows = summed ? sums_of(buffers_.norm_sums.input, blocks, dy.rows) : dy;
+  sink.take({.form = GradientRows::Form::column_sum,
+             .parameter = linear.bias,
+             .gradients = rows,
+             .examples = examples(rows.rows, summed ? blocks.of_length() : settings_.length),
+             .first_example = first_example,
+             .count = linear.count});
 }
 
-/// False for gradients of the residual stream, which the next sublayer overwrites.
+/// False for gradients that the next sublayer overwrites.
 bool Transformer::stays(const AnyMatrix& gradient) const {
-  return settings_.keeps_rows() && gradient.data != buffers_.residual_gradient.data &&
-         gradient.data != buffers_.input_gradient.data && gradient.data != buffers_.output_gradient.data;
+  return settings_.keeps_rows() && gradient.data != buffers_.input_gradient.data &&
+         gradient.data != buffers_.output_gradient.data;
+}
+
+AnyMatrix Transformer::residual_gradient(std::int64_t rows) const {
+  return buffers_.residual_gradients[residual_].rows_from(0, rows);
+}
+
+/// Where the present gradient of the residual stream stays, the next one has memory of its own.
+AnyMatrix Transformer::next_residual_gradient(std::int64_t rows) {
+  if (residual_ + 1 < buffers_.residual_gradients.size()) ++residual_;
+  return residual_gradient(rows);
 }
 
 /// dx = dy W, and the rows of dW and db.

@@ -11,6 +11,7 @@
 // those that are kept: by the same calls on the same values, so that gradients have the same bits.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "kernels/language/embedding/embedding.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/language/linear/linear.hpp"
+#include "kernels/language/norm/norm.hpp"
 #include "language_model/activation_swap.hpp"
 #include "language_model/model.hpp"
 #include "report/timers.hpp"
@@ -64,8 +66,9 @@ struct TransformerSettings {
   AttentionKernels attention = {};
 
   bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }
-  /// True if inputs and output gradients of products stay where they are formed, those of the residual stream excepted
-  /// (GradientRows::inputs_stay). Where activations are formed twice or swapped, blocks share their memory.
+  /// True if inputs and output gradients of products stay where they are formed, but those before a norm of a
+  /// sublayer's output (GradientRows::inputs_stay). Where activations are formed twice or swapped, blocks share their
+  /// memory.
   bool keeps_rows() const { return gradients && book_keeping && memory.recompute == Recompute::none && !swaps(); }
   /// True if products add their bias in bf16 (kernels/language/linear/linear.hpp).
   bool rounds_biases(kernels::Backend backend) const {
@@ -78,6 +81,12 @@ TransformerSettings transformer_settings(const Configuration&, const Architectur
 
 /// Rows of logits and rounded biases begin at multiples of 128 elements: products are faster with aligned rows.
 constexpr std::int64_t aligned_columns(std::int64_t columns) { return (columns + 127) / 128 * 128; }
+
+/// Blocks of rows whose sums norm_backward leaves, in the backward pass over `rows` rows: of one example each where
+/// sinks get examples. The number per example is the same for any number of rows.
+kernels::NormBlocks norm_blocks(const TransformerSettings&, std::int64_t rows);
+/// Numbers of rows that an example may have (Transformer::example_rows).
+inline constexpr std::int64_t kExampleRows = 4;
 
 /// Adapters of one product, at most: of query, key and value.
 constexpr std::int64_t kMostAdapters = 3;
@@ -117,17 +126,18 @@ class Transformer {
     kernels::AnyMatrix final_residual;  ///< [rows, C]
     kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
     kernels::NormStatistics final_norm;
-    std::int64_t head_chunk = 0;             ///< rows
-    kernels::AnyMatrix logits;               ///< [rows of a chunk or all, at least Linear::outputs of the head]
-    kernels::AnyMatrix residual_gradient;    ///< [rows, C]
+    std::int64_t head_chunk = 0;  ///< rows
+    kernels::AnyMatrix logits;    ///< [rows of a chunk or all, at least Linear::outputs of the head]
+    /// [rows, C]: one, or where rows stay (keeps_rows) one per sublayer and one more.
+    std::vector<kernels::AnyMatrix> residual_gradients;
     kernels::AnyMatrix input_gradient;       ///< [rows, C] of the input of a sublayer, or of the head
     kernels::AnyMatrix output_gradient;      ///< [rows, C] of the output of a sublayer
     kernels::AnyMatrix wide_gradient;        ///< [rows, max(D, H d)]
     kernels::AnyMatrix mixed_gradient;       ///< [rows, H d], of the output of the attention; in `wide_gradient`
     kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
     kernels::Array<float> query_rows, key_rows, temperature_rows;
-    kernels::NormSums norm_sums;            ///< of the last norm_backward, [most_norm_blocks(rows), C] each
-    kernels::Array<std::int64_t> examples;  ///< first rows, [3, sequences + 1] (Transformer::examples)
+    kernels::NormSums norm_sums;            ///< of the last norm_backward, [blocks, C] each
+    kernels::Array<std::int64_t> examples;  ///< first rows, [kExampleRows, sequences + 1]
     kernels::Array<std::byte> attention_workspace, product_workspace;
     kernels::Array<kernels::SoftmaxPart> softmax_parts;  ///< [rows of a chunk] of a part of the vocabulary
     kernels::Array<kernels::bf16> rounded_biases;        ///< of all products, where their kernels take them in bf16
@@ -227,13 +237,15 @@ class Transformer {
   void normalise(const NormLayer&, kernels::AnyMatrix x, kernels::AnyMatrix addend, kernels::AnyMatrix sum,
                  kernels::AnyMatrix y, const kernels::NormStatistics&);
   void normalise_backward(const NormLayer&, kernels::AnyMatrix h, const kernels::NormStatistics&, kernels::AnyMatrix dy,
-                          kernels::AnyMatrix dh, bool overwrite, training::GradientSink&);
+                          kernels::AnyMatrix addend, kernels::AnyMatrix dh, training::GradientSink&);
   void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                          training::GradientSink&, std::int64_t first_row = 0);
   void propagate(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                  training::GradientSink&);
   bool stays(const kernels::AnyMatrix& gradient) const;
+  kernels::AnyMatrix residual_gradient(std::int64_t rows) const;
+  kernels::AnyMatrix next_residual_gradient(std::int64_t rows);
   void adapt(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void adapt_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                       training::GradientSink&);
@@ -261,7 +273,9 @@ class Transformer {
   kernels::LinearWeights weights_of(const Linear&) const;
   void place_biases();
   void place_examples();
-  kernels::Examples examples(std::int64_t rows, std::int64_t per_token = 1) const;
+  std::array<std::int64_t, kExampleRows> example_rows() const;
+  kernels::Examples examples(std::int64_t rows, std::int64_t of_example) const;
+  kernels::Examples examples(std::int64_t rows) const { return examples(rows, settings_.length); }
 
   const ModelSettings& settings() const { return settings_.architecture.model; }
   kernels::Attention attention(std::size_t layer, const Tokens&, const kernels::AdamStep*) const;
@@ -281,6 +295,7 @@ class Transformer {
   /// Of the present forward or backward pass: what draws the masks of adapters' dropout.
   std::int64_t first_row_ = 0;
   const kernels::AdamStep* step_ = nullptr;
+  std::size_t residual_ = 0;      ///< the present one of buffers_.residual_gradients
   const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
   std::optional<ActivationSwap> swap_;
   std::vector<std::int64_t> examples_;  // buffers_.examples on the host

@@ -34,6 +34,10 @@ kernels::Attention attention_shape(const ModelSettings& model, std::int64_t sequ
       .implementation = implementation};
 }
 
+kernels::NormBlocks norm_blocks(const TransformerSettings& settings, std::int64_t rows) {
+  return settings.examples ? kernels::NormBlocks::of(settings.rows, settings.length) : kernels::NormBlocks::of(rows);
+}
+
 std::vector<kernels::Attention> attention_shapes(const TransformerSettings& settings) {
   std::vector<kernels::Attention> shapes;
   const std::int64_t shortest = settings.shortest > 0 ? settings.shortest : settings.length;
@@ -237,7 +241,8 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   });
   arena.purpose("backward pass");
   if (settings.gradients) {
-    residual_gradient = take(width);
+    for (std::int64_t i = 0; i <= (settings.keeps_rows() ? 2 * model.layers : 0); ++i)
+      residual_gradients.push_back(take(width));
     input_gradient = take(width);
     if (model.dropout > 0 || model.normalises_outputs()) output_gradient = take(width);
     wide_gradient = take(std::max(model.d_mlp, a.query_width()));
@@ -248,10 +253,11 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     query_rows = arena.take<float>(has_weights ? rows * a.query_width() : 0);
     key_rows = arena.take<float>(has_weights ? rows * a.key_width() : 0);
     temperature_rows = arena.take<float>(trained && model.qk_norm == QueryKeyNorm::scaled ? rows : 0);
+    const std::int64_t blocks =
+        settings.examples ? norm_blocks(settings, rows).count(rows) : kernels::NormBlocks::most(rows);
     for (kernels::Matrix<float>* sums : {&norm_sums.weight, &norm_sums.bias, &norm_sums.input})
-      *sums = {arena.take<float>(kernels::most_norm_blocks(rows) * width).data, kernels::most_norm_blocks(rows), width,
-               width};
-    examples = arena.take<std::int64_t>(settings.examples ? 3 * (rows / settings.length + 1) : 0);
+      *sums = {arena.take<float>(blocks * width).data, blocks, width, width};
+    examples = arena.take<std::int64_t>(settings.examples ? kExampleRows * (rows / settings.length + 1) : 0);
     attention_bytes = std::max(attention_bytes, largest([&](const kernels::Attention& attention) {
                                  return settings.attention.backward_workspace(execution, attention, settings.type);
                                }));

@@ -65,6 +65,7 @@ class Clipping::NormSink final : public training::GradientSink {
   void take(const GradientRows& rows) override {
     clipping_.take(as_stored(rows, clipping_.parameters_.specs()[rows.parameter]));
   }
+  bool takes_sums() const override { return true; }
 
  private:
   Clipping& clipping_;
@@ -265,10 +266,9 @@ void Clipping::take_product(const GradientRows& rows) {
                                   {stored.row(rows.first_example), rows.examples.count(), out * in, out * in},
                                   is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace);
   }
-  kernels::add_product_norms(
-      execution_, rows.inputs, gradients, rows.examples,
-      method_of(settings_, parameters_.specs()[rows.parameter], in, held_by(rows), shape_.examples.most_rows),
-      norms_of(rows), buffers_.workspace);
+  kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples,
+                             method_of(settings_, parameters_.specs()[rows.parameter], in, held_by(rows), shape_),
+                             norms_of(rows), buffers_.workspace);
   if (is_tied(rows.parameter)) {
     const auto first = static_cast<std::size_t>(rows.first_example);
     const Examples lookup{.offsets = batch_->examples.offsets.subspan(first, rows.examples.offsets.size()),
@@ -314,6 +314,7 @@ GradientRows Clipping::kept(GradientRows rows) {
     if (!rows.inputs_stay) rows.inputs = keep(rows.inputs);
     return rows;
   }
+  if (rows.gradients_stay) return rows;
   // Tokens and positions have the same gradients.
   if (last_kept_.from != rows.gradients.data) last_kept_ = {rows.gradients.data, keep(rows.gradients)};
   rows.gradients = last_kept_.copy;
@@ -401,8 +402,7 @@ void Clipping::add_noise(const kernels::NoiseKey& key, std::uint64_t update, dou
     // Of a vector every rank has all elements, and takes the same noise.
     const std::int64_t first = is_matrix ? parts.owned.begin * owned.columns : parts.held.begin;
     kernels::add_noise(execution_, {owned.data, owned.rows * owned.columns}, deviation,
-                       kernels::noise_stream(key, update, i), static_cast<std::uint64_t>(first));
-    kernels::scale_rows(execution_, view(owned), static_cast<float>(1 / expected));
+                       kernels::noise_stream(key, update, i), static_cast<std::uint64_t>(first), 1 / expected);
   }
 }
 

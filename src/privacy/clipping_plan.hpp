@@ -34,6 +34,6 @@ std::int64_t padded_rows(const training::ParameterSpec&, std::int64_t out);
 
 /// How the norms of the product with the matrices from `spec` on are formed.
 kernels::NormMethod method_of(const Settings&, const training::ParameterSpec& spec, std::int64_t in, std::int64_t out,
-                              std::int64_t rows);
+                              const ClippingShape&);
 
 }  // namespace weft::privacy

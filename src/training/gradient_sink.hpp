@@ -54,8 +54,8 @@ struct GradientRows {
   /// norm has the rows before the norm as its inputs.
   kernels::Array<const float> row_shift = {};
   kernels::Array<const float> row_scale = {};
-  /// Of a product: the memory stays unchanged until `end_micro_batch` and what follows it, the next forward pass. Other
-  /// memory of rows may be reused by work that is enqueued after `take`. Ids stay.
+  /// Of a product or lookup: the memory stays unchanged until `end_micro_batch` and what follows it, the next forward
+  /// pass. Other memory of rows may be reused by work that is enqueued after `take`. Ids stay.
   bool inputs_stay = false, gradients_stay = false;
 };
 
@@ -70,8 +70,8 @@ class GradientSink {
   virtual void complete_from(std::size_t /*first*/) {}
   /// After the last operation of a micro-batch.
   virtual void end_micro_batch() {}
-  /// True if a row of column_sum may be the sum of several rows of the micro-batch, where an operation has formed such
-  /// sums in passing. False for a sink that needs the rows of each example.
+  /// True if a row of column_sum may be the sum of several rows of one example, where an operation has formed such sums
+  /// in passing: `examples` then counts sums. False for a sink that has no use for the gradients of vectors.
   virtual bool takes_sums() const { return false; }
 };
 

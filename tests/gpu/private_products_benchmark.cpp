@@ -6,12 +6,14 @@
 //   norms    add_product_norms, input_length: 2 n in out operations
 //   gram     add_product_norms, width: T (T + 128) (in + out) per example
 //   sums     add_clipped_product: 2 n in out
+//   columns  form_column_sums of the output gradients: GB/s, 2 n out bytes
 //   library  one product over all rows, the weight gradient of a step without privacy: 2 n in out
 //
 // Each by the own kernels and by the dense library (products.hpp).
 //
 //   private_products_benchmark [--repeat 7]
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -82,6 +84,17 @@ double library_us(int repeat, AnyMatrix g, AnyMatrix x) {
   });
 }
 
+/// |a - b| / |b|
+double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double of_both = 0, size = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+    of_both += d * d;
+    size += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  return std::sqrt(of_both / size);
+}
+
 void run(int repeat, double peak, std::int64_t in, std::int64_t out, std::int64_t examples, std::int64_t length) {
   const std::int64_t n = examples * length;
   const DeviceArray<std::uint16_t> inputs = random_rows(n * in, 1), gradients = random_rows(n * out, 2);
@@ -93,7 +106,7 @@ void run(int repeat, double peak, std::int64_t in, std::int64_t out, std::int64_
   const ExampleSizes sizes{examples, length, n};
   std::vector<float> some;
   for (std::int64_t e = 0; e < examples; ++e) some.push_back(1.0f / (1.5f + static_cast<float>(e)));
-  const DeviceArray<float> factors(some), sum(std::vector<float>(static_cast<std::size_t>(in * out)));
+  const DeviceArray<float> factors(some);
   const DeviceArray<double> norms(std::vector<double>(static_cast<std::size_t>(examples)));
 
   std::printf("%6lld x %5lld, %2lld x %4lld", static_cast<long long>(out), static_cast<long long>(in),
@@ -103,6 +116,7 @@ void run(int repeat, double peak, std::int64_t in, std::int64_t out, std::int64_
   };
   const double direct = norm_cost(NormAlgorithm::direct, in, out, length, 0) * static_cast<double>(examples),
                gram = norm_cost(NormAlgorithm::gram, in, out, length, kTileSide) * static_cast<double>(examples);
+  std::vector<std::vector<float>> results;
   for (const ProductImplementation by : {ProductImplementation::fused, ProductImplementation::library}) {
     const auto norms_us = [&](NormAlgorithm algorithm) {
       const NormMethod method{algorithm, 0, by};
@@ -112,12 +126,21 @@ void run(int repeat, double peak, std::int64_t in, std::int64_t out, std::int64_
     std::printf(by == ProductImplementation::fused ? "\n    own:    " : "\n    library:");
     print("norms", direct, norms_us(NormAlgorithm::direct));
     print("gram", gram, norms_us(NormAlgorithm::gram));
+    const DeviceArray<float> sum(std::vector<float>(static_cast<std::size_t>(in * out)));
     const DeviceArray<std::byte> work(clipped_product_workspace(x.type, g.type, in, out, sizes, by));
+    add_clipped_product(kExecution, x, g, view, factors.array(), {sum.data(), out, in, in}, work.array(), by);
+    results.push_back(sum.download());
     print("sums", direct, median_us(repeat, [&] {
             add_clipped_product(kExecution, x, g, view, factors.array(), {sum.data(), out, in, in}, work.array(), by);
           }));
   }
   print("one product", direct, library_us(repeat, g, x));
+  std::printf("\n    sums differ by %.1e of the library's", difference(results[0], results[1]));
+  const DeviceArray<float> columns(examples * out);
+  const double columns_us = median_us(repeat, [&] {
+    form_column_sums(kExecution, g, view, {columns.data(), examples, out, out});
+  });
+  std::printf("; columns %8.1f us %5.0f GB/s", columns_us, 2e-3 * static_cast<double>(n * out) / columns_us);
   std::printf("\n");
 }
 

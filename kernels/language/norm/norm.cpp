@@ -23,8 +23,9 @@ void norm_forward(const Execution& execution, const NormWeights& weights, AnyMat
 }
 
 void norm_backward(const Execution& execution, const NormWeights& weights, AnyMatrix h,
-                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix dh, bool overwrite, const NormSums& sums) {
-  dispatch<portable::norm_backward, cuda::norm_backward>(execution, weights, h, statistics, dy, dh, overwrite, sums);
+                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix addend, AnyMatrix dh,
+                   const NormSums& sums) {
+  dispatch<portable::norm_backward, cuda::norm_backward>(execution, weights, h, statistics, dy, addend, dh, sums);
 }
 
 }  // namespace weft::kernels

@@ -8,9 +8,9 @@
 //
 // Backward, with a = weight * dy and xhat = (h - mu) * r:
 //
-//   dh += r * (a - mean(a) - xhat * mean(a * xhat))                       (RMSNorm: without mean(a))
+//   dh = addend + r * (a - mean(a) - xhat * mean(a * xhat))               (RMSNorm: without mean(a))
 //
-// dh already holds the gradient that reaches h past the norm (the residual stream). The gradients of weight and bias,
+// addend is the gradient that reaches h past the norm (the residual stream). The gradients of weight and bias,
 //
 //   dweight_j = sum over n of dy[n, j] xhat[n, j]          dbias_j = sum over n of dy[n, j]
 //
@@ -45,32 +45,53 @@ struct NormStatistics {
 void norm_forward(const Execution&, const NormWeights&, AnyMatrix x, AnyMatrix addend, AnyMatrix sum, AnyMatrix y,
                   const NormStatistics&);
 
-/// Most blocks of rows whose sums norm_backward forms (NormSums): all run at once on a GPU of 132 multiprocessors, and
-/// their sums are a small part of the traffic.
-constexpr std::int64_t most_norm_blocks(std::int64_t rows) {
-  constexpr std::int64_t kFewestRows = 8, kMostBlocks = 640;
-  const std::int64_t blocks = (rows + kFewestRows - 1) / kFewestRows;
-  return blocks < kMostBlocks ? blocks : kMostBlocks;
-}
-/// Rows of a block, and the blocks.
-constexpr std::int64_t norm_block_rows(std::int64_t rows) {
-  const std::int64_t blocks = most_norm_blocks(rows);
-  return blocks == 0 ? 1 : (rows + blocks - 1) / blocks;
-}
-constexpr std::int64_t norm_blocks(std::int64_t rows) {
-  return (rows + norm_block_rows(rows) - 1) / norm_block_rows(rows);
-}
+/// How the rows are cut into the blocks whose sums norm_backward forms (NormSums): `block` rows each, from every
+/// multiple of `length` on, where a shorter block ends.
+struct NormBlocks {
+  std::int64_t length = 0, block = 1;
 
-/// Sums over the rows of each block, [norm_blocks(rows), columns], or without data: not wanted. Their column sums are
-/// gradients: of the norm's weight and bias, and of a bias that was added to h.
-struct NormSums {
-  Matrix<float> weight;  ///< of dy * xhat
-  Matrix<float> bias;    ///< of dy
-  Matrix<float> input;   ///< of dh as stored
+  /// Blocks for at most `rows` rows: all run at once on a GPU of 132 multiprocessors unless there are more lengths, and
+  /// their sums are a small part of the traffic. length: 0 for that of all rows.
+  static constexpr NormBlocks of(std::int64_t rows, std::int64_t length = 0) {
+    if (length == 0) length = rows;
+    if (length == 0) return {};
+    const std::int64_t lengths = above(rows, length), most = above(length, kFewestRows),
+                       fitting = lengths < kBlocks ? kBlocks / lengths : 1;
+    return {length, above(length, fitting < most ? fitting : most)};
+  }
+  /// Of any of(n), n <= rows.
+  static constexpr std::int64_t most(std::int64_t rows) {
+    const std::int64_t blocks = above(rows, kFewestRows);
+    return blocks < kBlocks ? blocks : kBlocks;
+  }
+  constexpr std::int64_t of_length() const { return above(length, block); }
+  constexpr std::int64_t count(std::int64_t rows) const {
+    return length == 0 ? 0 : rows / length * of_length() + above(rows % length, block);
+  }
+  constexpr std::int64_t begin(std::int64_t b) const { return b / of_length() * length + b % of_length() * block; }
+  constexpr std::int64_t end(std::int64_t b, std::int64_t rows) const {
+    const std::int64_t of_this = (b / of_length() + 1) * length, next = begin(b) + block;
+    const std::int64_t last = of_this < next ? of_this : next;
+    return last < rows ? last : rows;
+  }
+
+ private:
+  static constexpr std::int64_t kFewestRows = 8, kBlocks = 640;
+  static constexpr std::int64_t above(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 };
 
-/// dh += … as above; h, dy, dh [rows, columns]; dh may be dy. `overwrite`: dh is not read. Overwrites `sums`.
-void norm_backward(const Execution&, const NormWeights&, AnyMatrix h, const NormStatistics&, AnyMatrix dy, AnyMatrix dh,
-                   bool overwrite, const NormSums& sums);
+/// Sums over the rows of each block, [blocks.count(rows), columns], or without data: not wanted. Their column sums are
+/// gradients: of the norm's weight and bias, and of a bias that was added to h.
+struct NormSums {
+  Matrix<float> weight;    ///< of dy * xhat
+  Matrix<float> bias;      ///< of dy
+  Matrix<float> input;     ///< of dh as stored
+  NormBlocks blocks = {};  ///< without length: NormBlocks::of(rows)
+};
+
+/// dh = … as above; h, dy, dh [rows, columns]; dh may be dy. addend: as dh, which it may be, or without data: nothing
+/// is added. Overwrites `sums`.
+void norm_backward(const Execution&, const NormWeights&, AnyMatrix h, const NormStatistics&, AnyMatrix dy,
+                   AnyMatrix addend, AnyMatrix dh, const NormSums& sums);
 
 }  // namespace weft::kernels

@@ -99,12 +99,11 @@ __global__ void __launch_bounds__(256) forward(const __grid_constant__ Forward a
 }
 
 struct Backward {
-  bool centred, overwrite;
+  bool centred;
   const float* weight;
-  AnyMatrix h, dy, dh;
+  AnyMatrix h, dy, addend, dh;
   const float *mean, *inverse;
   NormSums sums;
-  std::int64_t block_rows;
 };
 
 constexpr int kMostBackwardThreads = 512;
@@ -127,11 +126,10 @@ __device__ __forceinline__ float2 block_sums(float2 value, float2* part) {
 template <int kVectors, bool kWide>
 __global__ void __launch_bounds__(kMostBackwardThreads) backward(const __grid_constant__ Backward a) {
   __shared__ float2 part[2][kMostBackwardThreads / kWarp];
-  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * a.block_rows;
-  const std::int64_t end = min(begin + a.block_rows, a.h.rows);
+  const std::int64_t begin = a.sums.blocks.begin(blockIdx.x), end = a.sums.blocks.end(blockIdx.x, a.h.rows);
   const float columns = static_cast<float>(a.h.columns);
   const auto column_of = [](int v) -> std::int64_t { return (v * blockDim.x + threadIdx.x) * 8; };
-  StoredColumns<kWide> h[kVectors], dy[kVectors], dh[kVectors];
+  StoredColumns<kWide> h[kVectors], dy[kVectors], addend[kVectors];
   float mean = 0.0f, inverse = 0.0f;
   const auto load = [&](std::int64_t row) {
     if (a.centred) mean = a.mean[row];
@@ -141,7 +139,7 @@ __global__ void __launch_bounds__(kMostBackwardThreads) backward(const __grid_co
       if (column_of(v) >= a.h.columns) continue;
       h[v].load(a.h, row, column_of(v));
       dy[v].load(a.dy, row, column_of(v));
-      if (!a.overwrite) dh[v].load(a.dh, row, column_of(v));
+      if (a.addend.data != nullptr) addend[v].load(a.addend, row, column_of(v));
     }
   };
   float weight_sum[kVectors][8] = {}, bias_sum[kVectors][8] = {}, input_sum[kVectors][8] = {};
@@ -155,7 +153,7 @@ __global__ void __launch_bounds__(kMostBackwardThreads) backward(const __grid_co
       if (column_of(v) >= a.h.columns) continue;
       h[v].values(a.h.type, xhat[v]);
       dy[v].values(a.dy.type, g[v]);
-      before[v] = dh[v];
+      before[v] = addend[v];
 #pragma unroll
       for (int i = 0; i < 8; ++i) xhat[v][i] = (xhat[v][i] - mean) * scale;
     }
@@ -181,7 +179,7 @@ __global__ void __launch_bounds__(kMostBackwardThreads) backward(const __grid_co
     for (int v = 0; v < kVectors; ++v) {
       if (column_of(v) >= a.h.columns) continue;
       float sum[8] = {};
-      if (!a.overwrite) before[v].values(a.dh.type, sum);
+      if (a.addend.data != nullptr) before[v].values(a.addend.type, sum);
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum[i] += scale * (g[v][i] - mean_g - xhat[v][i] * mean_product);
       store_columns(a.dh, row, column_of(v), sum);
@@ -231,17 +229,20 @@ void norm_forward(const Execution& execution, const NormWeights& weights, AnyMat
 }
 
 void norm_backward(const Execution& execution, const NormWeights& weights, AnyMatrix h,
-                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix dh, bool overwrite, const NormSums& sums) {
-  if (!vectors_fit(h.columns, h, dy, dh) || !in_registers(h.columns, weights) || !has_vectors(sums.weight) ||
+                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix addend, AnyMatrix dh,
+                   const NormSums& sums) {
+  if (!vectors_fit(h.columns, h, dy, addend, dh) || !in_registers(h.columns, weights) || !has_vectors(sums.weight) ||
       !has_vectors(sums.bias) || !has_vectors(sums.input))
-    return portable::norm_backward(execution, weights, h, statistics, dy, dh, overwrite, sums);
+    return portable::norm_backward(execution, weights, h, statistics, dy, addend, dh, sums);
   if (h.rows == 0) return;
-  const Backward a{weights.kind == Norm::layer, overwrite, weights.weight.data,    h, dy, dh, statistics.mean.data,
-                   statistics.inverse.data,     sums,      norm_block_rows(h.rows)};
-  const bool wide = h.type == Scalar::fp32 || dy.type == Scalar::fp32 || dh.type == Scalar::fp32;
+  Backward a{weights.kind == Norm::layer, weights.weight.data,     h,   dy, addend, dh,
+             statistics.mean.data,        statistics.inverse.data, sums};
+  if (a.sums.blocks.length == 0) a.sums.blocks = NormBlocks::of(h.rows);
+  const bool wide = h.type == Scalar::fp32 || dy.type == Scalar::fp32 || dh.type == Scalar::fp32 ||
+                    (addend.data != nullptr && addend.type == Scalar::fp32);
   const std::int64_t threads = (h.columns / 8 + kWarp - 1) / kWarp * kWarp;
   const auto launch = [&]<int kVectors>() {
-    const unsigned blocks = static_cast<unsigned>(norm_blocks(h.rows)),
+    const unsigned blocks = static_cast<unsigned>(a.sums.blocks.count(h.rows)),
                    of_block = static_cast<unsigned>(kVectors == 1 ? threads : kMostBackwardThreads);
     if (wide)
       backward<kVectors, true><<<blocks, of_block, 0, stream_of(execution)>>>(a);

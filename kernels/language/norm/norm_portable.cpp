@@ -58,18 +58,17 @@ void norm_forward(const Execution& execution, const NormWeights& weights, AnyMat
 }
 
 void norm_backward(const Execution& execution, const NormWeights& weights, AnyMatrix h,
-                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix dh, bool overwrite,
+                   const NormStatistics& statistics, AnyMatrix dy, AnyMatrix addend, AnyMatrix dh,
                    const NormSums& partial) {
   const NormWeights w = weights;
   const NormStatistics s = statistics;
   const NormSums sums = partial;
-  const std::int64_t block_rows = norm_block_rows(h.rows);
+  const NormBlocks blocks = sums.blocks.length > 0 ? sums.blocks : NormBlocks::of(h.rows);
   for_teams(
-      execution, "norm_backward", norm_blocks(h.rows), sizeof(NormScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, "norm_backward", blocks.count(h.rows), sizeof(NormScratch), KOKKOS_LAMBDA(const Team& team) {
         NormScratch& buffer = scratch<NormScratch>(team);
         const bool centred = w.kind == Norm::layer;
-        const std::int64_t block = team.league_rank(), begin = block * block_rows;
-        const std::int64_t end = begin + smaller(block_rows, h.rows - begin);
+        const std::int64_t block = team.league_rank(), begin = blocks.begin(block), end = blocks.end(block, h.rows);
         for (std::int64_t row = begin; row < end; ++row) {
           const float mean = centred ? s.mean[row] : 0.0f, inverse = s.inverse[row];
           float sum = 0.0f, product = 0.0f;  // of a, and of a * xhat
@@ -99,10 +98,10 @@ void norm_backward(const Execution& execution, const NormWeights& weights, AnyMa
             const auto gradient = [&](int c) {
               return inverse * (weight[c] * g[c] - mean_a - (x[c] - mean) * inverse * mean_ax);
             };
-            if (overwrite) {
+            if (addend.data == nullptr) {
               store_chunk(team, dh, row, column, count, gradient);
             } else {
-              const float* before = row_chunk(team, dh, row, column, count, buffer.addend);
+              const float* before = row_chunk(team, addend, row, column, count, buffer.addend);
               store_chunk(team, dh, row, column, count, [&](int c) { return before[c] + gradient(c); });
             }
             const float* stored =

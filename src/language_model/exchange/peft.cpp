@@ -272,7 +272,8 @@ class PeftDirectory {
     for (const char* key : {"use_dora", "use_rslora", "lora_bias"})
       if (const auto found = config_.find(key); found != config_.end() && found->is_boolean() && found->get<bool>())
         refuse(fmt::format("{} is true (which Weft does not have); name another directory", key));
-    if (const auto bias = config_.find("bias"); bias != config_.end() && bias->is_string() && *bias != "none")
+    if (const auto bias = config_.find("bias");
+        bias != config_.end() && bias->is_string() && bias->get<std::string>() != "none")
       refuse(fmt::format("bias is \"{}\" (biases stay as they are here); name another directory",
                          printable(bias->get<std::string>())));
   }

@@ -71,7 +71,7 @@ struct Sums {
     DeviceArray<float> values;
 
     Part(std::int64_t rows, std::int64_t columns_)
-        : columns(columns_), values(std::vector<float>(norm_blocks(rows) * columns_, std::nanf(""))) {}
+        : columns(columns_), values(std::vector<float>(NormBlocks::of(rows).count(rows) * columns_, std::nanf(""))) {}
     Matrix<float> view() const { return values.matrix(values.size() / columns, columns); }
     std::vector<double> column_sums() const {
       std::vector<double> out(static_cast<std::size_t>(columns));
@@ -138,7 +138,7 @@ TEST_CASE("norms agree with float64, forward and backward, with and without resi
 
             const AnyMatrix input = residual ? sum.view() : x.view();
             const Sums partial(rows, columns);
-            norm_backward(execution, weights.view(kind), input, statistics, dy.view(), dh.view(), false,
+            norm_backward(execution, weights.view(kind), input, statistics, dy.view(), dh.view(), dh.view(),
                           partial.view());
             for (std::size_t i = 0; i < want_dh.size(); ++i) want_sum.push_back(before[i] + want_dh[i]);
             CHECK(relative_error(dh.values(), want_sum) <= row_tolerance(type));
@@ -155,8 +155,13 @@ TEST_CASE("norms agree with float64, forward and backward, with and without resi
             CHECK(relative_error(partial.weight.column_sums(), want_weight) <= 4e-6);
             CHECK(relative_error(partial.bias.column_sums(), want_bias) <= 4e-6);
             CHECK(relative_error(partial.input.column_sums(), want_input) <= 4e-6);
+            // With an addend elsewhere, without sums: the same bits.
+            const Rows addend_copy(before, rows, columns, type, margin), apart(rows, columns, type, margin);
+            norm_backward(execution, weights.view(kind), input, statistics, dy.view(), addend_copy.view(), apart.view(),
+                          {});
+            CHECK(std::ranges::equal(apart.values(), stored));
             // In place of dy, without sums.
-            norm_backward(execution, weights.view(kind), input, statistics, dy.view(), dy.view(), true, {});
+            norm_backward(execution, weights.view(kind), input, statistics, dy.view(), {}, dy.view(), {});
             CHECK(relative_error(dy.values(), want_dh) <= row_tolerance(type));
           }
   });
@@ -189,14 +194,33 @@ TEST_CASE("a row has the same bits among few rows and among many") {
   });
 }
 
-TEST_CASE("blocks of rows cover all rows and are few") {
-  for (const std::int64_t rows : {0, 1, 7, 8, 9, 4096, 8192, 8193, 65536, 100000}) {
+TEST_CASE("blocks of rows follow each other, end with their length, and are few") {
+  const auto check = [](std::int64_t rows, std::int64_t length, const NormBlocks& blocks) {
     CAPTURE(rows);
-    CHECK(norm_blocks(rows) * norm_block_rows(rows) >= rows);
-    CHECK((norm_blocks(rows) - 1) * norm_block_rows(rows) < std::max<std::int64_t>(rows, 1));
-    CHECK(norm_blocks(rows) <= most_norm_blocks(rows));
-    CHECK(most_norm_blocks(rows) <= 640);
+    CAPTURE(length);
+    std::int64_t next = 0;
+    for (std::int64_t b = 0; b < blocks.count(rows); ++b) {
+      CHECK(blocks.begin(b) == next);
+      next = blocks.end(b, rows);
+      CHECK(next > blocks.begin(b));
+      CHECK((length == 0 || blocks.begin(b) / length == (next - 1) / length));
+    }
+    CHECK(next == rows);
+  };
+  for (const std::int64_t rows : {0, 1, 7, 8, 9, 4096, 8192, 8193, 65536, 100000}) {
+    check(rows, 0, NormBlocks::of(rows));
+    CHECK(NormBlocks::of(rows).count(rows) <= NormBlocks::most(rows));
+    CHECK(NormBlocks::most(rows) <= 640);
   }
+  for (const std::int64_t length : {1, 3, 64, 1000, 1024})
+    for (const std::int64_t lengths : {1, 3, 16, 1000}) {
+      const NormBlocks blocks = NormBlocks::of(lengths * length, length);
+      CHECK(blocks.count(lengths * length) == lengths * blocks.of_length());
+      CHECK(blocks.count(lengths * length) <= std::max<std::int64_t>(lengths, 640));
+      // Also of fewer rows.
+      for (const std::int64_t rows : {lengths * length, (lengths + 1) / 2 * length, length, length - 1})
+        check(rows, length, blocks);
+    }
 }
 
 TEST_CASE("a norm recomputed from the stored sum has the same bits, in place or not, also with other types of y") {
@@ -230,7 +254,7 @@ TEST_CASE("RMSNorm of (1, 2, 3, 4): reference values") {
     const DeviceArray<float> weight(std::vector<float>{1, .5f, 2, -1}), inverse(1);
     const NormWeights weights{Norm::rms, weight.array(), {}, 1e-5f};
     norm_forward(execution, weights, x.view(), {}, {}, y.view(), {{}, inverse.array()});
-    norm_backward(execution, weights, x.view(), {{}, inverse.array()}, dy.view(), dx.view(), true, {});
+    norm_backward(execution, weights, x.view(), {{}, inverse.array()}, dy.view(), {}, dx.view(), {});
     CHECK(inverse.values()[0] == doctest::Approx(.36514813).epsilon(1e-7));
     CHECK(relative_error(dx.values(), {.07424674, .11197866, -.10589311, .00486844}) <= 1e-6);
   });
@@ -244,8 +268,8 @@ TEST_CASE("the norm of a row of one column has no gradient") {
           dx(2, 1, Scalar::fp32);
       const DeviceArray<float> mean(2), inverse(2);
       norm_forward(execution, weights.view(kind), x.view(), {}, {}, y.view(), {mean.array(), inverse.array()});
-      norm_backward(execution, weights.view(kind), x.view(), {mean.array(), inverse.array()}, dy.view(), dx.view(),
-                    true, {});
+      norm_backward(execution, weights.view(kind), x.view(), {mean.array(), inverse.array()}, dy.view(), {}, dx.view(),
+                    {});
       for (std::size_t n = 0; n < 2; ++n) {
         const Row64 want = row64(kind, {x.values()[n]}, widened(weights.weight), widened(weights.bias), {1});
         CHECK(y.values()[n] == doctest::Approx(want.y[0]).epsilon(1e-6));
@@ -268,8 +292,8 @@ TEST_CASE("norms of rows of zeros and of rows far from zero") {
       const Weights weights(columns, false);
       const DeviceArray<float> mean(2), inverse(2);
       norm_forward(execution, weights.view(kind), x.view(), {}, {}, y.view(), {mean.array(), inverse.array()});
-      norm_backward(execution, weights.view(kind), x.view(), {mean.array(), inverse.array()}, dy.view(), dx.view(),
-                    true, {});
+      norm_backward(execution, weights.view(kind), x.view(), {mean.array(), inverse.array()}, dy.view(), {}, dx.view(),
+                    {});
       const std::vector<float> got = y.values(), gradient = dx.values();
       for (std::int64_t j = 0; j < columns; ++j) {
         REQUIRE(got[j] == 0.0f);

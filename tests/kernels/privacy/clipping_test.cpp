@@ -59,8 +59,16 @@ struct Case {
   std::vector<std::int64_t> lengths;
 };
 const std::vector<Case> kCases = {
-    {1, 1, {1}},      {7, 5, {1, 1, 1, 1}},  {64, 48, {9, 9, 9}},  {33, 70, {17, 0, 3, 17, 40}}, {5, 5, {}},
-    {24, 40, {0, 0}}, {72, 65, {8, 9, 300}}, {3, 4, {2500, 2600}}, {392, 133, {70, 129, 0, 64}}};
+    {1, 1, {1}},
+    {7, 5, {1, 1, 1, 1}},
+    {64, 48, {9, 9, 9}},
+    {33, 70, {17, 0, 3, 17, 40}},
+    {5, 5, {}},
+    {24, 40, {0, 0}},
+    {72, 65, {8, 9, 300}},
+    {3, 4, {2500, 2600}},
+    {392, 133, {70, 129, 0, 64}},
+    {264, 136, {1300, 5, 0, 70, 700}}};  // enough rows that tiles are shared (hopper_products.hpp)
 
 /// Rows of one example, NaN and infinite.
 void spoil(std::vector<float>& values, std::int64_t columns, const TestExamples& examples, std::int64_t example) {

@@ -75,17 +75,17 @@ TEST_CASE("all 256 bits of the key, step and parameter enter") {
   }
 }
 
-TEST_CASE("noise adds the deviation times a standard normal number, rounded once") {
+TEST_CASE("noise adds the deviation times a standard normal number and scales the sum, rounded once") {
   for_each_backend([&](const Execution& execution) {
     const std::int64_t size = 100;
     const std::vector<float> start = random_floats(size, 1);
     const DeviceArray<float> values(start);
     const NoiseStream stream = noise_stream(kKey, 1, 2);
-    add_noise(execution, values.array(), 0.75, stream, 10);
+    add_noise(execution, values.array(), 0.75, stream, 10, 0.3);
     const std::vector<float> got = values.values();
     for (std::int64_t i = 0; i < size; ++i) {
       const NormalPair pair = noise_pair(stream, static_cast<std::uint64_t>(10 + i) / 2);
-      const double want = static_cast<double>(start[i]) + 0.75 * (i % 2 == 0 ? pair.first : pair.second);
+      const double want = 0.3 * (static_cast<double>(start[i]) + 0.75 * (i % 2 == 0 ? pair.first : pair.second));
       // One rounding; log and cos of the device differ by units of 2^-53 more.
       REQUIRE(std::abs(static_cast<double>(got[i]) - want) <= 1.01 * kRoundoff * std::abs(want));
     }

@@ -4,6 +4,7 @@
 // swizzles, barriers and sums are those of the GPU; only the instructions are emulated.
 #include "kernels/privacy/tiles.hpp"
 
+#include "kernels/privacy/hopper_products.hpp"
 #include "tests/kernels/language/emulated_block.hpp"
 #include "tests/kernels/privacy/example_gradients.hpp"
 
@@ -142,6 +143,43 @@ TEST_CASE("pairs of Gram tiles on emulated tensor cores") {
 TEST_CASE("sums of weighed gradients on emulated tensor cores: an example of factor 0 is not read") {
   check_weighed<EmulatedContext>(kCases[0], 1, false);
   check_weighed<EmulatedHalfContext>(kCases[0], 2, true);
+}
+
+TEST_CASE("tiles that blocks share: every range is formed once, and added in the order of its rows") {
+  for (const std::int64_t tiles : {1, 18, 54, 72, 97, 131, 132, 133, 192, 1024, 1179})
+    for (const std::int64_t stages : {1, 8, 32, 128, 256, 1000}) {
+      CAPTURE(tiles);
+      CAPTURE(stages);
+      const HopperShares shares = hopper_shares(tiles, stages);
+      if (shares.tiles == 0) continue;
+      CHECK(shares.tiles == tiles % kHopperWorkers);
+      CHECK(shares.workers() <= kHopperWorkers);
+      struct Part {
+        std::int64_t tile = -1;
+        std::vector<std::int64_t> ranges;
+      };
+      std::vector<Part> parts(static_cast<std::size_t>(2 * shares.workers()));
+      for (std::int64_t worker = 0; worker < shares.workers(); ++worker)
+        for (std::int64_t range = shares.first_range(worker); range < shares.first_range(worker) + shares.units;
+             ++range) {
+          Part& part = parts[static_cast<std::size_t>(shares.part_of(worker, range))];
+          CHECK((part.tile < 0 || part.tile == shares.tile_of(worker, range)));
+          part.tile = shares.tile_of(worker, range);
+          part.ranges.push_back(range % shares.cuts);
+        }
+      for (std::int64_t tile = 0; tile < shares.tiles; ++tile) {
+        std::int64_t next = 0;
+        shares.for_each_part(tile, [&](std::int64_t number) {
+          const Part& part = parts[static_cast<std::size_t>(number)];
+          CHECK(part.tile == tile);
+          for (const std::int64_t range : part.ranges) CHECK(range == next++);
+        });
+        CHECK(next == shares.cuts);
+      }
+    }
+  // The shapes of GPT-2 124M with 16 x 1024 rows, and whole tiles where those fill the last round well.
+  CHECK(hopper_shares(hopper_tiles(768, 768), 256).workers() == 126);
+  CHECK(hopper_shares(hopper_tiles(768, 50304), 32).tiles == 0);
 }
 
 }  // namespace weft::testing
