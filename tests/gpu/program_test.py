@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The complete program on one GPU: hand-written and portable kernels agree, a recorded step is identical to an eager one, two runs are
-bit-identical, and the memory plan is accurate.
+bit-identical, and the memory plan is accurate. The sizes are such that batch_topk filters products as they are formed on Hopper.
 
 program_test.py WEFT [DATA]      DATA: the folder of the real activations, else $WEFT_TEST_DATA/minilm-l6; without it that part is
                                  skipped, with a message
@@ -15,7 +15,7 @@ INPUT = """
 [synthetic]
 output = "{folder}/data"
 layers = 4
-d_model = 96
+d_model = 208
 features = 384
 k = 8
 tokens = 8192

@@ -429,6 +429,16 @@ TEST_CASE("small: every rule, scope and input in one pass; run by compute-saniti
     }
 }
 
+TEST_CASE("small: products that are filtered as they are formed; run by compute-sanitizer") {
+  // Two tiles of features, one cluster with a block without tokens; one tie fills all batches of a tile.
+  const Sizes sizes{70, 2, 260};
+  for (const char* name : {"random", "all equal"}) {
+    const Factors factors(name, sizes, 200, 31);
+    SelectionRequest request = request_of(SelectionRule::batch_topk, false, sizes, 5.3, Scalar::bf16);
+    check_selection(request, sizes, factors.input, &factors.operands);
+  }
+}
+
 TEST_CASE("batch_topk equals a full sort for any input and any threshold of the filter") {
   const Sizes sizes{257, 3, 1000};
   for (const Scalar product : {Scalar::bf16, Scalar::fp32})
