@@ -77,6 +77,7 @@ VARIANTS = {
     "relu, linear penalty": dict(activation="relu", scope="layer", more='sparsity = 0.01\nsparsity_form = "linear"'),
     "jumprelu": JUMPRELU,
     "jumprelu, listed windows": dict(JUMPRELU, more=LISTED),
+    "jumprelu, short lists": dict(JUMPRELU, more="threshold = 1.3\nbandwidth = 0.2\ncapacity = 20"),
     "jumprelu, gradient below thresholds": dict(JUMPRELU, more='pseudo_derivative = "goreg"\nbandwidth = 0.5'),
     "jumprelu, penalties": dict(JUMPRELU, more="sparsity = 0.05\npreactivation_penalty = 0.01\nbandwidth = 1"),
     "linear skip": dict(skip="linear"),

@@ -101,6 +101,7 @@ struct Input {
   std::string name;
   std::vector<float> product;
   std::vector<std::vector<float>> bias;
+  std::vector<std::vector<float>> cut = {};  // relu: of each layer, or of none
 };
 
 Input make_input(const std::string& name, const Sizes& sizes, Scalar type, std::uint64_t seed) {
@@ -145,7 +146,7 @@ struct Csr {
   std::vector<float> value;
 };
 
-/// The rule as a full sort: all positive entries of a group in order, cut at the budget.
+/// The rule as a full sort: all positive entries of a group in order, cut at the budget; with cuts all above their cut.
 Csr expected_selection(const SelectionRequest& request, const Sizes& sizes, const Input& input) {
   struct Entry {
     std::uint32_t key;
@@ -162,7 +163,9 @@ Csr expected_selection(const SelectionRequest& request, const Sizes& sizes, cons
     for (std::int64_t n = 0; n < sizes.tokens; ++n)
       for (std::int64_t f = 0; f < sizes.features; ++f, ++i) {
         const float r = input.product[i] + input.bias[static_cast<std::size_t>(l)][static_cast<std::size_t>(f)];
-        const std::uint32_t key = selection_key(r);
+        std::uint32_t key = selection_key(r);
+        if (!input.cut.empty())
+          key = r > input.cut[static_cast<std::size_t>(l)][static_cast<std::size_t>(f)] ? float_bits(r) : 0;
         if (key == 0) continue;
         const std::int64_t layer_group = layer_groups == 1 ? 0 : l;
         const std::int64_t g = topk ? n * layer_groups + layer_group : layer_group;
@@ -340,12 +343,16 @@ void check_selection(const SelectionRequest& request, const Sizes& sizes, const 
   const Stream stream;
   const Execution execution = stream.execution();
   const Products products(input, sizes, request.product);
-  std::vector<float> all_bias;
-  for (const auto& bias : input.bias) all_bias.insert(all_bias.end(), bias.begin(), bias.end());
-  const Buffer<float> bias_buffer(all_bias);
-  std::vector<Array<const float>> bias;
-  for (std::int64_t l = 0; l < sizes.layers; ++l)
-    bias.push_back({bias_buffer.data() + l * sizes.features, sizes.features});
+  std::vector<float> of_features;
+  for (const auto* vectors : {&input.bias, &input.cut})
+    for (const auto& vector : *vectors) of_features.insert(of_features.end(), vector.begin(), vector.end());
+  const Buffer<float> feature_buffer(of_features);
+  std::vector<Array<const float>> bias, cut;
+  for (std::int64_t l = 0; l < sizes.layers; ++l) {
+    bias.push_back({feature_buffer.data() + l * sizes.features, sizes.features});
+    if (!input.cut.empty())
+      cut.push_back({feature_buffer.data() + (sizes.layers + l) * sizes.features, sizes.features});
+  }
   Buffer<std::byte> workspace(DeviceSelection::workspace_bytes(request));
   workspace.poison();
   DeviceSelection selection(request, workspace.array(), execution);
@@ -369,7 +376,7 @@ void check_selection(const SelectionRequest& request, const Sizes& sizes, const 
     if (run > 1) randomise(run);
     output.poison();
     selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations, nullptr,
-                     {}, operands);
+                     cut, operands);
     cuda_ok(cudaStreamSynchronize(stream.stream));
     check_rows(output, expected);
     CHECK(selection.report(execution).passes <= 7);
@@ -378,7 +385,7 @@ void check_selection(const SelectionRequest& request, const Sizes& sizes, const 
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t ready = nullptr;
   cuda_ok(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeRelaxed));
-  selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations, nullptr, {},
+  selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations, nullptr, cut,
                    operands);
   cuda_ok(cudaStreamEndCapture(stream.stream, &graph));
   cuda_ok(cudaGraphInstantiate(&ready, graph, 0));
@@ -663,6 +670,29 @@ TEST_CASE("relu keeps everything positive") {
     for (const std::string& name : kInputs)
       check_selection(request_of(SelectionRule::relu, true, sizes, 0, product), sizes,
                       make_input(name, sizes, product, 13));
+}
+
+TEST_CASE("relu and thresholds of features where products are filtered as they are formed") {
+  // Few entries, but in one layer all tokens of some features: more than a batch of the kernel's epilogue holds.
+  for (const auto& [sizes, d] : {std::pair{Sizes{300, 2, 1000}, 328}, {Sizes{65, 34, 260}, 200}})
+    for (const bool with_cuts : {false, true}) {
+      CAPTURE(with_cuts);
+      Factors factors("random", sizes, d, 31);
+      Random random{5};
+      for (std::int64_t l = 0; l < sizes.layers; ++l) {
+        std::vector<float> cut;
+        for (std::int64_t f = 0; f < sizes.features; ++f) {
+          const bool all = l == 0 && f < 24;
+          cut.push_back(all ? -1e6f : 14000.0f * (1 + random.uniform()));
+          // Without cuts, biases have the same effect.
+          if (!with_cuts) factors.input.bias[static_cast<std::size_t>(l)][static_cast<std::size_t>(f)] = -cut.back();
+        }
+        if (with_cuts) factors.input.cut.push_back(cut);
+      }
+      SelectionRequest request = request_of(SelectionRule::relu, true, sizes, 0, Scalar::bf16);
+      request.budget /= 32;
+      check_selection(request, sizes, factors.input, &factors.operands);
+    }
 }
 
 // ---- the ranks of a grid, on one GPU -------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ struct Arguments {
   CUtensorMap x;              // (d, layers, tokens)
   CUtensorMap weight[kMaps];  // (d, features) of each layer of the launch
   const float* bias[kMaps];   // filter
+  const float* cut[kMaps];    // filter by cuts
   HopperFilter filter;
   std::uint16_t* product;  // store: [tokens, product_stride]
   std::int64_t product_stride;
@@ -203,21 +204,23 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
   }
 }
 
-__device__ __forceinline__ void hit(Hits& hits, float product, float bias, float threshold, int row, int column) {
+__device__ __forceinline__ void hit(Hits& hits, float product, float bias, float bound, int row, int column) {
   const std::uint32_t stored = pack2(0.0f, product);  // in the upper half
-  if (!(high_bf16(stored) + bias > threshold)) return;
+  if (!(high_bf16(stored) + bias > bound)) return;
   atomicOr(&hits.bits[row][column / 32], 1u << column % 32);
   const std::uint32_t place = atomicAdd(&hits.count, 1u);
   if (place < kMostHits) hits.entry[place] = stored | static_cast<std::uint32_t>(row << 8 | column);
 }
 
 /// A warpgroup: passes what exceeds the limits to write_hits.
+template <bool cuts>
 __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, float threshold, int slot,
                                             int warpgroup, int& batch, const float (&c)[kSumsOfThread]) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
   Hits& hits = s.hits[warpgroup];
   const float* const limit = s.limit[slot] + lane % 4 * 2;
   const float* const bias = s.bias[slot] + lane % 4 * 2;
+  const float* const cut = cuts ? a.cut[tile.layer] + tile.feature + lane % 4 * 2 : nullptr;
   const int row = thread / kWarp * 16 + lane / 4;
   for (int only = kAllRows;;) {
     wait_barrier(address_of(&s.written[warpgroup]), (batch & 1) ^ 1);
@@ -246,9 +249,10 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
               const float product = c[(first + i) * 4 + 2 * h + j];
+              const int column = (first + i) * 8 + j;
               if (product > (j == 0 ? bound[i].x : bound[i].y))
-                hit(hits, product, bias[(first + i) * 8 + j], threshold, row + 8 * h,
-                    (first + i) * 8 + lane % 4 * 2 + j);
+                hit(hits, product, bias[column], cuts ? __ldg(cut + column) : threshold, row + 8 * h,
+                    column + lane % 4 * 2);
             }
         }
     }
@@ -288,7 +292,7 @@ __device__ __forceinline__ void store_sums(const Arguments& a, const Tile& tile,
   }
 }
 
-template <bool stores>
+template <bool stores, bool cuts>
 __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank, int warpgroup) {
   const Tiles tiles(a);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -316,7 +320,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
       if (kLead > 0 && warpgroup == 0 && k == kLead) arrive_threads(1, kConsumers * kWarpgroup);
       if (k == 0) {  // while the products are formed
         tile = tiles.at(a, index, rank);
-        if (!stores)
+        if (!stores && !cuts && a.filter.threshold != nullptr)
           threshold =
               __uint_as_float(__ldg(a.filter.threshold + (a.filter.all_layers ? 0 : a.first_layer + tile.layer)));
       } else {
@@ -331,7 +335,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
       store_sums(a, tile, warpgroup, c);
     } else {
       wait_barrier(address_of(&s.limits[number & 1]), number >> 1 & 1);
-      filter_sums(a, s, tile, threshold, number & 1, warpgroup, batch, c);
+      filter_sums<cuts>(a, s, tile, threshold, number & 1, warpgroup, batch, c);
     }
   }
 }
@@ -340,7 +344,7 @@ extern __shared__ unsigned char filter_shared[];
 
 #endif
 
-template <bool stores>
+template <bool stores, bool cuts>
 __global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_constant__ Arguments a) {
 #if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __trap();
@@ -376,7 +380,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_
     }
   } else {
     take_registers<216>();
-    consume<stores>(a, s, rank, warpgroup);
+    consume<stores, cuts>(a, s, rank, warpgroup);
   }
   // The other block may still arrive at this one's barriers.
   __syncwarp();
@@ -433,9 +437,9 @@ Arguments arguments_of(const AnyMatrix& x, std::int64_t layers, const AnyMatrix&
   return a;
 }
 
-template <bool stores>
+template <bool stores, bool cuts = false>
 void launch(const Execution& execution, const Arguments& a) {
-  const auto kernel = multiply_and_filter<stores>;
+  const auto kernel = multiply_and_filter<stores, cuts>;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {kCluster, 1, 1};
@@ -484,8 +488,12 @@ void filter_hopper_products(const Execution& execution, const EncoderOperands& o
       a.weight[i] = describe(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
                              {cuuint64_t(weight.stride)}, kFeatures / kCluster);
       a.bias[i] = filter.bias[first + i];
+      if (filter.cut != nullptr) a.cut[i] = filter.cut[first + i];
     }
-    launch<false>(execution, a);
+    if (filter.cut != nullptr)
+      launch<false, true>(execution, a);
+    else
+      launch<false>(execution, a);
   }
 }
 

@@ -23,6 +23,8 @@ namespace {
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
 /// Entries per token and group for which the list of a selection that follows another one has room, four times over.
 constexpr std::int64_t kMostListed = 64;
+/// At most one of so many products is listed where they are filtered as they are formed.
+constexpr std::int64_t kHopperSparsity = 32;
 
 constexpr std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
 
@@ -44,9 +46,12 @@ struct Sizes {
                                               : request.n_features;
     tile_stride = round_up(tile_features, 8);
     blocks = tile_features > 0 ? divide_up(request.n_features, tile_features) : 0;
-    // A segment then has kHopperFeatures features, and a tile at least one of its own.
-    formed_here = request.rule == SelectionRule::batch_topk && request.product == Scalar::bf16 &&
-                  (blocks <= 1 || tile_features >= kHopperFeatures);
+    // A segment then has kHopperFeatures features, and a tile at least one of its own. Longer lists of relu are faster
+    // from stored products: few entries are what the filter in the products is for.
+    const bool few = request.rule == SelectionRule::batch_topk ||
+                     (request.rule == SelectionRule::relu &&
+                      request.budget <= request.n_tokens * request.n_layers * request.n_features / kHopperSparsity);
+    formed_here = few && request.product == Scalar::bf16 && (blocks <= 1 || tile_features >= kHopperFeatures);
     segments = formed_here ? std::max(blocks, divide_up(request.n_features, kHopperFeatures)) : blocks;
     padded_features = round_up(request.n_features, formed_here ? kHopperFeatures : 8);
     const std::int64_t group_entries = request.n_tokens * request.n_features * (request.n_layers / groups);
@@ -303,14 +308,15 @@ struct DeviceSelection::Parts {
   }
 
   /// The first pass, with products that are filtered as they are formed.
-  void form_and_filter(const Execution& execution, const View& view, const LayerBias& bias, std::int64_t budget,
-                       const EncoderOperands& operands) const {
-    begin<float>(view, bias, {}, budget, true, stream_of(execution));
+  void form_and_filter(const Execution& execution, const View& view, const LayerBias& bias, const LayerBias& cut,
+                       std::int64_t budget, const EncoderOperands& operands) const {
+    begin<float>(view, bias, cut, budget, true, stream_of(execution));
     static_assert(sizeof(Group) % sizeof(Count) == 0);
     const HopperFilter filter{.limit = static_cast<const float*>(view.limit),
                               .bias = bias.layer,
+                              .cut = cut.layer[0] != nullptr ? cut.layer : nullptr,
                               .padded_features = view.padded_features,
-                              .threshold = view.threshold,
+                              .threshold = relu() ? nullptr : view.threshold,
                               .cursor = &view.group->cursor,
                               .cursor_stride = sizeof(Group) / sizeof(Count),
                               .capacity = view.capacity,
@@ -506,7 +512,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   if (formed_here) {
     view.block_features = kHopperFeatures;
     view.n_blocks = static_cast<int>(divide_up(request.n_features, kHopperFeatures));
-    parts_->form_and_filter(execution, view, bias, budget, *operands);
+    parts_->form_and_filter(execution, view, bias, cut, budget, *operands);
   } else {
     parts_->pass(execution, view, bias, cut, budget, producer, true);
   }
