@@ -28,7 +28,7 @@ POLICIES = (("fp32", "fp32", 1, DEAD), ("8bit", "bf16", 1, TIED), ("bf16", "bf16
 SIZES = dict(d_model=24, features=61)
 if sys.argv[3:] == ["gpu"]:
     program.needs_gpu()
-    SIZES = dict(d_model=208, features=64)  # batch_topk filters products as they are formed, on Hopper
+    SIZES = dict(d_model=208, features=160)  # batch_topk filters products as they are formed, on Hopper
     POLICIES = (("fp32", "bf16", 1, SKIP), ("8bit", "bf16", 1, DEAD), ("bf16", "bf16", 1, JUMPRELU), ("8bit", "bf16", 1, BY_TARGET),
                 ("8bit", "bf16", 1, LISTED), ("8bit", "bf16", 1, TIED), ("fp32", "bf16", 1, PER_LAYER))
 INPUT = """

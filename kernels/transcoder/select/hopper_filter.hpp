@@ -37,8 +37,8 @@ struct HopperFilter {
   bool all_layers;
 };
 
-/// True if this GPU and these operands are supported. bias: as in HopperFilter.
-bool takes_hopper_filter(const EncoderOperands&, const float* const* bias);
+/// True if this GPU and these operands are supported.
+bool takes_hopper_filter(const EncoderOperands&);
 
 /// The filter of a pass over the tiles of layers [layer_begin, layer_end).
 void filter_hopper_products(const Execution&, const EncoderOperands&, std::int64_t layer_begin, std::int64_t layer_end,
