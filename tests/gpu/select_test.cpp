@@ -60,7 +60,11 @@ class Buffer {
     cuda_ok(cudaMemcpy(to.data(), data_, to.size() * sizeof(T), cudaMemcpyDeviceToHost));
     return to;
   }
-  void poison() { cuda_ok(cudaMemset(data_, 0xa5, static_cast<std::size_t>(size_) * sizeof(T))); }
+  /// Complete on return: the streams of the tests do not wait for the default stream.
+  void poison() {
+    cuda_ok(cudaMemset(data_, 0xa5, static_cast<std::size_t>(size_) * sizeof(T)));
+    cuda_ok(cudaStreamSynchronize(nullptr));
+  }
   T* data() const { return data_; }
   Array<T> array() const { return {data_, size_}; }
 

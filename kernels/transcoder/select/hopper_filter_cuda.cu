@@ -310,6 +310,7 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
       hits.row = only;
       hits.last = last;
     }
+    __syncwarp();
     arrive(address_of(&s.filled[warpgroup]));
     ++batch;
     if (last) return;
