@@ -145,6 +145,17 @@ __device__ __forceinline__ void sync_threads(int barrier, int threads) {
 __device__ __forceinline__ void arrive_threads(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
+/// As sync_threads; true if `value` is true in any of them.
+__device__ __forceinline__ bool any_of_threads(int barrier, int threads, bool value) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred own, all;\nsetp.ne.b32 own, %1, 0;\nbar.red.or.pred all, %2, %3, own;\n"
+      "selp.b32 %0, 1, 0, all;\n}"
+      : "=r"(any)
+      : "r"(static_cast<int>(value)), "r"(barrier), "r"(threads)
+      : "memory");
+  return any != 0;
+}
 /// Registers of each thread of this warpgroup from here on.
 template <int registers>
 __device__ __forceinline__ void take_registers() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Columns of an AnyMatrix as fp32, one or eight at a time, and element-wise kernels over them.
+// Columns of an AnyMatrix as fp32, one, four or eight at a time, and element-wise kernels over them.
 #pragma once
 
 #include "kernels/warp_cuda.cuh"
@@ -29,9 +29,37 @@ __device__ __forceinline__ void load_columns(const AnyMatrix& matrix, std::int64
           value);
 }
 
+__device__ __forceinline__ void load_columns(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
+                                             float (&value)[4]) {
+  const std::int64_t at = row * matrix.stride + column;
+  if (matrix.type == Scalar::fp32) {
+    const float4 word = __ldcs(reinterpret_cast<const float4*>(static_cast<const float*>(matrix.data) + at));
+    value[0] = word.x, value[1] = word.y, value[2] = word.z, value[3] = word.w;
+    return;
+  }
+  const uint2 word = __ldcs(reinterpret_cast<const uint2*>(static_cast<const std::uint16_t*>(matrix.data) + at));
+  float eight[8];
+  unpack8(matrix.type, make_uint4(word.x, word.y, 0, 0), eight);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) value[i] = eight[i];
+}
+
 __device__ __forceinline__ void store_columns(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
                                               const float (&value)[1]) {
   store_element(matrix.data, matrix.type, row * matrix.stride + column, value[0]);
+}
+
+__device__ __forceinline__ void store_columns(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,
+                                              const float (&value)[4]) {
+  const std::int64_t at = row * matrix.stride + column;
+  if (matrix.type == Scalar::fp32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(matrix.data) + at) =
+        make_float4(value[0], value[1], value[2], value[3]);
+  } else {
+    const float eight[8] = {value[0], value[1], value[2], value[3]};
+    const uint4 word = pack8(matrix.type, eight);
+    *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(matrix.data) + at) = make_uint2(word.x, word.y);
+  }
 }
 
 __device__ __forceinline__ void store_columns(const AnyMatrix& matrix, std::int64_t row, std::int64_t column,

@@ -3,7 +3,8 @@
 #
 # Builds the CUDA program and runs every test that needs NVIDIA GPUs: kernels against plain loops, the complete program against
 # the portable kernels, stop and resume bit for bit; with two or four GPUs also every grid of them, a lost rank, and the
-# exchanges under memcheck and racecheck; with compute-sanitizer also initcheck of the selection. About five minutes with the build.
+# exchanges under memcheck and racecheck; with compute-sanitizer also initcheck, memcheck and racecheck of the selection. About five
+# minutes with the build.
 #
 #   bash scripts/test_gpu.sh
 #   WEFT_BUNDLE=DIR      without network access: libraries from a bundle (scripts/bundle.sh)
@@ -40,6 +41,12 @@ launcher=(env)
 for test in select_test encode_tile_test sparse_test "kernels_decode_test --test-case=*norm-only*"; do
   read -r program filter <<<"$test"
   sanitizer initcheck --check-api-memory-access no "build/cuda-release/tests/kernels/$program" ${filter:+"$filter"}
+done
+
+# Copies by the engine and barriers of clusters. The tools do not support the loop of a graph.
+launcher=(env WEFT_TEST_WITHOUT_GRAPHS=1)
+for tool in memcheck racecheck; do
+  sanitizer "$tool" build/cuda-release/tests/gpu/gpu_select_test "--test-case=small: products*"
 done
 
 # The exchange kernels on two GPUs. NCCL asks for functions that it does not have for the GPU and handles the error.

@@ -9,10 +9,12 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kRowsPerThread = 8;  // that share one read of mean and scale
+constexpr int kRowsAtOnce = 4;     // that a thread loads before it stores one
 
-template <int kWidth>
+template <int kWidth, Scalar kRaw>
 __global__ void __launch_bounds__(kThreads)
     normalise(AnyMatrix raw, const float* mean, const float* scale, AnyMatrix out, std::int32_t* flag) {
+  raw.type = kRaw;  // a constant: loads of several rows without a branch between them
   const std::int64_t column = (static_cast<std::int64_t>(blockIdx.y) * kThreads + threadIdx.x) * kWidth;
   if (column >= raw.columns) return;
   float centre[kWidth], factor[kWidth];
@@ -24,17 +26,33 @@ __global__ void __launch_bounds__(kThreads)
   bool finite = true;
   const std::int64_t begin = static_cast<std::int64_t>(blockIdx.x) * kRowsPerThread;
   const std::int64_t end = min(begin + kRowsPerThread, raw.rows);
-  for (std::int64_t row = begin; row < end; ++row) {
-    float value[kWidth];
-    load_columns(raw, row, column, value);
+  for (std::int64_t row = begin; row < end; row += kRowsAtOnce) {
+    float value[kRowsAtOnce][kWidth];
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      finite = finite && is_finite(value[i]);
-      value[i] = (value[i] - centre[i]) * factor[i];
+    for (int r = 0; r < kRowsAtOnce; ++r)
+      if (row + r < end) load_columns(raw, row + r, column, value[r]);
+#pragma unroll
+    for (int r = 0; r < kRowsAtOnce; ++r) {
+      if (row + r >= end) break;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        finite = finite && is_finite(value[r][i]);
+        value[r][i] = (value[r][i] - centre[i]) * factor[i];
+      }
+      store_columns(out, row + r, column, value[r]);
     }
-    store_columns(out, row, column, value);
   }
   if (!finite) atomicOr(flag, 1);
+}
+
+template <int kWidth>
+void launch_normalise(cudaStream_t queue, const AnyMatrix& raw, const float* mean, const float* scale,
+                      const AnyMatrix& out, std::int32_t* flag) {
+  const auto kernel = raw.type == Scalar::fp32   ? normalise<kWidth, Scalar::fp32>
+                      : raw.type == Scalar::fp16 ? normalise<kWidth, Scalar::fp16>
+                                                 : normalise<kWidth, Scalar::bf16>;
+  kernel<<<dim3(blocks_for(raw.rows, kRowsPerThread), blocks_for(raw.columns, kThreads * kWidth)), kThreads, 0,
+           queue>>>(raw, mean, scale, out, flag);
 }
 
 /// One thread per word; `columns` and strides count words.
@@ -64,13 +82,11 @@ void launch_copy(cudaStream_t queue, const AnyMatrix& in, const AnyMatrix& out) 
 void normalise_rows(const Execution& execution, AnyMatrix raw, Array<const float> mean, Array<const float> scale,
                     AnyMatrix out, std::int32_t* flag) {
   if (raw.rows == 0 || raw.columns == 0) return;
-  const cudaStream_t queue = stream_of(execution);
-  const bool wide = raw.columns % 8 == 0 && has_vectors(raw) && has_vectors(out);
-  const dim3 grid(blocks_for(raw.rows, kRowsPerThread), blocks_for(raw.columns, kThreads * (wide ? 8 : 1)));
-  if (wide)
-    normalise<8><<<grid, kThreads, 0, queue>>>(raw, mean.data, scale.data, out, flag);
+  // Four columns per thread: a warp reads and writes whole lines, also of fp32.
+  if (raw.columns % 4 == 0 && has_vectors(raw) && has_vectors(out))
+    launch_normalise<4>(stream_of(execution), raw, mean.data, scale.data, out, flag);
   else
-    normalise<1><<<grid, kThreads, 0, queue>>>(raw, mean.data, scale.data, out, flag);
+    launch_normalise<1>(stream_of(execution), raw, mean.data, scale.data, out, flag);
   require_launch("normalise_rows");
 }
 

@@ -27,10 +27,8 @@ struct Settings {
   /// Kernels of attention; recorded: those that `algorithms` names, else the own ones.
   kernels::AttentionImplementation attention = kernels::AttentionImplementation::recorded;
   std::int64_t tile = 0;  ///< MiB of pre-activations made at a time; 0 = as many as suit the backend
-  bool store_products =
-      true;           ///< pre-activations pass through memory, also where they can be filtered as they are formed
-  double memory = 0;  ///< GB of a GPU that may be used; 0 = all that is free
-  bool tf32 = false;  ///< no key: set by for_precision
+  double memory = 0;      ///< GB of a GPU that may be used; 0 = all that is free
+  bool tf32 = false;      ///< no key: set by for_precision
 };
 
 /// The kernels that a run with these settings uses, also on a machine that only plans it.
@@ -101,19 +99,13 @@ void add_keys(Schema& schema, Settings& device, Precision& precision, const Prec
   });
 }
 
-/// device.tile and device.store_products, of models with features.
+/// device.tile, of models with features.
 template <class Schema>
-void add_tile_keys(Schema& schema, Settings& device) {
+void add_tile_key(Schema& schema, Settings& device) {
   schema.add("device.tile", device.tile, "pre-activations made at a time; 0 = as many as suit the processor or GPU")
       .in("MiB")
       .at_least(0)
       .at_most(1 << 16)
-      .free();
-  schema
-      .add(
-          "device.store_products", device.store_products,
-          "false: on a GPU of compute capability 9.0 batch_topk filters pre-activations in bf16 as they are formed and "
-          "does not store them, with the same result")
       .free();
 }
 

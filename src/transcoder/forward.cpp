@@ -134,7 +134,6 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
                  const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers,
                  std::int64_t max_tokens, training::StepArena& arena)
     : settings_(configuration.transcoder),
-      stores_products_(configuration.device.store_products),
       model_(model),
       normalisation_(normalisation),
       grid_(grid),
@@ -314,7 +313,7 @@ void Forward::select(std::span<const kernels::Array<const float>> bias,
       [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
         encode_tile(execution, tile, product);
       },
-      cuts, stores_products_ || follower_ != nullptr ? nullptr : &operands);
+      cuts, follower_ != nullptr ? nullptr : &operands);
 }
 
 bool Forward::selections_are_valid() {

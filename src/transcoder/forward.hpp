@@ -178,7 +178,6 @@ class Forward {
   void select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::JumpWindow*);
 
   const ModelSettings settings_;
-  const bool stores_products_;
   const Model& model_;
   const NormalisationOnDevice& normalisation_;
   const parallel::Grid& grid_;

@@ -126,7 +126,7 @@ input::Schema schema(Configuration& configuration) {
   device::add_keys(schema, configuration.device, configuration.precision,
                    {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
                    "type of activations, products and gradient rows; sums are fp32 in both");
-  device::add_tile_keys(schema, configuration.device);
+  device::add_tile_key(schema, configuration.device);
   checkpoint::add_keys(schema, configuration.checkpoint);
   training::add_keys(schema, configuration.log);
   training::add_keys(schema, configuration.resume);

@@ -25,15 +25,17 @@ PER_LAYER = 'decoder = "per_layer"\nranking = "z_score"\nscope = "all_layers"\ne
 BY_TARGET = 'decoder = "tied_target"\ndecoder_affine = true\ndecoder_scale_initial = 0.1\nactivation = "relu"'
 POLICIES = (("fp32", "fp32", 1, DEAD), ("8bit", "bf16", 1, TIED), ("bf16", "bf16", 1, PER_LAYER), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, SKIP), ("bf16", "bf16", 1, JUMPRELU),
             ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, BY_TARGET), ("8bit", "bf16", RANKS if RANKS in (2, 3) else 1, LISTED))
+SIZES = dict(d_model=24, features=61)
 if sys.argv[3:] == ["gpu"]:
     program.needs_gpu()
+    SIZES = dict(d_model=208, features=160)  # batch_topk filters products as they are formed, on Hopper
     POLICIES = (("fp32", "bf16", 1, SKIP), ("8bit", "bf16", 1, DEAD), ("bf16", "bf16", 1, JUMPRELU), ("8bit", "bf16", 1, BY_TARGET),
                 ("8bit", "bf16", 1, LISTED), ("8bit", "bf16", 1, TIED), ("fp32", "bf16", 1, PER_LAYER))
 INPUT = """
 [synthetic]
 output = "{folder}/data"
 layers = 3
-d_model = 24
+d_model = {d_model}
 features = 48
 k = 4
 tokens = 1000
@@ -48,7 +50,7 @@ batch_tokens = 96
 block_rows = 16
 window_rows = 256
 [transcoder]
-features = 61
+features = {features}
 k = 3.5
 {model}
 [optimizer]
@@ -98,7 +100,7 @@ def train_with_fault(weft, source, output, fault):
 def check(weft):
     for number, (state, precision, data, model) in enumerate(POLICIES):
         name = f"{state}_{number}"
-        text = INPUT.format(folder=weft.folder, state=state, precision=precision, data=data, model=model)
+        text = INPUT.format(folder=weft.folder, state=state, precision=precision, data=data, model=model, **SIZES)
         source = weft.folder / f"{name}.toml"
         source.write_text(text)
         if not (weft.folder / "data").exists():

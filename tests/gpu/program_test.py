@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The complete program on one GPU: hand-written and portable kernels agree, a recorded step is identical to an eager one, two runs are
-bit-identical, and the memory plan is accurate.
+bit-identical, and the memory plan is accurate. The sizes are such that batch_topk filters products as they are formed on Hopper.
 
 program_test.py WEFT [DATA]      DATA: the folder of the real activations, else $WEFT_TEST_DATA/minilm-l6; without it that part is
                                  skipped, with a message
@@ -15,7 +15,7 @@ INPUT = """
 [synthetic]
 output = "{folder}/data"
 layers = 4
-d_model = 96
+d_model = 208
 features = 384
 k = 8
 tokens = 8192
@@ -77,6 +77,7 @@ VARIANTS = {
     "relu, linear penalty": dict(activation="relu", scope="layer", more='sparsity = 0.01\nsparsity_form = "linear"'),
     "jumprelu": JUMPRELU,
     "jumprelu, listed windows": dict(JUMPRELU, more=LISTED),
+    "jumprelu, short lists": dict(JUMPRELU, more="threshold = 1.3\nbandwidth = 0.2\ncapacity = 20"),
     "jumprelu, gradient below thresholds": dict(JUMPRELU, more='pseudo_derivative = "goreg"\nbandwidth = 0.5'),
     "jumprelu, penalties": dict(JUMPRELU, more="sparsity = 0.05\npreactivation_penalty = 0.01\nbandwidth = 1"),
     "linear skip": dict(skip="linear"),

@@ -60,7 +60,11 @@ class Buffer {
     cuda_ok(cudaMemcpy(to.data(), data_, to.size() * sizeof(T), cudaMemcpyDeviceToHost));
     return to;
   }
-  void poison() { cuda_ok(cudaMemset(data_, 0xa5, static_cast<std::size_t>(size_) * sizeof(T))); }
+  /// Complete on return: the streams of the tests do not wait for the default stream.
+  void poison() {
+    cuda_ok(cudaMemset(data_, 0xa5, static_cast<std::size_t>(size_) * sizeof(T)));
+    cuda_ok(cudaStreamSynchronize(nullptr));
+  }
   T* data() const { return data_; }
   Array<T> array() const { return {data_, size_}; }
 
@@ -101,6 +105,7 @@ struct Input {
   std::string name;
   std::vector<float> product;
   std::vector<std::vector<float>> bias;
+  std::vector<std::vector<float>> cut = {};  // relu: of each layer, or of none
 };
 
 Input make_input(const std::string& name, const Sizes& sizes, Scalar type, std::uint64_t seed) {
@@ -145,7 +150,7 @@ struct Csr {
   std::vector<float> value;
 };
 
-/// The rule as a full sort: all positive entries of a group in order, cut at the budget.
+/// The rule as a full sort: all positive entries of a group in order, cut at the budget; with cuts all above their cut.
 Csr expected_selection(const SelectionRequest& request, const Sizes& sizes, const Input& input) {
   struct Entry {
     std::uint32_t key;
@@ -162,7 +167,9 @@ Csr expected_selection(const SelectionRequest& request, const Sizes& sizes, cons
     for (std::int64_t n = 0; n < sizes.tokens; ++n)
       for (std::int64_t f = 0; f < sizes.features; ++f, ++i) {
         const float r = input.product[i] + input.bias[static_cast<std::size_t>(l)][static_cast<std::size_t>(f)];
-        const std::uint32_t key = selection_key(r);
+        std::uint32_t key = selection_key(r);
+        if (!input.cut.empty())
+          key = r > input.cut[static_cast<std::size_t>(l)][static_cast<std::size_t>(f)] ? float_bits(r) : 0;
         if (key == 0) continue;
         const std::int64_t layer_group = layer_groups == 1 ? 0 : l;
         const std::int64_t g = topk ? n * layer_groups + layer_group : layer_group;
@@ -265,7 +272,7 @@ struct Factors {
     for (bf16& value : rows) value = to_bf16(equal ? 1.0f : draw(ties ? 1 : 31));
     for (bf16& value : weights)
       value = to_bf16(equal ? 1.0f : ties ? (random.next() % 16 == 0 ? 1.0f : 0.0f) : draw(31));
-    // A few tokens with many times more entries than the others: more than a batch of the kernel's epilogue holds.
+    // A few tokens with many times more entries than the others: more than the lists of the kernel's threads hold.
     if (name == "dense rows") {
       for (std::size_t j = 0; j < rows.size(); ++j)
         if (static_cast<std::int64_t>(j) / (sizes.layers * d) % 64 < 9)
@@ -325,6 +332,14 @@ void check_rows(const Output& output, const Csr& expected) {
   CHECK(std::memcmp(value.data(), expected.value.data(), value.size() * sizeof(float)) == 0);
 }
 
+/// The GPUs that filter products as they form them.
+bool is_hopper() {
+  int major = 0, minor = 0;
+  cuda_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  cuda_ok(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
+  return major == 9 && minor == 0;
+}
+
 /// One request on one input: eager and captured, with thresholds that are unknown, zero, from the batch before, and
 /// random.
 void check_selection(const SelectionRequest& request, const Sizes& sizes, const Input& input,
@@ -340,12 +355,16 @@ void check_selection(const SelectionRequest& request, const Sizes& sizes, const 
   const Stream stream;
   const Execution execution = stream.execution();
   const Products products(input, sizes, request.product);
-  std::vector<float> all_bias;
-  for (const auto& bias : input.bias) all_bias.insert(all_bias.end(), bias.begin(), bias.end());
-  const Buffer<float> bias_buffer(all_bias);
-  std::vector<Array<const float>> bias;
-  for (std::int64_t l = 0; l < sizes.layers; ++l)
-    bias.push_back({bias_buffer.data() + l * sizes.features, sizes.features});
+  std::vector<float> of_features;
+  for (const auto* vectors : {&input.bias, &input.cut})
+    for (const auto& vector : *vectors) of_features.insert(of_features.end(), vector.begin(), vector.end());
+  const Buffer<float> feature_buffer(of_features);
+  std::vector<Array<const float>> bias, cut;
+  for (std::int64_t l = 0; l < sizes.layers; ++l) {
+    bias.push_back({feature_buffer.data() + l * sizes.features, sizes.features});
+    if (!input.cut.empty())
+      cut.push_back({feature_buffer.data() + (sizes.layers + l) * sizes.features, sizes.features});
+  }
   Buffer<std::byte> workspace(DeviceSelection::workspace_bytes(request));
   workspace.poison();
   DeviceSelection selection(request, workspace.array(), execution);
@@ -369,16 +388,17 @@ void check_selection(const SelectionRequest& request, const Sizes& sizes, const 
     if (run > 1) randomise(run);
     output.poison();
     selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations, nullptr,
-                     {}, operands);
+                     cut, operands);
     cuda_ok(cudaStreamSynchronize(stream.stream));
     check_rows(output, expected);
     CHECK(selection.report(execution).passes <= 7);
+    CHECK(selection.forms_products() == (operands != nullptr && is_hopper()));
   }
   if (std::getenv("WEFT_TEST_WITHOUT_GRAPHS") != nullptr) return;  // racecheck does not support a graph's loop
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t ready = nullptr;
   cuda_ok(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeRelaxed));
-  selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations, nullptr, {},
+  selection.select(execution, sizes.tokens, request.budget, bias, products.producer(), output.activations, nullptr, cut,
                    operands);
   cuda_ok(cudaStreamEndCapture(stream.stream, &graph));
   cuda_ok(cudaGraphInstantiate(&ready, graph, 0));
@@ -429,6 +449,36 @@ TEST_CASE("small: every rule, scope and input in one pass; run by compute-saniti
     }
 }
 
+/// relu where products are filtered as they are formed, with cuts or with biases of the same effect. Few entries, but
+/// in one layer all tokens of some features: more than the lists of the kernel's threads hold.
+void check_few_above(const Sizes& sizes, std::int64_t d, bool with_cuts) {
+  Factors factors("random", sizes, d, 31);
+  Random random{5};
+  for (std::int64_t l = 0; l < sizes.layers; ++l) {
+    std::vector<float> cut;
+    for (std::int64_t f = 0; f < sizes.features; ++f)
+      cut.push_back(l == 0 && f < 50 ? -1e6f : 14000.0f * (1 + random.uniform()));
+    if (with_cuts)
+      factors.input.cut.push_back(cut);
+    else
+      for (std::size_t f = 0; f < cut.size(); ++f) factors.input.bias[static_cast<std::size_t>(l)][f] = -cut[f];
+  }
+  SelectionRequest request = request_of(SelectionRule::relu, true, sizes, 0, Scalar::bf16);
+  request.budget /= 32;
+  check_selection(request, sizes, factors.input, &factors.operands);
+}
+
+TEST_CASE("small: products that are filtered as they are formed; run by compute-sanitizer") {
+  // Two tiles of features, one cluster with a block without tokens; one tie fills all batches of a tile.
+  const Sizes sizes{70, 2, 260};
+  for (const char* name : {"random", "all equal"}) {
+    const Factors factors(name, sizes, 200, 31);
+    SelectionRequest request = request_of(SelectionRule::batch_topk, false, sizes, 5.3, Scalar::bf16);
+    check_selection(request, sizes, factors.input, &factors.operands);
+  }
+  check_few_above({70, 3, 601}, 200, true);
+}
+
 TEST_CASE("batch_topk equals a full sort for any input and any threshold of the filter") {
   const Sizes sizes{257, 3, 1000};
   for (const Scalar product : {Scalar::bf16, Scalar::fp32})
@@ -464,7 +514,7 @@ TEST_CASE("batch_topk equals a full sort where products are filtered as they are
     Sizes sizes;
     std::int64_t d, tile_features;
   };
-  for (const Case& each : {Case{{300, 2, 1000}, 328, 512}, Case{{1, 2, 256}, 256, 0}, Case{{65, 34, 260}, 200, 0},
+  for (const Case& each : {Case{{300, 2, 1000}, 328, 512}, Case{{1, 2, 256}, 256, 0}, Case{{65, 34, 257}, 200, 0},
                            Case{{260, 1, 2052}, 384, 0}})
     for (const char* name : {"random", "ties", "all equal", "dense rows", "extreme"}) {
       const Factors factors(name, each.sizes, each.d, 31);
@@ -653,6 +703,14 @@ TEST_CASE("relu keeps everything positive") {
     for (const std::string& name : kInputs)
       check_selection(request_of(SelectionRule::relu, true, sizes, 0, product), sizes,
                       make_input(name, sizes, product, 13));
+}
+
+TEST_CASE("relu and thresholds of features where products are filtered as they are formed") {
+  for (const auto& [sizes, d] : {std::pair{Sizes{300, 2, 1000}, 328}, {Sizes{65, 34, 260}, 200}})
+    for (const bool with_cuts : {false, true}) {
+      CAPTURE(with_cuts);
+      check_few_above(sizes, d, with_cuts);
+    }
 }
 
 // ---- the ranks of a grid, on one GPU -------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 // The encoder's products with the filter of a selection in their epilogue (hopper_filter_cuda.cu), for select_cuda.cu:
 // pre-activations are not stored. GPUs of compute capability 9.0 only.
 //
-//   p = bf16(< x[n], W[f] >), sums in fp32        r = p + bias[f] in fp32        listed if r > threshold
+//   p = bf16(< x[n], W[f] >), sums in fp32        r = p + bias[f] in fp32        listed if r > threshold, or > cut[f]
 //
 // Invariant: both functions form the same bits of p, so a pass over the tiles may store what another one filtered.
 #pragma once
@@ -23,12 +23,13 @@ constexpr std::int64_t kHopperFeatures = 256;
 
 /// The filter and its lists, on the device; names and meaning as in View (select_view_cuda.cuh).
 struct HopperFilter {
-  const float* limit;            ///< [layers, padded_features]: p up to it cannot pass; infinity beyond the features
-  const float* const* bias;      ///< on the host: [layers] arrays [features]
-  std::int64_t padded_features;  ///< a multiple of kHopperFeatures
-  const std::uint32_t* threshold;
-  unsigned long long* cursor;  ///< of the first group
-  std::int64_t cursor_stride;  ///< from group to group
+  const float* limit;              ///< [layers, padded_features]: p up to it cannot pass; infinity beyond the features
+  const float* const* bias;        ///< on the host: [layers] arrays [features],
+  const float* const* cut;         ///< the same; null: no layer has cuts
+  std::int64_t padded_features;    ///< a multiple of kHopperFeatures
+  const std::uint32_t* threshold;  ///< null: 0
+  unsigned long long* cursor;      ///< of the first group
+  std::int64_t cursor_stride;      ///< from group to group
   std::int64_t capacity;
   std::uint32_t* key;
   float* value;
@@ -36,8 +37,8 @@ struct HopperFilter {
   bool all_layers;
 };
 
-/// True if this GPU and these operands are supported. bias: as in HopperFilter.
-bool takes_hopper_filter(const EncoderOperands&, const float* const* bias);
+/// True if this GPU and these operands are supported.
+bool takes_hopper_filter(const EncoderOperands&);
 
 /// The filter of a pass over the tiles of layers [layer_begin, layer_end).
 void filter_hopper_products(const Execution&, const EncoderOperands&, std::int64_t layer_begin, std::int64_t layer_end,

@@ -6,16 +6,17 @@
 //   2 warpgroups   consumers: 64 x 256 sums each in registers, then their filter
 //   1 thread       requests the operands from the copy engine (cp.async.bulk.tensor); each block copies one half of W's
 //                  tile to both
-//   2 warps        writers, one per consumer: places in the list
+//   2 warps        writers, one per consumer: biases, the exact comparison, places in the list
 //
 //   full[stage]    the operands of kInner terms are there     empty[stage]  all consumers of the cluster have read them
-//   limits[slot]   limits and biases of a tile are there      filled, written  what a consumer found is complete, taken
+//   limits[slot]   the limits of a tile are there             filled, written  what a consumer found is complete, taken
 //
-// The filter of a tile. A consumer compares each sum with its feature's limit (one instruction). Of the few above it,
-// it adds the bias, compares with the threshold, and puts product and position into shared memory in any order, and a
-// bit into a bitmap. From the bitmap follow the counts of each token and the place of each entry. The writer reserves a
-// range of the list with one atomic addition, and writes. Meanwhile the consumer forms the next tile. If it finds more
-// than the buffer holds (a threshold that was far too low), it gives four rows at a time.
+// The filter of a tile. A consumer compares each sum with its feature's limit (one instruction). A thread puts product
+// and position of the few above it into a list of its own in shared memory: no order, no atomics, no waiting. The
+// writer adds biases, compares with the threshold or the cut, and marks the entries in a bitmap, from which follow the
+// counts of each token and the place of each entry; it reserves a range of the list with one atomic addition, and
+// writes. Meanwhile the consumer forms the next tile. If a thread finds more than its list holds (a threshold that was
+// far too low), the warpgroup gives four rows at a time.
 //
 // The second consumer stays kLead stages behind the first one, so that one multiplies while the other one compares.
 //
@@ -43,8 +44,9 @@ constexpr int kCluster = 2;
 constexpr int kLead = 2;    // stages that the first warpgroup is ahead of the second
 constexpr int kGroup = 16;  // pairs of tiles along the tokens that are formed before the next features
 constexpr int kBytesX = kTokens * kInner * 2, kBytesW = kFeatures * kInner * 2;
-constexpr int kMostHits = 1024;  // of a batch: four rows
-constexpr int kMaps = 32;        // layers of a launch
+constexpr int kMostFound = 24;  // of a thread in a tile
+constexpr int kMostOfRow = 64;  // of a thread in a row: all
+constexpr int kMaps = 32;       // layers of a launch
 constexpr int kAllRows = -1;
 
 using Count = unsigned long long;
@@ -53,6 +55,7 @@ struct Arguments {
   CUtensorMap x;              // (d, layers, tokens)
   CUtensorMap weight[kMaps];  // (d, features) of each layer of the launch
   const float* bias[kMaps];   // filter
+  const float* cut[kMaps];    // filter by cuts
   HopperFilter filter;
   std::uint16_t* product;  // store: [tokens, product_stride]
   std::int64_t product_stride;
@@ -61,20 +64,24 @@ struct Arguments {
   int steps;  // stages of a tile
 };
 
-/// Hits of a warpgroup in its part of a tile: 64 rows x 256 features.
+/// What a warpgroup found in its part of a tile, 64 rows x 256 features.
 struct alignas(16) Hits {
-  std::uint32_t bits[64][kFeatures / 32];
-  std::uint32_t entry[kMostHits];  // product (bf16) << 16 | row << 8 | column, in any order
-  std::uint32_t count;
+  std::uint32_t bits[64][kFeatures / 32];        // entries of the list; of write_hits alone
+  std::uint32_t found[kWarpgroup * kMostFound];  // above their limit: product (bf16) << 16 | row << 8 | column
+  std::uint8_t count[kWarpgroup];                // of each thread, from `begin_of` on
   int row;   // rows of the batch: kAllRows, or those whose index in their 16 is this
-  int last;  // of the tile
+  int last;  // batch of the tile
+
+  /// Four threads of a warp share a row.
+  static __device__ __forceinline__ int begin_of(int thread, int row) {
+    return row == kAllRows ? thread * kMostFound : (thread / kWarp * 4 + thread % 4) * kMostOfRow;
+  }
 };
 
 struct Shared {
   unsigned char x[kStages][kBytesX];
   unsigned char weight[kStages][kBytesW];
   float limit[2][kFeatures];
-  float bias[2][kFeatures];
   Hits hits[kConsumers];
   std::uint64_t full[kStages], empty[kStages], limits[2], filled[kConsumers], written[kConsumers];
 };
@@ -85,6 +92,14 @@ static_assert(kSharedBytes <= 227 * 1024);
 
 __device__ __forceinline__ std::uint32_t address_of(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+/// For what this thread has read and written: every thread arrives, so that racecheck can follow the order.
+__device__ __forceinline__ void arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
 
 struct Tile {
@@ -127,19 +142,18 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank)
                       tile.feature + rank * kPart, full, (1 << kCluster) - 1);
       if (!stores && k == 0) {
         // Both warpgroups have passed the tile before the last one: they have released a stage of the last one.
-        const int bytes = min(kFeatures, a.features - tile.feature) * 4, slot = number & 1;
+        const int slot = number & 1;
         const std::uint32_t limits = address_of(&s.limits[slot]);
-        expect_bytes(limits, kFeatures * 4 + bytes);
+        expect_bytes(limits, kFeatures * 4);
         copy_bulk(address_of(s.limit[slot]),
                   a.filter.limit + (a.first_layer + tile.layer) * a.filter.padded_features + tile.feature,
                   kFeatures * 4, limits);
-        copy_bulk(address_of(s.bias[slot]), a.bias[tile.layer] + tile.feature, bytes, limits);
       }
     }
   }
 }
 
-/// A warp: appends the hits of a warpgroup to the list.
+/// A warp: adds biases to what a warpgroup found, and appends what exceeds threshold or cut to the list.
 __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int rank, int warpgroup, int lane) {
   const Tiles tiles(a);
   const HopperFilter& f = a.filter;
@@ -150,18 +164,54 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
     tile.token += warpgroup * 64;
     const int layer = a.first_layer + tile.layer, g = f.all_layers ? 0 : layer;
     const float* const bias = a.bias[tile.layer] + tile.feature;
+    const float* const cut = f.cut != nullptr ? a.cut[tile.layer] + tile.feature : nullptr;
+    const float threshold = f.threshold != nullptr ? __uint_as_float(__ldg(f.threshold + g)) : 0.0f;
     for (bool last = false; !last; ++batch) {
       wait_barrier(address_of(&s.filled[warpgroup]), batch & 1);
       last = hits.last != 0;
-      const int n = static_cast<int>(hits.count), only = hits.row;
-      int own[2];
+      const int only = hits.row;
+      // Four threads of the warpgroup for each lane.
+      const std::uint32_t counts = reinterpret_cast<const std::uint32_t*>(hits.count)[lane];
+      const auto count_of = [](std::uint32_t four, int i) { return static_cast<int>(four >> 8 * i & 255); };
+      const int own = count_of(counts, 0) + count_of(counts, 1) + count_of(counts, 2) + count_of(counts, 3);
+      const int begin = static_cast<int>(warp_exclusive_sum(static_cast<std::uint32_t>(own), lane));
+      const int found = __shfl_sync(kAllLanes, begin + own, kWarp - 1);
+      // visit(row, column, r, passes) by the whole warp, for 32 of them at a time.
+      const auto for_each = [&](auto&& visit) {
+        for (int first = 0; first < found; first += kWarp) {
+          const int i = first + lane;
+          int of = 0;  // the last lane that begins at or before i
+#pragma unroll
+          for (int step = kWarp / 2; step > 0; step /= 2)
+            if (__shfl_sync(kAllLanes, begin, of + step) <= i) of += step;
+          int left = i - __shfl_sync(kAllLanes, begin, of), thread = 4 * of;
+          const std::uint32_t four = __shfl_sync(kAllLanes, counts, of);
+          bool later = true;
+#pragma unroll
+          for (int j = 0; j < 3; ++j) {
+            later = later && left >= count_of(four, j);
+            if (later) left -= count_of(four, j), ++thread;
+          }
+          const std::uint32_t one = i < found ? hits.found[Hits::begin_of(thread, only) + left] : 0;
+          const int column = static_cast<int>(one & 255);
+          const float r = high_bf16(one) + __ldg(bias + column);
+          visit(static_cast<int>(one >> 8 & 63), column, r,
+                i < found && r > (cut != nullptr ? __ldg(cut + column) : threshold));
+        }
+      };
+      for_each([&](int row, int column, float, bool passes) {
+        if (passes) atomicOr(&hits.bits[row][column / 32], 1u << column % 32);
+      });
+      __syncwarp();
+      int of_row[2];  // 2 lane, 2 lane + 1
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        own[j] = 0;
+        of_row[j] = 0;
 #pragma unroll
-        for (int w = 0; w < kFeatures / 32; ++w) own[j] += __popc(hits.bits[2 * lane + j][w]);
+        for (int w = 0; w < kFeatures / 32; ++w) of_row[j] += __popc(hits.bits[2 * lane + j][w]);
       }
-      const int before = static_cast<int>(warp_exclusive_sum(static_cast<std::uint32_t>(own[0] + own[1]), lane));
+      const int before = static_cast<int>(warp_exclusive_sum(static_cast<std::uint32_t>(of_row[0] + of_row[1]), lane));
+      const int n = __shfl_sync(kAllLanes, before + of_row[0] + of_row[1], kWarp - 1);
       Count start = 0;
       if (lane == 0 && n > 0) start = atomicAdd(f.cursor + g * f.cursor_stride, static_cast<Count>(n));
       start = __shfl_sync(kAllLanes, start, 0);
@@ -173,58 +223,52 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
         if (tile.token + row < a.tokens && (only == kAllRows || row % 16 == only))
           f.segment[(static_cast<std::int64_t>(tile.token + row) * a.all_layers + layer) * tiles.features +
                     tile.feature / kFeatures] =
-              make_uint2(base + static_cast<std::uint32_t>(before + (j == 0 ? 0 : own[0])),
-                         fits ? static_cast<std::uint32_t>(own[j]) : 0u);
+              make_uint2(base + static_cast<std::uint32_t>(before + (j == 0 ? 0 : of_row[0])),
+                         fits ? static_cast<std::uint32_t>(of_row[j]) : 0u);
       }
-      for (int first = 0; first < n && fits; first += kWarp) {
-        const std::uint32_t entry = first + lane < n ? hits.entry[first + lane] : 0;
-        const int row = static_cast<int>(entry >> 8 & 63), column = static_cast<int>(entry & 255);
-        const int before_row = __shfl_sync(kAllLanes, before, row / 2),
-                  of_even = __shfl_sync(kAllLanes, own[0], row / 2);
-        int at = before_row + (row % 2 == 0 ? 0 : of_even);
+      if (n > 0 && fits)
+        for_each([&](int row, int column, float r, bool passes) {
+          int at = __shfl_sync(kAllLanes, before, row / 2);
+          const int of_even = __shfl_sync(kAllLanes, of_row[0], row / 2);
+          if (row % 2 != 0) at += of_even;
 #pragma unroll
-        for (int w = 0; w < kFeatures / 32; ++w) {
-          const std::uint32_t bits = hits.bits[row][w];
-          at += __popc(w < column / 32 ? bits : w == column / 32 ? bits & ((1u << column % 32) - 1) : 0);
-        }
-        if (first + lane >= n) continue;
-        const std::uint32_t place = base + static_cast<std::uint32_t>(at);
-        f.key[place] = static_cast<std::uint32_t>(layer * a.features + tile.feature + column);
-        f.value[place] = high_bf16(entry) + __ldg(bias + column);
-      }
+          for (int w = 0; w < kFeatures / 32; ++w) {
+            const std::uint32_t bits = hits.bits[row][w];
+            at += __popc(w < column / 32 ? bits : w == column / 32 ? bits & ((1u << column % 32) - 1) : 0);
+          }
+          if (!passes) return;
+          const std::uint32_t place = base + static_cast<std::uint32_t>(at);
+          f.key[place] = static_cast<std::uint32_t>(layer * a.features + tile.feature + column);
+          f.value[place] = r;
+        });
       __syncwarp();
-      for (int i = lane; i < static_cast<int>(sizeof hits.bits) / 16; i += kWarp)
-        reinterpret_cast<uint4*>(hits.bits)[i] = make_uint4(0, 0, 0, 0);
-      if (lane == 0) hits.count = 0;
+      if (n > 0)
+        for (int i = lane; i < static_cast<int>(sizeof hits.bits) / 16; i += kWarp)
+          reinterpret_cast<uint4*>(hits.bits)[i] = make_uint4(0, 0, 0, 0);
       __syncwarp();
-      if (lane == 0)
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(&s.written[warpgroup])) : "memory");
+      arrive(address_of(&s.written[warpgroup]));
     }
   }
 }
 
-__device__ __forceinline__ void hit(Hits& hits, float product, float bias, float threshold, int row, int column) {
-  const std::uint32_t stored = pack2(0.0f, product);  // in the upper half
-  if (!(high_bf16(stored) + bias > threshold)) return;
-  atomicOr(&hits.bits[row][column / 32], 1u << column % 32);
-  const std::uint32_t place = atomicAdd(&hits.count, 1u);
-  if (place < kMostHits) hits.entry[place] = stored | static_cast<std::uint32_t>(row << 8 | column);
-}
-
-/// A warpgroup: passes what exceeds the limits to write_hits.
-__device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, float threshold, int slot,
-                                            int warpgroup, int& batch, const float (&c)[kSumsOfThread]) {
+/// A warpgroup: gives what exceeds the limits to write_hits.
+__device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, int slot, int warpgroup,
+                                            int& batch, const float (&c)[kSumsOfThread]) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
   Hits& hits = s.hits[warpgroup];
   const float* const limit = s.limit[slot] + lane % 4 * 2;
-  const float* const bias = s.bias[slot] + lane % 4 * 2;
   const int row = thread / kWarp * 16 + lane / 4;
+  const std::uint32_t position = static_cast<std::uint32_t>(row << 8 | lane % 4 * 2);
   for (int only = kAllRows;;) {
     wait_barrier(address_of(&s.written[warpgroup]), (batch & 1) ^ 1);
     bool takes[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       takes[h] = tile.token + warpgroup * 64 + row + 8 * h < a.tokens && (only == kAllRows || lane / 4 + 8 * h == only);
+    const std::uint32_t begin = address_of(hits.found + Hits::begin_of(thread, only));
+    const std::uint32_t last_eight = begin + ((only == kAllRows ? kMostFound : kMostOfRow) - 8) * 4;
+    std::uint32_t at = begin;
+    bool full = false;
 #pragma unroll
     for (int first = 0; first < kSumsOfThread / 4; first += 4) {
       float2 bound[4];
@@ -241,24 +285,23 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
 #pragma unroll
       for (int h = 0; h < 2; ++h)
         if (any[h] && takes[h]) {
+          full = full || at > last_eight;
+          if (full) continue;
 #pragma unroll
           for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
               const float product = c[(first + i) * 4 + 2 * h + j];
-              if (product > (j == 0 ? bound[i].x : bound[i].y))
-                hit(hits, product, bias[(first + i) * 8 + j], threshold, row + 8 * h,
-                    (first + i) * 8 + lane % 4 * 2 + j);
+              if (product > (j == 0 ? bound[i].x : bound[i].y)) {
+                store_shared(at, pack2(0.0f, product) | position | (h << 11 | (first + i) << 3 | j));
+                at += 4;
+              }
             }
         }
     }
-    sync_threads(2 + warpgroup, kWarpgroup);
-    if (only == kAllRows && hits.count > kMostHits) {
-      // More than a batch holds: four rows at a time.
-      sync_threads(2 + warpgroup, kWarpgroup);
-      reinterpret_cast<uint4*>(hits.bits)[thread] = make_uint4(0, 0, 0, 0);
-      if (thread == 0) hits.count = 0;
-      sync_threads(2 + warpgroup, kWarpgroup);
+    hits.count[thread] = static_cast<std::uint8_t>((at - begin) / 4);
+    __syncwarp();
+    if (any_of_threads(2 + warpgroup, kWarpgroup, full)) {  // four rows at a time instead
       only = 0;
       continue;
     }
@@ -268,8 +311,7 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
       hits.last = last;
     }
     __syncwarp();
-    if (lane == 0)
-      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(&s.filled[warpgroup])) : "memory");
+    arrive(address_of(&s.filled[warpgroup]));
     ++batch;
     if (last) return;
     ++only;
@@ -301,7 +343,6 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
     // The second warpgroup stays behind the first one, so that one computes while the other one filters.
     if (kLead > 0 && warpgroup == 1) sync_threads(1, kConsumers * kWarpgroup);
     Tile tile{};
-    float threshold = 0;
     for (int k = 0; k < a.steps; ++k, ++step) {
       const int stage = step % kStages;
       wait_barrier(address_of(&s.full[stage]), step / kStages & 1);
@@ -316,9 +357,6 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
       if (kLead > 0 && warpgroup == 0 && k == kLead) arrive_threads(1, kConsumers * kWarpgroup);
       if (k == 0) {  // while the products are formed
         tile = tiles.at(a, index, rank);
-        if (!stores)
-          threshold =
-              __uint_as_float(__ldg(a.filter.threshold + (a.filter.all_layers ? 0 : a.first_layer + tile.layer)));
       } else {
         wait_products<1>();
         release(step - 1);
@@ -331,7 +369,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
       store_sums(a, tile, warpgroup, c);
     } else {
       wait_barrier(address_of(&s.limits[number & 1]), number >> 1 & 1);
-      filter_sums(a, s, tile, threshold, number & 1, warpgroup, batch, c);
+      filter_sums(a, s, tile, number & 1, warpgroup, batch, c);
     }
   }
 }
@@ -358,8 +396,8 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_
     }
     for (int i = 0; i < 2; ++i) {
       start_barrier(address_of(&s.limits[i]), 1);
-      start_barrier(address_of(&s.filled[i]), kWarpgroup / kWarp);
-      start_barrier(address_of(&s.written[i]), 1);
+      start_barrier(address_of(&s.filled[i]), kWarpgroup);
+      start_barrier(address_of(&s.written[i]), kWarp);
     }
     fence_barriers();
   }
@@ -459,16 +497,13 @@ void launch(const Execution& execution, const Arguments& a) {
 
 }  // namespace
 
-bool takes_hopper_filter(const EncoderOperands& operands, const float* const* bias) {
+bool takes_hopper_filter(const EncoderOperands& operands) {
   if (!is_hopper() || operands.weight.empty() || operands.x.rows == 0 || !takes(operands.x)) return false;
   const std::int64_t d = operands.weight[0].columns, n_features = operands.weight[0].rows;
   const std::int64_t tiles =
       ((operands.x.rows + kTokens - 1) / kTokens + 1) * ((n_features + kFeatures - 1) / kFeatures) * kMaps;
-  // Bulk copies of limits and biases are multiples of 16 bytes.
-  bool all = d % 8 == 0 && (d + kInner - 1) / kInner >= kStages && n_features > 0 && n_features % 4 == 0 &&
-             tiles < std::int64_t{1} << 31;
-  for (std::size_t layer = 0; layer < operands.weight.size(); ++layer)
-    all = all && takes(operands.weight[layer]) && is_aligned(bias[layer], 16);
+  bool all = d % 8 == 0 && (d + kInner - 1) / kInner >= kStages && n_features > 0 && tiles < std::int64_t{1} << 31;
+  for (const AnyMatrix& weight : operands.weight) all = all && takes(weight);
   return all;
 }
 
@@ -484,6 +519,7 @@ void filter_hopper_products(const Execution& execution, const EncoderOperands& o
       a.weight[i] = describe(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
                              {cuuint64_t(weight.stride)}, kFeatures / kCluster);
       a.bias[i] = filter.bias[first + i];
+      if (filter.cut != nullptr) a.cut[i] = filter.cut[first + i];
     }
     launch<false>(execution, a);
   }

@@ -23,6 +23,8 @@ namespace {
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
 /// Entries per token and group for which the list of a selection that follows another one has room, four times over.
 constexpr std::int64_t kMostListed = 64;
+/// At most one of so many products is selected where they are filtered as they are formed: few are listed.
+constexpr std::int64_t kHopperSparsity = 32;
 
 constexpr std::int64_t divide_up(std::int64_t value, std::int64_t by) { return (value + by - 1) / by; }
 
@@ -44,13 +46,16 @@ struct Sizes {
                                               : request.n_features;
     tile_stride = round_up(tile_features, 8);
     blocks = tile_features > 0 ? divide_up(request.n_features, tile_features) : 0;
-    // A segment then has kHopperFeatures features, and a tile at least one of its own.
-    formed_here = request.rule == SelectionRule::batch_topk && request.product == Scalar::bf16 &&
+    ranks = request.position.feature_ranks * request.position.data_ranks;
+    // Longer lists are faster from stored products. A segment has kHopperFeatures features, and a tile at least one.
+    const std::int64_t listed_here =
+        request.rule == SelectionRule::relu ? request.budget : request.budget * groups / ranks;
+    formed_here = request.rule != SelectionRule::topk && request.product == Scalar::bf16 &&
+                  listed_here <= request.n_tokens * request.n_layers * request.n_features / kHopperSparsity &&
                   (blocks <= 1 || tile_features >= kHopperFeatures);
     segments = formed_here ? std::max(blocks, divide_up(request.n_features, kHopperFeatures)) : blocks;
     padded_features = round_up(request.n_features, formed_here ? kHopperFeatures : 8);
     const std::int64_t group_entries = request.n_tokens * request.n_features * (request.n_layers / groups);
-    ranks = request.position.feature_ranks * request.position.data_ranks;
     // One budget, in case all of it is on this rank, and twice this rank's share.
     const std::int64_t wanted = request.budget + divide_up(2 * request.budget, ranks) + 65536;
     capacity = std::min(group_entries, request.rule == SelectionRule::relu ? request.budget : wanted);
@@ -303,14 +308,15 @@ struct DeviceSelection::Parts {
   }
 
   /// The first pass, with products that are filtered as they are formed.
-  void form_and_filter(const Execution& execution, const View& view, const LayerBias& bias, std::int64_t budget,
-                       const EncoderOperands& operands) const {
-    begin<float>(view, bias, {}, budget, true, stream_of(execution));
+  void form_and_filter(const Execution& execution, const View& view, const LayerBias& bias, const LayerBias& cut,
+                       std::int64_t budget, const EncoderOperands& operands) const {
+    begin<float>(view, bias, cut, budget, true, stream_of(execution));
     static_assert(sizeof(Group) % sizeof(Count) == 0);
     const HopperFilter filter{.limit = static_cast<const float*>(view.limit),
                               .bias = bias.layer,
+                              .cut = cut.layer[0] != nullptr ? cut.layer : nullptr,
                               .padded_features = view.padded_features,
-                              .threshold = view.threshold,
+                              .threshold = relu() ? nullptr : view.threshold,
                               .cursor = &view.group->cursor,
                               .cursor_stride = sizeof(Group) / sizeof(Count),
                               .capacity = view.capacity,
@@ -494,7 +500,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   for (std::size_t layer = 0; layer < cut_of_layer.size(); ++layer) cut.layer[layer] = cut_of_layer[layer].data;
 
   const bool formed_here = parts_->formed_here =
-      operands != nullptr && Sizes(request).formed_here && takes_hopper_filter(*operands, bias.layer);
+      operands != nullptr && Sizes(request).formed_here && takes_hopper_filter(*operands);
   const Producer form = [operands](const Execution& where, const TileRange& tile, AnyMatrix product) {
     const AnyMatrix weight = operands->weight[static_cast<std::size_t>(tile.layer)];
     store_hopper_products(where,
@@ -506,7 +512,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   if (formed_here) {
     view.block_features = kHopperFeatures;
     view.n_blocks = static_cast<int>(divide_up(request.n_features, kHopperFeatures));
-    parts_->form_and_filter(execution, view, bias, budget, *operands);
+    parts_->form_and_filter(execution, view, bias, cut, budget, *operands);
   } else {
     parts_->pass(execution, view, bias, cut, budget, producer, true);
   }

@@ -151,7 +151,7 @@ class DeviceSelection {
   /// host waits for the first pass to learn whether there must be another. Sets *fault, on the device, to 1 if the
   /// result is not valid (else leaves it); null: the caller looks at the report. cut_of_layer: L arrays [n_features];
   /// with relu only. operands: what the producer's products are products of. If the GPU, their type and the sizes
-  /// allow, batch_topk forms and filters them in one kernel (hopper_filter.hpp) and does not call the producer.
+  /// allow, batch_topk and relu form and filter them in one kernel (hopper_filter.hpp) and do not call the producer.
   void select(const Execution&, std::int64_t n_tokens, std::int64_t budget,
               std::span<const Array<const float>> bias_of_layer, const Producer&, const SparseActivations& activations,
               std::int32_t* fault = nullptr, std::span<const Array<const float>> cut_of_layer = {},

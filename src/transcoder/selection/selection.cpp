@@ -23,6 +23,7 @@ using kernels::Array;
 constexpr std::int64_t kTileTokens = 1024;                       // at most
 constexpr std::int64_t kTileBytes = std::int64_t{4} << 20;       // stays in a processor's cache
 constexpr std::int64_t kLargestGpuTile = std::int64_t{1} << 30;  // few, large products for a GPU
+constexpr std::int64_t kRepeatedTile = std::int64_t{1} << 28;    // where they may be filtered as they are formed
 constexpr std::int64_t kTileFeatures = 64;                       // a multiple of this
 constexpr std::int64_t kLargestIndex = std::int64_t{1} << 32;
 
@@ -30,12 +31,20 @@ constexpr std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
+/// True if a GPU may filter products as it forms them (kernels/transcoder/select/hopper_filter.hpp). Tiles then serve
+/// repeated passes alone; a GPU that cannot loses little with smaller ones.
+bool tiles_repeat(const SelectionSpec& spec) {
+  return spec.settings.activation == Activation::batch_topk && spec.settings.ranking == Ranking::value &&
+         spec.settings.auxk == 0 && spec.product() == kernels::Scalar::bf16;
+}
+
 void set_tile(const SelectionSpec& spec, SelectionSizes& sizes) {
   const bool on_gpu = spec.backend == kernels::Backend::cuda;
   const std::int64_t columns = kTileFeatures * kernels::bytes_of(spec.product());
   const std::int64_t tile_bytes = spec.shape.tile_bytes > 0 ? spec.shape.tile_bytes
-                                  : on_gpu                  ? kLargestGpuTile
-                                                            : kTileBytes;
+                                  : !on_gpu                 ? kTileBytes
+                                  : tiles_repeat(spec)      ? kRepeatedTile
+                                                            : kLargestGpuTile;
   sizes.tile_tokens = std::min(
       {sizes.max_tokens, on_gpu ? sizes.max_tokens : kTileTokens, std::max<std::int64_t>(16, tile_bytes / columns)});
   const std::int64_t widest = std::max<std::int64_t>(1, tile_bytes / (columns * sizes.tile_tokens)) * kTileFeatures;
