@@ -88,9 +88,13 @@ __device__ __forceinline__ uint4 pack8(const float (&value)[8]) {
 
 /// The same for fp16.
 __device__ __forceinline__ std::uint32_t pack2_half(float low, float high) {
+#ifdef WEFT_BEFORE_AMPERE
+  return to_half(low).bits | static_cast<std::uint32_t>(to_half(high).bits) << 16;
+#else
   std::uint32_t pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+#endif
 }
 __device__ __forceinline__ uint4 pack8_half(const float (&value)[8]) {
   return make_uint4(pack2_half(value[0], value[1]), pack2_half(value[2], value[3]), pack2_half(value[4], value[5]),

@@ -33,7 +33,6 @@ struct CachedAttention {
   float scale = 0;                        ///< > 0
   float softcap = 0;                      ///< 0: none
   std::int64_t window = 0;                ///< 0: all earlier keys
-  std::int64_t longest = 0;               ///< positions are below this number
   Array<const CachedSequence> sequences;  ///< [rows], where the kernels run
   Array<const std::int32_t> positions;    ///< [rows], of the new rows
 };
@@ -43,9 +42,9 @@ struct CachedAttention {
 /// Rows of sequences that do not run leave the cache as it is; their output is 0. The order of summation depends on
 /// positions alone: neither on the number of rows nor on where the parts of a sequence are.
 ///
-/// On a GPU sequences, positions and the cached rows of earlier positions may be read while kernels before this one
-/// still run, if those may start early (launch_cuda.cuh). Between a kernel that writes them and this one there must be
-/// a kernel that does not start early: in a step, `embed`.
+/// On a GPU sequences, positions and the cached rows of earlier positions may be read while early kernels before this
+/// one still run (launch_cuda.cuh). Between a kernel that writes them and this one there must be one that is not early,
+/// or that allows the next only after its wait: in a step, `embed`.
 void cached_attention(const Execution&, const CachedAttention&, AnyMatrix queries, AnyMatrix keys, AnyMatrix values,
                       AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out);
 

@@ -15,7 +15,6 @@
 // Keys and values of earlier positions are read before the kernel before this one has ended. The new ones are read
 // where they came from, and stored for later steps.
 #include <cfloat>
-#include <cstdlib>
 
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/decode/cached_attention.hpp"
@@ -33,11 +32,7 @@ decltype(kernels::store_rows) store_rows;
 namespace cuda {
 namespace {
 
-#ifndef KT
-#define KT 128
-#define KK 4
-#endif
-constexpr int kThreads = KT, kWarps = kThreads / kWarp;
+constexpr int kThreads = 128, kWarps = kThreads / kWarp;
 constexpr int kLeastStages = 2, kMostStages = 5;
 constexpr int kMostShares = 8;        ///< and most blocks of a cluster
 constexpr int kSharePositions = 512;  ///< below, a second block would cost more than it saves
@@ -56,8 +51,8 @@ struct Tile {
   static constexpr int kLanes = kLanes_, kHeads = kHeads_;
   static constexpr Scalar kType = kType_;
   static constexpr bool kWide = kType == Scalar::fp32;
-  static constexpr int kBytes = kWide ? 4 : 2, kWords = kWide ? 2 : 1;           ///< of an element; of eight columns
-  static constexpr int kTeams = kThreads / kLanes, kKeys = kWide ? KK / 2 : KK;  ///< keys of a thread in a part
+  static constexpr int kBytes = kWide ? 4 : 2, kWords = kWide ? 2 : 1;     ///< of an element; of eight columns
+  static constexpr int kTeams = kThreads / kLanes, kKeys = kWide ? 2 : 4;  ///< keys of a thread in a part
   static constexpr int kPart = kTeams * kKeys;
   static constexpr int kStageBytes = 2 * kKeys * kWords * kThreads * 16;
   static constexpr int kColumns = 8 * kLanes;
@@ -73,7 +68,7 @@ struct Tile {
     Sums<kMostShares> shares;
   };
   static constexpr int shared_bytes(int stages) { return stages * kStageBytes + static_cast<int>(sizeof(Shared)); }
-  static_assert(KT != 128 || shared_bytes(kLeastStages) <= kSharedMemory);
+  static_assert(shared_bytes(kLeastStages) <= kSharedMemory);
 };
 
 /// Shares of a sequence of `positions` positions, at most `parts`.
@@ -97,6 +92,8 @@ struct PartOfBlock {
   }
 };
 
+constexpr float kLog2OfE = 1.44269504f;  // scores are in units of ln 2: their exponentials are powers of 2
+
 /// Column c of head h of `count` sums, joined in their order.
 struct Joined {
   float largest = -FLT_MAX, total = 0.0f, value = 0.0f;
@@ -107,7 +104,7 @@ struct Joined {
     for (int i = 0; i < count; ++i) largest = fmaxf(largest, sums.softmax[i][h].x);
 #pragma unroll 4
     for (int i = 0; i < count; ++i) {
-      const float factor = exponential(sums.softmax[i][h].x - largest);
+      const float factor = exp2f(sums.softmax[i][h].x - largest);
       total += sums.softmax[i][h].y * factor;
       value += sums.value[i][h][c] * factor;
     }
@@ -149,8 +146,7 @@ __device__ __forceinline__ void wait_for_oldest(int stages) {
 extern __shared__ __align__(16) unsigned char attention_memory[];
 
 template <class Tile>
-__global__ void __launch_bounds__(kThreads, Tile::kHeads == 1 ? 768 / kThreads : 384 / kThreads)
-    attend(const __grid_constant__ Arguments a) {
+__global__ void __launch_bounds__(kThreads, Tile::kHeads == 1 ? 6 : 3) attend(const __grid_constant__ Arguments a) {
   constexpr int kLanes = Tile::kLanes, kHeads = Tile::kHeads, kTeams = Tile::kTeams, kKeys = Tile::kKeys,
                 kWords = Tile::kWords, kBytes = Tile::kBytes;
   constexpr bool kWide = Tile::kWide;
@@ -242,6 +238,7 @@ __global__ void __launch_bounds__(kThreads, Tile::kHeads == 1 ? 768 / kThreads :
 
   auto& shared = *reinterpret_cast<typename Tile::Shared*>(attention_memory + a.stages * Tile::kStageBytes);
   auto& of_shares = exchanges ? *in_cluster(&shared.shares, 0) : shared.shares;
+  const float scale = shape.scale * kLog2OfE, cap = shape.softcap * kLog2OfE;
   float mixed[kHeads][8] = {}, largest[kHeads], total[kHeads] = {};
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) largest[h] = -FLT_MAX;
@@ -285,8 +282,8 @@ __global__ void __launch_bounds__(kThreads, Tile::kHeads == 1 ? 768 / kThreads :
         for (int c = 0; c < 8; ++c) dot += query[h][c] * key[c];
 #pragma unroll
         for (int offset = kLanes / 2; offset > 0; offset /= 2) dot += __shfl_xor_sync(kAllLanes, dot, offset);
-        dot *= shape.scale;
-        if (shape.softcap > 0) dot = shape.softcap * hyperbolic_tangent(dot / shape.softcap);
+        dot *= scale;
+        if (shape.softcap > 0) dot = cap * hyperbolic_tangent(dot / cap);
         score[h][i] = dot;
         if (read[i]) most[h] = fmaxf(most[h], dot);
       }
@@ -296,7 +293,7 @@ __global__ void __launch_bounds__(kThreads, Tile::kHeads == 1 ? 768 / kThreads :
 #pragma unroll
       for (int offset = kLanes; offset < kWarp; offset *= 2)
         most[h] = fmaxf(most[h], __shfl_xor_sync(kAllLanes, most[h], offset));
-      const float factor = exponential(largest[h] - most[h]);
+      const float factor = exp2f(largest[h] - most[h]);
       largest[h] = most[h];
       total[h] *= factor;
 #pragma unroll
@@ -309,7 +306,7 @@ __global__ void __launch_bounds__(kThreads, Tile::kHeads == 1 ? 768 / kThreads :
       load(1, i, value);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
-        const float probability = exponential(score[h][i] - largest[h]);
+        const float probability = exp2f(score[h][i] - largest[h]);
         total[h] += probability;
 #pragma unroll
         for (int c = 0; c < 8; ++c) mixed[h][c] += probability * value[c];
@@ -400,7 +397,6 @@ void launch(const Execution& execution, Arguments& arguments) {
   while (has_clusters() && arguments.blocks < kMostShares && 2 * arguments.blocks * heads * rows <= multiprocessors())
     arguments.blocks *= 2;
   arguments.stages = stages_for<ThisTile>(arguments.blocks * heads * rows);
-  if (const char* e = getenv("WEFT_STAGES")) arguments.stages = atoi(e);
   launch_early<Arguments>(
       execution, "cached_attention", attend<ThisTile>,
       dim3(static_cast<unsigned>(arguments.blocks), static_cast<unsigned>(heads), static_cast<unsigned>(rows)),

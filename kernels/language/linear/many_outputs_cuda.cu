@@ -18,8 +18,8 @@ template <int kRows_>
 struct ManyOutputsTile {
   static constexpr int kRows = kRows_, kWarps = 8, kThreads = kWarps * kWarp;
   static constexpr int kGroups = 3, kOutputs = kWarps * kGroups * 16;
-  static constexpr int kChunk = 64, kWords = kChunk / 8;  ///< inputs that are loaded together
-  static constexpr int kStages = 4;                       ///< chunks in shared memory
+  static constexpr int kChunk = 64;  ///< inputs that are loaded together
+  static constexpr int kStages = 4;  ///< chunks in shared memory
   static constexpr int kRowsBytes = kRows * kChunk * 2, kStageBytes = kRowsBytes + kOutputs * kChunk * 2;
   static constexpr int kSharedBytes = kStages * kStageBytes;
   /// Sums are stored as [row][output]. Four floats between rows: the lanes of a warp write to different banks.
@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_con
   __trap();  // no products of bf16; Runtime refuses these GPUs
 #else
   allow_next_kernel();
+  constexpr int kWords = Tile::kChunk / 8;  // of 16 bytes, of a row in a chunk
   DeviceContext<bf16> context;
   const int thread = context.thread, lane = thread % kWarp, warp = thread / kWarp, matrix = lane / 8,
             of_matrix = lane % 8;
@@ -40,10 +41,10 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_con
             chunks = (o.inputs + Tile::kChunk - 1) / Tile::kChunk;
   const auto stage_of = [](int chunk) { return static_cast<std::uint32_t>(chunk % Tile::kStages * Tile::kStageBytes); };
   const auto load = [&](const bf16* from, std::int64_t stride, int rows, int all, int chunk, std::uint32_t to) {
-    for (int i = thread; i < all * Tile::kWords; i += Tile::kThreads) {
-      const int row = i / Tile::kWords, word = i % Tile::kWords, input = chunk * Tile::kChunk + 8 * word;
+    for (int i = thread; i < all * kWords; i += Tile::kThreads) {
+      const int row = i / kWords, word = i % kWords, input = chunk * Tile::kChunk + 8 * word;
       const bool valid = row < rows && input < o.inputs;
-      context.copy16(to + few_rows_place<Tile::kWords>(row, word), from + (valid ? row * stride + input : 0), valid);
+      context.copy16(to + few_rows_place<kWords>(row, word), from + (valid ? row * stride + input : 0), valid);
     }
   };
   const auto load_weight = [&](int chunk) {
@@ -74,13 +75,13 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_con
 #pragma unroll
       for (int i = 0; i < Tile::kRows / 16; ++i)
         context.load_matrices(
-            b[i], rows + few_rows_place<Tile::kWords>(16 * i + matrix / 2 * 8 + of_matrix, 2 * inner + matrix % 2));
+            b[i], rows + few_rows_place<kWords>(16 * i + matrix / 2 * 8 + of_matrix, 2 * inner + matrix % 2));
 #pragma unroll
       for (int group = 0; group < Tile::kGroups; ++group) {
         std::uint32_t a[4];
         context.load_matrices(
-            a, weight + few_rows_place<Tile::kWords>(16 * (Tile::kGroups * warp + group) + matrix % 2 * 8 + of_matrix,
-                                                     2 * inner + matrix / 2));
+            a, weight + few_rows_place<kWords>(16 * (Tile::kGroups * warp + group) + matrix % 2 * 8 + of_matrix,
+                                               2 * inner + matrix / 2));
 #pragma unroll
         for (int i = 0; i < Tile::kRows / 16; ++i) {
           context.multiply(sum[group][2 * i], a, b[i][0], b[i][1]);

@@ -42,7 +42,12 @@ struct LogitWeight {
 
   WEFT_HOST_DEVICE float capped(float z) const { return softcap > 0 ? softcap * hyperbolic_tangent(z / softcap) : z; }
   WEFT_HOST_DEVICE std::uint64_t of_capped(float z) const {
-    return in_units(exponential((z - largest) * inverse_temperature));
+    const float x = (z - largest) * inverse_temperature;
+#ifdef __CUDA_ARCH__
+    return in_units(__expf(x));  // error (2 + 1.2 |x|) ulp: small where the weight is not
+#else
+    return in_units(exponential(x));
+#endif
   }
   WEFT_HOST_DEVICE std::uint64_t operator()(float z) const { return of_capped(capped(z)); }
 };
@@ -68,10 +73,9 @@ WEFT_HOST_DEVICE inline std::int64_t needed_ties(std::uint64_t needed, std::uint
   return ties < most ? ties : most;
 }
 
-WEFT_HOST_DEVICE inline std::uint64_t drawn_weight(const SampleStream& stream, std::int32_t position,
-                                                   std::uint64_t total) {
-  return uniform_below(
-      philox(stream.seed, Purpose::sampling, stream.step, stream.index + static_cast<std::uint64_t>(position)), total);
+/// The random number of the token of a position: `uniform_below` the sum of weights chooses the token.
+WEFT_HOST_DEVICE inline Random4 sample_bits(const SampleStream& stream, std::int32_t position) {
+  return philox(stream.seed, Purpose::sampling, stream.step, stream.index + static_cast<std::uint64_t>(position));
 }
 
 }  // namespace weft::kernels

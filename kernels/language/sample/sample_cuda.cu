@@ -4,9 +4,9 @@
 // second-level cache. Integer sums: the order does not matter.
 //
 // A cluster of blocks shares a row. Each block, and in it each warp, has a contiguous range of ids, so that ties and
-// the inversion follow the ids: sums of blocks first, then of warps, of groups of ids and of lanes. Each thread keeps
-// its logits in shared memory, where all passes read them (two, and eight for each of top_k and
-// top_p). Where they do not fit, a pass reads them again from global memory.
+// the inversion follow the ids: sums of blocks first, then of warps, of groups of ids and of lanes. Each warp keeps its
+// logits in shared memory, where all passes read them (two, and eight for each of top_k and top_p). Where they do not
+// fit, each pass reads them from global memory.
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/language/sample/rule.hpp"
 #include "kernels/launch_cuda.cuh"
@@ -78,7 +78,7 @@ struct RowThreads {
     __syncthreads();
     if (thread < kCount) {
       std::uint64_t all = of_warps()[thread];
-#pragma unroll
+#pragma unroll 4
       for (int warp = 1; warp < kWarps; ++warp) all = joined(all, of_warps()[warp * kCount + thread]);
       for (int to = 0; to < blocks; ++to) *in_cluster(of_blocks() + block * kCount + thread, to) = all;
     }
@@ -112,6 +112,7 @@ struct Inversion {
   }
   /// The range in which the draw lies, of `count` with (above, equal) each; moves to its beginning.
   __device__ __forceinline__ int find(const std::uint64_t* ranges, int count) {
+#pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const std::uint64_t here = weight(ranges[2 * i], ranges[2 * i + 1]);
       if (before + here > target) return i;
@@ -122,8 +123,10 @@ struct Inversion {
   }
 };
 
-/// kWidth: ids that a thread reads at once, 8 or 1. kFilters: top_k or top_p.
-template <int kWidth, bool kFilters>
+/// kWidth: ids that a thread reads at once, 8 or 1. kFilters: top_k or top_p. kCaps: soft cap.
+///
+/// The kernel runs once per step, when its code is no longer in a cache: loops that are not unrolled are faster here.
+template <int kWidth, bool kFilters, bool kCaps>
 __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_constant__ Arguments a) {
   __shared__ RowThreads::Shared shared;
   allow_next_kernel();
@@ -146,12 +149,14 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
     const char* const from = static_cast<const char*>(own.data);
     own.data = held_logits + std::int64_t{warp} * span * bytes;
     const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(own.data));
+#pragma unroll 1
     for (int at = 16 * lane; at < (end - begin) * bytes; at += 16 * kWarp)
       copy16_async(to + static_cast<std::uint32_t>(at), from + at);
     commit_copies();
-    wait_copies<0>();
-    __syncwarp();
   }
+  const Random4 random = sample_bits(s.streams[row], position + 1);
+  wait_copies<0>();
+  __syncwarp();
   const auto load = [&](int column, float(&z)[kWidth]) {
     if constexpr (kWidth == 1)
       load_columns(own, 0, column, z);
@@ -162,28 +167,15 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
       for (int i = 0; i < kWidth; ++i)
         if (begin + column + i >= end) z[i] = -INFINITY;
   };
+  const auto cap = [&](float z) { return kCaps ? r.softcap * hyperbolic_tangent(z / r.softcap) : z; };
   // body(logit) for the ids of this warp; -infinity, of weight 0, for the rest of the last group.
   const auto each = [&](auto&& body) {
-#pragma unroll 2
+#pragma unroll 1
     for (int first = lane * kWidth; first < end - begin; first += kWarp * kWidth) {
       float z[kWidth];
       load(first, z);
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) body(z[i]);
-    }
-  };
-  // body(logit, capped logit). One branch for a group: the cap is rare.
-  const auto each_capped = [&](auto&& body) {
-#pragma unroll 2
-    for (int first = lane * kWidth; first < end - begin; first += kWarp * kWidth) {
-      float z[kWidth], capped[kWidth];
-      load(first, z);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) capped[i] = z[i];
-      if (r.softcap > 0)
-        for (int i = 0; i < kWidth; ++i) capped[i] = r.softcap * hyperbolic_tangent(z[i] / r.softcap);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) body(z[i], capped[i]);
     }
   };
 
@@ -203,13 +195,13 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
     return;
   }
   LogitWeight weight{0.0f, 1.0f / r.temperature, r.softcap};
-  weight.largest = weight.capped(logit_of_key(most));
+  weight.largest = cap(logit_of_key(most));
   LogitWeight plain = weight;
   plain.inverse_temperature = 1.0f;
 
   const auto sum = [&](auto&& term) {
     std::uint64_t value[1] = {};
-    each_capped([&](float z, float capped) { value[0] += term(z, capped); });
+    each([&](float z) { value[0] += term(z); });
     threads.sum(value);
     return value[0];
   };
@@ -218,10 +210,10 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
     std::uint32_t key = 0;
     for (int shift = 32 - kDigitBits; shift >= 0; shift -= kDigitBits) {
       std::uint64_t from[kDigits - 1] = {};
-      each_capped([&](float z, float capped) {
+      each([&](float z) {
         const std::uint32_t own = logit_key(z);
         if (own < key) return;
-        const std::uint64_t value = measure(capped);
+        const std::uint64_t value = measure(z);
 #pragma unroll
         for (int digit = 1; digit < kDigits; ++digit)
           if (own >= (key | static_cast<std::uint32_t>(digit) << shift)) from[digit - 1] += value;
@@ -238,15 +230,14 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
   };
 
   const auto weight_above = [&](std::uint32_t key) {
-    return sum(
-        [&](float z, float capped) -> std::uint64_t { return logit_key(z) > key ? weight.of_capped(capped) : 0; });
+    return sum([&](float z) -> std::uint64_t { return logit_key(z) > key ? weight.of_capped(cap(z)) : 0; });
   };
-  const auto weight_of_key = [&](std::uint32_t key) { return weight(logit_of_key(key)); };
+  const auto weight_of_key = [&](std::uint32_t key) { return weight.of_capped(cap(logit_of_key(key))); };
   // Without a filter these sums are formed with the ranges of the inversion.
   std::uint64_t all = 0, total = 0;
   if (kFilters) {
-    all = total = sum([&](float, float capped) { return plain.of_capped(capped); });
-    if (r.temperature != 1.0f) total = sum([&](float, float capped) { return weight.of_capped(capped); });
+    all = total = sum([&](float z) { return plain.of_capped(cap(z)); });
+    if (r.temperature != 1.0f) total = sum([&](float z) { return weight.of_capped(cap(z)); });
   }
   KeptLogits kept;
   if (kFilters && r.top_k > 0) {
@@ -254,20 +245,19 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
                    ? most
                    : threshold(static_cast<std::uint64_t>(r.top_k), 0, [](float) -> std::uint64_t { return 1; });
     const std::uint32_t key = kept.key;
-    kept.ties = r.top_k - static_cast<std::int64_t>(
-                              sum([key](float z, float) -> std::uint64_t { return logit_key(z) > key ? 1 : 0; }));
+    kept.ties = r.top_k -
+                static_cast<std::int64_t>(sum([key](float z) -> std::uint64_t { return logit_key(z) > key ? 1 : 0; }));
     total = weight_above(key) + static_cast<std::uint64_t>(kept.ties) * weight_of_key(key);
   }
   if (kFilters && r.top_p < 1) {
     const std::uint64_t needed = needed_weight(r.top_p, total);
     const std::uint32_t lowest = kept.key,
-                        key = threshold(needed, lowest, [&](float capped) { return weight.of_capped(capped); });
+                        key = threshold(needed, lowest, [&](float z) { return weight.of_capped(cap(z)); });
     const std::uint64_t above = weight_above(key), each_tie = weight_of_key(key);
-    const std::int64_t equal = r.top_k > 0 && key == lowest
-                                   ? kept.ties
-                                   : static_cast<std::int64_t>(sum([key](float z, float) -> std::uint64_t {
-                                       return logit_key(z) == key ? 1 : 0;
-                                     }));
+    const std::int64_t equal =
+        r.top_k > 0 && key == lowest
+            ? kept.ties
+            : static_cast<std::int64_t>(sum([key](float z) -> std::uint64_t { return logit_key(z) == key ? 1 : 0; }));
     kept = {key, needed_ties(needed, above, each_tie, equal)};
     total = above + static_cast<std::uint64_t>(kept.ties) * each_tie;
   }
@@ -275,19 +265,17 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
   // Inversion. Weights above the threshold and numbers of ties, by block, by warp and by lane. Without a filter there
   // are no ties: in their place the sum of the weights at temperature 1.
   Inversion inversion{.target = 0, .tie_weight = kept.key == 0 ? 0 : weight_of_key(kept.key), .ties_left = kept.ties};
-  const auto count = [&](float z, float capped, std::uint64_t& above, std::uint64_t& equal) {
+  const auto count = [&](float z, std::uint64_t& above, std::uint64_t& equal) {
     const std::uint32_t key = logit_key(z);
-    if (!kFilters || key > kept.key) above += weight.of_capped(capped);
+    if (!kFilters || key > kept.key) above += weight.of_capped(cap(z));
     if (kFilters && key == kept.key) ++equal;
   };
   std::uint64_t sums[2] = {};
-  each_capped([&](float z, float capped) {
-    count(z, capped, sums[0], sums[1]);
-    if (!kFilters && r.temperature != 1.0f) sums[1] += plain.of_capped(capped);
-  });
+  each([&](float z) { count(z, sums[0], sums[1]); });
+  if (!kFilters && r.temperature != 1.0f) each([&](float z) { sums[1] += plain.of_capped(cap(z)); });
   threads.sum(sums);
   if (!kFilters) total = sums[0], all = r.temperature != 1.0f ? sums[1] : total;
-  inversion.target = drawn_weight(s.streams[row], position + 1, total);
+  inversion.target = uniform_below(random, total);
   if (inversion.find(threads.of_blocks(), a.blocks) != threads.block) return;
   if (inversion.find(threads.of_warps(), kWarps) != warp) return;
 
@@ -302,13 +290,10 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
   };
   for (int group = 0; group < end - begin; group += kWarp * kWidth) {
     const int first = group + lane * kWidth;
-    float z[kWidth];
+    const int last = min(first + kWidth, end - begin);
     std::uint64_t above = 0, equal = 0;
-    if (begin + first < end) {
-      load(first, z);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) count(z[i], weight.capped(z[i]), above, equal);
-    }
+#pragma unroll 1
+    for (int i = first; i < last; ++i) count(load_element(own.data, own.type, i), above, equal);
     // The state at the first id of this lane, and what its ids add to it.
     Inversion here = inversion;
     const std::uint64_t ties = up_to_here(equal);
@@ -323,19 +308,17 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
     }
     if (lane != __ffs(static_cast<int>(lanes_beyond)) - 1) return;
     here.before += reached - weight_here;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      const std::uint32_t key = logit_key(z[i]);
+#pragma unroll 1
+    for (int i = first; i < last; ++i) {
+      const float z = load_element(own.data, own.type, i);
+      const std::uint32_t key = logit_key(z);
       if (key < kept.key || (key == kept.key && here.ties_left-- <= 0)) continue;
-      const std::uint64_t each_weight = weight(z[i]);
+      const std::uint64_t each_weight = weight.of_capped(cap(z));
       here.before += each_weight;
       if (here.before <= here.target) continue;
-      const auto id = static_cast<std::uint32_t>(begin + first + i);
-      s.drawn(row, position - sequence.prefix) = {
-          id,
-          static_cast<float>(static_cast<double>(plain.capped(z[i]) - plain.largest) -
-                             log(static_cast<double>(all) * 0x1p-40)),
-          static_cast<float>(log(static_cast<double>(each_weight) / static_cast<double>(total)))};
+      const auto id = static_cast<std::uint32_t>(begin + i);
+      s.drawn(row, position - sequence.prefix) = {id, cap(z) - plain.largest - logf(static_cast<float>(all) * 0x1p-40f),
+                                                  logf(static_cast<float>(each_weight) / static_cast<float>(total))};
       s.ids[row] = id;
       s.positions[row] = position + 1;
       return;
@@ -362,15 +345,24 @@ void launch(const Execution& execution, Arguments arguments, bool words, void (*
                           arguments.held ? bytes : 0, arguments.blocks, arguments);
 }
 
+template <bool kCaps>
+void launch(const Execution& execution, const Arguments& arguments) {
+  const bool words = arguments.logits.stride % 8 == 0 && is_aligned(arguments.logits.data, 16);
+  if (arguments.rule.top_k > 0 || arguments.rule.top_p < 1)
+    launch(execution, arguments, words, words ? draw<8, true, kCaps> : draw<1, true, kCaps>, 1);
+  else
+    launch(execution, arguments, words, words ? draw<8, false, kCaps> : draw<1, false, kCaps>, 2);
+}
+
 }  // namespace
 
 void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, const GrowingSequences& sequences) {
   if (logits.rows == 0) return;
-  const bool words = logits.stride % 8 == 0 && is_aligned(logits.data, 16);
-  if (rule.top_k > 0 || rule.top_p < 1)
-    launch(execution, {rule, logits, sequences, 1, false}, words, words ? draw<8, true> : draw<1, true>, 1);
+  const Arguments arguments{rule, logits, sequences, 1, false};
+  if (rule.softcap > 0)
+    launch<true>(execution, arguments);
   else
-    launch(execution, {rule, logits, sequences, 1, false}, words, words ? draw<8, false> : draw<1, false>, 2);
+    launch<false>(execution, arguments);
 }
 
 }  // namespace cuda

@@ -55,7 +55,6 @@ kernels::CachedAttention cached_attention_shape(const GenerationSettings& settin
           .scale = attention.scale,
           .softcap = attention.softcap,
           .window = attention.window,
-          .longest = settings.context(),
           .sequences = {nullptr, settings.rows},
           .positions = {nullptr, settings.rows}};
 }
