@@ -7,6 +7,8 @@
 // launch ("programmatic dependent launch", CUDA Programming Guide). It calls await_previous_kernel() in every thread
 // before it reads or writes memory that other kernels write; a kernel then sees all that was done before it, as without
 // early start. An early kernel starts when all blocks of the one before have called allow_next_kernel() or have ended.
+// Kernels after one that calls allow_next_kernel() only after its wait start when all kernels before that one have
+// ended: the embedding does so for a step, and cached_attention.hpp relies on it.
 #pragma once
 
 #include <cooperative_groups.h>

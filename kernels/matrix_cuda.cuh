@@ -87,18 +87,27 @@ __global__ void each_vector(std::int64_t columns, const __grid_constant__ Body b
   if (column < columns) body.template step<kWidth>(static_cast<std::int64_t>(blockIdx.x), column);
 }
 
+/// Blocks and threads over [rows, columns], 8 columns per thread if `vectors`.
+struct VectorBlocks {
+  dim3 grid;
+  int threads;
+};
+inline VectorBlocks vector_blocks(std::int64_t rows, std::int64_t columns, bool vectors) {
+  const std::int64_t steps = vectors ? columns / 8 : columns;
+  const std::int64_t threads = steps >= 128 ? 128 : (steps + kWarp - 1) / kWarp * kWarp;
+  return {dim3(static_cast<unsigned>(rows), blocks_for(steps, threads)), static_cast<int>(threads)};
+}
+
 /// Launches `each_vector` over [rows, columns], 8 columns at a time if `vectors`.
 template <class Body>
 void for_vectors(const Execution& execution, const char* name, std::int64_t rows, std::int64_t columns, bool vectors,
                  const Body& body) {
   if (rows == 0 || columns == 0) return;
-  const std::int64_t steps = vectors ? columns / 8 : columns;
-  const std::int64_t threads = steps >= 128 ? 128 : (steps + kWarp - 1) / kWarp * kWarp;
-  const dim3 grid(static_cast<unsigned>(rows), blocks_for(steps, threads));
+  const auto [grid, threads] = vector_blocks(rows, columns, vectors);
   if (vectors)
-    each_vector<8><<<grid, static_cast<unsigned>(threads), 0, stream_of(execution)>>>(columns, body);
+    each_vector<8><<<grid, threads, 0, stream_of(execution)>>>(columns, body);
   else
-    each_vector<1><<<grid, static_cast<unsigned>(threads), 0, stream_of(execution)>>>(columns, body);
+    each_vector<1><<<grid, threads, 0, stream_of(execution)>>>(columns, body);
   require_launch(name);
 }
 

@@ -88,9 +88,13 @@ __device__ __forceinline__ uint4 pack8(const float (&value)[8]) {
 
 /// The same for fp16.
 __device__ __forceinline__ std::uint32_t pack2_half(float low, float high) {
+#ifdef WEFT_BEFORE_AMPERE
+  return to_half(low).bits | static_cast<std::uint32_t>(to_half(high).bits) << 16;
+#else
   std::uint32_t pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+#endif
 }
 __device__ __forceinline__ uint4 pack8_half(const float (&value)[8]) {
   return make_uint4(pack2_half(value[0], value[1]), pack2_half(value[2], value[3]), pack2_half(value[4], value[5]),
@@ -152,11 +156,14 @@ __device__ __forceinline__ std::uint32_t warp_exclusive_sum(std::uint32_t value,
   return sum - value;
 }
 
+__device__ __forceinline__ void store_shared16(std::uint32_t address, const uint4& word) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(word.x), "r"(word.y), "r"(word.z),
+               "r"(word.w)
+               : "memory");
+}
 __device__ __forceinline__ void copy16_async(std::uint32_t shared, const void* global) {
 #ifdef WEFT_BEFORE_AMPERE
-  const uint4 word = __ldg(static_cast<const uint4*>(global));
-  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
-               : "memory");
+  store_shared16(shared, __ldg(static_cast<const uint4*>(global)));
 #else
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 #endif

@@ -14,12 +14,12 @@ namespace weft::kernels {
 
 namespace portable {
 decltype(kernels::cached_attention) cached_attention;
-decltype(kernels::cached_attention_workspace) cached_attention_workspace;
+decltype(kernels::store_rows) store_rows;
 }  // namespace portable
 
 namespace cuda {
 decltype(kernels::cached_attention) cached_attention;
-decltype(kernels::cached_attention_workspace) cached_attention_workspace;
+decltype(kernels::store_rows) store_rows;
 }  // namespace cuda
 
 namespace {
@@ -33,25 +33,22 @@ bool are_in_words(std::initializer_list<AnyMatrix> matrices) {
 
 }  // namespace
 
-std::int64_t cached_attention_workspace(const Execution& execution, const CachedAttention& shape) {
-  return dispatch<portable::cached_attention_workspace, cuda::cached_attention_workspace>(execution, shape);
-}
-
 void cached_attention(const Execution& execution, const CachedAttention& shape, AnyMatrix queries, AnyMatrix keys,
-                      AnyMatrix values, AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out,
-                      Array<std::byte> workspace) {
+                      AnyMatrix values, AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out) {
   if (shape.head_size < 8 || shape.head_size % 8 != 0 || shape.head_size > kLargestHead)
     throw Error(ExitCode::internal, "cached_attention: the head size is not a multiple of 8 up to 256");
   if (shape.kv_heads < 1 || shape.heads % shape.kv_heads != 0)
     throw Error(ExitCode::internal, "cached_attention: the number of heads is not a multiple of that of key heads");
   if (shape.sequences.size != queries.rows || shape.positions.size != queries.rows)
     throw Error(ExitCode::internal, "cached_attention: sequences and positions do not have one entry per row");
-  if (workspace.size < cached_attention_workspace(execution, shape))
-    throw Error(ExitCode::internal, "cached_attention: the workspace is too small");
   const bool words = are_in_words({queries, keys, values, cached_keys, cached_values, out});
   const Execution place = words ? execution : Execution{Backend::portable, execution.stream};
   dispatch<portable::cached_attention, cuda::cached_attention>(place, shape, queries, keys, values, cached_keys,
-                                                               cached_values, out, workspace);
+                                                               cached_values, out);
+}
+
+void store_rows(const Execution& execution, AnyMatrix in, Array<const std::int64_t> to, AnyMatrix out) {
+  dispatch<portable::store_rows, cuda::store_rows>(execution, in, to, out);
 }
 
 }  // namespace weft::kernels

@@ -9,7 +9,6 @@
 // two parts: a prefix, which several sequences may share, and the rows that follow it.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "kernels/array.hpp"
@@ -34,20 +33,20 @@ struct CachedAttention {
   float scale = 0;                        ///< > 0
   float softcap = 0;                      ///< 0: none
   std::int64_t window = 0;                ///< 0: all earlier keys
-  std::int64_t longest = 0;               ///< positions are below this number
   Array<const CachedSequence> sequences;  ///< [rows], where the kernels run
   Array<const std::int32_t> positions;    ///< [rows], of the new rows
 };
-
-/// Bytes; zero before the first call, and zero again after each.
-std::int64_t cached_attention_workspace(const Execution&, const CachedAttention&);
 
 /// Stores the new keys and values, each in the cache row of its position, and forms `out`. queries, out [rows, heads *
 /// head_size], keys, values [rows, kv_heads * head_size], all matrices of one type (fp32, bf16 or fp16), any strides.
 /// Rows of sequences that do not run leave the cache as it is; their output is 0. The order of summation depends on
 /// positions alone: neither on the number of rows nor on where the parts of a sequence are.
+///
+/// On a GPU sequences, positions and the cached rows of earlier positions may be read while early kernels before this
+/// one still run (launch_cuda.cuh). Between a kernel that writes them and this one there must be one that is not early,
+/// or that allows the next only after its wait: in a step, `embed`.
 void cached_attention(const Execution&, const CachedAttention&, AnyMatrix queries, AnyMatrix keys, AnyMatrix values,
-                      AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out, Array<std::byte> workspace);
+                      AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out);
 
 /// out[to[i]] = in[i] for to[i] >= 0, of the same type; `to` [rows of in], where the kernels run.
 void store_rows(const Execution&, AnyMatrix in, Array<const std::int64_t> to, AnyMatrix out);

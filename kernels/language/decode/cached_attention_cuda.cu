@@ -3,12 +3,17 @@
 // Limit: memory. The keys and values of a sequence are read once, or as often as a key head has groups of four query
 // heads: 2 * positions * kv_heads * head_size elements per row.
 //
-// The positions of a sequence are divided into parts of 128, and a block of threads forms the softmax of one part for
-// up to four query heads that share a key head. With few rows each part has its own block, so that they fill the GPU;
-// with many, a block forms several. Some lanes (a power of two) share a key, with eight columns each. A thread reads
-// its keys and values of a part at once, before it needs the first of them. The block that finishes last joins the
-// parts in their order; the counter by which it knows is 0 again afterwards. The new row is read where it came from,
-// since another block may be storing it.
+// Some lanes (a power of two) form a team that shares a key, with eight columns each. A thread copies its columns of
+// the keys and values of a part, those of several positions, to shared memory, some parts ahead, and reads only what it
+// has copied itself: nothing is exchanged between warps until all keys are read. The lanes of a warp have one softmax,
+// relative to the largest score so far.
+//
+// The parts of a long sequence are divided into shares. Of each the sums of the warps are joined, then those of the
+// shares. With few rows a cluster of blocks shares a sequence and a group of heads; the first block has the sums of all
+// shares. How a sequence is divided depends on its position alone, and so do all bits of the result.
+//
+// Keys and values of earlier positions are read before the kernel before this one has ended. The new ones are read
+// where they came from, and stored for later steps.
 #include <cfloat>
 
 #include "kernels/language/attention/attention.hpp"
@@ -16,42 +21,94 @@
 #include "kernels/language/exponential.hpp"
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/launch_cuda.cuh"
-#include "kernels/workspace.hpp"
 
 namespace weft::kernels {
 
 namespace portable {
 decltype(kernels::cached_attention) cached_attention;
+decltype(kernels::store_rows) store_rows;
 }  // namespace portable
 
 namespace cuda {
 namespace {
 
-constexpr int kPart = 128;  ///< positions
 constexpr int kThreads = 128, kWarps = kThreads / kWarp;
-
-std::int64_t parts_of(const CachedAttention& shape) { return (shape.longest + kPart - 1) / kPart; }
-
-/// Results of the parts, and how many of a head are ready.
-struct Parts {
-  float* sums;      ///< [rows, heads, parts, head_size], relative to the largest score of the part
-  float2* softmax;  ///< [rows, heads, parts]: largest score, sum of exponentials
-  unsigned* ready;  ///< [rows, blocks of heads]
-
-  Parts(Workspace& memory, const CachedAttention& shape)
-      : ready(memory.take<unsigned>(shape.sequences.size * shape.heads).data) {
-    const std::int64_t count = shape.sequences.size * shape.heads * parts_of(shape);
-    softmax = memory.take<float2>(count).data;
-    sums = memory.take<float>(count * shape.head_size).data;
-  }
-};
+constexpr int kLeastStages = 2, kMostStages = 5;
+constexpr int kMostShares = 8;        ///< and most blocks of a cluster
+constexpr int kSharePositions = 512;  ///< below, a second block would cost more than it saves
 
 struct Arguments {
   CachedAttention shape;
   AnyMatrix queries, keys, values, cached_keys, cached_values, out;
-  Parts parts;
-  int n_parts;  ///< of the longest sequence
-  int blocks;   ///< of query heads per key head
+  int groups;  ///< of query heads that share a key head
+  int blocks;  ///< that share a sequence and a group: 1, 2, 4 or 8
+  int stages;  ///< parts in shared memory
+};
+
+/// kLanes: of a team. kHeads: query heads that a block has at most.
+template <int kLanes_, int kHeads_, Scalar kType_>
+struct Tile {
+  static constexpr int kLanes = kLanes_, kHeads = kHeads_;
+  static constexpr Scalar kType = kType_;
+  static constexpr bool kWide = kType == Scalar::fp32;
+  static constexpr int kBytes = kWide ? 4 : 2, kWords = kWide ? 2 : 1;     ///< of an element; of eight columns
+  static constexpr int kTeams = kThreads / kLanes, kKeys = kWide ? 2 : 4;  ///< keys of a thread in a part
+  static constexpr int kPart = kTeams * kKeys;
+  static constexpr int kStageBytes = 2 * kKeys * kWords * kThreads * 16;
+  static constexpr int kColumns = 8 * kLanes;
+
+  /// Sums relative to the largest score, and that score and the sum of exponentials.
+  template <int kCount>
+  struct Sums {
+    float value[kCount][kHeads][kColumns];
+    float2 softmax[kCount][kHeads];
+  };
+  struct Shared {
+    Sums<kWarps> warps;
+    Sums<kMostShares> shares;
+  };
+  static constexpr int shared_bytes(int stages) { return stages * kStageBytes + static_cast<int>(sizeof(Shared)); }
+  static_assert(shared_bytes(kLeastStages) <= kSharedMemory);
+};
+
+/// Shares of a sequence of `positions` positions, at most `parts`.
+__device__ __forceinline__ int shares_of(int positions, int parts) {
+  int shares = 1;
+  while (shares < kMostShares && positions > shares * kSharePositions && 2 * shares <= parts) shares *= 2;
+  return shares;
+}
+
+/// Successive parts of a block: share by share, of a share every `shares`-th part.
+struct PartOfBlock {
+  int part, share, parts, shares, blocks;
+
+  __device__ __forceinline__ bool valid() const { return share < shares; }
+  __device__ __forceinline__ bool last_of_share() const { return part + shares >= parts; }
+  __device__ __forceinline__ void advance() {
+    part += shares;
+    if (part < parts) return;
+    share += blocks;
+    part = share;
+  }
+};
+
+constexpr float kLog2OfE = 1.44269504f;  // scores are in units of ln 2: their exponentials are powers of 2
+
+/// Column c of head h of `count` sums, joined in their order.
+struct Joined {
+  float largest = -FLT_MAX, total = 0.0f, value = 0.0f;
+
+  template <class Sums>
+  __device__ __forceinline__ Joined(const Sums& sums, int count, int h, int c) {
+#pragma unroll 4
+    for (int i = 0; i < count; ++i) largest = fmaxf(largest, sums.softmax[i][h].x);
+#pragma unroll 4
+    for (int i = 0; i < count; ++i) {
+      const float factor = exp2f(sums.softmax[i][h].x - largest);
+      total += sums.softmax[i][h].y * factor;
+      value += sums.value[i][h][c] * factor;
+    }
+  }
 };
 
 /// Where the keys or the values of a sequence are, for one thread's columns. kBytes: of an element.
@@ -59,233 +116,297 @@ template <int kBytes>
 struct KeyRows {
   char *fresh, *prefix, *own;  ///< the new row; the cache
   std::int64_t stride;         ///< bytes
-  int position, in_prefix;     ///< of the new row; positions of the first part
+  int in_prefix;               ///< positions of the first part
 
-  __device__ __forceinline__ KeyRows(const AnyMatrix& new_rows, const AnyMatrix& cache, int row, int position_,
+  __device__ __forceinline__ KeyRows(const AnyMatrix& new_rows, const AnyMatrix& cache, int row,
                                      const CachedSequence& sequence, std::int64_t column)
-      : stride(cache.stride * kBytes), position(position_), in_prefix(sequence.prefix) {
+      : stride(cache.stride * kBytes), in_prefix(sequence.prefix) {
     fresh = static_cast<char*>(new_rows.data) + (row * new_rows.stride + column) * kBytes;
     char* const first = static_cast<char*>(cache.data) + column * kBytes;
     prefix = first + sequence.prefix_begin * stride;
     own = first + (sequence.own_begin - in_prefix) * stride;
   }
   __device__ __forceinline__ char* stored(int key) const { return (key < in_prefix ? prefix : own) + key * stride; }
-  __device__ __forceinline__ const char* of(int key) const { return key == position ? fresh : stored(key); }
 };
 
-/// Eight columns. Other blocks may read them as well: they stay in the second-level cache.
-template <bool kWide>
-__device__ __forceinline__ StoredColumns<kWide> load_words(const char* from) {
-  StoredColumns<kWide> words;
-  words.word[0] = reinterpret_cast<const uint4*>(from)[0];
-  if constexpr (kWide) words.word[1] = reinterpret_cast<const uint4*>(from)[1];
-  return words;
+/// Until the oldest of `stages` groups of copies is there.
+__device__ __forceinline__ void wait_for_oldest(int stages) {
+  switch (stages) {
+    case 2:
+      return wait_copies<1>();
+    case 3:
+      return wait_copies<2>();
+    case 4:
+      return wait_copies<3>();
+    default:
+      return wait_copies<4>();
+  }
 }
 
-template <bool kWide>
-__device__ __forceinline__ void store_words(char* to, const StoredColumns<kWide>& words) {
-  reinterpret_cast<uint4*>(to)[0] = words.word[0];
-  if constexpr (kWide) reinterpret_cast<uint4*>(to)[1] = words.word[1];
-}
+extern __shared__ __align__(16) unsigned char attention_memory[];
 
-template <int kLanes, int kHeads, Scalar kType>
-__global__ void __launch_bounds__(kThreads, kHeads == 1 ? 4 : 3) attend(const __grid_constant__ Arguments a) {
-  constexpr int kTeams = kThreads / kLanes;  // keys at a time
-  constexpr bool kWide = kType == Scalar::fp32;
-  constexpr int kBytes = kWide ? 4 : 2;
-  // Keys of a thread, and of these those that are read at once.
-  constexpr int kKeys = kPart / kTeams, kMostAtOnce = kWide ? 4 : 8,
-                kAtOnce = kKeys < kMostAtOnce ? kKeys : kMostAtOnce;
-  static_assert(kKeys % kAtOnce == 0);
+template <class Tile>
+__global__ void __launch_bounds__(kThreads, Tile::kHeads == 1 ? 6 : 3) attend(const __grid_constant__ Arguments a) {
+  constexpr int kLanes = Tile::kLanes, kHeads = Tile::kHeads, kTeams = Tile::kTeams, kKeys = Tile::kKeys,
+                kWords = Tile::kWords, kBytes = Tile::kBytes;
+  constexpr bool kWide = Tile::kWide;
+  constexpr Scalar kType = Tile::kType;
   allow_next_kernel();
-  await_previous_kernel();
   const CachedAttention& shape = a.shape;
-  const int row = static_cast<int>(blockIdx.z), thread = static_cast<int>(threadIdx.x);
+  const int row = static_cast<int>(blockIdx.z), rank = static_cast<int>(blockIdx.x),
+            thread = static_cast<int>(threadIdx.x);
   const int size = static_cast<int>(shape.head_size), group = static_cast<int>(shape.heads / shape.kv_heads);
-  const int key_head = static_cast<int>(blockIdx.y) / a.blocks, block = static_cast<int>(blockIdx.y) % a.blocks;
-  const int first_head = key_head * group + block * kHeads, heads = min(kHeads, group - block * kHeads);
+  const int key_head = static_cast<int>(blockIdx.y) / a.groups, part_of_group = static_cast<int>(blockIdx.y) % a.groups;
+  const int first_head = key_head * group + part_of_group * kHeads, heads = min(kHeads, group - part_of_group * kHeads);
   const CachedSequence sequence = shape.sequences[row];
-  const int position = shape.positions[row];
+  const int position = __ldcg(shape.positions.data + row);
   const auto store = [&](int h, int c, float value) {
     store_element(a.out.data, kType, row * a.out.stride + std::int64_t{first_head + h} * size + c, value);
   };
   if (position >= sequence.end) {
-    if (blockIdx.x == 0)
+    await_previous_kernel();  // which may still read `out`
+    if (rank == 0)
       for (int i = thread; i < heads * size; i += kThreads) store(i / size, i % size, 0.0f);
     return;
   }
   const int lower = shape.window > 0 && position >= shape.window ? position - static_cast<int>(shape.window) + 1 : 0;
-  const int first_part = lower / kPart, last_part = position / kPart;
+  const int origin = lower / Tile::kPart * Tile::kPart, parts = position / Tile::kPart - lower / Tile::kPart + 1,
+            shares = shares_of(position + 1 - lower, parts);
+  const bool exchanges = a.blocks > 1 && shares > 1;
 
-  const int lane = thread % kLanes, team = thread / kLanes, column = lane * 8;
+  const int lane = thread % kLanes, team = thread / kLanes, warp = thread / kWarp, column = lane * 8;
   const bool active = column < size;
   const std::int64_t key_column = std::int64_t{key_head} * size + (active ? column : 0);
-  const KeyRows<kBytes> keys(a.keys, a.cached_keys, row, position, sequence, key_column),
-      values(a.values, a.cached_values, row, position, sequence, key_column);
+  const KeyRows<kBytes> keys(a.keys, a.cached_keys, row, sequence, key_column),
+      values(a.values, a.cached_values, row, sequence, key_column);
 
-  __shared__ float score[kHeads][kPart];
-  __shared__ float largest[kHeads], total[kHeads];
-  __shared__ float joined[kWarps][kHeads][kLanes * 8];
-  const auto sum_of_warps = [&](int h, int c) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += joined[w][h][c];
-    return sum;
+  // Words of this thread: [stage][keys, values][kKeys][kWords].
+  const auto ring =
+      static_cast<std::uint32_t>(__cvta_generic_to_shared(attention_memory)) + static_cast<std::uint32_t>(thread) * 16;
+  const auto place = [ring](int stage, int which, int i, int word) {
+    return ring + static_cast<std::uint32_t>((((stage * 2 + which) * kKeys + i) * kWords + word) * kThreads * 16);
   };
-  const auto place = [&](int h, int p) { return (std::int64_t{row} * shape.heads + first_head + h) * a.n_parts + p; };
+  const auto key_of = [origin, team](int part, int i) { return origin + part * Tile::kPart + i * kTeams + team; };
+  // Stored keys and values of a part. Those outside of the sequence are not read; they count for nothing.
+  const auto request = [&](int part, int stage) {
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const int key = key_of(part, i);
+      if (key < lower || key >= position) continue;
+      const char *const k = keys.stored(key), *const v = values.stored(key);
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        copy16_async(place(stage, 0, i, word), k + 16 * word);
+        copy16_async(place(stage, 1, i, word), v + 16 * word);
+      }
+    }
+  };
+  PartOfBlock here{rank, rank, parts, shares, a.blocks}, ahead = here;
+  for (int stage = 0; stage < a.stages; ++stage) {
+    if (ahead.valid()) {
+      request(ahead.part, stage);
+      ahead.advance();
+    }
+    commit_copies();
+  }
+  if (exchanges) meet_cluster();  // all blocks exist: their shared memory may be written
+  await_previous_kernel();
 
+  // The new key and value, of the team that has this position in the last part.
+  uint4 new_key[kWords], new_value[kWords];
+  const bool has_new = position % kTeams == team;
+  if (has_new)
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      new_key[word] = __ldcg(reinterpret_cast<const uint4*>(keys.fresh) + word);
+      new_value[word] = __ldcg(reinterpret_cast<const uint4*>(values.fresh) + word);
+    }
   // Of lanes without columns 0; of heads that this block does not have those of the last, which are not stored.
-  StoredColumns<kWide> stored_query[kHeads];
+  float query[kHeads][8];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     const std::int64_t at =
         row * a.queries.stride + std::int64_t{first_head + min(h, heads - 1)} * size + (active ? column : 0);
-    stored_query[h] = load_words<kWide>(static_cast<const char*>(a.queries.data) + at * kBytes);
-    if (!active) stored_query[h] = {};
+    StoredColumns<kWide> stored;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word)
+      stored.word[word] =
+          __ldcg(reinterpret_cast<const uint4*>(static_cast<const char*>(a.queries.data) + at * kBytes) + word);
+    if (!active) stored = {};
+    stored.values(kType, query[h]);
   }
 
-  unsigned formed = 0;  // parts by this block
-  for (int part = static_cast<int>(blockIdx.x); part <= last_part; part += static_cast<int>(gridDim.x)) {
-    if (part < first_part) continue;
-    const int origin = part * kPart, begin = max(lower, origin), end = min(position + 1, origin + kPart);
-    // Of keys outside of the part, the nearest: they count for nothing, and no branch is between the loads.
-    const auto load = [&](StoredColumns<kWide>(&to)[kAtOnce], const KeyRows<kBytes>& from, int first) {
+  auto& shared = *reinterpret_cast<typename Tile::Shared*>(attention_memory + a.stages * Tile::kStageBytes);
+  auto& of_shares = exchanges ? *in_cluster(&shared.shares, 0) : shared.shares;
+  const float scale = shape.scale * kLog2OfE, cap = shape.softcap * kLog2OfE;
+  float mixed[kHeads][8] = {}, largest[kHeads], total[kHeads] = {};
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        to[i] = load_words<kWide>(from.of(min(max(origin + (first + i) * kTeams + team, begin), end - 1)));
-    };
-    StoredColumns<kWide> k[kAtOnce], v[kAtOnce];
-    load(k, keys, 0);
-    load(v, values, 0);
-    float query[kHeads][8];
+  for (int h = 0; h < kHeads; ++h) largest[h] = -FLT_MAX;
+  for (int stage = 0; here.valid(); here.advance(), stage = stage + 1 == a.stages ? 0 : stage + 1) {
+    const int part = here.part;
+    wait_for_oldest(a.stages);
+    if (part == parts - 1 && has_new) {
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) stored_query[h].values(kType, query[h]);
+      for (int i = 0; i < kKeys; ++i) {
+        if (key_of(part, i) != position) continue;
 #pragma unroll
-    for (int first = 0; first < kKeys; first += kAtOnce) {
-      if (first * kTeams >= end - origin) break;
-      if (first > 0) load(k, keys, first);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int at = (first + i) * kTeams + team;
-        const bool read = origin + at >= begin && origin + at < end;
-        float key[8];
-        k[i].values(kType, key);
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) {
-          float dot = 0.0f;
-#pragma unroll
-          for (int c = 0; c < 8; ++c) dot += query[h][c] * key[c];
-#pragma unroll
-          for (int offset = kLanes / 2; offset > 0; offset /= 2) dot += __shfl_xor_sync(kAllLanes, dot, offset);
-          if (lane == 0) score[h][at] = read ? dot * shape.scale : 0.0f;
+        for (int word = 0; word < kWords; ++word) {
+          store_shared16(place(stage, 0, i, word), new_key[word]);
+          store_shared16(place(stage, 1, i, word), new_value[word]);
+          if (part_of_group == 0 && active) {
+            reinterpret_cast<uint4*>(keys.stored(position))[word] = new_key[word];
+            reinterpret_cast<uint4*>(values.stored(position))[word] = new_value[word];
+          }
         }
       }
     }
-    // The new row goes to the cache. Other blocks do not read it there.
-    if (block == 0 && part == last_part && team == 0 && active) {
-      store_words(keys.stored(position), load_words<kWide>(keys.fresh));
-      store_words(values.stored(position), load_words<kWide>(values.fresh));
+    const auto load = [&](int which, int i, float(&value)[8]) {
+      StoredColumns<kWide> stored;
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) stored.word[word] = load_shared16(place(stage, which, i, word));
+      stored.values(kType, value);
+    };
+    bool read[kKeys];
+    float score[kHeads][kKeys], most[kHeads];
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) most[h] = largest[h];
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      read[i] = key_of(part, i) >= lower && key_of(part, i) <= position;
+      float key[8];
+      load(0, i, key);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        float dot = 0.0f;
+#pragma unroll
+        for (int c = 0; c < 8; ++c) dot += query[h][c] * key[c];
+#pragma unroll
+        for (int offset = kLanes / 2; offset > 0; offset /= 2) dot += __shfl_xor_sync(kAllLanes, dot, offset);
+        dot *= scale;
+        if (shape.softcap > 0) dot = cap * hyperbolic_tangent(dot / cap);
+        score[h][i] = dot;
+        if (read[i]) most[h] = fmaxf(most[h], dot);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int offset = kLanes; offset < kWarp; offset *= 2)
+        most[h] = fmaxf(most[h], __shfl_xor_sync(kAllLanes, most[h], offset));
+      const float factor = exp2f(largest[h] - most[h]);
+      largest[h] = most[h];
+      total[h] *= factor;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) mixed[h][c] *= factor;
+    }
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      if (!read[i]) continue;
+      float value[8];
+      load(1, i, value);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        const float probability = exp2f(score[h][i] - largest[h]);
+        total[h] += probability;
+#pragma unroll
+        for (int c = 0; c < 8; ++c) mixed[h][c] += probability * value[c];
+      }
+    }
+    if (ahead.valid()) {
+      request(ahead.part, stage);
+      ahead.advance();
+    }
+    commit_copies();
+    if (!here.last_of_share()) continue;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+      for (int offset = kLanes; offset < kWarp; offset *= 2) {
+        total[h] += __shfl_xor_sync(kAllLanes, total[h], offset);
+#pragma unroll
+        for (int c = 0; c < 8; ++c) mixed[h][c] += __shfl_xor_sync(kAllLanes, mixed[h][c], offset);
+      }
+      if (thread % kWarp < kLanes)
+#pragma unroll
+        for (int c = 0; c < 8; ++c) shared.warps.value[warp][h][column + c] = mixed[h][c];
+      if (thread % kWarp == 0) shared.warps.softmax[warp][h] = make_float2(largest[h], total[h]);
+      largest[h] = -FLT_MAX;
+      total[h] = 0.0f;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) mixed[h][c] = 0.0f;
     }
     __syncthreads();
-    // A warp per head. Only scores of keys that are read become probabilities.
-    for (int h = thread / kWarp; h < kHeads; h += kWarps) {
-      float most = -FLT_MAX;
-      for (int j = begin - origin + thread % kWarp; j < end - origin; j += kWarp) {
-        if (shape.softcap > 0) score[h][j] = shape.softcap * hyperbolic_tangent(score[h][j] / shape.softcap);
-        most = fmaxf(most, score[h][j]);
+    for (int i = thread; i < heads * size; i += kThreads) {
+      const int h = i / size, c = i % size;
+      const Joined joined(shared.warps, kWarps, h, c);
+      if (shares == 1) {
+        store(h, c, joined.value / joined.total);
+        continue;
       }
-#pragma unroll
-      for (int offset = kWarp / 2; offset > 0; offset /= 2)
-        most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, offset));
-      float sum = 0.0f;
-      for (int j = begin - origin + thread % kWarp; j < end - origin; j += kWarp) {
-        const float probability = exponential(score[h][j] - most);
-        score[h][j] = probability;
-        sum += probability;
-      }
-      sum = warp_sum(sum);
-      if (thread % kWarp == 0) largest[h] = most, total[h] = sum;
+      of_shares.value[here.share][h][c] = joined.value;
+      if (c == 0) of_shares.softmax[here.share][h] = make_float2(joined.largest, joined.total);
     }
-    __syncthreads();
-    float mixed[kHeads][8] = {};
-#pragma unroll
-    for (int first = 0; first < kKeys; first += kAtOnce) {
-      if (first * kTeams >= end - origin) break;
-      if (first > 0) load(v, values, first);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        float value[8];
-        v[i].values(kType, value);
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h)
-#pragma unroll
-          for (int c = 0; c < 8; ++c) mixed[h][c] += score[h][(first + i) * kTeams + team] * value[c];
-      }
-    }
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h)
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-#pragma unroll
-        for (int offset = kLanes; offset < kWarp; offset *= 2)
-          mixed[h][c] += __shfl_xor_sync(kAllLanes, mixed[h][c], offset);
-        if (thread % kWarp < kLanes) joined[thread / kWarp][h][column + c] = mixed[h][c];
-      }
-    __syncthreads();
-    if (first_part == last_part) {
-      for (int i = thread; i < heads * size; i += kThreads)
-        store(i / size, i % size, sum_of_warps(i / size, i % size) / total[i / size]);
-      return;
-    }
-    for (int i = thread; i < heads * size; i += kThreads)
-      __stcg(a.parts.sums + place(i / size, part) * size + i % size, sum_of_warps(i / size, i % size));
-    if (thread < heads) __stcg(a.parts.softmax + place(thread, part), make_float2(largest[thread], total[thread]));
-    ++formed;
-    __syncthreads();  // shared memory is free for the next part
+    __syncthreads();  // the sums of the warps have been read
   }
-  if (formed == 0) return;
-
-  __threadfence();
-  __shared__ bool last;
-  __syncthreads();
-  if (thread == 0) {
-    unsigned* const ready = a.parts.ready + std::int64_t{row} * shape.heads + blockIdx.y;
-    last = atomicAdd(ready, formed) + formed == static_cast<unsigned>(last_part - first_part + 1);
-    if (last) *ready = 0;
-  }
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
+  if (shares == 1) return;
+  if (exchanges) sync_cluster();
+  if (rank != 0) return;
   for (int i = thread; i < heads * size; i += kThreads) {
-    const int h = i / size, c = i % size;
-    float most = -FLT_MAX;
-    for (int p = first_part; p <= last_part; ++p) most = fmaxf(most, __ldcg(a.parts.softmax + place(h, p)).x);
-    float sum = 0.0f, value = 0.0f;
-    for (int p = first_part; p <= last_part; ++p) {
-      const float2 softmax = __ldcg(a.parts.softmax + place(h, p));
-      const float factor = exponential(softmax.x - most);
-      sum += softmax.y * factor;
-      value += __ldcg(a.parts.sums + place(h, p) * size + c) * factor;
-    }
-    store(h, c, value / sum);
+    const Joined joined(shared.shares, shares, i / size, i % size);
+    store(i / size, i % size, joined.value / joined.total);
   }
+}
+
+constexpr std::int64_t kReservedShared = 1024;  ///< bytes that the driver takes of each block's
+std::int64_t shared_bytes_of_multiprocessor() {
+  static const std::int64_t all = [] {
+    int device = 0, bytes = 0;
+    require(cudaGetDevice(&device), "cudaGetDevice");
+    require(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
+            "cudaDeviceGetAttribute");
+    return bytes;
+  }();
+  return all;
+}
+
+/// As many stages as leave all blocks resident: with few blocks each must have more bytes on the way.
+template <class Tile>
+int stages_for(std::int64_t blocks) {
+  const std::int64_t each = blocks_for(blocks, multiprocessors());
+  int stages = kMostStages;
+  while (stages > kLeastStages &&
+         (Tile::shared_bytes(stages) > kSharedMemory ||
+          (Tile::shared_bytes(stages) + kReservedShared) * each > shared_bytes_of_multiprocessor()))
+    --stages;
+  return stages;
+}
+
+template <int kLanes, int kHeads, Scalar kType>
+void launch(const Execution& execution, Arguments& arguments) {
+  using ThisTile = Tile<kLanes, kHeads, kType>;
+  static const bool once = [] {
+    require(cudaFuncSetAttribute(attend<ThisTile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemory),
+            "cached_attention: shared memory");
+    return true;
+  }();
+  static_cast<void>(once);
+  const CachedAttention& shape = arguments.shape;
+  arguments.groups = static_cast<int>((shape.heads / shape.kv_heads + kHeads - 1) / kHeads);
+  const std::int64_t heads = shape.kv_heads * arguments.groups, rows = shape.sequences.size;
+  arguments.blocks = 1;
+  while (has_clusters() && arguments.blocks < kMostShares && 2 * arguments.blocks * heads * rows <= multiprocessors())
+    arguments.blocks *= 2;
+  arguments.stages = stages_for<ThisTile>(arguments.blocks * heads * rows);
+  launch_early<Arguments>(
+      execution, "cached_attention", attend<ThisTile>,
+      dim3(static_cast<unsigned>(arguments.blocks), static_cast<unsigned>(heads), static_cast<unsigned>(rows)),
+      kThreads, ThisTile::shared_bytes(arguments.stages), arguments.blocks, arguments);
 }
 
 template <int kLanes, Scalar kType>
 void launch(const Execution& execution, Arguments& arguments) {
-  const CachedAttention& shape = arguments.shape;
-  const std::int64_t group = shape.heads / shape.kv_heads;
-  constexpr int kHeads = 4;
-  arguments.blocks = static_cast<int>(group == 1 ? 1 : (group + kHeads - 1) / kHeads);
-  arguments.n_parts = static_cast<int>(parts_of(shape));
-  const std::int64_t heads = shape.kv_heads * arguments.blocks;
-  // Blocks that share a sequence: some waves of blocks on the GPU. More would only find that there is nothing to do.
-  const unsigned sharing =
-      blocks_for(std::int64_t{16} * multiprocessors(), heads * shape.sequences.size, parts_of(shape));
-  const dim3 grid(sharing, static_cast<unsigned>(heads), static_cast<unsigned>(shape.sequences.size));
-  launch_early<Arguments>(execution, "cached_attention",
-                          group == 1 ? attend<kLanes, 1, kType> : attend<kLanes, kHeads, kType>, grid, kThreads, 0, 1,
-                          arguments);
+  if (arguments.shape.heads == arguments.shape.kv_heads) return launch<kLanes, 1, kType>(execution, arguments);
+  launch<kLanes, 4, kType>(execution, arguments);
 }
 
 template <Scalar kType>
@@ -297,21 +418,31 @@ void launch(const Execution& execution, Arguments& arguments) {
   launch<32, kType>(execution, arguments);
 }
 
+struct StoreRows {
+  AnyMatrix in, out;
+  const std::int64_t* to;
+
+  template <int kWidth>
+  __device__ void step(std::int64_t row, std::int64_t column) const {
+    if (to[row] < 0) return;
+    float value[kWidth];
+    load_columns(in, row, column, value);
+    store_columns(out, to[row], column, value);
+  }
+};
+
 }  // namespace
 
-std::int64_t cached_attention_workspace(const Execution&, const CachedAttention& shape) {
-  Workspace measured(nullptr);
-  const Parts parts(measured, shape);
-  return measured.bytes();
+void store_rows(const Execution& execution, AnyMatrix in, Array<const std::int64_t> to, AnyMatrix out) {
+  for_vectors(execution, "store_rows", in.rows, in.columns, vectors_fit(in.columns, in, out),
+              StoreRows{in, out, to.data});
 }
 
 void cached_attention(const Execution& execution, const CachedAttention& shape, AnyMatrix queries, AnyMatrix keys,
-                      AnyMatrix values, AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out,
-                      Array<std::byte> workspace) {
+                      AnyMatrix values, AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out) {
   if (queries.rows == 0) return;
   if (queries.rows > 65535) throw Error(ExitCode::internal, "cached_attention: more than 65,535 rows");
-  Workspace memory(workspace.data);
-  Arguments arguments{shape, queries, keys, values, cached_keys, cached_values, out, Parts(memory, shape), 0, 1};
+  Arguments arguments{shape, queries, keys, values, cached_keys, cached_values, out, 1, 1, kLeastStages};
   if (queries.type == Scalar::fp32) return launch<Scalar::fp32>(execution, arguments);
   if (queries.type == Scalar::bf16) return launch<Scalar::bf16>(execution, arguments);
   launch<Scalar::fp16>(execution, arguments);

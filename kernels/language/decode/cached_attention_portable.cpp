@@ -22,6 +22,8 @@ struct StoreScratch {
 
 }  // namespace
 
+namespace portable {
+
 void store_rows(const Execution& execution, AnyMatrix in, Array<const std::int64_t> to, AnyMatrix out) {
   for_rows<StoreScratch>(
       execution, "store_rows", in.rows, KOKKOS_LAMBDA(const Team& team, StoreScratch& buffer, std::int64_t row) {
@@ -33,13 +35,8 @@ void store_rows(const Execution& execution, AnyMatrix in, Array<const std::int64
       });
 }
 
-namespace portable {
-
-std::int64_t cached_attention_workspace(const Execution&, const CachedAttention&) { return 0; }
-
 void cached_attention(const Execution& execution, const CachedAttention& shape, AnyMatrix queries, AnyMatrix keys,
-                      AnyMatrix values, AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out,
-                      Array<std::byte>) {
+                      AnyMatrix values, AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out) {
   const CachedAttention a = shape;
   for_rows<CachedAttentionScratch>(
       execution, "cached_attention", queries.rows * a.heads,

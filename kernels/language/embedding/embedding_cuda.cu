@@ -5,6 +5,7 @@
 #include "kernels/language/embedding/dropout.hpp"
 #include "kernels/language/embedding/embedding.hpp"
 #include "kernels/language/rows_cuda.cuh"
+#include "kernels/launch_cuda.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -14,6 +15,7 @@ struct Embed {
   std::int64_t first_id;
   const std::uint32_t* ids;
   const std::int32_t* position;
+  std::int64_t columns;
 
   template <int kWidth>
   __device__ void step(std::int64_t row, std::int64_t column) const {
@@ -29,6 +31,15 @@ struct Embed {
     store_columns(out, row, column, value);
   }
 };
+
+/// First kernel of a step. Later ones start after its wait, hence after all kernels of the step before have ended.
+template <int kWidth>
+__global__ void embed_rows(const __grid_constant__ Embed embed) {
+  await_previous_kernel();
+  allow_next_kernel();
+  const std::int64_t column = (static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * kWidth;
+  if (column < embed.columns) embed.step<kWidth>(static_cast<std::int64_t>(blockIdx.x), column);
+}
 
 struct Dropout {
   AnyMatrix x;
@@ -55,8 +66,11 @@ struct Dropout {
 
 void embed(const Execution& execution, AnyMatrix tokens, std::int64_t first_id, Array<const std::uint32_t> ids,
            AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out) {
-  for_vectors(execution, "embed", out.rows, out.columns, vectors_fit(out.columns, tokens, positions, out),
-              Embed{tokens, positions, out, first_id, ids.data, position.data});
+  if (out.rows == 0 || out.columns == 0) return;
+  const bool vectors = vectors_fit(out.columns, tokens, positions, out);
+  const auto [grid, threads] = vector_blocks(out.rows, out.columns, vectors);
+  launch_early<Embed>(execution, "embed", vectors ? embed_rows<8> : embed_rows<1>, grid, threads, 0, 1,
+                      {tokens, positions, out, first_id, ids.data, position.data, out.columns});
 }
 
 void dropout(const Execution& execution, const DropoutSite& site, const AdamStep* step, AnyMatrix x) {

@@ -7,6 +7,7 @@
 #include "kernels/language/attention/flash_context_cuda.cuh"
 #include "kernels/language/linear/few_rows.hpp"
 #include "kernels/language/linear/few_rows_cuda.hpp"
+#include "kernels/language/linear/many_outputs_cuda.hpp"
 #include "kernels/launch_cuda.cuh"
 
 namespace weft::kernels::cuda {
@@ -122,6 +123,12 @@ bool multiply_few_rows(const Execution& execution, const LinearWeights& weights,
     arguments.after = after->kind == MlpActivation::gelu ? After::gelu : After::relu2;
     arguments.activated = static_cast<bf16*>(after->activated.data);
     arguments.activated_stride = after->activated.stride;
+  }
+  if (!weights.transposed && !after && y.columns >= kManyOutputs) {
+    const FewRowsOperands& o = arguments.operands;
+    if (multiply_many_outputs(execution, {o.x, o.weight, arguments.bias, arguments.y, o.x_stride, o.weight_stride,
+                                          arguments.y_stride, o.rows, o.outputs, o.inputs}))
+      return true;
   }
   if (x.rows <= 8)
     launch<8>(execution, arguments, weights.transposed);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Limit: latency of the exchanges between threads; the logits, which the head has just written, come from the
-// second-level cache. They are read three times, and eight times more for each of top_k and top_p. Integer sums: the
-// order does not matter.
+// second-level cache. Integer sums: the order does not matter.
 //
 // A cluster of blocks shares a row. Each block, and in it each warp, has a contiguous range of ids, so that ties and
-// the inversion follow the ids: sums of blocks first, then of warps, of lanes, then one lane walks its range.
+// the inversion follow the ids: sums of blocks first, then of warps, of groups of ids and of lanes. Each warp keeps its
+// logits in shared memory, where all passes read them (two, and eight for each of top_k and top_p). Where they do not
+// fit, each pass reads them from global memory.
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/language/sample/rule.hpp"
 #include "kernels/launch_cuda.cuh"
@@ -22,12 +23,33 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kMostBlocks = 8;  ///< that share a row
 constexpr int kDigitBits = 4, kDigits = 1 << kDigitBits;
+constexpr std::int64_t kMostHeld = 80 * 1024;  ///< bytes of logits in shared memory; two blocks fit a multiprocessor
+
+extern __shared__ __align__(16) unsigned char held_logits[];
+
+/// NaN if one of them is.
+__device__ __forceinline__ float larger(float x, float y) {
+#ifdef WEFT_BEFORE_AMPERE
+  return x != x || x > y ? x : y;
+#else
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(x), "f"(y));
+  return value;
+#endif
+}
 
 struct Arguments {
   SampleRule rule;
   AnyMatrix logits;
   GrowingSequences sequences;
   int blocks;  ///< that share a row: 1, 2, 4 or 8
+  bool held;   ///< in shared memory
+
+  /// Ids of a warp.
+  __host__ __device__ int span() const {
+    const int warps = blocks * kWarps;
+    return ((static_cast<int>(rule.vocabulary) + warps - 1) / warps + 7) / 8 * 8;
+  }
 };
 
 /// Exchange between the threads of a row. Every thread of all its blocks calls the functions, in the same order.
@@ -56,7 +78,7 @@ struct RowThreads {
     __syncthreads();
     if (thread < kCount) {
       std::uint64_t all = of_warps()[thread];
-#pragma unroll
+#pragma unroll 4
       for (int warp = 1; warp < kWarps; ++warp) all = joined(all, of_warps()[warp * kCount + thread]);
       for (int to = 0; to < blocks; ++to) *in_cluster(of_blocks() + block * kCount + thread, to) = all;
     }
@@ -90,6 +112,7 @@ struct Inversion {
   }
   /// The range in which the draw lies, of `count` with (above, equal) each; moves to its beginning.
   __device__ __forceinline__ int find(const std::uint64_t* ranges, int count) {
+#pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const std::uint64_t here = weight(ranges[2 * i], ranges[2 * i + 1]);
       if (before + here > target) return i;
@@ -100,8 +123,10 @@ struct Inversion {
   }
 };
 
-/// kWidth: ids that a thread reads at once, 8 or 1. kFilters: top_k or top_p.
-template <int kWidth, bool kFilters>
+/// kWidth: ids that a thread reads at once, 8 or 1. kFilters: top_k or top_p. kCaps: soft cap.
+///
+/// The kernel runs once per step, when its code is no longer in a cache: loops that are not unrolled are faster here.
+template <int kWidth, bool kFilters, bool kCaps>
 __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_constant__ Arguments a) {
   __shared__ RowThreads::Shared shared;
   allow_next_kernel();
@@ -112,31 +137,52 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
   const std::int64_t row = static_cast<int>(blockIdx.x) / a.blocks;
   const CachedSequence sequence = s.sequences[row];
   const std::int32_t position = s.positions[row];
-  if (position >= sequence.end) return;
   RowThreads threads{shared, a.blocks, static_cast<int>(blockIdx.x) % a.blocks};
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
-  const int vocabulary = static_cast<int>(r.vocabulary), warps = a.blocks * kWarps,
-            span = ((vocabulary + warps - 1) / warps + 7) / 8 * 8;
+  const int vocabulary = static_cast<int>(r.vocabulary), span = a.span();
   const int begin = min((threads.block * kWarps + warp) * span, vocabulary), end = min(begin + span, vocabulary);
 
-  const auto load = [&](int id) { return load_element(a.logits.data, a.logits.type, row * a.logits.stride + id); };
-  // body(logit) for the ids of this warp.
-  const auto each = [&](auto&& body) {
-#pragma unroll 2
-    for (int first = begin + lane * kWidth; first < end; first += kWarp * kWidth) {
-      float z[kWidth];
-      if constexpr (kWidth == 1)
-        load_columns(a.logits, row, first, z);
-      else
-        load_columns_again(a.logits, row, first, z);
+  const int bytes = a.logits.type == Scalar::fp32 ? 4 : 2;
+  AnyMatrix own{static_cast<char*>(a.logits.data) + (row * a.logits.stride + begin) * bytes, a.logits.type, 1, span,
+                span};
+  if (a.held) {
+    const char* const from = static_cast<const char*>(own.data);
+    own.data = held_logits + std::int64_t{warp} * span * bytes;
+    const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(own.data));
+#pragma unroll 1
+    for (int at = 16 * lane; at < (end - begin) * bytes; at += 16 * kWarp)
+      copy16_async(to + static_cast<std::uint32_t>(at), from + at);
+    commit_copies();
+  }
+  const Random4 random = sample_bits(s.streams[row], position + 1);
+  wait_copies<0>();
+  __syncwarp();
+  const auto load = [&](int column, float(&z)[kWidth]) {
+    if constexpr (kWidth == 1)
+      load_columns(own, 0, column, z);
+    else
+      load_columns_again(own, 0, column, z);
+    if (begin + column + kWidth > end)
 #pragma unroll
       for (int i = 0; i < kWidth; ++i)
-        if (first + i < end) body(z[i]);
+        if (begin + column + i >= end) z[i] = -INFINITY;
+  };
+  const auto cap = [&](float z) { return kCaps ? r.softcap * hyperbolic_tangent(z / r.softcap) : z; };
+  // body(logit) for the ids of this warp; -infinity, of weight 0, for the rest of the last group.
+  const auto each = [&](auto&& body) {
+#pragma unroll 1
+    for (int first = lane * kWidth; first < end - begin; first += kWarp * kWidth) {
+      float z[kWidth];
+      load(first, z);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) body(z[i]);
     }
   };
 
-  std::uint64_t largest[1] = {};
-  each([&](float z) { largest[0] = max(largest[0], std::uint64_t{logit_key(z)}); });
+  float most_here = -INFINITY;
+  each([&](float z) { most_here = larger(most_here, z); });
+  std::uint64_t largest[1] = {logit_key(most_here)};
+  if (position >= sequence.end) return;
   threads.join(largest, [](std::uint64_t x, std::uint64_t y) { return max(x, y); });
   const auto most = static_cast<std::uint32_t>(largest[0]);
   if (!is_finite_key(most)) {
@@ -149,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
     return;
   }
   LogitWeight weight{0.0f, 1.0f / r.temperature, r.softcap};
-  weight.largest = weight.capped(logit_of_key(most));
+  weight.largest = cap(logit_of_key(most));
   LogitWeight plain = weight;
   plain.inverse_temperature = 1.0f;
 
@@ -183,53 +229,56 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
     return key;
   };
 
-  // Without a filter the sum of all weights is formed with the ranges of the inversion.
-  std::uint64_t all = kFilters || r.temperature != 1.0f ? sum(plain) : 0,
-                total = kFilters && r.temperature != 1.0f ? sum(weight) : all;
+  const auto weight_above = [&](std::uint32_t key) {
+    return sum([&](float z) -> std::uint64_t { return logit_key(z) > key ? weight.of_capped(cap(z)) : 0; });
+  };
+  const auto weight_of_key = [&](std::uint32_t key) { return weight.of_capped(cap(logit_of_key(key))); };
+  // Without a filter these sums are formed with the ranges of the inversion.
+  std::uint64_t all = 0, total = 0;
+  if (kFilters) {
+    all = total = sum([&](float z) { return plain.of_capped(cap(z)); });
+    if (r.temperature != 1.0f) total = sum([&](float z) { return weight.of_capped(cap(z)); });
+  }
   KeptLogits kept;
   if (kFilters && r.top_k > 0) {
-    kept.key = threshold(static_cast<std::uint64_t>(r.top_k), 0, [](float) -> std::uint64_t { return 1; });
+    kept.key = r.top_k == 1
+                   ? most
+                   : threshold(static_cast<std::uint64_t>(r.top_k), 0, [](float) -> std::uint64_t { return 1; });
     const std::uint32_t key = kept.key;
-    kept.ties =
-        r.top_k - static_cast<std::int64_t>(sum([key](float z) -> std::uint64_t { return logit_key(z) > key; }));
-    total = sum([key, weight](float z) -> std::uint64_t { return logit_key(z) > key ? weight(z) : 0; }) +
-            static_cast<std::uint64_t>(kept.ties) * weight(logit_of_key(key));
+    kept.ties = r.top_k -
+                static_cast<std::int64_t>(sum([key](float z) -> std::uint64_t { return logit_key(z) > key ? 1 : 0; }));
+    total = weight_above(key) + static_cast<std::uint64_t>(kept.ties) * weight_of_key(key);
   }
   if (kFilters && r.top_p < 1) {
     const std::uint64_t needed = needed_weight(r.top_p, total);
-    const std::uint32_t lowest = kept.key, key = threshold(needed, lowest, weight);
-    const std::uint64_t above =
-                            sum([key, weight](float z) -> std::uint64_t { return logit_key(z) > key ? weight(z) : 0; }),
-                        each_tie = weight(logit_of_key(key));
+    const std::uint32_t lowest = kept.key,
+                        key = threshold(needed, lowest, [&](float z) { return weight.of_capped(cap(z)); });
+    const std::uint64_t above = weight_above(key), each_tie = weight_of_key(key);
     const std::int64_t equal =
         r.top_k > 0 && key == lowest
             ? kept.ties
-            : static_cast<std::int64_t>(sum([key](float z) -> std::uint64_t { return logit_key(z) == key; }));
+            : static_cast<std::int64_t>(sum([key](float z) -> std::uint64_t { return logit_key(z) == key ? 1 : 0; }));
     kept = {key, needed_ties(needed, above, each_tie, equal)};
     total = above + static_cast<std::uint64_t>(kept.ties) * each_tie;
   }
 
-  // Inversion. Weights above the threshold and numbers of ties, by block, by warp and by lane.
-  Inversion inversion{
-      .target = 0, .tie_weight = kept.key == 0 ? 0 : weight(logit_of_key(kept.key)), .ties_left = kept.ties};
+  // Inversion. Weights above the threshold and numbers of ties, by block, by warp and by lane. Without a filter there
+  // are no ties: in their place the sum of the weights at temperature 1.
+  Inversion inversion{.target = 0, .tie_weight = kept.key == 0 ? 0 : weight_of_key(kept.key), .ties_left = kept.ties};
   const auto count = [&](float z, std::uint64_t& above, std::uint64_t& equal) {
     const std::uint32_t key = logit_key(z);
-    if (key > kept.key) above += weight(z);
-    if (key == kept.key) ++equal;
+    if (!kFilters || key > kept.key) above += weight.of_capped(cap(z));
+    if (kFilters && key == kept.key) ++equal;
   };
   std::uint64_t sums[2] = {};
   each([&](float z) { count(z, sums[0], sums[1]); });
+  if (!kFilters && r.temperature != 1.0f) each([&](float z) { sums[1] += plain.of_capped(cap(z)); });
   threads.sum(sums);
-  if (!kFilters) total = sums[0];
-  if (!kFilters && r.temperature == 1.0f) all = total;
-  inversion.target = drawn_weight(s.streams[row], position + 1, total);
+  if (!kFilters) total = sums[0], all = r.temperature != 1.0f ? sums[1] : total;
+  inversion.target = uniform_below(random, total);
   if (inversion.find(threads.of_blocks(), a.blocks) != threads.block) return;
   if (inversion.find(threads.of_warps(), kWarps) != warp) return;
 
-  const int of_lane = (end - begin + kWarp - 1) / kWarp, lane_begin = min(begin + lane * of_lane, end),
-            lane_end = min(lane_begin + of_lane, end);
-  std::uint64_t above = 0, equal = 0;
-  for (int id = lane_begin; id < lane_end; ++id) count(load(id), above, equal);
   // Sums over this lane and those below it.
   const auto up_to_here = [lane](std::uint64_t value) {
 #pragma unroll
@@ -239,32 +288,46 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
     }
     return value;
   };
-  const auto ties_before = static_cast<std::int64_t>(up_to_here(equal) - equal);
-  inversion.ties_left = inversion.ties_left > ties_before ? inversion.ties_left - ties_before : 0;
-  const std::uint64_t own = inversion.weight(above, equal), reached = inversion.before + up_to_here(own);
-  const unsigned beyond = __ballot_sync(kAllLanes, reached > inversion.target);
-  if (lane != __ffs(static_cast<int>(beyond)) - 1) return;
-  std::uint64_t before = reached - own;
-  for (int id = lane_begin; id < lane_end; ++id) {
-    const float z = load(id);
-    const std::uint32_t key = logit_key(z);
-    if (key < kept.key || (key == kept.key && inversion.ties_left-- <= 0)) continue;
-    const std::uint64_t each_weight = weight(z);
-    before += each_weight;
-    if (before <= inversion.target) continue;
-    s.drawn(row, position - sequence.prefix) = {
-        static_cast<std::uint32_t>(id),
-        static_cast<float>(static_cast<double>(plain.capped(z) - plain.largest) -
-                           log(static_cast<double>(all) * 0x1p-40)),
-        static_cast<float>(log(static_cast<double>(each_weight) / static_cast<double>(total)))};
-    s.ids[row] = static_cast<std::uint32_t>(id);
-    s.positions[row] = position + 1;
-    return;
+  for (int group = 0; group < end - begin; group += kWarp * kWidth) {
+    const int first = group + lane * kWidth;
+    const int last = min(first + kWidth, end - begin);
+    std::uint64_t above = 0, equal = 0;
+#pragma unroll 1
+    for (int i = first; i < last; ++i) count(load_element(own.data, own.type, i), above, equal);
+    // The state at the first id of this lane, and what its ids add to it.
+    Inversion here = inversion;
+    const std::uint64_t ties = up_to_here(equal);
+    here.ties_left -= here.taken(ties - equal);
+    const std::uint64_t weight_here = here.weight(above, equal), reached = up_to_here(weight_here);
+    const bool beyond = inversion.before + reached > inversion.target;
+    const unsigned lanes_beyond = __ballot_sync(kAllLanes, beyond);
+    if (lanes_beyond == 0) {
+      inversion.before += __shfl_sync(kAllLanes, reached, kWarp - 1);
+      inversion.ties_left -= inversion.taken(__shfl_sync(kAllLanes, ties, kWarp - 1));
+      continue;
+    }
+    if (lane != __ffs(static_cast<int>(lanes_beyond)) - 1) return;
+    here.before += reached - weight_here;
+#pragma unroll 1
+    for (int i = first; i < last; ++i) {
+      const float z = load_element(own.data, own.type, i);
+      const std::uint32_t key = logit_key(z);
+      if (key < kept.key || (key == kept.key && here.ties_left-- <= 0)) continue;
+      const std::uint64_t each_weight = weight.of_capped(cap(z));
+      here.before += each_weight;
+      if (here.before <= here.target) continue;
+      const auto id = static_cast<std::uint32_t>(begin + i);
+      s.drawn(row, position - sequence.prefix) = {id, cap(z) - plain.largest - logf(static_cast<float>(all) * 0x1p-40f),
+                                                  logf(static_cast<float>(each_weight) / static_cast<float>(total))};
+      s.ids[row] = id;
+      s.positions[row] = position + 1;
+      return;
+    }
   }
 }
 
-/// resident: blocks of the kernel that a multiprocessor takes.
-void launch(const Execution& execution, Arguments arguments, void (*kernel)(Arguments), int resident) {
+/// words: rows begin at 16-byte words. resident: blocks of the kernel that a multiprocessor takes.
+void launch(const Execution& execution, Arguments arguments, bool words, void (*kernel)(Arguments), int resident) {
   // As many blocks as the GPU takes at once, none without a few words of ids per thread. The draw does not depend on
   // it.
   constexpr std::int64_t kLeastIds = kThreads * 8;
@@ -273,19 +336,33 @@ void launch(const Execution& execution, Arguments arguments, void (*kernel)(Argu
          2 * arguments.blocks * rows <= resident * multiprocessors() &&
          2 * arguments.blocks * kLeastIds <= arguments.rule.vocabulary)
     arguments.blocks *= 2;
+  const std::int64_t bytes = std::int64_t{kWarps} * arguments.span() * (arguments.logits.type == Scalar::fp32 ? 4 : 2);
+  arguments.held = words && bytes <= kMostHeld;
+  if (arguments.held)
+    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMostHeld)),
+            "sample: shared memory");
   launch_early<Arguments>(execution, "sample", kernel, dim3(static_cast<unsigned>(rows * arguments.blocks)), kThreads,
-                          0, arguments.blocks, arguments);
+                          arguments.held ? bytes : 0, arguments.blocks, arguments);
+}
+
+template <bool kCaps>
+void launch(const Execution& execution, const Arguments& arguments) {
+  const bool words = arguments.logits.stride % 8 == 0 && is_aligned(arguments.logits.data, 16);
+  if (arguments.rule.top_k > 0 || arguments.rule.top_p < 1)
+    launch(execution, arguments, words, words ? draw<8, true, kCaps> : draw<1, true, kCaps>, 1);
+  else
+    launch(execution, arguments, words, words ? draw<8, false, kCaps> : draw<1, false, kCaps>, 2);
 }
 
 }  // namespace
 
 void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, const GrowingSequences& sequences) {
   if (logits.rows == 0) return;
-  const bool words = logits.stride % 8 == 0 && is_aligned(logits.data, 16);
-  if (rule.top_k > 0 || rule.top_p < 1)
-    launch(execution, {rule, logits, sequences, 1}, words ? draw<8, true> : draw<1, true>, 1);
+  const Arguments arguments{rule, logits, sequences, 1, false};
+  if (rule.softcap > 0)
+    launch<true>(execution, arguments);
   else
-    launch(execution, {rule, logits, sequences, 1}, words ? draw<8, false> : draw<1, false>, 2);
+    launch<false>(execution, arguments);
 }
 
 }  // namespace cuda

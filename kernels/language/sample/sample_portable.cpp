@@ -91,7 +91,7 @@ void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits
         }
 
         // Inversion: the first token with which the sum of weights exceeds the draw.
-        const std::uint64_t target = drawn_weight(s.streams[row], position + 1, total);
+        const std::uint64_t target = uniform_below(sample_bits(s.streams[row], position + 1), total);
         const std::uint64_t tie_weight = kept.key == 0 ? 0 : weight(logit_of_key(kept.key));
         std::uint64_t before = 0;
         std::int64_t ties = 0, token = -1;

@@ -55,7 +55,6 @@ kernels::CachedAttention cached_attention_shape(const GenerationSettings& settin
           .scale = attention.scale,
           .softcap = attention.softcap,
           .window = attention.window,
-          .longest = settings.context(),
           .sequences = {nullptr, settings.rows},
           .positions = {nullptr, settings.rows}};
 }
@@ -94,8 +93,6 @@ Generator::Buffers::Buffers(const GenerationSettings& settings, training::StepAr
   prefill = {arena.take<std::uint32_t>(rows), arena.take<std::int32_t>(rows), arena.take<std::int64_t>(rows)};
   host_prefill = {arena.take_host<std::uint32_t>(rows), arena.take_host<std::int32_t>(rows),
                   arena.take_host<std::int64_t>(rows)};
-  workspace = arena.take<std::byte>(
-      kernels::cached_attention_workspace({.backend = arena.backend()}, cached_attention_shape(settings)));
 }
 
 Generator::Generator(const GenerationSettings& settings, Transformer& transformer, const kernels::Execution& execution,
@@ -114,7 +111,6 @@ Generator::Generator(const GenerationSettings& settings, Transformer& transforme
     throw collective_error(ExitCode::usage, "text of this model cannot be generated ({})", why);
   attention_.sequences = buffers_.device.sequences;
   attention_.positions = buffers_.device.positions;
-  device::zero(execution_, buffers_.workspace);
   for (std::int64_t row = 0; row < settings.rows; ++row) {
     buffers_.host.sequences[row] = {};
     buffers_.host.streams[row] = {};
@@ -136,6 +132,7 @@ void Generator::run(std::span<const GenerationRequest> requests, std::uint64_t s
   regions_.assign(regions_.size(), {});  // the parameters may have changed
   continued_.clear();
   next_ = 0;
+  changed_ = true;
   transformer_.complete_weights();
   for (;;) {
     note_progress();
@@ -151,7 +148,7 @@ void Generator::run(std::span<const GenerationRequest> requests, std::uint64_t s
     steps = std::min(steps, before_context);
     if (steps == 0) break;
     steps = std::min(steps, device::is_asynchronous(execution_) ? kStepsBetweenChecks : 1);
-    send();
+    if (changed_) send();
     for (std::int64_t i = 0; i < steps; ++i) advance();
     this->receive(steps, receive);
   }
@@ -181,6 +178,7 @@ void Generator::assign() {
       continue;
     }
     row.running = true;
+    changed_ = true;
     row.prefix = row.position();
     if (row.prefix > 0 && !find_region(row)) to_compute.push_back(i);
   }
@@ -261,7 +259,7 @@ void Generator::compute() {
     attention.window = settings_.architecture.model.window_of(layer);
     kernels::cached_attention(execution_, attention, packed.columns_from(0, queries),
                               packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
-                              buffers_.keys[at], buffers_.values[at], mixed, buffers_.workspace);
+                              buffers_.keys[at], buffers_.values[at], mixed);
     return true;
   });
   const Buffers::State& state = buffers_.device;
@@ -295,6 +293,7 @@ void Generator::advance() {
 
 /// The state of all sequences, as it is now.
 void Generator::send() {
+  changed_ = false;
   const Buffers::State &host = buffers_.host, &device = buffers_.device;
   const std::int64_t prefix = longest_prefix(settings_), own = own_positions(settings_);
   for (std::int64_t i = 0; i < settings_.rows; ++i) {
@@ -352,6 +351,7 @@ void Generator::receive(std::int64_t steps, const Receive& receive) {
     if (row.region >= 0) --regions_[static_cast<std::size_t>(row.region)].users;
     if (!over) continued_.push_back({row.request, std::move(row.text)});
     row = {};
+    changed_ = true;
   }
 }
 

@@ -81,7 +81,6 @@ class Generator {
       kernels::Array<std::int64_t> rows;  ///< of the cache; -1: none
     };
     Prefill prefill, host_prefill;
-    kernels::Array<std::byte> workspace;
   };
 
   /// The Transformer takes most_rows() rows, and `rows` rows of logits at a time. It is used during `run` only. All
@@ -141,6 +140,7 @@ class Generator {
   std::vector<Region> regions_;
   std::deque<Continued> continued_;
   std::size_t next_ = 0;
+  bool changed_ = true;  // the state on the host, since it was sent
   const bool recordable_;
   bool records_;
   std::optional<device::Graph> graph_;

@@ -100,9 +100,10 @@ TEST_CASE("a product with its bias agrees with float64, with the bias in fp32 an
 }
 
 TEST_CASE("products of few rows: all sizes agree with float64, and a row does not depend on the number of rows") {
-  // Two tiles, one short; parts of the inputs; more chunks than stages; many outputs in wide tiles; no whole words.
-  const Shape shapes[] = {{64, 40, 72},  {64, 768, 3072},  {64, 2304, 768}, {9, 32, 8},
-                          {8, 24, 4096}, {33, 16392, 264}, {5, 13, 64}};
+  // Two tiles, one short; parts of the inputs; more chunks than stages; many outputs; no whole words.
+  constexpr std::int64_t kMany = 16392;
+  const Shape shapes[] = {{64, 40, 72},    {64, 768, 3072},  {64, 2304, 768},  {9, 32, 8},       {8, 24, 4096},
+                          {8, kMany, 264}, {16, kMany, 264}, {17, kMany, 136}, {64, kMany, 264}, {5, 13, 64}};
   for_each_backend([&](const Execution& execution) {
     // Of GPUs before compute capability 9.0 the dense library forms all products.
     const Weights least(8, 8, false, Scalar::bf16);
@@ -118,9 +119,9 @@ TEST_CASE("products of few rows: all sizes agree with float64, and a row does no
         constexpr Scalar kType = Scalar::bf16;
         const Weights weights(shape.outputs, shape.inputs, transposed, kType);
         const Rows x(random_floats(shape.rows * shape.inputs, 3), shape.rows, shape.inputs, kType, {8, 16}),
-            y(shape.rows, shape.outputs, kType, {3, 2}), one(1, shape.outputs, kType),
-            hidden(shape.rows, shape.outputs, kType), fused(shape.rows, shape.outputs, kType),
-            separate(shape.rows, shape.outputs, kType);
+            y(shape.rows, shape.outputs, kType, shape.outputs == kMany ? Margins{8, 16} : Margins{3, 2}),
+            one(1, shape.outputs, kType), hidden(shape.rows, shape.outputs, kType),
+            fused(shape.rows, shape.outputs, kType), separate(shape.rows, shape.outputs, kType);
         const device::Buffer<std::byte> workspace = workspace_of(shape, kType);
         linear(execution, weights.view(false), x.view(), y.view(), workspace.array());
         const std::vector<float> stored = weights.stored.values(), inputs = x.values(), got = y.values();
