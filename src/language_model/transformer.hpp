@@ -117,14 +117,15 @@ class Transformer {
     kernels::AnyMatrix final_residual;  ///< [rows, C]
     kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
     kernels::NormStatistics final_norm;
-    std::int64_t head_chunk = 0;             ///< rows
-    kernels::AnyMatrix logits;               ///< [rows of a chunk or all, at least Linear::outputs of the head]
-    kernels::AnyMatrix residual_gradient;    ///< [rows, C]
-    kernels::AnyMatrix input_gradient;       ///< [rows, C] of the input of a sublayer, or of the head
-    kernels::AnyMatrix output_gradient;      ///< [rows, C] of the output of a sublayer
-    kernels::AnyMatrix wide_gradient;        ///< [rows, max(D, H d)]
-    kernels::AnyMatrix mixed_gradient;       ///< [rows, H d], of the output of the attention; in `wide_gradient`
-    kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
+    kernels::Array<kernels::Moments> moments;  ///< of the residual stream, of rows whose norms products join
+    std::int64_t head_chunk = 0;               ///< rows
+    kernels::AnyMatrix logits;                 ///< [rows of a chunk or all, at least Linear::outputs of the head]
+    kernels::AnyMatrix residual_gradient;      ///< [rows, C]
+    kernels::AnyMatrix input_gradient;         ///< [rows, C] of the input of a sublayer, or of the head
+    kernels::AnyMatrix output_gradient;        ///< [rows, C] of the output of a sublayer
+    kernels::AnyMatrix wide_gradient;          ///< [rows, max(D, H d)]
+    kernels::AnyMatrix mixed_gradient;         ///< [rows, H d], of the output of the attention; in `wide_gradient`
+    kernels::AnyMatrix projection_gradient;    ///< [rows, (H + 2 H_kv) d]
     kernels::Array<float> query_rows, key_rows, temperature_rows;
     kernels::NormSums norm_sums;            ///< of the last norm_backward, [most_norm_blocks(rows), C] each
     kernels::Array<std::int64_t> examples;  ///< first rows, [3, sequences + 1] (Transformer::examples)
@@ -215,10 +216,13 @@ class Transformer {
   void embed(const Tokens&, const kernels::AdamStep*);
   void enter(std::size_t layer, const Tokens&);
   void attend(std::size_t layer, const Tokens&, const kernels::AdamStep*);
+  void mix(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void finish_attention(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void transform(std::size_t layer, const Tokens&);
   void finish_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*, const Tap& tap = {});
   void leave(const Tokens&);
+  bool joins_norms(const Tokens&, const kernels::AdamStep*) const;
+  void forward_joined(const Tokens&);
   void recompute(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void backward_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*, training::GradientSink&);
   void backward_attention(std::size_t layer, const Tokens&, const kernels::AdamStep*, training::GradientSink&);
