@@ -11,10 +11,10 @@ namespace weft::language_model {
 using kernels::AnyMatrix;
 
 /// Of models that normalise the inputs of their sublayers alone, with nothing between a product and the residual
-/// stream.
+/// stream, where no backward pass follows: there is none after a forward pass whose attention reads a cache.
 bool Transformer::joins_norms(const Tokens& tokens, const kernels::AdamStep* step) const {
-  if (settings_.gradients || tap_ || tensor_ != nullptr || drops(step) || !coded_weights_.empty() ||
-      !settings().normalises_inputs() || settings().normalises_outputs())
+  if ((settings_.gradients && !attention_hook_) || tap_ || tensor_ != nullptr || drops(step) ||
+      !coded_weights_.empty() || !settings().normalises_inputs() || settings().normalises_outputs())
     return false;
   return std::all_of(model_.blocks().begin(), model_.blocks().end(), [&](const Block& block) {
     const Linear* const products[] = {&block.projection, &block.attention_output, &block.up, &block.down};

@@ -32,9 +32,8 @@ struct FewRowsTile {
   static constexpr int kChunk = 64;                       ///< inputs that are loaded together
   static constexpr int kStages = kOutputs == 32 ? 6 : 4;  ///< chunks in flight
   static constexpr int kOutputWarps = kOutputs / 16, kInnerWarps = kWarps / kOutputWarps;
-  static constexpr int kGroups =
-      kChunk / 16 / kInnerWarps > 0 ? kChunk / 16 / kInnerWarps : 1;  ///< of a warp, per chunk
-  static constexpr int kUnits = kRows * kOutputs / 4;                 ///< of four outputs of a row
+  static constexpr int kGroups = kChunk / 16 / kInnerWarps;  ///< of 16 inputs, of a warp, per chunk
+  static constexpr int kUnits = kRows * kOutputs / 4;        ///< of four outputs of a row
   /// A stage: rows, weights, and weight and bias of the norm in fp32.
   static constexpr int kRowsBytes = kRows * kChunk * 2, kNormAt = kRowsBytes + kOutputs * kChunk * 2,
                        kStageBytes = kNormAt + (kNormalised ? 2 * kChunk * 4 : 0);
@@ -91,11 +90,11 @@ struct FewRowsWords {
                        kStagesAtOnce = Tile::kThreads / (kWords * kRowsAtOnce);
   static_assert(kWeightRows % kWeightRowsAtOnce == 0);
 
-  int row, stage;             ///< of the first word of x
-  const bf16* x;              ///< that word of the first chunk
-  std::uint32_t place, norm;  ///< where it goes; weight and bias of its columns
-  int x_inputs;               ///< from it to the end of the row
-  const bf16* weight;         ///< the first word of W of the first chunk
+  int row, stage;       ///< of the first word of x
+  const bf16* x;        ///< that word of the first chunk
+  std::uint32_t place;  ///< where it goes
+  int x_inputs;         ///< from it to the end of the row
+  const bf16* weight;   ///< the first word of W of the first chunk
   std::uint32_t weight_place;
   std::int64_t weight_step;       ///< elements from a chunk to the next
   int weight_row, weight_column;  ///< of that word, from the first output and the first input of the chunk
@@ -108,7 +107,6 @@ struct FewRowsWords {
     x = o.x + row * o.x_stride + input;
     x_inputs = o.inputs - input;
     place = static_cast<std::uint32_t>(Tile::kStagesAt + stage * Tile::kStageBytes) + few_rows_place<kWords>(row, word);
-    norm = static_cast<std::uint32_t>(Tile::kStagesAt + stage * Tile::kStageBytes + Tile::kNormAt + 32 * word);
     weight_row = thread / kWeightWords;
     weight_column = thread % kWeightWords * 8;
     weight_place = static_cast<std::uint32_t>(Tile::kStagesAt + Tile::kRowsBytes) +
@@ -150,7 +148,7 @@ WEFT_FLASH_INLINE void few_rows_load_weight(Context& context, const FewRowsOpera
   }
 }
 
-/// Rows of all chunks of the first kStages.
+/// Rows of the first `count` chunks, at most kStages.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_load_rows(Context& context, const FewRowsOperands& o, const FewRowsWords<Tile>& words,
                                           int count) {
@@ -182,6 +180,10 @@ WEFT_FLASH_INLINE void few_rows_load_rows_of(Context& context, const FewRowsOper
 
 struct alignas(16) FewRowsColumns {
   float value[4];
+};
+/// Four numbers of 16 bits.
+struct alignas(8) FewRowsPair {
+  std::uint32_t pair[2];
 };
 
 WEFT_FLASH_INLINE float few_rows_inverse_root(float x) {
@@ -247,51 +249,44 @@ WEFT_FLASH_INLINE void few_rows_statistics(Context& context, const FewRowsOperan
   }
 }
 
-/// The word of x at byte `place`, of row `row`; weight and bias of its columns at `norm`.
+/// Normalises the rows of stages [begin, end) in their place. A thread takes four columns of some rows: it reads weight
+/// and bias once per stage, since the bandwidth of shared memory is the limit with many rows.
 template <class Tile, class Context>
-WEFT_FLASH_INLINE void few_rows_normalise_word(Context& context, std::uint32_t place, std::uint32_t norm, int row) {
-  FlashWord* const at = reinterpret_cast<FlashWord*>(context.shared + place);
-  const FewRowsColumns* const columns = reinterpret_cast<const FewRowsColumns*>(context.shared + norm);
-  FewRowsColumns weight[2], bias[2];
+WEFT_FLASH_INLINE void few_rows_normalise(Context& context, const FewRowsOperands& o, int begin, int end) {
+  constexpr int kQuarters = Tile::kChunk / 4, kRowsAtOnce = Tile::kRows < 16 ? Tile::kRows : 16,
+                kStagesAtOnce = Tile::kThreads / (kQuarters * kRowsAtOnce), kRounds = Tile::kRows / kRowsAtOnce;
+  const int quarter = context.thread % kQuarters, row = context.thread / kQuarters % kRowsAtOnce,
+            first = begin + context.thread / (kQuarters * kRowsAtOnce);
+  const float* const statistics = reinterpret_cast<const float*>(context.shared);
+  float mean[kRounds], inverse[kRounds];
 #pragma unroll
-  for (int k = 0; k < 2; ++k) weight[k] = columns[k], bias[k] = columns[Tile::kChunk / 4 + k];
-  const float* const statistics = reinterpret_cast<const float*>(context.shared) + 2 * row;
-  const float mean = statistics[0], inverse = statistics[1];
-  const auto normalised = [&](float value, int k) {
-    return weight[k / 4].value[k % 4] * ((value - mean) * inverse) + bias[k / 4].value[k % 4];
-  };
-  FlashWord x = *at;
-#pragma unroll
-  for (int k = 0; k < 4; ++k)
-    x.pair[k] = flash_pack<bf16>(normalised(flash_low<bf16>(x.pair[k]), 2 * k),
-                                 normalised(flash_high<bf16>(x.pair[k]), 2 * k + 1));
-  *at = x;
-}
-
-/// The words that few_rows_load_rows has copied.
-template <class Tile, class Context>
-WEFT_FLASH_INLINE void few_rows_normalise(Context& context, const FewRowsOperands& o, const FewRowsWords<Tile>& words,
-                                          int count) {
-  using Words = FewRowsWords<Tile>;
-#pragma unroll
-  for (int s = 0; s < Tile::kStages; s += Words::kStagesAtOnce) {
-    if (words.stage + s >= flash_least(count, Tile::kStages)) break;
-#pragma unroll
-    for (int r = 0; r < Tile::kRows; r += Words::kRowsAtOnce)
-      if (words.row + r < o.rows)
-        few_rows_normalise_word<Tile>(
-            context, words.place + static_cast<std::uint32_t>(s * Tile::kStageBytes + r * Tile::kChunk * 2),
-            words.norm + static_cast<std::uint32_t>(s * Tile::kStageBytes), words.row + r);
+  for (int r = 0; r < kRounds; ++r) {
+    mean[r] = statistics[2 * (row + r * kRowsAtOnce)];
+    inverse[r] = statistics[2 * (row + r * kRowsAtOnce) + 1];
   }
-}
-template <class Tile, class Context>
-WEFT_FLASH_INLINE void few_rows_normalise_of(Context& context, const FewRowsOperands& o, int stage) {
-  constexpr int kWords = Tile::kChunk / 8;
-#pragma unroll 1
-  for (int i = context.thread; i < flash_least(Tile::kRows, o.rows) * kWords; i += Tile::kThreads) {
-    const std::uint32_t base = static_cast<std::uint32_t>(Tile::kStagesAt + stage * Tile::kStageBytes);
-    few_rows_normalise_word<Tile>(context, base + few_rows_place<kWords>(i / kWords, i % kWords),
-                                  base + static_cast<std::uint32_t>(Tile::kNormAt + i % kWords * 32), i / kWords);
+  // The permutation of words repeats after 8 rows.
+  const std::uint32_t place =
+      few_rows_place<Tile::kChunk / 8>(row, quarter / 2) + static_cast<std::uint32_t>(quarter % 2 * 8);
+#pragma unroll(Tile::kRows == 8 ? 3 : 2)
+  for (int stage = first; stage < end; stage += kStagesAtOnce) {
+    unsigned char* const base = context.shared + Tile::kStagesAt + stage * Tile::kStageBytes;
+    const FewRowsColumns* const columns = reinterpret_cast<const FewRowsColumns*>(base + Tile::kNormAt) + quarter;
+    const FewRowsColumns weight = columns[0], bias = columns[kQuarters];
+    FewRowsPair* const x = reinterpret_cast<FewRowsPair*>(base + place);
+    FewRowsPair value[kRounds];
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) value[r] = x[r * kRowsAtOnce * Tile::kChunk / 4];
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const auto normalised = [&](float number, int k) {
+        return weight.value[k] * ((number - mean[r]) * inverse[r]) + bias.value[k];
+      };
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+        value[r].pair[k] = flash_pack<bf16>(normalised(flash_low<bf16>(value[r].pair[k]), 2 * k),
+                                            normalised(flash_high<bf16>(value[r].pair[k]), 2 * k + 1));
+      if (row + r * kRowsAtOnce < o.rows) x[r * kRowsAtOnce * Tile::kChunk / 4] = value[r];
+    }
   }
 }
 
@@ -318,6 +313,16 @@ struct FewRowsPlaces {
   }
 };
 
+template <class Tile, class Context>
+WEFT_FLASH_INLINE void few_rows_read_weight(Context& context, const FewRowsPlaces<Tile>& places, int stage, int g,
+                                            std::uint32_t (&weight)[4]) {
+  const std::uint32_t at = places.weight[g] + static_cast<std::uint32_t>(stage * Tile::kStageBytes);
+  if constexpr (Tile::kTransposed)
+    context.load_matrices_transposed(weight, at);
+  else
+    context.load_matrices(weight, at);
+}
+
 /// One chunk in shared memory.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_multiply(Context& context, const FewRowsPlaces<Tile>& places, int stage,
@@ -325,17 +330,40 @@ WEFT_FLASH_INLINE void few_rows_multiply(Context& context, const FewRowsPlaces<T
   const std::uint32_t at = static_cast<std::uint32_t>(stage * Tile::kStageBytes);
 #pragma unroll
   for (int g = 0; g < Tile::kGroups; ++g) {
-    std::uint32_t a[4];
-    if constexpr (Tile::kTransposed)
-      context.load_matrices_transposed(a, places.weight[g] + at);
-    else
-      context.load_matrices(a, places.weight[g] + at);
+    std::uint32_t weight[4];
+    few_rows_read_weight<Tile>(context, places, stage, g, weight);
 #pragma unroll
     for (int first = 0; first < Tile::kRows / 8; first += 2) {
-      std::uint32_t b[4];  // of eight rows only the first half is used
-      context.load_matrices(b, places.rows[g] + at + static_cast<std::uint32_t>(8 * first * Tile::kChunk * 2));
-      context.multiply(sum[first], a, b[0], b[1]);
-      if constexpr (Tile::kRows > 8) context.multiply(sum[first + 1], a, b[2], b[3]);
+      std::uint32_t rows[4];  // of eight rows only the first half is used
+      context.load_matrices(rows, places.rows[g] + at + static_cast<std::uint32_t>(8 * first * Tile::kChunk * 2));
+      context.multiply(sum[first], weight, rows[0], rows[1]);
+      if constexpr (Tile::kRows > 8) context.multiply(sum[first + 1], weight, rows[2], rows[3]);
+    }
+  }
+}
+
+/// The chunks of all stages, of which `count` are used. Few rows: reads all operands before the first product.
+template <class Tile, class Context>
+WEFT_FLASH_INLINE void few_rows_multiply_all(Context& context, const FewRowsPlaces<Tile>& places, int count,
+                                             float (&sum)[Tile::kRows / 8][4]) {
+  if constexpr (Tile::kRows == 8 && Tile::kGroups == 1) {
+    std::uint32_t weight[Tile::kStages][4], rows[Tile::kStages][4];
+#pragma unroll
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      if (stage >= count) break;
+      few_rows_read_weight<Tile>(context, places, stage, 0, weight[stage]);
+      context.load_matrices(rows[stage], places.rows[0] + static_cast<std::uint32_t>(stage * Tile::kStageBytes));
+    }
+#pragma unroll
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      if (stage >= count) break;
+      context.multiply(sum[0], weight[stage], rows[stage][0], rows[stage][1]);
+    }
+  } else {
+#pragma unroll
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      if (stage >= count) break;
+      few_rows_multiply<Tile>(context, places, stage, sum);
     }
   }
 }
@@ -372,14 +400,12 @@ WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, 
   context.template wait<0>();
   context.sync();
   if constexpr (Tile::kNormalised) {
-    few_rows_normalise<Tile>(context, o, words, count);
+    few_rows_normalise<Tile>(context, o, 0, flash_least(count, kStages));
     context.sync();
   }
   float sum[Tile::kRows / 8][4] = {};
   if (count <= kStages) {
-#pragma unroll
-    for (int stage = 0; stage < kStages; ++stage)
-      if (stage < count) few_rows_multiply<Tile>(context, places, stage, sum);
+    few_rows_multiply_all<Tile>(context, places, count, sum);
   } else {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
@@ -388,7 +414,7 @@ WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, 
         context.template wait<kStages - 1>();
         context.sync();
         if constexpr (Tile::kNormalised) {
-          few_rows_normalise_of<Tile>(context, o, stage);
+          few_rows_normalise<Tile>(context, o, stage, stage + 1);
           context.sync();
         }
       }
@@ -415,7 +441,7 @@ WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, 
     }
   context.sync();
   constexpr int kOfRow = Tile::kOutputs / 4;
-#pragma unroll 1
+#pragma unroll
   for (int round = 0; round < (Tile::kUnits + Tile::kThreads - 1) / Tile::kThreads; ++round) {
     const int unit = thread + round * Tile::kThreads;
     if (unit / 32 * 32 / kOfRow >= flash_least(Tile::kRows, o.rows)) break;  // of the whole warp

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Limit: memory, reading W once. A block has 24 KB (96 KB: of a wide tile) of its weights in flight before the kernel
-// before it has ended. Blocks of a cluster share a tile of outputs, each with a range of inputs, and read one another's
-// sums in the order of their ranks. Tiles of 128 outputs where there are many: x is read once per tile.
+// Limit: memory, reading W once; with few rows the latencies between the end of the kernel before and the last store. A
+// block has up to 24 KB (64 KB: of a wide tile) of its weights in shared memory before that kernel has ended. Blocks of
+// a cluster share a tile of outputs, each with a range of inputs. Each sends its sums to the block that finishes them,
+// which adds them in the order of ranks. Tiles of 128 outputs where there are many: x is read once per tile.
 #include "kernels/language/activation/rule.hpp"
 #include "kernels/language/attention/flash_context_cuda.cuh"
 #include "kernels/language/linear/few_rows.hpp"
@@ -162,13 +163,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
       residual = load_residual<Tile>(a, first_output, unit);
     }
     FewRowsColumns sums{};
-    if (parts == 1) sums = *few_rows_unit<Tile>(context.shared, most_chunks, unit);  // this thread has written it
+    if (parts == 1) {
+      sums = *few_rows_unit<Tile>(context.shared, most_chunks, unit);  // this thread has written it
+    } else {
+      FewRowsColumns of_ranks[kFewRowsMostParts];
 #pragma unroll
-    for (int rank = 0; rank < kFewRowsMostParts; ++rank) {
-      if (parts == 1 || rank >= parts) break;
-      const FewRowsColumns more = exchanged[rank * of_rank + at];
+      for (int rank = 0; rank < kFewRowsMostParts; ++rank)
+        of_ranks[rank] = exchanged[min(rank, parts - 1) * of_rank + at];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums.value[i] += more.value[i];
+      for (int rank = 0; rank < kFewRowsMostParts; ++rank)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums.value[i] += rank < parts ? of_ranks[rank].value[i] : 0.0f;
     }
     finish_sums<Tile>(a, first_output, unit, sums, bias, residual);
   }
@@ -241,6 +246,9 @@ void multiply_few_rows(const Execution& execution, const LinearWeights& weights,
                       .activated_stride = steps.activated.stride,
                       .after = After::nothing};
   if (steps.activation) arguments.after = *steps.activation == MlpActivation::gelu ? After::gelu : After::relu2;
+  if (steps.norm != nullptr &&
+      !(is_aligned(steps.norm->weights.weight.data, 16) && is_aligned(steps.norm->weights.bias.data, 16)))
+    throw Error(ExitCode::internal, "linear: weight or bias of a norm is not aligned to 16 bytes");
   if (steps.norm != nullptr)
     arguments.operands.norm = {.weight = steps.norm->weights.weight.data,
                                .bias = steps.norm->weights.bias.data,

@@ -73,7 +73,8 @@ void linear_of_norm(const Execution& execution, const LinearWeights& weights, co
 void linear_added(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix residual,
                   AnyMatrix sum, Array<Moments> moments) {
   if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, sum))
+    if (execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, sum) &&
+        cuda::fits_few_rows(weights, x, residual))
       return cuda::multiply_few_rows(execution, weights, x, sum, {.residual = residual, .moments = moments});
   throw Error(ExitCode::internal, "linear_added: no kernel for these operands");
 }
