@@ -57,7 +57,7 @@ __device__ __forceinline__ uint2 load_residual(const Arguments& a, int first_out
   return *reinterpret_cast<const uint2*>(a.residual + row * a.residual_stride + output);
 }
 
-__device__ __forceinline__ void store_columns4(bf16* to, const bf16 (&value)[4], int count) {
+[[maybe_unused]] __device__ __forceinline__ void store_columns4(bf16* to, const bf16 (&value)[4], int count) {
   if (count >= 4) {
     *reinterpret_cast<uint2*>(to) = {value[0].bits | unsigned{value[1].bits} << 16,
                                      value[2].bits | unsigned{value[3].bits} << 16};
@@ -257,6 +257,8 @@ void multiply_few_rows(const Execution& execution, const LinearWeights& weights,
                                .centred = steps.norm->weights.kind == Norm::layer};
   if (x.rows <= 8)
     launch<8>(execution, arguments, weights.transposed, steps.norm != nullptr);
+  else if (x.rows <= 32)
+    launch<32>(execution, arguments, weights.transposed, steps.norm != nullptr);
   else
     launch<kMostFewRows>(execution, arguments, weights.transposed, steps.norm != nullptr);
 }

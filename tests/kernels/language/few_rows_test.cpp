@@ -103,6 +103,7 @@ TEST_CASE("sums of few rows agree with float64: any number of rows, short tiles,
     check<FewRowsTile<64, 64, true>>(size);
     check<FewRowsTile<64, 128, false>>(size);
   }
+  check<FewRowsTile<32, 32, true>>({19, 40, 200});
   // One part with more chunks than stages: 128 tiles.
   check<FewRowsTile<8, 32, true>>({2, 4096, 8 * 64});
   // Outputs need not be a multiple of 8 where they are rows of W.
@@ -178,6 +179,8 @@ TEST_CASE("rows that are normalised as they are read: as in float64, also where 
       const std::vector<float> alone = run.operator()<8, true>({1, 40, 840}, centred, with_bias),
                                together = run.operator()<64, true>({64, 40, 840}, centred, with_bias);
       CHECK(std::equal(alone.begin(), alone.end(), together.begin()));
+      const std::vector<float> some = run.operator()<32, true>({17, 40, 840}, centred, with_bias);
+      CHECK(std::equal(some.begin(), some.end(), together.begin()));
     }
   // One part with more chunks than stages.
   run.operator()<8, true>({2, 4096, 9 * 64}, true, true);
