@@ -31,7 +31,8 @@ struct FewRowsTile {
   static constexpr int kWarps = 8, kThreads = kWarps * 32;
   static constexpr int kChunk = 64;                       ///< inputs that are loaded together
   static constexpr int kStages = kOutputs == 32 ? 6 : 4;  ///< chunks in flight
-  static constexpr int kOutputWarps = kOutputs / 16, kInnerWarps = kWarps / kOutputWarps;
+  static constexpr int kBands = kOutputs == 64 ? 2 : 1;   ///< of 16 outputs, of a warp
+  static constexpr int kOutputWarps = kOutputs / (16 * kBands), kInnerWarps = kWarps / kOutputWarps;
   static constexpr int kGroups = kChunk / 16 / kInnerWarps;  ///< of 16 inputs, of a warp, per chunk
   static constexpr int kUnits = kRows * kOutputs / 4;        ///< of four outputs of a row
   /// A stage: rows, weights, and weight and bias of the norm in fp32.
@@ -293,7 +294,7 @@ WEFT_FLASH_INLINE void few_rows_normalise(Context& context, const FewRowsOperand
 /// Where a lane reads its part of the operands of a group of 16 inputs in a stage.
 template <class Tile>
 struct FewRowsPlaces {
-  std::uint32_t weight[Tile::kGroups], rows[Tile::kGroups];
+  std::uint32_t weight[Tile::kGroups][Tile::kBands], rows[Tile::kGroups];
 
   WEFT_FLASH_INLINE explicit FewRowsPlaces(int thread) {
     constexpr int kWords = Tile::kChunk / 8, kWeightWords = Tile::kTransposed ? Tile::kOutputs / 8 : kWords;
@@ -302,42 +303,58 @@ struct FewRowsPlaces {
 #pragma unroll
     for (int g = 0; g < Tile::kGroups; ++g) {
       const int group = inner_warp + g * Tile::kInnerWarps;
-      const std::uint32_t place =
-          Tile::kTransposed
-              ? few_rows_place<kWeightWords>(16 * group + matrix / 2 * 8 + of_matrix, 2 * output_warp + matrix % 2)
-              : few_rows_place<kWeightWords>(16 * output_warp + matrix % 2 * 8 + of_matrix, 2 * group + matrix / 2);
-      weight[g] = Tile::kStagesAt + Tile::kRowsBytes + place;
+#pragma unroll
+      for (int band = 0; band < Tile::kBands; ++band) {
+        const int outputs = Tile::kBands * output_warp + band;  // which 16 of the tile
+        weight[g][band] =
+            Tile::kStagesAt + Tile::kRowsBytes +
+            (Tile::kTransposed
+                 ? few_rows_place<kWeightWords>(16 * group + matrix / 2 * 8 + of_matrix, 2 * outputs + matrix % 2)
+                 : few_rows_place<kWeightWords>(16 * outputs + matrix % 2 * 8 + of_matrix, 2 * group + matrix / 2));
+      }
       rows[g] = Tile::kStagesAt +
                 few_rows_place<kWords>((Tile::kRows == 8 ? 0 : matrix / 2 * 8) + of_matrix, 2 * group + matrix % 2);
     }
   }
 };
 
+/// Sums of a warp, as tensor cores form them.
+template <class Tile>
+struct FewRowsSums {
+  float of[Tile::kBands][Tile::kRows / 8][4] = {};
+};
+
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_read_weight(Context& context, const FewRowsPlaces<Tile>& places, int stage, int g,
-                                            std::uint32_t (&weight)[4]) {
-  const std::uint32_t at = places.weight[g] + static_cast<std::uint32_t>(stage * Tile::kStageBytes);
-  if constexpr (Tile::kTransposed)
-    context.load_matrices_transposed(weight, at);
-  else
-    context.load_matrices(weight, at);
+                                            std::uint32_t (&weight)[Tile::kBands][4]) {
+#pragma unroll
+  for (int band = 0; band < Tile::kBands; ++band) {
+    const std::uint32_t at = places.weight[g][band] + static_cast<std::uint32_t>(stage * Tile::kStageBytes);
+    if constexpr (Tile::kTransposed)
+      context.load_matrices_transposed(weight[band], at);
+    else
+      context.load_matrices(weight[band], at);
+  }
 }
 
 /// One chunk in shared memory.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_multiply(Context& context, const FewRowsPlaces<Tile>& places, int stage,
-                                         float (&sum)[Tile::kRows / 8][4]) {
+                                         FewRowsSums<Tile>& sums) {
   const std::uint32_t at = static_cast<std::uint32_t>(stage * Tile::kStageBytes);
 #pragma unroll
   for (int g = 0; g < Tile::kGroups; ++g) {
-    std::uint32_t weight[4];
+    std::uint32_t weight[Tile::kBands][4];
     few_rows_read_weight<Tile>(context, places, stage, g, weight);
 #pragma unroll
     for (int first = 0; first < Tile::kRows / 8; first += 2) {
       std::uint32_t rows[4];  // of eight rows only the first half is used
       context.load_matrices(rows, places.rows[g] + at + static_cast<std::uint32_t>(8 * first * Tile::kChunk * 2));
-      context.multiply(sum[first], weight, rows[0], rows[1]);
-      if constexpr (Tile::kRows > 8) context.multiply(sum[first + 1], weight, rows[2], rows[3]);
+#pragma unroll
+      for (int band = 0; band < Tile::kBands; ++band) {
+        context.multiply(sums.of[band][first], weight[band], rows[0], rows[1]);
+        if constexpr (Tile::kRows > 8) context.multiply(sums.of[band][first + 1], weight[band], rows[2], rows[3]);
+      }
     }
   }
 }
@@ -345,9 +362,9 @@ WEFT_FLASH_INLINE void few_rows_multiply(Context& context, const FewRowsPlaces<T
 /// The chunks of all stages, of which `count` are used. Few rows: reads all operands before the first product.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_multiply_all(Context& context, const FewRowsPlaces<Tile>& places, int count,
-                                             float (&sum)[Tile::kRows / 8][4]) {
+                                             FewRowsSums<Tile>& sums) {
   if constexpr (Tile::kRows == 8 && Tile::kGroups == 1) {
-    std::uint32_t weight[Tile::kStages][4], rows[Tile::kStages][4];
+    std::uint32_t weight[Tile::kStages][Tile::kBands][4], rows[Tile::kStages][4];
 #pragma unroll
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       if (stage >= count) break;
@@ -357,13 +374,15 @@ WEFT_FLASH_INLINE void few_rows_multiply_all(Context& context, const FewRowsPlac
 #pragma unroll
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       if (stage >= count) break;
-      context.multiply(sum[0], weight[stage], rows[stage][0], rows[stage][1]);
+#pragma unroll
+      for (int band = 0; band < Tile::kBands; ++band)
+        context.multiply(sums.of[band][0], weight[stage][band], rows[stage][0], rows[stage][1]);
     }
   } else {
 #pragma unroll
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       if (stage >= count) break;
-      few_rows_multiply<Tile>(context, places, stage, sum);
+      few_rows_multiply<Tile>(context, places, stage, sums);
     }
   }
 }
@@ -403,9 +422,9 @@ WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, 
     few_rows_normalise<Tile>(context, o, 0, flash_least(count, kStages));
     context.sync();
   }
-  float sum[Tile::kRows / 8][4] = {};
+  FewRowsSums<Tile> of_warp;
   if (count <= kStages) {
-    few_rows_multiply_all<Tile>(context, places, count, sum);
+    few_rows_multiply_all<Tile>(context, places, count, of_warp);
   } else {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
@@ -418,7 +437,7 @@ WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, 
           context.sync();
         }
       }
-      few_rows_multiply<Tile>(context, places, stage, sum);
+      few_rows_multiply<Tile>(context, places, stage, of_warp);
       context.sync();  // the stage has been read
       if (next < count) {
         few_rows_load_weight<Tile>(context, o, words, first_output, begin + next, next, stage);
@@ -433,12 +452,15 @@ WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, 
             inner_warp = warp / Tile::kOutputWarps;
   float* const sums = reinterpret_cast<float*>(context.shared + Tile::sums_at(most_chunks));
 #pragma unroll
-  for (int tile = 0; tile < Tile::kRows / 8; ++tile)
+  for (int band = 0; band < Tile::kBands; ++band)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int output = 16 * output_warp + i / 2 * 8 + lane / 4, row = 8 * tile + lane % 4 * 2 + i % 2;
-      sums[inner_warp * Tile::kSums + row * Tile::kSumsStride + output] = sum[tile][i];
-    }
+    for (int tile = 0; tile < Tile::kRows / 8; ++tile)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int output = 16 * (Tile::kBands * output_warp + band) + i / 2 * 8 + lane / 4,
+                  row = 8 * tile + lane % 4 * 2 + i % 2;
+        sums[inner_warp * Tile::kSums + row * Tile::kSumsStride + output] = of_warp.of[band][tile][i];
+      }
   context.sync();
   constexpr int kOfRow = Tile::kOutputs / 4;
 #pragma unroll

@@ -13,8 +13,9 @@
 namespace weft::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kNarrowTile = 32, kWideTile = 128;
-constexpr std::int64_t kManyOutputs = 16384;  ///< from here on wide tiles
+constexpr std::int64_t kNarrowTile = 32, kMiddleTile = 64, kWideTile = 128;
+constexpr std::int64_t kSeveralOutputs = 1024;  ///< from here on middle tiles, in products that normalise
+constexpr std::int64_t kManyOutputs = 16384;    ///< from here on wide tiles
 
 enum class After : int { nothing, gelu, relu2 };
 
@@ -201,6 +202,8 @@ template <int kRows>
 void launch(const Execution& execution, const Arguments& arguments, bool transposed, bool normalised) {
   if (transposed && normalised) return launch<FewRowsTile<kRows, kNarrowTile, true, true>>(execution, arguments);
   if (transposed) return launch<FewRowsTile<kRows, kNarrowTile, true>>(execution, arguments);
+  if (normalised && arguments.operands.outputs >= kSeveralOutputs)
+    return launch<FewRowsTile<kRows, kMiddleTile, false, true>>(execution, arguments);
   if (normalised) return launch<FewRowsTile<kRows, kNarrowTile, false, true>>(execution, arguments);
   if (arguments.operands.outputs >= kManyOutputs)
     return launch<FewRowsTile<kRows, kWideTile, false>>(execution, arguments);

@@ -119,8 +119,8 @@ TEST_CASE("a row has the same bits with one row and with 64") {
 
 TEST_CASE("rows that are normalised as they are read: as in float64, also where the mean is large") {
   constexpr float kEpsilon = 1e-5f;
-  const auto run = [&]<int kRows, bool kTransposed>(const Size& size, bool centred, bool with_bias) {
-    using Tile = FewRowsTile<kRows, 32, kTransposed, true>;
+  const auto run = [&]<int kRows, bool kTransposed, int kOutputs = 32>(const Size& size, bool centred, bool with_bias) {
+    using Tile = FewRowsTile<kRows, kOutputs, kTransposed, true>;
     std::vector<float> values = random_floats(std::int64_t{size.rows} * size.inputs, 1);
     // Rows of means 0, 8, 16, …, and one column of 100: a mean of squares would lose digits.
     for (std::size_t i = 0; i < values.size(); ++i)
@@ -182,6 +182,9 @@ TEST_CASE("rows that are normalised as they are read: as in float64, also where 
       const std::vector<float> some = run.operator()<32, true>({17, 40, 840}, centred, with_bias);
       CHECK(std::equal(some.begin(), some.end(), together.begin()));
     }
+  const std::vector<float> alone = run.operator()<8, false, 64>({1, 72, 840}, true, true),
+                           together = run.operator()<64, false, 64>({64, 72, 840}, true, true);
+  CHECK(std::equal(alone.begin(), alone.end(), together.begin()));
   // One part with more chunks than stages.
   run.operator()<8, true>({2, 4096, 9 * 64}, true, true);
 }
