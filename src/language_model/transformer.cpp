@@ -132,6 +132,7 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
   const bool swaps = swap_.has_value() && step != nullptr;
   first_row_ = tokens.first_row;
   step_ = step;
+  if (joins_norms(tokens, step)) return forward_joined(tokens);
   await_weights(model_.blocks().front().first);
   embed(tokens, step);
   for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
@@ -175,10 +176,17 @@ void Transformer::enter(std::size_t layer, const Tokens& tokens) {
 
 void Transformer::attend(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
   const Activations& block = buffers_.blocks[layer];
+  const std::int64_t n = tokens.rows();
+  multiply(model_.blocks()[layer].projection, block.attention_input.rows_from(0, n), block.projected.rows_from(0, n));
+  mix(layer, tokens, step);
+}
+
+/// From queries, keys and values to the output of the attention.
+void Transformer::mix(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
+  const Activations& block = buffers_.blocks[layer];
   const std::int64_t n = tokens.rows(), queries = settings_.architecture.query_width(),
                      keys = settings_.architecture.key_width();
   const AnyMatrix projected = block.projected.rows_from(0, n), packed = block.attended_rows.rows_from(0, n);
-  multiply(model_.blocks()[layer].projection, block.attention_input.rows_from(0, n), projected);
   timers_.phase("attention");
   if (transforms_queries()) kernels::query_key(execution_, query_key(layer, tokens), projected, packed, block.inverse);
   if (attention_hook_ && attention_hook_(static_cast<std::int64_t>(layer), packed, block.mixed.rows_from(0, n))) return;

@@ -126,8 +126,9 @@ class Transformer {
     kernels::AnyMatrix final_residual;  ///< [rows, C]
     kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
     kernels::NormStatistics final_norm;
-    std::int64_t head_chunk = 0;  ///< rows
-    kernels::AnyMatrix logits;    ///< [rows of a chunk or all, at least Linear::outputs of the head]
+    kernels::Array<kernels::Moments> moments;  ///< of the residual stream, of rows whose norms products join
+    std::int64_t head_chunk = 0;               ///< rows
+    kernels::AnyMatrix logits;                 ///< [rows of a chunk or all, at least Linear::outputs of the head]
     /// [rows, C]: one, or where rows stay (keeps_rows) one per sublayer and one more.
     std::vector<kernels::AnyMatrix> residual_gradients;
     kernels::AnyMatrix input_gradient;       ///< [rows, C] of the input of a sublayer, or of the head
@@ -225,10 +226,13 @@ class Transformer {
   void embed(const Tokens&, const kernels::AdamStep*);
   void enter(std::size_t layer, const Tokens&);
   void attend(std::size_t layer, const Tokens&, const kernels::AdamStep*);
+  void mix(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void finish_attention(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void transform(std::size_t layer, const Tokens&);
   void finish_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*, const Tap& tap = {});
   void leave(const Tokens&);
+  bool joins_norms(const Tokens&, const kernels::AdamStep*) const;
+  void forward_joined(const Tokens&);
   void recompute(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void backward_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*, training::GradientSink&);
   void backward_attention(std::size_t layer, const Tokens&, const kernels::AdamStep*, training::GradientSink&);

@@ -7,30 +7,59 @@
 // eight. Each warp takes 16 outputs, all rows, and every kInnerWarps-th group of 16 inputs of a chunk; the sums of the
 // warps are added in their order.
 //
+// The rows of x may be normalised (norm/norm.hpp) in shared memory before they are multiplied. Their mean and variance
+// follow from the Moments of groups of their columns, which the product that formed x has left: no kernel reads whole
+// rows to normalise them.
+//
 // Invariant. The order in which a sum is formed depends on the number of outputs and inputs alone: a row has the same
 // bits whatever the other rows are and however many.
 #pragma once
 
+#include <cmath>
+
 #include "kernels/language/attention/flash_tiles.hpp"
+#include "kernels/language/linear/moments.hpp"
 
 namespace weft::kernels {
 
 /// How a block divides its work. kRows: of x, the rest are zeros; kOutputs: of the tile; kTransposed: W is stored as
-/// [inputs, outputs].
-template <int kRows_, int kOutputs_, bool kTransposed_>
+/// [inputs, outputs]; kNormalised: rows of x are normalised before they are multiplied.
+template <int kRows_, int kOutputs_, bool kTransposed_, bool kNormalised_ = false>
 struct FewRowsTile {
   static constexpr int kRows = kRows_, kOutputs = kOutputs_;
-  static constexpr bool kTransposed = kTransposed_;
+  static constexpr bool kTransposed = kTransposed_, kNormalised = kNormalised_;
   static constexpr int kWarps = 8, kThreads = kWarps * 32;
   static constexpr int kChunk = 64;                       ///< inputs that are loaded together
   static constexpr int kStages = kOutputs == 32 ? 6 : 4;  ///< chunks in flight
-  static constexpr int kOutputWarps = kOutputs / 16, kInnerWarps = kWarps / kOutputWarps;
-  static constexpr int kRowsBytes = kRows * kChunk * 2, kStageBytes = kRowsBytes + kOutputs * kChunk * 2;
+  static constexpr int kBands = kOutputs == 64 ? 2 : 1;   ///< of 16 outputs, of a warp
+  static constexpr int kOutputWarps = kOutputs / (16 * kBands), kInnerWarps = kWarps / kOutputWarps;
+  static constexpr int kGroups = kChunk / 16 / kInnerWarps;  ///< of 16 inputs, of a warp, per chunk
+  static constexpr int kUnits = kRows * kOutputs / 4;        ///< of four outputs of a row
+  /// A stage: rows, weights, and weight and bias of the norm in fp32.
+  static constexpr int kRowsBytes = kRows * kChunk * 2, kNormAt = kRowsBytes + kOutputs * kChunk * 2,
+                       kStageBytes = kNormAt + (kNormalised ? 2 * kChunk * 4 : 0);
   /// Sums are stored as [row][output]. Four floats between rows: the lanes of a warp write to different banks.
   static constexpr int kSumsStride = kOutputs + 4, kSums = kRows * kSumsStride;
-  static constexpr int kSharedBytes =
-      kStages * kStageBytes > kInnerWarps* kSums * 4 ? kStages* kStageBytes : kInnerWarps* kSums * 4;
+  /// Shared memory: mean and r of the rows; the stages; the sums, of many rows in the place of the stages.
+  static constexpr int kStagesAt = kNormalised ? kRows * 8 : 0;
+  static constexpr int sums_at(int chunks) {
+    return kStagesAt + (kRows > 8 ? 0 : (chunks < kStages ? chunks : kStages) * kStageBytes);
+  }
+  /// Bytes for sums over `chunks` chunks.
+  static constexpr int shared_bytes(int chunks) {
+    const int stages = kStagesAt + (chunks < kStages ? chunks : kStages) * kStageBytes,
+              sums = sums_at(chunks) + kInnerWarps * kSums * 4;
+    return stages > sums ? stages : sums;
+  }
   static_assert(kRows % 8 == 0 && kOutputs % 32 == 0 && kOutputWarps * kInnerWarps == kWarps);
+};
+
+/// How rows [n, inputs] are normalised: y = weight * (x - mean) * r + bias, r = 1 / sqrt(variance + epsilon).
+struct FewRowsNorm {
+  const float *weight, *bias;  ///< [inputs], aligned to 16 bytes; bias: or null, then 0
+  const Moments* moments;      ///< [rows, groups of columns] of x
+  float epsilon;
+  bool centred;  ///< false: mean = 0, the variance is the mean square
 };
 
 /// Addresses and strides are multiples of 8 elements, so is `inputs`, and `outputs` if W is stored transposed.
@@ -38,6 +67,7 @@ struct FewRowsOperands {
   const bf16 *x, *weight;
   std::int64_t x_stride, weight_stride;
   int rows, outputs, inputs;
+  FewRowsNorm norm = {};  ///< used if the tile is kNormalised
 };
 
 /// Byte of 16-byte word `word` of a row of kWords words. Words are permuted so that those which ldmatrix reads
@@ -49,112 +79,403 @@ WEFT_FLASH_INLINE std::uint32_t few_rows_place(int row, int word) {
   return static_cast<std::uint32_t>(row * kWords + permuted) * 16;
 }
 
+/// The 16-byte words that a thread copies to each stage: from addresses that are formed once.
+template <class Tile>
+struct FewRowsWords {
+  static constexpr int kWords = Tile::kChunk / 8;
+  static constexpr int kWeightWords = Tile::kTransposed ? Tile::kOutputs / 8 : kWords;
+  static constexpr int kWeightRows = Tile::kTransposed ? Tile::kChunk : Tile::kOutputs;
+  static constexpr int kWeightRowsAtOnce = Tile::kThreads / kWeightWords;
+  /// Rows of x, and stages of them, that the threads copy at once.
+  static constexpr int kRowsAtOnce = Tile::kRows < 32 ? Tile::kRows : 32,
+                       kStagesAtOnce = Tile::kThreads / (kWords * kRowsAtOnce);
+  static_assert(kWeightRows % kWeightRowsAtOnce == 0);
+
+  int row, stage;       ///< of the first word of x
+  const bf16* x;        ///< that word of the first chunk
+  std::uint32_t place;  ///< where it goes
+  int x_inputs;         ///< from it to the end of the row
+  const bf16* weight;   ///< the first word of W of the first chunk
+  std::uint32_t weight_place;
+  std::int64_t weight_step;       ///< elements from a chunk to the next
+  int weight_row, weight_column;  ///< of that word, from the first output and the first input of the chunk
+
+  WEFT_FLASH_INLINE FewRowsWords(int thread, const FewRowsOperands& o, int first_output, int begin) {
+    const int word = thread % kWords;
+    row = thread / kWords % kRowsAtOnce;
+    stage = thread / (kWords * kRowsAtOnce);
+    const int input = (begin + stage) * Tile::kChunk + 8 * word;
+    x = o.x + row * o.x_stride + input;
+    x_inputs = o.inputs - input;
+    place = static_cast<std::uint32_t>(Tile::kStagesAt + stage * Tile::kStageBytes) + few_rows_place<kWords>(row, word);
+    weight_row = thread / kWeightWords;
+    weight_column = thread % kWeightWords * 8;
+    weight_place = static_cast<std::uint32_t>(Tile::kStagesAt + Tile::kRowsBytes) +
+                   few_rows_place<kWeightWords>(weight_row, weight_column / 8);
+    const std::int64_t first = std::int64_t{begin} * Tile::kChunk;
+    weight = Tile::kTransposed ? o.weight + (first + weight_row) * o.weight_stride + first_output + weight_column
+                               : o.weight + (first_output + weight_row) * o.weight_stride + first + weight_column;
+    weight_step = Tile::kTransposed ? Tile::kChunk * o.weight_stride : std::int64_t{Tile::kChunk};
+  }
+};
+
+/// Chunk `chunk`, the i-th of this block.
 template <class Tile, class Context>
-WEFT_FLASH_INLINE void few_rows_load_weight(Context& context, const FewRowsOperands& o, int first_output, int chunk,
-                                            int stage) {
-  constexpr int kWords = Tile::kTransposed ? Tile::kOutputs / 8 : Tile::kChunk / 8;
-  const std::uint32_t base = static_cast<std::uint32_t>(stage * Tile::kStageBytes + Tile::kRowsBytes);
-  for (int i = context.thread; i < Tile::kOutputs * Tile::kChunk / 8; i += Tile::kThreads) {
-    const int row = i / kWords, word = i % kWords;
-    const int output = first_output + (Tile::kTransposed ? 8 * word : row),
-              input = chunk * Tile::kChunk + (Tile::kTransposed ? row : 8 * word);
-    const bool valid = output < o.outputs && input < o.inputs;
-    const std::int64_t at = Tile::kTransposed ? input * o.weight_stride + output : output * o.weight_stride + input;
-    context.copy16(base + few_rows_place<kWords>(row, word), o.weight + (valid ? at : 0), valid);
+WEFT_FLASH_INLINE void few_rows_load_weight(Context& context, const FewRowsOperands& o, const FewRowsWords<Tile>& words,
+                                            int first_output, int chunk, int i, int stage) {
+  using Words = FewRowsWords<Tile>;
+  const bf16* const from = words.weight + i * words.weight_step;
+  const std::uint32_t to = words.weight_place + static_cast<std::uint32_t>(stage * Tile::kStageBytes);
+  const int input = chunk * Tile::kChunk;
+#pragma unroll
+  for (int r = 0; r < Words::kWeightRows; r += Words::kWeightRowsAtOnce) {
+    // The permutation of words repeats after 8 rows.
+    const int row = words.weight_row + r;
+    const bool valid = Tile::kTransposed ? input + row < o.inputs && first_output + words.weight_column < o.outputs
+                                         : first_output + row < o.outputs && input + words.weight_column < o.inputs;
+    context.copy16(to + static_cast<std::uint32_t>(r * Words::kWeightWords * 16),
+                   valid ? from + r * o.weight_stride : o.weight, valid);
+  }
+  if constexpr (Tile::kNormalised) {
+    constexpr int kVectors = Tile::kChunk / 4;  // of four numbers
+    if (context.thread < 2 * kVectors) {
+      const int column = input + context.thread % kVectors * 4;
+      const float* const of_norm = context.thread < kVectors ? o.norm.weight : o.norm.bias;
+      const bool valid = of_norm != nullptr && column < o.inputs;
+      context.copy16(
+          static_cast<std::uint32_t>(Tile::kStagesAt + stage * Tile::kStageBytes + Tile::kNormAt + context.thread * 16),
+          valid ? of_norm + column : o.norm.weight, valid);
+    }
   }
 }
 
+/// Rows of the first `count` chunks, at most kStages.
 template <class Tile, class Context>
-WEFT_FLASH_INLINE void few_rows_load_rows(Context& context, const FewRowsOperands& o, int chunk, int stage) {
+WEFT_FLASH_INLINE void few_rows_load_rows(Context& context, const FewRowsOperands& o, const FewRowsWords<Tile>& words,
+                                          int count) {
+  using Words = FewRowsWords<Tile>;
+#pragma unroll
+  for (int s = 0; s < Tile::kStages; s += Words::kStagesAtOnce) {
+    if (words.stage + s >= flash_least(count, Tile::kStages)) break;
+#pragma unroll
+    for (int r = 0; r < Tile::kRows; r += Words::kRowsAtOnce) {
+      const bool valid = words.row + r < o.rows && s * Tile::kChunk < words.x_inputs;
+      context.copy16(words.place + static_cast<std::uint32_t>(s * Tile::kStageBytes + r * Tile::kChunk * 2),
+                     valid ? words.x + r * o.x_stride + s * Tile::kChunk : o.x, valid);
+    }
+  }
+}
+/// Rows of one chunk, to a stage that has been read.
+template <class Tile, class Context>
+WEFT_FLASH_INLINE void few_rows_load_rows_of(Context& context, const FewRowsOperands& o, int chunk, int stage) {
   constexpr int kWords = Tile::kChunk / 8;
-  const std::uint32_t base = static_cast<std::uint32_t>(stage * Tile::kStageBytes);
+#pragma unroll 1
   for (int i = context.thread; i < Tile::kRows * kWords; i += Tile::kThreads) {
     const int row = i / kWords, word = i % kWords, input = chunk * Tile::kChunk + 8 * word;
     const bool valid = row < o.rows && input < o.inputs;
-    context.copy16(base + few_rows_place<kWords>(row, word), o.x + (valid ? row * o.x_stride + input : 0), valid);
+    context.copy16(
+        static_cast<std::uint32_t>(Tile::kStagesAt + stage * Tile::kStageBytes) + few_rows_place<kWords>(row, word),
+        o.x + (valid ? row * o.x_stride + input : 0), valid);
+  }
+}
+
+struct alignas(16) FewRowsColumns {
+  float value[4];
+};
+/// Four numbers of 16 bits.
+struct alignas(8) FewRowsPair {
+  std::uint32_t pair[2];
+};
+
+WEFT_FLASH_INLINE float few_rows_inverse_root(float x) {
+#ifdef __CUDA_ARCH__
+  return rsqrtf(x);
+#else
+  return 1.0f / std::sqrt(x);
+#endif
+}
+
+/// Mean and r of the rows into shared memory. Groups of columns are merged as deviations from the mean of the first
+/// group: their squares are not much larger than the variance, so that no digits cancel.
+template <class Tile, class Context>
+WEFT_FLASH_INLINE void few_rows_statistics(Context& context, const FewRowsOperands& o) {
+  constexpr int kLanes = 8, kAtOnce = 4;  // threads that share a row; groups that a thread reads at once
+  constexpr int kRowsAtOnce = Tile::kThreads / kLanes, kPasses = (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce;
+  if (context.thread / 32 * (32 / kLanes) >= flash_least(Tile::kRows, o.rows)) return;  // the whole warp
+  const int groups = (o.inputs + kMomentColumns - 1) / kMomentColumns, lane = context.thread % kLanes,
+            first = context.thread / kLanes;
+  float* const statistics = reinterpret_cast<float*>(context.shared);
+  const float share = 1.0f / static_cast<float>(o.inputs);
+  const auto of_row = [&](int pass) {
+    return o.norm.moments + std::int64_t{flash_least(first + pass * kRowsAtOnce, o.rows - 1)} * groups;
+  };
+  float origin[kPasses], sum[kPasses] = {}, squares[kPasses] = {}, within[kPasses] = {};
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) origin[pass] = of_row(pass)[0].mean;
+  for (int begin = lane; begin < groups; begin += kLanes * kAtOnce) {
+    Moments group[kPasses][kAtOnce];
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass)
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) group[pass][i] = of_row(pass)[flash_least(begin + i * kLanes, groups - 1)];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int columns = flash_most(0, flash_least(kMomentColumns, o.inputs - (begin + i * kLanes) * kMomentColumns));
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const float distance = group[pass][i].mean - origin[pass], weighted = static_cast<float>(columns) * distance;
+        sum[pass] += weighted;
+        squares[pass] += weighted * distance;
+        within[pass] += columns > 0 ? group[pass][i].squares : 0.0f;
+      }
+    }
+  }
+#pragma unroll
+  for (int mask = kLanes / 2; mask > 0; mask /= 2)
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      sum[pass] += context.shuffle_xor(sum[pass], mask);
+      squares[pass] += context.shuffle_xor(squares[pass], mask);
+      within[pass] += context.shuffle_xor(within[pass], mask);
+    }
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int row = first + pass * kRowsAtOnce;
+    const float shift = sum[pass] * share, mean = origin[pass] + shift;
+    float variance = (within[pass] + (squares[pass] - sum[pass] * shift)) * share;
+    if (!o.norm.centred) variance += mean * mean;
+    if (lane != 0 || row >= o.rows) continue;
+    statistics[2 * row] = o.norm.centred ? mean : 0.0f;
+    statistics[2 * row + 1] = few_rows_inverse_root(variance + o.norm.epsilon);
+  }
+}
+
+/// Normalises the rows of stages [begin, end) in their place. A thread takes four columns of some rows: it reads weight
+/// and bias once per stage, since the bandwidth of shared memory is the limit with many rows.
+template <class Tile, class Context>
+WEFT_FLASH_INLINE void few_rows_normalise(Context& context, const FewRowsOperands& o, int begin, int end) {
+  constexpr int kQuarters = Tile::kChunk / 4, kRowsAtOnce = Tile::kRows < 16 ? Tile::kRows : 16,
+                kStagesAtOnce = Tile::kThreads / (kQuarters * kRowsAtOnce), kRounds = Tile::kRows / kRowsAtOnce;
+  const int quarter = context.thread % kQuarters, row = context.thread / kQuarters % kRowsAtOnce,
+            first = begin + context.thread / (kQuarters * kRowsAtOnce);
+  const float* const statistics = reinterpret_cast<const float*>(context.shared);
+  float mean[kRounds], inverse[kRounds];
+#pragma unroll
+  for (int r = 0; r < kRounds; ++r) {
+    mean[r] = statistics[2 * (row + r * kRowsAtOnce)];
+    inverse[r] = statistics[2 * (row + r * kRowsAtOnce) + 1];
+  }
+  // The permutation of words repeats after 8 rows.
+  const std::uint32_t place =
+      few_rows_place<Tile::kChunk / 8>(row, quarter / 2) + static_cast<std::uint32_t>(quarter % 2 * 8);
+#pragma unroll(Tile::kRows == 8 ? 3 : 2)
+  for (int stage = first; stage < end; stage += kStagesAtOnce) {
+    unsigned char* const base = context.shared + Tile::kStagesAt + stage * Tile::kStageBytes;
+    const FewRowsColumns* const columns = reinterpret_cast<const FewRowsColumns*>(base + Tile::kNormAt) + quarter;
+    const FewRowsColumns weight = columns[0], bias = columns[kQuarters];
+    FewRowsPair* const x = reinterpret_cast<FewRowsPair*>(base + place);
+    FewRowsPair value[kRounds];
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) value[r] = x[r * kRowsAtOnce * Tile::kChunk / 4];
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      const auto normalised = [&](float number, int k) {
+        return weight.value[k] * ((number - mean[r]) * inverse[r]) + bias.value[k];
+      };
+#pragma unroll
+      for (int k = 0; k < 2; ++k)
+        value[r].pair[k] = flash_pack<bf16>(normalised(flash_low<bf16>(value[r].pair[k]), 2 * k),
+                                            normalised(flash_high<bf16>(value[r].pair[k]), 2 * k + 1));
+      if (row + r * kRowsAtOnce < o.rows) x[r * kRowsAtOnce * Tile::kChunk / 4] = value[r];
+    }
+  }
+}
+
+/// Where a lane reads its part of the operands of a group of 16 inputs in a stage.
+template <class Tile>
+struct FewRowsPlaces {
+  std::uint32_t weight[Tile::kGroups][Tile::kBands], rows[Tile::kGroups];
+
+  WEFT_FLASH_INLINE explicit FewRowsPlaces(int thread) {
+    constexpr int kWords = Tile::kChunk / 8, kWeightWords = Tile::kTransposed ? Tile::kOutputs / 8 : kWords;
+    const int lane = thread % 32, warp = thread / 32, output_warp = warp % Tile::kOutputWarps,
+              inner_warp = warp / Tile::kOutputWarps, matrix = lane / 8, of_matrix = lane % 8;
+#pragma unroll
+    for (int g = 0; g < Tile::kGroups; ++g) {
+      const int group = inner_warp + g * Tile::kInnerWarps;
+#pragma unroll
+      for (int band = 0; band < Tile::kBands; ++band) {
+        const int outputs = Tile::kBands * output_warp + band;  // which 16 of the tile
+        weight[g][band] =
+            Tile::kStagesAt + Tile::kRowsBytes +
+            (Tile::kTransposed
+                 ? few_rows_place<kWeightWords>(16 * group + matrix / 2 * 8 + of_matrix, 2 * outputs + matrix % 2)
+                 : few_rows_place<kWeightWords>(16 * outputs + matrix % 2 * 8 + of_matrix, 2 * group + matrix / 2));
+      }
+      rows[g] = Tile::kStagesAt +
+                few_rows_place<kWords>((Tile::kRows == 8 ? 0 : matrix / 2 * 8) + of_matrix, 2 * group + matrix % 2);
+    }
+  }
+};
+
+/// Sums of a warp, as tensor cores form them.
+template <class Tile>
+struct FewRowsSums {
+  float of[Tile::kBands][Tile::kRows / 8][4] = {};
+};
+
+template <class Tile, class Context>
+WEFT_FLASH_INLINE void few_rows_read_weight(Context& context, const FewRowsPlaces<Tile>& places, int stage, int g,
+                                            std::uint32_t (&weight)[Tile::kBands][4]) {
+#pragma unroll
+  for (int band = 0; band < Tile::kBands; ++band) {
+    const std::uint32_t at = places.weight[g][band] + static_cast<std::uint32_t>(stage * Tile::kStageBytes);
+    if constexpr (Tile::kTransposed)
+      context.load_matrices_transposed(weight[band], at);
+    else
+      context.load_matrices(weight[band], at);
   }
 }
 
 /// One chunk in shared memory.
 template <class Tile, class Context>
-WEFT_FLASH_INLINE void few_rows_multiply(Context& context, int stage, float (&sum)[Tile::kRows / 8][4]) {
-  constexpr int kWords = Tile::kChunk / 8, kWeightWords = Tile::kTransposed ? Tile::kOutputs / 8 : kWords;
-  const int lane = context.thread % 32, warp = context.thread / 32, output_warp = warp % Tile::kOutputWarps,
-            inner_warp = warp / Tile::kOutputWarps;
-  const int matrix = lane / 8, of_matrix = lane % 8;
-  const std::uint32_t rows = static_cast<std::uint32_t>(stage * Tile::kStageBytes), weight = rows + Tile::kRowsBytes;
+WEFT_FLASH_INLINE void few_rows_multiply(Context& context, const FewRowsPlaces<Tile>& places, int stage,
+                                         FewRowsSums<Tile>& sums) {
+  const std::uint32_t at = static_cast<std::uint32_t>(stage * Tile::kStageBytes);
 #pragma unroll
-  for (int group = inner_warp; group < Tile::kChunk / 16; group += Tile::kInnerWarps) {
-    std::uint32_t a[4];
-    if constexpr (Tile::kTransposed)
-      context.load_matrices_transposed(a, weight + few_rows_place<kWeightWords>(16 * group + matrix / 2 * 8 + of_matrix,
-                                                                                2 * output_warp + matrix % 2));
-    else
-      context.load_matrices(a, weight + few_rows_place<kWeightWords>(16 * output_warp + matrix % 2 * 8 + of_matrix,
-                                                                     2 * group + matrix / 2));
+  for (int g = 0; g < Tile::kGroups; ++g) {
+    std::uint32_t weight[Tile::kBands][4];
+    few_rows_read_weight<Tile>(context, places, stage, g, weight);
 #pragma unroll
     for (int first = 0; first < Tile::kRows / 8; first += 2) {
-      std::uint32_t b[4];  // of eight rows only the first half is used
-      const int row = 8 * first + (Tile::kRows == 8 ? 0 : matrix / 2 * 8) + of_matrix;
-      context.load_matrices(b, rows + few_rows_place<kWords>(row, 2 * group + matrix % 2));
-      context.multiply(sum[first], a, b[0], b[1]);
-      if constexpr (Tile::kRows > 8) context.multiply(sum[first + 1], a, b[2], b[3]);
+      std::uint32_t rows[4];  // of eight rows only the first half is used
+      context.load_matrices(rows, places.rows[g] + at + static_cast<std::uint32_t>(8 * first * Tile::kChunk * 2));
+#pragma unroll
+      for (int band = 0; band < Tile::kBands; ++band) {
+        context.multiply(sums.of[band][first], weight[band], rows[0], rows[1]);
+        if constexpr (Tile::kRows > 8) context.multiply(sums.of[band][first + 1], weight[band], rows[2], rows[3]);
+      }
     }
   }
 }
 
-/// Sums over chunks [begin, end) of the inputs: float [kRows][kSumsStride] at the beginning of shared memory, complete
-/// for all threads of the block. await_rows() is called before x is read: until then only W is loaded.
-template <class Tile, class Context, class AwaitRows>
-WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, int first_output, int begin, int end,
-                                    const AwaitRows& await_rows) {
-  constexpr int kStages = Tile::kStages;
-  const int count = end - begin;
-  for (int stage = 0; stage < kStages && stage < count; ++stage)
-    few_rows_load_weight<Tile>(context, o, first_output, begin + stage, stage);
-  await_rows();
-  for (int stage = 0; stage < kStages; ++stage) {
-    if (stage < count) few_rows_load_rows<Tile>(context, o, begin + stage, stage);
-    context.commit();
-  }
-  float sum[Tile::kRows / 8][4] = {};
-  for (int i = 0; i < count; ++i) {
-    const int stage = i % kStages;
-    context.template wait<kStages - 1>();
-    context.sync();
-    few_rows_multiply<Tile>(context, stage, sum);
-    if (count > kStages) {
-      context.sync();  // the stage has been read
-      if (i + kStages < count) {
-        few_rows_load_weight<Tile>(context, o, first_output, begin + i + kStages, stage);
-        few_rows_load_rows<Tile>(context, o, begin + i + kStages, stage);
-      }
+/// The chunks of all stages, of which `count` are used. Few rows: reads all operands before the first product.
+template <class Tile, class Context>
+WEFT_FLASH_INLINE void few_rows_multiply_all(Context& context, const FewRowsPlaces<Tile>& places, int count,
+                                             FewRowsSums<Tile>& sums) {
+  if constexpr (Tile::kRows == 8 && Tile::kGroups == 1) {
+    std::uint32_t weight[Tile::kStages][Tile::kBands][4], rows[Tile::kStages][4];
+#pragma unroll
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      if (stage >= count) break;
+      few_rows_read_weight<Tile>(context, places, stage, 0, weight[stage]);
+      context.load_matrices(rows[stage], places.rows[0] + static_cast<std::uint32_t>(stage * Tile::kStageBytes));
     }
-    context.commit();
+#pragma unroll
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      if (stage >= count) break;
+#pragma unroll
+      for (int band = 0; band < Tile::kBands; ++band)
+        context.multiply(sums.of[band][0], weight[stage][band], rows[stage][0], rows[stage][1]);
+    }
+  } else {
+#pragma unroll
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      if (stage >= count) break;
+      few_rows_multiply<Tile>(context, places, stage, sums);
+    }
   }
-  context.template wait<0>();
-  context.sync();  // sums take the place of the stages
+}
 
-  const int lane = context.thread % 32, warp = context.thread / 32, output_warp = warp % Tile::kOutputWarps,
-            inner_warp = warp / Tile::kOutputWarps;
-  float* const sums = reinterpret_cast<float*>(context.shared);
-#pragma unroll
-  for (int tile = 0; tile < Tile::kRows / 8; ++tile)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int output = 16 * output_warp + i / 2 * 8 + lane / 4, row = 8 * tile + lane % 4 * 2 + i % 2;
-      sums[inner_warp * Tile::kSums + row * Tile::kSumsStride + output] = sum[tile][i];
-    }
+/// Where the four sums of a unit are.
+template <class Tile>
+WEFT_FLASH_INLINE FewRowsColumns* few_rows_unit(unsigned char* shared, int most_chunks, int unit) {
+  constexpr int kOfRow = Tile::kOutputs / 4;
+  float* const sums = reinterpret_cast<float*>(shared + Tile::sums_at(most_chunks));
+  return reinterpret_cast<FewRowsColumns*>(sums + unit / kOfRow * Tile::kSumsStride + unit % kOfRow * 4);
+}
+
+/// Sums over chunks [begin, end) of the inputs. finish(unit, sums, at) gets four: of row unit / (kOutputs / 4) and the
+/// outputs from 4 (unit % (kOutputs / 4)) of the tile; `at` is memory of this unit. Units are those of used rows and of
+/// others that a warp has beside them; of a thread they rise by kThreads from its number. await_rows() is called before
+/// x is read: until then only weights are loaded.
+///
+/// What follows await_rows is a chain of latencies, not of work: addresses are formed before it, and the loops over the
+/// stages are unrolled.
+template <class Tile, class Context, class AwaitRows, class Finish>
+WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, int first_output, int begin, int end,
+                                    int most_chunks, const AwaitRows& await_rows, const Finish& finish) {
+  constexpr int kStages = Tile::kStages;
+  const int count = end - begin, thread = context.thread;
+  const FewRowsWords<Tile> words(thread, o, first_output, begin);
+  const FewRowsPlaces<Tile> places(thread);
+#pragma unroll 1
+  for (int i = 0; i < kStages && i < count; ++i)
+    few_rows_load_weight<Tile>(context, o, words, first_output, begin + i, i, i);
+  await_rows();
+  few_rows_load_rows<Tile>(context, o, words, count);
+  context.commit();
+  if constexpr (Tile::kNormalised) few_rows_statistics<Tile>(context, o);
+  context.template wait<0>();
   context.sync();
-  if constexpr (Tile::kInnerWarps > 1) {
-    const int used = flash_least(Tile::kRows, o.rows) * Tile::kSumsStride;
-    for (int i = context.thread; i < used; i += Tile::kThreads) {
-      float total = sums[i];
-#pragma unroll
-      for (int k = 1; k < Tile::kInnerWarps; ++k) total += sums[k * Tile::kSums + i];
-      sums[i] = total;
-    }
+  if constexpr (Tile::kNormalised) {
+    few_rows_normalise<Tile>(context, o, 0, flash_least(count, kStages));
     context.sync();
+  }
+  FewRowsSums<Tile> of_warp;
+  if (count <= kStages) {
+    few_rows_multiply_all<Tile>(context, places, count, of_warp);
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const int stage = i % kStages, next = i + kStages;
+      if (i >= kStages) {
+        context.template wait<kStages - 1>();
+        context.sync();
+        if constexpr (Tile::kNormalised) {
+          few_rows_normalise<Tile>(context, o, stage, stage + 1);
+          context.sync();
+        }
+      }
+      few_rows_multiply<Tile>(context, places, stage, of_warp);
+      context.sync();  // the stage has been read
+      if (next < count) {
+        few_rows_load_weight<Tile>(context, o, words, first_output, begin + next, next, stage);
+        few_rows_load_rows_of<Tile>(context, o, begin + next, stage);
+      }
+      context.commit();
+    }
+  }
+  if (Tile::kRows > 8) context.sync();  // sums take the place of the stages
+
+  const int lane = thread % 32, warp = thread / 32, output_warp = warp % Tile::kOutputWarps,
+            inner_warp = warp / Tile::kOutputWarps;
+  float* const sums = reinterpret_cast<float*>(context.shared + Tile::sums_at(most_chunks));
+#pragma unroll
+  for (int band = 0; band < Tile::kBands; ++band)
+#pragma unroll
+    for (int tile = 0; tile < Tile::kRows / 8; ++tile)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int output = 16 * (Tile::kBands * output_warp + band) + i / 2 * 8 + lane / 4,
+                  row = 8 * tile + lane % 4 * 2 + i % 2;
+        sums[inner_warp * Tile::kSums + row * Tile::kSumsStride + output] = of_warp.of[band][tile][i];
+      }
+  context.sync();
+  constexpr int kOfRow = Tile::kOutputs / 4;
+#pragma unroll
+  for (int round = 0; round < (Tile::kUnits + Tile::kThreads - 1) / Tile::kThreads; ++round) {
+    const int unit = thread + round * Tile::kThreads;
+    if (unit / 32 * 32 / kOfRow >= flash_least(Tile::kRows, o.rows)) break;  // of the whole warp
+    FewRowsColumns* const at = few_rows_unit<Tile>(context.shared, most_chunks, unit);
+    FewRowsColumns total = *at;
+#pragma unroll
+    for (int k = 1; k < Tile::kInnerWarps; ++k) {
+      const FewRowsColumns more = at[k * Tile::kSums / 4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total.value[i] += more.value[i];
+    }
+    finish(unit, total, at);
   }
 }
 

@@ -10,16 +10,21 @@
 
 namespace weft::kernels::cuda {
 
-/// What follows a product: `activated` [n, outputs] from y as stored. Of the activations without gate.
-struct ActivationAfter {
-  MlpActivation kind;
-  AnyMatrix activated;
+/// True if multiply_few_rows takes these operands: bf16 and at most 64 rows, on GPUs from compute capability 9.0 on.
+bool fits_few_rows(const LinearWeights&, AnyMatrix x, AnyMatrix y);
+
+/// What precedes and follows a product. All rows are bf16.
+struct FewRowsSteps {
+  const MomentNorm* norm = nullptr;              ///< of the rows of x
+  std::optional<MlpActivation> activation = {};  ///< without gate
+  AnyMatrix activated = {};                      ///< [n, outputs], from y as stored
+  AnyMatrix residual = {};                       ///< [n, outputs] or without data: y = residual + y, both rounded
+  Array<Moments> moments = {};                   ///< of y as stored, [n, moment_groups(outputs)], or empty
 };
 
-/// y = x Wᵀ + b, with b in fp32, for bf16 and at most 64 rows, on GPUs from compute capability 9.0 on. False where
-/// types, sizes, alignment or the GPU do not fit: nothing is enqueued then. A row does not depend on the number of
-/// rows. W is read while the kernel before it in the stream may still run, so that kernel must not write W.
-bool multiply_few_rows(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix y,
-                       const std::optional<ActivationAfter>& after);
+/// y = x Wᵀ + b, with b in fp32, of operands that fit. y: or without data, not stored. A row does not depend on the
+/// number of rows. Weights, biases and those of the norm are read while the kernel before it in the stream may still
+/// run, so that kernel must not write them.
+void multiply_few_rows(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix y, const FewRowsSteps&);
 
 }  // namespace weft::kernels::cuda

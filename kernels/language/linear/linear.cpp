@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/language/linear/linear.hpp"
 
+#include "base/error.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/language/linear/few_rows_cuda.hpp"
 #include "kernels/language/residual/residual.hpp"
@@ -17,7 +18,8 @@ Form backward_form(const LinearWeights& weights) { return weights.transposed ? F
 void linear(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
             Array<std::byte> workspace) {
   if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda && cuda::multiply_few_rows(execution, weights, x, y, {})) return;
+    if (execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, y))
+      return cuda::multiply_few_rows(execution, weights, x, y, {});
   const Epilogue epilogue{.kind = Epilogue::Kind::bias, .bias = weights.rounded_bias.data};
   if (execution.backend == Backend::cuda && epilogue.bias != nullptr &&
       gemm_with_epilogue(execution, x, Form::plain, weights.matrix, forward_form(weights), y, epilogue, workspace))
@@ -36,10 +38,45 @@ void linear_coded(const Execution& execution, const LinearWeights& weights, cons
 
 bool linear_activated(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
                       MlpActivation activation, AnyMatrix activated) {
-  if constexpr (kCudaBuild)
-    return execution.backend == Backend::cuda &&
-           cuda::multiply_few_rows(execution, weights, x, y, cuda::ActivationAfter{activation, activated});
+  if constexpr (kCudaBuild) {
+    if (execution.backend != Backend::cuda || is_gated(activation) || !cuda::fits_few_rows(weights, x, y) ||
+        !cuda::fits_few_rows(weights, x, activated))
+      return false;
+    cuda::multiply_few_rows(execution, weights, x, y, {.activation = activation, .activated = activated});
+    return true;
+  }
   return false;
+}
+
+bool joins_norms(const Execution& execution, const LinearWeights& weights, std::int64_t rows, Scalar type) {
+  if constexpr (kCudaBuild) {
+    const std::int64_t outputs = weights.transposed ? weights.matrix.columns : weights.matrix.rows,
+                       inputs = weights.transposed ? weights.matrix.rows : weights.matrix.columns;
+    return execution.backend == Backend::cuda &&
+           cuda::fits_few_rows(weights, {nullptr, type, rows, inputs, inputs}, {nullptr, type, rows, outputs, outputs});
+  }
+  return false;
+}
+
+void linear_of_norm(const Execution& execution, const LinearWeights& weights, const MomentNorm& norm, AnyMatrix x,
+                    AnyMatrix y, std::optional<MlpActivation> activation) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, y)) {
+      AnyMatrix product = y;
+      if (activation) product.data = nullptr;
+      return cuda::multiply_few_rows(execution, weights, x, product,
+                                     {.norm = &norm, .activation = activation, .activated = y});
+    }
+  throw Error(ExitCode::internal, "linear_of_norm: no kernel for these operands");
+}
+
+void linear_added(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix residual,
+                  AnyMatrix sum, Array<Moments> moments) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, sum) &&
+        cuda::fits_few_rows(weights, x, residual))
+      return cuda::multiply_few_rows(execution, weights, x, sum, {.residual = residual, .moments = moments});
+  throw Error(ExitCode::internal, "linear_added: no kernel for these operands");
 }
 
 void linear_backward(const Execution& execution, const LinearWeights& weights, AnyMatrix dy, AnyMatrix dx,

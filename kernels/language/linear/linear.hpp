@@ -4,6 +4,8 @@
 //
 //   linear                  y = x Wᵀ + b
 //   linear_activated        the same, and activated = activation(y)
+//   linear_of_norm          y = activation(norm(x) Wᵀ + b)
+//   linear_added            sum = residual + x Wᵀ + b
 //   linear_backward         dx = dy W
 //   linear_gelu_backward    dhidden = (dy W) ∘ gelu'(hidden)     for y = gelu(hidden) Wᵀ
 //
@@ -12,16 +14,20 @@
 // activation is formed from y as stored: it has the same bits when it is computed again.
 //
 // Products of at most 64 rows of bf16, such as those of a step of generation, have a kernel of their own on GPUs from
-// compute capability 9.0 on (few_rows_cuda.hpp). There a row of y does not depend on the number of rows.
+// compute capability 9.0 on (few_rows_cuda.hpp). There a row of y does not depend on the number of rows, and products
+// normalise the rows that they read and add the residual stream: a step has no kernels of its own for norms.
 #pragma once
 
 #include <cstddef>
+#include <optional>
 
 #include "kernels/array.hpp"
 #include "kernels/bf16.hpp"
 #include "kernels/execution.hpp"
 #include "kernels/gemm/fp8.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
+#include "kernels/language/linear/moments.hpp"
+#include "kernels/language/norm/norm.hpp"
 
 namespace weft::kernels {
 
@@ -44,6 +50,29 @@ void linear_coded(const Execution&, const LinearWeights& weights, const CodedRow
 /// of gated activations, and where `linear` has no kernel of its own. Nothing is enqueued then.
 bool linear_activated(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix y, MlpActivation,
                       AnyMatrix activated);
+
+/// Most rows of a product that has a kernel for few rows.
+constexpr std::int64_t kMostFewRows = 64;
+
+/// How a product normalises the rows that it reads, from moments that a product before it has left.
+struct MomentNorm {
+  NormWeights weights;
+  Array<const Moments> moments;  ///< [n, moment_groups(inputs)] of its x
+};
+
+/// True if linear_of_norm and linear_added take a product of this size: few rows of `type`, on a GPU with a kernel for
+/// them.
+bool joins_norms(const Execution&, const LinearWeights& weights, std::int64_t rows, Scalar type);
+
+/// y = activation(norm(x) Wᵀ + b), or without activation if there is none. norm(x) and the product are rounded as
+/// norm_forward, linear and mlp_activation round them. x [n, inputs], y [n, outputs].
+void linear_of_norm(const Execution&, const LinearWeights& weights, const MomentNorm& norm, AnyMatrix x, AnyMatrix y,
+                    std::optional<MlpActivation> activation);
+
+/// sum = residual + (x Wᵀ + b), with the bits of `linear` and a norm's sum, and its moments. x [n, inputs]; residual,
+/// sum [n, outputs]; moments [n, moment_groups(outputs)].
+void linear_added(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix residual, AnyMatrix sum,
+                  Array<Moments> moments);
 
 /// dy [n, outputs], dx [n, inputs].
 void linear_backward(const Execution&, const LinearWeights&, AnyMatrix dy, AnyMatrix dx, Array<std::byte> workspace);

@@ -36,25 +36,28 @@ struct Stored {
 
 /// The product as the kernel forms it: parts of the inputs are added in their order.
 template <class Tile>
-std::vector<float> product(const Stored& x, const Stored& weight, const Size& size, bool reversed) {
-  const FewRowsOperands operands{x.data(),  weight.data(), x.stride,   weight.stride,
-                                 size.rows, size.outputs,  size.inputs};
+std::vector<float> product(const Stored& x, const Stored& weight, const Size& size, bool reversed,
+                           const FewRowsNorm& norm = {}) {
+  const FewRowsOperands operands{x.data(),  weight.data(), x.stride,    weight.stride,
+                                 size.rows, size.outputs,  size.inputs, norm};
   const int tiles = (size.outputs + Tile::kOutputs - 1) / Tile::kOutputs,
             chunks = (size.inputs + Tile::kChunk - 1) / Tile::kChunk, parts = few_rows_parts(tiles, chunks);
   std::vector<float> y(static_cast<std::size_t>(size.rows * size.outputs));
   for (int tile = 0; tile < tiles; ++tile)
     for (int part = 0; part < parts; ++part)
-      EmulatedBlock(Tile::kThreads, Tile::kSharedBytes, reversed, [&](EmulatedContext& context) {
-        few_rows_sum<Tile>(context, operands, tile * Tile::kOutputs, chunks * part / parts, chunks * (part + 1) / parts,
-                           [] {});
-        const auto* const sums = reinterpret_cast<const float*>(context.shared);
-        for (int i = context.thread; i < size.rows * Tile::kOutputs; i += Tile::kThreads) {
-          const int row = i / Tile::kOutputs, output = tile * Tile::kOutputs + i % Tile::kOutputs;
-          if (output < size.outputs)
-            y[static_cast<std::size_t>(row * size.outputs + output)] +=
-                sums[row * Tile::kSumsStride + i % Tile::kOutputs];
-        }
-      });
+      EmulatedBlock(Tile::kThreads, Tile::shared_bytes((chunks + parts - 1) / parts), reversed,
+                    [&](EmulatedContext& context) {
+                      few_rows_sum<Tile>(
+                          context, operands, tile * Tile::kOutputs, chunks * part / parts, chunks * (part + 1) / parts,
+                          (chunks + parts - 1) / parts, [] {},
+                          [&](int unit, const FewRowsColumns& sums, FewRowsColumns*) {
+                            constexpr int kOfRow = Tile::kOutputs / 4;
+                            const int row = unit / kOfRow, first = tile * Tile::kOutputs + unit % kOfRow * 4;
+                            for (int i = 0; i < 4; ++i)
+                              if (row < size.rows && first + i < size.outputs)
+                                y[static_cast<std::size_t>(row * size.outputs + first + i)] += sums.value[i];
+                          });
+                    });
   return y;
 }
 
@@ -91,13 +94,16 @@ TEST_CASE("sums of few rows agree with float64: any number of rows, short tiles,
   for (const Size& size : {Size{1, 8, 8}, Size{3, 40, 72}, Size{8, 32, 64}, Size{2, 24, 7 * 128 + 8}}) {
     check<FewRowsTile<8, 32, false>>(size);
     check<FewRowsTile<8, 32, true>>(size);
+    check<FewRowsTile<8, 64, false>>(size);
     check<FewRowsTile<8, 128, false>>(size);
   }
   for (const Size& size : {Size{64, 32, 128}, Size{33, 40, 200}, Size{9, 24, 7 * 128 + 8}}) {
     check<FewRowsTile<64, 32, false>>(size);
     check<FewRowsTile<64, 32, true>>(size);
+    check<FewRowsTile<64, 64, true>>(size);
     check<FewRowsTile<64, 128, false>>(size);
   }
+  check<FewRowsTile<32, 32, true>>({19, 40, 200});
   // One part with more chunks than stages: 128 tiles.
   check<FewRowsTile<8, 32, true>>({2, 4096, 8 * 64});
   // Outputs need not be a multiple of 8 where they are rows of W.
@@ -109,6 +115,78 @@ TEST_CASE("a row has the same bits with one row and with 64") {
   const std::vector<float> alone = check<FewRowsTile<8, 32, false>>(one),
                            together = check<FewRowsTile<64, 32, false>>(many);
   CHECK(std::equal(alone.begin(), alone.end(), together.begin()));
+}
+
+TEST_CASE("rows that are normalised as they are read: as in float64, also where the mean is large") {
+  constexpr float kEpsilon = 1e-5f;
+  const auto run = [&]<int kRows, bool kTransposed, int kOutputs = 32>(const Size& size, bool centred, bool with_bias) {
+    using Tile = FewRowsTile<kRows, kOutputs, kTransposed, true>;
+    std::vector<float> values = random_floats(std::int64_t{size.rows} * size.inputs, 1);
+    // Rows of means 0, 8, 16, …, and one column of 100: a mean of squares would lose digits.
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] += static_cast<float>(static_cast<int>(i) / size.inputs * 8 +
+                                      (static_cast<int>(i) % size.inputs == 3 ? 100 : 0));
+    const Stored x(values, size.rows, size.inputs);
+    const std::vector<float> gamma = random_floats(size.inputs, 5), beta = random_floats(size.inputs, 6);
+    std::vector<FewRowsColumns> aligned(2 * static_cast<std::size_t>(size.inputs) / 4);
+    std::memcpy(aligned.data(), gamma.data(), gamma.size() * 4);
+    std::memcpy(aligned.data() + size.inputs / 4, beta.data(), beta.size() * 4);
+    std::vector<Moments> moments;
+    std::vector<float> normalised;
+    for (int n = 0; n < size.rows; ++n) {
+      double mean = 0, variance = 0;
+      for (int begin = 0; begin < size.inputs; begin += kMomentColumns) {
+        const int end = std::min(begin + kMomentColumns, size.inputs);
+        double sum = 0, squares = 0;
+        for (int i = begin; i < end; ++i) sum += x.at(n, i) / (end - begin);
+        for (int i = begin; i < end; ++i) squares += (x.at(n, i) - sum) * (x.at(n, i) - sum);
+        moments.push_back({static_cast<float>(sum), static_cast<float>(squares)});
+        mean += sum * (end - begin) / size.inputs;
+      }
+      if (!centred) mean = 0;
+      for (int i = 0; i < size.inputs; ++i) variance += (x.at(n, i) - mean) * (x.at(n, i) - mean) / size.inputs;
+      for (int i = 0; i < size.inputs; ++i)
+        normalised.push_back(static_cast<float>(gamma[i] * (x.at(n, i) - mean) / std::sqrt(variance + kEpsilon) +
+                                                (with_bias ? beta[i] : 0.0f)));
+    }
+    const Stored weight(random_floats(std::int64_t{size.outputs} * size.inputs, 2),
+                        kTransposed ? size.inputs : size.outputs, kTransposed ? size.outputs : size.inputs);
+    const FewRowsNorm norm{aligned.front().value,
+                           with_bias ? aligned[static_cast<std::size_t>(size.inputs) / 4].value : nullptr,
+                           moments.data(), kEpsilon, centred};
+    const std::vector<float> y = product<Tile>(x, weight, size, false, norm);
+    std::vector<double> want;
+    for (int n = 0; n < size.rows; ++n)
+      for (int o = 0; o < size.outputs; ++o) {
+        double sum = 0;
+        for (int i = 0; i < size.inputs; ++i)
+          sum += normalised[static_cast<std::size_t>(n * size.inputs + i)] *
+                 (kTransposed ? weight.at(i, o) : weight.at(o, i));
+        want.push_back(sum);
+      }
+    CAPTURE(size.rows);
+    CAPTURE(size.inputs);
+    CAPTURE(centred);
+    CHECK(relative_error(y, want) <= 4e-3);  // normalised rows are rounded to bf16
+    CHECK(product<Tile>(x, weight, size, true, norm) == y);
+    return y;
+  };
+  for (const bool centred : {true, false})
+    for (const bool with_bias : {true, false}) {
+      run.operator()<8, false>({1, 8, 8}, centred, with_bias);
+      run.operator()<8, true>({3, 40, 72}, centred, with_bias);
+      run.operator()<64, false>({33, 40, 1200}, centred, with_bias);
+      const std::vector<float> alone = run.operator()<8, true>({1, 40, 840}, centred, with_bias),
+                               together = run.operator()<64, true>({64, 40, 840}, centred, with_bias);
+      CHECK(std::equal(alone.begin(), alone.end(), together.begin()));
+      const std::vector<float> some = run.operator()<32, true>({17, 40, 840}, centred, with_bias);
+      CHECK(std::equal(some.begin(), some.end(), together.begin()));
+    }
+  const std::vector<float> alone = run.operator()<8, false, 64>({1, 72, 840}, true, true),
+                           together = run.operator()<64, false, 64>({64, 72, 840}, true, true);
+  CHECK(std::equal(alone.begin(), alone.end(), together.begin()));
+  // One part with more chunks than stages.
+  run.operator()<8, true>({2, 4096, 9 * 64}, true, true);
 }
 
 TEST_CASE("parts of the inputs: enough blocks for a GPU, no more parts than chunks") {

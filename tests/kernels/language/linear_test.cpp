@@ -117,11 +117,13 @@ TEST_CASE("products of few rows: all sizes agree with float64, and a row does no
         CAPTURE(shape.outputs);
         CAPTURE(transposed);
         constexpr Scalar kType = Scalar::bf16;
+        // Rows begin at multiples of four elements, those of many outputs at whole words.
+        const Margins in_fours = shape.outputs == kMany ? Margins{8, 16} : Margins{4, 4 + (4 - shape.outputs % 4) % 4};
         const Weights weights(shape.outputs, shape.inputs, transposed, kType);
         const Rows x(random_floats(shape.rows * shape.inputs, 3), shape.rows, shape.inputs, kType, {8, 16}),
-            y(shape.rows, shape.outputs, kType, shape.outputs == kMany ? Margins{8, 16} : Margins{3, 2}),
-            one(1, shape.outputs, kType), hidden(shape.rows, shape.outputs, kType),
-            fused(shape.rows, shape.outputs, kType), separate(shape.rows, shape.outputs, kType);
+            y(shape.rows, shape.outputs, kType, in_fours), one(1, shape.outputs, kType, in_fours),
+            hidden(shape.rows, shape.outputs, kType, in_fours), fused(shape.rows, shape.outputs, kType, in_fours),
+            separate(shape.rows, shape.outputs, kType);
         const device::Buffer<std::byte> workspace = workspace_of(shape, kType);
         linear(execution, weights.view(false), x.view(), y.view(), workspace.array());
         const std::vector<float> stored = weights.stored.values(), inputs = x.values(), got = y.values();
@@ -150,6 +152,63 @@ TEST_CASE("products of few rows: all sizes agree with float64, and a row does no
           CHECK(fused.values() == separate.values());
         }
       }
+  });
+}
+
+TEST_CASE("products that add to the residual stream and normalise what they read: as the separate kernels") {
+  // The last group of columns short or not; several parts; more chunks than stages; gated and not; one row and many.
+  struct Size {
+    std::int64_t rows, width, inner;
+  };
+  for_each_backend([&](const Execution& execution) {
+    for (const Size& size : {Size{1, 8, 16}, Size{64, 768, 3072}, Size{8, 776, 96}, Size{9, 2048, 40}})
+      for (const Norm kind : {Norm::layer, Norm::rms})
+        for (const bool transposed : {false, true}) {
+          CAPTURE(size.rows);
+          CAPTURE(size.width);
+          CAPTURE(transposed);
+          constexpr Scalar kType = Scalar::bf16;
+          const auto [rows, width, inner] = size;
+          const Weights down(width, inner, transposed, kType), up(inner, width, transposed, kType);
+          const bool joins = joins_norms(execution, up.view(false), rows, kType);
+          CHECK(joins == joins_norms(execution, down.view(false), rows, kType));
+          CHECK(!joins_norms(execution, up.view(false), kMostFewRows + 1, kType));
+          if (execution.backend == Backend::portable) CHECK(!joins);
+          if (!joins) continue;
+          const Rows x(random_floats(rows * inner, 3), rows, inner, kType, {8, 16}),
+              residual(random_floats(rows * width, 4, 3.0f), rows, width, kType), sum(rows, width, kType),
+              product(rows, width, kType), normalised(rows, width, kType), y(rows, inner, kType),
+              activated(rows, inner, kType), separate(rows, inner, kType), separate_activated(rows, inner, kType),
+              one_sum(1, width, kType), one(1, inner, kType);
+          const std::int64_t groups = moment_groups(width);
+          const DeviceArray<Moments> moments(rows * groups), one_moments(groups);
+          const DeviceArray<float> gamma(random_floats(width, 5)), beta(random_floats(width, 6)), mean(rows),
+              inverse(rows);
+          const NormWeights norm{kind, gamma.array(), kind == Norm::layer ? beta.array() : Array<float>{}, 1e-5f};
+          const MomentNorm joined{norm, moments.array()};
+          linear_added(execution, down.view(false), x.view(), residual.view(), sum.view(), moments.array());
+          linear_of_norm(execution, up.view(false), joined, sum.view(), y.view(), {});
+          linear_of_norm(execution, up.view(false), joined, sum.view(), activated.view(), MlpActivation::gelu);
+
+          linear(execution, down.view(false), x.view(), product.view(), {});
+          norm_forward(execution, norm, residual.view(), product.view(), product.view(), normalised.view(),
+                       {kind == Norm::layer ? mean.array() : Array<float>{}, inverse.array()});
+          linear_activated(execution, up.view(false), normalised.view(), separate.view(), MlpActivation::gelu,
+                           separate_activated.view());
+          CHECK(sum.values() == product.values());
+          // Means and variances are summed in another order: a normalised element may round to its other neighbour.
+          const auto widened = [](const std::vector<float>& values) {
+            return std::vector<double>(values.begin(), values.end());
+          };
+          CHECK(relative_error(y.values(), widened(separate.values())) <= row_tolerance(kType));
+          CHECK(relative_error(activated.values(), widened(separate_activated.values())) <= row_tolerance(kType));
+          // The last row alone.
+          linear_added(execution, down.view(false), x.view().rows_from(rows - 1, 1),
+                       residual.view().rows_from(rows - 1, 1), one_sum.view(), one_moments.array());
+          linear_of_norm(execution, up.view(false), {norm, one_moments.array()}, one_sum.view(), one.view(), {});
+          const std::vector<float> all = y.values();
+          CHECK(std::equal(all.end() - inner, all.end(), one.values().begin()));
+        }
   });
 }
 

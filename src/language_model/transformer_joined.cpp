@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The forward pass of few rows, such as a step of generation: products normalise the rows that they read and add what
+// they form to the residual stream (kernels/language/linear/linear.hpp).
+#include <algorithm>
+
+#include "language_model/transformer.hpp"
+
+namespace weft::language_model {
+
+using kernels::AnyMatrix;
+
+/// Of models that normalise the inputs of their sublayers alone, with nothing between a product and the residual
+/// stream, where no backward pass follows: there is none after a forward pass whose attention reads a cache.
+bool Transformer::joins_norms(const Tokens& tokens, const kernels::AdamStep* step) const {
+  if ((settings_.gradients && !attention_hook_) || tap_ || tensor_ != nullptr || drops(step) ||
+      !coded_weights_.empty() || !settings().normalises_inputs() || settings().normalises_outputs())
+    return false;
+  return std::all_of(model_.blocks().begin(), model_.blocks().end(), [&](const Block& block) {
+    const Linear* const products[] = {&block.projection, &block.attention_output, &block.up, &block.down};
+    return std::all_of(std::begin(products), std::end(products), [&](const Linear* product) {
+      return !adapts(*product) && kernels::joins_norms(execution_, weights_of(*product), tokens.rows(), settings_.type);
+    });
+  });
+}
+
+void Transformer::forward_joined(const Tokens& tokens) {
+  const std::int64_t n = tokens.rows();
+  const kernels::Array<kernels::Moments> moments = buffers_.moments;
+  await_weights(kNoParameter);
+  embed(tokens, nullptr);
+  for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
+    const Block& parameters = model_.blocks()[layer];
+    const Activations& block = buffers_.blocks[layer];
+    const bool last = layer + 1 == buffers_.blocks.size();
+    const AnyMatrix residual = block.residual.rows_from(0, n), middle = block.middle.rows_from(0, n),
+                    projected = block.projected.rows_from(0, n), hidden = block.hidden.rows_from(0, n),
+                    activated = block.activated.rows_from(0, n),
+                    next = (last ? buffers_.final_residual : buffers_.blocks[layer + 1].residual).rows_from(0, n);
+    if (layer == 0) {
+      enter(layer, tokens);  // no product has formed these rows
+      multiply(parameters.projection, block.attention_input.rows_from(0, n), projected);
+    } else {
+      kernels::linear_of_norm(execution_, weights_of(parameters.projection),
+                              {parameters.attention_norm->values, moments}, residual, projected, {});
+    }
+    mix(layer, tokens, nullptr);
+    timers_.phase("products");
+    kernels::linear_added(execution_, weights_of(parameters.attention_output), block.mixed.rows_from(0, n), residual,
+                          middle, moments);
+    const kernels::MomentNorm norm{parameters.mlp_norm->values, moments};
+    if (kernels::is_gated(settings().mlp)) {
+      kernels::linear_of_norm(execution_, weights_of(parameters.up), norm, middle, hidden, {});
+      timers_.phase("activation");
+      kernels::mlp_activation(execution_, settings().mlp, hidden, activated);
+      timers_.phase("products");
+    } else {
+      kernels::linear_of_norm(execution_, weights_of(parameters.up), norm, middle, activated, settings().mlp);
+    }
+    kernels::linear_added(execution_, weights_of(parameters.down), activated, middle, next, moments);
+  }
+  timers_.phase("norms");
+  normalise(model_.final_norm(), buffers_.final_residual.rows_from(0, n), {}, {}, buffers_.final_output.rows_from(0, n),
+            buffers_.final_norm);
+}
+
+}  // namespace weft::language_model
