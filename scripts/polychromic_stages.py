@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time of each stage of polychromic fine-tuning, for several ways to compute the answers.
 
-polychromic_stages.py WEFT MODEL --text FILE [--steps 100] [--samples 3 8] [--output DIR] [--diversity PROGRAM] [--set table.key=value ...]
+polychromic_stages.py WEFT MODEL --text FILE [--steps 100] [--slow-steps 100] [--samples 3 8] [--output DIR] [--diversity PROGRAM]
+                      [--set table.key=value ...]
 
-MODEL: a run of weft lm train or a directory of Hugging Face. Each case trains it for --steps steps with answers in every step: 4 prompts of
-128 tokens, 100 new tokens. Prints Markdown: milliseconds per step as a whole and of each stage with its share of the step, memory, part of
-the rate of a memory copy at which generation moves weights, keys and values, and how many times faster than answers one by one.
+MODEL: a run of weft lm train or a directory of Hugging Face. Each case trains it for --steps steps (answers one by one: --slow-steps), at
+least 4, with answers in every step: 4 prompts of 128 tokens, 100 new tokens. Prints Markdown: milliseconds per step as a whole and of each
+stage with its share of the step, memory, part of the rate of a memory copy at which generation moves weights, keys and values, and how
+many times faster than answers one by one. Answers before the first step warm up; they are in no column.
 
 Two tables follow: a supervised step and the generation of the answers with flash attention and with the matrix of scores in memory
 (benchmark.attention), by weft benchmark; and, with --diversity build/cuda-release/tests/gpu/gpu_diversity_benchmark, the fused kernel of
@@ -36,18 +38,23 @@ def arguments():
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--slow-steps", type=int, metavar="STEPS")
     parser.add_argument("--samples", type=int, nargs="+", default=[3, 8])
     parser.add_argument("--output", type=Path, default=Path("runs/polychromic_stages"))
     parser.add_argument("--diversity", type=Path, metavar="PROGRAM")
     parser.add_argument("--set", action="append", default=[], metavar="table.key=value")
-    return parser.parse_args()
+    given = parser.parse_args()
+    given.slow_steps = given.slow_steps or given.steps
+    if min(given.steps, given.slow_steps) < 4:
+        parser.error("--steps and --slow-steps are at least 4 (the median of the second half of the steps counts)")
+    return given
 
 
-def run(given, command, name, settings):
+def run(given, command, name, steps, settings):
     """run.json and the lines of metrics of a run, which is made unless it is there."""
     output = given.output / name
     tokenizer = given.model / "tokenizer.json"
-    common = [f"data.train={given.text}", f"language_model.initial={given.model}", f"run.steps={given.steps}", "checkpoint.every=0",
+    common = [f"data.train={given.text}", f"language_model.initial={given.model}", f"run.steps={steps}", "checkpoint.every=0",
               "log.every=1", "log.evaluate_every=0", "log.sample_tokens=0", *([f"data.tokens={tokenizer}"] if tokenizer.exists() else [])]
     if not (output / "run.json").exists():
         words = [given.weft, "lm", command, given.output / "case.toml", "--quiet", "--output", output]
@@ -95,24 +102,26 @@ def main():
     copy = attention["machine"]["copy_gb_per_second"]
     # What generation must move: weights for each token, keys and values that it reads and writes.
     gigabytes = {case["name"]: 1e-9 * sum(phase["bytes"] for phase in case["phases"]) for case in attention["cases"]}
-    record, lines = run(given, "train", "supervised", [])
+    record, lines = run(given, "train", "supervised", given.steps, [])
     supervised = step_ms(lines)
+    print(f"Steps: {given.steps}, answers one by one {given.slow_steps}.\n")
     print("| answers per prompt | case | ms per step | " + " | ".join(f"{stage}, ms (share)" for stage in STAGES) +
           " | memory, GiB | generate: of bandwidth | times faster |")
     print("|---:|---|" + "---:|" * (len(STAGES) + 4))
     memory = record["device"].get("peak_bytes", 0) / 2**30
-    print(f"| 0 | supervised only | {supervised:.1f} |" + " |" * len(STAGES) + f" {memory:.1f} | | |")
+    print(f"| 0 | supervised only | {supervised:.1f} |" + " |" * len(STAGES) + f" {memory:.1f} | | |", flush=True)
     for samples in given.samples:
         first = None
         for name, settings in CASES.items():
-            record, lines = run(given, "polychromic", f"{''.join(c if c.isalnum() else '_' for c in name)}_{samples}",
+            steps = given.slow_steps if name == "one by one" else given.steps
+            record, lines = run(given, "polychromic", f"{''.join(c if c.isalnum() else '_' for c in name)}_{samples}", steps,
                                 ["polychromic.every=1", f"polychromic.prompts={PROMPTS}", f"polychromic.samples={samples}",
                                  f"polychromic.set_size={samples // 2}" if samples > 3 else "polychromic.set_size=2",
                                  f"polychromic.prompt_tokens={PROMPT_TOKENS}", f"polychromic.max_new_tokens={NEW_TOKENS}",
-                                 "polychromic.evaluation_prompts=0", *settings])
+                                 f"polychromic.evaluation_prompts={PROMPTS}", *settings])
             time = step_ms(lines)
             first = first or time
-            stages = [record["timings"].get(stage, {}).get("mean", 0) * 1e3 / given.steps for stage in STAGES]
+            stages = [record["timings"].get(stage, {}).get("mean", 0) * 1e3 / steps for stage in STAGES]
             memory = record["device"].get("peak_bytes", 0) / 2**30
             moved = (PROMPTS * samples * gigabytes["1 answer, flash"] if name == "one by one" else
                      gigabytes[f"{PROMPTS} x {samples} answers, flash"])

@@ -32,7 +32,7 @@ SHRINK = {
     "lm_lora.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "language_model.layers=1",
                      "language_model.initial=lm_character"],
     "lm_polychromic.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "language_model.layers=1",
-                            "language_model.initial=lm_character", "polychromic.every=1", "polychromic.prompts=1",
+                            "language_model.initial=lm_character", "polychromic.every=1",
                             "polychromic.samples=5", "polychromic.max_new_tokens=10", "polychromic.evaluation_prompts=2"],
     "lm_parity_tiny.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "language_model.layers=1"],
     **{f"lm_parity_{name}.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=512", "language_model.layers=1",

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Times diversity and advantages of sets of answers (kernels/language/diversity, one launch for all prompts) against
-// the baseline that computes the diversity alone, a kernel per operation (kernels/language/benchmark). Microseconds,
-// the median of repeats of 100 calls each; both on embeddings that are in the second-level cache.
+// the baseline that computes the diversity alone, a kernel per operation (kernels/language/benchmark). Microseconds
+// per call, the median of repeats of 100 calls each (5 of the largest), which the host launches one after the other or
+// a graph replays; on embeddings that are in the second-level cache.
 //
 //   diversity_benchmark [--repeat 31]
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "kernels/language/benchmark/unfused_diversity.hpp"
 #include "kernels/language/diversity/set_advantages.hpp"
@@ -22,30 +24,52 @@ namespace {
 
 using namespace kernels;
 
-constexpr int kCalls = 100;
-
-double median_us(int repeat, const std::function<void()>& body) {
+double median_us(int repeat, int count, cudaStream_t stream, const std::function<void()>& calls) {
   cudaEvent_t begin = nullptr, end = nullptr;
   check_cuda(cudaEventCreate(&begin), "event");
   check_cuda(cudaEventCreate(&end), "event");
-  for (int i = 0; i < kCalls; ++i) body();
+  calls();
   check_cuda(cudaDeviceSynchronize(), "warm-up");
   std::vector<float> time(static_cast<std::size_t>(repeat));
   for (float& t : time) {
-    check_cuda(cudaEventRecord(begin), "event");
-    for (int i = 0; i < kCalls; ++i) body();
-    check_cuda(cudaEventRecord(end), "event");
+    check_cuda(cudaEventRecord(begin, stream), "event");
+    calls();
+    check_cuda(cudaEventRecord(end, stream), "event");
     check_cuda(cudaEventSynchronize(end), "event");
     check_cuda(cudaEventElapsedTime(&t, begin, end), "event");
   }
   check_cuda(cudaEventDestroy(begin), "event");
   check_cuda(cudaEventDestroy(end), "event");
   std::sort(time.begin(), time.end());
-  return static_cast<double>(time[time.size() / 2]) / kCalls * 1e3;
+  return static_cast<double>(time[time.size() / 2]) / count * 1e3;
 }
 
-void run(int repeat, std::int64_t prompts, std::int64_t samples, std::int64_t columns) {
+struct Times {
+  double launched = 0, replayed = 0;
+};
+
+/// Of `count` calls on `stream`, one after the other.
+Times measure(int repeat, int count, cudaStream_t stream, const std::function<void()>& call) {
+  const auto calls = [&] {
+    for (int i = 0; i < count; ++i) call();
+  };
+  Times times;
+  times.launched = median_us(repeat, count, stream, calls);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t recorded = nullptr;
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "recording");
+  calls();
+  check_cuda(cudaStreamEndCapture(stream, &graph), "recording");
+  check_cuda(cudaGraphInstantiate(&recorded, graph, 0), "recording");
+  times.replayed = median_us(repeat, count, stream, [&] { check_cuda(cudaGraphLaunch(recorded, stream), "replay"); });
+  check_cuda(cudaGraphExecDestroy(recorded), "graph");
+  check_cuda(cudaGraphDestroy(graph), "graph");
+  return times;
+}
+
+void run(int repeat, cudaStream_t stream, std::int64_t prompts, std::int64_t samples, std::int64_t columns) {
   const std::int64_t rows = prompts * samples;
+  const int count = samples < 1000 ? 100 : 5;
   std::vector<float> values(static_cast<std::size_t>(rows * columns));
   for (std::size_t i = 0; i < values.size(); ++i)
     values[i] = static_cast<float>(std::sin(0.37 * static_cast<double>(i)));
@@ -59,18 +83,23 @@ void run(int repeat, std::int64_t prompts, std::int64_t samples, std::int64_t co
       prompts, samples, {embeddings.data(), Scalar::fp32, rows, columns, columns}, {rewards.data(), rows}};
   const SetAdvantages out{counts.array(), diversity.array(), objective.array(), distances.array(), advantages.array()};
   const auto fused = [&](Backend backend) {
-    return median_us(repeat, [&] {
-      set_advantages({backend, nullptr}, {.set_size = 2}, sets, workspace.array(), out);
+    return measure(repeat, count, stream, [&] {
+      set_advantages({backend, stream}, {.set_size = 2}, sets, workspace.array(), out);
     });
   };
-  const double own = fused(Backend::cuda), portable = fused(Backend::portable),
-               baseline = median_us(repeat, [&] {
-                 unfused_diversity({Backend::cuda, nullptr}, prompts, {embeddings.data(), rows, columns, columns},
-                                   unfused_workspace.array(), unfused.array());
-               });
-  std::printf("%3lld prompts x %3lld answers x %4lld: fused %8.2f us, portable %8.2f us, unfused %8.2f us, %6.2f x\n",
-              static_cast<long long>(prompts), static_cast<long long>(samples), static_cast<long long>(columns), own,
-              portable, baseline, baseline / own);
+  const Times own = fused(Backend::cuda), portable = fused(Backend::portable),
+              baseline = measure(repeat, count, stream, [&] {
+                unfused_diversity({Backend::cuda, stream}, prompts, {embeddings.data(), rows, columns, columns},
+                                  unfused_workspace.array(), unfused.array());
+              });
+  const double difference = std::abs(diversity.download()[0] - static_cast<double>(unfused.download()[0]));
+  for (const auto& [how, time] : {std::pair{"launched", &Times::launched}, {"in a graph", &Times::replayed}})
+    std::printf(
+        "%3lld prompts x %4lld answers x %4lld, %10s: fused %8.2f us, portable %9.2f us, unfused %8.2f us, "
+        "%6.2f x (diversity %.1e apart)\n",
+        static_cast<long long>(prompts), static_cast<long long>(samples), static_cast<long long>(columns), how,
+        own.*time, portable.*time, baseline.*time, baseline.*time / own.*time, difference);
+  std::fflush(stdout);
 }
 
 }  // namespace
@@ -90,9 +119,11 @@ int main(int argc, char** argv) {
     return 2;
   }
   weft::kernels::start(1, 0);
+  cudaStream_t stream = nullptr;
+  weft::testing::check_cuda(cudaStreamCreate(&stream), "stream");
   for (const auto& [prompts, samples, columns] :
        {std::array<std::int64_t, 3>{1, 10, 384}, {1, 8, 768}, {4, 8, 768}, {32, 8, 768}, {4, 64, 768}, {1, 1024, 384}})
-    weft::testing::run(repeat, prompts, samples, columns);
+    weft::testing::run(repeat, stream, prompts, samples, columns);
   weft::kernels::stop();
   return 0;
 }

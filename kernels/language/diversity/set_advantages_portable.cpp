@@ -89,16 +89,17 @@ void set_advantages(const Execution& execution, const SetRule& rule, const Answe
         sums.rewards = sum_answers([&](int i) { return a.rewards[first + i]; });
         sums.pairs = m * spread / 2;
         sums.reward_pairs = (m * weighted_spread + sums.rewards * spread) / 2;
+        const SetFactors factors = set_factors(r, sums.count);
         once(team, [&] {
           o.counts[prompt] = sums.count;
-          o.diversity[prompt] = mean_distance(sums);
-          o.objective[prompt] = expected_objective(r, sums);
+          o.diversity[prompt] = mean_distance(factors, sums);
+          o.objective[prompt] = expected_objective(r, factors, sums);
         });
         for_columns(team, n, [&](int i) {
           const double s = (m * square[i] + spread) / 2,
                        q = (sums.rewards * square[i] + weighted_spread) / 2 - product[i];
           o.distances[first + i] = present(i) ? s : 0.0;
-          o.advantages[first + i] = present(i) ? set_advantage(r, sums, a.rewards[first + i], s, q) : 0.0;
+          o.advantages[first + i] = present(i) ? set_advantage(r, factors, sums, a.rewards[first + i], s, q) : 0.0;
         });
       });
 }

@@ -35,10 +35,36 @@ struct SetSums {
   double reward_pairs = 0;  ///< sum_i R_i s_i
 };
 
+/// (n - k) / (m - k), a factor of the probability that k + 1 given answers are in the set; 0: there are not as many.
+WEFT_HOST_DEVICE inline double set_ratio(double n, double m, double k) { return m > k ? (n - k) / (m - k) : 0.0; }
+
+/// What the rule and m alone determine: one division each, formed once per prompt.
+struct SetFactors {
+  double answers = 0, pairs = 0;          ///< 1 / m, and 1 / number of pairs of the m answers
+  double set_answers = 0, set_pairs = 0;  ///< the same of a set
+  double two = 0, three = 0;              ///< probability that two and three given answers are in the set
+  /// Probability that one, two and three given answers are in a set that has answer i.
+  double one_more = 0, two_more = 0, three_more = 0;
+};
+
+WEFT_HOST_DEVICE inline SetFactors set_factors(const SetRule& rule, std::int64_t count) {
+  const double n = static_cast<double>(rule.set_size), m = static_cast<double>(count);
+  SetFactors out;
+  out.answers = count > 0 ? 1 / m : 0.0;
+  out.pairs = count > 1 ? 2 / (m * (m - 1)) : 0.0;
+  out.set_answers = 1 / n;
+  out.set_pairs = 2 / (n * (n - 1));
+  out.one_more = set_ratio(n, m, 1);
+  out.two_more = out.one_more * set_ratio(n, m, 2);
+  out.three_more = out.two_more * set_ratio(n, m, 3);
+  out.two = n * out.answers * out.one_more;
+  out.three = n * out.answers * out.two_more;
+  return out;
+}
+
 /// D over all m answers; 0 for fewer than two.
-WEFT_HOST_DEVICE inline double mean_distance(const SetSums& sums) {
-  const double m = static_cast<double>(sums.count);
-  return sums.count < 2 ? 0.0 : sums.pairs / (m * (m - 1) / 2);
+WEFT_HOST_DEVICE inline double mean_distance(const SetFactors& factors, const SetSums& sums) {
+  return sums.count < 2 ? 0.0 : sums.pairs * factors.pairs;
 }
 
 /// n / (m - n), the factor of A_i in the gradient. 0 where there are not more answers than the set has: all A_i are 0.
@@ -46,39 +72,33 @@ WEFT_HOST_DEVICE inline double gradient_factor(std::int64_t set_size, std::int64
   return count > set_size ? static_cast<double>(set_size) / static_cast<double>(count - set_size) : 0.0;
 }
 
-/// (a - k) / (b - k), a factor of the probability that k + 1 given answers are in the set; 0: there are not as many.
-WEFT_HOST_DEVICE inline double set_ratio(double a, double b, double k) { return b > k ? (a - k) / (b - k) : 0.0; }
-
 /// E[f]; 0 if there are fewer answers than the set has.
-WEFT_HOST_DEVICE inline double expected_objective(const SetRule& rule, const SetSums& sums) {
+WEFT_HOST_DEVICE inline double expected_objective(const SetRule& rule, const SetFactors& factors, const SetSums& sums) {
   if (sums.count < rule.set_size) return 0.0;
-  const double n = static_cast<double>(rule.set_size), m = static_cast<double>(sums.count);
-  if (rule.objective == SetObjective::additive) return sums.rewards / m + rule.diversity_weight * mean_distance(sums);
+  if (rule.objective == SetObjective::additive)
+    return sums.rewards * factors.answers + rule.diversity_weight * mean_distance(factors, sums);
   // Triples (reward of k, distance of i and j): k is one of the pair, or a third answer.
-  const double two = set_ratio(n, m, 0) * set_ratio(n, m, 1), three = two * set_ratio(n, m, 2);
-  return (two * sums.reward_pairs + three * (sums.pairs * sums.rewards - sums.reward_pairs)) / (n * n * (n - 1) / 2);
+  return (factors.two * sums.reward_pairs + factors.three * (sums.pairs * sums.rewards - sums.reward_pairs)) *
+         (factors.set_answers * factors.set_pairs);
 }
 
 /// A_i of an answer with reward R_i, s_i and q_i. 0 unless there are more answers than the set has.
-WEFT_HOST_DEVICE inline double set_advantage(const SetRule& rule, const SetSums& sums, double reward, double s,
-                                             double q) {
+WEFT_HOST_DEVICE inline double set_advantage(const SetRule& rule, const SetFactors& factors, const SetSums& sums,
+                                             double reward, double s, double q) {
   if (sums.count <= rule.set_size) return 0.0;
-  const double n = static_cast<double>(rule.set_size), m = static_cast<double>(sums.count), pairs = n * (n - 1) / 2;
-  // Probabilities that one, two and three further answers are in the set too.
-  const double one = set_ratio(n - 1, m - 1, 0), two = one * set_ratio(n - 1, m - 1, 1),
-               three = two * set_ratio(n - 1, m - 1, 2);
+  const double one = factors.one_more, two = factors.two_more, three = factors.three_more;
   double with = 0;
   if (rule.objective == SetObjective::additive) {
-    with = (reward + one * (sums.rewards - reward)) / n +
-           rule.diversity_weight * (one * s + two * (sums.pairs - s)) / pairs;
+    with = (reward + one * (sums.rewards - reward)) * factors.set_answers +
+           rule.diversity_weight * (one * s + two * (sums.pairs - s)) * factors.set_pairs;
   } else {
     const double own = reward * s + q;  // reward and distance have i in them, and one other answer
     const double other_pairs = sums.pairs - s, other_rewards = sums.rewards - reward, others = sums.reward_pairs - own;
     with = (one * own + two * (others + reward * other_pairs + s * other_rewards - q) +
-            three * (other_pairs * other_rewards - others)) /
-           (n * pairs);
+            three * (other_pairs * other_rewards - others)) *
+           (factors.set_answers * factors.set_pairs);
   }
-  return with - expected_objective(rule, sums);
+  return with - expected_objective(rule, factors, sums);
 }
 
 }  // namespace weft::kernels

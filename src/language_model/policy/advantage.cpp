@@ -50,11 +50,13 @@ PromptAdvantages set_advantages(const kernels::SetRule& rule, std::span<const do
     sums.reward_pairs += rewards[i] * out.distances[i];
   }
   out.counted = sums.count;
-  out.diversity = kernels::mean_distance(sums);
-  out.objective = kernels::expected_objective(rule, sums);
+  const kernels::SetFactors factors = kernels::set_factors(rule, sums.count);
+  out.diversity = kernels::mean_distance(factors, sums);
+  out.objective = kernels::expected_objective(rule, factors, sums);
   for (std::size_t i = 0; i < answers; ++i)
     if (counts(i))
-      out.advantages[i] = kernels::set_advantage(rule, sums, rewards[i], out.distances[i], reward_distances[i]);
+      out.advantages[i] =
+          kernels::set_advantage(rule, factors, sums, rewards[i], out.distances[i], reward_distances[i]);
   return out;
 }
 

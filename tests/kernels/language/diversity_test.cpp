@@ -121,6 +121,46 @@ TEST_CASE("diversity, sums of distances and advantages agree with all pairs and 
   });
 }
 
+TEST_CASE("many answers, with columns that several blocks share: sums of distances and diversity") {
+  // On a GPU: clusters of 6, 8 and 3 blocks; and more answers than shared memory holds the sums of.
+  for (const auto& [prompts, samples, columns] :
+       {std::array<std::int64_t, 3>{2, 64, 768}, {1, 37, 1030}, {1, 900, 384}, {1, 700, 770}}) {
+    const std::int64_t rows = prompts * samples;
+    const std::vector<float> values = random_embeddings(rows, columns, 14);
+    const std::vector<double> rewards = random_rewards(rows, 15);
+    // s_i = m - z_i . Z, in fp64.
+    std::vector<double> z(values.begin(), values.end()), sums(prompts * columns), distances(rows);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      double square = 0;
+      for (std::int64_t c = 0; c < columns; ++c) square += z[i * columns + c] * z[i * columns + c];
+      for (std::int64_t c = 0; c < columns; ++c) {
+        z[i * columns + c] /= std::sqrt(square);
+        sums[i / samples * columns + c] += z[i * columns + c];
+      }
+    }
+    for (std::int64_t i = 0; i < rows; ++i) {
+      distances[i] = static_cast<double>(samples);
+      for (std::int64_t c = 0; c < columns; ++c) distances[i] -= z[i * columns + c] * sums[i / samples * columns + c];
+    }
+    for_each_backend([&](const kernels::Execution& execution) {
+      const Result result =
+          run(execution, {.set_size = 4}, TestMatrix(values, rows, columns, Scalar::fp32), rewards, prompts);
+      for (std::int64_t prompt = 0; prompt < prompts; ++prompt) {
+        double pairs = 0, advantages = 0;
+        for (std::int64_t i = prompt * samples; i < (prompt + 1) * samples; ++i) {
+          // Up to 900 terms of at most 2 in fp64.
+          CHECK(std::abs(result.distances[i] - distances[i]) <= 1e-12 * samples);
+          pairs += distances[i] / 2;
+          advantages += result.advantages[i];
+        }
+        CHECK(result.counts[prompt] == samples);
+        CHECK(std::abs(result.diversity[prompt] - pairs / (samples * (samples - 1.0) / 2)) <= 1e-12);
+        CHECK(std::abs(advantages) <= 1e-12 * samples);
+      }
+    });
+  }
+}
+
 TEST_CASE("with equal rewards advantages are proportional to s - mean; sets of all answers have none") {
   const std::int64_t samples = 8, columns = 48;
   const TestMatrix embeddings(random_embeddings(samples, columns, 5), samples, columns, Scalar::fp32);
