@@ -17,6 +17,7 @@
 #include "device/stream.hpp"
 #include "input/schema.hpp"
 #include "storage/durable.hpp"
+#include "training/step_runner.hpp"
 
 namespace weft::training {
 namespace {
@@ -97,6 +98,13 @@ class Stopwatch {
   std::vector<std::pair<std::string, std::vector<double>>> phases_;
 };
 
+/// Steps before the measured ones. On a GPU at least so many that the host is as far ahead as it gets: before that, a
+/// call takes less time than a step.
+std::int64_t warmup_steps(const BenchmarkSettings& settings, const BenchmarkSubject& subject) {
+  constexpr std::int64_t kFewest = StepRunner::kStepsAhead + 2;  // the first two are not replayed
+  return device::is_asynchronous(subject.execution()) ? std::max(settings.warmup, kFewest) : settings.warmup;
+}
+
 /// The median of some steps, fewer if they are long. The host waits only after the last of a few: waiting for each
 /// would desynchronise ranks.
 double sample_exposed(BenchmarkSubject& subject, double ms_per_step) {
@@ -113,7 +121,10 @@ double sample_exposed(BenchmarkSubject& subject, double ms_per_step) {
 }  // namespace
 
 void add_step_keys(input::Schema& schema, BenchmarkSettings& b, std::string_view what) {
-  schema.add("benchmark.warmup", b.warmup, "steps of training before the measured ones").in("steps").at_least(0).free();
+  schema.add("benchmark.warmup", b.warmup, "steps of training before the measured ones; on a GPU at least 4")
+      .in("steps")
+      .at_least(0)
+      .free();
   schema.add("benchmark.steps", b.steps, "measured steps; their median counts").in("steps").at_least(1).free();
   schema.add("benchmark.batches", b.batches, "batches in memory, used in turn").at_least(1).free();
   schema.add("benchmark.zipf", b.zipf, fmt::format("exponent of the frequencies of the {}; 0 = all equal", what))
@@ -155,7 +166,7 @@ CaseResult measure(const BenchmarkCase& one, BenchmarkSubject& subject, const Be
   const std::int64_t before = device::memory_use().device_bytes;
   device::reset_peak();
   subject.build();
-  for (std::int64_t i = 0; i < settings.warmup; ++i) {
+  for (std::int64_t i = 0, warmup = warmup_steps(settings, subject); i < warmup; ++i) {
     trace::next_step();
     subject.step();
   }
