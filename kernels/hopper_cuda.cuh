@@ -5,6 +5,12 @@
 // that are compiled for 90a only.
 #pragma once
 
+#include <cuda.h>
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {
@@ -23,8 +29,49 @@ inline bool is_hopper() {
 
 /// Copies and operands swizzled over 128 bytes start at multiples of this in shared memory.
 constexpr int kSwizzleAlignment = 1024;
-constexpr int kWarpgroup = 128;     // threads
-constexpr int kSumsOfThread = 128;  // of 64 x 256 sums of a warpgroup
+constexpr int kSwizzledColumns = 64;  // of bf16: 128 bytes
+constexpr int kWarpgroup = 128;       // threads
+constexpr int kSumsOfThread = 128;    // of 64 x 256 sums of a warpgroup
+
+/// The driver's function, without a link to the driver (kernels/driver_on_demand.cpp).
+inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  static const auto function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+    require(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
+            "cuTensorMapEncodeTiled");
+#else
+    require(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result),
+            "cuTensorMapEncodeTiled");
+#endif
+    if (found == nullptr || result != cudaDriverEntryPointSuccess)
+      throw Error(ExitCode::internal, "the GPU driver has no cuTensorMapEncodeTiled (it is older than CUDA 12.0)");
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  return function;
+}
+
+/// For cp.async.bulk.tensor: boxes of an array of bf16 whose first axis is contiguous, with kSwizzledColumns elements
+/// of the first axis and `rows` of the last, swizzled over 128 bytes. Outside of the array there is 0. `sizes`: of up
+/// to three axes; `strides`: of all but the first, in elements.
+inline CUtensorMap boxes_of(const void* data, std::initializer_list<cuuint64_t> sizes,
+                            std::initializer_list<cuuint64_t> strides, cuuint32_t rows) {
+  const auto rank = static_cast<cuuint32_t>(sizes.size());
+  cuuint32_t box[3] = {kSwizzledColumns, 1, 1};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  box[rank - 1] = rows;
+  std::vector<cuuint64_t> bytes;
+  for (const cuuint64_t stride : strides) bytes.push_back(stride * 2);
+  CUtensorMap map;
+  const CUresult status =
+      tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), sizes.begin(),
+                           bytes.data(), box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS)
+    throw Error(ExitCode::internal, "products on the GPU: cuTensorMapEncodeTiled returned " + std::to_string(status));
+  return map;
+}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 

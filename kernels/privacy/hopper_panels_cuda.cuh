@@ -13,8 +13,6 @@
 // ran at 455 TFLOP/s on an H200, with neither at 700.
 #pragma once
 
-#include <cuda.h>
-
 #include "kernels/bulk_copy_cuda.cuh"
 #include "kernels/hopper_cuda.cuh"
 #include "kernels/privacy/hopper_products.hpp"
@@ -22,7 +20,7 @@
 namespace weft::kernels::cuda {
 
 inline constexpr int kHopperConsumers = kHopperWarps * kWarp, kHopperThreads = kHopperConsumers + kWarp;
-inline constexpr int kPanelRows = static_cast<int>(kHopperRows), kPanelColumns = 64;
+inline constexpr int kPanelRows = static_cast<int>(kHopperRows), kPanelColumns = kSwizzledColumns;
 inline constexpr int kPanelBytes = kPanelRows * kPanelColumns * 2;
 
 /// Bytes of shared memory of a ring.
@@ -89,38 +87,10 @@ __device__ __forceinline__ void store_part(double* parts, double value) {
 
 #endif
 
-/// The driver's function, without a link to the driver (kernels/driver_on_demand.cpp).
-inline decltype(&cuTensorMapEncodeTiled) encode_function() {
-  static const auto function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-    require(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
-            "cuTensorMapEncodeTiled");
-#else
-    require(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result),
-            "cuTensorMapEncodeTiled");
-#endif
-    if (found == nullptr || result != cudaDriverEntryPointSuccess)
-      throw Error(ExitCode::internal, "the GPU driver has no cuTensorMapEncodeTiled (it is older than CUDA 12.0)");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
-  }();
-  return function;
-}
-
 /// For copy_panel.
 inline CUtensorMap panels_of(const TileMatrix& matrix, std::int64_t rows) {
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(matrix.columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(matrix.stride) * 2};
-  const cuuint32_t box[2] = {kPanelColumns, kPanelRows}, steps[2] = {1, 1};
-  CUtensorMap map;
-  const CUresult status =
-      encode_function()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<std::uint16_t*>(matrix.data), sizes,
-                        strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS)
-    throw Error(ExitCode::internal, "products of examples: cuTensorMapEncodeTiled returned " + std::to_string(status));
-  return map;
+  return boxes_of(matrix.data, {static_cast<cuuint64_t>(matrix.columns), static_cast<cuuint64_t>(rows)},
+                  {static_cast<cuuint64_t>(matrix.stride)}, kPanelRows);
 }
 
 /// kernel<<<blocks>>>(arguments), with `shared` bytes of shared memory.

@@ -21,11 +21,7 @@
 // The second consumer stays kLead stages behind the first one, so that one multiplies while the other one compares.
 //
 // Limit: the tensor cores' rate at the board's power limit. Measured: docs/performance.md.
-#include <cuda.h>
-
 #include <algorithm>
-#include <initializer_list>
-#include <vector>
 
 #include "kernels/bulk_copy_cuda.cuh"
 #include "kernels/hopper_cuda.cuh"
@@ -38,7 +34,7 @@ constexpr int kConsumers = 2;  // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kTokens = kConsumers * 64;  // of a block's tile
 constexpr int kFeatures = static_cast<int>(kHopperFeatures);
-constexpr int kInner = 64;  // terms of a stage: 128 bytes
+constexpr int kInner = kSwizzledColumns;  // terms of a stage
 constexpr int kStages = 4;
 constexpr int kCluster = 2;
 constexpr int kLead = 2;    // stages that the first warpgroup is ahead of the second
@@ -423,37 +419,6 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_
 #endif
 }
 
-/// Arrays of bf16 with contiguous first axis; boxes have `rows` elements of the last axis and kInner of the first.
-CUtensorMap describe(const void* data, std::initializer_list<cuuint64_t> sizes,
-                     std::initializer_list<cuuint64_t> strides, cuuint32_t rows) {
-  static const auto encode = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
-    require(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-            "cuTensorMapEncodeTiled");
-#else
-    require(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found),
-            "cuTensorMapEncodeTiled");
-#endif
-    if (found != cudaDriverEntryPointSuccess)
-      throw Error(ExitCode::internal, "the driver has no cuTensorMapEncodeTiled");
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-  }();
-  const auto rank = static_cast<cuuint32_t>(sizes.size());
-  cuuint32_t box[3] = {kInner, 1, 1};
-  const cuuint32_t step[3] = {1, 1, 1};
-  box[rank - 1] = rows;
-  std::vector<cuuint64_t> bytes;
-  for (const cuuint64_t stride : strides) bytes.push_back(stride * 2);
-  CUtensorMap map;
-  if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), sizes.begin(), bytes.data(), box,
-             step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS)
-    throw Error(ExitCode::internal, "products on the GPU: cuTensorMapEncodeTiled failed");
-  return map;
-}
-
 bool takes(const AnyMatrix& matrix) {
   return matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
 }
@@ -462,7 +427,7 @@ bool takes(const AnyMatrix& matrix) {
 Arguments arguments_of(const AnyMatrix& x, std::int64_t layers, const AnyMatrix& weight) {
   const std::int64_t d = weight.columns;
   Arguments a{};
-  a.x = describe(x.data, {cuuint64_t(d), cuuint64_t(layers), cuuint64_t(x.rows)}, {cuuint64_t(d), cuuint64_t(x.stride)},
+  a.x = boxes_of(x.data, {cuuint64_t(d), cuuint64_t(layers), cuuint64_t(x.rows)}, {cuuint64_t(d), cuuint64_t(x.stride)},
                  kTokens);
   a.all_layers = static_cast<int>(layers);
   a.tokens = static_cast<int>(x.rows);
@@ -516,7 +481,7 @@ void filter_hopper_products(const Execution& execution, const EncoderOperands& o
     a.n_layers = static_cast<int>(std::min<std::int64_t>(kMaps, layer_end - first));
     for (int i = 0; i < a.n_layers; ++i) {
       const AnyMatrix& weight = operands.weight[static_cast<std::size_t>(first + i)];
-      a.weight[i] = describe(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
+      a.weight[i] = boxes_of(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
                              {cuuint64_t(weight.stride)}, kFeatures / kCluster);
       a.bias[i] = filter.bias[first + i];
       if (filter.cut != nullptr) a.cut[i] = filter.cut[first + i];
@@ -528,7 +493,7 @@ void filter_hopper_products(const Execution& execution, const EncoderOperands& o
 void store_hopper_products(const Execution& execution, AnyMatrix x, AnyMatrix weight, AnyMatrix product) {
   Arguments a = arguments_of(x, 1, weight);
   a.n_layers = 1;
-  a.weight[0] = describe(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
+  a.weight[0] = boxes_of(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
                          {cuuint64_t(weight.stride)}, kFeatures / kCluster);
   a.product = static_cast<std::uint16_t*>(product.data);
   a.product_stride = product.stride;
