@@ -38,10 +38,12 @@ kernels::NormMethod method_of(const Settings& settings, const ParameterSpec& spe
   if (algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile, settings.products};
   if (algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile, settings.products};
   const std::int64_t rows = shape.examples.most_rows;
-  // Measured on an H200 (docs/privacy.md): the Gram kernel of 16-bit rows, whose tiles have one size, has 0.73 to 0.85
-  // of the rate of the direct one, at widths from 768 x 2304 to 2048 x 16384.
+  // The Gram kernel of 16-bit rows has tiles of one size. Its rate relative to the direct one, measured on an H200
+  // (docs/privacy.md): 0.73 to 0.85 at widths from 768 x 2304 to 2048 x 16384.
+  constexpr double kFusedGramRate = 0.75;
   if (settings.products == kernels::ProductImplementation::fused && shape.type != kernels::Scalar::fp32)
-    return {kernels::choose_algorithm(in, out, rows, kernels::kTileSide, 0.75), settings.tile, settings.products};
+    return {kernels::choose_algorithm(in, out, rows, kernels::kTileSide, kFusedGramRate), settings.tile,
+            settings.products};
   const std::int64_t tile = settings.tile > 0 ? settings.tile : kernels::automatic_tile(rows);
   return {kernels::choose_algorithm(in, out, rows, tile, 1), settings.tile, settings.products};
 }

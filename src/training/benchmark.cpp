@@ -98,11 +98,12 @@ class Stopwatch {
   std::vector<std::pair<std::string, std::vector<double>>> phases_;
 };
 
-/// Steps before the measured ones. On a GPU at least so many that the host is as far ahead as it gets: before that, a
-/// call takes less time than a step.
+/// Fewest steps of warm-up on a GPU: before the host is as far ahead as it gets, a call takes less time than a step.
+/// The first two steps are not replayed.
+constexpr std::int64_t kFewestOnGpu = StepRunner::kStepsAhead + 2;
+
 std::int64_t warmup_steps(const BenchmarkSettings& settings, const BenchmarkSubject& subject) {
-  constexpr std::int64_t kFewest = StepRunner::kStepsAhead + 2;  // the first two are not replayed
-  return device::is_asynchronous(subject.execution()) ? std::max(settings.warmup, kFewest) : settings.warmup;
+  return device::is_asynchronous(subject.execution()) ? std::max(settings.warmup, kFewestOnGpu) : settings.warmup;
 }
 
 /// The median of some steps, fewer if they are long. The host waits only after the last of a few: waiting for each
@@ -121,7 +122,9 @@ double sample_exposed(BenchmarkSubject& subject, double ms_per_step) {
 }  // namespace
 
 void add_step_keys(input::Schema& schema, BenchmarkSettings& b, std::string_view what) {
-  schema.add("benchmark.warmup", b.warmup, "steps of training before the measured ones; on a GPU at least 4")
+  schema
+      .add("benchmark.warmup", b.warmup,
+           fmt::format("steps of training before the measured ones; on a GPU at least {}", kFewestOnGpu))
       .in("steps")
       .at_least(0)
       .free();

@@ -369,7 +369,8 @@ std::int64_t shared_bytes_of_multiprocessor() {
   return all;
 }
 
-/// As many stages as leave all blocks resident: with few blocks each must have more bytes on the way.
+/// The largest number of stages with which all blocks are resident. The fewer blocks there are, the more copies each
+/// must have in flight to use the bandwidth.
 template <class Tile>
 int stages_for(std::int64_t blocks) {
   const std::int64_t each = blocks_for(blocks, multiprocessors());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Limit: memory, reading W once. One block per multiprocessor for the head of GPT-2 (131 of 132 on an H200), with 144
-// KB of W on the way; the first of it before the kernel before this one has ended. Each block reads all of x, which
-// comes from the second-level cache: tiles as wide as registers and shared memory allow.
+// Limit: memory, reading W once. The head of GPT-2 has one block per multiprocessor (131 of 132 on an H200), each with
+// copies of 144 KB of W in flight, which begin while the previous kernel still runs. Each block reads all of x from the
+// second-level cache; tiles are therefore as wide as registers and shared memory allow.
 //
 // A warp takes three times 16 outputs and all rows. The order of a sum depends on the inputs alone.
 #include "kernels/language/attention/flash_context_cuda.cuh"
