@@ -75,8 +75,9 @@ std::string attention_text(const Plan& plan, const Configuration& configuration)
 
 /// What a private step does, and why.
 std::string private_text(const Plan& plan, const Configuration& configuration) {
-  const privacy::ClippingShape shape = clipping_shape(configuration, plan.architecture);
-  const privacy::Settings settings = clipping_settings(configuration, plan.architecture, grid_shape(configuration),
+  const parallel::GridShape grid = grid_shape(configuration);
+  const privacy::ClippingShape shape = clipping_shape(configuration, plan.architecture, grid, grid.ranks() - 1);
+  const privacy::Settings settings = clipping_settings(configuration, plan.architecture, grid,
                                                        device::planned_backend(device_settings(configuration)));
   std::string text;
   if (plan.train_tokens > 0) {

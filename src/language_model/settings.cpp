@@ -398,7 +398,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                     model.dropout > 0 ? "dropout" : "attention_dropout");
               });
   schema.rule({"parallel.tensor", "language_model.kv_heads", "language_model.d_mlp", "language_model.qk_norm",
-               "privacy.enabled", "device.fp8_forward", "lora.dropout", "log.sample_tokens"},
+               "device.fp8_forward", "lora.dropout", "log.sample_tokens"},
               [&configuration, &model] { return obstacle_to_tensor_axis(configuration, {.model = model}); });
   schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {
     if (configuration.optimizer.clip_mode == optimizer::ClipMode::exact) return {};
@@ -421,8 +421,6 @@ std::string obstacle_to_tensor_axis(const Configuration& configuration, const Ar
   const auto refusal = [&](const char* key, const char* why) {
     return fmt::format("parallel.tensor = {} with {} ({}); take parallel.tensor = 1", ranks, key, why);
   };
-  if (configuration.privacy.enabled)
-    return refusal("privacy.enabled", "norms of records are formed on one rank, from whole matrices");
   if (configuration.lora.dropout > 0)
     return refusal("lora.dropout > 0", "masks follow the columns of whole inputs, of which a rank has some");
   if (configuration.fp8_forward) return refusal("device.fp8_forward", "a row is scaled by all of its columns");

@@ -45,7 +45,7 @@ std::optional<training::TensorAxis> tensor_axis(const Configuration& configurati
 }  // namespace
 
 Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture& architecture,
-                          training::StepArena& arena) {
+                          const parallel::GridShape& grid, std::int64_t rank, training::StepArena& arena) {
   arena.purpose("tokens");
   losses = arena.take<float>(configuration.data.batch_tokens);
   flags = arena.take<kernels::StepFlags>(1);
@@ -56,23 +56,32 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture
   tuning = training::LearningRateTuning::Buffers(configuration.optimizer, configuration.data.batch_tokens, arena);
   if (configuration.privacy.enabled)
     clipping = privacy::Clipping::Buffers(configuration.privacy, parameter_specs(architecture),
-                                          clipping_shape(configuration, architecture), arena);
+                                          clipping_shape(configuration, architecture, grid, rank), arena);
 }
 
 training::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& configuration,
                                                       const Architecture& architecture, const parallel::GridShape& grid,
                                                       training::StepArena& arena) {
+  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   const std::int64_t rows = configuration.micro_tokens(), last = grid.ranks() - 1;
+  const std::int64_t of_clipping =
+      configuration.privacy.enabled
+          ? privacy::Clipping::exchanged_bytes(configuration.privacy, specs,
+                                               clipping_shape(configuration, architecture, grid, last))
+          : 0;
   return {grid,
           activation_type(configuration),
           rows,
           std::max(architecture.model.d_model, kMostAdapters * architecture.lora.rank),
-          std::max(rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
-                   4 * training::AccumulatingSink::partial_elements(parameter_specs(architecture), grid, last)),
+          std::max({rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
+                    4 * training::AccumulatingSink::partial_elements(specs, grid, last), of_clipping}),
           arena};
 }
 
-privacy::ClippingShape clipping_shape(const Configuration& configuration, const Architecture& architecture) {
+privacy::ClippingShape clipping_shape(const Configuration& configuration, const Architecture& whole,
+                                      const parallel::GridShape& grid, std::int64_t rank) {
+  const TransformerSettings settings = transformer_settings(configuration, whole, grid, rank);
+  const Architecture& architecture = settings.architecture;
   const ModelSettings& model = architecture.model;
   const std::int64_t length = configuration.data.sequence, rows = configuration.micro_tokens(), width = model.d_model;
   privacy::ClippingShape shape{.examples = {.examples = rows / length, .most_rows = length, .rows = rows},
@@ -83,10 +92,10 @@ privacy::ClippingShape clipping_shape(const Configuration& configuration, const 
   shape.kept_columns = model.layers * (5 * width + architecture.projection_width() + architecture.query_width() +
                                        architecture.hidden_width() + model.d_mlp) +
                        width + aligned_columns(architecture.vocabulary) + width;
-  if (transformer_settings(configuration, architecture).keeps_rows())
-    shape.kept_columns = model.normalises_outputs() ? model.layers * 2 * width : 0;
-  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
+  if (settings.keeps_rows()) shape.kept_columns = model.normalises_outputs() ? model.layers * 2 * width : 0;
+  const std::vector<training::ParameterSpec> specs = parameter_specs(whole);
   for (std::size_t i = 0; i < specs.size(); ++i) {
+    shape.held.push_back(training::row_parts(specs[i], grid, rank).held.size());
     if (specs[i].name == "embedding/tokens" && model.tied) shape.tied = i;
     if (specs[i].name == "embedding/positions" || (specs[i].name == "embedding/tokens" && !model.tied))
       shape.tables.push_back(i);
@@ -137,7 +146,7 @@ training::StepArena measure_step(const Configuration& given, const Architecture&
   const std::int64_t last = grid.ranks() - 1;  // its parts are the largest
   const training::TensorAxis::Buffers tensor = Trainer::tensor_buffers(configuration, architecture, grid, arena);
   const Transformer::Buffers transformer(transformer_settings(configuration, architecture, grid, last), arena);
-  const Trainer::Buffers trainer(configuration, architecture, arena);
+  const Trainer::Buffers trainer(configuration, architecture, grid, last, arena);
   const training::ParameterUpdate::Buffers update(
       training::AccumulatingSink::elements(specs, grid, last), arena, state_buffers(configuration, specs, arena),
       training::DataParallel::Buffers(specs, grid, loss_bytes(configuration), arena));
@@ -145,9 +154,9 @@ training::StepArena measure_step(const Configuration& given, const Architecture&
   arena.count(training::StepArena::Where::device,
               training::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens()));
   if (configuration.privacy.enabled)
-    arena.count(
-        training::StepArena::Where::device,
-        privacy::Clipping::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, architecture)));
+    arena.count(training::StepArena::Where::device,
+                privacy::Clipping::own_bytes(configuration.privacy, specs, grid, last,
+                                             clipping_shape(configuration, architecture, grid, last)));
   return arena;
 }
 
@@ -164,7 +173,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
       transformer_(model_, transformer_settings(configuration_, architecture, grid.shape(), grid.world().rank()),
                    timers_, arena_, tensor_ ? &*tensor_ : nullptr),
       sink_(model_.parameters(), execution, configuration.micro_tokens()),
-      buffers_(configuration_, architecture, arena_),
+      buffers_(configuration_, architecture, grid.shape(), grid.world().rank(), arena_),
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
               training::ParameterUpdate::Buffers(
                   training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
@@ -180,8 +189,9 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
               }),
       tuning_(configuration.optimizer, execution, buffers_.tuning) {
   if (configuration_.privacy.enabled)
-    clipping_.emplace(model_.parameters(), sink_, configuration_.privacy, clipping_shape(configuration_, architecture),
-                      execution, std::move(buffers_.clipping));
+    clipping_.emplace(model_.parameters(), sink_, configuration_.privacy,
+                      clipping_shape(configuration_, architecture, grid.shape(), grid.world().rank()), execution,
+                      std::move(buffers_.clipping), tensor_ ? &*tensor_ : nullptr);
   model_.parameters().add_to(registry_);
   registry_.add({.name = "run/skipped_steps",
                  .type = kernels::Scalar::i64,

@@ -27,7 +27,8 @@ namespace weft::language_model {
 class Trainer {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Architecture&, training::StepArena&);
+    Buffers(const Configuration&, const Architecture&, const parallel::GridShape&, std::int64_t rank,
+            training::StepArena&);
     kernels::Array<float> losses;  ///< [tokens of a step] of the last step
     kernels::Array<kernels::StepFlags> flags;
     kernels::Array<kernels::LossScale> loss_scale;  ///< [1] with device.precision = "fp16", else empty
@@ -74,9 +75,9 @@ class Trainer {
   /// of this step or one of the two before it are not finite (run.nonfinite).
   void step(const dataset::TokenBatch&);
   /// One step of private training (privacy/clipping.hpp) on `examples` sequences on this rank, which may be none: in
-  /// micro-batches of at most data.micro_tokens, filled by fill(number of the first sequence, batch). No rank waits for
-  /// another between micro-batches, so that ranks may have different numbers of them. Collective. Throws as `step`,
-  /// for a sum that is not finite with its noise.
+  /// micro-batches of at most data.micro_tokens, filled by fill(number of the first sequence, batch). No group of the
+  /// data axis waits for another between micro-batches, so that they may have different numbers of them. Collective.
+  /// Throws as `step`, for a sum that is not finite with its noise.
   void private_step(std::int64_t examples, const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill);
   /// The same as `step` with this learning rate instead of the schedule's.
   void step_at_rate(const dataset::TokenBatch&, double learning_rate);
@@ -152,8 +153,9 @@ class Trainer {
   Objective objective_;
 };
 
-/// What memory and arithmetic of the clipping follow from.
-privacy::ClippingShape clipping_shape(const Configuration&, const Architecture&);
+/// What memory and arithmetic of the clipping follow from, on a rank.
+privacy::ClippingShape clipping_shape(const Configuration&, const Architecture&, const parallel::GridShape&,
+                                      std::int64_t rank);
 
 /// Table [privacy] with the mode that privacy.mode = "auto" means: the one with the least arithmetic of those that need
 /// no more than device.memory, where that is given, and else at most double the memory of a step without privacy. From

@@ -38,14 +38,23 @@ GradientRows as_stored(GradientRows rows, const ParameterSpec& spec) {
   return rows;
 }
 
-/// Where the elements of each parameter begin in an array of an example: vectors and matrices each by themselves.
+/// Where the elements of each parameter begin in an array of an example: matrices, vectors and vectors with partial
+/// gradients each by themselves.
 std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, const ClippingShape& shape) {
-  std::vector<std::int64_t> begin;
-  std::int64_t vectors = 0, matrices = 0;
+  std::vector<std::int64_t> begin(specs.size());
+  std::int64_t end = 0;
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    std::int64_t& end = specs[i].is_matrix() ? matrices : vectors;
-    begin.push_back(end);
-    if (!is_table(shape, i)) end += padded_rows(specs[i], specs[i].rows()) * specs[i].columns();
+    if (!specs[i].is_matrix()) continue;
+    begin[i] = end;
+    if (!is_table(shape, i)) end += padded_rows(specs[i], shape.held[i]) * specs[i].columns();
+  }
+  end = 0;
+  for (const VectorClass of : {VectorClass::cut, VectorClass::whole, VectorClass::partial}) {
+    if (of == VectorClass::partial) end = 0;
+    for_each_vector(specs, shape, of, [&](std::size_t i) {
+      begin[i] = end;
+      end += shape.held[i];
+    });
   }
   return begin;
 }
@@ -84,7 +93,8 @@ class Clipping::SumSink final : public training::GradientSink {
 };
 
 Clipping::Clipping(const training::Parameters& parameters, training::AccumulatingSink& sum, const Settings& settings,
-                   const ClippingShape& shape, const kernels::Execution& execution, Buffers&& buffers)
+                   const ClippingShape& shape, const kernels::Execution& execution, Buffers&& buffers,
+                   training::TensorAxis* tensor)
     : parameters_(parameters),
       sum_(sum),
       settings_(settings),
@@ -92,21 +102,25 @@ Clipping::Clipping(const training::Parameters& parameters, training::Accumulatin
       execution_(execution),
       parts_(parameters.specs(), settings.scheme),
       buffers_(std::move(buffers)),
+      tensor_(tensor),
       begin_(begins(parameters.specs(), shape)),
       covered_(parameters.size()) {
   if (settings.algorithm == Algorithm::naive) {
     one_.emplace(parameters, execution, shape.examples.rows * shape.sum_rows);
     return;
   }
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (parameters.specs()[i].is_matrix()) continue;
-    const Array<float> vector = sum.vector(i);
-    const bool continues = !vector_runs_.empty() && parts_.part[vector_runs_.back().parameter] == parts_.part[i] &&
-                           vector_runs_.back().sum.data + vector_runs_.back().sum.size == vector.data;
-    if (continues)
-      vector_runs_.back().sum.size += vector.size;
-    else
-      vector_runs_.push_back({i, vector});
+  for (const VectorClass of : {VectorClass::cut, VectorClass::whole, VectorClass::partial}) {
+    const std::size_t of_others = vector_runs_.size();
+    for_each_vector(parameters.specs(), shape, of, [&](std::size_t i) {
+      const Array<float> vector = sum.vector(i);
+      const bool continues = vector_runs_.size() > of_others &&
+                             parts_.part[vector_runs_.back().parameter] == parts_.part[i] &&
+                             vector_runs_.back().sum.data + vector_runs_.back().sum.size == vector.data;
+      if (continues)
+        vector_runs_.back().sum.size += vector.size;
+      else
+        vector_runs_.push_back({i, vector});
+    });
   }
 }
 
@@ -136,6 +150,7 @@ void Clipping::add(const MicroBatch& batch) {
   if (batch.passed) batch.passed();
   for (const GradientRows& rows : waiting_) take_norms(rows);
   check_coverage();
+  add_partial_vectors();
   add_vector_norms();
   form_factors();
   add_vectors();
@@ -170,6 +185,7 @@ void Clipping::check_coverage() const {
 double Clipping::part_clip() const { return settings_.clip / std::sqrt(static_cast<double>(parts_.count)); }
 
 void Clipping::form_factors() {
+  if (tensor_ != nullptr) tensor_->sum(buffers_.norms, "norms of records");
   // Of all parts at once: those of examples that are not there have norm 0, and nothing to scale.
   kernels::clip_factors(execution_, buffers_.norms, part_clip(), settings_.clip_function, buffers_.factors);
 }
@@ -180,7 +196,7 @@ void Clipping::form_factors() {
 /// columns: part of a parameter would not be covered.
 std::int64_t Clipping::held_by(const GradientRows& rows) const {
   std::int64_t held = 0;
-  for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i) held += parameters_.specs()[i].rows();
+  for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i) held += shape_.held[i];
   const ParameterSpec& spec = parameters_.specs()[rows.parameter];
   const std::int64_t of_rows = rows.form == Form::lookup ? spec.columns() : held;
   const bool fits =
@@ -189,6 +205,20 @@ std::int64_t Clipping::held_by(const GradientRows& rows) const {
     throw error(ExitCode::internal, "the rows of parameter \"{}\" are not those of whole examples and of all of it",
                 spec.name);
   return held;
+}
+
+/// The number of the first row that this rank holds.
+std::int64_t Clipping::first_row(const GradientRows& rows) const {
+  return parameters_.parts(rows.parameter).held.begin;
+}
+
+/// False for what rank 0 of the tensor axis has as well, with the same gradients.
+bool Clipping::counts(std::size_t parameter) const {
+  return tensor_ == nullptr || tensor_->rank() == 0 || !parameters_.specs()[parameter].cut.over.empty();
+}
+
+bool Clipping::is_partial(std::size_t parameter) const {
+  return tensor_ != nullptr && parameters_.specs()[parameter].partial_gradient;
 }
 
 Array<double> Clipping::norms_of(std::size_t parameter, std::int64_t first, std::int64_t count) const {
@@ -205,8 +235,8 @@ Array<const float> Clipping::factors_of(std::size_t parameter, std::int64_t firs
 }
 
 Matrix<float> Clipping::vectors_of(std::size_t parameter, std::int64_t columns) const {
-  return {buffers_.vectors.data + begin_[parameter], batch_->examples.count(), columns,
-          buffers_.vectors.size / shape_.examples.examples};
+  const Array<float>& all = is_partial(parameter) ? buffers_.partial : buffers_.vectors;
+  return {all.data + begin_[parameter], batch_->examples.count(), columns, all.size / shape_.examples.examples};
 }
 
 Matrix<kernels::bf16> Clipping::stored_of(std::size_t parameter, std::int64_t elements) const {
@@ -241,11 +271,20 @@ void Clipping::take_vector(const GradientRows& rows) {
                                   rows.examples, of_call);
 }
 
+/// The summands of the ranks, in their order: all ranks then have the whole gradients.
+void Clipping::add_partial_vectors() {
+  if (tensor_ == nullptr || buffers_.partial.size == 0) return;
+  const std::int64_t size = buffers_.partial.size / shape_.examples.examples * batch_->examples.count();
+  const Array<float> own{buffers_.partial.data, size};
+  kernels::sum_rows(execution_, {tensor_->gather(own, "gradients").data, tensor_->size(), size, size}, own);
+}
+
 void Clipping::add_vector_norms() {
   const std::int64_t examples = batch_->examples.count();
   for (const VectorRun& run : vector_runs_)
-    kernels::add_stored_norms(execution_, view(vectors_of(run.parameter, run.sum.size)),
-                              norms_of(run.parameter, 0, examples), buffers_.workspace);
+    if (counts(run.parameter))
+      kernels::add_stored_norms(execution_, view(vectors_of(run.parameter, run.sum.size)),
+                                norms_of(run.parameter, 0, examples), buffers_.workspace);
 }
 
 /// Output gradients of the parameters and, where the rows have them, the columns of zeros after them: products over
@@ -262,19 +301,21 @@ void Clipping::take_product(const GradientRows& rows) {
   if (materialises()) {
     const Matrix<kernels::bf16> stored = stored_of(rows.parameter, out * in);
     // Of a tied matrix the norm follows when the lookup has been added.
+    const bool here = counts(rows.parameter) && !is_tied(rows.parameter);
     return kernels::form_examples(execution_, rows.inputs, gradients, rows.examples,
                                   {stored.row(rows.first_example), rows.examples.count(), out * in, out * in},
-                                  is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace);
+                                  here ? norms_of(rows) : Array<double>{}, buffers_.workspace);
   }
-  kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples,
-                             method_of(settings_, parameters_.specs()[rows.parameter], in, held_by(rows), shape_),
-                             norms_of(rows), buffers_.workspace);
+  if (counts(rows.parameter))
+    kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples,
+                               method_of(settings_, parameters_.specs()[rows.parameter], in, held_by(rows), shape_),
+                               norms_of(rows), buffers_.workspace);
   if (is_tied(rows.parameter)) {
     const auto first = static_cast<std::size_t>(rows.first_example);
     const Examples lookup{.offsets = batch_->examples.offsets.subspan(first, rows.examples.offsets.size()),
                           .device_offsets = {batch_->examples.device_offsets.data + first,
                                              static_cast<std::int64_t>(rows.examples.offsets.size())}};
-    kernels::add_tied_rows(execution_, rows.inputs, gradients, rows.examples, batch_->ids, 0, lookup,
+    kernels::add_tied_rows(execution_, rows.inputs, gradients, rows.examples, batch_->ids, first_row(rows), lookup,
                            {buffers_.tied_rows.data, buffers_.tied_rows.size / in, in, in}, buffers_.workspace);
   }
   if (settings_.mode == Mode::book_keeping) sum_later(rows);
@@ -284,11 +325,13 @@ void Clipping::take_lookup(const GradientRows& rows) {
   const std::int64_t table_rows = held_by(rows), columns = rows.gradients.columns;
   if (materialises() && is_tied(rows.parameter)) {
     const Matrix<kernels::bf16> stored = stored_of(rows.parameter, covered_[rows.parameter].formed_rows * columns);
-    kernels::add_lookup_to_examples(execution_, rows.ids, rows.gradients, 0, rows.examples, stored, buffers_.workspace);
+    kernels::add_lookup_to_examples(execution_, rows.ids, rows.gradients, first_row(rows), rows.examples, stored,
+                                    buffers_.workspace);
     return kernels::add_stored_norms(execution_, view(stored), norms_of(rows), buffers_.workspace);
   }
-  kernels::add_lookup_norms(execution_, rows.ids, rows.gradients, 0, table_rows, rows.examples, norms_of(rows),
-                            buffers_.workspace);
+  if (counts(rows.parameter))
+    kernels::add_lookup_norms(execution_, rows.ids, rows.gradients, first_row(rows), table_rows, rows.examples,
+                              norms_of(rows), buffers_.workspace);
   if (is_tied(rows.parameter))
     kernels::add_tied_norms(execution_, rows.gradients,
                             {buffers_.tied_rows.data, rows.gradients.rows, columns, columns}, rows.examples,
@@ -336,16 +379,18 @@ void Clipping::add_clipped(const GradientRows& rows) {
     kernels::add_clipped_product(execution_, rows.inputs, gradients, rows.examples, factors,
                                  {sum, gradients.columns, columns, columns}, buffers_.workspace, settings_.products);
   } else {
-    kernels::add_clipped_lookup(execution_, rows.ids, rows.gradients, 0, rows.examples, factors,
+    kernels::add_clipped_lookup(execution_, rows.ids, rows.gradients, first_row(rows), rows.examples, factors,
                                 {sum, held_by(rows), columns, columns}, buffers_.workspace);
   }
 }
 
+/// Partial gradients of the update are added over the ranks of the tensor axis, so that one of them has the sum.
 void Clipping::add_vectors() {
   const std::int64_t examples = batch_->examples.count();
   for (const VectorRun& run : vector_runs_)
-    kernels::add_clipped_examples(execution_, view(vectors_of(run.parameter, run.sum.size)),
-                                  factors_of(run.parameter, 0, examples), run.sum);
+    if (counts(run.parameter) || !is_partial(run.parameter))
+      kernels::add_clipped_examples(execution_, view(vectors_of(run.parameter, run.sum.size)),
+                                    factors_of(run.parameter, 0, examples), run.sum);
 }
 
 void Clipping::add_stored() {
@@ -370,13 +415,23 @@ void Clipping::add_naive(const MicroBatch& batch) {
   for (std::int64_t e = 0; e < batch.examples.count(); ++e) {
     one_->clear();
     batch.pass({e, e + 1}, *one_);
+    if (const Array<float> partial = one_->partial_vectors(); tensor_ != nullptr && partial.size > 0)
+      kernels::sum_rows(execution_,
+                        {tensor_->gather(partial, "gradients").data, tensor_->size(), partial.size, partial.size},
+                        partial);
     for (std::size_t i = 0; i < size; ++i) {
+      if (!counts(i)) {
+        device::zero(execution_, buffers_.totals.data + i, sizeof(double));
+        continue;
+      }
       const Matrix<float> of_one = gradient(*one_, i);
       const Array<double> rows{buffers_.squares.data, of_one.rows};
       device::zero(execution_, rows);
       kernels::add_row_norms(execution_, of_one, rows);
       kernels::total(execution_, rows, workspace, buffers_.totals.data + i);
     }
+    if (tensor_ != nullptr)
+      tensor_->sum(Array<double>{buffers_.totals.data, static_cast<std::int64_t>(size)}, "norms of records");
     device::copy(execution_, squares.data(), buffers_.totals.data, 8 * static_cast<std::int64_t>(size),
                  device::Direction::to_host);
     kernels::fence(execution_);
@@ -385,6 +440,7 @@ void Clipping::add_naive(const MicroBatch& batch) {
     for (std::size_t i = 0; i < size; ++i) {
       const float factor = kernels::clip_factor(parts[parts_.part[i]], part_clip(), settings_.clip_function);
       if (factor == 0) continue;  // also of a gradient that is not finite
+      if (is_partial(i) && !counts(i)) continue;
       const Matrix<float> of_one = gradient(*one_, i), sum = gradient(sum_, i);
       kernels::scale_rows(execution_, view(of_one), factor);
       kernels::add_rows(execution_, view(sum), view(of_one), view(sum));

@@ -9,8 +9,10 @@
 //   for each micro-batch: clipping.add(batch);           // passes over the examples, with sinks of this module
 //   update.form_norm(flags, [&] { clipping.add_noise(…); });   // after the sum over the ranks of the data axis
 //
-// g_b is the gradient of the loss of example b alone, of all parameters. Norms are those of whole examples: ranks of
-// the data axis hold different examples and whole matrices, so no norm is ever exchanged between them.
+// g_b is the gradient of the loss of example b alone, of all parameters. Norms are those of whole examples. Ranks of
+// the data axis hold different examples and whole matrices: no norm is ever exchanged between them. Ranks of the tensor
+// axis hold parts of the same examples' gradients: squares of what they hold apart are added over them before the
+// factors are formed, what all of them hold counts once.
 //
 //   two_pass       norms in one backward pass, the clipped sum in a second one that repeats its bits
 //   book_keeping   one pass: inputs and output gradients of all products are kept until the factors are known
@@ -37,6 +39,7 @@
 #include "privacy/settings.hpp"
 #include "training/gradient_sink.hpp"
 #include "training/step_arena.hpp"
+#include "training/tensor_axis.hpp"
 
 namespace weft::privacy {
 
@@ -57,6 +60,7 @@ struct ClippingShape {
   std::vector<std::size_t> tables = {};
   /// The parameter that is the table of a lookup and the matrix of a product.
   std::optional<std::size_t> tied = {};
+  std::vector<std::int64_t> held = {};  ///< by parameter: rows that this rank holds
 };
 
 /// "two_pass, a second backward pass". Not of Mode::automatic.
@@ -73,6 +77,7 @@ class Clipping {
     kernels::Array<double> norms;          ///< squares, [parts, examples]
     kernels::Array<float> factors;         ///< [parts, examples]
     kernels::Array<float> vectors;         ///< gradients of all vectors, [examples, elements]
+    kernels::Array<float> partial;         ///< likewise, of vectors with partial gradients on a tensor axis
     kernels::Array<float> tied_rows;       ///< [rows, columns] (kernels::add_tied_rows)
     kernels::Array<std::byte> kept;        ///< rows until the factors are known
     kernels::Array<kernels::bf16> stored;  ///< materialise: [examples, elements] of each product
@@ -89,14 +94,16 @@ class Clipping {
     std::function<void()> passed = {};  ///< after the first pass, before the clipped sum: of timers
   };
 
-  /// `sum` gets S. All references must outlive the object.
+  /// `sum` gets S; of vectors with partial gradients rank 0 of the tensor axis gets it, the others 0. All references
+  /// must outlive the object; tensor null: one rank has the whole model.
   Clipping(const training::Parameters&, training::AccumulatingSink& sum, const Settings&, const ClippingShape&,
-           const kernels::Execution&, Buffers&&);
+           const kernels::Execution&, Buffers&&, training::TensorAxis* tensor);
   ~Clipping();
 
   /// Clears the sum. Before the first micro-batch of a step, also of a step without any.
   void begin();
-  /// Adds the clipped gradients of a micro-batch. Throws Error(internal) if a parameter is not covered.
+  /// Adds the clipped gradients of a micro-batch. Collective over the tensor axis, whose ranks have the same examples.
+  /// Throws Error(internal) if a parameter is not covered.
   void add(const MicroBatch&);
   /// After the sum over ranks: the gradients of the owned rows become (S + deviation xi) / expected, xi standard normal
   /// by (key, update, parameter, global element): once per update, the same on any grid.
@@ -105,9 +112,11 @@ class Clipping {
   /// The largest norm of an example's contribution: the sensitivity of S if one example is added or removed.
   double sensitivity() const { return settings_.clip; }
 
-  /// Device memory of the naive mode that is not in the arena.
+  /// Device memory of the naive mode that is not in the arena, on a rank.
   static std::int64_t own_bytes(const Settings&, std::span<const training::ParameterSpec>, const parallel::GridShape&,
-                                const ClippingShape&);
+                                std::int64_t rank, const ClippingShape&);
+  /// The most bytes that a rank of the tensor axis sends to each other one at a time.
+  static std::int64_t exchanged_bytes(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
 
  private:
   class NormSink;
@@ -132,6 +141,7 @@ class Clipping {
   void add_vector_norms();
   void add_vectors();
   void add_stored();
+  void add_partial_vectors();
   void form_factors();
   void check_coverage() const;
   void add_naive(const MicroBatch&);
@@ -146,7 +156,10 @@ class Clipping {
   kernels::Matrix<float> vectors_of(std::size_t parameter, std::int64_t columns) const;
   kernels::Matrix<kernels::bf16> stored_of(std::size_t parameter, std::int64_t elements) const;
   std::int64_t held_by(const training::GradientRows&) const;
+  std::int64_t first_row(const training::GradientRows&) const;
   bool is_tied(std::size_t parameter) const { return shape_.tied == parameter; }
+  bool counts(std::size_t parameter) const;
+  bool is_partial(std::size_t parameter) const;
   bool materialises() const { return settings_.mode == Mode::materialise; }
   double part_clip() const;
 
@@ -157,7 +170,8 @@ class Clipping {
   const kernels::Execution execution_;
   const ClipParts parts_;
   Buffers buffers_;
-  std::vector<std::int64_t> begin_;  // by parameter: in `vectors` or `stored`, in elements of one example
+  training::TensorAxis* const tensor_;  // null: one rank has the whole model
+  std::vector<std::int64_t> begin_;     // by parameter: in `vectors`, `partial` or `stored`, elements of one example
   std::vector<VectorRun> vector_runs_;
   const MicroBatch* batch_ = nullptr;
   std::vector<Covered> covered_;  // by parameter

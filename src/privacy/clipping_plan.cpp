@@ -29,6 +29,18 @@ std::int64_t padded_rows(const ParameterSpec& spec, std::int64_t out) {
   return spec.group.empty() ? spec.rows_in_memory(out) : out;
 }
 
+VectorClass class_of(const ParameterSpec& spec, bool divided) {
+  if (!divided) return VectorClass::whole;
+  if (spec.partial_gradient) return VectorClass::partial;
+  return spec.cut.over.empty() ? VectorClass::whole : VectorClass::cut;
+}
+
+bool is_divided(std::span<const ParameterSpec> specs, const ClippingShape& shape) {
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    if (shape.held[i] < specs[i].rows()) return true;
+  return false;
+}
+
 kernels::NormMethod method_of(const Settings& settings, const ParameterSpec& spec, std::int64_t in, std::int64_t out,
                               const ClippingShape& shape) {
   using kernels::NormAlgorithm;
@@ -84,13 +96,13 @@ std::int64_t workspace_bytes(const Settings& settings, std::span<const Parameter
     }
     if (shape.tied == parameter) need(kernels::tied_rows_workspace(shape.type, shape.type, in, sizes));
   });
-  for (const ParameterSpec& spec : specs) {
-    if (!spec.is_matrix()) {
-      vectors += spec.elements();
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (!specs[i].is_matrix()) {
+      vectors += shape.held[i];
       continue;
     }
-    need(kernels::clipped_lookup_workspace(spec.columns(), sizes));
-    need(kernels::lookup_norms_workspace(spec.columns(), sizes));
+    need(kernels::clipped_lookup_workspace(specs[i].columns(), sizes));
+    need(kernels::lookup_norms_workspace(specs[i].columns(), sizes));
   }
   need(kernels::stored_norms_workspace(sizes.examples, vectors));
   need(kernels::tied_norms_workspace(sizes));
@@ -101,10 +113,18 @@ const char* name_of(kernels::NormAlgorithm algorithm) {
   return algorithm == kernels::NormAlgorithm::direct ? "input_length" : "width";
 }
 
-std::int64_t largest_rows(std::span<const ParameterSpec> specs) {
-  std::int64_t rows = 0;
-  for (const ParameterSpec& spec : specs) rows = std::max(rows, spec.is_matrix() ? spec.rows() : 1);
+std::int64_t largest_rows(std::span<const ParameterSpec> specs, const ClippingShape& shape) {
+  std::int64_t rows = 1;
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    if (specs[i].is_matrix()) rows = std::max(rows, shape.held[i]);
   return rows;
+}
+
+/// Elements of the vectors of a class that a rank holds.
+std::int64_t elements_of(std::span<const ParameterSpec> specs, const ClippingShape& shape, VectorClass of) {
+  std::int64_t elements = 0;
+  for_each_vector(specs, shape, of, [&](std::size_t i) { elements += shape.held[i]; });
+  return elements;
 }
 
 }  // namespace
@@ -154,21 +174,21 @@ Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSp
   check_names(settings, specs, shape);
   const std::int64_t examples = shape.examples.examples, rows = shape.examples.rows;
   if (settings.algorithm == Algorithm::naive) {
-    squares = arena.take<double>(largest_rows(specs));
-    totals =
-        arena.take<double>(static_cast<std::int64_t>(specs.size()) + kernels::total_workspace(largest_rows(specs)));
+    const std::int64_t most = largest_rows(specs, shape);
+    squares = arena.take<double>(most);
+    totals = arena.take<double>(static_cast<std::int64_t>(specs.size()) + kernels::total_workspace(most));
     return;
   }
   const auto parts = static_cast<std::int64_t>(ClipParts(specs, settings.scheme).count);
   norms = arena.take<double>(parts * examples);
   factors = arena.take<float>(parts * examples);
-  std::int64_t in_vectors = 0, in_products = 0, kept_columns = 0;
-  for (const ParameterSpec& spec : specs)
-    if (!spec.is_matrix()) in_vectors += spec.elements();
+  std::int64_t in_products = 0, kept_columns = 0;
   for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
     in_products += padded_rows(specs[parameter], out) * in;
   });
-  vectors = arena.take<float>(examples * in_vectors);
+  vectors = arena.take<float>(
+      examples * (elements_of(specs, shape, VectorClass::cut) + elements_of(specs, shape, VectorClass::whole)));
+  partial = arena.take<float>(examples * elements_of(specs, shape, VectorClass::partial));
   if (shape.tied && settings.mode != Mode::materialise)
     tied_rows = arena.take<float>(rows * specs[*shape.tied].columns());
   if (settings.mode == Mode::materialise) {
@@ -184,10 +204,20 @@ Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSp
 }
 
 std::int64_t Clipping::own_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
-                                 const parallel::GridShape& grid, const ClippingShape& shape) {
+                                 const parallel::GridShape& grid, std::int64_t rank, const ClippingShape& shape) {
   return settings.algorithm == Algorithm::naive
-             ? training::AccumulatingSink::bytes(specs, grid, 0, shape.examples.rows * shape.sum_rows)
+             ? training::AccumulatingSink::bytes(specs, grid, rank, shape.examples.rows * shape.sum_rows)
              : 0;
+}
+
+std::int64_t Clipping::exchanged_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
+                                       const ClippingShape& shape) {
+  if (settings.algorithm == Algorithm::naive)  // of one example; its vectors are those of any step
+    return std::ssize(specs) * std::int64_t{sizeof(double)};
+  const auto parts = static_cast<std::int64_t>(ClipParts(specs, settings.scheme).count);
+  return shape.examples.examples *
+         std::max(parts * std::int64_t{sizeof(double)},
+                  elements_of(specs, shape, VectorClass::partial) * std::int64_t{sizeof(float)});
 }
 
 }  // namespace weft::privacy

@@ -35,6 +35,13 @@ void TensorAxis::sum(kernels::AnyMatrix rows, const char* name) {
   ranks_.all_gather(rows.data, bytes, buffers_.received, name);
 }
 
+void TensorAxis::sum(kernels::Array<double> values, const char* name) {
+  if (values.size <= parallel::DeviceCommunicator::kMostValues) return ranks_.sum(values, name);
+  const kernels::Array<const double> all = gather(values, name);
+  device::zero(execution_, values);
+  for (int r = 0; r < size(); ++r) kernels::accumulate(execution_, {all.data + r * values.size, values.size}, values);
+}
+
 const std::byte* TensorAxis::gather(const void* own, std::int64_t bytes, const char* name) {
   const std::vector<std::int64_t> of_rank(static_cast<std::size_t>(size()), bytes);
   ranks_.all_gather(own, buffers_.received.data(), of_rank, name);

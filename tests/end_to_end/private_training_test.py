@@ -93,11 +93,15 @@ def resumes_bit_for_bit(weft, expected):
 
 
 def ranks_agree(weft, expected):
-    weft.run(*command(weft, "ranks"), ranks=2)
-    one, two = (program.record(run)["result"] for run in (expected, weft.folder / "ranks"))
-    assert one["privacy"] == two["privacy"]
-    # The same batches and noise; sums of another order.
-    assert abs(one["validation"]["loss"] - two["validation"]["loss"]) < 1e-4, (one, two)
+    for name, axis in (("data", ()), ("tensor", ("--set", "parallel.tensor=2"))):
+        weft.run(*command(weft, name, *axis), ranks=2)
+        one, two = (program.record(run)["result"] for run in (expected, weft.folder / name))
+        assert one["privacy"] == two["privacy"]
+        # The same batches and noise; sums of another order.
+        assert abs(one["validation"]["loss"] - two["validation"]["loss"]) < 1e-4, (name, one, two)
+    # One rank continues the run of a divided model, with the same account.
+    weft.run(*command(weft, "whole", "--resume", weft.folder / "tensor" / "checkpoints" / "step_00000010"))
+    assert program.record(weft.folder / "whole")["result"]["privacy"] == program.record(expected)["result"]["privacy"]
 
 
 def modes_agree(weft, expected):

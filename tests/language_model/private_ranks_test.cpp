@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Private steps on several ranks of the data axis: the sum, the noise and the sensitivity are those of one rank. Norms
-// are not summed over ranks that hold different examples: that would raise the sensitivity to C (1 + sqrt(R - 1)).
+// Private steps on several ranks, of the data axis, the tensor axis and both: the sum, the noise and the sensitivity
+// are those of one rank. Norms are not summed over ranks that hold different examples: that would raise the sensitivity
+// to C (1 + sqrt(R - 1)). Those of parts of one example are: without the other parts they would be too small.
+#include <algorithm>
+#include <cstring>
+
 #include "tests/language_model/private_run.hpp"
 #include "tests/training/registry_bits.hpp"
 
@@ -15,25 +19,39 @@ const std::vector<std::int64_t> kExamples = {0, 1, 4, 7, 8, 11, 12};
 
 /// All gradients on every rank.
 std::vector<float> all_gradients(const PrivateRun& run) {
-  const parallel::Communicator& ranks = testing::world().all();
   const training::Parameters& parameters = run.trainer.model().parameters();
   std::vector<float> all;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const training::ParameterSpec& spec = parameters.specs()[i];
     std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-    if (spec.is_matrix()) {
-      const kernels::Matrix<float> owned = run.trainer.gradients().matrix(i);
-      const std::vector<float> own = testing::to_host(owned.data, owned.rows * owned.columns);
-      const std::int64_t begin = parameters.parts(i).owned.begin * owned.columns;
-      for (std::size_t k = 0; k < own.size(); ++k) values[static_cast<std::size_t>(begin) + k] = own[k];
-      ranks.sum(std::span<double>(values));
-    } else {
-      const std::vector<float> own = testing::to_host(run.trainer.gradients().vector(i).data, spec.elements());
-      values.assign(own.begin(), own.end());
-    }
+    const kernels::Matrix<float> matrix = run.trainer.gradients().matrix(i);
+    const kernels::Array<float> vector = run.trainer.gradients().vector(i);
+    const std::vector<float> own = spec.is_matrix() ? testing::to_host(matrix.data, matrix.rows * matrix.columns)
+                                                    : testing::to_host(vector.data, vector.size);
+    const training::RowParts& parts = parameters.parts(i);
+    // Of ranks with the same rows, one contributes them.
+    if (parts.writes) std::copy(own.begin(), own.end(), values.begin() + parts.owned.begin * spec.columns());
+    testing::world().all().sum(std::span<double>(values));
     for (const double value : values) all.push_back(static_cast<float>(value));
   }
   return all;
+}
+
+/// The numbers of ranks of the tensor axis that this job can have.
+std::vector<std::int64_t> tensor_sizes() {
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t size = 1; size <= testing::world().size(); size *= 2) sizes.push_back(size);
+  return sizes;
+}
+
+/// With as many heads as the largest job has ranks. `model`: further keys of [language_model].
+Configuration configuration(const std::string& privacy, const std::string& model = "") {
+  return private_configuration("heads = 4\n" + model, privacy);
+}
+
+Configuration on_tensor(Configuration settings, std::int64_t tensor) {
+  settings.parallel.tensor = tensor;
+  return settings;
 }
 
 std::vector<float> sum_on_all(const Configuration& settings, const std::vector<std::int64_t>& examples,
@@ -45,70 +63,124 @@ std::vector<float> sum_on_all(const Configuration& settings, const std::vector<s
 
 }  // namespace
 
-TEST_CASE("the clipped sum is that of one rank, in every mode") {
-  for (const char* privacy : {"mode = \"two_pass\"\n", "mode = \"book_keeping\"\n", "mode = \"materialise\"\n",
-                              "algorithm = \"naive\"\n", "scheme = \"per_layer\"\n"}) {
-    CAPTURE(privacy);
-    const Configuration settings = private_configuration("", privacy);
+TEST_CASE("the clipped sum is that of one rank, in every mode and on every grid") {
+  struct Case {
+    const char *privacy, *model = "";
+  };
+  // Beside the modes: gains of heads and temperatures, of whose gradients each rank has a summand; a head of its own.
+  for (const Case& one :
+       {Case{"mode = \"two_pass\"\n"}, Case{"mode = \"book_keeping\"\n"}, Case{"mode = \"materialise\"\n"},
+        Case{"algorithm = \"naive\"\n"}, Case{"scheme = \"per_layer\"\n"},
+        Case{"mode = \"book_keeping\"\n", "preset = \"llama\"\nqk_norm = \"head\"\n"},
+        Case{"mode = \"materialise\"\n", "preset = \"llama\"\nqk_norm = \"head\"\n"},
+        Case{"algorithm = \"naive\"\n", "preset = \"llama\"\nqk_norm = \"head\"\n"},
+        Case{"mode = \"two_pass\"\n", "qk_norm = \"scaled\"\ntied = false\nnorm_position = \"post\"\n"},
+        Case{"mode = \"book_keeping\"\nscheme = \"group\"\n"}}) {
+    const Configuration settings = configuration(one.privacy, one.model);
+    const std::vector<float> expected = testing::clipped_sum(settings, kExamples);
     // Products over other numbers of rows round otherwise; an element of a stored gradient then rounds to 8 bits up
     // instead of down, now and then.
     const double tolerance = settings.privacy.mode == privacy::Mode::materialise ? 1e-3 : 1e-6;
-    CHECK(testing::relative_error(sum_on_all(settings, kExamples), testing::clipped_sum(settings, kExamples)) <
-          tolerance);
-  }
-}
-
-TEST_CASE("ranks may have different numbers of examples, and none") {
-  const Configuration settings = private_configuration();
-  const std::vector<float> expected = testing::clipped_sum(settings, kExamples);
-  const std::int64_t rank = testing::world().rank(), last = testing::world().size() - 1;
-  // All examples on the last rank: three micro-batches there, none elsewhere.
-  const parallel::Range own{0, rank == last ? std::ssize(kExamples) : 0};
-  CHECK(testing::relative_error(sum_on_all(settings, kExamples, own), expected) < 1e-6);
-  // No examples at all: a sum of zeros.
-  CHECK(testing::norm_of(sum_on_all(settings, {})) == 0);
-}
-
-TEST_CASE("removing an example changes the sum by at most the bound") {
-  for (const char* mode : {"two_pass", "book_keeping", "materialise"}) {
-    CAPTURE(mode);
-    const Configuration settings = private_configuration("", "clip = 0.5\nmode = \"" + std::string(mode) + "\"\n");
-    for (const std::size_t removed : {0, 3, 6}) {
-      // The others move to other ranks and micro-batches.
-      std::vector<std::int64_t> fewer = kExamples;
-      fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(removed));
-      const std::vector<float> change =
-          testing::difference(sum_on_all(settings, kExamples), sum_on_all(settings, fewer));
-      CHECK(testing::norm_of(change) <= 0.5 * (1 + 1e-3));
-      CHECK(testing::norm_of(change) > 0.49);
+    for (const std::int64_t tensor : tensor_sizes()) {
+      CAPTURE(std::string(one.privacy));
+      CAPTURE(std::string(one.model));
+      CAPTURE(tensor);
+      CHECK(testing::relative_error(sum_on_all(on_tensor(settings, tensor), kExamples), expected) < tolerance);
     }
   }
 }
 
+TEST_CASE("ranks may have different numbers of examples, and none") {
+  const Configuration plain = configuration("");
+  const std::vector<float> expected = testing::clipped_sum(plain, kExamples);
+  for (const std::int64_t tensor : tensor_sizes()) {
+    CAPTURE(tensor);
+    const Configuration settings = on_tensor(plain, tensor);
+    // The tensor axis is the innermost.
+    const std::int64_t group = testing::world().rank() / tensor, last = testing::world().size() / tensor - 1;
+    // All examples in the last group: three micro-batches there, none elsewhere.
+    const parallel::Range own{0, group == last ? std::ssize(kExamples) : 0};
+    CHECK(testing::relative_error(sum_on_all(settings, kExamples, own), expected) < 1e-6);
+    // No examples at all: a sum of zeros.
+    CHECK(testing::norm_of(sum_on_all(settings, {})) == 0);
+  }
+}
+
+TEST_CASE("removing an example changes the sum by at most the bound") {
+  for (const char* mode : {"two_pass", "book_keeping", "materialise"})
+    for (const std::int64_t tensor : tensor_sizes()) {
+      CAPTURE(mode);
+      CAPTURE(tensor);
+      const Configuration settings =
+          on_tensor(configuration("clip = 0.5\nmode = \"" + std::string(mode) + "\"\n"), tensor);
+      for (const std::size_t removed : {0, 3, 6}) {
+        // The others move to other ranks and micro-batches.
+        std::vector<std::int64_t> fewer = kExamples;
+        fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(removed));
+        const std::vector<float> change =
+            testing::difference(sum_on_all(settings, kExamples), sum_on_all(settings, fewer));
+        CHECK(testing::norm_of(change) <= 0.5 * (1 + 1e-3));
+        CHECK(testing::norm_of(change) > 0.49);
+      }
+    }
+}
+
+TEST_CASE("the plan is what the largest rank takes") {
+  for (const char* privacy : {"mode = \"two_pass\"\n", "mode = \"materialise\"\n", "algorithm = \"naive\"\n"})
+    for (const std::int64_t tensor : tensor_sizes()) {
+      CAPTURE(privacy);
+      CAPTURE(tensor);
+      Configuration settings = on_tensor(configuration(privacy, "preset = \"llama\"\nqk_norm = \"head\"\n"), tensor);
+      use_ranks(settings, testing::world().size());
+      const std::int64_t before = device::memory_use().device_bytes;
+      const PrivateRun run(settings, testing::world().all());
+      const Plan planned =
+          plan(settings, {settings.language_model, testing::kPrivateVocabulary, settings.data.sequence}, 0);
+      std::int64_t context = 0, taken = device::memory_use().device_bytes - before;
+      for (const auto& [name, bytes] : planned.device)
+        if (name == "CUDA context and libraries") context = bytes;
+      testing::world().all().maximum({&taken, 1});
+      CHECK(taken <= planned.device_total() - context);
+      CHECK(static_cast<double>(taken) >= 0.95 * static_cast<double>(planned.device_total() - context));
+    }
+}
+
 TEST_CASE("noise is that of one rank, drawn once per update, and all ranks keep the same parameters") {
   const Trainer::Noise noise{.key = {9, 8, 7, 6, 5, 4, 3, 2}, .multiplier = 1, .expected = 4};
-  const Configuration settings = private_configuration();
-  PrivateRun together(settings, testing::world().all());
   const parallel::Communicator alone = testing::world().all().split(testing::world().rank(), 0);
-  PrivateRun single(settings, alone);
-  for (PrivateRun* run : {&together, &single}) {
-    run->trainer.set_noise(noise);
-    run->step({});
-  }
-  // No sums: the same bits.
-  CHECK(all_gradients(together) == single.gradients());
-  for (PrivateRun* run : {&together, &single}) {
-    run->step(kExamples);
-    run->step({1, 3});
-  }
-  CHECK(testing::relative_error(all_gradients(together), single.gradients()) < 1e-5);
-  together.trainer.transformer().prepare_weights();  // those of the other ranks arrive
-  std::vector<double> own;
-  for (const float value : together.get(0)) own.push_back(value);
-  std::vector<double> of_all = own;
-  testing::world().all().sum(std::span<double>(of_all));
-  for (std::size_t i = 0; i < own.size(); ++i)
-    CHECK(of_all[i] == doctest::Approx(own[i] * static_cast<double>(testing::world().size())).epsilon(1e-12));
+  for (const std::int64_t tensor : tensor_sizes())
+    for (const char* const model : {"", "preset = \"llama\"\nqk_norm = \"head\"\n"}) {
+      CAPTURE(tensor);
+      CAPTURE(std::string(model));
+      const Configuration settings = configuration("", model);
+      PrivateRun together(on_tensor(settings, tensor), testing::world().all());
+      PrivateRun single(settings, alone);
+      for (PrivateRun* run : {&together, &single}) {
+        run->trainer.set_noise(noise);
+        run->step({});
+      }
+      // No sums: the same bits.
+      CHECK(all_gradients(together) == single.gradients());
+      for (PrivateRun* run : {&together, &single}) {
+        run->step(kExamples);
+        run->step({1, 3});
+      }
+      CHECK(testing::relative_error(all_gradients(together), single.gradients()) < 1e-5);
+      together.trainer.transformer().prepare_weights();  // those of the other ranks arrive
+      // What several ranks hold is the same bit for bit.
+      const auto bits = testing::bits_of(together.trainer.registry());
+      const training::Parameters& parameters = together.trainer.model().parameters();
+      for (const training::ParameterSpec& spec : parameters.specs()) {
+        CAPTURE(spec.name);
+        const parallel::Communicator& holders =
+            spec.cut.over.empty() ? testing::world().all() : together.grid.axis(parallel::kDataAxis);
+        const std::vector<std::byte>& own = bits.at(spec.name);
+        std::vector<std::byte> all(own.size() * static_cast<std::size_t>(holders.size()));
+        holders.all_gather(own.data(), all.data(), std::ssize(own));
+        for (std::int64_t rank = 0; rank < holders.size(); ++rank)
+          CHECK(std::memcmp(all.data() + rank * std::ssize(own), own.data(), own.size()) == 0);
+      }
+    }
 }
 
 }  // namespace weft::language_model

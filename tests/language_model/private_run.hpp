@@ -24,15 +24,16 @@ inline Configuration private_configuration(const std::string& model = "", const 
   const input::Schema keys = schema(read);
   input::read(keys,
               "[run]\nsteps = 60\n[data]\nbatch_tokens = 96\nsequence = 16\nmicro_tokens = 48\n" + data +
-                  "[language_model]\nlayers = 1\nheads = 2\nd_model = 32\n" + model +
-                  "[privacy]\nenabled = true\nnoise_multiplier = 1\ndelta = 1e-5\nnoise_key = \"test\"\n" + privacy +
-                  "[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 2\nclip_norm = 0\n" + more,
+                  "[language_model]\nlayers = 1\nd_model = 32\n" + (model.rfind("heads", 0) != 0 ? "heads = 2\n" : "") +
+                  model + "[privacy]\nenabled = true\nnoise_multiplier = 1\ndelta = 1e-5\nnoise_key = \"test\"\n" +
+                  privacy + "[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 2\nclip_norm = 0\n" + more,
               "test.toml");
   return read;
 }
 
 struct PrivateRun {
-  /// On the ranks of `ranks`. Without noise, and the sum divided by 1, unless `set_noise` follows.
+  /// On the ranks of `ranks`, parallel.tensor of which share a model. Without noise, and the sum divided by 1, unless
+  /// `set_noise` follows.
   PrivateRun(Configuration settings, const parallel::Communicator& ranks)
       : grid(ranks, grid_shape(on(settings, ranks.size()))),
         arithmetic{device::planned_backend(device_settings(settings)), execution().stream},
@@ -55,23 +56,27 @@ struct PrivateRun {
     use_ranks(settings, n_ranks);
     return settings;
   }
+  /// The rows that this rank holds, from the values of all.
   void set(std::size_t parameter, const std::vector<float>& values) {
     const training::Parameters& parameters = trainer.model().parameters();
     const training::ParameterSpec& spec = parameters.specs()[parameter];
-    const device::Buffer<float> staged(spec.elements());
+    const parallel::Range held = parameters.parts(parameter).held;
+    const device::Buffer<float> staged(held.size() * spec.columns());
     float* const to = spec.is_matrix() ? staged.data() : parameters.vector(parameter).weight.data;
-    device::copy(arithmetic, to, values.data(), 4 * spec.elements(), device::Direction::to_device);
+    device::copy(arithmetic, to, values.data() + held.begin * spec.columns(), 4 * staged.size(),
+                 device::Direction::to_device);
     if (spec.is_matrix())
       kernels::weights_from_float(arithmetic, parameters.matrix(parameter), 0,
-                                  staged.matrix(spec.rows(), spec.columns()));
+                                  staged.matrix(held.size(), spec.columns()));
     kernels::fence(arithmetic);
   }
-  /// A matrix.
+  /// The rows of a matrix that this rank holds.
   std::vector<float> get(std::size_t parameter) const {
     const training::Parameters& parameters = trainer.model().parameters();
-    const training::ParameterSpec& spec = parameters.specs()[parameter];
-    const device::Buffer<float> staged(spec.elements());
-    kernels::weights_to_float(arithmetic, parameters.matrix(parameter), 0, staged.matrix(spec.rows(), spec.columns()));
+    const std::int64_t columns = parameters.specs()[parameter].columns(),
+                       held = parameters.parts(parameter).held.size();
+    const device::Buffer<float> staged(held * columns);
+    kernels::weights_to_float(arithmetic, parameters.matrix(parameter), 0, staged.matrix(held, columns));
     return to_host(staged.data(), staged.size());
   }
 

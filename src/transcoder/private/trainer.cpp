@@ -60,7 +60,7 @@ training::StepArena measure_private_step(const Configuration& given, const Shape
   arena.count(
       training::StepArena::Where::device,
       training::AccumulatingSink::bytes(specs, grid, 0, rows) +
-          privacy::Clipping::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, shape)));
+          privacy::Clipping::own_bytes(configuration.privacy, specs, grid, 0, clipping_shape(configuration, shape)));
   return arena;
 }
 
@@ -79,7 +79,7 @@ PrivateTrainer::PrivateTrainer(const Configuration& configuration, const Shape& 
       sink_(model_.parameters(), execution, private_micro_rows(configuration)),
       buffers_(configuration_, model_.shape(), shape.width() * kernels::bytes_of(stored), arena_),
       clipping_(model_.parameters(), sink_, configuration_.privacy, clipping_shape(configuration_, model_.shape()),
-                execution, std::move(buffers_.clipping)),
+                execution, std::move(buffers_.clipping), nullptr),
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
               training::ParameterUpdate::Buffers(
                   training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
