@@ -238,6 +238,7 @@ class Transformer {
   void backward_attention(std::size_t layer, const Tokens&, const kernels::AdamStep*, training::GradientSink&);
   void backward_embedding(const Tokens&, const kernels::AdamStep*, training::GradientSink&);
 
+  static kernels::NormStatistics first_of(const kernels::NormStatistics& all, std::int64_t rows);
   void normalise(const NormLayer&, kernels::AnyMatrix x, kernels::AnyMatrix addend, kernels::AnyMatrix sum,
                  kernels::AnyMatrix y, const kernels::NormStatistics&);
   void normalise_backward(const NormLayer&, kernels::AnyMatrix h, const kernels::NormStatistics&, kernels::AnyMatrix dy,
