@@ -51,8 +51,8 @@ constexpr std::int64_t kOutcomes = 4;
 void guard_step(const Execution&, const StepFlags* flags, std::int64_t skip_at_most, StepGuard* guard, AdamStep* step,
                 StepOutcome* outcomes, const LossScale* scale = nullptr);
 
-/// *flag |= 1 if the value is not finite.
-void flag_not_finite(const Execution&, const double* value, std::int32_t* flag);
+/// *flag |= 1 if a value is above `largest`, or not a number.
+void flag_above(const Execution&, Array<const double> values, double largest, std::int32_t* flag);
 
 /// *squared = *rows / (rows_are_scaled ? gradient_scale^2 : 1) + *bias: the squared norm of the gradient before
 /// clipping, of this rank's parameters. No effect if the step is withheld.

@@ -25,10 +25,10 @@ void guard_step(const Execution& execution, const StepFlags* flags, std::int64_t
       });
 }
 
-void flag_not_finite(const Execution& execution, const double* value, std::int32_t* flag) {
+void flag_above(const Execution& execution, Array<const double> values, double largest, std::int32_t* flag) {
   for_all(
-      execution, "flag_not_finite", 1, KOKKOS_LAMBDA(std::int64_t) {
-        if (!Kokkos::isfinite(*value)) *flag |= 1;
+      execution, "flag_above", values.size, KOKKOS_LAMBDA(std::int64_t i) {
+        if (!(values[i] <= largest)) Kokkos::atomic_or(flag, 1);
       });
 }
 

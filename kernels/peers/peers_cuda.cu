@@ -99,9 +99,39 @@ void reduce(const Execution& execution, const PeerGroup& group, T* values, std::
   require_launch("a reduction over GPUs");
 }
 
+__global__ void __launch_bounds__(kMostThreads)
+    gather_from_peers(const __grid_constant__ PeerGroup group, const std::uint32_t* needed, std::uint32_t* all,
+                      std::int64_t piece) {
+  if (*needed == 0) return;
+  constexpr std::int64_t kAtOnce = kPeerStage / sizeof(std::uint32_t);
+  PeerPage& own = *group.page[group.rank];
+  std::uint32_t number = own.completed;
+  for (std::int64_t begin = 0; begin < piece; begin += kAtOnce) {
+    const std::uint32_t parity = ++number % 2;
+    const std::int64_t words = min(kAtOnce, piece - begin);
+    std::uint32_t* const stage = reinterpret_cast<std::uint32_t*>(own.stage[parity]);
+    for (std::int64_t i = threadIdx.x; i < words; i += blockDim.x) stage[i] = all[group.rank * piece + begin + i];
+    exchange_words(group, &PeerPage::begun, number);
+    for (int step = 1; step < group.size; ++step) {
+      const int r = (group.rank + step) % group.size;
+      const std::uint32_t* const from = reinterpret_cast<const std::uint32_t*>(group.page[r]->stage[parity]);
+      std::uint32_t* const to = all + r * piece + begin;
+#pragma unroll 8
+      for (std::int64_t i = threadIdx.x; i < words; i += blockDim.x) to[i] = __ldcv(from + i);
+    }
+  }
+  __syncthreads();  // all threads have read own.completed
+  if (threadIdx.x == 0) own.completed = number;
+}
+
 static_assert(kMostPeers <= kWarp);
 
+bool in_use = false;  // since the process began; set before any work that overlaps with an exchange
+
 }  // namespace
+
+bool barriers_in_use() { return in_use; }
+void use_barriers() { in_use = true; }
 
 void begin_exchange(const Execution& execution, const PeerGroup& group) {
   begin_phase<<<1, kWarp, 0, stream_of(execution)>>>(group);
@@ -121,6 +151,11 @@ void sum(const Execution& execution, const PeerGroup& group, Array<double> value
 }
 void maximum(const Execution& execution, const PeerGroup& group, Array<std::int32_t> values) {
   reduce<Maximum>(execution, group, values.data, values.size);
+}
+void all_gather_if(const Execution& execution, const PeerGroup& group, const std::uint32_t* needed,
+                   Array<std::uint32_t> all) {
+  gather_from_peers<<<1, kMostThreads, 0, stream_of(execution)>>>(group, needed, all.data, all.size / group.size);
+  require_launch("a gather over GPUs");
 }
 
 }  // namespace weft::kernels::cuda

@@ -44,6 +44,12 @@ struct PeerGroup {
   int size = 1;
 };
 
+/// True from `use_barriers` on: ranks of this process exchange by barriers. A kernel whose blocks occupy every
+/// multiprocessor to its end then leaves room for one block of a barrier, which would otherwise delay its exchange by
+/// that kernel.
+bool barriers_in_use();
+void use_barriers();
+
 /// Barrier: later work on the stream runs once all ranks have reached it. Their earlier work is then done, so the
 /// memory that they receive into is free.
 void begin_exchange(const Execution&, const PeerGroup&);
@@ -56,5 +62,8 @@ void end_exchange(const Execution&, const PeerGroup&);
 void sum(const Execution&, const PeerGroup&, Array<std::int64_t> values);
 void sum(const Execution&, const PeerGroup&, Array<double> values);
 void maximum(const Execution&, const PeerGroup&, Array<std::int32_t> values);
+/// Exchanges of their own, one for each kPeerStage bytes of a piece: `all` consists of one piece of equal size per
+/// rank, in rank order; each rank provides its own. None if *needed, on the device and the same on all ranks, is 0.
+void all_gather_if(const Execution&, const PeerGroup&, const std::uint32_t* needed, Array<std::uint32_t> all);
 
 }  // namespace weft::kernels::cuda

@@ -112,7 +112,9 @@ void Graph::record(const kernels::Execution& execution, const std::function<void
   }
   check(cudaStreamEndCapture(stream_of(execution), &graph), "recording a step");
   cudaGraphExec_t executable = nullptr;
-  const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+  // Each kernel keeps the priority of the stream that it was recorded on. Without this flag all have that of the stream
+  // the graph is launched into, and a barrier between ranks queues behind the blocks of a large kernel.
+  const cudaError_t status = cudaGraphInstantiate(&executable, graph, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(graph);
   check(status, "instantiating a recorded step");
   executable_ = executable;

@@ -129,6 +129,16 @@ void DeviceCommunicator::all_gather(void* all, std::span<const std::int64_t> byt
   all_gather_through(through.data(), all, bytes);
 }
 
+void DeviceCommunicator::all_gather_if(const std::uint32_t* needed, kernels::Array<std::uint32_t> all,
+                                       const char* name) {
+  if (size() == 1) return;
+  const std::int64_t bytes = all.size / size() * static_cast<std::int64_t>(sizeof(std::uint32_t));
+  if (!is_direct())
+    return all_gather(all.data, std::vector<std::int64_t>(static_cast<std::size_t>(size()), bytes), name);
+  const Measured measured(*this, name, bytes * (size() - 1));
+  channel_->all_gather_if(execution_, needed, all);
+}
+
 void DeviceCommunicator::all_gather_through(std::byte* bounce, void* all, std::span<const std::int64_t> bytes) {
   const std::int64_t begin = total(bytes.first(static_cast<std::size_t>(rank()))),
                      own_bytes = bytes[static_cast<std::size_t>(rank())], end = begin + own_bytes;

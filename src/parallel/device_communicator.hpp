@@ -69,6 +69,9 @@ class DeviceCommunicator {
   void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
   /// In place. Direct exchanges are received in `through` (as large as `all`) and copied from there, the own piece not.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const ExchangeBuffer& through, const char* name);
+  /// In place, in pieces of equal size. *needed, on the device and the same on all ranks: 0 if no rank reads what it
+  /// receives. Direct exchanges then send nothing; the others send all the same, since the host does not know.
+  void all_gather_if(const std::uint32_t* needed, kernels::Array<std::uint32_t> all, const char* name = kUnnamed);
   /// As Communicator::all_to_all.
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes, const char* name = kUnnamed);

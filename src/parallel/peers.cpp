@@ -171,6 +171,7 @@ std::unique_ptr<Peers> Peers::join(const Communicator& ranks) {
       *static_cast<int*>(word) = 0;
       aborted = static_cast<int*>(word);
     }
+    kernels::cuda::use_barriers();
     return std::make_unique<Peers>(std::move(state));
   }
   if (ranks.rank() == 0) log::info("the {} GPUs cannot access each other's memory ({})", ranks.size(), why);
@@ -241,6 +242,11 @@ void Peers::Channel::maximum(const kernels::Execution& execution, kernels::Array
   fault::point("collective");
   kernels::cuda::maximum(execution, group(), values);
 }
+void Peers::Channel::all_gather_if(const kernels::Execution& execution, const std::uint32_t* needed,
+                                   kernels::Array<std::uint32_t> all) {
+  fault::point("collective");
+  kernels::cuda::all_gather_if(execution, group(), needed, all);
+}
 
 void Peers::Channel::write(const kernels::Execution& execution, int rank, void* place, std::int64_t pitch,
                            const void* from, std::int64_t from_pitch, std::int64_t row_bytes, std::int64_t rows) {
@@ -288,6 +294,9 @@ void Peers::Channel::end(const kernels::Execution&) { not_built(); }
 void Peers::Channel::sum(const kernels::Execution&, kernels::Array<std::int64_t>) { not_built(); }
 void Peers::Channel::sum(const kernels::Execution&, kernels::Array<double>) { not_built(); }
 void Peers::Channel::maximum(const kernels::Execution&, kernels::Array<std::int32_t>) { not_built(); }
+void Peers::Channel::all_gather_if(const kernels::Execution&, const std::uint32_t*, kernels::Array<std::uint32_t>) {
+  not_built();
+}
 void Peers::Channel::write(const kernels::Execution&, int, void*, std::int64_t, const void*, std::int64_t, std::int64_t,
                            std::int64_t) {
   not_built();

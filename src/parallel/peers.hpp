@@ -70,6 +70,8 @@ class Peers {
     void sum(const kernels::Execution&, kernels::Array<std::int64_t> values);
     void sum(const kernels::Execution&, kernels::Array<double> values);
     void maximum(const kernels::Execution&, kernels::Array<std::int32_t> values);
+    /// As kernels::cuda::all_gather_if, of any size.
+    void all_gather_if(const kernels::Execution&, const std::uint32_t* needed, kernels::Array<std::uint32_t> all);
     /// Between `begin` and `end`: copies `rows` rows of `row_bytes` from own memory to `rank`, to the address that
     /// corresponds to `place` (in memory of the group) there. Pitches are the bytes between rows.
     void write(const kernels::Execution&, int rank, void* place, std::int64_t pitch, const void* from,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/parameter_update.hpp"
 
+#include <limits>
+
 #include "kernels/optimize/adam.hpp"
 #include "kernels/reduce/reduce.hpp"
 
@@ -47,7 +49,7 @@ void ParameterUpdate::form_norm(kernels::StepFlags* flags, const std::function<v
   if (exchange_.active()) exchange_.sum({buffers_.norm.data, 1}, "norm of gradients");
   if (tensor_ != nullptr) tensor_->sum({buffers_.norm.data, 1}, "norm of gradients");
   // The square of an fp32 number is finite in fp64: a sum that is not has a term that is not.
-  kernels::flag_not_finite(execution_, buffers_.norm.data, &flags->not_finite);
+  kernels::flag_above(execution_, {buffers_.norm.data, 1}, std::numeric_limits<double>::max(), &flags->not_finite);
 }
 
 void ParameterUpdate::apply(kernels::AdamStep* step, const kernels::LossScale* scale, const OwnUpdate& own) {

@@ -76,6 +76,8 @@ class Auxiliary {
   /// Of the last step, over this rank's own tokens, with its coefficient; `factor` is that of the gradient rows. Waits
   /// for the device.
   double value(float factor) const;
+  /// Of its gradient rows of the own tokens; on the device. Valid after `form_rows`.
+  const double* sum_of_squares() const { return buffers_.value.data; }
   Selector& selector() { return *selector_; }
   const Selector& selector() const { return *selector_; }
 

@@ -196,6 +196,31 @@ void Forward::await_inputs(std::int64_t layer, const kernels::Execution& executi
     input_gather_.wait(blocks_here_, execution);
 }
 
+/// True if own inputs of the first block are encoded while those of other ranks are in transit: they are in their
+/// place.
+bool Forward::begins_with_own_inputs() const {
+  return axis_.blocks.size() > 1 && axis_.staging == nullptr && layout_->own.size() > 0;
+}
+
+/// Block by block of layers, as inputs arrive.
+std::vector<kernels::EncoderOperands::Part> Forward::parts_to_encode() const {
+  std::vector<kernels::EncoderOperands::Part> parts;
+  const parallel::Range own = layout_->own;
+  for (const parallel::Range& layers : axis_.blocks) {
+    const auto add = [&](std::int64_t begin, std::int64_t end) {
+      if (begin < end) parts.push_back({layers.begin, layers.end, begin, end - begin});
+    };
+    if (parts.empty() && begins_with_own_inputs()) {
+      add(own.begin, own.end);
+      add(0, own.begin);
+      add(own.end, layout_->group.size());
+    } else {
+      add(0, layout_->group.size());
+    }
+  }
+  return parts;
+}
+
 /// Selects what exceeds the thresholds as they are now, with a window also what is in it.
 void Forward::select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::JumpWindow* window) {
   const kernels::AnyMatrix thresholds = model_.thresholds();
@@ -300,14 +325,14 @@ void Forward::select(std::span<const kernels::Array<const float>> bias,
   timers_.phase("select");
   std::vector<kernels::AnyMatrix> weight;
   for (const kernels::ParameterRows& encoder : model_.encoder()) weight.push_back(kernels::product_weights(encoder));
-  const auto n_layers = static_cast<std::int64_t>(weight.size());
-  const kernels::EncoderOperands operands{inputs(), weight,
-                                          [&](const kernels::Execution& execution, std::int64_t layer) {
-                                            timers_.phase(layer < n_layers ? "encode" : "select");
-                                            if (layer == n_layers) return n_layers;
-                                            await_inputs(layer, execution);
-                                            return axis_.blocks[blocks_here_ - 1].end;
-                                          }};
+  const std::vector<kernels::EncoderOperands::Part> parts = parts_to_encode();
+  const kernels::EncoderOperands operands{
+      inputs(), weight, [&](const kernels::Execution& execution, std::size_t i) -> kernels::EncoderOperands::Part {
+        timers_.phase(i < parts.size() ? "encode" : "select");
+        if (i == parts.size()) return {};
+        if (i > 0 || !begins_with_own_inputs()) await_inputs(parts[i].layer_begin, execution);
+        return parts[i];
+      }};
   selection_->select(
       layout_->total, bias,
       [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {

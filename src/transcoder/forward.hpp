@@ -8,8 +8,8 @@
 // the residual of its own slice only.
 //
 // Several GPUs. Inputs and partial reconstructions are sent in blocks of layers on the communication stream
-// (exchange/feature_axis.hpp): inputs of a block arrive while layers before it are encoded; a block's partial
-// reconstructions are sent while the next block is decoded.
+// (exchange/feature_axis.hpp): inputs of a block arrive while layers before it are encoded, of the first block while
+// the own tokens are; a block's partial reconstructions are sent while the next block is decoded.
 //
 // Invariant. Every buffer is allocated once, for the largest batch; a smaller batch uses the front of it.
 #pragma once
@@ -175,6 +175,8 @@ class Forward {
   void encode_by_norm();
   void encode_by_z_score();
   void await_inputs(std::int64_t layer, const kernels::Execution&);
+  bool begins_with_own_inputs() const;
+  std::vector<kernels::EncoderOperands::Part> parts_to_encode() const;
   void select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::JumpWindow*);
 
   const ModelSettings settings_;

@@ -22,8 +22,8 @@ namespace weft::transcoder {
 namespace {
 
 /// Largest residual, in deviations of the data, that counts as finite: the square of a larger one would soon overflow
-/// fp32.
-constexpr float kLargestResidual = 1e18f;
+/// fp32. A sum of squares above its square has such a residual, or is no better.
+constexpr double kLargestResidual = 1e18;
 
 /// Of all ranks to one another.
 std::int64_t largest_message(const Configuration& configuration, const Shape& shape, std::int64_t n_ranks) {
@@ -255,9 +255,9 @@ void Trainer::compute() {
   }
   residual_and_loss();
   if (auxiliary_.active()) auxiliary_loss();
-  order_by_feature();  // while the last gradient rows are in transit
+  guard();  // and while the last gradient rows are in transit
+  order_by_feature();
   await_gradient_rows();
-  guard();
   clip();
   backward_and_update();
   timers_.phase("bookkeeping");
@@ -356,20 +356,17 @@ kernels::LateRows Trainer::late_rows() {
   return {forward_.axis().blocks.back().begin, [this] { gradient_gather_.wait(0, execution_); }};
 }
 
-/// A loss that is not finite comes from a residual that is not, or whose square is not: a gradient row shows it. Each
-/// rank checks its own tokens, so the ranks must agree.
+/// A gradient row that is not finite comes from a residual that is not, and the sum of squares of its layer shows it.
+/// Each rank checks its own tokens, so the ranks must agree.
 void Trainer::guard() {
   timers_.phase("check");
-  const parallel::Range own = forward_.layout().own;
-  kernels::flag_beyond(execution_, gradient_rows().rows_from(own.begin, own.size()),
-                       kLargestResidual * gradient_factor(), forward_.not_finite());
+  const auto check = [&](const double* sums, std::int64_t n, double largest) {
+    kernels::flag_above(execution_, {sums, n}, largest * largest, forward_.not_finite());
+  };
+  check(buffers_.step_sums.data, model_.shape().n_layers, kLargestResidual);
   if (auxiliary_.active())
-    kernels::flag_beyond(execution_,
-                         auxiliary_rows()
-                             .rows_from(forward_.layout().group.begin, forward_.layout().group.size())
-                             .rows_from(own.begin, own.size()),
-                         kLargestResidual * gradient_factor() * static_cast<float>(configuration_.transcoder.auxk),
-                         forward_.not_finite());
+    check(auxiliary_.sum_of_squares(), 1,
+          kLargestResidual * static_cast<double>(gradient_factor()) * configuration_.transcoder.auxk);
   kernels::StepFlags* const flags = forward_.flags();
   static_assert(sizeof *flags == 2 * sizeof(std::int32_t));
   world_.maximum({&flags->not_finite, 2}, "flags");

@@ -259,9 +259,23 @@ struct Factors {
       of_layer.push_back({weight.data() + l * sizes.features * d, Scalar::bf16, sizes.features, d, d});
     operands = {{x.data(), Scalar::bf16, sizes.tokens, sizes.layers * d, sizes.layers * d},
                 of_layer,
-                [n = sizes.layers](const Execution&, std::int64_t layer) { return std::min(layer + 2, n); }};
+                parts_of(sizes.tokens, sizes.layers)};
   }
 
+ public:
+  /// Parts that arrive one after the other: the first layer in three parts of the tokens, then two layers at a time.
+  static std::function<EncoderOperands::Part(const Execution&, std::size_t)> parts_of(std::int64_t tokens,
+                                                                                      std::int64_t layers) {
+    std::vector<EncoderOperands::Part> parts;
+    const std::int64_t first = tokens / 3, second = tokens / 2 + 1;
+    for (const auto& [begin, end] : {std::pair{first, second}, {std::int64_t{0}, first}, {second, tokens}})
+      if (begin < end) parts.push_back({0, 1, begin, end - begin});
+    for (std::int64_t layer = 1; layer < layers; layer += 2)
+      parts.push_back({layer, std::min(layer + 2, layers), 0, tokens});
+    return [parts](const Execution&, std::size_t i) { return i < parts.size() ? parts[i] : EncoderOperands::Part{}; };
+  }
+
+ private:
   static Input make(const std::string& name, const Sizes& sizes, std::int64_t d, std::uint64_t seed,
                     std::vector<bf16>& rows, std::vector<bf16>& weights) {
     Random random{seed};
@@ -886,6 +900,27 @@ void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Inpu
                                     static_cast<std::size_t>(bytes[i]), cudaMemcpyDeviceToDevice, stream));
       });
     };
+    exchange.all_gather_if = [&shards, f](const Execution& execution, const std::uint32_t* needed,
+                                          Array<std::uint32_t> data) {
+      const auto stream = static_cast<cudaStream_t>(execution.stream);
+      // What is not needed is left out, so that a wrong flag shows; a recorded exchange takes place in any case.
+      cudaStreamCaptureStatus recording = cudaStreamCaptureStatusNone;
+      std::uint32_t takes_place = 1;
+      cuda_ok(cudaStreamIsCapturing(stream, &recording));
+      if (recording == cudaStreamCaptureStatusNone) {
+        cuda_ok(cudaMemcpyAsync(&takes_place, needed, sizeof takes_place, cudaMemcpyDeviceToHost, stream));
+        cuda_ok(cudaStreamSynchronize(stream));
+      }
+      shards.exchange(static_cast<int>(f), stream, data.data, [&](const std::vector<const void*>& all) {
+        const std::int64_t piece = data.size / static_cast<std::int64_t>(all.size());
+        for (std::size_t i = 0; i < all.size(); ++i) {
+          const std::int64_t begin = static_cast<std::int64_t>(i) * piece;
+          if (static_cast<std::int64_t>(i) != f && piece > 0 && takes_place != 0)
+            cuda_ok(cudaMemcpyAsync(data.data + begin, static_cast<const std::uint32_t*>(all[i]) + begin,
+                                    static_cast<std::size_t>(piece) * 4, cudaMemcpyDeviceToDevice, stream));
+        }
+      });
+    };
     exchange.all_to_all = [&shards, f](const Execution& execution, const void* send,
                                        std::span<const std::int64_t> send_bytes, void* receive,
                                        std::span<const std::int64_t> receive_bytes) {
@@ -915,7 +950,8 @@ void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Inpu
     std::vector<AnyMatrix> weight;
     if (operands != nullptr) {
       for (const AnyMatrix& all : operands->weight) weight.push_back(all.rows_from(rank.first_feature, rank.features));
-      own = {operands->x.rows_from(rank.first_token, rank.n_tokens), weight, operands->arrive};
+      own = {operands->x.rows_from(rank.first_token, rank.n_tokens), weight,
+             Factors::parts_of(rank.n_tokens, sizes.layers)};
     }
     rank.selection->select(rank.stream.execution(), rank.n_tokens, whole.budget, bias,
                            products.producer(rank.first_token, rank.first_feature), rank.output.activations, nullptr,

@@ -2,6 +2,7 @@
 #include "kernels/optimize/guard.hpp"
 
 #include <limits>
+#include <tuple>
 
 #include "kernels/metrics/metrics.hpp"
 #include "kernels/optimize/adam.hpp"
@@ -34,17 +35,24 @@ struct Guarded {
 
 }  // namespace
 
-TEST_CASE("a sum that is not finite sets the flag, a finite one leaves it") {
+TEST_CASE("a sum above the bound or not a number sets the flag, wherever it is; others leave it") {
+  constexpr double largest = std::numeric_limits<double>::max();
   for_each_backend([&](const kernels::Execution& execution) {
-    for (const auto& [value, expected] : {std::pair<double, std::int32_t>{1e300, 0},
-                                          {std::numeric_limits<double>::infinity(), 1},
-                                          {std::numeric_limits<double>::quiet_NaN(), 1}}) {
-      const DeviceArray<double> sum(std::vector<double>{value});
-      const DeviceArray<std::int32_t> flag(std::vector<std::int32_t>{0});
-      flag_not_finite(execution, sum.data(), flag.data());
-      fence(execution);
-      CHECK(flag.values()[0] == expected);
-    }
+    for (const auto& [value, bound, expected] : {std::tuple<double, double, std::int32_t>{1e300, largest, 0},
+                                                 {std::numeric_limits<double>::infinity(), largest, 1},
+                                                 {std::numeric_limits<double>::quiet_NaN(), largest, 1},
+                                                 {1e36, 1e36, 0},
+                                                 {1.0001e36, 1e36, 1},
+                                                 {std::numeric_limits<double>::infinity(), 1e36, 1}})
+      for (std::size_t place = 0; place < 3; ++place) {
+        std::vector<double> values(3, 1.0);
+        values[place] = value;
+        const DeviceArray<double> sums(values);
+        const DeviceArray<std::int32_t> flag(std::vector<std::int32_t>{0});
+        flag_above(execution, {sums.data(), 3}, bound, flag.data());
+        fence(execution);
+        CHECK(flag.values()[0] == expected);
+      }
   });
 }
 

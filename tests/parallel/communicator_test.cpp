@@ -208,6 +208,43 @@ TEST_CASE("direct exchanges gather columns of uneven rows in place, and reduce, 
   }
 }
 
+TEST_CASE("a gather that no rank needs may be left out, and one that is needed arrives, in any order of both") {
+  const Communicator& all = testing::world().all();
+  const kernels::Execution& execution = testing::execution();
+  const std::int64_t p = all.size(), r = all.rank();
+  DeviceCommunicator axis(all, execution, 4 << 20);
+  // One word, what a reduction takes at a time, one more, and several times that.
+  constexpr std::int64_t kAtOnce = Peers::Channel::kMostReduced / 4;
+  for (const std::int64_t piece : {std::int64_t{1}, std::int64_t{1000}, kAtOnce, kAtOnce + 1, 3 * kAtOnce + 17}) {
+    CAPTURE(piece);
+    const device::Buffer<std::uint32_t> words(p * piece), needed(1);
+    for (const std::uint32_t round : {1u, 0u, 2u, 3u, 0u, 0u, 4u}) {
+      // Own words show rank and round; those of the others are to be overwritten.
+      const auto word = [&](std::int64_t owner, std::int64_t i) {
+        return static_cast<std::uint32_t>(1000 * i + 10 * owner) + round;
+      };
+      std::vector<std::uint32_t> host(static_cast<std::size_t>(p * piece), 7);
+      for (std::int64_t i = 0; i < piece; ++i) host[static_cast<std::size_t>(r * piece + i)] = word(r, i);
+      device::copy(execution, words.data(), host.data(), 4 * p * piece, device::Direction::to_device);
+      device::copy(execution, needed.data(), &round, sizeof round, device::Direction::to_device);
+      axis.all_gather_if(needed.data(), words.array(), "ties");
+      device::copy(execution, host.data(), words.data(), 4 * p * piece, device::Direction::to_host);
+      kernels::fence(execution);
+      const bool arrives = round != 0 || !axis.is_direct();
+      std::int64_t wrong = 0;
+      for (std::int64_t i = 0; i < p * piece; ++i) {
+        const std::int64_t owner = i / piece;
+        wrong += host[static_cast<std::size_t>(i)] == (arrives || owner == r ? word(owner, i % piece) : 7) ? 0 : 1;
+      }
+      CHECK(wrong == 0);
+      std::vector<std::int64_t> one = on_device(std::vector<std::int64_t>{r}, [&](std::int64_t* data) {
+        axis.sum(kernels::Array<std::int64_t>{data, 1}, "sums");  // barriers are still numbered alike
+      });
+      CHECK(one[0] == p * (p - 1) / 2);
+    }
+  }
+}
+
 TEST_CASE("exchanges are counted by name, and the mean over ranks is the same on all ranks") {
   const Communicator& all = testing::world().all();
   const int p = all.size(), r = all.rank();

@@ -37,9 +37,15 @@ void encode_tile(const Execution&, AnyMatrix x, const ParameterRows& encoder, st
 struct EncoderOperands {
   AnyMatrix x;                        ///< [n_tokens, layers * d]
   std::span<const AnyMatrix> weight;  ///< layers x [n_features, d]
-  /// Called before products of layer `layer` and later ones are enqueued; once more, with the number of layers, after
-  /// the last. Lets the execution wait until inputs are there, and returns the end of the layers that then are.
-  std::function<std::int64_t(const Execution&, std::int64_t layer)> arrive;
+  /// Some tokens of some layers.
+  struct Part {
+    std::int64_t layer_begin = 0, layer_end = 0;
+    std::int64_t token_begin = 0, token_count = 0;
+  };
+  /// Called for part 0, 1, ... before its products are enqueued: lets the execution wait until its inputs are there.
+  /// The parts are in the order in which inputs arrive; together they are all tokens of all layers, each once. After
+  /// the last one it is called once more and returns a part without layers.
+  std::function<Part(const Execution&, std::size_t i)> arrive;
 };
 
 /// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size.

@@ -33,14 +33,14 @@ struct HopperFilter {
   std::int64_t capacity;
   std::uint32_t* key;
   float* value;
-  uint2* segment;  ///< [tokens, layers, features / kHopperFeatures, rounded up]
+  uint2* segment;  ///< [tokens of the operands, layers, features / kHopperFeatures, rounded up]
   bool all_layers;
 };
 
 /// True if this GPU and these operands are supported.
 bool takes_hopper_filter(const EncoderOperands&);
 
-/// The filter of a pass over the tiles of layers [layer_begin, layer_end).
+/// The filter of a pass over the tiles of layers [layer_begin, layer_end). Of the operands only x and weight are used.
 void filter_hopper_products(const Execution&, const EncoderOperands&, std::int64_t layer_begin, std::int64_t layer_end,
                             const HopperFilter&);
 

@@ -130,7 +130,7 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
       view.agreement = workspace.take<Agreement>(sizes.groups).data;
       view.tie = workspace.take<std::uint32_t>(view.n_shards * request.n_tokens * request.n_layers).data;
       view.tied_of_all = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
-      view.of_slice = workspace.take<Count>((view.n_slices + 1) * sizes.groups).data;
+      view.last_round = workspace.take<Count>(view.n_slices * sizes.groups * kLastBins).data;
     }
   }
   if (!topk || sizes.listed) {
@@ -312,24 +312,25 @@ struct DeviceSelection::Parts {
                        std::int64_t budget, const EncoderOperands& operands) const {
     begin<float>(view, bias, cut, budget, true, stream_of(execution));
     static_assert(sizeof(Group) % sizeof(Count) == 0);
-    const HopperFilter filter{.limit = static_cast<const float*>(view.limit),
-                              .bias = bias.layer,
-                              .cut = cut.layer[0] != nullptr ? cut.layer : nullptr,
-                              .padded_features = view.padded_features,
-                              .threshold = relu() ? nullptr : view.threshold,
-                              .cursor = &view.group->cursor,
-                              .cursor_stride = sizeof(Group) / sizeof(Count),
-                              .capacity = view.capacity,
-                              .key = view.key,
-                              .value = view.value,
-                              .segment = view.segment,
-                              .all_layers = view.all_layers};
-    for (std::int64_t layer = 0; layer < request.n_layers;) {
-      const std::int64_t end = operands.arrive(execution, layer);
-      filter_hopper_products(execution, operands, layer, end, filter);
-      layer = end;
+    HopperFilter filter{.limit = static_cast<const float*>(view.limit),
+                        .bias = bias.layer,
+                        .cut = cut.layer[0] != nullptr ? cut.layer : nullptr,
+                        .padded_features = view.padded_features,
+                        .threshold = relu() ? nullptr : view.threshold,
+                        .cursor = &view.group->cursor,
+                        .cursor_stride = sizeof(Group) / sizeof(Count),
+                        .capacity = view.capacity,
+                        .key = view.key,
+                        .value = view.value,
+                        .segment = view.segment,
+                        .all_layers = view.all_layers};
+    for (std::size_t i = 0;; ++i) {
+      const EncoderOperands::Part part = operands.arrive(execution, i);
+      if (part.layer_begin == part.layer_end) break;
+      filter.segment = view.segment + part.token_begin * view.n_layers * view.n_blocks;
+      filter_hopper_products(execution, {operands.x.rows_from(part.token_begin, part.token_count), operands.weight, {}},
+                             part.layer_begin, part.layer_end, filter);
     }
-    operands.arrive(execution, request.n_layers);
   }
 
   /// Replaces `values` by their sums over all ranks.
@@ -385,21 +386,21 @@ struct DeviceSelection::Parts {
         for (int round = 0; round < kHistogramRounds; ++round) {
           search<<<dim3(per_group, groups), 512, 0, stream>>>(view, round);
           if (!view.several) continue;
-          sum(execution, view.histogram + static_cast<std::int64_t>(round) * view.n_groups * kHistogramBins,
-              view.n_groups * static_cast<std::int64_t>(kHistogramBins));
+          if (round == kHistogramRounds - 1)
+            sum(execution, view.last_round, std::int64_t{view.n_slices} * view.n_groups * kLastBins);
+          else
+            sum(execution, view.histogram + static_cast<std::int64_t>(round) * view.n_groups * kHistogramBins,
+                view.n_groups * static_cast<std::int64_t>(kHistogramBins));
           choose_bin<<<groups, 512, 0, stream>>>(view, round);
         }
       const unsigned counters = groups * 2 + (view.several ? static_cast<unsigned>(view.n_layers) : 0u);
       count_entries<<<token_blocks, kThreads, kWarps * counters * sizeof(std::uint32_t), stream>>>(view);
       if (view.several) {
-        if (view.n_shards > 1) {
-          const std::vector<std::int64_t> bytes(static_cast<std::size_t>(view.n_shards),
-                                                view.n_tokens * view.n_layers * 4);
-          exchange.all_gather(execution, view.tie, bytes);
-        }
+        if (view.n_shards > 1)
+          exchange.all_gather_if(execution, &view.control->cuts_here,
+                                 {view.tie, view.n_shards * view.n_tokens * view.n_layers});
         const auto blocks = static_cast<unsigned>(std::max<std::int64_t>(1, divide_up(view.n_tokens, kThreads)));
         total_ties<<<dim3(blocks, groups), kThreads, 0, stream>>>(view);
-        sum(execution, view.of_slice, (view.n_slices + 1) * static_cast<std::int64_t>(view.n_groups));
       }
       admit_ties<<<groups, 1024, 0, stream>>>(view);
       make_offsets<<<1, 1024, 0, stream>>>(view, out.row_offsets.data);

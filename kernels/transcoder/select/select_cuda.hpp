@@ -26,9 +26,11 @@
 //   batch_topk  After the first pass the counts of entries that passed are summed. If they reach the budget, every
 //               selected entry has passed, and a list that fits is complete. If not, each rank continues alone until
 //               its list reaches its own K-th key, which is never above that of all ranks, so the loop over tiles
-//               contains no exchange. Then the histograms of each round are summed; ties are counted for each (token,
-//               layer) and distributed over shards of the features and slices of the batch in order; the thresholds of
-//               the next batch follow from the sums and are the same on all ranks.
+//               contains no exchange. Then the histograms of each round are summed, those of the last round for each
+//               slice of the batch, so that all ranks know how many ties each slice has: of a slice all of them, none,
+//               or those of its first tokens stay. Only in the last case the shards of that slice exchange counts for
+//               each (token, layer), and ties are distributed in order. The thresholds of the next batch follow from
+//               the sums and are the same on all ranks.
 //   topk        Each shard keeps its own best entries; the lists of a slice of the tokens go to one shard, which
 //               returns a cut-off for each list.
 //   relu        No exchange.
@@ -76,6 +78,9 @@ struct SelectionExchange {
   std::function<void(const Execution&, Array<std::int64_t> values)> sum;
   /// Over the shards of this rank's slice: piece i of `data` (bytes[i] long, one after the other) is filled by shard i.
   std::function<void(const Execution&, void* data, std::span<const std::int64_t> bytes)> all_gather;
+  /// The same in pieces of equal size. *needed, on the device and the same on all these shards: 0 if none of them reads
+  /// what it would receive, so that nothing need be sent.
+  std::function<void(const Execution&, const std::uint32_t* needed, Array<std::uint32_t> data)> all_gather_if;
   /// Over the same: piece i of `send` goes to shard i; pieces are consecutive on both sides.
   std::function<void(const Execution&, const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                      std::span<const std::int64_t> receive_bytes)>

@@ -33,9 +33,11 @@ __global__ void __launch_bounds__(kThreads)
       view.control->again = 0;
       view.control->passes = 1;
       view.control->failed = SelectionFailure::none;
+      view.control->cuts_here = 0;
     }
     if (view.several)
-      for (std::int64_t i = thread; i < (view.n_slices + 1) * view.n_groups; i += n_threads) view.of_slice[i] = 0;
+      for (std::int64_t i = thread; i < std::int64_t{view.n_slices} * view.n_groups * kLastBins; i += n_threads)
+        view.last_round[i] = 0;
     if (view.n_features == 0 && view.word != nullptr) {  // a shard without tiles: no tile resets its lists
       const std::int64_t lists = view.n_groups * view.n_tokens;
       for (std::int64_t i = thread; i < lists; i += n_threads) view.above[i] = view.admit[i] = 0;

@@ -50,7 +50,13 @@ __global__ void __launch_bounds__(512) search(View view, int round) {
     }
   }
   __syncthreads();
-  Count* histogram = view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + g) * kHistogramBins;
+  const bool by_slice = view.several && round == kHistogramRounds - 1;
+  Count* histogram = by_slice
+                         ? view.last_round_of(view.slice, g)
+                         : view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + g) * kHistogramBins;
+  // Ties that an overflowing list left out count as well: they follow the K-th entry, so they do not change its key.
+  if (by_slice && blockIdx.x == 0 && threadIdx.x == 0 && group.ties_cut > 0)
+    if (const int bin = keys.bin(view.threshold[g]); bin >= 0) atomicAdd(histogram + bin, group.ties_cut);
   for (int b = threadIdx.x; b < kHistogramBins; b += blockDim.x) {
     std::uint32_t sum = 0;
 #pragma unroll
@@ -67,12 +73,31 @@ __global__ void __launch_bounds__(512) search(View view, int round) {
   take_bin(group, histogram, round);
 }
 
-/// One block per group.
+/// Several ranks: picks the bin of a round from the sum over all of them. The last histograms are apart for each slice
+/// of the batch, so they also show in which slice the ties end that are selected. One block per group.
 __global__ void __launch_bounds__(512) choose_bin(View view, int round) {
-  Group& group = view.group[blockIdx.x];
+  const int g = blockIdx.x;
+  Group& group = view.group[g];
   if (round > 0 && group.search.exhausted) return;
-  take_bin(group, view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + blockIdx.x) * kHistogramBins,
-           round);
+  const bool last = round == kHistogramRounds - 1;
+  Count* histogram = view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + g) * kHistogramBins;
+  if (last) {
+    for (int b = threadIdx.x; b < kLastBins; b += blockDim.x) {
+      Count sum = 0;
+      for (int slice = 0; slice < view.n_slices; ++slice) sum += view.last_round_of(slice, g)[b];
+      histogram[b] = sum;
+    }
+    __syncthreads();
+  }
+  take_bin(group, histogram, round);
+  if (!last || threadIdx.x != 0) return;
+  const std::uint32_t bin = group.kth % kLastBins;
+  Count earlier = 0;
+  for (int slice = 0; slice < view.slice; ++slice) earlier += view.last_round_of(slice, g)[bin];
+  group.earlier_ties = earlier;
+  group.ties_cut = group.search.ties_cut();
+  group.cuts_here = earlier < group.room && group.room < earlier + view.last_round_of(view.slice, g)[bin];
+  if (group.cuts_here != 0) atomicOr(&view.control->cuts_here, 1u);
 }
 
 /// Visits the entries of one token in key order, 32 at a time: visit(in use, segment, position in the list) is called
@@ -156,26 +181,16 @@ __global__ void __launch_bounds__(kThreads) count_entries(View view) {
       view.tie[(view.shard * view.n_tokens + token) * view.n_layers + layer] = of_layer[layer];
 }
 
-/// Several ranks: ties of all shards for each token, and those of this rank for its slice of the batch. Grid (tokens,
-/// groups).
+/// Several ranks: ties of all shards for each token of a slice in which some are cut. Grid (tokens, groups).
 __global__ void __launch_bounds__(kThreads) total_ties(View view) {
   const std::int64_t n = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
   const int g = blockIdx.y;
-  std::uint32_t own = 0;
-  if (n < view.n_tokens) {
-    const int first = view.all_layers ? 0 : g, last = view.all_layers ? view.n_layers : g + 1;
-    std::uint32_t all = 0;
-    for (int shard = 0; shard < view.n_shards; ++shard)
-      for (int layer = first; layer < last; ++layer)
-        all += view.tie[(shard * view.n_tokens + n) * view.n_layers + layer];
-    view.tied_of_all[g * view.n_tokens + n] = all;
-    own = view.tied[g * view.n_tokens + n];
-  }
-  own = warp_total(own);
-  if ((threadIdx.x & 31) == 0 && own > 0) atomicAdd(view.of_slice + view.slice * view.n_groups + g, Count{own});
-  // Ties that an overflowing list left out, if the K-th key of all ranks is the one found here.
-  if (n == 0 && view.threshold[g] == view.group[g].kth && view.group[g].ties_cut > 0)
-    atomicAdd(view.of_slice + view.n_slices * view.n_groups + g, view.group[g].ties_cut);
+  if (n >= view.n_tokens || view.group[g].cuts_here == 0) return;
+  const int first = view.all_layers ? 0 : g, last = view.all_layers ? view.n_layers : g + 1;
+  std::uint32_t all = 0;
+  for (int shard = 0; shard < view.n_shards; ++shard)
+    for (int layer = first; layer < last; ++layer) all += view.tie[(shard * view.n_tokens + n) * view.n_layers + layer];
+  view.tied_of_all[g * view.n_tokens + n] = all;
 }
 
 /// Of the first `kept` ties of a token, in (layer, feature) order over all shards: how many are this rank's.
@@ -206,19 +221,16 @@ __global__ void __launch_bounds__(1024) admit_ties(View view) {
   const int g = blockIdx.x;
   Group& group = view.group[g];
   const std::int64_t tokens = g * view.n_tokens;
-  Count earlier = 0, total_of_slices = 0;
-  if (view.several)
-    for (int slice = 0; slice <= view.n_slices; ++slice) {
-      const Count ties = view.of_slice[slice * view.n_groups + g];
-      if (slice < view.slice) earlier += ties;
-      total_of_slices += ties;
-    }
-  Count total_before = 0;
-  for (std::int64_t first = 0; first < view.n_tokens; first += blockDim.x) {
+  const bool all_or_none = view.several && group.cuts_here == 0;
+  if (all_or_none)
+    for (std::int64_t n = threadIdx.x; n < view.n_tokens; n += blockDim.x)
+      view.admit[tokens + n] = group.earlier_ties < group.room ? view.tied[tokens + n] : 0;
+  Count total_before = view.several ? group.earlier_ties : 0;
+  for (std::int64_t first = 0; first < view.n_tokens && !all_or_none; first += blockDim.x) {
     const std::int64_t n = first + threadIdx.x;
     const Count tied = n < view.n_tokens ? view.tied_of_all[tokens + n] : 0;
     Count total;
-    const Count before = earlier + total_before + block_exclusive(tied, total);
+    const Count before = total_before + block_exclusive(tied, total);
     if (n < view.n_tokens) {
       const Count kept = ties_admitted(tied, before, group.room);
       Count own = kept == tied ? view.tied[tokens + n] : kept;
@@ -229,11 +241,7 @@ __global__ void __launch_bounds__(1024) admit_ties(View view) {
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    const Count ties = view.several ? total_of_slices : total_before;
-    if (ties > group.room)
-      group.ties_cut = ties - group.room;
-    else if (view.several)
-      group.ties_cut = 0;
+    if (!view.several && total_before > group.room) group.ties_cut = total_before - group.room;
     if (group.search.wanted != kNoBudget) set_next_threshold(view, g);
   }
 }

@@ -36,6 +36,7 @@ constexpr std::uint32_t kUnknown = 0xffffffffu;  // a threshold
 /// Six passes suffice if a tile has the same bits each time it is computed; a graph must not loop forever if not.
 constexpr std::uint32_t kMostPasses = 12;
 constexpr Count kNoBudget = ~Count{0};
+constexpr int kLastBins = 1 << histogram_width(kHistogramRounds - 1);  // of the last round of the search
 
 /// Task of a pass over the tiles for a group.
 enum Mode : std::uint32_t {
@@ -54,7 +55,10 @@ struct Group {
   Count room;         // entries equal to the K-th key that are selected
   Count ties_cut;     // and that are not
   std::uint32_t ticket;
-  std::uint32_t guess;  // several ranks: the threshold of the first pass
+  // Several ranks.
+  std::uint32_t guess;      // the threshold of the first pass
+  Count earlier_ties;       // entries equal to the K-th key in earlier slices of the batch
+  std::uint32_t cuts_here;  // not 0: of this slice some of them are selected and some are not; else all or none
 };
 
 /// Summed over ranks for each group after the first pass. The sums of halves and of their squares show if all ranks had
@@ -71,8 +75,9 @@ constexpr std::int64_t kMostRanks = 65536;
 struct Control {
   std::uint32_t again;  // another pass is needed
   std::uint32_t passes;
-  std::uint32_t failed;    // the last selection: a SelectionFailure::Kind
-  SelectionFailure first;  // since construction
+  std::uint32_t failed;     // the last selection: a SelectionFailure::Kind
+  std::uint32_t cuts_here;  // several ranks: that of any group; the same on all shards of a slice
+  SelectionFailure first;   // since construction
 };
 
 /// Sizes and memory: the argument of every kernel.
@@ -113,7 +118,11 @@ struct View {
   Agreement* agreement;        // [groups]
   std::uint32_t* tie;          // [shards, tokens, layers] entries equal to the K-th key
   std::uint32_t* tied_of_all;  // [groups, tokens] of all shards; of one rank: `tied`
-  Count* of_slice;  // [slices + 1, groups] ties of each slice of the batch; last row: ties that no list holds
+  Count* last_round;           // [slices, groups, kLastBins] the last histogram of each slice of the batch
+
+  __device__ Count* last_round_of(int of_slice, int g) const {
+    return last_round + (static_cast<std::int64_t>(of_slice) * n_groups + g) * kLastBins;
+  }
 
   __device__ int group_of(int layer) const { return all_layers ? 0 : layer; }
 };

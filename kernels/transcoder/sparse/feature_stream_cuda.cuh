@@ -25,6 +25,7 @@
 
 #include "kernels/constants.hpp"
 #include "kernels/optimize/adam_cuda.cuh"
+#include "kernels/peers/peers_cuda.hpp"
 #include "kernels/transcoder/sparse/hit_stream_cuda.cuh"
 #include "kernels/transcoder/sparse/stream_memory_cuda.cuh"
 
@@ -452,7 +453,9 @@ void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Ep
     require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kWarps * kWarp, kShared), "stream_features");
     return blocks;
   }();
-  kernel<<<multiprocessors() * resident, kWarps * kWarp, kShared, queue>>>(arguments, epilogue);
+  // Warps take items from a counter, so any number of blocks does. One less leaves room for a barrier.
+  const int blocks = multiprocessors() * resident - (barriers_in_use() ? 1 : 0);
+  kernel<<<blocks, kWarps * kWarp, kShared, queue>>>(arguments, epilogue);
   require_launch("stream_features");
 }
 

@@ -154,6 +154,8 @@ class DeviceSelector final : public Selector {
     return {.sum = [sum](const kernels::Execution&, Array<std::int64_t> values) { sum(values); },
             .all_gather = [this](const kernels::Execution&, void* data,
                                  std::span<const std::int64_t> bytes) { shards_->all_gather(data, bytes, kName); },
+            .all_gather_if = [this](const kernels::Execution&, const std::uint32_t* needed,
+                                    Array<std::uint32_t> data) { shards_->all_gather_if(needed, data, kName); },
             .all_to_all =
                 [this](const kernels::Execution&, const void* send, std::span<const std::int64_t> send_bytes,
                        void* receive, std::span<const std::int64_t> receive_bytes) {

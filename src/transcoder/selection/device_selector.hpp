@@ -2,9 +2,11 @@
 //
 // Selector by the hand-written CUDA kernels (kernels/transcoder/select/select_cuda.hpp): the same steps as the host
 // driver, on the GPU, with two differences. Only ranks whose list is not complete compute their tiles again, without an
-// exchange in between; and ties are always counted. The host waits for nothing while the stream is captured.
+// exchange in between; and the last histogram is summed for each slice of the batch (D of them). The host waits for
+// nothing while the stream is captured.
 //
-//   bytes sent per rank and step   8 * groups * (3 * 2048 + D + 6) to be summed, and N/D * L * 4 on the feature axis
+//   bytes sent per rank and step   8 * groups * (2 * 2048 + 512 * D + 5) to be summed; and on the feature axis
+//                                  N/D * L * 4, of GPUs that exchange directly only if ties are cut in this slice
 //
 // CUDA builds only: other builds declare these functions and do not define them.
 #pragma once
