@@ -120,7 +120,7 @@ void Transformer::prepare_weights() {
   kernels::round_copies(execution_, buffers_.bias_copies, largest_bias_);
 }
 
-void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
+void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, Until until) {
   const bool swaps = swap_.has_value() && step != nullptr;
   first_row_ = tokens.first_row;
   step_ = step;
@@ -132,6 +132,7 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
     if (swaps) swap_->before_forward(layer);
     enter(layer, tokens);
     attend(layer, tokens, step);
+    if (until == Until::last_keys && layer + 1 == buffers_.blocks.size()) return;
     finish_attention(layer, tokens, step);
     transform(layer, tokens);
     finish_mlp(layer, tokens, step, tap_);
@@ -141,12 +142,13 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step) {
   leave(tokens);
 }
 
-void Transformer::embed(const Tokens& tokens, const kernels::AdamStep* step) {
+/// moments: where nothing follows the sum of the tables; or empty.
+void Transformer::embed(const Tokens& tokens, const kernels::AdamStep* step, kernels::Array<kernels::Moments> moments) {
   timers_.phase("embedding");
   const AnyMatrix out = buffers_.blocks.front().residual.rows_from(0, tokens.rows());
   const Architecture& part = settings_.architecture;
   kernels::embed(execution_, model_.token_embedding(), part.first_token, tokens.ids,
-                 part.tensor_rank == 0 ? model_.position_embedding() : AnyMatrix{}, tokens.positions, out);
+                 part.tensor_rank == 0 ? model_.position_embedding() : AnyMatrix{}, tokens.positions, out, moments);
   sum_over_ranks(out);
   scale_embedding(out);
   drop(kEmbedding, tokens, step, out);
@@ -315,12 +317,29 @@ void Transformer::cross_entropy(kernels::CrossEntropy loss, AnyMatrix logits,
 }
 
 AnyMatrix Transformer::logits(const Tokens& tokens) {
+  const AnyMatrix logits = rows_of_logits(tokens);
+  multiply(model_.head(), buffers_.final_output.rows_from(0, tokens.rows()), logits);
+  return logits;
+}
+
+Transformer::LogitsToDraw Transformer::logits_to_draw(const Tokens& tokens, const kernels::SampleRule& rule,
+                                                      kernels::Matrix<kernels::BlockSum> sums) {
+  const Linear& head = model_.head();
+  if (!rule.draws_by_blocks() || adapts(head) || tensor_ != nullptr || head.index < coded_weights_.size())
+    return {logits(tokens), false};
+  const AnyMatrix logits = rows_of_logits(tokens);
+  timers_.phase("products");
+  const bool has_sums =
+      kernels::linear_to_draw(execution_, weights_of(head), buffers_.final_output.rows_from(0, tokens.rows()), logits,
+                              buffers_.product_workspace, rule, sums);
+  return {logits, has_sums};
+}
+
+AnyMatrix Transformer::rows_of_logits(const Tokens& tokens) const {
   const std::int64_t n = tokens.rows();
   if (n > buffers_.logits.rows)
     throw error(ExitCode::internal, "{} rows of logits do not fit a chunk of {}", n, buffers_.logits.rows);
-  const AnyMatrix logits = buffers_.logits.rows_from(0, n).columns_from(0, model_.head().outputs());
-  multiply(model_.head(), buffers_.final_output.rows_from(0, n), logits);
-  return logits;
+  return buffers_.logits.rows_from(0, n).columns_from(0, model_.head().outputs());
 }
 
 std::vector<float> Transformer::logits(std::int64_t row) {

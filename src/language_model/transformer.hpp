@@ -174,9 +174,11 @@ class Transformer {
     await_weights(kNoParameter);
   }
 
+  /// last_keys: a forward pass may end when the hook of the attention has the keys and values of the last layer.
+  enum class Until { hidden_states, last_keys };
   /// The hidden states before the head. step: draws the masks of dropout; null: no dropout and, with
   /// memory.swap_activations, no backward pass afterwards.
-  void forward(const Tokens&, const kernels::AdamStep* step);
+  void forward(const Tokens&, const kernels::AdamStep* step, Until until = Until::hidden_states);
 
   /// After `forward`: the input of the head, [rows, C]. Valid until the next call of `forward`.
   kernels::AnyMatrix hidden_states(const Tokens& tokens) const {
@@ -193,6 +195,12 @@ class Transformer {
   /// After `forward`: logits of all rows, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
   /// next call of this object.
   kernels::AnyMatrix logits(const Tokens&);
+  /// The same for a draw of tokens by this rule. has_sums: with those of the blocks of ids, which the head may form.
+  struct LogitsToDraw {
+    kernels::AnyMatrix logits;
+    bool has_sums;
+  };
+  LogitsToDraw logits_to_draw(const Tokens&, const kernels::SampleRule&, kernels::Matrix<kernels::BlockSum> sums);
   /// After `forward`: logits of one row on the host, soft-capped. Waits.
   std::vector<float> logits(std::int64_t row);
 
@@ -223,7 +231,8 @@ class Transformer {
   void await_weights(std::size_t end) {
     if (source_.await) source_.await(end);
   }
-  void embed(const Tokens&, const kernels::AdamStep*);
+  void embed(const Tokens&, const kernels::AdamStep*, kernels::Array<kernels::Moments> = {});
+  kernels::AnyMatrix rows_of_logits(const Tokens&) const;
   void enter(std::size_t layer, const Tokens&);
   void attend(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void mix(std::size_t layer, const Tokens&, const kernels::AdamStep*);

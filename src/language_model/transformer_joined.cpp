@@ -27,8 +27,10 @@ bool Transformer::joins_norms(const Tokens& tokens, const kernels::AdamStep* ste
 void Transformer::forward_joined(const Tokens& tokens) {
   const std::int64_t n = tokens.rows();
   const kernels::Array<kernels::Moments> moments = buffers_.moments;
+  const bool scales = settings().embedding_scale != 1;
   await_weights(kNoParameter);
-  embed(tokens, nullptr);
+  embed(tokens, nullptr, scales ? kernels::Array<kernels::Moments>{} : moments);
+  timers_.phase("products");
   for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
     const Block& parameters = model_.blocks()[layer];
     const Activations& block = buffers_.blocks[layer];
@@ -37,8 +39,8 @@ void Transformer::forward_joined(const Tokens& tokens) {
                     projected = block.projected.rows_from(0, n), hidden = block.hidden.rows_from(0, n),
                     activated = block.activated.rows_from(0, n),
                     next = (last ? buffers_.final_residual : buffers_.blocks[layer + 1].residual).rows_from(0, n);
-    if (layer == 0) {
-      enter(layer, tokens);  // no product has formed these rows
+    if (layer == 0 && scales) {
+      enter(layer, tokens);  // no kernel has left moments of these rows
       multiply(parameters.projection, block.attention_input.rows_from(0, n), projected);
     } else {
       kernels::linear_of_norm(execution_, weights_of(parameters.projection),

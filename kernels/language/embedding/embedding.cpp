@@ -18,8 +18,8 @@ decltype(kernels::dropout) dropout;
 }  // namespace cuda
 
 void embed(const Execution& execution, AnyMatrix tokens, std::int64_t first_id, Array<const std::uint32_t> ids,
-           AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out) {
-  dispatch<portable::embed, cuda::embed>(execution, tokens, first_id, ids, positions, position, out);
+           AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out, Array<Moments> moments) {
+  dispatch<portable::embed, cuda::embed>(execution, tokens, first_id, ids, positions, position, out, moments);
 }
 
 void dropout(const Execution& execution, const DropoutSite& site, const AdamStep* step, AnyMatrix x) {

@@ -231,7 +231,7 @@ bool fits_few_rows(const LinearWeights& weights, AnyMatrix x, AnyMatrix y) {
          (!weights.transposed || y.columns % 8 == 0);
 }
 
-void multiply_few_rows(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
+bool multiply_few_rows(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
                        const FewRowsSteps& steps) {
   Arguments arguments{.operands = {.x = static_cast<const bf16*>(x.data),
                                    .weight = static_cast<const bf16*>(weights.matrix.data),
@@ -260,18 +260,17 @@ void multiply_few_rows(const Execution& execution, const LinearWeights& weights,
                                .epsilon = steps.norm->weights.epsilon,
                                .centred = steps.norm->weights.kind == Norm::layer};
   if (!weights.transposed && steps.norm == nullptr && !steps.activation && steps.residual.data == nullptr &&
-      y.columns >= kManyOutputs) {
-    const FewRowsOperands& o = arguments.operands;
-    if (multiply_many_outputs(execution, {o.x, o.weight, arguments.bias, arguments.y, o.x_stride, o.weight_stride,
-                                          arguments.y_stride, o.rows, o.outputs, o.inputs}))
-      return;
-  }
+      y.columns >= kManyOutputs &&
+      multiply_many_outputs(execution, {arguments.operands, arguments.bias, arguments.y, arguments.y_stride,
+                                        BlockRule(steps.rule), steps.sums}))
+    return steps.sums.data != nullptr;
   if (x.rows <= 8)
     launch<8>(execution, arguments, weights.transposed, steps.norm != nullptr);
   else if (x.rows <= 32)
     launch<32>(execution, arguments, weights.transposed, steps.norm != nullptr);
   else
     launch<kMostFewRows>(execution, arguments, weights.transposed, steps.norm != nullptr);
+  return false;
 }
 
 }  // namespace weft::kernels::cuda

@@ -8,6 +8,7 @@
 #include "kernels/language/attention/flash_context_cuda.cuh"
 #include "kernels/language/linear/few_rows.hpp"
 #include "kernels/language/linear/many_outputs_cuda.hpp"
+#include "kernels/language/sample/block_sums_cuda.cuh"
 #include "kernels/launch_cuda.cuh"
 
 namespace weft::kernels::cuda {
@@ -24,16 +25,19 @@ struct ManyOutputsTile {
   static constexpr int kSharedBytes = kStages * kStageBytes;
   /// Sums are stored as [row][output]. Four floats between rows: the lanes of a warp write to different banks.
   static constexpr int kSumsStride = kOutputs + 4;
-  static_assert(kRows % 16 == 0 && kRows * kSumsStride * 4 <= kSharedBytes);
+  static constexpr int kVectors = kOutputs / 8;  ///< of a row, that threads finish
+  static_assert(kRows % 8 == 0 && kRows * kSumsStride * 4 <= kSharedBytes);
+  static_assert(kOutputs % kDrawBlock == 0 && kRows * kVectors % kWarp == 0);
 };
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_constant__ ManyOutputs o) {
+__global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_constant__ ManyOutputs a) {
 #ifdef WEFT_BEFORE_AMPERE
   __trap();  // no products of bf16; Runtime refuses these GPUs
 #else
   allow_next_kernel();
   constexpr int kWords = Tile::kChunk / 8;  // of 16 bytes, of a row in a chunk
+  const FewRowsOperands& o = a.operands;
   DeviceContext<bf16> context;
   const int thread = context.thread, lane = thread % kWarp, warp = thread / kWarp, matrix = lane / 8,
             of_matrix = lane % 8;
@@ -71,21 +75,23 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_con
     const std::uint32_t rows = stage_of(chunk), weight = rows + Tile::kRowsBytes;
 #pragma unroll
     for (int inner = 0; inner < Tile::kChunk / 16; ++inner) {
-      std::uint32_t b[Tile::kRows / 16][4];
+      constexpr int kPairs = (Tile::kRows + 8) / 16;  // of eight rows; of a single eight the first half is used
+      std::uint32_t b[kPairs][4];
 #pragma unroll
-      for (int i = 0; i < Tile::kRows / 16; ++i)
+      for (int i = 0; i < kPairs; ++i)
         context.load_matrices(
-            b[i], rows + few_rows_place<kWords>(16 * i + matrix / 2 * 8 + of_matrix, 2 * inner + matrix % 2));
+            b[i], rows + few_rows_place<kWords>(16 * i + (Tile::kRows == 8 ? 0 : matrix / 2 * 8) + of_matrix,
+                                                2 * inner + matrix % 2));
 #pragma unroll
       for (int group = 0; group < Tile::kGroups; ++group) {
-        std::uint32_t a[4];
+        std::uint32_t w[4];
         context.load_matrices(
-            a, weight + few_rows_place<kWords>(16 * (Tile::kGroups * warp + group) + matrix % 2 * 8 + of_matrix,
+            w, weight + few_rows_place<kWords>(16 * (Tile::kGroups * warp + group) + matrix % 2 * 8 + of_matrix,
                                                2 * inner + matrix / 2));
 #pragma unroll
-        for (int i = 0; i < Tile::kRows / 16; ++i) {
-          context.multiply(sum[group][2 * i], a, b[i][0], b[i][1]);
-          context.multiply(sum[group][2 * i + 1], a, b[i][2], b[i][3]);
+        for (int i = 0; i < kPairs; ++i) {
+          context.multiply(sum[group][2 * i], w, b[i][0], b[i][1]);
+          if constexpr (Tile::kRows > 8) context.multiply(sum[group][2 * i + 1], w, b[i][2], b[i][3]);
         }
       }
     }
@@ -103,17 +109,24 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_con
         sums[row * Tile::kSumsStride + output] = sum[group][tile][i];
       }
   context.sync();
-  constexpr int kVectors = Tile::kOutputs / 8;
-  for (int i = thread; i < o.rows * kVectors; i += Tile::kThreads) {
-    const int row = i / kVectors, column = i % kVectors * 8, output = first_output + column;
-    if (output >= o.outputs) continue;
+  // Whole warps, 16 lanes for a row of a block of ids.
+  const int used = (o.rows * Tile::kVectors + kWarp - 1) / kWarp * kWarp;
+#pragma unroll 2
+  for (int i = thread; i < used; i += Tile::kThreads) {
+    const int row = i / Tile::kVectors, column = i % Tile::kVectors * 8, output = first_output + column;
+    const bool valid = row < o.rows && output < o.outputs;
     const float4* const from = reinterpret_cast<const float4*>(sums + row * Tile::kSumsStride + column);
     const float4 low = from[0], high = from[1];
     float value[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    if (o.bias != nullptr)
+    if (a.bias != nullptr && valid)
 #pragma unroll
-      for (int c = 0; c < 8; ++c) value[c] += o.bias[output + c];
-    *reinterpret_cast<uint4*>(o.y + row * o.y_stride + output) = pack8(value);
+      for (int c = 0; c < 8; ++c) value[c] += a.bias[output + c];
+    const uint4 stored = pack8(value);
+    if (valid) *reinterpret_cast<uint4*>(a.y + row * a.y_stride + output) = stored;
+    if (a.sums.data == nullptr) continue;
+    unpack8(stored, value);
+    const BlockSum of_block = block_sum(a.rule, output, value);
+    if (valid && i % kLanesOfBlock == 0 && output < a.rule.vocabulary) a.sums(row, output / kDrawBlock) = of_block;
   }
 #endif
 }
@@ -128,9 +141,8 @@ int most_shared_bytes() {
   return most;
 }
 
-template <int kRows>
-bool launch(const Execution& execution, const ManyOutputs& operands) {
-  using Tile = ManyOutputsTile<kRows>;
+template <class Tile>
+bool launch(const Execution& execution, const ManyOutputs& product) {
   if (Tile::kSharedBytes > most_shared_bytes()) return false;
   static const bool once = [] {
     require(cudaFuncSetAttribute(multiply_many<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes),
@@ -139,20 +151,20 @@ bool launch(const Execution& execution, const ManyOutputs& operands) {
   }();
   static_cast<void>(once);
   launch_early<ManyOutputs>(execution, "linear", multiply_many<Tile>,
-                            dim3(blocks_for(operands.outputs, Tile::kOutputs)), Tile::kThreads, Tile::kSharedBytes, 1,
-                            operands);
+                            dim3(blocks_for(product.operands.outputs, Tile::kOutputs)), Tile::kThreads,
+                            Tile::kSharedBytes, 1, product);
   return true;
 }
 
 }  // namespace
 
-bool multiply_many_outputs(const Execution& execution, const ManyOutputs& operands) {
-  if (operands.rows <= 8 || operands.rows > 64 || operands.outputs % 8 != 0 || operands.y_stride % 8 != 0 ||
-      !is_aligned(operands.y, 16))
-    return false;
-  if (operands.rows <= 16) return launch<16>(execution, operands);
-  if (operands.rows <= 32) return launch<32>(execution, operands);
-  return launch<64>(execution, operands);
+bool multiply_many_outputs(const Execution& execution, const ManyOutputs& product) {
+  const FewRowsOperands& o = product.operands;
+  if (o.rows > 64 || o.outputs % 8 != 0 || product.y_stride % 8 != 0 || !is_aligned(product.y, 16)) return false;
+  if (o.rows <= 8) return launch<ManyOutputsTile<8>>(execution, product);
+  if (o.rows <= 16) return launch<ManyOutputsTile<16>>(execution, product);
+  if (o.rows <= 32) return launch<ManyOutputsTile<32>>(execution, product);
+  return launch<ManyOutputsTile<64>>(execution, product);
 }
 
 }  // namespace weft::kernels::cuda

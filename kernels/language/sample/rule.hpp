@@ -4,6 +4,7 @@
 // kept.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/language/exponential.hpp"
@@ -36,11 +37,15 @@ WEFT_HOST_DEVICE inline std::uint64_t in_units(float x) {
 #endif
 }
 
+WEFT_HOST_DEVICE inline float capped_logit(float z, float softcap) {
+  return softcap > 0 ? softcap * hyperbolic_tangent(z / softcap) : z;
+}
+
 /// exp((z - largest) / temperature) in units of 2^-40, of capped logits.
 struct LogitWeight {
   float largest, inverse_temperature, softcap;
 
-  WEFT_HOST_DEVICE float capped(float z) const { return softcap > 0 ? softcap * hyperbolic_tangent(z / softcap) : z; }
+  WEFT_HOST_DEVICE float capped(float z) const { return capped_logit(z, softcap); }
   WEFT_HOST_DEVICE std::uint64_t of_capped(float z) const {
     const float x = (z - largest) * inverse_temperature;
 #ifdef __CUDA_ARCH__
@@ -50,6 +55,112 @@ struct LogitWeight {
 #endif
   }
   WEFT_HOST_DEVICE std::uint64_t operator()(float z) const { return of_capped(capped(z)); }
+};
+
+/// A rule that draws by blocks, as the kernels need it.
+struct BlockRule {
+  static constexpr float kPlainScale = 1.44269504f;  ///< log2(e)
+  std::int64_t vocabulary;
+  float softcap, scale;  ///< scale: log2(e) / temperature
+  bool takes_most_probable;
+
+  explicit BlockRule(const SampleRule& rule)
+      : vocabulary(rule.vocabulary),
+        softcap(rule.softcap),
+        scale(rule.takes_most_probable() ? kPlainScale : kPlainScale / std::max(rule.temperature, 1e-6f)),
+        takes_most_probable(rule.takes_most_probable()) {}
+};
+
+/// 2^(scale z - reference) in units of 2^-24, rounded to nearest, of capped logits. The reference is a whole number, so
+/// that sums relative to two references differ by a shift; the weight of `largest` is above 1/2. The sum of a block is
+/// below 2^32.
+struct PowerWeight {
+  static constexpr float kUnits = 24;
+  float scale, reference;
+
+  WEFT_HOST_DEVICE PowerWeight(float scale_, float largest) : scale(scale_), reference(ceilf(scale_ * largest)) {}
+
+  /// scale z - origin, rounded once: a large scale or logit loses no digits.
+  WEFT_HOST_DEVICE static float exponent(float scale, float z, float origin) {
+#ifdef __CUDA_ARCH__
+    return __fmaf_rn(z, scale, -origin);
+#else
+    return static_cast<float>(static_cast<double>(z) * static_cast<double>(scale) - static_cast<double>(origin));
+#endif
+  }
+  WEFT_HOST_DEVICE std::uint32_t operator()(float z) const {
+    const float x = exponent(scale, z, reference - kUnits), most = x < kUnits ? x : kUnits;
+#ifdef __CUDA_ARCH__
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(most));
+    return __float2uint_rn(power);
+#else
+    return static_cast<std::uint32_t>(exponential(most * 0.693147181f) + 0.5f);
+#endif
+  }
+};
+
+/// The sum of a block in units of 2^-40 relative to a reference that is larger by `distance`, rounded down.
+WEFT_HOST_DEVICE inline std::uint64_t at_larger_reference(std::uint32_t sum, float distance) {
+  return distance < 64 ? (std::uint64_t{sum} << 16) >> static_cast<int>(distance > 0 ? distance : 0.0f) : 0;
+}
+
+/// The weights of a row relative to one reference, and what is drawn with them: a block of ids, then an id of it. All
+/// sums are integers.
+struct BlockDraw {
+  BlockRule rule;
+  std::uint32_t most;  ///< key of the largest logit
+  PowerWeight weight, plain;
+
+  WEFT_HOST_DEVICE BlockDraw(const BlockRule& rule_, std::uint32_t most_)
+      : rule(rule_),
+        most(most_),
+        weight(rule_.scale, capped_logit(logit_of_key(most_), rule_.softcap)),
+        plain(BlockRule::kPlainScale, capped_logit(logit_of_key(most_), rule_.softcap)) {}
+
+  /// False: the logits are not finite, or too large for the temperature.
+  WEFT_HOST_DEVICE bool is_finite() const {
+    return is_finite_key(most) && fabsf(weight.reference) < bits_float(0x7f800000u);
+  }
+  /// How much larger the reference of the row is than that of a block.
+  WEFT_HOST_DEVICE float distance(const PowerWeight& of_row, float largest) const {
+    return of_row.reference - PowerWeight(of_row.scale, capped_logit(largest, rule.softcap)).reference;
+  }
+  WEFT_HOST_DEVICE std::uint64_t plain_of(const BlockSum& block) const {
+    return at_larger_reference(block.plain, distance(plain, block.largest));
+  }
+  WEFT_HOST_DEVICE std::uint64_t weight_of(const BlockSum& block) const {
+    if (rule.takes_most_probable) return logit_key(block.largest) == most ? 1 : 0;
+    return at_larger_reference(block.weight, distance(weight, block.largest));
+  }
+  /// Of the sum of weight_of.
+  WEFT_HOST_DEVICE std::uint64_t target(const Random4& random, std::uint64_t total) const {
+    return rule.takes_most_probable ? 0 : uniform_below(random, total);
+  }
+  /// Of the sum of weight_in over a block, from what remains of the target before it: the bits that the shift to the
+  /// reference of the row has taken from the sum are random ones.
+  WEFT_HOST_DEVICE std::uint32_t target_in(const BlockSum& block, const Random4& random, std::uint64_t rest) const {
+    if (rule.takes_most_probable) return 0;
+    const float far = distance(weight, block.largest);
+    const int shift = static_cast<int>(far > 0 ? far : 0.0f);  // below 48: the block has been drawn
+    if (shift <= 16) return static_cast<std::uint32_t>(rest >> (16 - shift));
+    return static_cast<std::uint32_t>(rest << (shift - 16)) |
+           (random.word[2] & ((std::uint32_t{1} << (shift - 16)) - 1));
+  }
+  WEFT_HOST_DEVICE std::uint32_t weight_in(const BlockSum& block, float z) const {
+    if (rule.takes_most_probable) return logit_key(z) == most ? 1 : 0;
+    return PowerWeight(rule.scale, capped_logit(block.largest, rule.softcap))(capped_logit(z, rule.softcap));
+  }
+  /// total, all: sums of weight_of and plain_of.
+  WEFT_HOST_DEVICE Drawn drawn(std::uint32_t id, float z, std::uint64_t total, std::uint64_t all) const {
+    const float capped = capped_logit(z, rule.softcap);
+    const auto log_of = [&](const PowerWeight& relative, std::uint64_t sum) {
+      return (PowerWeight::exponent(relative.scale, capped, relative.reference) -
+              log2f(static_cast<float>(sum) * 0x1p-40f)) *
+             0.693147181f;
+    };
+    return {id, log_of(plain, all), rule.takes_most_probable ? 0.0f : log_of(weight, total)};
+  }
 };
 
 /// The logits that may be drawn: those with keys above `key`, and the first `ties` by id of those with this key.
@@ -77,5 +188,14 @@ WEFT_HOST_DEVICE inline std::int64_t needed_ties(std::uint64_t needed, std::uint
 WEFT_HOST_DEVICE inline Random4 sample_bits(const SampleStream& stream, std::int32_t position) {
   return philox(stream.seed, Purpose::sampling, stream.step, stream.index + static_cast<std::uint64_t>(position));
 }
+
+// Implementations that sample.cpp chooses from.
+
+/// With top_k or top_p.
+void sample_kept(const Execution&, const SampleRule&, AnyMatrix logits, const GrowingSequences&);
+/// sums: [rows, draw_blocks(vocabulary)], written.
+void sum_blocks(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums);
+void sample_by_blocks(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums,
+                      const GrowingSequences&);
 
 }  // namespace weft::kernels

@@ -1,24 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Connects the implementations in sample_portable.cpp and sample_cuda.cu.
+// Connects the implementations: sample_portable.cpp, and sample_cuda.cu and by_blocks_cuda.cu.
 #include "kernels/language/sample/sample.hpp"
 
 #include <algorithm>
 
 #include "base/error.hpp"
 #include "kernels/dispatch.hpp"
+#include "kernels/language/sample/rule.hpp"
 
 namespace weft::kernels {
 
 namespace portable {
-decltype(kernels::sample) sample;
+decltype(sample_kept) sample_kept;
+decltype(sum_blocks) sum_blocks;
+decltype(sample_by_blocks) sample_by_blocks;
 }  // namespace portable
 
 namespace cuda {
-decltype(kernels::sample) sample;
+decltype(sample_kept) sample_kept;
+decltype(sum_blocks) sum_blocks;
+decltype(sample_by_blocks) sample_by_blocks;
 }  // namespace cuda
 
-void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, const GrowingSequences& sequences) {
+void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, const BlockSums& sums,
+            const GrowingSequences& sequences) {
   if (rule.vocabulary < 1 || rule.vocabulary > std::int64_t{1} << 23 || rule.vocabulary > logits.columns)
     throw Error(ExitCode::internal, "sample: the vocabulary is not between 1 and 2^23, or has no logits");
   if (!(rule.temperature >= 0) || rule.top_k < 0 || !(rule.top_p > 0 && rule.top_p <= 1))
@@ -26,12 +32,16 @@ void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits
   if (sequences.sequences.size != logits.rows || sequences.positions.size != logits.rows ||
       sequences.streams.size != logits.rows || sequences.ids.size != logits.rows)
     throw Error(ExitCode::internal, "sample: there is not one sequence per row of logits");
-  // The most probable token is the one that top_k = 1 leaves.
   SampleRule effective = rule;
-  if (rule.temperature == 0) effective.temperature = 1, effective.top_k = 1;
-  effective.temperature = std::max(effective.temperature, 1e-6f);  // its inverse stays finite
+  effective.temperature = std::max(rule.temperature, 1e-6f);  // its inverse stays finite
   if (effective.top_k >= rule.vocabulary) effective.top_k = 0;
-  dispatch<portable::sample, cuda::sample>(execution, effective, logits, sequences);
+  if (!rule.draws_by_blocks())
+    return dispatch<portable::sample_kept, cuda::sample_kept>(execution, effective, logits, sequences);
+  if (sums.of_rows.rows != logits.rows || sums.of_rows.columns != draw_blocks(rule.vocabulary))
+    throw Error(ExitCode::internal, "sample: there is not one sum per row and block of ids");
+  const BlockRule by_blocks(rule);
+  if (!sums.formed) dispatch<portable::sum_blocks, cuda::sum_blocks>(execution, by_blocks, logits, sums.of_rows);
+  dispatch<portable::sample_by_blocks, cuda::sample_by_blocks>(execution, by_blocks, logits, sums.of_rows, sequences);
 }
 
 }  // namespace weft::kernels

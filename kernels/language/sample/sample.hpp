@@ -8,8 +8,9 @@
 // Among equal logits the lowest ids are kept. The random number depends on the stream of a sequence and the position of
 // the token alone: a draw does not depend on the other rows.
 //
-// Probabilities are summed as integers, exp(z - max) in units of 2^-40, so that the order of sums does not matter; what
-// is less probable than 2^-40 times the most probable token is never drawn.
+// Probabilities are summed as integers in units of 2^-40 of about the largest, so that the order of sums does not
+// matter; what is less probable than 2^-40 times the most probable token is never drawn. Without top_k and top_p the
+// inversion is in two steps: a block of ids (block_sums.hpp), then an id of the block.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +18,9 @@
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
 #include "kernels/language/decode/cached_attention.hpp"
+#include "kernels/language/sample/block_sums.hpp"
 
 namespace weft::kernels {
-
-struct SampleRule {
-  std::int64_t vocabulary = 0;  ///< at most 2^23; further columns are padding
-  float softcap = 0;            ///< of the logits; 0: none
-  float temperature = 1;        ///< 0: the most probable token; below 1e-6: 1e-6
-  std::int64_t top_k = 0;       ///< 0: all
-  double top_p = 1;             ///< in (0, 1]
-};
 
 /// Key of the random numbers of a sequence: that of position p is philox(seed, sampling, step, index + p).
 struct SampleStream {
@@ -49,9 +43,15 @@ struct GrowingSequences {
   Matrix<Drawn> drawn;                    ///< [rows, most own positions]
 };
 
+/// Memory for the sums of each row over blocks of ids: [rows, draw_blocks(vocabulary)].
+struct BlockSums {
+  Matrix<BlockSum> of_rows;
+  bool formed = false;  ///< by the product that has formed the logits, for the same rule
+};
+
 /// For each row whose sequence runs (position < end): draws the token of position + 1, writes it to `ids` and, for
 /// position p, to drawn(row, p - prefix), and adds 1 to the position. Other rows are left as they are. logits [rows, at
-/// least vocabulary] fp32, bf16 or fp16.
-void sample(const Execution&, const SampleRule&, AnyMatrix logits, const GrowingSequences&);
+/// least vocabulary] fp32, bf16 or fp16. Overwrites the sums, unless they are formed.
+void sample(const Execution&, const SampleRule&, AnyMatrix logits, const BlockSums&, const GrowingSequences&);
 
 }  // namespace weft::kernels

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Limit: latency of the exchanges between threads; the logits, which the head has just written, come from the
-// second-level cache. Integer sums: the order does not matter.
+// Draws with top_k or top_p. Limit: latency of the exchanges between threads; the logits, which the head has just
+// written, come from the second-level cache. Integer sums: the order does not matter.
 //
 // A cluster of blocks shares a row. Each block, and in it each warp, has a contiguous range of ids, so that ties and
 // the inversion follow the ids: sums of blocks first, then of warps, of groups of ids and of lanes. Each warp keeps its
 // logits in shared memory, where all passes read them (two, and eight for each of top_k and top_p). Where they do not
 // fit, each pass reads them from global memory.
 #include "kernels/language/rows_cuda.cuh"
-#include "kernels/language/sample/rule.hpp"
+#include "kernels/language/sample/block_sums_cuda.cuh"
 #include "kernels/launch_cuda.cuh"
 
 namespace weft::kernels {
 
 namespace portable {
-decltype(kernels::sample) sample;
+decltype(kernels::sample_kept) sample_kept;
 }  // namespace portable
 
 namespace cuda {
@@ -23,20 +23,9 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
 constexpr int kMostBlocks = 8;  ///< that share a row
 constexpr int kDigitBits = 4, kDigits = 1 << kDigitBits;
-constexpr std::int64_t kMostHeld = 80 * 1024;  ///< bytes of logits in shared memory; two blocks fit a multiprocessor
+constexpr std::int64_t kMostHeld = 80 * 1024;  ///< bytes of logits in shared memory
 
 extern __shared__ __align__(16) unsigned char held_logits[];
-
-/// NaN if one of them is.
-__device__ __forceinline__ float larger(float x, float y) {
-#ifdef WEFT_BEFORE_AMPERE
-  return x != x || x > y ? x : y;
-#else
-  float value;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(x), "f"(y));
-  return value;
-#endif
-}
 
 struct Arguments {
   SampleRule rule;
@@ -123,11 +112,11 @@ struct Inversion {
   }
 };
 
-/// kWidth: ids that a thread reads at once, 8 or 1. kFilters: top_k or top_p. kCaps: soft cap.
+/// kWidth: ids that a thread reads at once, 8 or 1. kCaps: soft cap.
 ///
 /// The kernel runs once per step, when its code is no longer in a cache: loops that are not unrolled are faster here.
-template <int kWidth, bool kFilters, bool kCaps>
-__global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_constant__ Arguments a) {
+template <int kWidth, bool kCaps>
+__global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Arguments a) {
   __shared__ RowThreads::Shared shared;
   allow_next_kernel();
   meet_cluster();  // all blocks exist: their shared memory may be written
@@ -168,14 +157,15 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
         if (begin + column + i >= end) z[i] = -INFINITY;
   };
   const auto cap = [&](float z) { return kCaps ? r.softcap * hyperbolic_tangent(z / r.softcap) : z; };
-  // body(logit) for the ids of this warp; -infinity, of weight 0, for the rest of the last group.
+  // body(logit) for the ids of this warp; -infinity, of weight 0, for the rest of the last group, unless it is capped.
   const auto each = [&](auto&& body) {
 #pragma unroll 1
     for (int first = lane * kWidth; first < end - begin; first += kWarp * kWidth) {
       float z[kWidth];
       load(first, z);
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) body(z[i]);
+      for (int i = 0; i < kWidth; ++i)
+        if (!kCaps || first + i < end - begin) body(z[i]);
     }
   };
 
@@ -233,23 +223,17 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
     return sum([&](float z) -> std::uint64_t { return logit_key(z) > key ? weight.of_capped(cap(z)) : 0; });
   };
   const auto weight_of_key = [&](std::uint32_t key) { return weight.of_capped(cap(logit_of_key(key))); };
-  // Without a filter these sums are formed with the ranges of the inversion.
-  std::uint64_t all = 0, total = 0;
-  if (kFilters) {
-    all = total = sum([&](float z) { return plain.of_capped(cap(z)); });
-    if (r.temperature != 1.0f) total = sum([&](float z) { return weight.of_capped(cap(z)); });
-  }
+  const std::uint64_t all = sum([&](float z) { return plain.of_capped(cap(z)); });
+  std::uint64_t total = r.temperature == 1.0f ? all : sum([&](float z) { return weight.of_capped(cap(z)); });
   KeptLogits kept;
-  if (kFilters && r.top_k > 0) {
-    kept.key = r.top_k == 1
-                   ? most
-                   : threshold(static_cast<std::uint64_t>(r.top_k), 0, [](float) -> std::uint64_t { return 1; });
+  if (r.top_k > 0) {
+    kept.key = threshold(static_cast<std::uint64_t>(r.top_k), 0, [](float) -> std::uint64_t { return 1; });
     const std::uint32_t key = kept.key;
     kept.ties = r.top_k -
                 static_cast<std::int64_t>(sum([key](float z) -> std::uint64_t { return logit_key(z) > key ? 1 : 0; }));
     total = weight_above(key) + static_cast<std::uint64_t>(kept.ties) * weight_of_key(key);
   }
-  if (kFilters && r.top_p < 1) {
+  if (r.top_p < 1) {
     const std::uint64_t needed = needed_weight(r.top_p, total);
     const std::uint32_t lowest = kept.key,
                         key = threshold(needed, lowest, [&](float z) { return weight.of_capped(cap(z)); });
@@ -262,19 +246,16 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
     total = above + static_cast<std::uint64_t>(kept.ties) * each_tie;
   }
 
-  // Inversion. Weights above the threshold and numbers of ties, by block, by warp and by lane. Without a filter there
-  // are no ties: in their place the sum of the weights at temperature 1.
+  // Inversion. Weights above the threshold and numbers of ties, by block, by warp and by lane.
   Inversion inversion{.target = 0, .tie_weight = kept.key == 0 ? 0 : weight_of_key(kept.key), .ties_left = kept.ties};
   const auto count = [&](float z, std::uint64_t& above, std::uint64_t& equal) {
     const std::uint32_t key = logit_key(z);
-    if (!kFilters || key > kept.key) above += weight.of_capped(cap(z));
-    if (kFilters && key == kept.key) ++equal;
+    if (key > kept.key) above += weight.of_capped(cap(z));
+    if (key == kept.key) ++equal;
   };
   std::uint64_t sums[2] = {};
   each([&](float z) { count(z, sums[0], sums[1]); });
-  if (!kFilters && r.temperature != 1.0f) each([&](float z) { sums[1] += plain.of_capped(cap(z)); });
   threads.sum(sums);
-  if (!kFilters) total = sums[0], all = r.temperature != 1.0f ? sums[1] : total;
   inversion.target = uniform_below(random, total);
   if (inversion.find(threads.of_blocks(), a.blocks) != threads.block) return;
   if (inversion.find(threads.of_warps(), kWarps) != warp) return;
@@ -326,14 +307,15 @@ __global__ void __launch_bounds__(kThreads, kFilters ? 1 : 2) draw(const __grid_
   }
 }
 
-/// words: rows begin at 16-byte words. resident: blocks of the kernel that a multiprocessor takes.
-void launch(const Execution& execution, Arguments arguments, bool words, void (*kernel)(Arguments), int resident) {
+template <bool kCaps>
+void launch(const Execution& execution, Arguments arguments) {
+  const bool words = arguments.logits.stride % 8 == 0 && is_aligned(arguments.logits.data, 16);
+  const auto kernel = words ? draw<8, kCaps> : draw<1, kCaps>;
   // As many blocks as the GPU takes at once, none without a few words of ids per thread. The draw does not depend on
   // it.
   constexpr std::int64_t kLeastIds = kThreads * 8;
   const std::int64_t rows = arguments.logits.rows;
-  while (has_clusters() && arguments.blocks < kMostBlocks &&
-         2 * arguments.blocks * rows <= resident * multiprocessors() &&
+  while (has_clusters() && arguments.blocks < kMostBlocks && 2 * arguments.blocks * rows <= multiprocessors() &&
          2 * arguments.blocks * kLeastIds <= arguments.rule.vocabulary)
     arguments.blocks *= 2;
   const std::int64_t bytes = std::int64_t{kWarps} * arguments.span() * (arguments.logits.type == Scalar::fp32 ? 4 : 2);
@@ -345,18 +327,10 @@ void launch(const Execution& execution, Arguments arguments, bool words, void (*
                           arguments.held ? bytes : 0, arguments.blocks, arguments);
 }
 
-template <bool kCaps>
-void launch(const Execution& execution, const Arguments& arguments) {
-  const bool words = arguments.logits.stride % 8 == 0 && is_aligned(arguments.logits.data, 16);
-  if (arguments.rule.top_k > 0 || arguments.rule.top_p < 1)
-    launch(execution, arguments, words, words ? draw<8, true, kCaps> : draw<1, true, kCaps>, 1);
-  else
-    launch(execution, arguments, words, words ? draw<8, false, kCaps> : draw<1, false, kCaps>, 2);
-}
-
 }  // namespace
 
-void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, const GrowingSequences& sequences) {
+void sample_kept(const Execution& execution, const SampleRule& rule, AnyMatrix logits,
+                 const GrowingSequences& sequences) {
   if (logits.rows == 0) return;
   const Arguments arguments{rule, logits, sequences, 1, false};
   if (rule.softcap > 0)

@@ -20,7 +20,8 @@ KOKKOS_FORCEINLINE_FUNCTION std::uint32_t threshold(std::uint64_t needed, const 
 
 }  // namespace
 
-void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, const GrowingSequences& sequences) {
+void sample_kept(const Execution& execution, const SampleRule& rule, AnyMatrix logits,
+                 const GrowingSequences& sequences) {
   const SampleRule r = rule;
   const GrowingSequences s = sequences;
   for_rows<SampleScratch>(
@@ -128,6 +129,83 @@ void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits
             }
           }
           team.team_barrier();
+        });
+      });
+}
+
+void sum_blocks(const Execution& execution, const BlockRule& rule, AnyMatrix logits, Matrix<BlockSum> sums) {
+  static_assert(kChunkColumns % kDrawBlock == 0);
+  const BlockRule r = rule;
+  for_rows<SampleScratch>(
+      execution, "sum_blocks", logits.rows, KOKKOS_LAMBDA(const Team& team, SampleScratch& buffer, std::int64_t row) {
+        for_chunks(r.vocabulary, r.vocabulary, [&](std::int64_t column, int count) {
+          const float* const chunk = row_chunk(team, logits, row, column, count, buffer.z);
+          for (int begin = 0; begin < count; begin += kDrawBlock) {
+            const float* const z = chunk + begin;
+            const int ids = static_cast<int>(smaller(kDrawBlock, count - begin));
+            const float minus_infinity = bits_float(0xff800000u);
+            const bool is_nan =
+                sum_columns<std::uint64_t>(team, ids, [&](int c) -> std::uint64_t { return z[c] != z[c]; }) > 0;
+            const float largest = max_columns(team, ids, minus_infinity, [&](int c) { return z[c]; });
+            const auto sum = [&](float scale) -> std::uint32_t {
+              if (!(largest > minus_infinity)) return 0;
+              const PowerWeight weight(scale, capped_logit(largest, r.softcap));
+              return sum_columns<std::uint32_t>(team, ids,
+                                                [&](int c) { return weight(capped_logit(z[c], r.softcap)); });
+            };
+            const std::uint32_t plain = sum(BlockRule::kPlainScale),
+                                weight = r.scale == BlockRule::kPlainScale ? plain : sum(r.scale);
+            once(team, [&] {
+              sums(row, (column + begin) / kDrawBlock) = {weight, plain, is_nan ? bits_float(0x7fc00000u) : largest};
+            });
+          }
+        });
+      });
+}
+
+void sample_by_blocks(const Execution& execution, const BlockRule& rule, AnyMatrix logits, Matrix<BlockSum> sums,
+                      const GrowingSequences& sequences) {
+  const GrowingSequences s = sequences;
+  const BlockRule r = rule;
+  for_rows<SampleScratch>(
+      execution, "sample_by_blocks", logits.rows,
+      KOKKOS_LAMBDA(const Team& team, SampleScratch& buffer, std::int64_t row) {
+        const CachedSequence sequence = s.sequences[row];
+        const std::int32_t position = s.positions[row];
+        if (position >= sequence.end) return;
+        std::uint32_t most = 0;
+        for (std::int64_t b = 0; b < sums.columns; ++b) {
+          const std::uint32_t key = logit_key(sums(row, b).largest);
+          most = key > most ? key : most;
+        }
+        const float nan = bits_float(0x7fc00000u);
+        Drawn drawn{0, nan, nan};
+        if (const BlockDraw draw(r, most); draw.is_finite()) {
+          std::uint64_t total = 0, all = 0;
+          for (std::int64_t b = 0; b < sums.columns; ++b) {
+            total += draw.weight_of(sums(row, b));
+            all += draw.plain_of(sums(row, b));
+          }
+          // The first block, and in it the first id, with which the sum of weights exceeds the target.
+          const Random4 random = sample_bits(s.streams[row], position + 1);
+          std::uint64_t rest = draw.target(random, total);
+          std::int64_t b = 0;
+          for (std::uint64_t here; (here = draw.weight_of(sums(row, b))) <= rest; ++b) rest -= here;
+          const BlockSum block = sums(row, b);
+          std::uint32_t rest_in = draw.target_in(block, random, rest);
+          const std::int64_t first = b * kDrawBlock;
+          const float* const z = row_chunk(team, logits, row, first,
+                                           static_cast<int>(smaller(kDrawBlock, r.vocabulary - first)), buffer.z);
+          team.team_barrier();
+          int i = 0;
+          for (std::uint32_t here; (here = draw.weight_in(block, z[i])) <= rest_in; ++i) rest_in -= here;
+          drawn = draw.drawn(static_cast<std::uint32_t>(first + i), z[i], total, all);
+          team.team_barrier();
+        }
+        once(team, [&] {
+          s.drawn(row, position - sequence.prefix) = drawn;
+          s.ids[row] = drawn.token;
+          s.positions[row] = position + 1;
         });
       });
 }

@@ -17,8 +17,13 @@ using kernels::AnyMatrix;
 /// Bits of a sample's key below the number of its prompt, and of a position below that.
 constexpr int kPromptShift = 44, kSampleShift = 24;
 
-std::int64_t power_of_two(std::int64_t least) {
-  return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(least)));
+/// Rows of a prefix with padding: a power of two, and from 256 on a multiple of a quarter of the one below. Products
+/// then have few shapes.
+std::int64_t padded_length(std::int64_t prefix) {
+  const auto length = static_cast<std::uint64_t>(prefix);
+  if (length <= 256) return static_cast<std::int64_t>(std::bit_ceil(length));
+  const std::uint64_t quarter = std::bit_floor(length) / 4;
+  return static_cast<std::int64_t>((length + quarter - 1) / quarter * quarter);
 }
 
 /// Tokens with which a text goes on that has reached the context.
@@ -43,7 +48,7 @@ std::int64_t prefill_sequences(const GenerationSettings& settings, std::int64_t 
 }
 std::int64_t most_prefill_rows(const GenerationSettings& settings) {
   const std::int64_t prefix = longest_prefix(settings);
-  return prefix == 0 ? 0 : std::max(settings.prefill_rows, power_of_two(prefix));
+  return prefix == 0 ? 0 : std::max(settings.prefill_rows, padded_length(prefix));
 }
 
 kernels::CachedAttention cached_attention_shape(const GenerationSettings& settings) {
@@ -88,7 +93,10 @@ Generator::Buffers::Buffers(const GenerationSettings& settings, training::StepAr
           arena.take_host<kernels::SampleStream>(settings.rows), arena.take_host<std::int32_t>(settings.rows),
           arena.take_host<std::uint32_t>(settings.rows)};
   drawn = {arena.take<kernels::Drawn>(settings.rows * own).data, settings.rows, own, own};
-  host_drawn = {arena.take_host<kernels::Drawn>(settings.rows * own).data, settings.rows, own, own};
+  for (kernels::Matrix<kernels::Drawn>& copy : host_drawn)
+    copy = {arena.take_host<kernels::Drawn>(settings.rows * own).data, settings.rows, own, own};
+  const std::int64_t blocks = kernels::draw_blocks(settings.architecture.vocabulary);
+  sums = {arena.take<kernels::BlockSum>(settings.rows * blocks).data, settings.rows, blocks, blocks};
   const std::int64_t rows = most_prefill_rows(settings);
   prefill = {arena.take<std::uint32_t>(rows), arena.take<std::int32_t>(rows), arena.take<std::int64_t>(rows)};
   host_prefill = {arena.take_host<std::uint32_t>(rows), arena.take_host<std::int32_t>(rows),
@@ -133,26 +141,51 @@ void Generator::run(std::span<const GenerationRequest> requests, std::uint64_t s
   continued_.clear();
   next_ = 0;
   changed_ = true;
+  enqueued_ = received_ = 0;
   transformer_.complete_weights();
-  for (;;) {
-    note_progress();
-    assign();
-    std::int64_t steps = 0, before_context = settings_.context();
-    for (const Row& row : rows_) {
-      if (!row.running) continue;
-      const std::int64_t room = settings_.context() - row.position();
-      steps = std::max(steps, std::min(left(row), room));
-      before_context = std::min(before_context, room);
+  try {
+    // While the host looks at the tokens of some steps, the GPU computes the next ones.
+    for (std::int64_t pending = 0;;) {
+      note_progress();
+      if (pending == 0) assign();
+      const std::int64_t steps = next_steps(pending);
+      if (steps > 0) enqueue(steps);
+      if (pending > 0) this->receive(pending, receive);
+      if (pending == 0 && steps == 0) break;
+      pending = steps;
     }
-    // A row that reaches the context stays at that position while others go on: tables of positions do not have it.
-    steps = std::min(steps, before_context);
-    if (steps == 0) break;
-    steps = std::min(steps, device::is_asynchronous(execution_) ? kStepsBetweenChecks : 1);
-    if (changed_) send();
-    for (std::int64_t i = 0; i < steps; ++i) advance();
-    this->receive(steps, receive);
+  } catch (...) {
+    kernels::fence(execution_);
+    throw;
   }
   timers_.stop();
+}
+
+/// Steps that may follow `pending` ones whose tokens the host has not seen. 0: none are left, or a row ends before
+/// them and makes place for another.
+std::int64_t Generator::next_steps(std::int64_t pending) const {
+  const bool ahead = pending > 0, asynchronous = device::is_asynchronous(execution_);
+  if (ahead && (changed_ || !asynchronous)) return 0;
+  std::int64_t steps = 0, before_context = settings_.context();
+  for (const Row& row : rows_) {
+    if (!row.running) continue;
+    const std::int64_t room = settings_.context() - row.position() - pending, wanted = left(row) - pending;
+    if (ahead && std::min(room, wanted) <= 0) return 0;
+    steps = std::max(steps, std::min(wanted, room));
+    before_context = std::min(before_context, room);
+  }
+  // A row that reaches the context stays at that position while others go on: tables of positions do not have it.
+  return std::min({steps, before_context, asynchronous ? kStepsBetweenChecks : 1});
+}
+
+void Generator::enqueue(std::int64_t steps) {
+  if (changed_) send();
+  for (std::int64_t i = 0; i < steps; ++i) advance();
+  const kernels::Matrix<kernels::Drawn>& to = buffers_.host_drawn[enqueued_ % 2];
+  device::copy(execution_, to.data, buffers_.drawn.data,
+               to.rows * to.columns * static_cast<std::int64_t>(sizeof(kernels::Drawn)), device::Direction::to_host);
+  copied_[enqueued_ % 2].record(execution_);
+  ++enqueued_;
 }
 
 std::int64_t Generator::left(const Row& row) const {
@@ -202,7 +235,7 @@ bool Generator::find_region(Row& row) {
 
 /// Computes the prefixes of these rows: those of similar length together, in forward passes of one shape per length.
 void Generator::prefill(std::vector<std::size_t> rows) {
-  const auto length = [&](std::size_t row) { return power_of_two(rows_[row].prefix); };
+  const auto length = [&](std::size_t row) { return padded_length(rows_[row].prefix); };
   std::stable_sort(rows.begin(), rows.end(), [&](std::size_t a, std::size_t b) { return length(a) < length(b); });
   for (auto begin = rows.begin(); begin != rows.end();) {
     const std::int64_t common = length(*begin);
@@ -238,7 +271,7 @@ void Generator::prefill_batch(std::span<const std::size_t> rows, std::int64_t le
     const kernels::Array<const std::int64_t> to{device.rows.data, packed.rows};
     kernels::store_rows(execution_, packed.columns_from(queries, keys), to, buffers_.keys[at]);
     kernels::store_rows(execution_, packed.columns_from(queries + keys, keys), to, buffers_.values[at]);
-    return false;
+    return at + 1 == buffers_.keys.size();  // no output is needed of the last layer
   });
   const Tokens tokens{.sequences = sequences,
                       .length = length,
@@ -246,7 +279,7 @@ void Generator::prefill_batch(std::span<const std::size_t> rows, std::int64_t le
                       .targets = {},
                       .positions = {device.positions.data, sequences * length},
                       .first_key = {}};
-  transformer_.forward(tokens, nullptr);
+  transformer_.forward(tokens, nullptr, Transformer::Until::last_keys);
   kernels::fence(execution_);  // host memory may be filled again
 }
 
@@ -269,16 +302,16 @@ void Generator::compute() {
                       .targets = {},
                       .positions = state.positions,
                       .first_key = {}};
+  const kernels::SampleRule rule{.vocabulary = settings_.architecture.vocabulary,
+                                 .softcap = static_cast<float>(settings_.architecture.model.logit_softcap),
+                                 .temperature = static_cast<float>(settings_.temperature),
+                                 .top_k = settings_.top_k,
+                                 .top_p = settings_.top_p};
   transformer_.forward(tokens, nullptr);
-  const AnyMatrix logits = transformer_.logits(tokens);
+  const auto [logits, has_sums] = transformer_.logits_to_draw(tokens, rule, buffers_.sums);
   timers_.phase("sampling");
-  kernels::sample(execution_,
-                  {.vocabulary = settings_.architecture.vocabulary,
-                   .softcap = static_cast<float>(settings_.architecture.model.logit_softcap),
-                   .temperature = static_cast<float>(settings_.temperature),
-                   .top_k = settings_.top_k,
-                   .top_p = settings_.top_p},
-                  logits, {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
+  kernels::sample(execution_, rule, logits, {buffers_.sums, has_sums},
+                  {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
 }
 
 /// The first step runs as it is, since libraries may allocate; the second is recorded.
@@ -324,13 +357,11 @@ void Generator::send() {
   copy(device.ids, host.ids);
 }
 
-/// The tokens of the last `steps` steps.
+/// The tokens of the `steps` steps that were enqueued first of those not received.
 void Generator::receive(std::int64_t steps, const Receive& receive) {
-  const kernels::Matrix<kernels::Drawn>& drawn = buffers_.host_drawn;
-  device::copy(execution_, drawn.data, buffers_.drawn.data,
-               drawn.rows * drawn.columns * static_cast<std::int64_t>(sizeof(kernels::Drawn)),
-               device::Direction::to_host);
-  kernels::fence(execution_);
+  const kernels::Matrix<kernels::Drawn>& drawn = buffers_.host_drawn[received_ % 2];
+  copied_[received_ % 2].wait();
+  ++received_;
   for (std::int64_t i = 0; i < settings_.rows; ++i) {
     Row& row = rows_[static_cast<std::size_t>(i)];
     if (!row.running) continue;

@@ -10,12 +10,15 @@
 //
 // What a sample becomes does not depend on the other samples: its random numbers depend on (seed, step, prompt, sample,
 // position), sums on the sequence, and the shapes of products are the same in every step and for prompts of similar
-// length (powers of two), since every step computes `rows` rows, used or not. With another number of rows products may
-// round differently.
+// length (up to the same power of two, or from 256 on quarter of one), since every step computes `rows` rows, used or
+// not. With another number of rows products may round differently.
 //
-// On a GPU the steps are one recorded graph; the host looks at the tokens every kStepsBetweenChecks steps.
+// On a GPU the steps are one recorded graph; the host looks at the tokens of kStepsBetweenChecks steps while the GPU
+// computes the next ones. A sequence that ends on the host, at a text of --stop, is therefore computed for up to twice
+// as many steps more.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -60,7 +63,7 @@ struct GenerationRequest {
 
 class Generator {
  public:
-  static constexpr std::int64_t kStepsBetweenChecks = 16;
+  static constexpr std::int64_t kStepsBetweenChecks = 8;
 
   struct Buffers {
     Buffers(const GenerationSettings&, training::StepArena&);
@@ -73,7 +76,9 @@ class Generator {
       kernels::Array<std::uint32_t> ids;
     };
     State device, host;
-    kernels::Matrix<kernels::Drawn> drawn, host_drawn;  ///< [rows, most new positions]
+    kernels::Matrix<kernels::Drawn> drawn;                      ///< [rows, most new positions]
+    std::array<kernels::Matrix<kernels::Drawn>, 2> host_drawn;  ///< one is read while the other is written
+    kernels::Matrix<kernels::BlockSum> sums;                    ///< [rows, draw_blocks(vocabulary)]
     /// A forward pass over prompts.
     struct Prefill {
       kernels::Array<std::uint32_t> ids;
@@ -123,6 +128,8 @@ class Generator {
   bool find_region(Row&);
   void prefill(std::vector<std::size_t> rows);
   void prefill_batch(std::span<const std::size_t> rows, std::int64_t length);
+  std::int64_t next_steps(std::int64_t pending) const;
+  void enqueue(std::int64_t steps);
   void compute();
   void advance();
   void send();
@@ -140,7 +147,9 @@ class Generator {
   std::vector<Region> regions_;
   std::deque<Continued> continued_;
   std::size_t next_ = 0;
-  bool changed_ = true;  // the state on the host, since it was sent
+  std::size_t enqueued_ = 0, received_ = 0;  // groups of steps
+  std::array<device::Event, 2> copied_;      // of Buffers::host_drawn
+  bool changed_ = true;                      // the state on the host, since it was sent
   const bool recordable_;
   bool records_;
   std::optional<device::Graph> graph_;

@@ -46,6 +46,12 @@ class Draws {
   std::int64_t rows_;
 };
 
+void draw(const Execution& execution, const SampleRule& rule, AnyMatrix logits, const GrowingSequences& sequences) {
+  const std::int64_t blocks = draw_blocks(rule.vocabulary);
+  const DeviceArray<BlockSum> sums(logits.rows * blocks);
+  sample(execution, rule, logits, {sums.matrix(logits.rows, blocks)}, sequences);
+}
+
 /// The distribution by its definition, in float64.
 std::vector<double> distribution(const std::vector<float>& logits, const SampleRule& rule) {
   const std::size_t n = logits.size();
@@ -109,7 +115,7 @@ TEST_CASE("10^6 draws have the distribution of each rule (chi-square)") {
       std::vector<double> counts(kVocabulary);
       for (std::int64_t round = 0; round < kRounds; ++round) {
         Draws draws(streams, std::vector<std::int32_t>(kRows, static_cast<std::int32_t>(round)));
-        sample(execution, rule, matrix.view(), draws.view());
+        draw(execution, rule, matrix.view(), draws.view());
         for (const std::uint32_t id : draws.ids()) {
           REQUIRE(id < kVocabulary);
           ++counts[id];
@@ -133,6 +139,42 @@ TEST_CASE("10^6 draws have the distribution of each rule (chi-square)") {
   });
 }
 
+TEST_CASE("blocks of ids whose largest logits differ: draws have the distribution of all ids") {
+  // Few ids that are drawn, at both ends of blocks; the weights of the others are a millionth of these.
+  constexpr std::int64_t kVocabulary = 3 * kDrawBlock + 5, kRows = 1000, kRounds = 200;
+  std::vector<float> logits(kVocabulary, -25.0f);
+  const std::vector<std::pair<std::size_t, float>> likely = {{0, 0.0f},    {127, -1.0f}, {128, -6.5f},
+                                                             {200, -5.0f}, {383, -2.0f}, {388, 0.5f}};
+  for (const auto& [id, z] : likely) logits[id] = z;
+  std::vector<float> all;
+  std::vector<SampleStream> streams;
+  for (std::int64_t row = 0; row < kRows; ++row) {
+    all.insert(all.end(), logits.begin(), logits.end());
+    streams.push_back({.seed = 8, .index = static_cast<std::uint64_t>(row) << 24});
+  }
+  for_each_backend([&](const Execution& execution) {
+    const TestMatrix matrix(all, kRows, kVocabulary, Scalar::fp32);
+    const SampleRule rules[] = {{.vocabulary = kVocabulary},
+                                {.vocabulary = kVocabulary, .temperature = 1.5f, .top_k = kVocabulary}};
+    for (const SampleRule& rule : rules) {
+      std::vector<double> counts(kVocabulary);
+      for (std::int32_t round = 0; round < kRounds; ++round) {
+        Draws draws(streams, std::vector<std::int32_t>(kRows, round));
+        draw(execution, rule, matrix.view(), draws.view());
+        for (const std::uint32_t id : draws.ids()) ++counts[id];
+      }
+      const std::vector<double> p = distribution(logits, rule);
+      double chi_square = 0;
+      for (const auto& [id, z] : likely) {
+        const double expected = p[id] * kRows * kRounds;
+        chi_square += (counts[id] - expected) * (counts[id] - expected) / expected;
+      }
+      // Mean 5, variance 10: five standard deviations. Seed and draws are fixed.
+      CHECK(chi_square <= 5 + 5 * std::sqrt(10.0));
+    }
+  });
+}
+
 TEST_CASE("a draw gives its probabilities and moves the sequence on") {
   constexpr std::int64_t kVocabulary = 3000;
   std::vector<float> logits = random_floats(kVocabulary, 4, 4.0f);
@@ -142,7 +184,7 @@ TEST_CASE("a draw gives its probabilities and moves the sequence on") {
       for (SampleRule rule : kRules) {
         rule.vocabulary = kVocabulary;
         Draws draws({{.seed = 9}}, {7});
-        sample(execution, rule, TestMatrix(logits, 1, kVocabulary, type).view(), draws.view());
+        draw(execution, rule, TestMatrix(logits, 1, kVocabulary, type).view(), draws.view());
         const std::uint32_t id = draws.ids()[0];
         const Drawn drawn = draws.drawn()[7];
         CHECK(drawn.token == id);
@@ -161,8 +203,8 @@ TEST_CASE("temperature 0 takes the most probable token, of equal ones the lowest
     for (const std::size_t id : {4999, 1203, 1204, 3000}) logits[id] = 2.0f;
     for (std::int32_t position = 0; position < 20; ++position) {
       Draws draws({{.seed = 1}}, {position});
-      sample(execution, {.vocabulary = 5000, .temperature = 0}, TestMatrix(logits, 1, 5000, Scalar::fp32).view(),
-             draws.view());
+      draw(execution, {.vocabulary = 5000, .temperature = 0}, TestMatrix(logits, 1, 5000, Scalar::fp32).view(),
+           draws.view());
       REQUIRE(draws.ids()[0] == 1203);
     }
   });
@@ -191,7 +233,7 @@ TEST_CASE("large vocabularies: blocks that share a row draw as one, whatever the
             for (std::int64_t row = 0; row < rows; ++row) all.insert(all.end(), logits.begin(), logits.end());
             Draws draws(std::vector<SampleStream>(static_cast<std::size_t>(rows), SampleStream{.seed = 6}),
                         std::vector<std::int32_t>(static_cast<std::size_t>(rows), position));
-            sample(execution, rule, TestMatrix(all, rows, columns, Scalar::bf16).view(), draws.view());
+            draw(execution, rule, TestMatrix(all, rows, columns, Scalar::bf16).view(), draws.view());
             const std::vector<std::uint32_t> drawn = draws.ids();
             for (const std::uint32_t id : drawn) REQUIRE(id == drawn[0]);
             if (rows > 1) CHECK(drawn[0] == ids[0]);  // position 0 as well
@@ -218,7 +260,7 @@ TEST_CASE("top_k and top_p keep the lowest ids of equal logits over many ids") {
       std::uint32_t least = kVocabulary, largest = 0;
       for (std::int32_t position = 0; position < 60; ++position) {
         Draws draws({{.seed = 3}}, {position});
-        sample(execution, rule, TestMatrix(logits, 1, kVocabulary, Scalar::bf16).view(), draws.view());
+        draw(execution, rule, TestMatrix(logits, 1, kVocabulary, Scalar::bf16).view(), draws.view());
         least = std::min(least, draws.ids()[0]);
         largest = std::max(largest, draws.ids()[0]);
       }
@@ -239,7 +281,7 @@ TEST_CASE("top_k and top_p keep the lowest ids of equal logits") {
       const SampleRule rules[2] = {{.vocabulary = 300, .top_k = 6}, {.vocabulary = 300, .top_p = 0.02}};
       for (int i = 0; i < 2; ++i) {
         Draws draws({{.seed = 2}}, {position});
-        sample(execution, rules[i], TestMatrix(logits, 1, 300, Scalar::fp32).view(), draws.view());
+        draw(execution, rules[i], TestMatrix(logits, 1, 300, Scalar::fp32).view(), draws.view());
         largest[i] = std::max(largest[i], draws.ids()[0]);
       }
     }
@@ -261,8 +303,8 @@ TEST_CASE("a draw depends on stream and position alone; rows that do not run sta
     for (std::int32_t position = 0; position < 40; ++position) {
       Draws alone({a}, {position}), together({b, a, a}, {3, position, position});
       together.end_at({kMost, kMost, position});
-      sample(execution, rule, TestMatrix(first, 1, kVocabulary, Scalar::fp32).view(), alone.view());
-      sample(execution, rule, TestMatrix(both, 3, kVocabulary, Scalar::fp32).view(), together.view());
+      draw(execution, rule, TestMatrix(first, 1, kVocabulary, Scalar::fp32).view(), alone.view());
+      draw(execution, rule, TestMatrix(both, 3, kVocabulary, Scalar::fp32).view(), together.view());
       REQUIRE(together.ids()[1] == alone.ids()[0]);
       CHECK(together.ids()[2] == 0);
       CHECK(together.positions() == std::vector<std::int32_t>{4, position + 1, position});
@@ -278,14 +320,14 @@ TEST_CASE("logits that are not finite are reported") {
       std::vector<float> logits = random_floats(100, 1);
       logits[60] = bad;
       Draws draws({{.seed = 1}}, {0});
-      sample(execution, {.vocabulary = 100}, TestMatrix(logits, 1, 100, Scalar::fp32).view(), draws.view());
+      draw(execution, {.vocabulary = 100}, TestMatrix(logits, 1, 100, Scalar::fp32).view(), draws.view());
       CHECK(std::isnan(draws.drawn()[0].log_probability));
     }
     // -infinity is a probability of 0.
     std::vector<float> logits(100, -INFINITY);
     logits[42] = 0.0f;
     Draws draws({{.seed = 1}}, {0});
-    sample(execution, {.vocabulary = 100}, TestMatrix(logits, 1, 100, Scalar::fp32).view(), draws.view());
+    draw(execution, {.vocabulary = 100}, TestMatrix(logits, 1, 100, Scalar::fp32).view(), draws.view());
     CHECK(draws.ids()[0] == 42);
     CHECK(draws.drawn()[0].log_drawn == 0.0f);
   });
