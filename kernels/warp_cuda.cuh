@@ -168,6 +168,17 @@ __device__ __forceinline__ void copy16_async(std::uint32_t shared, const void* g
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 #endif
 }
+/// The same of what is read once per kernel: the second-level cache evicts it first.
+__device__ __forceinline__ void copy16_async_once(std::uint32_t shared, const void* global) {
+#ifdef WEFT_BEFORE_AMPERE
+  copy16_async(shared, global);
+#else
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "l"(policy)
+               : "memory");
+#endif
+}
 __device__ __forceinline__ void commit_copies() {
 #ifndef WEFT_BEFORE_AMPERE
   asm volatile("cp.async.commit_group;" ::: "memory");

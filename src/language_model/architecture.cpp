@@ -160,6 +160,11 @@ Architecture part_of(const Architecture& whole, std::int64_t n_ranks, std::int64
   return part;
 }
 
+Architecture part_of(const Architecture& whole, const parallel::GridShape& grid, std::int64_t rank) {
+  const std::int64_t n_ranks = grid.size(parallel::kTensorAxis);
+  return n_ranks == 1 ? whole : part_of(whole, n_ranks, grid.index_of(rank, parallel::kTensorAxis));
+}
+
 std::string obstacle_to_division(const Architecture& architecture, std::int64_t n_ranks) {
   const ModelSettings& model = architecture.model;
   if (n_ranks == 1) return {};

@@ -49,6 +49,8 @@ std::vector<training::ParameterSpec> parameter_specs(const Architecture&);
 /// a part of the width of the MLP and of the vocabulary. Sizes of its products and buffers; the residual stream is
 /// whole.
 Architecture part_of(const Architecture&, std::int64_t n_ranks, std::int64_t rank);
+/// The same of a rank of a grid; the model itself if it has no tensor axis.
+Architecture part_of(const Architecture&, const parallel::GridShape&, std::int64_t rank);
 /// Why the model cannot be divided over so many ranks of the tensor axis; "" if it can. vocabulary 0: not known yet.
 std::string obstacle_to_division(const Architecture&, std::int64_t n_ranks);
 /// The same with everything else that does not go with parallel.tensor.

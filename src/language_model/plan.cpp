@@ -76,7 +76,7 @@ std::string attention_text(const Plan& plan, const Configuration& configuration)
 /// What a private step does, and why.
 std::string private_text(const Plan& plan, const Configuration& configuration) {
   const parallel::GridShape grid = grid_shape(configuration);
-  const privacy::ClippingShape shape = clipping_shape(configuration, plan.architecture, grid, grid.ranks() - 1);
+  const Architecture part = part_of(plan.architecture, grid, grid.ranks() - 1);
   const privacy::Settings settings = clipping_settings(configuration, plan.architecture, grid,
                                                        device::planned_backend(device_settings(configuration)));
   std::string text;
@@ -92,7 +92,8 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
                     configuration.privacy.mode != privacy::Mode::automatic ? ""
                     : configuration.device.memory > 0 ? " (the one with least work within device.memory)"
                                                       : " (the one with least work that at most doubles the memory)");
-  return text + fmt::format("  norms: {}\n", privacy::to_text(settings, parameter_specs(plan.architecture), shape));
+  return text + fmt::format("  norms: {}\n",
+                            privacy::to_text(settings, parameter_specs(part), clipping_shape(configuration, part)));
 }
 
 constexpr std::pair<const char*, Recompute> kRecompute[] = {{"none", Recompute::none},

@@ -44,8 +44,7 @@ std::optional<training::TensorAxis> tensor_axis(const Configuration& configurati
 
 }  // namespace
 
-Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture& architecture,
-                          const parallel::GridShape& grid, std::int64_t rank, training::StepArena& arena) {
+Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture& part, training::StepArena& arena) {
   arena.purpose("tokens");
   losses = arena.take<float>(configuration.data.batch_tokens);
   flags = arena.take<kernels::StepFlags>(1);
@@ -55,47 +54,44 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture
   runner = training::StepRunner::Buffers(arena);
   tuning = training::LearningRateTuning::Buffers(configuration.optimizer, configuration.data.batch_tokens, arena);
   if (configuration.privacy.enabled)
-    clipping = privacy::Clipping::Buffers(configuration.privacy, parameter_specs(architecture),
-                                          clipping_shape(configuration, architecture, grid, rank), arena);
+    clipping = privacy::Clipping::Buffers(configuration.privacy, parameter_specs(part),
+                                          clipping_shape(configuration, part), arena);
 }
 
 training::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& configuration,
                                                       const Architecture& architecture, const parallel::GridShape& grid,
                                                       training::StepArena& arena) {
-  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   const std::int64_t rows = configuration.micro_tokens(), last = grid.ranks() - 1;
-  const std::int64_t of_clipping =
-      configuration.privacy.enabled
-          ? privacy::Clipping::exchanged_bytes(configuration.privacy, specs,
-                                               clipping_shape(configuration, architecture, grid, last))
-          : 0;
-  return {grid,
-          activation_type(configuration),
-          rows,
-          std::max(architecture.model.d_model, kMostAdapters * architecture.lora.rank),
-          std::max({rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
-                    4 * training::AccumulatingSink::partial_elements(specs, grid, last), of_clipping}),
-          arena};
+  std::int64_t gathered =
+      std::max(rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
+               4 * training::AccumulatingSink::partial_elements(parameter_specs(architecture), grid, last));
+  if (configuration.privacy.enabled) {
+    const Architecture part = part_of(architecture, grid, last);
+    gathered = std::max(gathered, privacy::gathered_bytes(configuration.privacy, parameter_specs(part),
+                                                          clipping_shape(configuration, part)));
+  }
+  return {grid,     activation_type(configuration),
+          rows,     std::max(architecture.model.d_model, kMostAdapters * architecture.lora.rank),
+          gathered, arena};
 }
 
-privacy::ClippingShape clipping_shape(const Configuration& configuration, const Architecture& whole,
-                                      const parallel::GridShape& grid, std::int64_t rank) {
-  const TransformerSettings settings = transformer_settings(configuration, whole, grid, rank);
-  const Architecture& architecture = settings.architecture;
-  const ModelSettings& model = architecture.model;
+privacy::ClippingShape clipping_shape(const Configuration& configuration, const Architecture& part) {
+  const ModelSettings& model = part.model;
   const std::int64_t length = configuration.data.sequence, rows = configuration.micro_tokens(), width = model.d_model;
   privacy::ClippingShape shape{.examples = {.examples = rows / length, .most_rows = length, .rows = rows},
                                .sum_rows = model.qk_norm == QueryKeyNorm::head ? model.heads : 1,
-                               .type = activation_type(configuration)};
+                               .type = activation_type(configuration),
+                               .tensor_ranks = part.tensor_ranks};
   // Inputs and output gradients: projection, output, up, down of each block; head; embedding. Where they stay, those
   // before the norms of sublayers' outputs are left.
-  shape.kept_columns = model.layers * (5 * width + architecture.projection_width() + architecture.query_width() +
-                                       architecture.hidden_width() + model.d_mlp) +
-                       width + aligned_columns(architecture.vocabulary) + width;
-  if (settings.keeps_rows()) shape.kept_columns = model.normalises_outputs() ? model.layers * 2 * width : 0;
-  const std::vector<training::ParameterSpec> specs = parameter_specs(whole);
+  const std::int64_t blocks = configuration.privacy.sums_by_part() ? 1 : model.layers;
+  shape.kept_columns =
+      blocks * (5 * width + part.projection_width() + part.query_width() + part.hidden_width() + model.d_mlp) + width +
+      aligned_columns(part.vocabulary) + width;
+  if (transformer_settings(configuration, part).keeps_rows())
+    shape.kept_columns = model.normalises_outputs() ? model.layers * 2 * width : 0;
+  const std::vector<training::ParameterSpec> specs = parameter_specs(part);
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    shape.held.push_back(training::row_parts(specs[i], grid, rank).held.size());
     if (specs[i].name == "embedding/tokens" && model.tied) shape.tied = i;
     if (specs[i].name == "embedding/positions" || (specs[i].name == "embedding/tokens" && !model.tied))
       shape.tables.push_back(i);
@@ -146,7 +142,8 @@ training::StepArena measure_step(const Configuration& given, const Architecture&
   const std::int64_t last = grid.ranks() - 1;  // its parts are the largest
   const training::TensorAxis::Buffers tensor = Trainer::tensor_buffers(configuration, architecture, grid, arena);
   const Transformer::Buffers transformer(transformer_settings(configuration, architecture, grid, last), arena);
-  const Trainer::Buffers trainer(configuration, architecture, grid, last, arena);
+  const Architecture part = part_of(architecture, grid, last);
+  const Trainer::Buffers trainer(configuration, part, arena);
   const training::ParameterUpdate::Buffers update(
       training::AccumulatingSink::elements(specs, grid, last), arena, state_buffers(configuration, specs, arena),
       training::DataParallel::Buffers(specs, grid, loss_bytes(configuration), arena));
@@ -155,8 +152,7 @@ training::StepArena measure_step(const Configuration& given, const Architecture&
               training::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens()));
   if (configuration.privacy.enabled)
     arena.count(training::StepArena::Where::device,
-                privacy::Clipping::own_bytes(configuration.privacy, specs, grid, last,
-                                             clipping_shape(configuration, architecture, grid, last)));
+                privacy::Clipping::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, part)));
   return arena;
 }
 
@@ -173,7 +169,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
       transformer_(model_, transformer_settings(configuration_, architecture, grid.shape(), grid.world().rank()),
                    timers_, arena_, tensor_ ? &*tensor_ : nullptr),
       sink_(model_.parameters(), execution, configuration.micro_tokens()),
-      buffers_(configuration_, architecture, grid.shape(), grid.world().rank(), arena_),
+      buffers_(configuration_, part_of(architecture, grid.shape(), grid.world().rank()), arena_),
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
               training::ParameterUpdate::Buffers(
                   training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
@@ -190,8 +186,8 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
       tuning_(configuration.optimizer, execution, buffers_.tuning) {
   if (configuration_.privacy.enabled)
     clipping_.emplace(model_.parameters(), sink_, configuration_.privacy,
-                      clipping_shape(configuration_, architecture, grid.shape(), grid.world().rank()), execution,
-                      std::move(buffers_.clipping), tensor_ ? &*tensor_ : nullptr);
+                      clipping_shape(configuration_, part_of(architecture, grid.shape(), grid.world().rank())),
+                      execution, std::move(buffers_.clipping), tensor_ ? &*tensor_ : nullptr);
   model_.parameters().add_to(registry_);
   registry_.add({.name = "run/skipped_steps",
                  .type = kernels::Scalar::i64,
@@ -213,7 +209,11 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                    .on_device = true});
   reset_loss_scale();
   if (!update_.exchange().active()) return;
-  transformer_.weights_from({.start = [this] { update_.exchange().start_weights(); },
+  transformer_.weights_from({.start =
+                                 [this] {
+                                   timers_.phase("exchange");
+                                   update_.exchange().start_weights();
+                                 },
                              .await =
                                  [this](std::size_t end) {
                                    timers_.phase("exchange");
@@ -295,7 +295,7 @@ void Trainer::compute_private(std::int64_t examples,
                               const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill) {
   begin_exchanges();
   device::zero(execution_, buffers_.flags);
-  timers_.phase("weight gradients");
+  timers_.phase("clipped sums");
   clipping_->begin();
   transformer_.prepare_weights();
   const std::int64_t micro = configuration_.micro_tokens() / length_;
@@ -307,6 +307,12 @@ void Trainer::compute_private(std::int64_t examples,
     dataset::TokenBatch batch = staging_.next(count, length_);
     fill(first, batch);
     staging_.send_examples(batch);
+    if (first + micro >= examples && configuration_.privacy.overlap && update_.exchange().active())
+      sink_.when_complete([this](std::size_t parameter) {
+        timers_.phase("exchange");
+        update_.exchange().reduce_from(parameter);
+        timers_.phase("clipped sums");
+      });
     const Tokens all = staging_.tokens(0, count, length_);
     clipping_->add(
         {.examples = transformer_.examples(all),
@@ -318,12 +324,15 @@ void Trainer::compute_private(std::int64_t examples,
                transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data, tokens.rows()}, sink);
                transformer_.backward(tokens, runner_.constants(), sink);
              },
-         .passed = [&] { timers_.phase("weight gradients"); }});
+         .phase = [&](std::string_view name) { timers_.phase(name); }});
   }
-  timers_.phase("check");
+  sink_.when_complete({});
+  timers_.phase("exchange");
   kernels::StepFlags* const flags = buffers_.flags.data;
   update_.form_norm(flags, [&] {
+    timers_.phase("noise");
     clipping_->add_noise(noise_.key, static_cast<std::uint64_t>(steps_done() + 1), noise_.multiplier, noise_.expected);
+    timers_.phase("check");
   });
   runner_.guard(flags, nullptr);
   timers_.phase("update");

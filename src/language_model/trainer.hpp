@@ -27,8 +27,8 @@ namespace weft::language_model {
 class Trainer {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Architecture&, const parallel::GridShape&, std::int64_t rank,
-            training::StepArena&);
+    /// `part`: of the model, on a rank (part_of).
+    Buffers(const Configuration&, const Architecture& part, training::StepArena&);
     kernels::Array<float> losses;  ///< [tokens of a step] of the last step
     kernels::Array<kernels::StepFlags> flags;
     kernels::Array<kernels::LossScale> loss_scale;  ///< [1] with device.precision = "fp16", else empty
@@ -153,9 +153,8 @@ class Trainer {
   Objective objective_;
 };
 
-/// What memory and arithmetic of the clipping follow from, on a rank.
-privacy::ClippingShape clipping_shape(const Configuration&, const Architecture&, const parallel::GridShape&,
-                                      std::int64_t rank);
+/// What memory and arithmetic of the clipping follow from. `part`: of the model, on a rank (part_of).
+privacy::ClippingShape clipping_shape(const Configuration&, const Architecture& part);
 
 /// Table [privacy] with the mode that privacy.mode = "auto" means: the one with the least arithmetic of those that need
 /// no more than device.memory, where that is given, and else at most double the memory of a step without privacy. From

@@ -273,7 +273,7 @@ void TrainingRun::conclude(report::Json& result) {
   if (!account_) return;
   const privacy::Guarantee guarantee = account_->guarantee(world_.all());
   result["privacy"] = privacy::to_json(guarantee);
-  log::info("{}", privacy::to_text(guarantee));
+  guarantee_ = privacy::to_text(guarantee);
 }
 
 }  // namespace weft::language_model

@@ -64,6 +64,7 @@ class TrainingRun final : public training::Trainable {
   training::Communication communication() const override;
   report::Timers& timers() override { return trainer_.timers(); }
   void conclude(report::Json& result) override;
+  std::string last_line() const override { return guarantee_; }
 
   /// Before `resume_at`: the input has changed in a way that changes later steps (training::check_same_run).
   void note_change() { changed_ = true; }
@@ -90,6 +91,7 @@ class TrainingRun final : public training::Trainable {
   bool changed_ = false;
   std::int64_t token_ = 0;  // position in the data: tokens of all steps so far
   std::optional<EvaluationResult> validation_;
+  std::string guarantee_;  // of a finished private run
   std::int64_t validated_step_ = -1;
 };
 

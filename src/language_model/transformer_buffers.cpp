@@ -116,10 +116,10 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
                                          const parallel::GridShape& grid, std::int64_t rank) {
   AttentionKernels attention = configuration.attention;
   if (library_attention(configuration)) attention.implementation = configuration.device.attention;
-  const std::int64_t tensor = grid.size(parallel::kTensorAxis);
-  const bool book_keeping = configuration.privacy.enabled && configuration.privacy.mode == privacy::Mode::book_keeping;
-  return {.architecture =
-              tensor == 1 ? architecture : part_of(architecture, tensor, grid.index_of(rank, parallel::kTensorAxis)),
+  const bool book_keeping = configuration.privacy.enabled &&
+                            configuration.privacy.mode == privacy::Mode::book_keeping &&
+                            !configuration.privacy.sums_by_part();
+  return {.architecture = part_of(architecture, grid, rank),
           .type = activation_type(configuration),
           .fp8_forward = configuration.fp8_forward,
           .policy = configuration.optimizer.state,

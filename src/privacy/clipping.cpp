@@ -38,25 +38,25 @@ GradientRows as_stored(GradientRows rows, const ParameterSpec& spec) {
   return rows;
 }
 
-/// Where the elements of each parameter begin in an array of an example: matrices, vectors and vectors with partial
-/// gradients each by themselves.
+/// Where the elements of each parameter begin in an array of an example: vectors and matrices each by themselves.
 std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, const ClippingShape& shape) {
-  std::vector<std::int64_t> begin(specs.size());
-  std::int64_t end = 0;
+  std::vector<std::int64_t> begin;
+  std::int64_t vectors = 0, matrices = 0;
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (!specs[i].is_matrix()) continue;
-    begin[i] = end;
-    if (!is_table(shape, i)) end += padded_rows(specs[i], shape.held[i]) * specs[i].columns();
-  }
-  end = 0;
-  for (const VectorClass of : {VectorClass::cut, VectorClass::whole, VectorClass::partial}) {
-    if (of == VectorClass::partial) end = 0;
-    for_each_vector(specs, shape, of, [&](std::size_t i) {
-      begin[i] = end;
-      end += shape.held[i];
-    });
+    std::int64_t& end = specs[i].is_matrix() ? matrices : vectors;
+    begin.push_back(end);
+    if (!is_table(shape, i)) end += padded_rows(specs[i], specs[i].rows()) * specs[i].columns();
   }
   return begin;
+}
+
+/// With the shapes of what this rank holds.
+std::vector<ParameterSpec> held_specs(const training::Parameters& parameters) {
+  std::vector<ParameterSpec> specs(parameters.specs().begin(), parameters.specs().end());
+  for (std::size_t i = 0; i < specs.size(); ++i)
+    if (!specs[i].cut.over.empty())
+      specs[i].shape[static_cast<std::size_t>(specs[i].cut.axis)] = parameters.parts(i).held.size();
+  return specs;
 }
 
 AnyMatrix view(const Matrix<float>& matrix) {
@@ -71,10 +71,9 @@ AnyMatrix view(const Matrix<kernels::bf16>& matrix) {
 class Clipping::NormSink final : public training::GradientSink {
  public:
   explicit NormSink(Clipping& clipping) : clipping_(clipping) {}
-  void take(const GradientRows& rows) override {
-    clipping_.take(as_stored(rows, clipping_.parameters_.specs()[rows.parameter]));
-  }
+  void take(const GradientRows& rows) override { clipping_.take(as_stored(rows, clipping_.specs_[rows.parameter])); }
   bool takes_sums() const override { return true; }
+  void complete_from(std::size_t first) override { clipping_.close_from(first); }
 
  private:
   Clipping& clipping_;
@@ -84,9 +83,11 @@ class Clipping::SumSink final : public training::GradientSink {
  public:
   explicit SumSink(Clipping& clipping) : clipping_(clipping) {}
   void take(const GradientRows& rows) override {
-    if (rows.form == Form::product || rows.form == Form::lookup)
-      clipping_.add_clipped(as_stored(rows, clipping_.parameters_.specs()[rows.parameter]));
+    if (rows.form != Form::product && rows.form != Form::lookup) return;
+    clipping_.phase("clipped sums");
+    clipping_.add_clipped(as_stored(rows, clipping_.specs_[rows.parameter]));
   }
+  void complete_from(std::size_t first) override { clipping_.sum_.complete_from(first); }
 
  private:
   Clipping& clipping_;
@@ -96,31 +97,30 @@ Clipping::Clipping(const training::Parameters& parameters, training::Accumulatin
                    const ClippingShape& shape, const kernels::Execution& execution, Buffers&& buffers,
                    training::TensorAxis* tensor)
     : parameters_(parameters),
+      specs_(held_specs(parameters)),
       sum_(sum),
+      tensor_(tensor),
       settings_(settings),
       shape_(shape),
       execution_(execution),
-      parts_(parameters.specs(), settings.scheme),
+      parts_(specs_, settings.scheme),
       buffers_(std::move(buffers)),
-      tensor_(tensor),
-      begin_(begins(parameters.specs(), shape)),
+      begin_(begins(specs_, shape)),
       covered_(parameters.size()) {
   if (settings.algorithm == Algorithm::naive) {
     one_.emplace(parameters, execution, shape.examples.rows * shape.sum_rows);
     return;
   }
-  for (const VectorClass of : {VectorClass::cut, VectorClass::whole, VectorClass::partial}) {
-    const std::size_t of_others = vector_runs_.size();
-    for_each_vector(parameters.specs(), shape, of, [&](std::size_t i) {
-      const Array<float> vector = sum.vector(i);
-      const bool continues = vector_runs_.size() > of_others &&
-                             parts_.part[vector_runs_.back().parameter] == parts_.part[i] &&
-                             vector_runs_.back().sum.data + vector_runs_.back().sum.size == vector.data;
-      if (continues)
-        vector_runs_.back().sum.size += vector.size;
-      else
-        vector_runs_.push_back({i, vector});
-    });
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (specs_[i].is_matrix()) continue;
+    const Array<float> vector = sum.vector(i);
+    const bool continues = !vector_runs_.empty() && row_of(vector_runs_.back().parameter) == row_of(i) &&
+                           is_partial(vector_runs_.back().parameter) == is_partial(i) &&
+                           vector_runs_.back().sum.data + vector_runs_.back().sum.size == vector.data;
+    if (continues)
+      vector_runs_.back().sum.size += vector.size;
+    else
+      vector_runs_.push_back({i, vector});
   }
 }
 
@@ -141,19 +141,16 @@ void Clipping::add(const MicroBatch& batch) {
   std::fill(covered_.begin(), covered_.end(), Covered());
   waiting_.clear();
   summed_.clear();
+  open_ = parameters_.size();
   kept_bytes_ = 0;
   last_kept_ = {};
   device::zero(execution_, buffers_.norms);
   device::zero(execution_, buffers_.tied_rows);
   NormSink norms(*this);
   batch.pass(all, norms);
-  if (batch.passed) batch.passed();
+  phase("norms of records");
   for (const GradientRows& rows : waiting_) take_norms(rows);
-  check_coverage();
-  add_partial_vectors();
-  add_vector_norms();
-  form_factors();
-  add_vectors();
+  form_factors(0);
   switch (settings_.mode) {
     case Mode::two_pass: {
       SumSink sum(*this);
@@ -161,33 +158,103 @@ void Clipping::add(const MicroBatch& batch) {
       break;
     }
     case Mode::materialise:
+      for (const Later& later : summed_) add_clipped(later.rows);
       add_stored();
-      [[fallthrough]];
+      break;
     default:
-      for (const GradientRows& rows : summed_) add_clipped(rows);
+      add_kept();
   }
   batch_ = nullptr;
 }
 
-void Clipping::check_coverage() const {
+void Clipping::phase(std::string_view name) const {
+  if (batch_ != nullptr && batch_->phase) batch_->phase(name);
+}
+
+void Clipping::check_coverage(std::size_t first) const {
   const std::int64_t examples = batch_->examples.count();
-  for (std::size_t i = 0; i < covered_.size(); ++i) {
+  for (std::size_t i = first; i < open_; ++i) {
     const bool table = is_table(shape_, i);
     const std::int64_t by_rows = table ? 0 : examples, by_lookup = table || is_tied(i) ? examples : 0;
     if (covered_[i].by_rows != by_rows || covered_[i].by_lookup != by_lookup)
       throw error(ExitCode::internal,
                   "parameter \"{}\" is not covered by one norm per example ({} of {} from products and sums, {} of {} "
                   "from lookups); its gradient would not be bounded",
-                  parameters_.specs()[i].name, covered_[i].by_rows, by_rows, covered_[i].by_lookup, by_lookup);
+                  specs_[i].name, covered_[i].by_rows, by_rows, covered_[i].by_lookup, by_lookup);
   }
 }
 
 double Clipping::part_clip() const { return settings_.clip / std::sqrt(static_cast<double>(parts_.count)); }
 
-void Clipping::form_factors() {
-  if (tensor_ != nullptr) tensor_->sum(buffers_.norms, "norms of records");
-  // Of all parts at once: those of examples that are not there have norm 0, and nothing to scale.
-  kernels::clip_factors(execution_, buffers_.norms, part_clip(), settings_.clip_function, buffers_.factors);
+/// The row of the norms to which those of this parameter are added: that of its part, or the last one, which is not
+/// counted, if another rank counts it.
+std::size_t Clipping::row_of(std::size_t parameter) const {
+  const bool counts = tensor_ == nullptr || tensor_->rank() == 0 || !specs_[parameter].cut.over.empty();
+  return counts ? parts_.part[parameter] : parts_.count;
+}
+
+/// Squares of parts of gradients, in place.
+void Clipping::add_over_ranks(Array<double> squares) {
+  if (tensor_ == nullptr) return;
+  phase("exchange");
+  tensor_->sum(squares, "norms of records");
+}
+
+/// The sums over the ranks of the tensor axis, rows one behind the other.
+Matrix<float> Clipping::over_ranks(Matrix<float> partial) {
+  const Matrix<float> own{buffers_.partial.data, partial.rows, partial.columns, partial.columns};
+  const std::int64_t size = own.rows * own.columns;
+  kernels::copy_rows(execution_, view(partial), view(own));
+  const Array<const float> all = tensor_->gather(Array<float>{own.data, size}, "gradients of records");
+  kernels::sum_rows(execution_, {all.data, tensor_->size(), size, size}, {own.data, size});
+  return own;
+}
+
+/// Of parameters [first, open_), which are whole parts. Then the clipped sums of their vectors.
+void Clipping::form_factors(std::size_t first) {
+  check_coverage(first);
+  const std::int64_t examples = batch_->examples.count();
+  const auto for_runs = [&](const auto& each) {
+    for (const VectorRun& run : vector_runs_)
+      if (run.parameter >= first && run.parameter < open_) each(run, vectors_of(run.parameter, run.sum.size));
+  };
+  for_runs([&](const VectorRun& run, const Matrix<float>& own) {
+    kernels::add_stored_norms(execution_, view(is_partial(run.parameter) ? over_ranks(own) : own),
+                              norms_of(run.parameter, 0, examples), buffers_.workspace);
+  });
+  // Those of examples that are not there have norm 0, and nothing to scale.
+  const auto [least, most] = std::minmax_element(parts_.part.begin() + static_cast<std::ptrdiff_t>(first),
+                                                 parts_.part.begin() + static_cast<std::ptrdiff_t>(open_));
+  const auto begin = static_cast<std::int64_t>(*least) * shape_.examples.examples,
+             size = static_cast<std::int64_t>(*most + 1) * shape_.examples.examples - begin;
+  add_over_ranks({buffers_.norms.data + begin, size});
+  phase("clipping factors");
+  kernels::clip_factors(execution_, {buffers_.norms.data + begin, size}, part_clip(), settings_.clip_function,
+                        {buffers_.factors.data + begin, size});
+  phase("clipped sums");
+  for_runs([&](const VectorRun& run, const Matrix<float>& own) {
+    kernels::add_clipped_examples(execution_, view(own), factors_of(run.parameter, 0, examples), run.sum);
+  });
+}
+
+/// The backward pass has left the parameters from `first` on: their parts need not wait for the others.
+void Clipping::close_from(std::size_t first) {
+  if (!settings_.sums_by_part()) return;
+  // Whole parts: none that a parameter before `first` belongs to.
+  const auto begin = parts_.part.begin(), end = begin + static_cast<std::ptrdiff_t>(open_);
+  auto from = begin + static_cast<std::ptrdiff_t>(std::min(first, open_));
+  while (from != begin && from != end && *std::max_element(begin, from) >= *std::min_element(from, end)) ++from;
+  if (from == end) return;
+  first = static_cast<std::size_t>(from - begin);
+  form_factors(first);
+  const auto closed = std::stable_partition(summed_.begin(), summed_.end(),
+                                            [&](const Later& later) { return later.rows.parameter < first; });
+  for (auto later = closed; later != summed_.end(); ++later) add_clipped(later->rows);
+  summed_.erase(closed, summed_.end());
+  kept_bytes_ = summed_.empty() ? 0 : summed_.back().kept_bytes;
+  last_kept_ = {};
+  open_ = first;
+  sum_.complete_from(first);
 }
 
 // --- Norms ----------------------------------------------------------------------------------------------------------
@@ -196,8 +263,8 @@ void Clipping::form_factors() {
 /// columns: part of a parameter would not be covered.
 std::int64_t Clipping::held_by(const GradientRows& rows) const {
   std::int64_t held = 0;
-  for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i) held += shape_.held[i];
-  const ParameterSpec& spec = parameters_.specs()[rows.parameter];
+  for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i) held += specs_[i].rows();
+  const ParameterSpec& spec = specs_[rows.parameter];
   const std::int64_t of_rows = rows.form == Form::lookup ? spec.columns() : held;
   const bool fits =
       rows.gradients.columns >= of_rows && (rows.form != Form::product || rows.inputs.columns == spec.columns());
@@ -207,23 +274,9 @@ std::int64_t Clipping::held_by(const GradientRows& rows) const {
   return held;
 }
 
-/// The number of the first row that this rank holds.
-std::int64_t Clipping::first_row(const GradientRows& rows) const {
-  return parameters_.parts(rows.parameter).held.begin;
-}
-
-/// False for what rank 0 of the tensor axis has as well, with the same gradients.
-bool Clipping::counts(std::size_t parameter) const {
-  return tensor_ == nullptr || tensor_->rank() == 0 || !parameters_.specs()[parameter].cut.over.empty();
-}
-
-bool Clipping::is_partial(std::size_t parameter) const {
-  return tensor_ != nullptr && parameters_.specs()[parameter].partial_gradient;
-}
-
 Array<double> Clipping::norms_of(std::size_t parameter, std::int64_t first, std::int64_t count) const {
-  const auto part = static_cast<std::int64_t>(parts_.part[parameter]);
-  return {buffers_.norms.data + part * shape_.examples.examples + first, count};
+  const auto row = static_cast<std::int64_t>(row_of(parameter));
+  return {buffers_.norms.data + row * shape_.examples.examples + first, count};
 }
 Array<double> Clipping::norms_of(const GradientRows& rows) const {
   return norms_of(rows.parameter, rows.first_example, rows.examples.count());
@@ -235,8 +288,8 @@ Array<const float> Clipping::factors_of(std::size_t parameter, std::int64_t firs
 }
 
 Matrix<float> Clipping::vectors_of(std::size_t parameter, std::int64_t columns) const {
-  const Array<float>& all = is_partial(parameter) ? buffers_.partial : buffers_.vectors;
-  return {all.data + begin_[parameter], batch_->examples.count(), columns, all.size / shape_.examples.examples};
+  return {buffers_.vectors.data + begin_[parameter], batch_->examples.count(), columns,
+          buffers_.vectors.size / shape_.examples.examples};
 }
 
 Matrix<kernels::bf16> Clipping::stored_of(std::size_t parameter, std::int64_t elements) const {
@@ -245,6 +298,7 @@ Matrix<kernels::bf16> Clipping::stored_of(std::size_t parameter, std::int64_t el
 }
 
 void Clipping::take(const GradientRows& rows) {
+  phase("norms of records");
   const bool waits = settings_.release == Release::end && (rows.form == Form::product || rows.form == Form::lookup);
   if (waits)
     waiting_.push_back(kept(rows));
@@ -271,26 +325,10 @@ void Clipping::take_vector(const GradientRows& rows) {
                                   rows.examples, of_call);
 }
 
-/// The summands of the ranks, in their order: all ranks then have the whole gradients.
-void Clipping::add_partial_vectors() {
-  if (tensor_ == nullptr || buffers_.partial.size == 0) return;
-  const std::int64_t size = buffers_.partial.size / shape_.examples.examples * batch_->examples.count();
-  const Array<float> own{buffers_.partial.data, size};
-  kernels::sum_rows(execution_, {tensor_->gather(own, "gradients").data, tensor_->size(), size, size}, own);
-}
-
-void Clipping::add_vector_norms() {
-  const std::int64_t examples = batch_->examples.count();
-  for (const VectorRun& run : vector_runs_)
-    if (counts(run.parameter))
-      kernels::add_stored_norms(execution_, view(vectors_of(run.parameter, run.sum.size)),
-                                norms_of(run.parameter, 0, examples), buffers_.workspace);
-}
-
 /// Output gradients of the parameters and, where the rows have them, the columns of zeros after them: products over
 /// 50,257 columns take several times as long as those over 50,304.
 AnyMatrix Clipping::formed(const GradientRows& rows) const {
-  const std::int64_t held = held_by(rows), padded = padded_rows(parameters_.specs()[rows.parameter], held);
+  const std::int64_t held = held_by(rows), padded = padded_rows(specs_[rows.parameter], held);
   return rows.gradients.columns_from(0, rows.gradients.columns == padded ? padded : held);
 }
 
@@ -301,15 +339,13 @@ void Clipping::take_product(const GradientRows& rows) {
   if (materialises()) {
     const Matrix<kernels::bf16> stored = stored_of(rows.parameter, out * in);
     // Of a tied matrix the norm follows when the lookup has been added.
-    const bool here = counts(rows.parameter) && !is_tied(rows.parameter);
     return kernels::form_examples(execution_, rows.inputs, gradients, rows.examples,
                                   {stored.row(rows.first_example), rows.examples.count(), out * in, out * in},
-                                  here ? norms_of(rows) : Array<double>{}, buffers_.workspace);
+                                  is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace);
   }
-  if (counts(rows.parameter))
-    kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples,
-                               method_of(settings_, parameters_.specs()[rows.parameter], in, held_by(rows), shape_),
-                               norms_of(rows), buffers_.workspace);
+  kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples,
+                             method_of(settings_, specs_[rows.parameter], in, held_by(rows), shape_), norms_of(rows),
+                             buffers_.workspace);
   if (is_tied(rows.parameter)) {
     const auto first = static_cast<std::size_t>(rows.first_example);
     const Examples lookup{.offsets = batch_->examples.offsets.subspan(first, rows.examples.offsets.size()),
@@ -325,13 +361,14 @@ void Clipping::take_lookup(const GradientRows& rows) {
   const std::int64_t table_rows = held_by(rows), columns = rows.gradients.columns;
   if (materialises() && is_tied(rows.parameter)) {
     const Matrix<kernels::bf16> stored = stored_of(rows.parameter, covered_[rows.parameter].formed_rows * columns);
-    kernels::add_lookup_to_examples(execution_, rows.ids, rows.gradients, first_row(rows), rows.examples, stored,
+    // Ids of other ranks are not those of the rows of zeros.
+    const Matrix<kernels::bf16> table{stored.data, stored.rows, table_rows * columns, stored.stride};
+    kernels::add_lookup_to_examples(execution_, rows.ids, rows.gradients, first_row(rows), rows.examples, table,
                                     buffers_.workspace);
     return kernels::add_stored_norms(execution_, view(stored), norms_of(rows), buffers_.workspace);
   }
-  if (counts(rows.parameter))
-    kernels::add_lookup_norms(execution_, rows.ids, rows.gradients, first_row(rows), table_rows, rows.examples,
-                              norms_of(rows), buffers_.workspace);
+  kernels::add_lookup_norms(execution_, rows.ids, rows.gradients, first_row(rows), table_rows, rows.examples,
+                            norms_of(rows), buffers_.workspace);
   if (is_tied(rows.parameter))
     kernels::add_tied_norms(execution_, rows.gradients,
                             {buffers_.tied_rows.data, rows.gradients.rows, columns, columns}, rows.examples,
@@ -365,13 +402,14 @@ GradientRows Clipping::kept(GradientRows rows) {
 }
 
 void Clipping::sum_later(const GradientRows& rows) {
-  summed_.push_back(settings_.release == Release::end ? rows : kept(rows));
+  const GradientRows copied = settings_.release == Release::end ? rows : kept(rows);
+  summed_.push_back({copied, kept_bytes_});
 }
 
 // --- Clipped sums ---------------------------------------------------------------------------------------------------
 
 void Clipping::add_clipped(const GradientRows& rows) {
-  const std::int64_t columns = parameters_.specs()[rows.parameter].columns();
+  const std::int64_t columns = specs_[rows.parameter].columns();
   const Array<const float> factors = factors_of(rows.parameter, rows.first_example, rows.examples.count());
   float* const sum = sum_.held(rows.parameter).data;  // followed by the rows of zeros after the parameter
   if (rows.form == Form::product) {
@@ -384,29 +422,37 @@ void Clipping::add_clipped(const GradientRows& rows) {
   }
 }
 
-/// Partial gradients of the update are added over the ranks of the tensor axis, so that one of them has the sum.
-void Clipping::add_vectors() {
-  const std::int64_t examples = batch_->examples.count();
-  for (const VectorRun& run : vector_runs_)
-    if (counts(run.parameter) || !is_partial(run.parameter))
-      kernels::add_clipped_examples(execution_, view(vectors_of(run.parameter, run.sum.size)),
-                                    factors_of(run.parameter, 0, examples), run.sum);
+/// From kept rows, in the order of the backward pass: the last parameters are complete first.
+void Clipping::add_kept() {
+  std::vector<std::size_t> open(summed_.size() + 1);  // parameters below still get rows from summed_[k] on
+  for (std::size_t k = summed_.size(); k-- > 0;)
+    open[k] = std::max(open[k + 1], summed_[k].rows.parameter + summed_[k].rows.count);
+  for (std::size_t k = 0; k < summed_.size(); ++k) {
+    add_clipped(summed_[k].rows);
+    sum_.complete_from(open[k + 1]);
+  }
 }
 
+/// After the lookups.
 void Clipping::add_stored() {
-  const std::int64_t examples = batch_->examples.count();
-  for_each_product(parameters_.specs(), shape_, [&](std::size_t parameter, std::int64_t, std::int64_t in) {
-    const std::int64_t elements = covered_[parameter].formed_rows * in;
-    kernels::add_clipped_examples(execution_, view(stored_of(parameter, elements)), factors_of(parameter, 0, examples),
-                                  {sum_.held(parameter).data, elements});
+  std::vector<std::pair<std::size_t, std::int64_t>> products;
+  for_each_product(specs_, shape_, [&](std::size_t parameter, std::int64_t, std::int64_t in) {
+    products.emplace_back(parameter, covered_[parameter].formed_rows * in);
   });
+  std::reverse(products.begin(), products.end());  // the last parameters are complete first
+  for (const auto& [parameter, elements] : products) {
+    kernels::add_clipped_examples(execution_, view(stored_of(parameter, elements)),
+                                  factors_of(parameter, 0, batch_->examples.count()),
+                                  {sum_.held(parameter).data, elements});
+    sum_.complete_from(parameter);
+  }
 }
 
 /// Explicitly, one example after the other; the factors are formed on the host.
 void Clipping::add_naive(const MicroBatch& batch) {
   const std::size_t size = parameters_.size();
   const auto gradient = [&](const training::AccumulatingSink& sink, std::size_t i) -> Matrix<float> {
-    if (parameters_.specs()[i].is_matrix()) return sink.held(i);
+    if (specs_[i].is_matrix()) return sink.held(i);
     const Array<float> vector = sink.vector(i);
     return {vector.data, 1, vector.size, vector.size};
   };
@@ -420,18 +466,14 @@ void Clipping::add_naive(const MicroBatch& batch) {
                         {tensor_->gather(partial, "gradients").data, tensor_->size(), partial.size, partial.size},
                         partial);
     for (std::size_t i = 0; i < size; ++i) {
-      if (!counts(i)) {
-        device::zero(execution_, buffers_.totals.data + i, sizeof(double));
-        continue;
-      }
       const Matrix<float> of_one = gradient(*one_, i);
       const Array<double> rows{buffers_.squares.data, of_one.rows};
       device::zero(execution_, rows);
       kernels::add_row_norms(execution_, of_one, rows);
       kernels::total(execution_, rows, workspace, buffers_.totals.data + i);
+      if (row_of(i) == parts_.count) device::zero(execution_, buffers_.totals.data + i, sizeof(double));
     }
-    if (tensor_ != nullptr)
-      tensor_->sum(Array<double>{buffers_.totals.data, static_cast<std::int64_t>(size)}, "norms of records");
+    add_over_ranks({buffers_.totals.data, static_cast<std::int64_t>(size)});
     device::copy(execution_, squares.data(), buffers_.totals.data, 8 * static_cast<std::int64_t>(size),
                  device::Direction::to_host);
     kernels::fence(execution_);
@@ -440,7 +482,8 @@ void Clipping::add_naive(const MicroBatch& batch) {
     for (std::size_t i = 0; i < size; ++i) {
       const float factor = kernels::clip_factor(parts[parts_.part[i]], part_clip(), settings_.clip_function);
       if (factor == 0) continue;  // also of a gradient that is not finite
-      if (is_partial(i) && !counts(i)) continue;
+      // Of a partial gradient, rank 0 has taken that of all ranks.
+      if (is_partial(i) && tensor_->rank() > 0) continue;
       const Matrix<float> of_one = gradient(*one_, i), sum = gradient(sum_, i);
       kernels::scale_rows(execution_, view(of_one), factor);
       kernels::add_rows(execution_, view(sum), view(of_one), view(sum));
@@ -451,7 +494,7 @@ void Clipping::add_naive(const MicroBatch& batch) {
 void Clipping::add_noise(const kernels::NoiseKey& key, std::uint64_t update, double noise_multiplier, double expected) {
   const double deviation = noise_multiplier * sensitivity();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const bool is_matrix = parameters_.specs()[i].is_matrix();
+    const bool is_matrix = specs_[i].is_matrix();
     const training::RowParts& parts = parameters_.parts(i);
     const Array<float> vector = sum_.vector(i);
     const Matrix<float> owned = is_matrix ? sum_.matrix(i) : Matrix<float>{vector.data, 1, vector.size, vector.size};

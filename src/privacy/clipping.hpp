@@ -9,13 +9,15 @@
 //   for each micro-batch: clipping.add(batch);           // passes over the examples, with sinks of this module
 //   update.form_norm(flags, [&] { clipping.add_noise(…); });   // after the sum over the ranks of the data axis
 //
-// g_b is the gradient of the loss of example b alone, of all parameters. Norms are those of whole examples. Ranks of
-// the data axis hold different examples and whole matrices: no norm is ever exchanged between them. Ranks of the tensor
-// axis hold parts of the same examples' gradients: squares of what they hold apart are added over them before the
-// factors are formed, what all of them hold counts once.
+// g_b is the gradient of the loss of example b alone, of all parameters. Norms are those of whole examples: ranks of
+// the data axis hold different examples and whole matrices, so no norm is ever exchanged between them. Ranks of the
+// tensor axis hold parts of the matrices and the same examples: the squares of their parts are added up, those of
+// parameters that nothing cuts by rank 0 alone. Of a vector of which each has a part of the gradient
+// (ParameterSpec::partial_gradient), the gradients of the examples are added up before they are squared.
 //
 //   two_pass       norms in one backward pass, the clipped sum in a second one that repeats its bits
-//   book_keeping   one pass: inputs and output gradients of all products are kept until the factors are known
+//   book_keeping   one pass: inputs and output gradients of all products are kept until the factors are known; with
+//                  scheme = "per_layer" or "group", until those of the parts of a block are known
 //   materialise    one pass: dW_b of each example in bf16. The norm is that of the rounded values, which are summed
 //   naive          examples one by one, each gradient in memory. The oracle of the others
 //
@@ -31,6 +33,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/privacy/clipping.hpp"
@@ -43,7 +46,8 @@
 
 namespace weft::privacy {
 
-/// The parts of the parameters that are clipped by themselves: part[parameter], to C / sqrt(count) each.
+/// The parts of the parameters that are clipped by themselves: part[parameter], to C / sqrt(count) each. Numbered in
+/// the order of the parameters; those of a part follow one another.
 struct ClipParts {
   ClipParts(std::span<const training::ParameterSpec>, Scheme);
   std::vector<std::size_t> part;
@@ -60,13 +64,19 @@ struct ClippingShape {
   std::vector<std::size_t> tables = {};
   /// The parameter that is the table of a lookup and the matrix of a product.
   std::optional<std::size_t> tied = {};
-  std::vector<std::int64_t> held = {};  ///< by parameter: rows that this rank holds
+  std::int64_t tensor_ranks = 1;  ///< ranks among which matrices are divided
 };
 
 /// "two_pass, a second backward pass". Not of Mode::automatic.
 const char* to_text(Mode);
+// In the following, specs have the shapes of what a rank holds: on a tensor axis, of a part of the model.
+
 /// Which algorithm forms the norms of each product: "512 x 128 width, …".
 std::string to_text(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
+/// Floating-point operations of the norms of products of a whole micro-batch, by the algorithms that are chosen.
+double norm_operations(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
+/// The most that Clipping gathers from a rank of the tensor axis at a time, bytes.
+std::int64_t gathered_bytes(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
 
 class Clipping {
  public:
@@ -74,10 +84,10 @@ class Clipping {
     Buffers() = default;
     /// settings.mode is not automatic unless settings.algorithm is naive.
     Buffers(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&, training::StepArena&);
-    kernels::Array<double> norms;          ///< squares, [parts, examples]
+    kernels::Array<double> norms;          ///< squares, [parts + 1, examples]; the last: those that are not counted
     kernels::Array<float> factors;         ///< [parts, examples]
     kernels::Array<float> vectors;         ///< gradients of all vectors, [examples, elements]
-    kernels::Array<float> partial;         ///< likewise, of vectors with partial gradients on a tensor axis
+    kernels::Array<float> partial;         ///< gradients of vectors with partial ones, [examples, elements]
     kernels::Array<float> tied_rows;       ///< [rows, columns] (kernels::add_tied_rows)
     kernels::Array<std::byte> kept;        ///< rows until the factors are known
     kernels::Array<kernels::bf16> stored;  ///< materialise: [examples, elements] of each product
@@ -91,19 +101,21 @@ class Clipping {
     /// Forward and backward pass over examples [begin, end) of the micro-batch, with the gradients of their losses. It
     /// may be called twice with the same range, and gives the same bits.
     std::function<void(parallel::Range examples, training::GradientSink&)> pass;
-    std::function<void()> passed = {};  ///< after the first pass, before the clipped sum: of timers
+    /// Of timers, before the work that it names: "norms of records", "clipping factors", "clipped sums", "exchange".
+    std::function<void(std::string_view)> phase = {};
   };
 
-  /// `sum` gets S; of vectors with partial gradients rank 0 of the tensor axis gets it, the others 0. All references
-  /// must outlive the object; tensor null: one rank has the whole model.
+  /// `sum` gets S; of vectors with partial gradients, the part of this rank. It is told when the sums of parameters are
+  /// complete for the micro-batch (AccumulatingSink::when_complete), but by the naive mode. tensor: the ranks among
+  /// which matrices are divided; null: none. All references must outlive the object.
   Clipping(const training::Parameters&, training::AccumulatingSink& sum, const Settings&, const ClippingShape&,
-           const kernels::Execution&, Buffers&&, training::TensorAxis* tensor);
+           const kernels::Execution&, Buffers&&, training::TensorAxis* tensor = nullptr);
   ~Clipping();
 
   /// Clears the sum. Before the first micro-batch of a step, also of a step without any.
   void begin();
-  /// Adds the clipped gradients of a micro-batch. Collective over the tensor axis, whose ranks have the same examples.
-  /// Throws Error(internal) if a parameter is not covered.
+  /// Adds the clipped gradients of a micro-batch. Throws Error(internal) if a parameter is not covered. Collective over
+  /// the tensor axis.
   void add(const MicroBatch&);
   /// After the sum over ranks: the gradients of the owned rows become (S + deviation xi) / expected, xi standard normal
   /// by (key, update, parameter, global element): once per update, the same on any grid.
@@ -112,11 +124,9 @@ class Clipping {
   /// The largest norm of an example's contribution: the sensitivity of S if one example is added or removed.
   double sensitivity() const { return settings_.clip; }
 
-  /// Device memory of the naive mode that is not in the arena, on a rank.
+  /// Device memory of the naive mode that is not in the arena.
   static std::int64_t own_bytes(const Settings&, std::span<const training::ParameterSpec>, const parallel::GridShape&,
-                                std::int64_t rank, const ClippingShape&);
-  /// The most bytes that a rank of the tensor axis sends to each other one at a time.
-  static std::int64_t exchanged_bytes(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
+                                const ClippingShape&);
 
  private:
   class NormSink;
@@ -126,24 +136,29 @@ class Clipping {
     std::int64_t by_rows = 0, by_lookup = 0;
     std::int64_t formed_rows = 0;  ///< of the gradient of a product
   };
-  /// Vectors of one part, from `parameter` on, that lie one behind the other: of an example and in the sum.
+  /// Vectors whose norms go to one row, from `parameter` on, that lie one behind the other: of an example and in the
+  /// sum.
   struct VectorRun {
     std::size_t parameter = 0;
     kernels::Array<float> sum;
   };
 
+  void phase(std::string_view name) const;
   void take(const training::GradientRows&);
   void take_norms(const training::GradientRows&);
   void take_vector(const training::GradientRows&);
   void take_product(const training::GradientRows&);
   void take_lookup(const training::GradientRows&);
   void add_clipped(const training::GradientRows&);
-  void add_vector_norms();
-  void add_vectors();
+  void add_kept();
+  void add_over_ranks(kernels::Array<double>);
+  kernels::Matrix<float> over_ranks(kernels::Matrix<float> partial);
+  bool is_partial(std::size_t parameter) const { return tensor_ != nullptr && specs_[parameter].partial_gradient; }
+  std::size_t row_of(std::size_t parameter) const;
   void add_stored();
-  void add_partial_vectors();
-  void form_factors();
-  void check_coverage() const;
+  void form_factors(std::size_t first);
+  void close_from(std::size_t first);
+  void check_coverage(std::size_t first) const;
   void add_naive(const MicroBatch&);
   training::GradientRows kept(training::GradientRows);
   kernels::AnyMatrix formed(const training::GradientRows&) const;
@@ -156,27 +171,34 @@ class Clipping {
   kernels::Matrix<float> vectors_of(std::size_t parameter, std::int64_t columns) const;
   kernels::Matrix<kernels::bf16> stored_of(std::size_t parameter, std::int64_t elements) const;
   std::int64_t held_by(const training::GradientRows&) const;
-  std::int64_t first_row(const training::GradientRows&) const;
+  std::int64_t first_row(const training::GradientRows& rows) const {
+    return parameters_.parts(rows.parameter).held.begin;
+  }
   bool is_tied(std::size_t parameter) const { return shape_.tied == parameter; }
-  bool counts(std::size_t parameter) const;
-  bool is_partial(std::size_t parameter) const;
   bool materialises() const { return settings_.mode == Mode::materialise; }
   double part_clip() const;
 
   const training::Parameters& parameters_;
+  const std::vector<training::ParameterSpec> specs_;  // with the shapes of what this rank holds
   training::AccumulatingSink& sum_;
+  training::TensorAxis* const tensor_;
   const Settings settings_;
   const ClippingShape shape_;
   const kernels::Execution execution_;
   const ClipParts parts_;
   Buffers buffers_;
-  training::TensorAxis* const tensor_;  // null: one rank has the whole model
-  std::vector<std::int64_t> begin_;     // by parameter: in `vectors`, `partial` or `stored`, elements of one example
+  std::vector<std::int64_t> begin_;  // by parameter: in `vectors` or `stored`, in elements of one example
   std::vector<VectorRun> vector_runs_;
   const MicroBatch* batch_ = nullptr;
   std::vector<Covered> covered_;  // by parameter
+  struct Later {
+    training::GradientRows rows;
+    std::int64_t kept_bytes = 0;  // with the copies of its rows and of all before it
+  };
   // Of this micro-batch, with copies of their rows: norms are formed later; clipped sums are formed later.
-  std::vector<training::GradientRows> waiting_, summed_;
+  std::vector<training::GradientRows> waiting_;
+  std::vector<Later> summed_;
+  std::size_t open_ = 0;  // parameters below: their factors are not known
   std::int64_t kept_bytes_ = 0;
   struct {
     const void* from = nullptr;

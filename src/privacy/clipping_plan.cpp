@@ -29,17 +29,20 @@ std::int64_t padded_rows(const ParameterSpec& spec, std::int64_t out) {
   return spec.group.empty() ? spec.rows_in_memory(out) : out;
 }
 
-VectorClass class_of(const ParameterSpec& spec, bool divided) {
-  if (!divided) return VectorClass::whole;
-  if (spec.partial_gradient) return VectorClass::partial;
-  return spec.cut.over.empty() ? VectorClass::whole : VectorClass::cut;
+namespace {
+
+/// Fused kernels are for rows of 16 bits, and have tiles of one size.
+kernels::ProductImplementation norm_products(const Settings& settings, const ClippingShape& shape) {
+  using kernels::ProductImplementation;
+  return settings.tile > 0 || shape.type == kernels::Scalar::fp32 ? ProductImplementation::library : settings.products;
 }
 
-bool is_divided(std::span<const ParameterSpec> specs, const ClippingShape& shape) {
-  for (std::size_t i = 0; i < specs.size(); ++i)
-    if (shape.held[i] < specs[i].rows()) return true;
-  return false;
+std::int64_t norm_tile(const Settings& settings, const ClippingShape& shape) {
+  if (norm_products(settings, shape) == kernels::ProductImplementation::fused) return kernels::kTileSide;
+  return settings.tile > 0 ? settings.tile : kernels::automatic_tile(shape.examples.most_rows);
 }
+
+}  // namespace
 
 kernels::NormMethod method_of(const Settings& settings, const ParameterSpec& spec, std::int64_t in, std::int64_t out,
                               const ClippingShape& shape) {
@@ -47,17 +50,14 @@ kernels::NormMethod method_of(const Settings& settings, const ParameterSpec& spe
   Algorithm algorithm = settings.algorithm;
   for (const std::string& entry : settings.algorithm_of)
     if (const auto [name, of_name] = read_algorithm(entry); names(name, spec.name)) algorithm = of_name;
-  if (algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile, settings.products};
-  if (algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile, settings.products};
-  const std::int64_t rows = shape.examples.most_rows;
-  // The Gram kernel of 16-bit rows has tiles of one size. Its rate relative to the direct one, measured on an H200
-  // (docs/privacy.md): 0.73 to 0.85 at widths from 768 x 2304 to 2048 x 16384.
-  constexpr double kFusedGramRate = 0.75;
-  if (settings.products == kernels::ProductImplementation::fused && shape.type != kernels::Scalar::fp32)
-    return {kernels::choose_algorithm(in, out, rows, kernels::kTileSide, kFusedGramRate), settings.tile,
-            settings.products};
-  const std::int64_t tile = settings.tile > 0 ? settings.tile : kernels::automatic_tile(rows);
-  return {kernels::choose_algorithm(in, out, rows, tile, 1), settings.tile, settings.products};
+  const kernels::ProductImplementation products = norm_products(settings, shape);
+  if (algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile, products};
+  if (algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile, products};
+  // The rate of the fused Gram kernel relative to the direct one, measured on an H200 (docs/privacy.md): 0.73 to 0.85
+  // at widths from 768 x 2304 to 2048 x 16384.
+  const double rate = products == kernels::ProductImplementation::fused ? 0.75 : 1;
+  return {kernels::choose_algorithm(in, out, shape.examples.most_rows, norm_tile(settings, shape), rate), settings.tile,
+          products};
 }
 
 namespace {
@@ -96,13 +96,13 @@ std::int64_t workspace_bytes(const Settings& settings, std::span<const Parameter
     }
     if (shape.tied == parameter) need(kernels::tied_rows_workspace(shape.type, shape.type, in, sizes));
   });
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (!specs[i].is_matrix()) {
-      vectors += shape.held[i];
+  for (const ParameterSpec& spec : specs) {
+    if (!spec.is_matrix()) {
+      vectors += spec.elements();
       continue;
     }
-    need(kernels::clipped_lookup_workspace(specs[i].columns(), sizes));
-    need(kernels::lookup_norms_workspace(specs[i].columns(), sizes));
+    need(kernels::clipped_lookup_workspace(spec.columns(), sizes));
+    need(kernels::lookup_norms_workspace(spec.columns(), sizes));
   }
   need(kernels::stored_norms_workspace(sizes.examples, vectors));
   need(kernels::tied_norms_workspace(sizes));
@@ -113,18 +113,18 @@ const char* name_of(kernels::NormAlgorithm algorithm) {
   return algorithm == kernels::NormAlgorithm::direct ? "input_length" : "width";
 }
 
-std::int64_t largest_rows(std::span<const ParameterSpec> specs, const ClippingShape& shape) {
-  std::int64_t rows = 1;
-  for (std::size_t i = 0; i < specs.size(); ++i)
-    if (specs[i].is_matrix()) rows = std::max(rows, shape.held[i]);
-  return rows;
+/// Elements of vectors of which each rank of the tensor axis has a part of the gradient.
+std::int64_t partial_elements(std::span<const ParameterSpec> specs, const ClippingShape& shape) {
+  std::int64_t elements = 0;
+  for (const ParameterSpec& spec : specs)
+    if (spec.partial_gradient && shape.tensor_ranks > 1) elements += spec.elements();
+  return elements;
 }
 
-/// Elements of the vectors of a class that a rank holds.
-std::int64_t elements_of(std::span<const ParameterSpec> specs, const ClippingShape& shape, VectorClass of) {
-  std::int64_t elements = 0;
-  for_each_vector(specs, shape, of, [&](std::size_t i) { elements += shape.held[i]; });
-  return elements;
+std::int64_t largest_rows(std::span<const ParameterSpec> specs) {
+  std::int64_t rows = 0;
+  for (const ParameterSpec& spec : specs) rows = std::max(rows, spec.is_matrix() ? spec.rows() : 1);
+  return rows;
 }
 
 }  // namespace
@@ -166,6 +166,23 @@ std::string to_text(const Settings& settings, std::span<const ParameterSpec> spe
   return fmt::format("{}", fmt::join(products, ", "));
 }
 
+double norm_operations(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
+  double sum = 0;
+  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
+    const kernels::NormMethod method = method_of(settings, specs[parameter], in, out, shape);
+    sum += static_cast<double>(shape.examples.examples) *
+           kernels::norm_cost(method.algorithm, in, out, shape.examples.most_rows, norm_tile(settings, shape));
+  });
+  return sum;
+}
+
+std::int64_t gathered_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
+                            const ClippingShape& shape) {
+  const auto parts = static_cast<std::int64_t>(ClipParts(specs, settings.scheme).count);
+  return std::max({8 * parts * shape.examples.examples, 8 * static_cast<std::int64_t>(specs.size()),
+                   4 * partial_elements(specs, shape) * shape.examples.examples});
+}
+
 // --- Memory ---------------------------------------------------------------------------------------------------------
 
 Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape,
@@ -174,21 +191,22 @@ Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSp
   check_names(settings, specs, shape);
   const std::int64_t examples = shape.examples.examples, rows = shape.examples.rows;
   if (settings.algorithm == Algorithm::naive) {
-    const std::int64_t most = largest_rows(specs, shape);
-    squares = arena.take<double>(most);
-    totals = arena.take<double>(static_cast<std::int64_t>(specs.size()) + kernels::total_workspace(most));
+    squares = arena.take<double>(largest_rows(specs));
+    totals =
+        arena.take<double>(static_cast<std::int64_t>(specs.size()) + kernels::total_workspace(largest_rows(specs)));
     return;
   }
   const auto parts = static_cast<std::int64_t>(ClipParts(specs, settings.scheme).count);
-  norms = arena.take<double>(parts * examples);
+  norms = arena.take<double>((parts + 1) * examples);
   factors = arena.take<float>(parts * examples);
-  std::int64_t in_products = 0, kept_columns = 0;
+  std::int64_t in_vectors = 0, in_products = 0, kept_columns = 0;
+  for (const ParameterSpec& spec : specs)
+    if (!spec.is_matrix()) in_vectors += spec.elements();
   for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
     in_products += padded_rows(specs[parameter], out) * in;
   });
-  vectors = arena.take<float>(
-      examples * (elements_of(specs, shape, VectorClass::cut) + elements_of(specs, shape, VectorClass::whole)));
-  partial = arena.take<float>(examples * elements_of(specs, shape, VectorClass::partial));
+  vectors = arena.take<float>(examples * in_vectors);
+  partial = arena.take<float>(examples * partial_elements(specs, shape));
   if (shape.tied && settings.mode != Mode::materialise)
     tied_rows = arena.take<float>(rows * specs[*shape.tied].columns());
   if (settings.mode == Mode::materialise) {
@@ -204,20 +222,10 @@ Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSp
 }
 
 std::int64_t Clipping::own_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
-                                 const parallel::GridShape& grid, std::int64_t rank, const ClippingShape& shape) {
+                                 const parallel::GridShape& grid, const ClippingShape& shape) {
   return settings.algorithm == Algorithm::naive
-             ? training::AccumulatingSink::bytes(specs, grid, rank, shape.examples.rows * shape.sum_rows)
+             ? training::AccumulatingSink::bytes(specs, grid, grid.ranks() - 1, shape.examples.rows * shape.sum_rows)
              : 0;
-}
-
-std::int64_t Clipping::exchanged_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
-                                       const ClippingShape& shape) {
-  if (settings.algorithm == Algorithm::naive)  // of one example; its vectors are those of any step
-    return std::ssize(specs) * std::int64_t{sizeof(double)};
-  const auto parts = static_cast<std::int64_t>(ClipParts(specs, settings.scheme).count);
-  return shape.examples.examples *
-         std::max(parts * std::int64_t{sizeof(double)},
-                  elements_of(specs, shape, VectorClass::partial) * std::int64_t{sizeof(float)});
 }
 
 }  // namespace weft::privacy

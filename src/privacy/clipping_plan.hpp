@@ -15,30 +15,14 @@ inline constexpr std::int64_t kKeptAlignment = 256;  ///< bytes, of kept rows
 /// True for a parameter that is the table of a lookup and no matrix of a product.
 bool is_table(const ClippingShape&, std::size_t parameter);
 
-/// Vectors lie in three classes, one behind the other, as in AccumulatingSink: those of which ranks of the tensor axis
-/// have parts, those that all have, and, in memory of their own, those of whose gradients each has a summand.
-enum class VectorClass { cut, whole, partial };
-/// `divided`: the grid has a tensor axis.
-VectorClass class_of(const training::ParameterSpec&, bool divided);
-/// True if this rank does not have all rows of all parameters.
-bool is_divided(std::span<const training::ParameterSpec>, const ClippingShape&);
-
-/// each(parameter) for the vectors of a class.
-template <class Each>
-void for_each_vector(std::span<const training::ParameterSpec> specs, const ClippingShape& shape, VectorClass of,
-                     const Each& each) {
-  for (std::size_t i = 0; i < specs.size(); ++i)
-    if (!specs[i].is_matrix() && class_of(specs[i], is_divided(specs, shape)) == of) each(i);
-}
-
-/// each(first parameter, held rows of all, columns) for the matrices of products that take their gradients together.
+/// each(first parameter, rows of all, columns) for the matrices of products that take their gradients together.
 template <class Each>
 void for_each_product(std::span<const training::ParameterSpec> specs, const ClippingShape& shape, const Each& each) {
   for (std::size_t i = 0; i < specs.size();) {
-    std::int64_t out = shape.held[i];
+    std::int64_t out = specs[i].rows();
     std::size_t next = i + 1;
     while (next < specs.size() && !specs[i].group.empty() && specs[next].group == specs[i].group)
-      out += shape.held[next++];
+      out += specs[next++].rows();
     if (specs[i].is_matrix() && !is_table(shape, i)) each(i, out, specs[i].columns());
     i = next;
   }

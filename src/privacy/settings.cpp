@@ -24,6 +24,33 @@ const std::string kChangedData =
     "data.accept_changed = true with privacy.enabled (the steps so far are accounted for the records of the data that "
     "the run began with; records of others are cut in other places); leave it out, or start a new run";
 
+/// A key that the others leave without effect.
+std::string without_effect(const Settings& privacy) {
+  const bool naive = privacy.algorithm == Algorithm::naive, stores = privacy.mode == Mode::materialise;
+  const bool of_matrix = !privacy.algorithm_of.empty();
+  if (naive)
+    if (const char* key = privacy.mode != Mode::automatic     ? "mode"
+                          : of_matrix                         ? "algorithm_of"
+                          : privacy.tile > 0                  ? "tile"
+                          : privacy.release != Release::eager ? "release"
+                                                              : nullptr)
+      return fmt::format(
+          "privacy.{} has no effect with privacy.algorithm = \"naive\" (which forms the gradient of each record and "
+          "sums "
+          "it at once); leave it out",
+          key);
+  if (stores)
+    if (const char* key = privacy.algorithm != Algorithm::automatic ? "algorithm"
+                          : of_matrix                               ? "algorithm_of"
+                          : privacy.tile > 0                        ? "tile"
+                                                                    : nullptr)
+      return fmt::format(
+          "privacy.{} has no effect with privacy.mode = \"materialise\" (norms are those of the stored gradients of "
+          "records); leave it out",
+          key);
+  return {};
+}
+
 void add_value_rules(input::Schema& schema, const Settings& privacy) {
   schema.rule({"privacy.epsilon", "privacy.noise_multiplier"}, [&privacy]() -> std::string {
     if (!privacy.enabled) return {};
@@ -53,9 +80,6 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
         privacy.sampling);
   });
   schema.rule({"privacy.algorithm_of"}, [&privacy]() -> std::string {
-    if (!privacy.algorithm_of.empty() && privacy.algorithm == Algorithm::naive)
-      return "privacy.algorithm_of has no effect with privacy.algorithm = \"naive\" (which forms no norms of "
-             "products); leave it out";
     for (const std::string& entry : privacy.algorithm_of)
       if (read_algorithm(entry).second == Algorithm::automatic)
         return fmt::format(
@@ -64,11 +88,8 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
             printable(entry));
     return {};
   });
-  schema.rule({"privacy.algorithm", "privacy.mode"}, [&privacy]() -> std::string {
-    if (!privacy.enabled || privacy.algorithm != Algorithm::naive || privacy.mode == Mode::automatic) return {};
-    return "privacy.mode has no effect with privacy.algorithm = \"naive\" (which forms the gradient of each record and "
-           "sums it at once); leave it out";
-  });
+  schema.rule({"privacy.algorithm", "privacy.mode", "privacy.algorithm_of", "privacy.tile", "privacy.release"},
+              [&privacy] { return privacy.enabled ? without_effect(privacy) : std::string(); });
 }
 
 }  // namespace
@@ -87,7 +108,7 @@ bool names(std::string_view name, std::string_view parameter) {
 }
 
 // A resumed run must not change what its guarantee depends on: such keys are neither changeable nor free. algorithm,
-// mode, tile, products and release change speed, memory and rounding only.
+// mode, tile, products, overlap and release change speed, memory and rounding only.
 void add_keys(input::Schema& schema, Settings& privacy) {
   schema.table("privacy", "Differentially private training: the gradient of each record is clipped, noise is added.");
   schema
@@ -140,7 +161,9 @@ void add_keys(input::Schema& schema, Settings& privacy) {
       .changeable();
   schema
       .add("privacy.tile", privacy.tile,
-           "positions that the norm kernels take at a time; 0 = automatic. No effect on the result but rounding")
+           "positions that the norm kernels take at a time, which are then those of products = \"library\"; 0 = "
+           "automatic. "
+           "The result changes by rounding only")
       .in("tokens")
       .at_least(0)
       .at_most(kLargestTile)
@@ -165,6 +188,11 @@ void add_keys(input::Schema& schema, Settings& privacy) {
              "how epsilon is computed: prv (tight), rdp (an upper bound, larger) or gdp (an approximation, no bound)");
   schema.add("privacy.unit", privacy.unit, {{"sequence", Unit::sequence}, {"token", Unit::token}},
              "a record, what the guarantee protects");
+  schema
+      .add("privacy.overlap", privacy.overlap,
+           "between several ranks: exchange clipped sums while those of other parameters are formed (not with naive); "
+           "false: after the last one, for measurements")
+      .free();
   schema
       .add("privacy.release", privacy.release, {{"eager", Release::eager}, {"end", Release::end}},
            "free what a layer no longer needs after the layer, or at the end of the backward pass, to measure the "

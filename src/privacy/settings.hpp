@@ -68,8 +68,13 @@ struct Settings {
   Unit unit = Unit::sequence;
   /// What forms norms and clipped sums of products.
   kernels::ProductImplementation products = kernels::ProductImplementation::fused;
+  bool overlap = true;  ///< between ranks: clipped sums are exchanged while those of other parameters are formed
   Release release = Release::eager;
   KeySource noise_key = KeySource::system;
+  /// The factors of a part are known when the backward pass leaves it: its rows need not be kept until the end.
+  bool sums_by_part() const {
+    return scheme != Scheme::flat && mode == Mode::book_keeping && release == Release::eager;
+  }
   std::int64_t record_rows = 0;  ///< of a transcoder with Unit::sequence: rows of a record; 0: not given
 };
 

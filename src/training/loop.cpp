@@ -318,6 +318,7 @@ void Loop::conclude() {
             unit_, report::duration(trained_seconds_),
             report::grouped(std::llround(result[unit_ + "_per_second"].get<double>())), unit_);
   log::info("results in {}: log.txt, metrics.jsonl, run.json, checkpoints/", directory_.path.string());
+  if (const std::string last = model_.last_line(); !last.empty()) log::info("{}", last);
 }
 
 /// Of a run that has more to do.

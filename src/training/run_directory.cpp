@@ -20,6 +20,7 @@
 #include "input/text.hpp"
 #include "optimizer/schedule.hpp"
 #include "parallel/failure.hpp"
+#include "report/build.hpp"
 #include "report/log.hpp"
 #include "report/ownership.hpp"
 #include "report/run_record.hpp"
@@ -240,7 +241,9 @@ bool check_same_run(const input::Schema& schema, const ResumeSettings& settings,
                            "{} belongs to a run with another input:{}\nrestore them, or start a new run with another "
                            "--output or with --resume never",
                            found.path.string(), refused);
-  const bool changed = record_changes(schema, found);
+  const bool same_sums =
+      found.manifest.world == world.size() && found.manifest.code_revision == report::build_record.revision;
+  const bool changed = record_changes(schema, found) || !same_sums;
   if (dataset::same_data(found.manifest.dataset_fingerprint, data.fingerprint)) return changed;
   if (!data.accept_changed)
     throw collective_error(

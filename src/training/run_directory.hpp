@@ -60,7 +60,8 @@ struct TrainingData {
 /// Compares the input with the one of the run that wrote the checkpoint. Keys that define the run may not change: a
 /// collective Error(usage) lists all changes. Changeable keys need resume.accept_changed. Accepted changes are logged.
 /// All changes, also of free keys, are in the run record (`changed`). True if a key has changed that is not about
-/// output, or the data: the steps from here on may not be those that the run would have made.
+/// output, or the data, the number of ranks or the program: the steps from here on may not be those that the run would
+/// have made, be it by the rounding of sums.
 bool check_same_run(const input::Schema&, const ResumeSettings&, const checkpoint::Found&, const TrainingData&,
                     const parallel::World&);
 

@@ -100,6 +100,8 @@ class Trainable {
   /// After the last step of a finished run: measures on validation data, which go to the log and into `result` of
   /// run.json. Collective.
   virtual void conclude(report::Json& result) { static_cast<void>(result); }
+  /// After `conclude`: the last line that a finished run prints; "" for none of its own.
+  virtual std::string last_line() const { return {}; }
 };
 
 }  // namespace weft::training

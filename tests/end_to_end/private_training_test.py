@@ -4,6 +4,7 @@ several ranks, settings that contradict one another.
 
 private_training_test.py WEFT
 """
+import json
 import os
 import signal
 import subprocess
@@ -60,6 +61,7 @@ def reports_the_guarantee(weft):
     assert 7.9 < result["epsilon"] <= 8 and result["delta"] == 1e-4 and result["steps"] == 20, result
     assert result["records"] == records and abs(result["sample_rate"] - 16 / records) < 1e-12, result
     assert result["noise_multiplier"] > 0.3 and result["private"] is False, result
+    assert printed.strip().splitlines()[-1].startswith("privacy: none"), printed
     assert "clipping: " in printed and "norms: " in printed and "16 expected" in printed, printed
     for line in program.metrics(run):
         assert "loss" not in line, "the loss on private data was released"
@@ -71,7 +73,8 @@ def reports_the_guarantee(weft):
     weft.run(*command(weft, "again"))
     assert shard(weft.folder / "again") == shard(run)
     for name in ("secret", "other_secret"):
-        weft.run(*command(weft, name, key="system"))
+        last = weft.run(*command(weft, name, key="system")).strip().splitlines()[-1]
+        assert last.startswith(f"privacy: epsilon {result['epsilon']:.4g} at delta 0.0001 (prv) after 20 steps"), last
         assert program.record(weft.folder / name)["result"]["privacy"]["private"] is True
         folder = weft.folder / name / "checkpoints" / "step_00000020"
         assert (folder / "rank_00000.h5").stat().st_mode & 0o077 == 0, "others can read the key"
@@ -99,9 +102,12 @@ def ranks_agree(weft, expected):
         assert one["privacy"] == two["privacy"]
         # The same batches and noise; sums of another order.
         assert abs(one["validation"]["loss"] - two["validation"]["loss"]) < 1e-4, (name, one, two)
-    # One rank continues the run of a divided model, with the same account.
-    weft.run(*command(weft, "whole", "--resume", weft.folder / "tensor" / "checkpoints" / "step_00000010"))
-    assert program.record(weft.folder / "whole")["result"]["privacy"] == program.record(expected)["result"]["privacy"]
+    # One rank continues the run of two, with the same account. Sums round otherwise: with the noise of the run on two ranks
+    # as well, the difference would show that of the gradients.
+    for name in ("data", "tensor"):
+        printed = weft.run(*command(weft, f"whole_{name}", "--resume", weft.folder / name / "checkpoints" / "step_00000010"))
+        assert "from a new key" in printed, printed
+        assert program.record(weft.folder / f"whole_{name}")["result"]["privacy"] == program.record(expected)["result"]["privacy"]
 
 
 def modes_agree(weft, expected):
@@ -111,6 +117,25 @@ def modes_agree(weft, expected):
         other = program.record(weft.folder / mode)["result"]["validation"]["loss"]
         # Stored gradients are rounded to 8 bits; the noise is a thousand times larger.
         assert abs(other - loss) < (1e-2 if "materialise" in mode else 1e-4), (mode, other, loss)
+
+
+def benchmark_shows_phases(weft):
+    """Of private steps on two ranks: phases with counted work, the exchange of sums with its exposed time."""
+    modes = ("book_keeping", "two_pass", "materialise")
+    cases = ", ".join(f'"{mode}: privacy.mode={mode}"' for mode in modes)
+    source = command(weft, "phases")[2]
+    weft.run("benchmark", source, "--output", weft.folder / "phases", "--set", "benchmark.steps=1",
+             "--set", "benchmark.warmup=1", "--set", "benchmark.vocabulary=64", "--set", f"benchmark.cases=[{cases}]", ranks=2)
+    measured = json.loads((weft.folder / "phases" / "benchmark.json").read_text())["cases"]
+    weights = 4 * 16 * 16 + 2 * 4 * 16 * 16 + 64 * 16  # of the attention, the MLP, and the tied head
+    for mode, case in zip(modes, measured, strict=True):
+        flops = {phase["name"]: phase["flops"] for phase in case["phases"]}
+        assert {"norms of records", "clipping factors", "clipped sums", "noise", "exchange"} <= set(flops), (mode, flops)
+        product = 2 * 256 * weights  # of 256 tokens per step, each weight gradient once
+        # A tile of tokens is wider than these matrices: all norms are formed by input_length.
+        assert flops["norms of records"] == product and flops["clipped sums"] == (0 if mode == "materialise" else product), (mode, flops)
+        sums = [one for one in case["communication"]["exchanges"] if one["name"] == "gradients"]
+        assert sums and sums[0]["calls_per_step"] > 1 and case["communication"]["exposed_ms"] > 0, (mode, case["communication"])
 
 
 def keeps_the_guarantee_on_resume(weft):
@@ -159,6 +184,7 @@ def refusals(weft):
             (("--set", "privacy.delta=0"), "privacy.delta"),
             (("--set", "privacy.noise_multiplier=1"), "give one of them"),
             (("--set", "run.nonfinite=skip"), "private data"),
+            (("--set", "privacy.algorithm=width", "--set", "privacy.mode=materialise"), "no effect"),
             (("--set", "language_model.dropout=0.1"), "place in the batch")]:
         printed = weft.run(*command(weft, "refused", *arguments), code=2)
         assert words in printed, (arguments, printed)
@@ -173,6 +199,7 @@ def test(weft):
     resumes_bit_for_bit(weft, run)
     ranks_agree(weft, run)
     modes_agree(weft, run)
+    benchmark_shows_phases(weft)
     keeps_the_guarantee_on_resume(weft)
     begins_with_public_weights(weft)
     refusals(weft)

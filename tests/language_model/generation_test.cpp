@@ -18,9 +18,9 @@ using Text = std::vector<std::uint32_t>;
 constexpr std::int64_t kContext = 24;
 
 /// A small model of the variant whose context is longer than a block of prompts.
-TransformerSettings with_context(TransformerSettings settings) {
-  settings.architecture.positions = settings.length = kContext;
-  settings.rows = 2 * kContext;
+TransformerSettings with_context(TransformerSettings settings, std::int64_t context = kContext) {
+  settings.architecture.positions = settings.length = context;
+  settings.rows = 2 * context;
   return settings;
 }
 
@@ -126,6 +126,26 @@ TEST_CASE("with the cache the probabilities are those of a forward pass over the
         CHECK(std::abs(static_cast<double>(written[i].log_probability[k]) - expected) <= 1e-4);
         text.push_back(written[i].text[k]);
       }
+    }
+  }
+}
+
+TEST_CASE("prompts that are padded to lengths between powers of two give the same probabilities") {
+  constexpr std::int64_t kLongContext = 360;
+  const TransformerSettings settings = with_context(testing::gpt2(), kLongContext);
+  SmallModel model(settings, 2, kLongContext);
+  std::vector<Text> prompts;
+  for (const std::size_t length : {258, 290, 330}) {
+    Text& prompt = prompts.emplace_back(length);
+    for (std::size_t i = 0; i < length; ++i) prompt[i] = static_cast<std::uint32_t>((7 * i + length) % 11);
+  }
+  const std::vector<Written> written = write(model, settings, prompts, 1, {.new_tokens = 2});
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    Text text = prompts[i];
+    for (std::size_t k = 0; k < 2; ++k) {
+      const double expected = log_probabilities(model, settings, text)[written[i].text[k]];
+      CHECK(std::abs(static_cast<double>(written[i].log_probability[k]) - expected) <= 1e-4);
+      text.push_back(written[i].text[k]);
     }
   }
 }

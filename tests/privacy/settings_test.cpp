@@ -93,7 +93,11 @@ TEST_CASE("what couples records, or depends on private data without noise, is re
   check_refused("[data]\naccept_changed = true\n", "accounted for the records of the data");
   check_refused("[privacy]\nsampling = \"shuffled\"\n", "their epsilon would be too small");
   check_refused("[privacy]\nunit = \"token\"\n", "attention couples the tokens");
-  check_refused("[privacy]\nalgorithm = \"naive\"\nmode = \"two_pass\"\n", "no effect");
+  for (const char* without_effect :
+       {"algorithm = \"naive\"\nmode = \"two_pass\"\n", "algorithm = \"naive\"\ntile = 64\n",
+        "algorithm = \"naive\"\nrelease = \"end\"\n", "mode = \"materialise\"\nalgorithm = \"width\"\n",
+        "mode = \"materialise\"\ntile = 64\n"})
+    check_refused(std::string("[privacy]\n") + without_effect, "no effect");
 }
 
 TEST_CASE("the algorithm of a matrix is given by its name, with its block or for every block") {

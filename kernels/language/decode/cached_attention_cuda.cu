@@ -196,8 +196,8 @@ __global__ void __launch_bounds__(kThreads, Tile::kHeads == 1 ? 6 : 3) attend(co
       const char *const k = keys.stored(key), *const v = values.stored(key);
 #pragma unroll
       for (int word = 0; word < kWords; ++word) {
-        copy16_async(place(stage, 0, i, word), k + 16 * word);
-        copy16_async(place(stage, 1, i, word), v + 16 * word);
+        copy16_async_once(place(stage, 0, i, word), k + 16 * word);
+        copy16_async_once(place(stage, 1, i, word), v + 16 * word);
       }
     }
   };

@@ -6,6 +6,8 @@
 // adapters the matrices are frozen; theirs have P parameters, which pass forward, again, and twice backward.
 #include "language_model/benchmark/work.hpp"
 
+#include "language_model/trainer.hpp"
+
 namespace weft::language_model {
 namespace {
 
@@ -50,10 +52,38 @@ struct Sizes {
   double again(Recompute policy) const { return recompute >= policy ? layers - 1 : 0; }
 };
 
+/// Of a private step: what replaces the weight gradients.
+training::Work clipping_work(std::string_view phase, const Sizes& s, const privacy::Settings& settings,
+                             const Configuration& configuration, const Architecture& architecture) {
+  const double records = s.n / s.length, products = 2 * s.n * s.matrices(), rows = s.n * s.e * s.columns();
+  const bool stores = settings.mode == privacy::Mode::materialise;
+  if (phase == "norms of records") {
+    if (stores) return {rows + 2 * records * s.matrices(), products};
+    const privacy::ClippingShape shape = clipping_shape(configuration, architecture);
+    const double norms = privacy::norm_operations(settings, parameter_specs(architecture), shape);
+    return {rows, norms * records / static_cast<double>(shape.examples.examples)};
+  }
+  if (phase == "clipped sums") {
+    const double sums = s.m * 8 * s.matrices();
+    return stores ? training::Work{sums + 2 * records * s.matrices(), 0} : training::Work{sums + rows, products};
+  }
+  if (phase == "noise") return {8 * s.trained, 0};
+  return {};
+}
+
 }  // namespace
 
 training::Work work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
-  const Sizes s(configuration, architecture);
+  Sizes s(configuration, architecture);
+  if (configuration.privacy.enabled && configuration.privacy.algorithm != privacy::Algorithm::naive) {
+    const privacy::Settings settings = clipping_settings(configuration, architecture, grid_shape(configuration),
+                                                         device::planned_backend(device_settings(configuration)));
+    if (phase == "weight gradients") return {};
+    if (const training::Work work = clipping_work(phase, s, settings, configuration, architecture); work.bytes > 0)
+      return work;
+    // Forward and backward pass twice.
+    if (settings.mode == privacy::Mode::two_pass && phase != "update" && phase != "check") s.m *= 2, s.n *= 2;
+  }
   if (phase == "tokens") return {s.n * 12, 0};
   if (phase == "embedding") return {s.n * s.width * (s.w + 2 * s.e + 2 * 4), 0};
   if (phase == "products") {
@@ -98,7 +128,7 @@ training::Work work_of(std::string_view phase, const Configuration& configuratio
 training::PhaseBytes phase_bytes(const Configuration& configuration, const Architecture& architecture) {
   training::PhaseBytes all;
   for (const char* phase : {"tokens", "embedding", "norms", "products", "attention", "activation", "loss", "adapters",
-                            "weight gradients", "check", "update"})
+                            "weight gradients", "norms of records", "clipped sums", "noise", "check", "update"})
     if (phase != std::string_view("adapters") || architecture.lora.rank > 0)
       all.emplace_back(phase, work_of(phase, configuration, architecture).bytes);
   return all;

@@ -166,7 +166,6 @@ privacy::ClippingShape clipping_shape(const Configuration& configuration, const 
   // Inputs and output gradients of encoder and decoder.
   for (std::int64_t s = 0; s < shape.n_layers; ++s)
     clipping.kept_columns += shape.d_model + shape.decoder_columns(s) + 2 * shape.n_features;
-  for (const training::ParameterSpec& spec : parameter_specs(shape)) clipping.held.push_back(spec.rows());
   return clipping;
 }
 

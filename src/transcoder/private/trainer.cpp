@@ -60,7 +60,7 @@ training::StepArena measure_private_step(const Configuration& given, const Shape
   arena.count(
       training::StepArena::Where::device,
       training::AccumulatingSink::bytes(specs, grid, 0, rows) +
-          privacy::Clipping::own_bytes(configuration.privacy, specs, grid, 0, clipping_shape(configuration, shape)));
+          privacy::Clipping::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, shape)));
   return arena;
 }
 
@@ -79,11 +79,12 @@ PrivateTrainer::PrivateTrainer(const Configuration& configuration, const Shape& 
       sink_(model_.parameters(), execution, private_micro_rows(configuration)),
       buffers_(configuration_, model_.shape(), shape.width() * kernels::bytes_of(stored), arena_),
       clipping_(model_.parameters(), sink_, configuration_.privacy, clipping_shape(configuration_, model_.shape()),
-                execution, std::move(buffers_.clipping), nullptr),
+                execution, std::move(buffers_.clipping)),
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
               training::ParameterUpdate::Buffers(
                   training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
-                  arena_, {}, training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), 0, arena_))),
+                  arena_, {}, training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), 0, arena_)),
+              configuration.privacy.overlap),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
               [this] { return training::StepRunner::ExchangeGroups{update_.exchange().exchanges()}; }) {
   model_.add_to(registry_);
@@ -144,6 +145,12 @@ void PrivateTrainer::compute(std::span<const std::int64_t> lengths,
       device::copy(execution_, buffers_.offsets.data, offsets, 8 * (count + 1), device::Direction::to_device);
     }
     timers_.phase("gradients of records");
+    if (first + micro >= records && update_.exchange().active())
+      sink_.when_complete([this](std::size_t parameter) {
+        timers_.phase("exchange");
+        update_.exchange().reduce_from(parameter);
+        timers_.phase("gradients of records");
+      });
     pass_.load({buffers_.raw_inputs.data, stored_, rows, width, width},
                {buffers_.raw_targets.data, stored_, rows, width, width});
     const kernels::Examples all{.offsets = {offsets, static_cast<std::size_t>(count + 1)},
@@ -154,10 +161,13 @@ void PrivateTrainer::compute(std::span<const std::int64_t> lengths,
                                range.size() == count ? all : kernels::Examples{}, steps_done() + 1, sink);
                    }});
   }
-  timers_.phase("check");
+  sink_.when_complete({});
+  timers_.phase("exchange");
   kernels::StepFlags* const flags = buffers_.flags.data;
   update_.form_norm(flags, [&] {
+    timers_.phase("noise");
     clipping_.add_noise(noise_.key, static_cast<std::uint64_t>(steps_done() + 1), noise_.multiplier, noise_.expected);
+    timers_.phase("check");
   });
   runner_.guard(flags);
   timers_.phase("update");

@@ -120,7 +120,7 @@ void PrivateTrainingRun::conclude(report::Json& result) {
   log::info("validation data, {} tokens:\n{}", report::grouped(measured.tokens), to_table(measured));
   const privacy::Guarantee guarantee = account_.guarantee(world_.all());
   result["privacy"] = privacy::to_json(guarantee);
-  log::info("{}", privacy::to_text(guarantee));
+  guarantee_ = privacy::to_text(guarantee);
 }
 
 }  // namespace weft::transcoder

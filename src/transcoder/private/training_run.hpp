@@ -39,6 +39,7 @@ class PrivateTrainingRun final : public training::Trainable {
   training::Communication communication() const override;
   report::Timers& timers() override { return trainer_.timers(); }
   void conclude(report::Json& result) override;
+  std::string last_line() const override { return guarantee_; }
 
  private:
   void read(std::span<const std::int64_t> records, PrivateTrainer::Rows);
@@ -57,6 +58,7 @@ class PrivateTrainingRun final : public training::Trainable {
   dataset::Reader reader_;
   std::int64_t token_ = 0;  // tokens of all steps so far, on average
   std::optional<EvaluationResult> validation_;
+  std::string guarantee_;  // of a finished private run
   std::int64_t validated_step_ = -1;
 };
 
