@@ -327,12 +327,20 @@ void Forward::select(std::span<const kernels::Array<const float>> bias,
   for (const kernels::ParameterRows& encoder : model_.encoder()) weight.push_back(kernels::product_weights(encoder));
   const std::vector<kernels::EncoderOperands::Part> parts = parts_to_encode();
   const kernels::EncoderOperands operands{
-      inputs(), weight, [&](const kernels::Execution& execution, std::size_t i) -> kernels::EncoderOperands::Part {
+      .x = inputs(),
+      .weight = weight,
+      .arrive = [&](const kernels::Execution& execution, std::size_t i) -> kernels::EncoderOperands::Part {
         timers_.phase(i < parts.size() ? "encode" : "select");
         if (i == parts.size()) return {};
         if (i > 0 || !begins_with_own_inputs()) await_inputs(parts[i].layer_begin, execution);
         return parts[i];
-      }};
+      },
+      .arrive_layer =
+          [&](const kernels::Execution& execution, std::int64_t layer) {
+            const bool products = layer < std::ssize(weight);
+            timers_.phase(products ? "encode" : "select");
+            if (products) await_inputs(layer, execution);
+          }};
   selection_->select(
       layout_->total, bias,
       [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {

@@ -46,6 +46,9 @@ struct EncoderOperands {
   /// The parts are in the order in which inputs arrive; together they are all tokens of all layers, each once. After
   /// the last one it is called once more and returns a part without layers.
   std::function<Part(const Execution&, std::size_t i)> arrive;
+  /// Where products are formed in the order of the tiles instead: called before those of a tile of `layer`, lets the
+  /// execution wait until the layer's inputs are there; with the number of layers when what follows are no products.
+  std::function<void(const Execution&, std::int64_t layer)> arrive_layer;
 };
 
 /// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size.

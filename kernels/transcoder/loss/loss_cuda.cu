@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Limit: memory. Residuals, gradient rows and the three sums in one pass over reconstructions and targets.
+#include <algorithm>
+
 #include "kernels/matrix_cuda.cuh"
 #include "kernels/transcoder/loss/loss.hpp"
 
@@ -14,18 +16,34 @@ struct LossArguments {
   std::int64_t n_parts, d_model;
   const float *bias, *centre, *standardise;
   float factor;
-  double* block_sum;  // [blocks of tokens, L, kLossSums]
+  double* sum_of_block;  // [blocks of tokens, L, kLossSums]
 };
+
+/// Sums over the threads of a block: thread i gets that of values[i].
+template <int n>
+__device__ __forceinline__ double block_sum(const double (&values)[n]) {
+  __shared__ double of_warp[kThreads / kWarp][n];
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const double sum = warp_sum(values[i]);
+    if (threadIdx.x % kWarp == 0) of_warp[threadIdx.x / kWarp][i] = sum;
+  }
+  __syncthreads();
+  double sum = 0.0;
+  if (threadIdx.x < n)
+    for (unsigned w = 0; w < blockDim.x / kWarp; ++w) sum += of_warp[w][threadIdx.x];
+  return sum;
+}
 
 /// One block per (8 tokens, layer); threads walk the columns `kWidth` at a time.
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads) residuals(const __grid_constant__ LossArguments a) {
+__global__ void __launch_bounds__(kThreads, 6) residuals(const __grid_constant__ LossArguments a) {
   const std::int64_t n_tokens = a.target.rows;
   const std::int64_t token_begin = static_cast<std::int64_t>(blockIdx.x) * kTokensPerLossSum;
   const std::int64_t token_end = min(token_begin + kTokensPerLossSum, n_tokens);
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.y) * a.d_model;
   double sums[kLossSums] = {};
-  for (std::int64_t c = threadIdx.x * kWidth; c < a.d_model; c += kThreads * kWidth) {
+  for (std::int64_t c = threadIdx.x * kWidth; c < a.d_model; c += blockDim.x * kWidth) {
     const std::int64_t column = first + c;
     float bias[kWidth], centre[kWidth], scale[kWidth];
 #pragma unroll
@@ -58,28 +76,25 @@ __global__ void __launch_bounds__(kThreads) residuals(const __grid_constant__ Lo
       for (int i = 0; i < kLossSums; ++i) sums[i] += sum[i];
     }
   }
-  __shared__ double warp_sums[kThreads / kWarp][kLossSums];
-#pragma unroll
-  for (int i = 0; i < kLossSums; ++i) {
-    const double sum = warp_sum(sums[i]);
-    if (threadIdx.x % kWarp == 0) warp_sums[threadIdx.x / kWarp][i] = sum;
-  }
-  __syncthreads();
-  if (threadIdx.x < kLossSums) {
-    double sum = 0.0;
-    for (int w = 0; w < kThreads / kWarp; ++w) sum += warp_sums[w][threadIdx.x];
-    a.block_sum[(static_cast<std::int64_t>(blockIdx.x) * gridDim.y + blockIdx.y) * kLossSums + threadIdx.x] = sum;
-  }
+  const double sum = block_sum(sums);
+  if (threadIdx.x < kLossSums)
+    a.sum_of_block[(static_cast<std::int64_t>(blockIdx.x) * gridDim.y + blockIdx.y) * kLossSums + threadIdx.x] = sum;
 }
 
-/// One warp per (layer, sum): lanes stride over the blocks, then a tree.
-__global__ void finish_sums(const double* block_sum, std::int64_t n_blocks, std::int64_t n_layers, LossSums sums) {
-  const int lane = static_cast<int>(threadIdx.x);
+/// Whole warps for so many vectors of columns: no more of them without work than need be.
+unsigned threads_for(std::int64_t vectors) {
+  return static_cast<unsigned>(std::clamp<std::int64_t>((vectors + kWarp - 1) / kWarp * kWarp, kWarp, kThreads));
+}
+
+/// One block per (layer, sum): threads stride over the blocks of tokens.
+__global__ void __launch_bounds__(kThreads)
+    finish_sums(const double* sum_of_block, std::int64_t n_blocks, std::int64_t n_layers, LossSums sums) {
   const std::int64_t which = blockIdx.x;
-  double sum = 0.0;
-  for (std::int64_t b = lane; b < n_blocks; b += kWarp) sum += block_sum[b * n_layers * kLossSums + which];
-  sum = warp_sum(sum);
-  if (lane != 0) return;
+  double own[1] = {};
+  for (std::int64_t b = threadIdx.x; b < n_blocks; b += kThreads)
+    own[0] += sum_of_block[b * n_layers * kLossSums + which];
+  const double sum = block_sum(own);
+  if (threadIdx.x != 0) return;
   double* const out[kLossSums] = {sums.squared_error.data, sums.standardised_squared_error.data,
                                   sums.standardised_squared_target.data};
   out[which % kLossSums][which / kLossSums] = sum;
@@ -130,11 +145,12 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
   if (n_blocks > 0) {
     const dim3 grid(static_cast<unsigned>(n_blocks), static_cast<unsigned>(n_layers));
     if (a.d_model % 8 == 0 && has_vectors(partial) && has_vectors(target) && has_vectors(gradient_rows))
-      residuals<8><<<grid, kThreads, 0, queue>>>(a);
+      residuals<8><<<grid, threads_for(a.d_model / 8), 0, queue>>>(a);
     else
-      residuals<1><<<grid, kThreads, 0, queue>>>(a);
+      residuals<1><<<grid, threads_for(a.d_model), 0, queue>>>(a);
   }
-  finish_sums<<<static_cast<unsigned>(n_layers * kLossSums), kWarp, 0, queue>>>(a.block_sum, n_blocks, n_layers, sums);
+  finish_sums<<<static_cast<unsigned>(n_layers * kLossSums), kThreads, 0, queue>>>(a.sum_of_block, n_blocks, n_layers,
+                                                                                   sums);
   require_launch("residual_and_loss");
 }
 

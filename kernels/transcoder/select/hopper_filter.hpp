@@ -44,7 +44,16 @@ bool takes_hopper_filter(const EncoderOperands&);
 void filter_hopper_products(const Execution&, const EncoderOperands&, std::int64_t layer_begin, std::int64_t layer_end,
                             const HopperFilter&);
 
-/// Overwrites product [tokens, features] (bf16) with p; x [tokens, d], weight [features, d].
-void store_hopper_products(const Execution&, AnyMatrix x, AnyMatrix weight, AnyMatrix product);
+/// Features of a part of a row (PartsOfRows).
+constexpr std::int64_t kHopperPart = 64;
+
+/// For each part of a row, kHopperPart features: the largest r = p + bias of it, 0 if none is positive. On the device.
+struct PartsOfRows {
+  const float* bias = nullptr;  ///< [features], to a multiple of kHopperFeatures -infinity; aligned to 16 bytes
+  float* largest = nullptr;     ///< [tokens, features / kHopperPart, rounded up]; null: not wanted
+};
+
+/// Overwrites product [tokens, features] (bf16) with p, rows aligned to 16 bytes; x [tokens, d], weight [features, d].
+void store_hopper_products(const Execution&, AnyMatrix x, AnyMatrix weight, AnyMatrix product, const PartsOfRows& = {});
 
 }  // namespace weft::kernels::cuda

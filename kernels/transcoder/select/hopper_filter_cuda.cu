@@ -53,8 +53,11 @@ struct Arguments {
   const float* bias[kMaps];   // filter
   const float* cut[kMaps];    // filter by cuts
   HopperFilter filter;
+  const float* limit;  // [layers, padded_features] of the filter; store: the biases of the layer, if parts are wanted
+  std::int64_t padded_features;
   std::uint16_t* product;  // store: [tokens, product_stride]
   std::int64_t product_stride;
+  float* largest;                         // store: PartsOfRows
   int all_layers, first_layer, n_layers;  // of the model; of the launch
   int tokens, features;
   int steps;  // stages of a tile
@@ -136,13 +139,12 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank)
       copy_box(address_of(s.x[stage]), &a.x, k * kInner, a.first_layer + tile.layer, tile.token, full);
       copy_box_to_all(address_of(s.weight[stage]) + rank * (kBytesW / kCluster), &a.weight[tile.layer], k * kInner,
                       tile.feature + rank * kPart, full, (1 << kCluster) - 1);
-      if (!stores && k == 0) {
+      if ((!stores || a.largest != nullptr) && k == 0) {
         // Both warpgroups have passed the tile before the last one: they have released a stage of the last one.
         const int slot = number & 1;
         const std::uint32_t limits = address_of(&s.limits[slot]);
         expect_bytes(limits, kFeatures * 4);
-        copy_bulk(address_of(s.limit[slot]),
-                  a.filter.limit + (a.first_layer + tile.layer) * a.filter.padded_features + tile.feature,
+        copy_bulk(address_of(s.limit[slot]), a.limit + (a.first_layer + tile.layer) * a.padded_features + tile.feature,
                   kFeatures * 4, limits);
       }
     }
@@ -314,15 +316,59 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
   }
 }
 
-__device__ __forceinline__ void store_sums(const Arguments& a, const Tile& tile, int warpgroup,
+/// A warpgroup: stores the products, and the largest sums with the biases of the tile's features. Each warp collects 16
+/// rows of a part in shared memory, so that it writes whole lines.
+__device__ __forceinline__ void store_sums(const Arguments& a, Shared& s, int slot, const Tile& tile, int warpgroup,
                                            const float (&c)[kSumsOfThread]) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
-  const int row = tile.token + warpgroup * 64 + thread / kWarp * 16 + lane / 4;
+  constexpr int kPart = static_cast<int>(kHopperPart), kParts = kFeatures / kPart;
+  constexpr int kRowBytes = kPart * 2 + 16;  // the shift from row to row avoids conflicts of banks
+  static_assert(kParts == 4);                // as many as threads of a warp that share a row: each writes one
+  static_assert(kWarpgroup / kWarp * 16 * kRowBytes <= sizeof s.hits[0].found);
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, warp = thread / kWarp, lane = thread % kWarp;
+  const int own = lane % 4, first_row = tile.token + warpgroup * 64 + warp * 16;
+  unsigned char* const rows = reinterpret_cast<unsigned char*>(s.hits[warpgroup].found) + warp * 16 * kRowBytes;
+  const float* const biases = s.limit[slot] + own * 2;
+  float largest[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int i = 0; i < kSumsOfThread; i += 2) {
-    const int r = row + i / 2 % 2 * 8, column = tile.feature + lane % 4 * 2 + i / 4 * 8;
-    if (r < a.tokens && column < a.features)
-      *reinterpret_cast<std::uint32_t*>(a.product + r * a.product_stride + column) = pack2(c[i], c[i + 1]);
+  for (int part = 0; part < kParts; ++part) {
+    float most[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int eight = 0; eight < kPart / 8; ++eight) {
+      const int i = (part * (kPart / 8) + eight) * 4;
+      const std::uint32_t word[2] = {pack2(c[i], c[i + 1]), pack2(c[i + 2], c[i + 3])};
+      float2 bias{};
+      if (a.largest != nullptr) bias = *reinterpret_cast<const float2*>(biases + part * kPart + eight * 8);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        *reinterpret_cast<std::uint32_t*>(rows + (lane / 4 + 8 * h) * kRowBytes + eight * 16 + own * 4) = word[h];
+        if (a.largest != nullptr)
+          most[h] = fmaxf(most[h], fmaxf(low_bf16(word[h]) + bias.x, high_bf16(word[h]) + bias.y));
+      }
+    }
+    __syncwarp();
+    const int column = tile.feature + part * kPart + lane % 8 * 8;
+#pragma unroll
+    for (int four = 0; four < 16; four += 4) {
+      const int row = four + lane / 8;
+      const uint4 eight = *reinterpret_cast<const uint4*>(rows + row * kRowBytes + lane % 8 * 16);
+      if (first_row + row < a.tokens && column < a.features)
+        *reinterpret_cast<uint4*>(a.product + (first_row + row) * a.product_stride + column) = eight;
+    }
+    __syncwarp();
+    if (a.largest == nullptr) continue;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      most[h] = fmaxf(most[h], __shfl_xor_sync(kAllLanes, most[h], 1));
+      most[h] = fmaxf(most[h], __shfl_xor_sync(kAllLanes, most[h], 2));
+      if (own == part) largest[h] = most[h];
+    }
+  }
+  if (a.largest == nullptr || tile.feature + own * kPart >= a.features) return;
+  const std::int64_t parts = (a.features + kPart - 1) / kPart;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = first_row + lane / 4 + 8 * h;
+    if (row < a.tokens) a.largest[row * parts + tile.feature / kPart + own] = largest[h];
   }
 }
 
@@ -361,12 +407,11 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
     wait_products<0>();
     fence_sums(c);
     release(step - 1);
-    if constexpr (stores) {
-      store_sums(a, tile, warpgroup, c);
-    } else {
-      wait_barrier(address_of(&s.limits[number & 1]), number >> 1 & 1);
+    if (!stores || a.largest != nullptr) wait_barrier(address_of(&s.limits[number & 1]), number >> 1 & 1);
+    if constexpr (stores)
+      store_sums(a, s, number & 1, tile, warpgroup, c);
+    else
       filter_sums(a, s, tile, number & 1, warpgroup, batch, c);
-    }
   }
 }
 
@@ -476,6 +521,8 @@ void filter_hopper_products(const Execution& execution, const EncoderOperands& o
                             std::int64_t layer_end, const HopperFilter& filter) {
   Arguments a = arguments_of(operands.x, static_cast<std::int64_t>(operands.weight.size()), operands.weight[0]);
   a.filter = filter;
+  a.limit = filter.limit;
+  a.padded_features = filter.padded_features;
   for (std::int64_t first = layer_begin; first < layer_end; first += kMaps) {
     a.first_layer = static_cast<int>(first);
     a.n_layers = static_cast<int>(std::min<std::int64_t>(kMaps, layer_end - first));
@@ -490,13 +537,16 @@ void filter_hopper_products(const Execution& execution, const EncoderOperands& o
   }
 }
 
-void store_hopper_products(const Execution& execution, AnyMatrix x, AnyMatrix weight, AnyMatrix product) {
+void store_hopper_products(const Execution& execution, AnyMatrix x, AnyMatrix weight, AnyMatrix product,
+                           const PartsOfRows& parts) {
   Arguments a = arguments_of(x, 1, weight);
   a.n_layers = 1;
   a.weight[0] = boxes_of(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
                          {cuuint64_t(weight.stride)}, kFeatures / kCluster);
   a.product = static_cast<std::uint16_t*>(product.data);
   a.product_stride = product.stride;
+  a.limit = parts.bias;
+  a.largest = parts.largest;
   launch<true>(execution, a);
 }
 

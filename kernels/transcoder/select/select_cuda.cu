@@ -21,8 +21,6 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
-/// Entries per token and group for which the list of a selection that follows another one has room, four times over.
-constexpr std::int64_t kMostListed = 64;
 /// At most one of so many products is selected where they are filtered as they are formed: few are listed.
 constexpr std::int64_t kHopperSparsity = 32;
 
@@ -36,7 +34,7 @@ std::int64_t total_features(const SelectionRequest& request) {
 struct Sizes {
   std::int64_t groups, tile_tokens, tile_features, tile_stride, blocks, padded_features, capacity, most, ranks;
   std::int64_t segments;  // the largest number of segments of a token in a layer
-  bool listed;            // topk: the filter lists the entries above the hint, of which keep_best takes the best
+  std::int64_t parts;     // topk: of a row, where the kernel that forms products finds their largest keys; 0: not
   bool formed_here;       // products may be filtered as they are formed (hopper_filter.hpp), if the GPU can
 
   explicit Sizes(const SelectionRequest& request) {
@@ -54,20 +52,20 @@ struct Sizes {
                   listed_here <= request.n_tokens * request.n_layers * request.n_features / kHopperSparsity &&
                   (blocks <= 1 || tile_features >= kHopperFeatures);
     segments = formed_here ? std::max(blocks, divide_up(request.n_features, kHopperFeatures)) : blocks;
-    padded_features = round_up(request.n_features, formed_here ? kHopperFeatures : 8);
+    parts = divide_up(request.n_features, kHopperPart);
+    // With fewer parts their largest keys would bound the budget-th key too far below it.
+    if (request.rule != SelectionRule::topk || request.product != Scalar::bf16 || request.follows || blocks != 1 ||
+        parts < 2 * request.budget || parts > kMostParts)
+      parts = 0;
+    padded_features = round_up(request.n_features, formed_here || parts > 0 ? kHopperFeatures : 8);
     const std::int64_t group_entries = request.n_tokens * request.n_features * (request.n_layers / groups);
     // One budget, in case all of it is on this rank, and twice this rank's share.
     const std::int64_t wanted = request.budget + divide_up(2 * request.budget, ranks) + 65536;
     capacity = std::min(group_entries, request.rule == SelectionRule::relu ? request.budget : wanted);
     most = 0;
-    listed = false;
     if (request.rule == SelectionRule::topk) {
       most = request.budget;
-      // One tile has all features of a token and group, and usually the list holds what passes: there are few features
-      // to select from where another selection is followed. Elsewhere reading the row is faster than filter and list.
-      listed = request.follows && groups == request.n_layers && blocks <= 1;
-      capacity =
-          listed ? std::min(group_entries, 4 * request.n_tokens * std::min(request.budget, kMostListed) + 65536) : 0;
+      capacity = 0;
     }
   }
 };
@@ -106,14 +104,12 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
   view.threshold = workspace.take<std::uint32_t>(sizes.groups).data;
   view.control = workspace.take<Control>(1).data;
   view.group = workspace.take<Group>(sizes.groups).data;
-  view.limit = workspace
-                   .take<std::byte>(request.n_layers * sizes.padded_features *
-                                    (sizes.formed_here ? bytes_of(Scalar::fp32) : element))
-                   .data;
-  view.histogram = workspace.take<Count>(kHistogramRounds * sizes.groups * kHistogramBins).data;
   view.above = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
   view.admit = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
+  const std::int64_t limits = request.n_layers * sizes.padded_features;
   if (topk) {
+    view.bias = workspace.take<float>(limits).data;
+    if (sizes.parts > 0) view.largest = workspace.take<float>(sizes.tile_tokens * sizes.parts).data;
     view.word = workspace.take<Count>(sizes.groups * request.n_tokens * sizes.most).data;
     if (request.follows) view.open = workspace.take<std::uint32_t>(request.n_layers).data;
     if (view.n_shards > 1) {
@@ -122,6 +118,11 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
       layout.cut_off = workspace.take<Count>(request.n_tokens * sizes.groups).data;
     }
   } else {
+    view.limit = workspace.take<std::byte>(limits * (sizes.formed_here ? bytes_of(Scalar::fp32) : element)).data;
+    view.histogram = workspace.take<Count>(kHistogramRounds * sizes.groups * kHistogramBins).data;
+    view.key = workspace.take<std::uint32_t>(sizes.groups * sizes.capacity).data;
+    view.value = workspace.take<float>(sizes.groups * sizes.capacity).data;
+    view.segment = workspace.take<uint2>(request.n_tokens * request.n_layers * sizes.segments).data;
     view.survey = workspace.take<Count>(sizes.groups * kHistogramBins).data;
     view.tied = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
     view.used = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
@@ -132,11 +133,6 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
       view.tied_of_all = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
       view.last_round = workspace.take<Count>(view.n_slices * sizes.groups * kLastBins).data;
     }
-  }
-  if (!topk || sizes.listed) {
-    view.key = workspace.take<std::uint32_t>(sizes.groups * sizes.capacity).data;
-    view.value = workspace.take<float>(sizes.groups * sizes.capacity).data;
-    view.segment = workspace.take<uint2>(request.n_tokens * request.n_layers * sizes.segments).data;
   }
   layout.tile = workspace.take<std::byte>(request.follows ? 0 : sizes.tile_tokens * sizes.tile_stride * element).data;
   return layout;
@@ -165,7 +161,8 @@ void check_request(const SelectionRequest& request) {
     refuse("more than " + std::to_string(kMostPerToken) + " entries of a token in one group");
 }
 
-/// Words of shared memory for keep_best: the list and a chunk of products, rounded up to a power of two for sorting.
+/// Words of shared memory for keep_best: its bins and its largest keys, or the list and a chunk of products, rounded up
+/// to a power of two for sorting.
 int room_of(std::int64_t budget) {
   int room = 2048;
   while (room < budget + 1024) room *= 2;
@@ -245,10 +242,9 @@ struct DeviceSelection::Parts {
       const int room = room_of(budget);
       const bool first_of_group = piece.block == 0 && (piece.layer == 0 || !view.all_layers);
       const std::size_t bytes = static_cast<std::size_t>(room) * sizeof(Count);
-      const bool listed = Sizes(request).listed;
-      if (listed) filter<T>(view, piece, stream);
-      keep_best<T><<<static_cast<unsigned>(piece.rows), kThreads, bytes, stream>>>(view, piece, first_of_group, listed,
-                                                                                   static_cast<int>(budget), room);
+      const auto kernel = view.largest != nullptr ? keep_best<bf16, true> : keep_best<T, false>;
+      kernel<<<static_cast<unsigned>(piece.rows), kThreads, bytes, stream>>>(view, piece, first_of_group,
+                                                                             static_cast<int>(budget), room);
       return;
     }
     filter<T>(view, piece, stream);
@@ -376,9 +372,7 @@ struct DeviceSelection::Parts {
       make_offsets<<<1, 1024, 0, stream>>>(view, out.row_offsets.data);
       if (view.n_tokens > 0)
         take_best<<<static_cast<unsigned>(view.n_tokens), 128,
-                    static_cast<std::size_t>(round_up(budget, 4)) * sizeof(std::uint32_t), stream>>>(
-            view, static_cast<int>(budget), out);
-      set_hints<<<groups, 1024, 0, stream>>>(view, static_cast<int>(budget));
+                    static_cast<std::size_t>(round_up(budget, 4)) * sizeof(std::uint32_t), stream>>>(view, out);
     } else {
       const unsigned per_group = std::max(1u, static_cast<unsigned>(multiprocessors()) / groups);
       const auto token_blocks = static_cast<unsigned>(std::max<std::int64_t>(1, divide_up(view.n_tokens, kWarps)));
@@ -473,7 +467,8 @@ DeviceSelection::DeviceSelection(const SelectionRequest& request, Array<std::byt
             "selection on the GPU, initial state");
   const int bytes = room_of(request.rule == SelectionRule::topk ? request.budget : 1) * static_cast<int>(sizeof(Count));
   for (const void* kernel :
-       {reinterpret_cast<const void*>(keep_best<bf16>), reinterpret_cast<const void*>(keep_best<float>)})
+       {reinterpret_cast<const void*>(keep_best<bf16, true>), reinterpret_cast<const void*>(keep_best<bf16, false>),
+        reinterpret_cast<const void*>(keep_best<float, false>)})
     require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
             "selection on the GPU, shared memory");
   require(cudaGetLastError(), "selection on the GPU, initial state");
@@ -500,16 +495,25 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   for (std::size_t layer = 0; layer < bias_of_layer.size(); ++layer) bias.layer[layer] = bias_of_layer[layer].data;
   for (std::size_t layer = 0; layer < cut_of_layer.size(); ++layer) cut.layer[layer] = cut_of_layer[layer].data;
 
-  const bool formed_here = parts_->formed_here =
-      operands != nullptr && Sizes(request).formed_here && takes_hopper_filter(*operands);
-  const Producer form = [operands](const Execution& where, const TileRange& tile, AnyMatrix product) {
+  const Sizes sizes(request);
+  const bool supported = operands != nullptr && takes_hopper_filter(*operands);
+  const bool formed_here = parts_->formed_here = supported && sizes.formed_here;
+  const bool parts_known = supported && sizes.parts > 0;
+  if (!parts_known) view.largest = nullptr;
+  const Producer form = [&](const Execution& where, const TileRange& tile, AnyMatrix product) {
     const AnyMatrix weight = operands->weight[static_cast<std::size_t>(tile.layer)];
+    PartsOfRows parts;
+    if (parts_known) {
+      operands->arrive_layer(where, tile.layer);
+      parts = {view.bias + tile.layer * view.padded_features, view.largest};
+    }
     store_hopper_products(where,
                           operands->x.rows_from(tile.token_begin, tile.token_count)
                               .columns_from(tile.layer * weight.columns, weight.columns),
-                          weight.rows_from(tile.feature_begin, tile.feature_count), product);
+                          weight.rows_from(tile.feature_begin, tile.feature_count), product, parts);
+    if (parts_known) operands->arrive_layer(where, request.n_layers);
   };
-  const Producer& producer = formed_here ? form : produce;
+  const Producer& producer = formed_here || parts_known ? form : produce;
   if (formed_here) {
     view.block_features = kHopperFeatures;
     view.n_blocks = static_cast<int>(divide_up(request.n_features, kHopperFeatures));

@@ -11,11 +11,9 @@
 // of histograms over the list find the K-th key exactly, ties are admitted by counts in order, and the list becomes
 // rows. So a threshold, whatever it is, can cost time and never changes the result.
 //
-// topk. One block of threads owns a token's row of a tile and its list of the best `budget` entries. It takes the
-// entries above a hint (a low percentile of the last batch's budget-th keys) from the row, or, where the selection
-// follows another one and one tile has all features of a token and group, from the list that the filter of batch_topk
-// makes with the hint as threshold. If they are too few or too many it finds a better bar by a histogram of the row. No
-// loop over tiles.
+// topk. One block of threads owns a token's row of a tile and its list of the best `budget` entries. It finds the
+// largest keys of parts of the row, which bound the budget-th key from below, and reads those parts again that have
+// keys above the bound. Nothing is carried from batch to batch.
 //
 // relu. Everything positive, as far as it fits; with cuts (jumprelu) everything above the cut of its feature.
 //
@@ -173,8 +171,8 @@ class DeviceSelection {
   void take(const Execution&, const TileRange&, AnyMatrix product);
   void finish(const Execution&, const SparseActivations& activations);
 
-  /// For each group the key (rule.hpp) that an entry of the next batch must exceed to enter the list, on the device.
-  /// Part of a checkpoint, so that the time repeats too. Any content is safe. 0xffffffff: unknown.
+  /// For each group the key (rule.hpp) that an entry of the next batch must exceed to enter the list, on the device;
+  /// not for topk. Part of a checkpoint, so that the time repeats too. Any content is safe. 0xffffffff: unknown.
   Array<std::uint32_t> thresholds() const;
 
   /// The first selection since construction that was not valid. Waits for the stream.

@@ -9,8 +9,9 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// Computes the limits for the filter; with `first` also resets the state for a new batch. Without it, clears the
-/// segments of layers that are listed again, if `clears`: tiles then have several blocks, and use the first one only.
+/// Computes the limits for the filter, for topk copies the biases; with `first` also resets the state for a new batch.
+/// Without it, clears the segments of layers that are listed again, if `clears`: tiles then have several blocks, and
+/// use the first one only.
 ///
 /// fp32(product + bias) > threshold implies product > threshold - bias exactly (rounding is monotone and the threshold
 /// is a float), so product > limit for any limit that is not above the difference. The few that pass by mistake are
@@ -21,8 +22,9 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t thread = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
   const std::int64_t n_threads = gridDim.x * static_cast<std::int64_t>(kThreads);
   if (first) {
-    for (std::int64_t i = thread; i < kHistogramRounds * view.n_groups * kHistogramBins; i += n_threads)
-      view.histogram[i] = 0;
+    if (view.histogram != nullptr)
+      for (std::int64_t i = thread; i < kHistogramRounds * view.n_groups * kHistogramBins; i += n_threads)
+        view.histogram[i] = 0;
     if (thread < view.n_groups) {
       Group& group = view.group[thread];
       group = {};
@@ -56,6 +58,10 @@ __global__ void __launch_bounds__(kThreads)
   for (std::int64_t i = thread; i < view.n_layers * view.padded_features; i += n_threads) {
     const int layer = static_cast<int>(i / view.padded_features);
     const std::int64_t feature = i % view.padded_features;
+    if (view.bias != nullptr) {
+      view.bias[i] = feature < view.n_features ? bias.layer[layer][feature] : -INFINITY;
+      continue;
+    }
     const int g = view.group_of(layer);
     if (!first && view.group[g].mode != kFilter) continue;
     const std::uint32_t threshold = relu ? 0 : view.threshold[g];

@@ -4,29 +4,45 @@
 // Included by select_cuda.cu only.
 #pragma once
 
+#include "kernels/transcoder/select/hopper_filter.hpp"
 #include "kernels/transcoder/select/select_view_cuda.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
 
-/// Sorts the first n words of `words` descending; returns how many of them count, at most `budget`. All threads of the
-/// block call it. `words` has space for the next power of two.
-__device__ int keep_largest(Count* words, int n, int budget) {
+/// How many of n descending words are greater than `word`.
+__device__ int count_greater(const Count* words, int n, Count word) {
+  int begin = 0, end = n;
+  while (begin < end) {
+    const int middle = (begin + end) / 2;
+    if (words[middle] > word)
+      begin = middle + 1;
+    else
+      end = middle;
+  }
+  return begin;
+}
+
+/// Sorts the first n words of `words` descending, of which the first `sorted` already are; returns how many of them
+/// count, at most `budget`. All threads of the block call it. `words` has space for the next power of two.
+__device__ int keep_largest(Count* words, int n, int sorted, int budget) {
   __syncthreads();
-  constexpr int kRanked = 2 * kThreads;
-  if (n <= kRanked) {  // each word finds its rank by comparison with all
-    Count own[2];
-    int rank[2] = {0, 0};
+  // Each word finds its rank by comparison with those that are not sorted yet, if they are few.
+  constexpr int kEach = 4, kRanked = 2 * kThreads;
+  if (n <= kRanked || (n <= kEach * kThreads && n - sorted <= kThreads)) {
+    Count own[kEach];
+    int rank[kEach];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int at = threadIdx.x + i * kThreads;
-      own[i] = at < n ? words[at] : 0;
-      if (at < n)
-        for (int j = 0; j < n; ++j) rank[i] += words[j] > own[i];
+    for (int i = 0; i < kEach; ++i) {
+      const int at = static_cast<int>(threadIdx.x) + i * kThreads;
+      if (at >= n) break;
+      own[i] = words[at];
+      rank[i] = at < sorted ? at : count_greater(words, sorted, own[i]);
+      for (int j = sorted; j < n; ++j) rank[i] += words[j] > own[i];
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < kEach; ++i)
       if (static_cast<int>(threadIdx.x) + i * kThreads < n) words[rank[i]] = own[i];
   } else {
     int size = kRanked;
@@ -86,154 +102,190 @@ __device__ Bar bar_of(const std::uint32_t* bins, int budget) {
   return copy;
 }
 
+/// Parts of a row whose largest keys bound the budget-th key.
+constexpr int kPartsOfThread = 8;
+constexpr int kMostParts = kPartsOfThread * kThreads;
+constexpr int kKnownPart = static_cast<int>(kHopperPart);
+
 /// Merges a tile's rows into the tokens' lists. One block per row; dynamic shared memory: `room` words, a power of two
-/// of at least budget + 1024 and half the histogram's bins. It is kept small, so that the limits, which all rows read,
-/// stay in the L1 cache.
+/// of at least budget + 1024 and of both arrays below. It is kept small, so that the biases, which all rows read, stay
+/// in the L1 cache.
 ///
-/// Normally one look at the row suffices: the entries above the hint, which follow from the products here, or, where
-/// filter_tile has `listed` them and its list held all, from there. If they are too few for the budget or too many for
-/// the memory, a histogram of the row gives a bar, and the entries above it are collected.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    keep_best(View view, Piece piece, bool first_of_group, bool listed, int budget, int room) {
+/// The bar is a key that at least `budget` keys exceed: the least of a full list, or a bound by the largest keys of
+/// parts of the row, which are keys of as many entries. The parts whose largest key exceeds the bar are read again,
+/// from the L2 cache, and what exceeds it there is sorted into the list. Usually little more than the budget does. If
+/// it is more than the memory holds (ties, budgets of thousands), a histogram of the row raises the bar.
+///
+/// kKnown: the kernel that formed the tile found the largest keys, in view.largest; the row is not read as a whole.
+template <class T, bool kKnown>
+__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+    keep_best(View view, Piece piece, bool first_of_group, int budget, int room) {
   using V = Vector<T>;
+  constexpr int kAtOnce = 2;  // vectors that a thread loads before it uses the first
+  constexpr int kChunk = kThreads * kAtOnce;
+  constexpr int kParts = kPartsOfThread;  // of a thread's vectors: every eighth chunk
   extern __shared__ Count words[];
-  __shared__ int n_words;
-  const int g = view.group_of(piece.layer);
+  __shared__ std::uint16_t read_again[kMostParts];
+  __shared__ int n_again, n_words;
+  const int g = view.group_of(piece.layer), thread = static_cast<int>(threadIdx.x);
   const std::int64_t row = blockIdx.x, token = piece.token_begin + row, place = g * view.n_tokens + token;
   const uint4* products = reinterpret_cast<const uint4*>(static_cast<const T*>(piece.data) + row * piece.stride);
-  const uint4* limits = reinterpret_cast<const uint4*>(static_cast<const T*>(view.limit) +
-                                                       piece.layer * view.padded_features + piece.feature_begin);
-  const int vectors = (piece.columns + V::kSize - 1) / V::kSize;
+  const float* biases = view.bias + piece.layer * view.padded_features + piece.feature_begin;
+  const int vectors = (piece.columns + V::kSize - 1) / V::kSize, chunks = (vectors + kChunk - 1) / kChunk;
   const std::uint32_t index_base = static_cast<std::uint32_t>(
       piece.layer * static_cast<std::int64_t>(view.n_features_total) + view.feature_begin + piece.feature_begin);
   Count* list = view.word + (token * view.n_groups + g) * view.most;
   if (view.open != nullptr && view.open[piece.layer] == 0) {  // the same for the whole grid
     if (!first_of_group) return;
-    for (int i = threadIdx.x; i < budget; i += kThreads) list[i] = 0;
-    if (threadIdx.x == 0) view.above[place] = view.admit[place] = 0;
+    for (int i = thread; i < budget; i += kThreads) list[i] = 0;
+    if (thread == 0) view.above[place] = view.admit[place] = 0;
     return;
   }
   const int old = first_of_group ? 0 : static_cast<int>(view.above[place]);
-  for (int i = threadIdx.x; i < old; i += kThreads) words[i] = list[i];
-  if (threadIdx.x == 0) n_words = old;
-  __syncthreads();
-  const std::uint32_t hint = view.threshold[g] >= kLargestKey ? 0 : view.threshold[g];
-  // A full list raises the bar to its least word: later entries of equal key lose to it.
-  std::uint32_t bar = old == budget ? key_of_word(words[budget - 1]) : hint;
-  __syncthreads();
+  const bool full = old == budget;  // then later entries of the least key lose to it
+  auto* const bins = reinterpret_cast<std::uint32_t*>(words);
+  std::uint32_t* const most = bins + kHistogramBins;  // [parts, threads], unless kKnown
+  const int own_parts = min(chunks, kParts), known_parts = (piece.columns + kKnownPart - 1) / kKnownPart;
+  const auto clear_bins = [&] {
+    for (int i = thread; i < kHistogramBins; i += kThreads) bins[i] = 0;
+  };
+  const auto count = [&](std::uint32_t key) {
+    if (key > 0) atomicAdd(bins + (key >> histogram_shift(0)), 1u);
+  };
+  // The sums of a vector: visit(sum, place in the vector). In the padding of a row -infinity or not a number.
+  const auto for_each_sum = [&](const uint4& x, int at, auto&& visit) {
+#pragma unroll
+    for (int j = 0; j < V::kSize; j += 4) {
+      const float4 bias = __ldg(reinterpret_cast<const float4*>(biases + at * V::kSize + j));
+      visit(V::get(x, j) + bias.x, j);
+      visit(V::get(x, j + 1) + bias.y, j + 1);
+      visit(V::get(x, j + 2) + bias.z, j + 2);
+      visit(V::get(x, j + 3) + bias.w, j + 3);
+    }
+  };
+  // The thread's vectors of a chunk: visit(vector, its number).
+  const auto for_each_vector = [&](int chunk, auto&& visit) {
+    uint4 x[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = chunk * kChunk + i * kThreads + thread;
+      x[i] = at < vectors ? __ldcs(products + at) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = chunk * kChunk + i * kThreads + thread;
+      if (at < vectors) visit(x[i], at);
+    }
+  };
+  std::uint32_t bar = 0;
+  const auto look = [&](const uint4& x, int at) {
+    for_each_sum(x, at, [&](float sum, int j) {
+      if (!(sum > __uint_as_float(bar))) return;
+      const int to = atomicAdd(&n_words, 1);
+      if (to < room) words[to] = selection_word(__float_as_uint(sum), index_base + at * V::kSize + j);
+    });
+  };
 
-  // Entries of a vector that exceed the bar; `columns`: a bit for each that may.
-  const auto look = [&](const uint4& x, int at, std::uint32_t columns) {
-    for (; columns != 0; columns &= columns - 1) {
-      const int j = __ffs(static_cast<int>(columns)) - 1, column = at * V::kSize + j;
-      if (column >= piece.columns) break;
-      const float r = V::get(x, j) + __ldg(piece.bias + column);
-      if (r > __uint_as_float(bar)) {
-        const int to = atomicAdd(&n_words, 1);
-        if (to < room) words[to] = selection_word(__float_as_uint(r), index_base + column);
-      }
-    }
-  };
-  constexpr std::uint32_t kEach = (1u << V::kSize) - 1;
-  // Visits all vectors of the row, with several loads in flight: visit(vector, its number).
-  const auto for_each_vector = [&](auto&& visit) {
-    constexpr int kAtOnce = 4;
-    for (int first = 0; first < vectors; first += kThreads * kAtOnce) {
-      uint4 x[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int at = first + i * kThreads + static_cast<int>(threadIdx.x);
-        x[i] = at < vectors ? __ldcs(products + at) : make_uint4(0, 0, 0, 0);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int at = first + i * kThreads + static_cast<int>(threadIdx.x);
-        if (at < vectors) visit(x[i], at);
-      }
-    }
-  };
-  int n = 0;
-  bool too_many = false, too_few = false;
-  if (listed && view.group[g].cursor <= static_cast<Count>(view.capacity)) {
-    // The only tile of this row and group: there is no older list.
-    const uint2 segment = view.segment[token * view.n_layers + piece.layer];
-    const std::uint32_t key_base = static_cast<std::uint32_t>(piece.layer * view.n_features + piece.feature_begin);
-    n = static_cast<int>(segment.y);
-    too_many = n > room;
-    too_few = n < budget && view.threshold[g] > 0;
-    if (!too_many && !too_few)
-      for (int i = threadIdx.x; i < n; i += kThreads)
-        words[i] = selection_word(__float_as_uint(view.value[segment.x + i]),
-                                  index_base + (view.key[segment.x + i] - key_base));
-  } else {
-    // The limits follow from the hint: they exclude nothing that exceeds a bar at or above it.
-    const bool limited = bar >= hint && view.threshold[g] < kLargestKey;
-    for_each_vector([&](const uint4& x, int at) {
-      if (!limited) {
-        look(x, at, kEach);
-        return;
-      }
-      const uint4 limit = __ldg(limits + at);
-      if (!V::any(x, limit)) return;
-      std::uint32_t above = 0;
-#pragma unroll
-      for (int j = 0; j < V::kSize; ++j) above |= V::get(x, j) > V::get(limit, j) ? 1u << j : 0u;
-      look(x, at, above);
-    });
-    __syncthreads();
-    n = n_words;
-    // Is the hint below the budget-th entry? Only entries above it count: some of the old list may not be.
-    int counted = n;
-    if (old < budget)
-      for (int i = old - 1; i >= 0 && key_of_word(words[i]) <= bar; --i) --counted;
-    too_many = n > room;
-    too_few = old < budget && counted < budget && bar > 0;
+  if (thread == 0) {
+    n_again = 0;
+    n_words = old;
   }
-  if (too_many || too_few) {
-    __syncthreads();
-    if (too_few) bar = 0;  // the hint was too high for this token, or is not known
-    auto* bins = reinterpret_cast<std::uint32_t*>(words);
-    for (int i = threadIdx.x; i < kHistogramBins; i += kThreads) bins[i] = 0;
-    __syncthreads();
-    for_each_vector([&](const uint4& x, int at) {
-#pragma unroll
-      for (int j = 0; j < V::kSize; ++j) {
-        const int column = at * V::kSize + j;
-        const std::uint32_t key = column < piece.columns ? selection_key(V::get(x, j) + __ldg(piece.bias + column)) : 0;
-        if (key > bar) atomicAdd(bins + (key >> histogram_shift(0)), 1u);
+  if (!full) clear_bins();
+  // The parts of this thread: visit(largest key, number).
+  const auto for_each_part = [&](auto&& visit) {
+    if constexpr (kKnown)
+      for (int part = thread; part < known_parts; part += kThreads)
+        visit(selection_key(__ldg(view.largest + row * known_parts + part)), part);
+    else
+      for (int part = 0; part < own_parts; ++part) visit(most[part * kThreads + thread], thread * kParts + part);
+  };
+  // What is read again of a part by one of kEach threads: visit(vector, its number).
+  constexpr int kEach = kKnown ? kKnownPart / V::kSize : kAtOnce;
+  const auto for_each_again = [&](int part, int i, auto&& visit) {
+    if constexpr (kKnown) {
+      const int at = part * kEach + i;
+      if (at < vectors) visit(__ldcg(products + at), at);
+    } else {
+      for (int chunk = part % kParts; chunk < chunks; chunk += kParts) {
+        const int at = chunk * kChunk + i * kThreads + part / kParts;
+        if (at < vectors) visit(__ldcg(products + at), at);
       }
+    }
+  };
+  if constexpr (!kKnown)
+    for (int part = 0; part < own_parts; ++part) {
+      float largest = 0.0f;
+      for (int chunk = part; chunk < chunks; chunk += kParts)
+        for_each_vector(chunk, [&](const uint4& x, int at) {
+          for_each_sum(x, at, [&](float sum, int) { largest = fmaxf(largest, sum); });
+        });
+      most[part * kThreads + thread] = selection_key(largest);
+    }
+  std::uint32_t largest = 0;
+  for_each_part([&](std::uint32_t key, int) { largest = max(largest, key); });
+  __syncthreads();
+  if (full) {
+    bar = key_of_word(list[budget - 1]);
+  } else {
+    if (budget <= kThreads / 2)
+      count(largest);
+    else
+      for_each_part([&](std::uint32_t key, int) { count(key); });
+    __syncthreads();
+    bar = bar_of(bins, budget).key;
+  }
+  if (largest > bar)
+    for_each_part([&](std::uint32_t key, int part) {
+      if (key > bar) read_again[atomicAdd(&n_again, 1)] = static_cast<std::uint16_t>(part);
     });
+  __syncthreads();
+  if (n_again == 0 && !first_of_group) return;
+  for (int i = thread; i < old; i += kThreads) words[i] = list[i];
+  for (int i = thread; i < n_again * kEach; i += kThreads) for_each_again(read_again[i / kEach], i % kEach, look);
+  __syncthreads();
+  int n = n_words;
+  if (n > room) {
+    __syncthreads();
+    clear_bins();
+    __syncthreads();
+    for (int chunk = 0; chunk < chunks; ++chunk)
+      for_each_vector(chunk, [&](const uint4& x, int at) {
+        for_each_sum(x, at, [&](float sum, int) {
+          const std::uint32_t key = selection_key(sum);
+          if (key > bar) count(key);
+        });
+      });
     __syncthreads();
     const Bar found = bar_of(bins, budget);
     bar = max(bar, found.key);
-    if (threadIdx.x == 0) n_words = old;
-    for (int i = threadIdx.x; i < old; i += kThreads) words[i] = list[i];
+    if (thread == 0) n_words = old;
+    for (int i = thread; i < old; i += kThreads) words[i] = list[i];
     __syncthreads();
     if (old + found.above <= static_cast<std::uint32_t>(room)) {
-      for_each_vector([&](const uint4& x, int at) { look(x, at, kEach); });
+      for (int chunk = 0; chunk < chunks; ++chunk) for_each_vector(chunk, look);
       __syncthreads();
-    } else {  // many keys in one bin: check the list's length after every chunk
-      const int chunk = min(kThreads, (room - budget) / V::kSize);
-      for (int first = 0; first < vectors; first += chunk) {
-        const bool full = n_words + chunk * V::kSize > room;  // the same for the whole block
+    } else {  // many keys in one bin: check the list's length after every few vectors
+      const int step = min(kThreads, (room - budget) / V::kSize);
+      for (int first = 0; first < vectors; first += step) {
+        const bool crowded = n_words + step * V::kSize > room;  // the same for the whole block
         __syncthreads();
-        if (full) {
-          const int kept = keep_largest(words, n_words, budget);
-          if (threadIdx.x == 0) n_words = kept;
+        if (crowded) {
+          const int kept = keep_largest(words, n_words, 0, budget);
+          if (thread == 0) n_words = kept;
           if (kept == budget) bar = max(bar, key_of_word(words[budget - 1]));
           __syncthreads();
         }
-        const int at = first + static_cast<int>(threadIdx.x);
-        if (static_cast<int>(threadIdx.x) < chunk && at < vectors) look(products[at], at, kEach);
+        const int at = first + thread;
+        if (thread < step && at < vectors) look(products[at], at);
         __syncthreads();
       }
     }
-    n = n_words;
+    n = keep_largest(words, n_words, 0, budget);
+  } else {
+    n = keep_largest(words, n, old, budget);
   }
-  n = keep_largest(words, n, budget);
-  for (int i = threadIdx.x; i < budget; i += kThreads) list[i] = i < n ? words[i] : 0;
-  if (threadIdx.x == 0) {
+  for (int i = thread; i < budget; i += kThreads) list[i] = i < n ? words[i] : 0;
+  if (thread == 0) {
     view.above[place] = n;
     view.admit[place] = 0;
   }
@@ -254,16 +306,7 @@ __global__ void __launch_bounds__(kThreads)
       int rank = i;
       for (int other = 0; other < n_lists && rank < budget; ++other) {
         if (other == own) continue;
-        const Count* words = lists + (other * rows + row) * most;
-        int begin = 0, end = budget;  // the first word that is not greater
-        while (begin < end) {
-          const int middle = (begin + end) / 2;
-          if (words[middle] > list[i])
-            begin = middle + 1;
-          else
-            end = middle;
-        }
-        rank += begin;
+        rank += count_greater(lists + (other * rows + row) * most, budget, list[i]);
       }
       if (rank == budget - 1) found = list[i];
     }
@@ -292,9 +335,9 @@ __global__ void __launch_bounds__(kThreads) cut_lists(View view, const Count* cu
   n = begin;
 }
 
-/// Writes the lists as rows, and a histogram of the budget-th keys. One block of 128 threads per token; dynamic shared
-/// memory: `budget` indices.
-__global__ void __launch_bounds__(128) take_best(View view, int budget, SparseActivations out) {
+/// Writes the lists as rows. One block of 128 threads per token; dynamic shared memory: an index for each entry of the
+/// longest list.
+__global__ void __launch_bounds__(128) take_best(View view, SparseActivations out) {
   extern __shared__ std::uint32_t index[];
   const std::int64_t token = blockIdx.x;
   std::int64_t to = out.row_offsets[token];
@@ -316,35 +359,8 @@ __global__ void __launch_bounds__(128) take_best(View view, int budget, SparseAc
         out.value.data[to + rank] = __uint_as_float(key_of_word(list[i]));
       }
     }
-    if (threadIdx.x == 0) {
-      const std::uint32_t least = key_of_word(list[budget - 1]);
-      atomicAdd(&view.histogram[g * kHistogramBins + (least >> histogram_shift(0))], Count{1});
-    }
     to += n;
   }
-}
-
-/// The hint for the next batch: 63 of 64 tokens had their budget-th key above it, to 11 bits below the first
-/// histogram's bins, so that few entries more than needed exceed it. One block per group.
-__global__ void __launch_bounds__(1024) set_hints(View view, int budget) {
-  const int g = blockIdx.x;
-  const Count n = static_cast<Count>(view.n_tokens);
-  const auto histogram = [&](int round) {
-    return view.histogram + (static_cast<std::int64_t>(round) * view.n_groups + g) * kHistogramBins;
-  };
-  KeySearch<Count> search{.wanted = n - n / 64};
-  search.advance(pick_bin_by_block(histogram(0), search.rank()));
-  const bool known = !search.exhausted && search.prefix > 0;
-  if (known) {  // the same for the whole block
-    const HistogramRound round = search.round();
-    for (std::int64_t token = threadIdx.x; token < view.n_tokens; token += blockDim.x) {
-      const int bin = round.bin(key_of_word(view.word[(token * view.n_groups + g) * view.most + budget - 1]));
-      if (bin >= 0) atomicAdd(histogram(1) + bin, Count{1});
-    }
-    __syncthreads();
-    search.advance(pick_bin_by_block(histogram(1), search.rank()));
-  }
-  if (threadIdx.x == 0) view.threshold[g] = known ? search.threshold() : 0;
 }
 
 __global__ void set_thresholds(std::uint32_t* threshold, int n, std::uint32_t value) {

@@ -95,14 +95,16 @@ struct View {
   Control* control;
   std::int32_t* fault;  // set when a selection fails; null: not reported
   Group* group;
-  std::uint32_t* threshold;  // [groups]
+  std::uint32_t* threshold;  // [groups]; not for topk
   void* limit;  // [layers, padded features] of the product's type (hopper_filter.hpp: fp32): products up to it cannot
                 // pass
-  Count* histogram;      // [rounds, groups, bins]
-  Count* survey;         // [groups, bins] of a pass over tiles
-  std::uint32_t* key;    // [groups, capacity]
-  float* value;          // [groups, capacity]
-  uint2* segment;        // [tokens, layers, blocks] first entry in the list, entries
+  float* bias;  // [layers, padded features] the biases, -infinity in the padding (topk)
+  float* largest;      // [rows of the tile, parts] from the kernel that formed the tile (PartsOfRows); null: not known
+  Count* histogram;    // [rounds, groups, bins]
+  Count* survey;       // [groups, bins] of a pass over tiles
+  std::uint32_t* key;  // [groups, capacity]
+  float* value;        // [groups, capacity]
+  uint2* segment;      // [tokens, layers, blocks] first entry in the list, entries
   std::uint32_t* above;  // [groups, tokens] entries that stay for certain
   std::uint32_t* tied;   // [groups, tokens] entries equal to the K-th key
   std::uint32_t* admit;  // [groups, tokens] how many of them stay
