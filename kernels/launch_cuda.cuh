@@ -74,9 +74,17 @@ __device__ __forceinline__ T* in_cluster(T* shared, int rank) {
 
 /// kernel<<<grid, threads, shared>>>(arguments), which may start early. cluster: blocks of successive x that form a
 /// cluster, a divisor of grid.x; 1 without has_clusters().
+///
+/// most_shared: a multiprocessor divides its memory into shared memory and first-level cache, and must be idle to
+/// divide it in another way. Kernels that follow one another therefore all ask for as much shared memory as there is.
 template <class Arguments>
 void launch_early(const Execution& execution, const char* name, void (*kernel)(Arguments), dim3 grid, int threads,
-                  std::int64_t shared, int cluster, const std::type_identity_t<Arguments>& arguments) {
+                  std::int64_t shared, int cluster, const std::type_identity_t<Arguments>& arguments,
+                  bool most_shared = true) {
+  if (most_shared && has_clusters())
+    require(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        name);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));

@@ -385,7 +385,7 @@ void launch(const Execution& execution, void (*kernel)(Arguments), const Argumen
     require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
             "set_advantages");
   launch_early(execution, "set_advantages", kernel, dim3(static_cast<unsigned>(arguments.sets.prompts * blocks)),
-               warps * kWarp, shared, blocks, arguments);
+               warps * kWarp, shared, blocks, arguments, false);
 }
 
 }  // namespace

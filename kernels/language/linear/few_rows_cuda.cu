@@ -259,11 +259,12 @@ bool multiply_few_rows(const Execution& execution, const LinearWeights& weights,
                                .moments = steps.norm->moments.data,
                                .epsilon = steps.norm->weights.epsilon,
                                .centred = steps.norm->weights.kind == Norm::layer};
+  const Matrix<BlockSum> sums = steps.rule.softcap > 0 ? Matrix<BlockSum>{} : steps.sums;
   if (!weights.transposed && steps.norm == nullptr && !steps.activation && steps.residual.data == nullptr &&
       y.columns >= kManyOutputs &&
       multiply_many_outputs(execution, {arguments.operands, arguments.bias, arguments.y, arguments.y_stride,
-                                        BlockRule(steps.rule), steps.sums}))
-    return steps.sums.data != nullptr;
+                                        BlockRule(steps.rule), sums}))
+    return sums.data != nullptr;
   if (x.rows <= 8)
     launch<8>(execution, arguments, weights.transposed, steps.norm != nullptr);
   else if (x.rows <= 32)

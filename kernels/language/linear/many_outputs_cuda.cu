@@ -25,10 +25,20 @@ struct ManyOutputsTile {
   static constexpr int kSharedBytes = kStages * kStageBytes;
   /// Sums are stored as [row][output]. Four floats between rows: the lanes of a warp write to different banks.
   static constexpr int kSumsStride = kOutputs + 4;
-  static constexpr int kVectors = kOutputs / 8;  ///< of a row, that threads finish
   static_assert(kRows % 8 == 0 && kRows * kSumsStride * 4 <= kSharedBytes);
-  static_assert(kOutputs % kDrawBlock == 0 && kRows * kVectors % kWarp == 0);
+  static_assert(kOutputs % kDrawBlock == 0);
 };
+
+/// Eight sums with the bias; outputs beyond the last one have none.
+[[maybe_unused]] __device__ __forceinline__ void load_sums(const ManyOutputs& a, const float* from, int output,
+                                                           float (&value)[8]) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
+  value[0] = low.x, value[1] = low.y, value[2] = low.z, value[3] = low.w;
+  value[4] = high.x, value[5] = high.y, value[6] = high.z, value[7] = high.w;
+  if (a.bias != nullptr && output < a.operands.outputs)
+#pragma unroll
+    for (int c = 0; c < 8; ++c) value[c] += a.bias[output + c];
+}
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_constant__ ManyOutputs a) {
@@ -44,18 +54,29 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_con
   const int first_output = static_cast<int>(blockIdx.x) * Tile::kOutputs,
             chunks = (o.inputs + Tile::kChunk - 1) / Tile::kChunk;
   const auto stage_of = [](int chunk) { return static_cast<std::uint32_t>(chunk % Tile::kStages * Tile::kStageBytes); };
-  const auto load = [&](const bf16* from, std::int64_t stride, int rows, int all, int chunk, std::uint32_t to) {
-    for (int i = thread; i < all * kWords; i += Tile::kThreads) {
-      const int row = i / kWords, word = i % kWords, input = chunk * Tile::kChunk + 8 * word;
-      const bool valid = row < rows && input < o.inputs;
-      context.copy16(to + few_rows_place<kWords>(row, word), from + (valid ? row * stride + input : 0), valid);
+  // The word of each row that this thread copies: the same of every kRowsAtOnce-th row, from one address and to one.
+  constexpr int kRowsAtOnce = Tile::kThreads / kWords;
+  static_assert(kRowsAtOnce % 8 == 0);  // the permutation of words repeats after 8 rows
+  const int first_row = thread / kWords, column = thread % kWords * 8;
+  const std::uint32_t place = few_rows_place<kWords>(first_row, thread % kWords);
+  const auto load = [&](const bf16* from, std::int64_t stride, int rows, auto all, int chunk, std::uint32_t to) {
+    const bool inside = chunk * Tile::kChunk + column < o.inputs;
+    const bf16* const of_chunk = from + first_row * stride + column + chunk * Tile::kChunk;
+#pragma unroll
+    for (int r = 0; r < all; r += kRowsAtOnce) {
+      if (all % kRowsAtOnce != 0 && first_row + r >= all) break;
+      const bool valid = inside && first_row + r < rows;
+      context.copy16(to + place + static_cast<std::uint32_t>(r * kWords * 16), valid ? of_chunk + r * stride : from,
+                     valid);
     }
   };
   const auto load_weight = [&](int chunk) {
-    load(o.weight + first_output * o.weight_stride, o.weight_stride, o.outputs - first_output, Tile::kOutputs, chunk,
-         stage_of(chunk) + Tile::kRowsBytes);
+    load(o.weight + first_output * o.weight_stride, o.weight_stride, o.outputs - first_output,
+         std::integral_constant<int, Tile::kOutputs>(), chunk, stage_of(chunk) + Tile::kRowsBytes);
   };
-  const auto load_rows = [&](int chunk) { load(o.x, o.x_stride, o.rows, Tile::kRows, chunk, stage_of(chunk)); };
+  const auto load_rows = [&](int chunk) {
+    load(o.x, o.x_stride, o.rows, std::integral_constant<int, Tile::kRows>(), chunk, stage_of(chunk));
+  };
 
   for (int chunk = 0; chunk < Tile::kStages - 1 && chunk < chunks; ++chunk) load_weight(chunk);
   await_previous_kernel();
@@ -109,24 +130,36 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_con
         sums[row * Tile::kSumsStride + output] = sum[group][tile][i];
       }
   context.sync();
-  // Whole warps, 16 lanes for a row of a block of ids.
-  const int used = (o.rows * Tile::kVectors + kWarp - 1) / kWarp * kWarp;
-#pragma unroll 2
-  for (int i = thread; i < used; i += Tile::kThreads) {
-    const int row = i / Tile::kVectors, column = i % Tile::kVectors * 8, output = first_output + column;
-    const bool valid = row < o.rows && output < o.outputs;
-    const float4* const from = reinterpret_cast<const float4*>(sums + row * Tile::kSumsStride + column);
-    const float4 low = from[0], high = from[1];
-    float value[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    if (a.bias != nullptr && valid)
+  constexpr int kVectors = Tile::kOutputs / 8;
+  for (int i = thread; i < o.rows * kVectors; i += Tile::kThreads) {
+    const int row = i / kVectors, output = first_output + i % kVectors * 8;
+    if (output >= o.outputs) continue;
+    float value[8];
+    load_sums(a, sums + row * Tile::kSumsStride + i % kVectors * 8, output, value);
+    *reinterpret_cast<uint4*>(a.y + row * a.y_stride + output) = pack8(value);
+  }
+  if (a.sums.data == nullptr) return;
+  // Sums of blocks of ids: a warp takes a block of eight rows. Lanes that read shared memory together read eight rows,
+  // from different banks.
+  constexpr int kIds = kDrawBlock / 4, kBlocks = Tile::kOutputs / kDrawBlock;
+  for (int task = warp; task < (o.rows + 7) / 8 * kBlocks; task += Tile::kWarps) {
+    const int row = task / kBlocks * 8 + lane % 8, from = task % kBlocks * kDrawBlock + lane / 8 * kIds,
+              left = static_cast<int>(a.rule.vocabulary) - first_output - from;
+    float z[kIds], largest = -INFINITY;
 #pragma unroll
-      for (int c = 0; c < 8; ++c) value[c] += a.bias[output + c];
-    const uint4 stored = pack8(value);
-    if (valid) *reinterpret_cast<uint4*>(a.y + row * a.y_stride + output) = stored;
-    if (a.sums.data == nullptr) continue;
-    unpack8(stored, value);
-    const BlockSum of_block = block_sum(a.rule, output, value);
-    if (valid && i % kLanesOfBlock == 0 && output < a.rule.vocabulary) a.sums(row, output / kDrawBlock) = of_block;
+    for (int i = 0; i < kIds; i += 8) {
+      float value[8];
+      load_sums(a, sums + row * Tile::kSumsStride + from + i, first_output + from + i, value);
+      unpack8(pack8(value), value);  // as stored
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        z[i + c] = i + c < left ? value[c] : -INFINITY;
+        largest = larger(largest, z[i + c]);
+      }
+    }
+    const BlockSum of_block = block_sum<8 | 16>(a.rule, largest, z);
+    const int block = (first_output + from) / kDrawBlock;
+    if (lane < 8 && row < o.rows && left > 0) a.sums(row, block) = of_block;
   }
 #endif
 }

@@ -15,7 +15,7 @@ struct ManyOutputs {
   bf16* y;                   ///< [rows, outputs]
   std::int64_t y_stride;
   BlockRule rule;
-  Matrix<BlockSum> sums;  ///< of y as stored; or without data
+  Matrix<BlockSum> sums;  ///< of y as stored, for a rule without soft cap; or without data
 };
 
 /// False, with nothing enqueued, for more than 64 rows, where y is not in whole 16-byte words, and on GPUs with less

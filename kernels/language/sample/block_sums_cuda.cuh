@@ -8,8 +8,6 @@
 
 namespace weft::kernels::cuda {
 
-constexpr int kIdsOfLane = 8, kLanesOfBlock = kDrawBlock / kIdsOfLane;
-
 /// NaN if one of them is.
 __device__ __forceinline__ float larger(float x, float y) {
 #ifdef WEFT_BEFORE_AMPERE
@@ -21,33 +19,25 @@ __device__ __forceinline__ float larger(float x, float y) {
 #endif
 }
 
-/// All lanes of a warp call this: 16 lanes have a block, each the logits of 8 successive ids from `first` on. The same
-/// on the lanes of a block.
-__device__ __forceinline__ BlockSum block_sum(const BlockRule& rule, std::int64_t first, float (&z)[kIdsOfLane]) {
+/// All lanes of a warp call this: those whose numbers differ in the bits of kLanes alone have a block, each the logits
+/// of `ids` successive ids from `first` on, or -infinity beyond the vocabulary. z: capped. largest: of these before the
+/// cap. The same on the lanes of a block.
+template <unsigned kLanes, int ids>
+__device__ __forceinline__ BlockSum block_sum(const BlockRule& rule, float largest, const float (&z)[ids]) {
   const auto of_block = [](auto value, const auto& joined) {
 #pragma unroll
-    for (int mask = kLanesOfBlock / 2; mask > 0; mask /= 2)
-      value = joined(value, static_cast<decltype(value)>(__shfl_xor_sync(kAllLanes, value, mask)));
+    for (unsigned mask = kWarp / 2; mask > 0; mask /= 2)
+      if ((kLanes & mask) != 0)
+        value = joined(value, static_cast<decltype(value)>(__shfl_xor_sync(kAllLanes, value, static_cast<int>(mask))));
     return value;
   };
-  if (first + kIdsOfLane > rule.vocabulary)
-#pragma unroll
-    for (int i = 0; i < kIdsOfLane; ++i)
-      if (first + i >= rule.vocabulary) z[i] = -INFINITY;
-  float largest = z[0];
-#pragma unroll
-  for (int i = 1; i < kIdsOfLane; ++i) largest = larger(largest, z[i]);
   largest = of_block(largest, larger);
-  if (rule.softcap > 0)
-#pragma unroll
-    for (int i = 0; i < kIdsOfLane; ++i)
-      if (first + i < rule.vocabulary) z[i] = capped_logit(z[i], rule.softcap);
   const float capped = capped_logit(largest, rule.softcap);
   const auto sum = [&](float scale) -> std::uint32_t {
     const PowerWeight weight(scale, capped);
     std::uint32_t value = 0;
 #pragma unroll
-    for (int i = 0; i < kIdsOfLane; ++i) value += weight(z[i]);
+    for (int i = 0; i < ids; ++i) value += weight(z[i]);
     value = of_block(value, [](std::uint32_t x, std::uint32_t y) { return x + y; });
     return largest > -INFINITY ? value : 0;
   };

@@ -25,25 +25,34 @@ struct SumArguments {
   bool words;  ///< rows begin at 16-byte words
 };
 
-__global__ void __launch_bounds__(256) form_sums(const __grid_constant__ SumArguments a) {
+constexpr std::int64_t kMostSumRows = 65535;  ///< of a grid
+constexpr int kSumThreads = 256, kIdsOfLane = 8, kLanesOfBlock = kDrawBlock / kIdsOfLane;
+
+__global__ void __launch_bounds__(kSumThreads) form_sums(const __grid_constant__ SumArguments a) {
   allow_next_kernel();
   await_previous_kernel();
-  const std::int64_t block = (std::int64_t{blockIdx.x} * 256 + threadIdx.x) / kLanesOfBlock;
-  const std::int64_t row = block / a.sums.columns, of_row = block % a.sums.columns,
-                     first = of_row * kDrawBlock + threadIdx.x % kLanesOfBlock * kIdsOfLane;
-  float z[kIdsOfLane] = {};
-  if (row < a.logits.rows) {
-    if (a.words && first + kIdsOfLane <= a.logits.columns) {
+  const int thread = static_cast<int>(blockIdx.x * kSumThreads + threadIdx.x), first = thread * kIdsOfLane,
+            left = static_cast<int>(a.rule.vocabulary) - first;
+#pragma unroll 1
+  for (std::int64_t row = blockIdx.y; row < a.logits.rows; row += gridDim.y) {
+    float z[kIdsOfLane];
+    if (a.words && left >= kIdsOfLane) {
       load_columns_again(a.logits, row, first, z);
     } else {
-#pragma unroll 1
+#pragma unroll
       for (int i = 0; i < kIdsOfLane; ++i)
-        if (first + i < a.logits.columns)
-          z[i] = load_element(a.logits.data, a.logits.type, row * a.logits.stride + first + i);
+        z[i] = i < left ? load_element(a.logits.data, a.logits.type, row * a.logits.stride + first + i) : -INFINITY;
     }
+    float largest = z[0];
+#pragma unroll
+    for (int i = 1; i < kIdsOfLane; ++i) largest = larger(largest, z[i]);
+    if (a.rule.softcap > 0)
+#pragma unroll
+      for (int i = 0; i < kIdsOfLane; ++i)
+        if (i < left) z[i] = capped_logit(z[i], a.rule.softcap);
+    const BlockSum sums = block_sum<kLanesOfBlock - 1>(a.rule, largest, z);
+    if (left > 0 && thread % kLanesOfBlock == 0) a.sums(row, thread / kLanesOfBlock) = sums;
   }
-  const BlockSum sums = block_sum(a.rule, first, z);
-  if (row < a.logits.rows && threadIdx.x % kLanesOfBlock == 0) a.sums(row, of_row) = sums;
 }
 
 struct DrawArguments {
@@ -99,6 +108,7 @@ __global__ void __launch_bounds__(kDrawBlock) draw_by_blocks(const __grid_consta
   const int blocks = static_cast<int>(a.sums.columns), of_thread = (blocks + kDrawBlock - 1) / kDrawBlock,
             first = min(thread * of_thread, blocks), last = min(first + of_thread, blocks);
 
+  const Random4 random = sample_bits(stream, position + 1);
   std::uint32_t most = 0;
 #pragma unroll 4
   for (int b = first; b < last; ++b) most = max(most, logit_key(of_row[b].largest));
@@ -127,9 +137,8 @@ __global__ void __launch_bounds__(kDrawBlock) draw_by_blocks(const __grid_consta
     weight += draw.weight_of(of_row[b]);
     plain += draw.plain_of(of_row[b]);
   }
-  const std::uint64_t all = scan(plain, sums[0]).total;
-  const Scan<std::uint64_t> of_blocks = scan(weight, sums[1]);
-  const Random4 random = sample_bits(stream, position + 1);
+  const Scan<std::uint64_t> of_blocks = scan(weight, sums[0]);
+  const std::uint64_t all = draw.weighs_plainly() ? of_blocks.total : scan(plain, sums[1]).total;
   const std::uint64_t target = draw.target(random, of_blocks.total);
   if (of_blocks.before <= target && target - of_blocks.before < weight) {
     std::uint64_t rest = target - of_blocks.before;
@@ -157,9 +166,10 @@ __global__ void __launch_bounds__(kDrawBlock) draw_by_blocks(const __grid_consta
 void sum_blocks(const Execution& execution, const BlockRule& rule, AnyMatrix logits, Matrix<BlockSum> sums) {
   if (logits.rows == 0) return;
   const bool words = logits.stride % 8 == 0 && is_aligned(logits.data, 16);
-  launch_early<SumArguments>(execution, "sample: sums of blocks", form_sums,
-                             dim3(blocks_for(logits.rows * sums.columns, 256 / kLanesOfBlock)), 256, 0, 1,
-                             {rule, logits, sums, words});
+  launch_early<SumArguments>(
+      execution, "sample: sums of blocks", form_sums,
+      dim3(blocks_for(sums.columns, kSumThreads / kLanesOfBlock), blocks_for(logits.rows, 1, kMostSumRows)),
+      kSumThreads, 0, 1, {rule, logits, sums, words});
 }
 
 void sample_by_blocks(const Execution& execution, const BlockRule& rule, AnyMatrix logits, Matrix<BlockSum> sums,

@@ -133,6 +133,10 @@ struct BlockDraw {
     if (rule.takes_most_probable) return logit_key(block.largest) == most ? 1 : 0;
     return at_larger_reference(block.weight, distance(weight, block.largest));
   }
+  /// weight_of is plain_of.
+  WEFT_HOST_DEVICE bool weighs_plainly() const {
+    return !rule.takes_most_probable && rule.scale == BlockRule::kPlainScale;
+  }
   /// Of the sum of weight_of.
   WEFT_HOST_DEVICE std::uint64_t target(const Random4& random, std::uint64_t total) const {
     return rule.takes_most_probable ? 0 : uniform_below(random, total);

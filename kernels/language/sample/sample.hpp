@@ -10,7 +10,8 @@
 //
 // Probabilities are summed as integers in units of 2^-40 of about the largest, so that the order of sums does not
 // matter; what is less probable than 2^-40 times the most probable token is never drawn. Without top_k and top_p the
-// inversion is in two steps: a block of ids (block_sums.hpp), then an id of the block.
+// inversion is in two steps: a block of ids (block_sums.hpp), then an id of the block, whose weight is rounded to a
+// multiple of 2^-24 of about the largest of the block.
 #pragma once
 
 #include <cstdint>

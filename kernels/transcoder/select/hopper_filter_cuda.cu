@@ -40,6 +40,12 @@ constexpr int kCluster = 2;
 constexpr int kLead = 2;    // stages that the first warpgroup is ahead of the second
 constexpr int kGroup = 16;  // pairs of tiles along the tokens that are formed before the next features
 constexpr int kBytesX = kTokens * kInner * 2, kBytesW = kFeatures * kInner * 2;
+// Registers of a thread: at launch, and after the producers have returned some to the consumers. A scheduler has 3 of
+// the block's warps and a quarter of the multiprocessor's 65,536 registers. What is left takes one warp of a barrier
+// between ranks (kernels/peers/), which otherwise could not start before the last tile is done.
+constexpr int kRegisters = 160, kConsumerRegisters = 208, kProducerRegisters = 64;
+static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kRegisters);
+static_assert(((kConsumers + 1) * kRegisters + 32) * kWarp <= 65536 / 4);
 constexpr int kMostFound = 24;  // of a thread in a tile
 constexpr int kMostOfRow = 64;  // of a thread in a row: all
 constexpr int kMaps = 32;       // layers of a launch
@@ -420,7 +426,7 @@ extern __shared__ unsigned char filter_shared[];
 #endif
 
 template <bool stores>
-__global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_constant__ Arguments a) {
+__global__ void __maxnreg__(kRegisters) multiply_and_filter(const __grid_constant__ Arguments a) {
 #if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __trap();
 #else
@@ -447,14 +453,14 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_and_filter(const __grid_
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
   const int warpgroup = thread / kWarpgroup, warp = thread % kWarpgroup / kWarp, lane = thread % kWarp;
   if (warpgroup == kConsumers) {
-    return_registers<72>();
+    return_registers<kProducerRegisters>();
     if (warp == 0) {
       if (lane == 0) produce<stores>(a, s, rank);
     } else if (!stores && warp <= kConsumers) {
       write_hits(a, s, rank, warp - 1, lane);
     }
   } else {
-    take_registers<216>();
+    take_registers<kConsumerRegisters>();
     consume<stores>(a, s, rank, warpgroup);
   }
   // The other block may still arrive at this one's barriers.

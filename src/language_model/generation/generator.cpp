@@ -180,7 +180,7 @@ std::int64_t Generator::next_steps(std::int64_t pending) const {
 
 void Generator::enqueue(std::int64_t steps) {
   if (changed_) send();
-  for (std::int64_t i = 0; i < steps; ++i) advance();
+  for (std::int64_t i = 0; i < steps; ++i) replay(step_work_, [this] { compute(); });
   const kernels::Matrix<kernels::Drawn>& to = buffers_.host_drawn[enqueued_ % 2];
   device::copy(execution_, to.data, buffers_.drawn.data,
                to.rows * to.columns * static_cast<std::int64_t>(sizeof(kernels::Drawn)), device::Direction::to_host);
@@ -265,6 +265,12 @@ void Generator::prefill_batch(std::span<const std::size_t> rows, std::int64_t le
   copy(device.ids, host.ids);
   copy(device.positions, host.positions);
   copy(device.rows, host.rows);
+  replay(prefill_work_[length], [&] { compute_prefixes(sequences, length); });
+  kernels::fence(execution_);  // host memory may be filled again
+}
+
+void Generator::compute_prefixes(std::int64_t sequences, std::int64_t length) {
+  const Buffers::Prefill& device = buffers_.prefill;
   const std::int64_t queries = settings_.architecture.query_width(), keys = settings_.architecture.key_width();
   transformer_.hook_attention([&](std::int64_t layer, const AnyMatrix& packed, const AnyMatrix&) {
     const auto at = static_cast<std::size_t>(layer);
@@ -280,7 +286,6 @@ void Generator::prefill_batch(std::span<const std::size_t> rows, std::int64_t le
                       .positions = {device.positions.data, sequences * length},
                       .first_key = {}};
   transformer_.forward(tokens, nullptr, Transformer::Until::last_keys);
-  kernels::fence(execution_);  // host memory may be filled again
 }
 
 /// One step: the last token of each sequence through the model, and the next one.
@@ -314,14 +319,14 @@ void Generator::compute() {
                   {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
 }
 
-/// The first step runs as it is, since libraries may allocate; the second is recorded.
-void Generator::advance() {
-  if (!prepared_ || !records_) {
-    prepared_ = true;
-    return compute();
+/// The first time the work is submitted as it is, since libraries may allocate; the second time it is recorded.
+void Generator::replay(Recorded& recorded, const std::function<void()>& work) {
+  if (!recorded.prepared || !records_) {
+    recorded.prepared = true;
+    return work();
   }
-  if (!graph_) graph_.emplace().record(execution_, [this] { compute(); });
-  graph_->replay(execution_);
+  if (!recorded.graph) recorded.graph.emplace().record(execution_, work);
+  recorded.graph->replay(execution_);
 }
 
 /// The state of all sequences, as it is now.

@@ -13,14 +13,15 @@
 // length (up to the same power of two, or from 256 on quarter of one), since every step computes `rows` rows, used or
 // not. With another number of rows products may round differently.
 //
-// On a GPU the steps are one recorded graph; the host looks at the tokens of kStepsBetweenChecks steps while the GPU
-// computes the next ones. A sequence that ends on the host, at a text of --stop, is therefore computed for up to twice
-// as many steps more.
+// On a GPU the steps are one recorded graph, and so are the prompts of a length; the host looks at the tokens of
+// kStepsBetweenChecks steps while the GPU computes the next ones. A sequence that ends on the host, at a text of
+// --stop, is therefore computed for up to twice as many steps more.
 #pragma once
 
 #include <array>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -118,6 +119,11 @@ class Generator {
     std::int64_t prompt = -1;  // number of the prompt; -1: none
     std::int64_t users = 0;
   };
+  /// Work that is submitted many times.
+  struct Recorded {
+    bool prepared = false;  // has run
+    std::optional<device::Graph> graph;
+  };
   struct Continued {
     std::size_t request;
     std::vector<std::uint32_t> text;
@@ -130,8 +136,9 @@ class Generator {
   void prefill_batch(std::span<const std::size_t> rows, std::int64_t length);
   std::int64_t next_steps(std::int64_t pending) const;
   void enqueue(std::int64_t steps);
+  void compute_prefixes(std::int64_t sequences, std::int64_t length);
   void compute();
-  void advance();
+  void replay(Recorded&, const std::function<void()>& work);
   void send();
   void receive(std::int64_t steps, const Receive&);
 
@@ -152,8 +159,8 @@ class Generator {
   bool changed_ = true;                      // the state on the host, since it was sent
   const bool recordable_;
   bool records_;
-  std::optional<device::Graph> graph_;
-  bool prepared_ = false;  // a step has run eagerly
+  Recorded step_work_;
+  std::map<std::int64_t, Recorded> prefill_work_;  // by length
 };
 
 }  // namespace weft::language_model

@@ -226,13 +226,15 @@ TEST_CASE("a head leaves the sums of blocks of ids that a draw forms from its lo
       const Rows x(random_floats(rows * kWidth, 3), rows, kWidth, kType), logits(rows, kOutputs, kType),
           separate(rows, kOutputs, kType);
       linear(execution, head.view(false), x.view(), separate.view(), workspace.array());
-      for (const SampleRule& rule : {SampleRule{.vocabulary = kVocabulary},
-                                     SampleRule{.vocabulary = kVocabulary, .softcap = 5, .temperature = 0.7f}}) {
+      for (const SampleRule& rule :
+           {SampleRule{.vocabulary = kVocabulary}, SampleRule{.vocabulary = kVocabulary, .temperature = 0.7f},
+            SampleRule{.vocabulary = kVocabulary, .softcap = 5}}) {
         const DeviceArray<BlockSum> sums(rows * blocks), formed_apart(rows * blocks);
         const bool formed = linear_to_draw(execution, head.view(false), x.view(), logits.view(), workspace.array(),
                                            rule, sums.matrix(rows, blocks));
         CHECK(logits.values() == separate.values());
-        CHECK(formed == joins_norms(execution, head.view(false), rows, kType));  // a kernel for few rows
+        // A kernel for few rows, whose sums are of logits that are not capped.
+        CHECK(formed == (joins_norms(execution, head.view(false), rows, kType) && rule.softcap == 0));
         CHECK(!linear_to_draw(execution, head.view(false), x.view(), logits.view(), workspace.array(), rule, {}));
         if (!formed) continue;
         // A draw leaves the sums that it forms.
