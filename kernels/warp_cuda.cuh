@@ -168,14 +168,15 @@ __device__ __forceinline__ void copy16_async(std::uint32_t shared, const void* g
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 #endif
 }
-/// The same of what is read once per kernel: the second-level cache evicts it first.
-__device__ __forceinline__ void copy16_async_once(std::uint32_t shared, const void* global) {
+/// The same, or zeros, of what is read once per kernel: the second-level cache evicts it first.
+__device__ __forceinline__ void copy16_once(std::uint32_t shared, const void* global, bool valid) {
 #ifdef WEFT_BEFORE_AMPERE
-  copy16_async(shared, global);
+  store_shared16(shared, valid ? __ldg(static_cast<const uint4*>(global)) : make_uint4(0, 0, 0, 0));
 #else
   std::uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "l"(policy)
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),
+               "r"(valid ? 16 : 0), "l"(policy)
                : "memory");
 #endif
 }

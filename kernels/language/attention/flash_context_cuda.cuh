@@ -64,6 +64,12 @@ struct DeviceContext {
           : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
+  /// A matrix of 8 x 8, of which lane i has row i / 4 and columns i % 4 * 2 and the next, transposed.
+  __device__ __forceinline__ std::uint32_t transposed(std::uint32_t pair) {
+    std::uint32_t result;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
+  }
   template <class T>
   __device__ __forceinline__ T shuffle_xor(T value, int mask) {
     return __shfl_xor_sync(kAllLanes, value, mask);

@@ -121,6 +121,14 @@ WEFT_FLASH_INLINE void flash_columns_transposed(Context& context, std::uint32_t 
   context.load_matrices_transposed(b, tile + flash_place<kHead>(row + lane % 16, 2 * n + lane / 16));
 }
 
+/// A: columns [16 n, 16 n + 16) of a tile as rows; k over rows [row, row + 16).
+template <int kHead, class Context>
+WEFT_FLASH_INLINE void flash_rows_transposed(Context& context, std::uint32_t tile, int row, int n,
+                                             std::uint32_t (&a)[4]) {
+  const int lane = context.thread % 32;
+  context.load_matrices_transposed(a, tile + flash_place<kHead>(row + lane / 16 * 8 + lane % 8, 2 * n + lane / 8 % 2));
+}
+
 /// c[r] += rows [row + 16 r, …) of tile `a` times the rows of tile `b`, transposed.
 template <int kHead, int kRowTiles, int kColumnTiles, class Context>
 WEFT_FLASH_INLINE void flash_scores(Context& context, std::uint32_t a, int row, std::uint32_t b,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 
 #include "base/error.hpp"
 #include "kernels/dispatch.hpp"
@@ -37,10 +38,14 @@ void cached_attention(const Execution& execution, const CachedAttention& shape, 
                       AnyMatrix values, AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out) {
   if (shape.head_size < 8 || shape.head_size % 8 != 0 || shape.head_size > kLargestHead)
     throw Error(ExitCode::internal, "cached_attention: the head size is not a multiple of 8 up to 256");
+  if (shape.longest < 1) throw Error(ExitCode::internal, "cached_attention: the longest sequence is not stated");
   if (shape.kv_heads < 1 || shape.heads % shape.kv_heads != 0)
     throw Error(ExitCode::internal, "cached_attention: the number of heads is not a multiple of that of key heads");
   if (shape.sequences.size != queries.rows || shape.positions.size != queries.rows)
     throw Error(ExitCode::internal, "cached_attention: sequences and positions do not have one entry per row");
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (cached_keys.stride != cached_values.stride || cached_keys.rows > kMost || cached_keys.stride > kMost)
+    throw Error(ExitCode::internal, "cached_attention: keys and values have different strides, or too many rows");
   const bool words = are_in_words({queries, keys, values, cached_keys, cached_values, out});
   const Execution place = words ? execution : Execution{Backend::portable, execution.stream};
   dispatch<portable::cached_attention, cuda::cached_attention>(place, shape, queries, keys, values, cached_keys,

@@ -33,12 +33,14 @@ struct CachedAttention {
   float scale = 0;                        ///< > 0
   float softcap = 0;                      ///< 0: none
   std::int64_t window = 0;                ///< 0: all earlier keys
+  std::int64_t longest = 0;               ///< positions are below this
   Array<const CachedSequence> sequences;  ///< [rows], where the kernels run
   Array<const std::int32_t> positions;    ///< [rows], of the new rows
 };
 
 /// Stores the new keys and values, each in the cache row of its position, and forms `out`. queries, out [rows, heads *
-/// head_size], keys, values [rows, kv_heads * head_size], all matrices of one type (fp32, bf16 or fp16), any strides.
+/// head_size], keys, values [rows, kv_heads * head_size], all matrices of one type (fp32, bf16 or fp16), any strides,
+/// of the caches the same.
 /// Rows of sequences that do not run leave the cache as it is; their output is 0. The order of summation depends on
 /// positions alone: neither on the number of rows nor on where the parts of a sequence are.
 ///

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The encoder's products with the filter of a selection in their epilogue (hopper_filter_cuda.cu), for select_cuda.cu:
-// pre-activations are not stored. GPUs of compute capability 9.0 only.
+// pre-activations are not stored. For topk they are, with the largest of each part of a row. GPUs of compute capability
+// 9.0 only.
 //
 //   p = bf16(< x[n], W[f] >), sums in fp32        r = p + bias[f] in fp32        listed if r > threshold, or > cut[f]
 //

@@ -60,6 +60,7 @@ kernels::CachedAttention cached_attention_shape(const GenerationSettings& settin
           .scale = attention.scale,
           .softcap = attention.softcap,
           .window = attention.window,
+          .longest = std::min(settings.context(), longest_prefix(settings) + own_positions(settings)),
           .sequences = {nullptr, settings.rows},
           .positions = {nullptr, settings.rows}};
 }

@@ -4,6 +4,7 @@
 // or on the other rows, and stores the new rows.
 #include "kernels/language/decode/cached_attention.hpp"
 
+#include <algorithm>
 #include <bit>
 
 #include "tests/kernels/language/rows_support.hpp"
@@ -29,8 +30,6 @@ struct Layout {
   bool shared = true;
   std::int64_t filler = 0;  // unused cache rows before the first
 };
-
-constexpr std::int64_t kLongest = 700;
 
 /// Key or value of a position. Positions below 300 are the same for all sequences.
 std::vector<float> position_row(std::uint64_t stream, std::size_t sequence, std::int32_t position, std::int64_t columns,
@@ -62,7 +61,7 @@ class Problem {
         next += 300;
       }
       sequence.own_begin = next;
-      next += kLongest;
+      next += layout.positions[i] + 1;
       sequence.end = layout.positions[i] + 1;
       sequences_.push_back(sequence);
     }
@@ -111,6 +110,7 @@ class Problem {
                                     .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_size)),
                                     .softcap = shape_.softcap,
                                     .window = shape_.window,
+                                    .longest = *std::ranges::max_element(layout_.positions) + 1,
                                     .sequences = sequences.array(),
                                     .positions = positions.array()};
     // Twice: a call leaves the cache as the next one needs it.
@@ -197,7 +197,7 @@ const Shape kShapes[] = {
 
 TEST_CASE("cached_attention agrees with the definition and stores the new rows") {
   // One position; within one block of keys; at its border; several blocks; a prefix that ends inside a block.
-  const Layout layout{.positions = {0, 5, 63, 64, 127, 128, 400, 699}, .prefixes = {0, 5, 40, 10, 127, 0, 300, 129}};
+  const Layout layout{.positions = {0, 5, 63, 64, 127, 128, 400, 1299}, .prefixes = {0, 5, 40, 10, 127, 0, 300, 129}};
   for_each_backend([&](const Execution& execution) {
     for (const Shape& shape : kShapes)
       for (const Scalar type : kRowTypes) {
@@ -237,12 +237,12 @@ TEST_CASE("cached_attention: bits depend on a sequence alone") {
 }
 
 TEST_CASE("cached_attention: a row has the same bits alone and among many sequences") {
-  // Alone, a cluster of blocks shares the sequence on a large GPU; the longer one is divided between two of them.
+  // On a large GPU blocks have eight warps alone and two among 90 rows; alone, two blocks share the longer sequence.
   const Shape shape{8, 8, 8};
   for_each_backend([&](const Execution& execution) {
-    for (const std::int32_t position : {290, 690}) {
+    for (const std::int32_t position : {290, 1290}) {
       const Result alone = Problem(shape, {.positions = {position}, .prefixes = {280}}, Scalar::bf16).run(execution);
-      for (const int rows : {90, 270}) {
+      for (const int rows : {5, 20, 90, 270}) {
         CAPTURE(position);
         CAPTURE(rows);
         Layout layout;
