@@ -307,8 +307,13 @@ void Clipping::take(const GradientRows& rows) {
 }
 
 void Clipping::take_norms(const GradientRows& rows) {
-  for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i)
+  for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i) {
+    if (i >= open_)
+      throw error(ExitCode::internal,
+                  "rows of parameter \"{}\" come after its factors have been formed; its gradient would not be bounded",
+                  specs_[i].name);
     (rows.form == Form::lookup ? covered_[i].by_lookup : covered_[i].by_rows) += rows.examples.count();
+  }
   if (rows.form == Form::product) return take_product(rows);
   if (rows.form == Form::lookup) return take_lookup(rows);
   take_vector(rows);

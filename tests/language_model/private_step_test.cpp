@@ -231,18 +231,11 @@ TEST_CASE("a step without examples adds noise, and noise has the deviation that 
   CHECK(relative_error(again.gradients(), sum) < 1e-6);
 }
 
-TEST_CASE("a parameter whose rows do not come is refused") {
-  const Configuration settings = private_configuration();
-  PrivateRun run(settings, testing::world().all());
-  struct Without final : training::GradientSink {
-    Without(training::GradientSink& to_, std::size_t parameter_) : to(to_), parameter(parameter_) {}
-    void take(const training::GradientRows& rows) override {
-      if (rows.parameter != parameter) to.take(rows);
-    }
-    training::GradientSink& to;
-    std::size_t parameter;
-  };
-  const training::Parameters& parameters = run.trainer.model().parameters();
+namespace {
+
+/// Adds a micro-batch of two examples, whose rows the clipping gets through a `Through(sink)`.
+template <class Through>
+void add_through(PrivateRun& run, const std::function<Through(training::GradientSink&)>& through) {
   Staging& staging = run.trainer.staging();
   Transformer& transformer = run.trainer.transformer();
   dataset::TokenBatch batch = staging.next(2, 16);
@@ -250,27 +243,62 @@ TEST_CASE("a parameter whose rows do not come is refused") {
   PrivateRun::fill_example(1, 1, batch);
   staging.send_examples(batch);
   const device::Buffer<float> losses(32);
-  for (std::size_t parameter = 0; parameter <= parameters.size(); ++parameter) {
-    const Tokens all = staging.tokens(0, 2, 16);
-    const privacy::Clipping::MicroBatch micro{.examples = transformer.examples(all),
-                                              .ids = all.ids,
-                                              .pass = [&](parallel::Range, training::GradientSink& sink) {
-                                                Without without(sink, parameter);
-                                                transformer.prepare_weights();
-                                                transformer.forward(all, nullptr);
-                                                transformer.losses_and_gradient(all, staging.scale(), losses.array(),
-                                                                                without);
-                                                transformer.backward(all, nullptr, without);
-                                              }};
-    run.trainer.clipping().begin();
-    if (parameter == parameters.size()) {
-      CHECK_NOTHROW(run.trainer.clipping().add(micro));  // all are there
-      continue;
+  const Tokens all = staging.tokens(0, 2, 16);
+  run.trainer.clipping().begin();
+  run.trainer.clipping().add({.examples = transformer.examples(all),
+                              .ids = all.ids,
+                              .pass = [&](parallel::Range, training::GradientSink& sink) {
+                                Through changed = through(sink);
+                                transformer.prepare_weights();
+                                transformer.forward(all, nullptr);
+                                transformer.losses_and_gradient(all, staging.scale(), losses.array(), changed);
+                                transformer.backward(all, nullptr, changed);
+                              }});
+}
+
+struct Without final : training::GradientSink {
+  Without(training::GradientSink& to_, std::size_t parameter_) : to(to_), parameter(parameter_) {}
+  void take(const training::GradientRows& rows) override {
+    if (rows.parameter != parameter) to.take(rows);
+  }
+  void complete_from(std::size_t first) override { to.complete_from(first); }
+  training::GradientSink& to;
+  std::size_t parameter;
+};
+
+/// Hands the last rows of a block over once more when the backward pass has left it.
+struct Late final : training::GradientSink {
+  explicit Late(training::GradientSink& to_) : to(to_) {}
+  void take(const training::GradientRows& rows) override { to.take(last = rows); }
+  void complete_from(std::size_t first) override {
+    to.complete_from(first);
+    to.take(last);
+  }
+  training::GradientSink& to;
+  training::GradientRows last;
+};
+
+}  // namespace
+
+TEST_CASE("a parameter whose rows do not come, or come after its factors, is refused") {
+  for (const char* privacy : {"", "mode = \"book_keeping\"\nscheme = \"group\"\n"}) {
+    CAPTURE(std::string(privacy));
+    PrivateRun run(private_configuration("", privacy), testing::world().all());
+    const training::Parameters& parameters = run.trainer.model().parameters();
+    for (std::size_t parameter = 0; parameter <= parameters.size(); ++parameter) {
+      const auto add = [&] {
+        add_through<Without>(run, [&](training::GradientSink& sink) { return Without(sink, parameter); });
+      };
+      if (parameter == parameters.size()) {
+        CHECK_NOTHROW(add());  // all are there
+        continue;
+      }
+      const std::string& group = parameters.specs()[parameter].group;
+      if (parameter > 0 && !group.empty() && group == parameters.specs()[parameter - 1].group) continue;
+      CAPTURE(parameters.specs()[parameter].name);
+      CHECK_THROWS_AS(add(), Error);
     }
-    const std::string& group = parameters.specs()[parameter].group;
-    if (parameter > 0 && !group.empty() && group == parameters.specs()[parameter - 1].group) continue;
-    CAPTURE(parameters.specs()[parameter].name);
-    CHECK_THROWS_AS(run.trainer.clipping().add(micro), Error);
+    CHECK_THROWS_AS(add_through<Late>(run, [](training::GradientSink& sink) { return Late(sink); }), Error);
   }
 }
 

@@ -39,7 +39,7 @@ struct CachedArguments {
   int stages;
 };
 
-constexpr int kSeveralStrands = 16, kMostStrands = 32;
+constexpr int kSeveralStrands = 16, kMostStrands = 32;  ///< most of a sequence; of a long one
 
 /// Strands of a sequence of so many parts: a power of two. Part p belongs to strand p % strands; each has at least one.
 WEFT_HOST_DEVICE inline int strands_of(int parts) {
@@ -73,11 +73,12 @@ struct CachedWork {
         sequence(a.shape.sequences[row]),
         position(__ldcg(a.shape.positions.data + row)) {
     const int group = static_cast<int>(a.shape.heads / a.shape.kv_heads),
-              of_group = static_cast<int>(blockIdx.y) % a.groups * kHeads, window = static_cast<int>(a.shape.window);
+              of_group = static_cast<int>(blockIdx.y) % a.groups * kHeads;
+    const std::int64_t window = a.shape.window;
     first_head = key_head * group + of_group;
     heads = min(kHeads, group - of_group);
     first_group = of_group == 0;
-    lower = window > 0 ? max(0, position - window + 1) : 0;
+    lower = window > 0 && position >= window ? static_cast<int>(position - window + 1) : 0;
     origin = lower / kPart * kPart;
     parts = position / kPart - lower / kPart + 1;
     strands = strands_of(parts);

@@ -195,58 +195,47 @@ WEFT_FLASH_INLINE float few_rows_inverse_root(float x) {
 #endif
 }
 
-/// Mean and r of the rows into shared memory. Groups of columns are merged as deviations from the mean of the first
-/// group: their squares are not much larger than the variance, so that no digits cancel.
-template <class Tile, class Context>
-WEFT_FLASH_INLINE void few_rows_statistics(Context& context, const FewRowsOperands& o) {
-  constexpr int kLanes = 8, kAtOnce = 4;  // threads that share a row; groups that a thread reads at once
-  constexpr int kRowsAtOnce = Tile::kThreads / kLanes, kPasses = (Tile::kRows + kRowsAtOnce - 1) / kRowsAtOnce;
-  if (context.thread / 32 * (32 / kLanes) >= flash_least(Tile::kRows, o.rows)) return;  // the whole warp
-  const int groups = (o.inputs + kMomentColumns - 1) / kMomentColumns, lane = context.thread % kLanes,
-            first = context.thread / kLanes;
-  float* const statistics = reinterpret_cast<float*>(context.shared);
+/// Mean and r of rows [first_row, end_row) of x, by kThreads threads. Eight lanes share a row; each calls
+/// deliver(row, lane, mean, r). Groups of columns are merged as deviations from the mean of the first group: their
+/// squares are not much larger than the variance, so that no digits cancel.
+template <int kThreads, class Context, class Deliver>
+WEFT_FLASH_INLINE void few_rows_statistics(Context& context, const FewRowsOperands& o, int first_row, int end_row,
+                                           const Deliver& deliver) {
+  constexpr int kLanes = 8, kAtOnce = 3;  // lanes; groups that a lane reads at once: those of 768 columns
+  const int groups = (o.inputs + kMomentColumns - 1) / kMomentColumns, lane = context.thread % kLanes;
   const float share = 1.0f / static_cast<float>(o.inputs);
-  const auto of_row = [&](int pass) {
-    return o.norm.moments + std::int64_t{flash_least(first + pass * kRowsAtOnce, o.rows - 1)} * groups;
-  };
-  float origin[kPasses], sum[kPasses] = {}, squares[kPasses] = {}, within[kPasses] = {};
+#pragma unroll 1
+  for (int of_warp = first_row + context.thread / 32 * (32 / kLanes); of_warp < end_row; of_warp += kThreads / kLanes) {
+    const int row = of_warp + context.thread % 32 / kLanes;
+    const Moments* const moments = o.norm.moments + std::int64_t{flash_least(row, end_row - 1)} * groups;
+    const float origin = moments[0].mean;
+    float sum = 0.0f, squares = 0.0f, within = 0.0f;
+#pragma unroll 1
+    for (int begin = lane; begin - lane < groups; begin += kLanes * kAtOnce) {
+      Moments group[kAtOnce];
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) origin[pass] = of_row(pass)[0].mean;
-  for (int begin = lane; begin < groups; begin += kLanes * kAtOnce) {
-    Moments group[kPasses][kAtOnce];
+      for (int i = 0; i < kAtOnce; ++i) group[i] = moments[flash_least(begin + i * kLanes, groups - 1)];
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass)
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) group[pass][i] = of_row(pass)[flash_least(begin + i * kLanes, groups - 1)];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int columns = flash_most(0, flash_least(kMomentColumns, o.inputs - (begin + i * kLanes) * kMomentColumns));
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        const float distance = group[pass][i].mean - origin[pass], weighted = static_cast<float>(columns) * distance;
-        sum[pass] += weighted;
-        squares[pass] += weighted * distance;
-        within[pass] += columns > 0 ? group[pass][i].squares : 0.0f;
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int columns =
+            flash_most(0, flash_least(kMomentColumns, o.inputs - (begin + i * kLanes) * kMomentColumns));
+        const float distance = group[i].mean - origin, weighted = static_cast<float>(columns) * distance;
+        sum += weighted;
+        squares += weighted * distance;
+        within += columns > 0 ? group[i].squares : 0.0f;
       }
     }
-  }
 #pragma unroll
-  for (int mask = kLanes / 2; mask > 0; mask /= 2)
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      sum[pass] += context.shuffle_xor(sum[pass], mask);
-      squares[pass] += context.shuffle_xor(squares[pass], mask);
-      within[pass] += context.shuffle_xor(within[pass], mask);
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+      sum += context.shuffle_xor(sum, mask);
+      squares += context.shuffle_xor(squares, mask);
+      within += context.shuffle_xor(within, mask);
     }
-#pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int row = first + pass * kRowsAtOnce;
-    const float shift = sum[pass] * share, mean = origin[pass] + shift;
-    float variance = (within[pass] + (squares[pass] - sum[pass] * shift)) * share;
+    const float shift = sum * share, mean = origin + shift;
+    float variance = (within + (squares - sum * shift)) * share;
     if (!o.norm.centred) variance += mean * mean;
-    if (lane != 0 || row >= o.rows) continue;
-    statistics[2 * row] = o.norm.centred ? mean : 0.0f;
-    statistics[2 * row + 1] = few_rows_inverse_root(variance + o.norm.epsilon);
+    if (row < end_row)
+      deliver(row, lane, o.norm.centred ? mean : 0.0f, few_rows_inverse_root(variance + o.norm.epsilon));
   }
 }
 
@@ -398,13 +387,15 @@ WEFT_FLASH_INLINE FewRowsColumns* few_rows_unit(unsigned char* shared, int most_
 /// Sums over chunks [begin, end) of the inputs. finish(unit, sums, at) gets four: of row unit / (kOutputs / 4) and the
 /// outputs from 4 (unit % (kOutputs / 4)) of the tile; `at` is memory of this unit. Units are those of used rows and of
 /// others that a warp has beside them; of a thread they rise by kThreads from its number. await_rows() is called before
-/// x is read: until then only weights are loaded.
+/// x is read: until then only weights are loaded. statistics() is called where rows are normalised: it brings
+/// mean and r of all rows to the beginning of shared memory, where they are read after a barrier.
 ///
 /// What follows await_rows is a chain of latencies, not of work: addresses are formed before it, and the loops over the
 /// stages are unrolled.
-template <class Tile, class Context, class AwaitRows, class Finish>
+template <class Tile, class Context, class AwaitRows, class Statistics, class Finish>
 WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, int first_output, int begin, int end,
-                                    int most_chunks, const AwaitRows& await_rows, const Finish& finish) {
+                                    int most_chunks, const AwaitRows& await_rows, const Statistics& statistics,
+                                    const Finish& finish) {
   constexpr int kStages = Tile::kStages;
   const int count = end - begin, thread = context.thread;
   const FewRowsWords<Tile> words(thread, o, first_output, begin);
@@ -415,7 +406,7 @@ WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, 
   await_rows();
   few_rows_load_rows<Tile>(context, o, words, count);
   context.commit();
-  if constexpr (Tile::kNormalised) few_rows_statistics<Tile>(context, o);
+  if constexpr (Tile::kNormalised) statistics();
   context.template wait<0>();
   context.sync();
   if constexpr (Tile::kNormalised) {

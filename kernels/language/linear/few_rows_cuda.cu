@@ -30,92 +30,161 @@ struct Arguments {
   After after;
 };
 
-/// Of few_rows_sum: rows and first outputs of a unit.
-template <class Tile>
-__device__ __forceinline__ int row_of(int unit) {
-  return unit / (Tile::kOutputs / 4);
-}
-template <class Tile>
-__device__ __forceinline__ int column_of(int unit) {
-  return unit % (Tile::kOutputs / 4) * 4;
-}
-
-template <class Tile>
-__device__ __forceinline__ FewRowsColumns load_bias(const Arguments& a, int first_output, int unit) {
-  const int output = first_output + column_of<Tile>(unit);
-  FewRowsColumns bias{};
-  if (a.bias == nullptr) return bias;
-  if (output + 4 <= a.operands.outputs) return *reinterpret_cast<const FewRowsColumns*>(a.bias + output);
-#pragma unroll
-  for (int i = 0; i < 3; ++i)
-    if (output + i < a.operands.outputs) bias.value[i] = a.bias[output + i];
-  return bias;
-}
-
-template <class Tile>
-__device__ __forceinline__ uint2 load_residual(const Arguments& a, int first_output, int unit) {
-  const int row = row_of<Tile>(unit), output = first_output + column_of<Tile>(unit);
-  if (a.residual == nullptr || row >= a.operands.rows || output >= a.operands.outputs) return {};
-  return *reinterpret_cast<const uint2*>(a.residual + row * a.residual_stride + output);
-}
-
-[[maybe_unused]] __device__ __forceinline__ void store_columns4(bf16* to, const bf16 (&value)[4], int count) {
-  if (count >= 4) {
-    *reinterpret_cast<uint2*>(to) = {value[0].bits | unsigned{value[1].bits} << 16,
-                                     value[2].bits | unsigned{value[3].bits} << 16};
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 3; ++i)
-    if (i < count) to[i] = value[i];
-}
-
-/// Four sums of a row. All lanes of a warp call this together, eight of them for a group of kMomentColumns.
-template <class Tile>
-__device__ __forceinline__ void finish_sums(const Arguments& a, int first_output, int unit, const FewRowsColumns& sums,
-                                            const FewRowsColumns& bias, uint2 residual) {
-  const int row = row_of<Tile>(unit), output = first_output + column_of<Tile>(unit);
-  const int count = row < a.operands.rows ? a.operands.outputs - output : 0;  // at most four are used
-  bf16 stored[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    stored[i] = to_bf16(sums.value[i] + bias.value[i]);
-    if (a.residual != nullptr) {
-      const unsigned pair = i < 2 ? residual.x : residual.y;
-      stored[i] = to_bf16(float{stored[i]} + (i % 2 == 0 ? flash_low<bf16>(pair) : flash_high<bf16>(pair)));
+/// Finishes `kCount` successive outputs of row `row`. All lanes of a warp call this together, with successive outputs:
+/// 32 / kCount of them have a group of kMomentColumns.
+template <int kCount>
+__device__ __forceinline__ void finish_outputs(const Arguments& a, int row, int output, const float (&sum)[kCount],
+                                               const float (&bias)[kCount], const bf16 (&residual)[kCount]) {
+  const int outputs = a.operands.outputs,
+            count = row < a.operands.rows ? outputs - output : 0;  // at most kCount are used
+  const auto store = [count](bf16* to, const bf16(&value)[kCount]) {
+    if constexpr (kCount == 4) {
+      if (count >= 4) {
+        *reinterpret_cast<uint2*>(to) = {value[0].bits | unsigned{value[1].bits} << 16,
+                                         value[2].bits | unsigned{value[3].bits} << 16};
+        return;
+      }
     }
-  }
-  if (a.y != nullptr && count > 0) store_columns4(a.y + row * a.y_stride + output, stored, count);
-  if (a.after != After::nothing && count > 0) {
-    bf16 value[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < kCount; ++i) {
+      if (i < count) to[i] = value[i];
+    }
+  };
+  bf16 stored[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    stored[i] = to_bf16(sum[i] + bias[i]);
+    if (a.residual != nullptr) stored[i] = to_bf16(float{stored[i]} + float{residual[i]});
+  }
+  if (a.y != nullptr) store(a.y + row * a.y_stride + output, stored);
+  if (a.after != After::nothing) {
+    bf16 value[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
       value[i] = to_bf16(a.after == After::gelu ? activated<MlpActivation::gelu>(stored[i])
                                                 : activated<MlpActivation::relu2>(stored[i]));
-    store_columns4(a.activated + row * a.activated_stride + output, value, count);
+    store(a.activated + row * a.activated_stride + output, value);
   }
   if (a.moments == nullptr) return;
-  constexpr int kLanes = kMomentColumns / 4;
-  const auto of_group = [](float value) {
+  constexpr int kLanes = kMomentColumns / kCount;
+  // In pairs of neighbours: the same bits with any kCount.
+  const auto of_group = [](float(&value)[kCount]) {
+    float sum = kCount == 1 ? value[0] : (value[0] + value[1 % kCount]) + (value[2 % kCount] + value[3 % kCount]);
 #pragma unroll
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) value += __shfl_xor_sync(kAllLanes, value, mask);
-    return value;
+    for (int mask = 1; mask < kLanes; mask *= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
+    return sum;
   };
-  const int group = output / kMomentColumns,
-            columns = max(1, min(kMomentColumns, a.operands.outputs - group * kMomentColumns));
-  float sum = 0.0f, squares = 0.0f;
+  const int group = output / kMomentColumns, columns = max(1, min(kMomentColumns, outputs - group * kMomentColumns));
+  float value[kCount];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) sum += i < count ? float{stored[i]} : 0.0f;
-  const float mean = __fdividef(of_group(sum), static_cast<float>(columns));
+  for (int i = 0; i < kCount; ++i) value[i] = i < count ? float{stored[i]} : 0.0f;
+  const float mean = __fdividef(of_group(value), static_cast<float>(columns));
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float distance = i < count ? float{stored[i]} - mean : 0.0f;
-    squares += distance * distance;
+  for (int i = 0; i < kCount; ++i) {
+    const float distance = i < count ? value[i] - mean : 0.0f;
+    value[i] = __fmul_rn(distance, distance);
   }
-  squares = of_group(squares);
-  if (unit % kLanes == 0 && count > 0)
-    a.moments[row * ((a.operands.outputs + kMomentColumns - 1) / kMomentColumns) + group] = {mean, squares};
+  const float squares = of_group(value);
+  if (output % kMomentColumns == 0 && count > 0)
+    a.moments[row * ((outputs + kMomentColumns - 1) / kMomentColumns) + group] = {mean, squares};
 }
+
+/// What blocks of a cluster send to this block's shared memory: a barrier counts the bytes that have arrived (PTX ISA:
+/// mbarrier, st.async). It is faster than a barrier of the cluster, which waits for all memory accesses of all threads.
+/// A block ends only when all that it expects has arrived, and is sent nothing else.
+class Arrivals {
+ public:
+  __device__ __forceinline__ explicit Arrivals(std::uint64_t* memory) : barrier_(shared_address(memory)) {}
+
+  /// One thread of the receiving block, before it meets the others.
+  __device__ __forceinline__ void expect(int bytes) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
+        "fence.mbarrier_init.release.cluster;\n\t"
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_),
+        "r"(bytes)
+        : "memory");
+#endif
+  }
+  /// To `to` in block `rank`, at the address that it has in this block.
+  __device__ __forceinline__ void send(const void* to, int rank, float2 value) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(
+                     there(shared_address(to), rank)),
+                 "r"(there(barrier_, rank)), "f"(value.x), "f"(value.y)
+                 : "memory");
+#endif
+  }
+  __device__ __forceinline__ void send(const void* to, int rank, float4 value) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
+                     there(shared_address(to), rank)),
+                 "r"(there(barrier_, rank)), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+                 : "memory");
+#endif
+  }
+  /// Until all bytes have arrived.
+  __device__ __forceinline__ void wait() const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred done;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n@!done bra WAIT;\n}" ::
+            "r"(barrier_)
+        : "memory");
+#endif
+  }
+
+ private:
+  __device__ __forceinline__ static std::uint32_t shared_address(const void* memory) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(memory));
+  }
+  __device__ __forceinline__ static std::uint32_t there(std::uint32_t address, int rank) {
+    std::uint32_t result = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+#endif
+    return result;
+  }
+  std::uint32_t barrier_;
+};
+
+/// What a thread finishes at a time: kCount successive outputs of a row. One of a narrow tile, so that all warps have
+/// some; four of others, which have enough for all.
+template <class Tile>
+struct OwnOutputs {
+  static constexpr int kCount = Tile::kOutputs == kNarrowTile ? 1 : 4;
+  int row, output;
+  float bias[kCount] = {};
+  bf16 residual[kCount] = {};
+
+  __device__ __forceinline__ void load_bias(const Arguments& a) {
+    if (a.bias == nullptr) return;
+    if constexpr (kCount == 4) {
+      if (output + 4 <= a.operands.outputs) {
+        const FewRowsColumns read = *reinterpret_cast<const FewRowsColumns*>(a.bias + output);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bias[i] = read.value[i];
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (output + i < a.operands.outputs) bias[i] = a.bias[output + i];
+    }
+  }
+  __device__ __forceinline__ void load_residual(const Arguments& a) {
+    if (a.residual == nullptr || row >= a.operands.rows || output >= a.operands.outputs) return;
+    const bf16* const from = a.residual + row * a.residual_stride + output;
+    if constexpr (kCount == 4) {
+      const uint2 read = __ldcg(reinterpret_cast<const uint2*>(from));
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        residual[i].bits = static_cast<std::uint16_t>((i < 2 ? read.x : read.y) >> 16 * (i % 2));
+    } else {
+      residual[0].bits = __ldcg(&from->bits);
+    }
+  }
+};
 
 /// Units that a block gets from the blocks of its cluster: 32 in turn for each block.
 template <class Tile>
@@ -136,48 +205,89 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
   const int chunks = (o.inputs + Tile::kChunk - 1) / Tile::kChunk, most_chunks = (chunks + parts - 1) / parts;
   DeviceContext<bf16> context;
   const int thread = context.thread, lane = thread % kWarp;
+  __shared__ std::uint64_t barriers[2];
+  const Arrivals of_sums(barriers), of_statistics(barriers + 1);
+  // With more than eight rows each block of a cluster forms mean and r of its share and sends them to the others.
+  const bool shares = parts > 1 && Tile::kRows > 8;
+  const int rows = min(Tile::kRows, o.rows), share = Tile::kRows / parts;
+  if (parts > 1 && thread == 0) {
+    // Of the groups of 32 units every parts-th is this block's.
+    const int groups = (rows * (Tile::kOutputs / 4) + kWarp - 1) / kWarp;
+    of_sums.expect((groups - part + parts - 1) / parts * parts * kWarp * static_cast<int>(sizeof(FewRowsColumns)));
+    if (Tile::kNormalised && shares) of_statistics.expect(rows * static_cast<int>(sizeof(float2)));
+  }
   // [rank][unit], at the same place in all blocks of the cluster.
   FewRowsColumns* const exchanged = reinterpret_cast<FewRowsColumns*>(context.shared + Tile::shared_bytes(most_chunks));
   const int of_rank = exchanged_units<Tile>(parts);
-  // The first unit of this thread: the 32-unit groups of a block are those of its rank, parts, … further.
-  const int own = parts == 1 ? thread : (thread / kWarp * parts + part) * kWarp + lane;
-  FewRowsColumns bias = load_bias<Tile>(a, first_output, own);
-  uint2 residual{};
+  // The 32-unit groups of a block are those of its rank, parts, … further. `item` counts what its threads finish.
+  constexpr int kCount = OwnOutputs<Tile>::kCount, kItems = 4 / kCount;  // items of a unit
+  const auto unit_of = [&](int item) {
+    const int at = item / kItems;
+    return (at / kWarp * parts + part) * kWarp + at % kWarp;
+  };
+  const auto outputs_of = [&](int item) {
+    const int unit = unit_of(item), of_row = Tile::kOutputs / 4;
+    return OwnOutputs<Tile>{unit / of_row, first_output + unit % of_row * 4 + item % kItems * kCount};
+  };
+  OwnOutputs<Tile> own = outputs_of(thread);
+  own.load_bias(a);
   few_rows_sum<Tile>(
       context, o, first_output, chunks * part / parts, chunks * (part + 1) / parts, most_chunks,
       [&] {
         if (parts > 1) meet_cluster();  // shared memory of the others exists
         await_previous_kernel();
-        residual = load_residual<Tile>(a, first_output, own);
+        own.load_residual(a);
+      },
+      [&] {
+        float2* const statistics = reinterpret_cast<float2*>(context.shared);
+        few_rows_statistics<Tile::kThreads>(context, o, shares ? part * share : 0,
+                                            shares ? min((part + 1) * share, rows) : rows,
+                                            [&](int row, int of_row, float mean, float r) {
+                                              if (shares && of_row < parts)
+                                                of_statistics.send(statistics + row, of_row, make_float2(mean, r));
+                                              if (!shares && of_row == 0) statistics[row] = make_float2(mean, r);
+                                            });
+        if (shares) of_statistics.wait();
       },
       [&](int unit, const FewRowsColumns& sums, FewRowsColumns* at) {
         const int group = unit / kWarp;
-        if (parts > 1) at = in_cluster(exchanged + part * of_rank + group / parts * kWarp + lane, group % parts);
-        *at = sums;
+        if (parts > 1)
+          of_sums.send(exchanged + part * of_rank + group / parts * kWarp + lane, group % parts,
+                       make_float4(sums.value[0], sums.value[1], sums.value[2], sums.value[3]));
+        else
+          *at = sums;
       });
-  if (parts > 1) sync_cluster();
+  if (parts > 1)
+    of_sums.wait();
+  else
+    __syncthreads();
 #pragma unroll 1
-  for (int at = thread; at < of_rank; at += Tile::kThreads) {
-    const int unit = (at / kWarp * parts + part) * kWarp + lane;
-    if (row_of<Tile>(unit - lane) >= o.rows) break;  // of the whole warp
-    if (at != thread) {
-      bias = load_bias<Tile>(a, first_output, unit);
-      residual = load_residual<Tile>(a, first_output, unit);
+  for (int item = thread; item < of_rank * kItems; item += Tile::kThreads) {
+    if (item != thread) {
+      own = outputs_of(item);
+      own.load_bias(a);
+      own.load_residual(a);
     }
-    FewRowsColumns sums{};
+    if (unit_of(item - lane) / (Tile::kOutputs / 4) >= o.rows) break;  // of the whole warp
+    float sum[kCount] = {};
     if (parts == 1) {
-      sums = *few_rows_unit<Tile>(context.shared, most_chunks, unit);  // this thread has written it
+      const float* const from = few_rows_unit<Tile>(context.shared, most_chunks, unit_of(item))->value;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] = from[item % kItems * kCount + i];
     } else {
-      FewRowsColumns of_ranks[kFewRowsMostParts];
+      struct alignas(4 * kCount) Sums {
+        float value[kCount];
+      };
+      Sums of_ranks[kFewRowsMostParts];
 #pragma unroll
       for (int rank = 0; rank < kFewRowsMostParts; ++rank)
-        of_ranks[rank] = exchanged[min(rank, parts - 1) * of_rank + at];
+        of_ranks[rank] = reinterpret_cast<const Sums*>(exchanged + min(rank, parts - 1) * of_rank)[item];
 #pragma unroll
       for (int rank = 0; rank < kFewRowsMostParts; ++rank)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums.value[i] += rank < parts ? of_ranks[rank].value[i] : 0.0f;
+        for (int i = 0; i < kCount; ++i) sum[i] += rank < parts ? of_ranks[rank].value[i] : 0.0f;
     }
-    finish_sums<Tile>(a, first_output, unit, sums, bias, residual);
+    finish_outputs<kCount>(a, own.row, own.output, sum, own.bias, own.residual);
   }
 #endif
 }

@@ -50,6 +50,15 @@ std::vector<float> product(const Stored& x, const Stored& weight, const Size& si
                       few_rows_sum<Tile>(
                           context, operands, tile * Tile::kOutputs, chunks * part / parts, chunks * (part + 1) / parts,
                           (chunks + parts - 1) / parts, [] {},
+                          [&] {
+                            float* const statistics = reinterpret_cast<float*>(context.shared);
+                            few_rows_statistics<Tile::kThreads>(context, operands, 0, size.rows,
+                                                                [&](int row, int lane, float mean, float inverse) {
+                                                                  if (lane != 0) return;
+                                                                  statistics[2 * row] = mean;
+                                                                  statistics[2 * row + 1] = inverse;
+                                                                });
+                          },
                           [&](int unit, const FewRowsColumns& sums, FewRowsColumns*) {
                             constexpr int kOfRow = Tile::kOutputs / 4;
                             const int row = unit / kOfRow, first = tile * Tile::kOutputs + unit % kOfRow * 4;
