@@ -317,29 +317,12 @@ void Transformer::cross_entropy(kernels::CrossEntropy loss, AnyMatrix logits,
 }
 
 AnyMatrix Transformer::logits(const Tokens& tokens) {
-  const AnyMatrix logits = rows_of_logits(tokens);
-  multiply(model_.head(), buffers_.final_output.rows_from(0, tokens.rows()), logits);
-  return logits;
-}
-
-Transformer::LogitsToDraw Transformer::logits_to_draw(const Tokens& tokens, const kernels::SampleRule& rule,
-                                                      kernels::Matrix<kernels::BlockSum> sums) {
-  const Linear& head = model_.head();
-  if (!rule.draws_by_blocks() || adapts(head) || tensor_ != nullptr || head.index < coded_weights_.size())
-    return {logits(tokens), false};
-  const AnyMatrix logits = rows_of_logits(tokens);
-  timers_.phase("products");
-  const bool has_sums =
-      kernels::linear_to_draw(execution_, weights_of(head), buffers_.final_output.rows_from(0, tokens.rows()), logits,
-                              buffers_.product_workspace, rule, sums);
-  return {logits, has_sums};
-}
-
-AnyMatrix Transformer::rows_of_logits(const Tokens& tokens) const {
   const std::int64_t n = tokens.rows();
   if (n > buffers_.logits.rows)
     throw error(ExitCode::internal, "{} rows of logits do not fit a chunk of {}", n, buffers_.logits.rows);
-  return buffers_.logits.rows_from(0, n).columns_from(0, model_.head().outputs());
+  const AnyMatrix logits = buffers_.logits.rows_from(0, n).columns_from(0, model_.head().outputs());
+  multiply(model_.head(), buffers_.final_output.rows_from(0, n), logits);
+  return logits;
 }
 
 std::vector<float> Transformer::logits(std::int64_t row) {

@@ -195,12 +195,6 @@ class Transformer {
   /// After `forward`: logits of all rows, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
   /// next call of this object.
   kernels::AnyMatrix logits(const Tokens&);
-  /// The same for a draw of tokens by this rule. has_sums: with those of the blocks of ids, which the head may form.
-  struct LogitsToDraw {
-    kernels::AnyMatrix logits;
-    bool has_sums;
-  };
-  LogitsToDraw logits_to_draw(const Tokens&, const kernels::SampleRule&, kernels::Matrix<kernels::BlockSum> sums);
   /// After `forward`: logits of one row on the host, soft-capped. Waits.
   std::vector<float> logits(std::int64_t row);
 
@@ -232,7 +226,6 @@ class Transformer {
     if (source_.await) source_.await(end);
   }
   void embed(const Tokens&, const kernels::AdamStep*, kernels::Array<kernels::Moments> = {});
-  kernels::AnyMatrix rows_of_logits(const Tokens&) const;
   void enter(std::size_t layer, const Tokens&);
   void attend(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void mix(std::size_t layer, const Tokens&, const kernels::AdamStep*);

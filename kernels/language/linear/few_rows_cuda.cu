@@ -89,6 +89,7 @@ __device__ __forceinline__ void finish_outputs(const Arguments& a, int row, int 
     a.moments[row * ((outputs + kMomentColumns - 1) / kMomentColumns) + group] = {mean, squares};
 }
 
+#ifndef WEFT_BEFORE_AMPERE
 /// What blocks of a cluster send to this block's shared memory: a barrier counts the bytes that have arrived (PTX ISA:
 /// mbarrier, st.async). It is faster than a barrier of the cluster, which waits for all memory accesses of all threads.
 /// A block ends only when all that it expects has arrived, and is sent nothing else.
@@ -109,18 +110,18 @@ class Arrivals {
   }
   /// To `to` in block `rank`, at the address that it has in this block.
   __device__ __forceinline__ void send(const void* to, int rank, float2 value) const {
+    [[maybe_unused]] const std::uint32_t at = there(shared_address(to), rank), barrier = there(barrier_, rank);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(
-                     there(shared_address(to), rank)),
-                 "r"(there(barrier_, rank)), "f"(value.x), "f"(value.y)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(at),
+                 "r"(barrier), "f"(value.x), "f"(value.y)
                  : "memory");
 #endif
   }
   __device__ __forceinline__ void send(const void* to, int rank, float4 value) const {
+    [[maybe_unused]] const std::uint32_t at = there(shared_address(to), rank), barrier = there(barrier_, rank);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
-                     there(shared_address(to), rank)),
-                 "r"(there(barrier_, rank)), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(at),
+                 "r"(barrier), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
                  : "memory");
 #endif
   }
@@ -147,6 +148,7 @@ class Arrivals {
   }
   std::uint32_t barrier_;
 };
+#endif
 
 /// What a thread finishes at a time: kCount successive outputs of a row. One of a narrow tile, so that all warps have
 /// some; four of others, which have enough for all.
@@ -341,7 +343,7 @@ bool fits_few_rows(const LinearWeights& weights, AnyMatrix x, AnyMatrix y) {
          (!weights.transposed || y.columns % 8 == 0);
 }
 
-bool multiply_few_rows(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
+void multiply_few_rows(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
                        const FewRowsSteps& steps) {
   Arguments arguments{.operands = {.x = static_cast<const bf16*>(x.data),
                                    .weight = static_cast<const bf16*>(weights.matrix.data),
@@ -369,19 +371,16 @@ bool multiply_few_rows(const Execution& execution, const LinearWeights& weights,
                                .moments = steps.norm->moments.data,
                                .epsilon = steps.norm->weights.epsilon,
                                .centred = steps.norm->weights.kind == Norm::layer};
-  const Matrix<BlockSum> sums = steps.rule.softcap > 0 ? Matrix<BlockSum>{} : steps.sums;
   if (!weights.transposed && steps.norm == nullptr && !steps.activation && steps.residual.data == nullptr &&
       y.columns >= kManyOutputs &&
-      multiply_many_outputs(execution, {arguments.operands, arguments.bias, arguments.y, arguments.y_stride,
-                                        BlockRule(steps.rule), sums}))
-    return sums.data != nullptr;
+      multiply_many_outputs(execution, {arguments.operands, arguments.bias, arguments.y, arguments.y_stride}))
+    return;
   if (x.rows <= 8)
     launch<8>(execution, arguments, weights.transposed, steps.norm != nullptr);
   else if (x.rows <= 32)
     launch<32>(execution, arguments, weights.transposed, steps.norm != nullptr);
   else
     launch<kMostFewRows>(execution, arguments, weights.transposed, steps.norm != nullptr);
-  return false;
 }
 
 }  // namespace weft::kernels::cuda

@@ -20,13 +20,11 @@ struct FewRowsSteps {
   AnyMatrix activated = {};                      ///< [n, outputs], from y as stored
   AnyMatrix residual = {};                       ///< [n, outputs] or without data: y = residual + y, both rounded
   Array<Moments> moments = {};                   ///< of y as stored, [n, moment_groups(outputs)], or empty
-  SampleRule rule = {};                          ///< of `sums`
-  Matrix<BlockSum> sums = {};                    ///< of y as stored, [n, draw_blocks(vocabulary)], or without data
 };
 
 /// y = x Wᵀ + b, with b in fp32, of operands that fit. y: or without data, not stored. A row does not depend on the
 /// number of rows. Weights, biases and those of the norm are read while the kernel before it in the stream may still
-/// run, so that kernel must not write them. True: has formed the sums.
-bool multiply_few_rows(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix y, const FewRowsSteps&);
+/// run, so that kernel must not write them.
+void multiply_few_rows(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix y, const FewRowsSteps&);
 
 }  // namespace weft::kernels::cuda

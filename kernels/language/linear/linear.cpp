@@ -17,21 +17,15 @@ Form backward_form(const LinearWeights& weights) { return weights.transposed ? F
 
 void linear(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
             Array<std::byte> workspace) {
-  linear_to_draw(execution, weights, x, y, workspace, {}, {});
-}
-
-bool linear_to_draw(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
-                    Array<std::byte> workspace, const SampleRule& rule, Matrix<BlockSum> sums) {
   if constexpr (kCudaBuild)
     if (execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, y))
-      return cuda::multiply_few_rows(execution, weights, x, y, {.rule = rule, .sums = sums});
+      return cuda::multiply_few_rows(execution, weights, x, y, {});
   const Epilogue epilogue{.kind = Epilogue::Kind::bias, .bias = weights.rounded_bias.data};
   if (execution.backend == Backend::cuda && epilogue.bias != nullptr &&
       gemm_with_epilogue(execution, x, Form::plain, weights.matrix, forward_form(weights), y, epilogue, workspace))
-    return false;
+    return;
   gemm(execution, 1, x, Form::plain, weights.matrix, forward_form(weights), 0, y, workspace);
   if (weights.bias.size > 0) add_bias(execution, y, weights.bias);
-  return false;
 }
 
 void linear_coded(const Execution& execution, const LinearWeights& weights, const CodedRows& weight, const CodedRows& x,
@@ -70,9 +64,8 @@ void linear_of_norm(const Execution& execution, const LinearWeights& weights, co
     if (execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, y)) {
       AnyMatrix product = y;
       if (activation) product.data = nullptr;
-      cuda::multiply_few_rows(execution, weights, x, product,
-                              {.norm = &norm, .activation = activation, .activated = y});
-      return;
+      return cuda::multiply_few_rows(execution, weights, x, product,
+                                     {.norm = &norm, .activation = activation, .activated = y});
     }
   throw Error(ExitCode::internal, "linear_of_norm: no kernel for these operands");
 }
@@ -81,10 +74,8 @@ void linear_added(const Execution& execution, const LinearWeights& weights, AnyM
                   AnyMatrix sum, Array<Moments> moments) {
   if constexpr (kCudaBuild)
     if (execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, sum) &&
-        cuda::fits_few_rows(weights, x, residual)) {
-      cuda::multiply_few_rows(execution, weights, x, sum, {.residual = residual, .moments = moments});
-      return;
-    }
+        cuda::fits_few_rows(weights, x, residual))
+      return cuda::multiply_few_rows(execution, weights, x, sum, {.residual = residual, .moments = moments});
   throw Error(ExitCode::internal, "linear_added: no kernel for these operands");
 }
 

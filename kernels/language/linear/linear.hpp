@@ -3,7 +3,6 @@
 // Products of a language model with an element-wise step beside them:
 //
 //   linear                  y = x Wᵀ + b
-//   linear_to_draw          the same, and sums for the draw of tokens
 //   linear_activated        the same, and activated = activation(y)
 //   linear_of_norm          y = activation(norm(x) Wᵀ + b)
 //   linear_added            sum = residual + x Wᵀ + b
@@ -29,7 +28,6 @@
 #include "kernels/language/activation/mlp_activation.hpp"
 #include "kernels/language/linear/moments.hpp"
 #include "kernels/language/norm/norm.hpp"
-#include "kernels/language/sample/block_sums.hpp"
 
 namespace weft::kernels {
 
@@ -43,12 +41,7 @@ struct LinearWeights {
 /// x [n, inputs], y [n, outputs]. Workspace: that of gemm.
 void linear(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix y, Array<std::byte> workspace);
 
-/// The same of logits from which tokens are drawn. True: has formed the sums that a draw by blocks reads
-/// (sample/block_sums.hpp), [n, draw_blocks(rule.vocabulary)]. Without data: not wanted.
-bool linear_to_draw(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix logits, Array<std::byte> workspace,
-                    const SampleRule& rule, Matrix<BlockSum> sums);
-
-/// `linear` of operands in 8 bits (gemm/fp8.hpp): x [n, inputs], weight [outputs, inputs], y in bf16. The bias is that
+/// The same of operands in 8 bits (gemm/fp8.hpp): x [n, inputs], weight [outputs, inputs], y in bf16. The bias is that
 /// of `weights`. Workspace: that of gemm_coded.
 void linear_coded(const Execution&, const LinearWeights& weights, const CodedRows& weight, const CodedRows& x,
                   AnyMatrix y, Array<std::byte> workspace);

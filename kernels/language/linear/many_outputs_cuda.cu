@@ -8,7 +8,6 @@
 #include "kernels/language/attention/flash_context_cuda.cuh"
 #include "kernels/language/linear/few_rows.hpp"
 #include "kernels/language/linear/many_outputs_cuda.hpp"
-#include "kernels/language/sample/block_sums_cuda.cuh"
 #include "kernels/launch_cuda.cuh"
 
 namespace weft::kernels::cuda {
@@ -26,19 +25,7 @@ struct ManyOutputsTile {
   /// Sums are stored as [row][output]. Four floats between rows: the lanes of a warp write to different banks.
   static constexpr int kSumsStride = kOutputs + 4;
   static_assert(kRows % 8 == 0 && kRows * kSumsStride * 4 <= kSharedBytes);
-  static_assert(kOutputs % kDrawBlock == 0);
 };
-
-/// Eight sums with the bias; outputs beyond the last one have none.
-[[maybe_unused]] __device__ __forceinline__ void load_sums(const ManyOutputs& a, const float* from, int output,
-                                                           float (&value)[8]) {
-  const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
-  value[0] = low.x, value[1] = low.y, value[2] = low.z, value[3] = low.w;
-  value[4] = high.x, value[5] = high.y, value[6] = high.z, value[7] = high.w;
-  if (a.bias != nullptr && output < a.operands.outputs)
-#pragma unroll
-    for (int c = 0; c < 8; ++c) value[c] += a.bias[output + c];
-}
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_constant__ ManyOutputs a) {
@@ -132,34 +119,15 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_con
   context.sync();
   constexpr int kVectors = Tile::kOutputs / 8;
   for (int i = thread; i < o.rows * kVectors; i += Tile::kThreads) {
-    const int row = i / kVectors, output = first_output + i % kVectors * 8;
+    const int row = i / kVectors, at = i % kVectors * 8, output = first_output + at;
     if (output >= o.outputs) continue;
-    float value[8];
-    load_sums(a, sums + row * Tile::kSumsStride + i % kVectors * 8, output, value);
+    const float4* const from = reinterpret_cast<const float4*>(sums + row * Tile::kSumsStride + at);
+    const float4 low = from[0], high = from[1];
+    float value[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    if (a.bias != nullptr)
+#pragma unroll
+      for (int c = 0; c < 8; ++c) value[c] += a.bias[output + c];
     *reinterpret_cast<uint4*>(a.y + row * a.y_stride + output) = pack8(value);
-  }
-  if (a.sums.data == nullptr) return;
-  // Sums of blocks of ids: a warp takes a block of eight rows. Lanes that read shared memory together read eight rows,
-  // from different banks.
-  constexpr int kIds = kDrawBlock / 4, kBlocks = Tile::kOutputs / kDrawBlock;
-  for (int task = warp; task < (o.rows + 7) / 8 * kBlocks; task += Tile::kWarps) {
-    const int row = task / kBlocks * 8 + lane % 8, from = task % kBlocks * kDrawBlock + lane / 8 * kIds,
-              left = static_cast<int>(a.rule.vocabulary) - first_output - from;
-    float z[kIds], largest = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < kIds; i += 8) {
-      float value[8];
-      load_sums(a, sums + row * Tile::kSumsStride + from + i, first_output + from + i, value);
-      unpack8(pack8(value), value);  // as stored
-#pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        z[i + c] = i + c < left ? value[c] : -INFINITY;
-        largest = larger(largest, z[i + c]);
-      }
-    }
-    const BlockSum of_block = block_sum<8 | 16>(a.rule, largest, z);
-    const int block = (first_output + from) / kDrawBlock;
-    if (lane < 8 && row < o.rows && left > 0) a.sums(row, block) = of_block;
   }
 #endif
 }

@@ -5,7 +5,6 @@
 
 #include "kernels/execution.hpp"
 #include "kernels/language/linear/few_rows.hpp"
-#include "kernels/language/sample/rule.hpp"
 
 namespace weft::kernels::cuda {
 
@@ -14,8 +13,6 @@ struct ManyOutputs {
   const float* bias;         ///< [outputs], or null
   bf16* y;                   ///< [rows, outputs]
   std::int64_t y_stride;
-  BlockRule rule;
-  Matrix<BlockSum> sums;  ///< of y as stored, for a rule without soft cap; or without data
 };
 
 /// False, with nothing enqueued, for more than 64 rows, where y is not in whole 16-byte words, and on GPUs with less

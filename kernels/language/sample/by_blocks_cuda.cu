@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Draws without top_k and top_p. Limit: latency. The draw runs once per step, when its code is in no cache: it is
-// short, and a block of threads reads the sums of a row (393 of 12 bytes for GPT-2) and the logits of one block of ids.
+// Draws without top_k and top_p, in two kernels. The sums: memory, reading the logits once, which the head has just
+// left in the second-level cache. The draw: latency; it reads the sums of a row (393 of 12 bytes for GPT-2) and the
+// logits of one block of ids.
 #include "kernels/language/rows_cuda.cuh"
-#include "kernels/language/sample/block_sums_cuda.cuh"
+#include "kernels/language/sample/larger_cuda.cuh"
+#include "kernels/language/sample/rule.hpp"
 #include "kernels/launch_cuda.cuh"
 
 namespace weft::kernels {
@@ -28,6 +30,32 @@ struct SumArguments {
 constexpr std::int64_t kMostSumRows = 65535;  ///< of a grid
 constexpr int kSumThreads = 256, kIdsOfLane = 8, kLanesOfBlock = kDrawBlock / kIdsOfLane;
 
+/// All lanes of a warp call this: kLanesOfBlock successive lanes have a block. z: the capped logits of a lane,
+/// -infinity beyond the vocabulary; largest: of these before the cap. The same on the lanes of a block.
+__device__ __forceinline__ BlockSum block_sum(const BlockRule& rule, float largest, const float (&z)[kIdsOfLane]) {
+  const auto of_block = [](auto value, const auto& joined) {
+#pragma unroll
+    for (int mask = kLanesOfBlock / 2; mask > 0; mask /= 2)
+      value = joined(value, static_cast<decltype(value)>(__shfl_xor_sync(kAllLanes, value, mask)));
+    return value;
+  };
+  largest = of_block(largest, larger);
+  const float capped = capped_logit(largest, rule.softcap);
+  const auto sum = [&](float scale) -> std::uint32_t {
+    const PowerWeight weight(scale, capped);
+    std::uint32_t value = 0;
+#pragma unroll
+    for (int i = 0; i < kIdsOfLane; ++i) value += weight(z[i]);
+    value = of_block(value, [](std::uint32_t x, std::uint32_t y) { return x + y; });
+    return largest > -INFINITY ? value : 0;
+  };
+  BlockSum sums;
+  sums.plain = sum(BlockRule::kPlainScale);
+  sums.weight = rule.scale == BlockRule::kPlainScale ? sums.plain : sum(rule.scale);
+  sums.largest = largest;
+  return sums;
+}
+
 __global__ void __launch_bounds__(kSumThreads) form_sums(const __grid_constant__ SumArguments a) {
   allow_next_kernel();
   await_previous_kernel();
@@ -50,7 +78,7 @@ __global__ void __launch_bounds__(kSumThreads) form_sums(const __grid_constant__
 #pragma unroll
       for (int i = 0; i < kIdsOfLane; ++i)
         if (i < left) z[i] = capped_logit(z[i], a.rule.softcap);
-    const BlockSum sums = block_sum<kLanesOfBlock - 1>(a.rule, largest, z);
+    const BlockSum sums = block_sum(a.rule, largest, z);
     if (left > 0 && thread % kLanesOfBlock == 0) a.sums(row, thread / kLanesOfBlock) = sums;
   }
 }

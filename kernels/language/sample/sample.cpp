@@ -23,7 +23,7 @@ decltype(sum_blocks) sum_blocks;
 decltype(sample_by_blocks) sample_by_blocks;
 }  // namespace cuda
 
-void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, const BlockSums& sums,
+void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, Matrix<BlockSum> sums,
             const GrowingSequences& sequences) {
   if (rule.vocabulary < 1 || rule.vocabulary > std::int64_t{1} << 23 || rule.vocabulary > logits.columns)
     throw Error(ExitCode::internal, "sample: the vocabulary is not between 1 and 2^23, or has no logits");
@@ -37,11 +37,11 @@ void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits
   if (effective.top_k >= rule.vocabulary) effective.top_k = 0;
   if (!rule.draws_by_blocks())
     return dispatch<portable::sample_kept, cuda::sample_kept>(execution, effective, logits, sequences);
-  if (sums.of_rows.rows != logits.rows || sums.of_rows.columns != draw_blocks(rule.vocabulary))
+  if (sums.rows != logits.rows || sums.columns != draw_blocks(rule.vocabulary))
     throw Error(ExitCode::internal, "sample: there is not one sum per row and block of ids");
   const BlockRule by_blocks(rule);
-  if (!sums.formed) dispatch<portable::sum_blocks, cuda::sum_blocks>(execution, by_blocks, logits, sums.of_rows);
-  dispatch<portable::sample_by_blocks, cuda::sample_by_blocks>(execution, by_blocks, logits, sums.of_rows, sequences);
+  dispatch<portable::sum_blocks, cuda::sum_blocks>(execution, by_blocks, logits, sums);
+  dispatch<portable::sample_by_blocks, cuda::sample_by_blocks>(execution, by_blocks, logits, sums, sequences);
 }
 
 }  // namespace weft::kernels

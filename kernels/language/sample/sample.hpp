@@ -10,7 +10,7 @@
 //
 // Probabilities are summed as integers in units of 2^-40 of about the largest, so that the order of sums does not
 // matter; what is less probable than 2^-40 times the most probable token is never drawn. Without top_k and top_p the
-// inversion is in two steps: a block of ids (block_sums.hpp), then an id of the block, whose weight is rounded to a
+// inversion is in two steps: a block of ids, then an id of the block, whose weight is rounded to a
 // multiple of 2^-24 of about the largest of the block.
 #pragma once
 
@@ -19,9 +19,20 @@
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
 #include "kernels/language/decode/cached_attention.hpp"
-#include "kernels/language/sample/block_sums.hpp"
 
 namespace weft::kernels {
+
+struct SampleRule {
+  std::int64_t vocabulary = 0;  ///< at most 2^23; further columns are padding
+  float softcap = 0;            ///< of the logits; 0: none
+  float temperature = 1;        ///< 0: the most probable token; below 1e-6: 1e-6
+  std::int64_t top_k = 0;       ///< 0: all
+  double top_p = 1;             ///< in (0, 1]
+
+  bool takes_most_probable() const { return temperature == 0 || top_k == 1; }
+  bool keeps_all() const { return (top_k == 0 || top_k >= vocabulary) && top_p == 1; }
+  bool draws_by_blocks() const { return takes_most_probable() || keeps_all(); }
+};
 
 /// Key of the random numbers of a sequence: that of position p is philox(seed, sampling, step, index + p).
 struct SampleStream {
@@ -44,15 +55,21 @@ struct GrowingSequences {
   Matrix<Drawn> drawn;                    ///< [rows, most own positions]
 };
 
-/// Memory for the sums of each row over blocks of ids: [rows, draw_blocks(vocabulary)].
-struct BlockSums {
-  Matrix<BlockSum> of_rows;
-  bool formed = false;  ///< by the product that has formed the logits, for the same rule
+/// Ids of a block.
+constexpr int kDrawBlock = 128;
+constexpr std::int64_t draw_blocks(std::int64_t vocabulary) { return (vocabulary + kDrawBlock - 1) / kDrawBlock; }
+
+/// Of the logits of a row whose ids are in [128 block, 128 (block + 1)) and below the vocabulary.
+struct BlockSum {
+  std::uint32_t weight = 0;  ///< sum of PowerWeight (rule.hpp) at the temperature of the rule
+  std::uint32_t plain = 0;   ///< at temperature 1
+  float largest = 0;         ///< before the soft cap; NaN if one of them is
 };
 
 /// For each row whose sequence runs (position < end): draws the token of position + 1, writes it to `ids` and, for
 /// position p, to drawn(row, p - prefix), and adds 1 to the position. Other rows are left as they are. logits [rows, at
-/// least vocabulary] fp32, bf16 or fp16. Overwrites the sums, unless they are formed.
-void sample(const Execution&, const SampleRule&, AnyMatrix logits, const BlockSums&, const GrowingSequences&);
+/// least vocabulary] fp32, bf16 or fp16. sums: memory, [rows,
+/// draw_blocks(vocabulary)].
+void sample(const Execution&, const SampleRule&, AnyMatrix logits, Matrix<BlockSum> sums, const GrowingSequences&);
 
 }  // namespace weft::kernels

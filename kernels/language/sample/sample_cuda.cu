@@ -8,7 +8,8 @@
 // logits in shared memory, where all passes read them (two, and eight for each of top_k and top_p). Where they do not
 // fit, each pass reads them from global memory.
 #include "kernels/language/rows_cuda.cuh"
-#include "kernels/language/sample/block_sums_cuda.cuh"
+#include "kernels/language/sample/larger_cuda.cuh"
+#include "kernels/language/sample/rule.hpp"
 #include "kernels/launch_cuda.cuh"
 
 namespace weft::kernels {

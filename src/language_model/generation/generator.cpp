@@ -308,16 +308,16 @@ void Generator::compute() {
                       .targets = {},
                       .positions = state.positions,
                       .first_key = {}};
-  const kernels::SampleRule rule{.vocabulary = settings_.architecture.vocabulary,
-                                 .softcap = static_cast<float>(settings_.architecture.model.logit_softcap),
-                                 .temperature = static_cast<float>(settings_.temperature),
-                                 .top_k = settings_.top_k,
-                                 .top_p = settings_.top_p};
   transformer_.forward(tokens, nullptr);
-  const auto [logits, has_sums] = transformer_.logits_to_draw(tokens, rule, buffers_.sums);
+  const AnyMatrix logits = transformer_.logits(tokens);
   timers_.phase("sampling");
-  kernels::sample(execution_, rule, logits, {buffers_.sums, has_sums},
-                  {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
+  kernels::sample(execution_,
+                  {.vocabulary = settings_.architecture.vocabulary,
+                   .softcap = static_cast<float>(settings_.architecture.model.logit_softcap),
+                   .temperature = static_cast<float>(settings_.temperature),
+                   .top_k = settings_.top_k,
+                   .top_p = settings_.top_p},
+                  logits, buffers_.sums, {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
 }
 
 /// The first time the work is submitted as it is, since libraries may allocate; the second time it is recorded.

@@ -3,7 +3,6 @@
 
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
-#include "kernels/language/sample/sample.hpp"
 #include "tests/kernels/language/rows_support.hpp"
 
 namespace weft::testing {
@@ -210,48 +209,6 @@ TEST_CASE("products that add to the residual stream and normalise what they read
           const std::vector<float> all = y.values();
           CHECK(std::equal(all.end() - inner, all.end(), one.values().begin()));
         }
-  });
-}
-
-TEST_CASE("a head leaves the sums of blocks of ids that a draw forms from its logits") {
-  // The last block of ids is short; a number of rows of each tile.
-  constexpr std::int64_t kWidth = 200, kVocabulary = 16384 + 131, kOutputs = 16384 + 136;
-  constexpr Scalar kType = Scalar::bf16;
-  for_each_backend([&](const Execution& execution) {
-    const Weights head(kOutputs, kWidth, false, kType);
-    for (const std::int64_t rows : {1, 9, 32, 64, 65}) {
-      CAPTURE(rows);
-      const device::Buffer<std::byte> workspace = workspace_of({rows, kOutputs, kWidth}, kType);
-      const std::int64_t blocks = draw_blocks(kVocabulary);
-      const Rows x(random_floats(rows * kWidth, 3), rows, kWidth, kType), logits(rows, kOutputs, kType),
-          separate(rows, kOutputs, kType);
-      linear(execution, head.view(false), x.view(), separate.view(), workspace.array());
-      for (const SampleRule& rule :
-           {SampleRule{.vocabulary = kVocabulary}, SampleRule{.vocabulary = kVocabulary, .temperature = 0.7f},
-            SampleRule{.vocabulary = kVocabulary, .softcap = 5}}) {
-        const DeviceArray<BlockSum> sums(rows * blocks), formed_apart(rows * blocks);
-        const bool formed = linear_to_draw(execution, head.view(false), x.view(), logits.view(), workspace.array(),
-                                           rule, sums.matrix(rows, blocks));
-        CHECK(logits.values() == separate.values());
-        // A kernel for few rows, whose sums are of logits that are not capped.
-        CHECK(formed == (joins_norms(execution, head.view(false), rows, kType) && rule.softcap == 0));
-        CHECK(!linear_to_draw(execution, head.view(false), x.view(), logits.view(), workspace.array(), rule, {}));
-        if (!formed) continue;
-        // A draw leaves the sums that it forms.
-        const DeviceArray<CachedSequence> sequences(std::vector<CachedSequence>(rows, CachedSequence{.end = 1}));
-        const DeviceArray<SampleStream> streams(rows);
-        const DeviceArray<std::int32_t> positions(rows);
-        const DeviceArray<std::uint32_t> ids(rows);
-        const DeviceArray<Drawn> drawn(rows);
-        sample(execution, rule, logits.view(), {formed_apart.matrix(rows, blocks)},
-               {sequences.array(), streams.array(), positions.array(), ids.array(), drawn.matrix(rows, 1)});
-        const std::vector<BlockSum> a = sums.values(), b = formed_apart.values();
-        const auto equal = [](const BlockSum& one, const BlockSum& other) {
-          return one.weight == other.weight && one.plain == other.plain && one.largest == other.largest;
-        };
-        CHECK(std::equal(a.begin(), a.end(), b.begin(), equal));
-      }
-    }
   });
 }
 

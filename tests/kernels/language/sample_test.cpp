@@ -49,7 +49,7 @@ class Draws {
 void draw(const Execution& execution, const SampleRule& rule, AnyMatrix logits, const GrowingSequences& sequences) {
   const std::int64_t blocks = draw_blocks(rule.vocabulary);
   const DeviceArray<BlockSum> sums(logits.rows * blocks);
-  sample(execution, rule, logits, {sums.matrix(logits.rows, blocks)}, sequences);
+  sample(execution, rule, logits, sums.matrix(logits.rows, blocks), sequences);
 }
 
 /// The distribution by its definition, in float64.
