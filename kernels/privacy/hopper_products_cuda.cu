@@ -8,7 +8,7 @@
 // parts of such a tile in the order of their rows. Blocks that run at a time read the same rows and few columns: with
 // equal parts of the sums in the order of the tiles (Stream-K, Osama et al., arXiv 2301.03598) the L2 cache held too
 // little, and sums of 768 x 768 took 67 us where they take 53. Whole tiles are added to memory without reading it
-// first. With reads, sums of 16384 x 2048 took 1083 us where they take 786; with sixteen reads of a thread ahead of its
+// first. With reads, sums of 16384 x 2048 took 1083 us where they take 786; with eight pairs of a thread ahead of its
 // writes 868, and sums of 50304 x 768 over 2 x 1024 rows 383 instead of 283. A prefetch into the L2 cache did not help.
 // Clusters of two blocks that share their columns of X gained nothing, and the loop unrolled over the stages at most 3
 // %.
