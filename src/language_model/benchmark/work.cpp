@@ -129,8 +129,8 @@ training::PhaseBytes phase_bytes(const Configuration& configuration, const Archi
   training::PhaseBytes all;
   for (const char* phase : {"tokens", "embedding", "norms", "products", "attention", "activation", "loss", "adapters",
                             "weight gradients", "norms of records", "clipped sums", "noise", "check", "update"})
-    if (phase != std::string_view("adapters") || architecture.lora.rank > 0)
-      all.emplace_back(phase, work_of(phase, configuration, architecture).bytes);
+    if (const double bytes = work_of(phase, configuration, architecture).bytes; bytes > 0)
+      all.emplace_back(phase, bytes);
   return all;
 }
 
