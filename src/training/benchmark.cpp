@@ -239,10 +239,11 @@ void judge(BenchmarkResult& result, std::string_view baseline, double tolerance)
     one.compared = one.tokens_per_step == reference->tokens_per_step;
     if (!one.compared) continue;
     one.times_faster = reference->ms_per_step / one.ms_per_step;
-    one.loss_difference = one.loss / reference->loss - 1;
-    if (!(std::abs(one.loss_difference) <= tolerance))  // NaN is no agreement
-      one.problem = fmt::format("the loss is {:.5f}, that of \"{}\" {:.5f}: more than {:g} apart", one.loss, baseline,
-                                reference->loss, tolerance);
+    if (!one.loss || !reference->loss) continue;
+    one.loss_difference = *one.loss / *reference->loss - 1;
+    if (!(std::abs(*one.loss_difference) <= tolerance))  // NaN is no agreement
+      one.problem = fmt::format("the loss is {:.5f}, that of \"{}\" {:.5f}: more than {:g} apart", *one.loss, baseline,
+                                *reference->loss, tolerance);
   }
 }
 

@@ -83,8 +83,8 @@ class BenchmarkSubject {
   virtual Work work_of(std::string_view phase) const = 0;
   virtual PhaseBytes phase_bytes() const = 0;
 
-  /// Of the last step, before its update. Waits for it. Collective.
-  virtual double loss() = 0;
+  /// Of the last step, before its update; none if the step keeps none. Waits for it. Collective.
+  virtual std::optional<double> loss() = 0;
   /// Of forward and backward pass without recomputation. 0: the model has no such convention.
   virtual ModelFlops flops_per_token() const { return {}; }
 };
@@ -95,7 +95,8 @@ CaseResult measure(const BenchmarkCase&, BenchmarkSubject&, const BenchmarkSetti
 
 /// Compares every case that has as many tokens per step as the one named `baseline` with it: loss_difference,
 /// times_faster, and a problem if its loss is not finite or differs by more than `tolerance` (relative), or if the
-/// baseline could not be measured. Does nothing if there is no case of that name.
+/// baseline could not be measured. Where one of them has no loss, their speed alone. Does nothing if there is no case
+/// of that name.
 void judge(BenchmarkResult&, std::string_view baseline, double tolerance);
 
 /// The benchmark.json of an earlier run. Throws Error(usage).

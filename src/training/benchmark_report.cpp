@@ -75,7 +75,9 @@ double utilisation(const BenchmarkResult& result, const CaseResult& c, double fl
 
 std::string utilisation_text(double value) { return std::isnan(value) ? "-" : fmt::format("{:.1f} %", 100 * value); }
 
-report::Json number_or_null(double value) { return std::isfinite(value) ? report::Json(value) : report::Json(); }
+report::Json number_or_null(std::optional<double> value) {
+  return value && std::isfinite(*value) ? report::Json(*value) : report::Json();
+}
 
 /// Of a model with a convention for its operations.
 void add_utilisation(const BenchmarkResult& result, const CaseResult& c, report::Json& one) {
@@ -88,7 +90,7 @@ void add_utilisation(const BenchmarkResult& result, const CaseResult& c, report:
 void add_judgement(const CaseResult& c, report::Json& one) {
   one["toggles"] = c.toggles;
   one["left_out"] = c.left_out;
-  one["loss_difference"] = c.compared ? number_or_null(c.loss_difference) : report::Json();
+  one["loss_difference"] = number_or_null(c.loss_difference);
   one["times_faster"] = c.compared ? number_or_null(c.times_faster) : report::Json();
   one["valid"] = c.compared || !c.problem.empty() ? report::Json(c.problem.empty()) : report::Json();
   one["problem"] = c.problem;
@@ -114,12 +116,13 @@ std::string utilisation_table(const BenchmarkResult& result, std::size_t widest)
   out += fmt::format("\n{:<{}} {:>10} {:>8} {:>10} {:>7} {:>8} {:>8} {:>10} {:>9} {:>9}", "case", widest, "ms/step",
                      "+-", "tokens/s", "faster", "6LCT", "12LCT", "memory", "loss", "differs");
   for (const CaseResult& c : result.cases) {
-    out += fmt::format("\n{:<{}} {:>10.1f} {:>8.1f} {:>10} {:>7} {:>8} {:>8} {:>10} {:>9.5f} {:>9}", c.name, widest,
+    out += fmt::format("\n{:<{}} {:>10.1f} {:>8.1f} {:>10} {:>7} {:>8} {:>8} {:>10} {:>9} {:>9}", c.name, widest,
                        c.ms_per_step, c.interquartile_ms / 2, report::grouped(std::llround(c.tokens_per_second)),
                        c.compared ? fmt::format("{:.2f}", c.times_faster) : "-",
                        utilisation_text(utilisation(result, c, c.flops.causal)),
                        utilisation_text(utilisation(result, c, c.flops.full)), report::binary_bytes_text(c.peak_bytes),
-                       c.loss, c.compared ? fmt::format("{:.1e}", c.loss_difference) : "-");
+                       c.loss ? fmt::format("{:.5f}", *c.loss) : "-",
+                       c.loss_difference ? fmt::format("{:.1e}", *c.loss_difference) : "-");
     if (const std::string text = remark(result, c); !text.empty()) out += "  " + text;
   }
   return out;
@@ -262,7 +265,9 @@ std::string to_csv(const BenchmarkResult& result) {
     for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
     return out + "\"";
   };
-  const auto number = [](double value) { return std::isfinite(value) ? fmt::format("{:.9g}", value) : ""; };
+  const auto number = [](std::optional<double> value) {
+    return value && std::isfinite(*value) ? fmt::format("{:.9g}", *value) : "";
+  };
   std::string out =
       "name,overrides,toggles,ms_per_step,interquartile_ms,tokens_per_second,mfu_causal,mfu_full,peak_bytes,state_"
       "bytes,"
@@ -272,7 +277,7 @@ std::string to_csv(const BenchmarkResult& result) {
                        quoted(fmt::format("{}", fmt::join(c.toggles, ", "))), number(c.ms_per_step),
                        number(c.interquartile_ms), number(c.tokens_per_second),
                        number(utilisation(result, c, c.flops.causal)), number(utilisation(result, c, c.flops.full)),
-                       c.peak_bytes, c.state_bytes, number(c.loss), c.compared ? number(c.loss_difference) : "",
+                       c.peak_bytes, c.state_bytes, number(c.loss), number(c.loss_difference),
                        c.compared ? number(c.times_faster) : "", c.compared ? fmt::to_string(c.problem.empty()) : "",
                        quoted(remark(result, c)));
   for (const NotMeasured& c : result.not_measured)

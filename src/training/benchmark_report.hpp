@@ -52,13 +52,13 @@ struct CaseResult {
   double exposed_ms = 0;
   double exposed_least_ms = 0;
 
-  double loss = 0;  ///< after the steps of warm-up and measurement
+  std::optional<double> loss;  ///< after the steps of warm-up and measurement; none: private training does not keep it
   ModelFlops flops = {};
   // By `judge`. A case with other tokens per step is another problem, and not compared.
   bool compared = false;
-  double loss_difference = 0;  ///< loss over that of the baseline, less 1
-  double times_faster = 0;     ///< time of the baseline over that of the case
-  std::string problem;         ///< why the row is not valid; "": it is
+  std::optional<double> loss_difference;  ///< loss over that of the baseline, less 1; none if one has no loss
+  double times_faster = 0;                ///< time of the baseline over that of the case
+  std::string problem;                    ///< why the row is not valid; "": it is
 };
 
 /// A case that could not be measured here.

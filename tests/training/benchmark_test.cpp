@@ -89,7 +89,7 @@ TEST_CASE("a row counts if its loss is that of the baseline") {
   result.cases[0].name = "baseline";
   result.cases[0].loss = 2.0;
   result.cases[0].tokens_per_step = 64;
-  const auto add = [&](const char* name, double ms, double loss, std::int64_t tokens) {
+  const auto add = [&](const char* name, double ms, std::optional<double> loss, std::int64_t tokens) {
     CaseResult one = result.cases[0];
     one.name = name;
     one.ms_per_step = ms;
@@ -101,19 +101,24 @@ TEST_CASE("a row counts if its loss is that of the baseline") {
   add("apart", 50, 2.03, 64);
   add("broken", 50, NAN, 64);
   add("larger", 50, 9, 128);
+  add("without", 50, std::nullopt, 64);  // such as private training
   judge(result, "baseline", 0.01);
   CHECK(result.cases[1].times_faster == 2);
-  CHECK(result.cases[1].loss_difference == doctest::Approx(0.0075));
+  CHECK(*result.cases[1].loss_difference == doctest::Approx(0.0075));
   CHECK(result.cases[1].problem.empty());
   CHECK(result.cases[2].problem == "the loss is 2.03000, that of \"baseline\" 2.00000: more than 0.01 apart");
   CHECK_FALSE(result.cases[3].problem.empty());
   CHECK_FALSE(result.cases[4].compared);
+  CHECK(result.cases[5].times_faster == 2);
+  CHECK(result.cases[5].problem.empty());
   const report::Json json = to_json(result);
   CHECK(json["baseline"] == "baseline");
   CHECK(json["cases"][1]["valid"] == true);
   CHECK(json["cases"][2]["valid"] == false);
   CHECK(json["cases"][3]["loss"].is_null());
   CHECK(json["cases"][4]["valid"].is_null());
+  CHECK(json["cases"][5]["loss"].is_null());
+  CHECK(json["cases"][5]["loss_difference"].is_null());
 
   // Without the baseline nothing is valid; where none is asked for, nothing is judged.
   BenchmarkResult other = result_of(100);

@@ -87,7 +87,7 @@ class GenerationSubject final : public training::BenchmarkSubject {
     return all;
   }
   /// Of the tokens that were written, under the model that wrote them.
-  double loss() override { return -log_probability_ / static_cast<double>(tokens_per_step()); }
+  std::optional<double> loss() override { return -log_probability_ / static_cast<double>(tokens_per_step()); }
 
  private:
   const Configuration configuration_;

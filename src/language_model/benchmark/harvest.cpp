@@ -105,7 +105,7 @@ class HarvestSubject final : public training::BenchmarkSubject {
     return all;
   }
   /// There is no loss to compare: the mean byte of the inputs that were recorded last, equal in all cases.
-  double loss() override {
+  std::optional<double> loss() override {
     device::HostBuffer<std::byte> rows(recorder_->rows() * recorder_->row_bytes());
     recorder_->copy(0, recorder_->rows(), rows.data(), nullptr);
     recorder_->finish();

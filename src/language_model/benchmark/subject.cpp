@@ -79,7 +79,10 @@ class Subject final : public training::BenchmarkSubject {
   training::PhaseBytes phase_bytes() const override {
     return language_model::phase_bytes(configuration_, architecture_);
   }
-  double loss() override { return trainer_->metrics().loss; }
+  std::optional<double> loss() override {
+    if (configuration_.privacy.enabled) return std::nullopt;
+    return trainer_->metrics().loss;
+  }
   training::ModelFlops flops_per_token() const override {
     return model_flops(architecture_, configuration_.data.sequence);
   }

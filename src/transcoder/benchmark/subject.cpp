@@ -65,7 +65,7 @@ class Sparse final : public Subject<Trainer> {
     return transcoder::work_of(phase, Formulation::sparse, sizes_);
   }
   training::PhaseBytes phase_bytes() const override { return transcoder::phase_bytes(Formulation::sparse, sizes_); }
-  double loss() override { return trainer_->metrics().loss; }
+  std::optional<double> loss() override { return trainer_->metrics().loss; }
 };
 
 #ifndef WEFT_ENABLE_CUDA
@@ -90,7 +90,7 @@ class Dense final : public Subject<DenseTrainer> {
     return transcoder::work_of(phase, Formulation::dense, sizes_);
   }
   training::PhaseBytes phase_bytes() const override { return transcoder::phase_bytes(Formulation::dense, sizes_); }
-  double loss() override { return trainer_->loss(); }
+  std::optional<double> loss() override { return trainer_->loss(); }
 };
 #endif
 
