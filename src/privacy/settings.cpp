@@ -36,8 +36,7 @@ std::string without_effect(const Settings& privacy) {
                                                               : nullptr)
       return fmt::format(
           "privacy.{} has no effect with privacy.algorithm = \"naive\" (which forms the gradient of each record and "
-          "sums "
-          "it at once); leave it out",
+          "sums it at once); leave it out",
           key);
   if (stores)
     if (const char* key = privacy.algorithm != Algorithm::automatic ? "algorithm"
@@ -162,8 +161,7 @@ void add_keys(input::Schema& schema, Settings& privacy) {
   schema
       .add("privacy.tile", privacy.tile,
            "positions that the norm kernels take at a time, which are then those of products = \"library\"; 0 = "
-           "automatic. "
-           "The result changes by rounding only")
+           "automatic. The result changes by rounding only")
       .in("tokens")
       .at_least(0)
       .at_most(kLargestTile)
