@@ -28,7 +28,7 @@ INPUT = """
 [synthetic]
 output = "{folder}/data"
 layers = 4
-d_model = 96
+d_model = 256
 features = 384
 k = 8
 tokens = 8192
