@@ -50,6 +50,7 @@ struct Epilogue {
   enum class Kind : int {
     none,
     bias,           ///< C = sums + bias
+    bias_gelu,      ///< C = gelu(sums + bias): the tanh form
     gelu_gradient,  ///< C = sums * gelu'(hidden): the tanh form
   } kind = Kind::none;
   const void* bias = nullptr;  ///< [columns]

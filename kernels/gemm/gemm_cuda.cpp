@@ -56,6 +56,8 @@ cublasLtEpilogue_t epilogue_of(Epilogue::Kind kind) {
       break;
     case Epilogue::Kind::bias:
       return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::Kind::bias_gelu:
+      return CUBLASLT_EPILOGUE_GELU_BIAS;
     case Epilogue::Kind::gelu_gradient:
       return CUBLASLT_EPILOGUE_DGELU;
   }
@@ -156,7 +158,8 @@ struct Gemm::Plan {
     set(which, form == Form::plain ? CUBLAS_OP_N : CUBLAS_OP_T);
   }
   void set_addresses(const void* bias, void* hidden) {
-    if (record.shape.epilogue == Epilogue::Kind::bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    if (record.shape.epilogue == Epilogue::Kind::bias || record.shape.epilogue == Epilogue::Kind::bias_gelu)
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     if (record.shape.epilogue == Epilogue::Kind::gelu_gradient) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, hidden);
   }
 

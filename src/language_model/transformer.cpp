@@ -218,8 +218,11 @@ void Transformer::transform(std::size_t layer, const Tokens& tokens) {
   const AnyMatrix input = block.mlp_input.rows_from(0, n), hidden = block.hidden.rows_from(0, n),
                   activated = block.activated.rows_from(0, n);
   timers_.phase("products");
-  if (up.index >= coded_weights_.size() && !adapts(up) &&
-      kernels::linear_activated(execution_, weights_of(up), input, hidden, settings().mlp, activated))
+  const bool plain = up.index >= coded_weights_.size() && !adapts(up);
+  if (plain && kernels::linear_activated(execution_, weights_of(up), input, hidden, settings().mlp, activated)) return;
+  // Without a backward pass nothing reads `hidden`.
+  if (plain && !settings_.gradients && settings().mlp == kernels::MlpActivation::gelu &&
+      kernels::linear_gelu(execution_, weights_of(up), input, activated, buffers_.product_workspace))
     return;
   multiply(up, input, hidden);
   timers_.phase("activation");

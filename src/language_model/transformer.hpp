@@ -209,7 +209,12 @@ class Transformer {
   /// it. For caches of keys and values.
   using AttentionHook =
       std::function<bool(std::int64_t layer, const kernels::AnyMatrix& packed, const kernels::AnyMatrix& mixed)>;
-  void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }
+  /// What the products before a layer may request ahead of its attention (kernels/language/decode/cached_ahead.hpp).
+  using AheadHook = std::function<kernels::CachedAhead(std::int64_t layer)>;
+  void hook_attention(AttentionHook hook, AheadHook ahead = {}) {
+    attention_hook_ = std::move(hook);
+    ahead_hook_ = std::move(ahead);
+  }
 
   std::int64_t head_chunk() const { return buffers_.head_chunk; }
 
@@ -311,6 +316,7 @@ class Transformer {
   std::vector<kernels::CodedRows> coded_weights_;             // likewise, without the head
   Tap tap_;
   AttentionHook attention_hook_;
+  AheadHook ahead_hook_;
   WeightSource source_;
 };
 

@@ -48,18 +48,23 @@ void Transformer::forward_joined(const Tokens& tokens) {
     }
     mix(layer, tokens, nullptr);
     timers_.phase("products");
+    const kernels::CachedAhead ahead =
+        last || !ahead_hook_ ? kernels::CachedAhead{} : ahead_hook_(static_cast<std::int64_t>(layer) + 1);
+    constexpr std::int32_t kParts = 3;  // products until the next layer
     kernels::linear_added(execution_, weights_of(parameters.attention_output), block.mixed.rows_from(0, n), residual,
-                          middle, moments);
+                          middle, moments, ahead.part(0, kParts));
     const kernels::MomentNorm norm{parameters.mlp_norm->values, moments};
     if (kernels::is_gated(settings().mlp)) {
-      kernels::linear_of_norm(execution_, weights_of(parameters.up), norm, middle, hidden, {});
+      kernels::linear_of_norm(execution_, weights_of(parameters.up), norm, middle, hidden, {}, ahead.part(1, kParts));
       timers_.phase("activation");
       kernels::mlp_activation(execution_, settings().mlp, hidden, activated);
       timers_.phase("products");
     } else {
-      kernels::linear_of_norm(execution_, weights_of(parameters.up), norm, middle, activated, settings().mlp);
+      kernels::linear_of_norm(execution_, weights_of(parameters.up), norm, middle, activated, settings().mlp,
+                              ahead.part(1, kParts));
     }
-    kernels::linear_added(execution_, weights_of(parameters.down), activated, middle, next, moments);
+    kernels::linear_added(execution_, weights_of(parameters.down), activated, middle, next, moments,
+                          ahead.part(2, kParts));
   }
   timers_.phase("norms");
   normalise(model_.final_norm(), buffers_.final_residual.rows_from(0, n), {}, {}, buffers_.final_output.rows_from(0, n),

@@ -26,8 +26,10 @@ using kernels::Scalar;
 using kernels::cuda::GemmRecord;
 using kernels::cuda::GemmShape;
 
-constexpr std::pair<Epilogue::Kind, const char*> kEpilogues[] = {
-    {Epilogue::Kind::none, "none"}, {Epilogue::Kind::bias, "bias"}, {Epilogue::Kind::gelu_gradient, "gelu_gradient"}};
+constexpr std::pair<Epilogue::Kind, const char*> kEpilogues[] = {{Epilogue::Kind::none, "none"},
+                                                                 {Epilogue::Kind::bias, "bias"},
+                                                                 {Epilogue::Kind::bias_gelu, "bias_gelu"},
+                                                                 {Epilogue::Kind::gelu_gradient, "gelu_gradient"}};
 
 Epilogue::Kind epilogue_named(const std::string& name) {
   for (const auto& [kind, each] : kEpilogues)

@@ -190,6 +190,19 @@ TEST_CASE("a sample depends neither on other prompts and samples nor on the divi
   CHECK(texts_of(write(model, settings, kPrompts, 3, {.seed = 2})) != together);
 }
 
+TEST_CASE("memory for forward passes over prompts is that of the longest pass") {
+  GenerationSettings settings{.architecture = with_context(testing::gpt2()).architecture, .rows = 3, .new_tokens = 2};
+  const auto most_rows = [&](std::int64_t prompt, std::int64_t prefill_rows) {
+    settings.longest_prompt = prompt;
+    settings.prefill_rows = prefill_rows;
+    return settings.most_rows();
+  };
+  CHECK(most_rows(1, 4096) == 3);   // no prefix: the rows of a step
+  CHECK(most_rows(9, 4096) == 24);  // 8 positions of each row
+  CHECK(most_rows(9, 20) == 20);
+  CHECK(most_rows(9, 0) == 8);  // one at a time
+}
+
 TEST_CASE("rows of texts that end early are given to the next ones, which do not change") {
   const TransformerSettings settings = with_context(testing::llama());
   SmallModel model(settings, 2, kContext);

@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/language/attention/attention.hpp"
+#include "kernels/language/decode/cached_ahead.hpp"
 
 namespace weft::kernels {
 
@@ -21,6 +22,7 @@ decltype(kernels::store_rows) store_rows;
 namespace cuda {
 decltype(kernels::cached_attention) cached_attention;
 decltype(kernels::store_rows) store_rows;
+CachedAhead cached_ahead(const CachedAttention&, AnyMatrix cached_keys, AnyMatrix cached_values);
 }  // namespace cuda
 
 namespace {
@@ -50,6 +52,13 @@ void cached_attention(const Execution& execution, const CachedAttention& shape, 
   const Execution place = words ? execution : Execution{Backend::portable, execution.stream};
   dispatch<portable::cached_attention, cuda::cached_attention>(place, shape, queries, keys, values, cached_keys,
                                                                cached_values, out);
+}
+
+CachedAhead cached_ahead(const Execution& execution, const CachedAttention& shape, AnyMatrix cached_keys,
+                         AnyMatrix cached_values) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda::cached_ahead(shape, cached_keys, cached_values);
+  return {};
 }
 
 void store_rows(const Execution& execution, AnyMatrix in, Array<const std::int64_t> to, AnyMatrix out) {

@@ -28,6 +28,7 @@ struct Arguments {
   Moments* moments;      ///< of y; or null
   std::int64_t residual_stride, y_stride, activated_stride;
   After after;
+  CachedAhead ahead;
 };
 
 /// Finishes `kCount` successive outputs of row `row`. All lanes of a warp call this together, with successive outputs:
@@ -237,6 +238,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
       context, o, first_output, chunks * part / parts, chunks * (part + 1) / parts, most_chunks,
       [&] {
         if (parts > 1) meet_cluster();  // shared memory of the others exists
+        if (a.ahead.count > 0)
+          each_line_ahead(a.ahead, static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x) * Tile::kThreads + thread,
+                          static_cast<int>(gridDim.x * gridDim.y) * Tile::kThreads,
+                          [](const std::byte* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); });
         await_previous_kernel();
         own.load_residual(a);
       },
@@ -360,7 +365,8 @@ void multiply_few_rows(const Execution& execution, const LinearWeights& weights,
                       .residual_stride = steps.residual.stride,
                       .y_stride = y.stride,
                       .activated_stride = steps.activated.stride,
-                      .after = After::nothing};
+                      .after = After::nothing,
+                      .ahead = steps.ahead};
   if (steps.activation) arguments.after = *steps.activation == MlpActivation::gelu ? After::gelu : After::relu2;
   if (steps.norm != nullptr &&
       !(is_aligned(steps.norm->weights.weight.data, 16) && is_aligned(steps.norm->weights.bias.data, 16)))

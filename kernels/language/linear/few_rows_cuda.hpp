@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "kernels/language/activation/mlp_activation.hpp"
+#include "kernels/language/decode/cached_ahead.hpp"
 #include "kernels/language/linear/linear.hpp"
 
 namespace weft::kernels::cuda {
@@ -20,6 +21,7 @@ struct FewRowsSteps {
   AnyMatrix activated = {};                      ///< [n, outputs], from y as stored
   AnyMatrix residual = {};                       ///< [n, outputs] or without data: y = residual + y, both rounded
   Array<Moments> moments = {};                   ///< of y as stored, [n, moment_groups(outputs)], or empty
+  CachedAhead ahead = {};                        ///< requested while the kernel waits
 };
 
 /// y = x Wᵀ + b, with b in fp32, of operands that fit. y: or without data, not stored. A row does not depend on the

@@ -48,6 +48,14 @@ bool linear_activated(const Execution& execution, const LinearWeights& weights, 
   return false;
 }
 
+bool linear_gelu(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix activated,
+                 Array<std::byte> workspace) {
+  const Epilogue epilogue{.kind = Epilogue::Kind::bias_gelu, .bias = weights.rounded_bias.data};
+  return execution.backend == Backend::cuda && epilogue.bias != nullptr &&
+         gemm_with_epilogue(execution, x, Form::plain, weights.matrix, forward_form(weights), activated, epilogue,
+                            workspace);
+}
+
 bool joins_norms(const Execution& execution, const LinearWeights& weights, std::int64_t rows, Scalar type) {
   if constexpr (kCudaBuild) {
     const std::int64_t outputs = weights.transposed ? weights.matrix.columns : weights.matrix.rows,
@@ -59,23 +67,24 @@ bool joins_norms(const Execution& execution, const LinearWeights& weights, std::
 }
 
 void linear_of_norm(const Execution& execution, const LinearWeights& weights, const MomentNorm& norm, AnyMatrix x,
-                    AnyMatrix y, std::optional<MlpActivation> activation) {
+                    AnyMatrix y, std::optional<MlpActivation> activation, const CachedAhead& ahead) {
   if constexpr (kCudaBuild)
     if (execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, y)) {
       AnyMatrix product = y;
       if (activation) product.data = nullptr;
       return cuda::multiply_few_rows(execution, weights, x, product,
-                                     {.norm = &norm, .activation = activation, .activated = y});
+                                     {.norm = &norm, .activation = activation, .activated = y, .ahead = ahead});
     }
   throw Error(ExitCode::internal, "linear_of_norm: no kernel for these operands");
 }
 
 void linear_added(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix residual,
-                  AnyMatrix sum, Array<Moments> moments) {
+                  AnyMatrix sum, Array<Moments> moments, const CachedAhead& ahead) {
   if constexpr (kCudaBuild)
     if (execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, sum) &&
         cuda::fits_few_rows(weights, x, residual))
-      return cuda::multiply_few_rows(execution, weights, x, sum, {.residual = residual, .moments = moments});
+      return cuda::multiply_few_rows(execution, weights, x, sum,
+                                     {.residual = residual, .moments = moments, .ahead = ahead});
   throw Error(ExitCode::internal, "linear_added: no kernel for these operands");
 }
 

@@ -4,6 +4,7 @@
 //
 //   linear                  y = x Wᵀ + b
 //   linear_activated        the same, and activated = activation(y)
+//   linear_gelu             activated = gelu(x Wᵀ + b)
 //   linear_of_norm          y = activation(norm(x) Wᵀ + b)
 //   linear_added            sum = residual + x Wᵀ + b
 //   linear_backward         dx = dy W
@@ -11,7 +12,8 @@
 //
 // On the CUDA backend the dense library adds the bias and multiplies by the slope before it stores the sums (Epilogue,
 // gemm/gemm.hpp), where it takes the types and strides: bias and slope are then not applied to rounded sums. The
-// activation is formed from y as stored: it has the same bits when it is computed again.
+// activation is formed from y as stored: it has the same bits when it is computed again. Where there is no backward
+// pass it is formed from the sums too.
 //
 // Products of at most 64 rows of bf16, such as those of a step of generation, have a kernel of their own on GPUs from
 // compute capability 9.0 on (few_rows_cuda.hpp). There a row of y does not depend on the number of rows, and products
@@ -26,6 +28,7 @@
 #include "kernels/execution.hpp"
 #include "kernels/gemm/fp8.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
+#include "kernels/language/decode/cached_ahead.hpp"
 #include "kernels/language/linear/moments.hpp"
 #include "kernels/language/norm/norm.hpp"
 
@@ -51,6 +54,10 @@ void linear_coded(const Execution&, const LinearWeights& weights, const CodedRow
 bool linear_activated(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix y, MlpActivation,
                       AnyMatrix activated);
 
+/// activated = gelu(x Wᵀ + b), the tanh form, of sums that are not rounded before. False where no product takes the
+/// activation: nothing is enqueued then, and `linear` with mlp_activation gives the same within rounding.
+bool linear_gelu(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix activated, Array<std::byte> workspace);
+
 /// Most rows of a product that has a kernel for few rows.
 constexpr std::int64_t kMostFewRows = 64;
 
@@ -65,14 +72,14 @@ struct MomentNorm {
 bool joins_norms(const Execution&, const LinearWeights& weights, std::int64_t rows, Scalar type);
 
 /// y = activation(norm(x) Wᵀ + b), or without activation if there is none. norm(x) and the product are rounded as
-/// norm_forward, linear and mlp_activation round them. x [n, inputs], y [n, outputs].
+/// norm_forward, linear and mlp_activation round them. x [n, inputs], y [n, outputs]. ahead: requested meanwhile.
 void linear_of_norm(const Execution&, const LinearWeights& weights, const MomentNorm& norm, AnyMatrix x, AnyMatrix y,
-                    std::optional<MlpActivation> activation);
+                    std::optional<MlpActivation> activation, const CachedAhead& ahead = {});
 
 /// sum = residual + (x Wᵀ + b), with the bits of `linear` and a norm's sum, and its moments. x [n, inputs]; residual,
 /// sum [n, outputs]; moments [n, moment_groups(outputs)].
 void linear_added(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix residual, AnyMatrix sum,
-                  Array<Moments> moments);
+                  Array<Moments> moments, const CachedAhead& ahead = {});
 
 /// dy [n, outputs], dx [n, inputs].
 void linear_backward(const Execution&, const LinearWeights&, AnyMatrix dy, AnyMatrix dx, Array<std::byte> workspace);

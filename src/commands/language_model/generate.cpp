@@ -26,8 +26,6 @@ using language_model::Tokenizer;
 /// Rows of a step without --rows. On a GPU a step takes hardly longer than with one row; on the host the weights are
 /// read once for all of them.
 constexpr std::int64_t kDeviceRows = 64, kHostRows = 16;
-/// Rows of a forward pass over several prompts on a GPU: enough to fill it.
-constexpr std::int64_t kPrefillRows = 4096;
 constexpr std::int64_t kMostTexts = std::int64_t{1} << 20;
 
 /// A prompt, and where it comes from, for messages.
@@ -132,7 +130,7 @@ int language_model_generate(const Request& request, const parallel::World& world
                                                                          : kHostRows,
                                                 .prompts = std::ssize(prompts),
                                                 .new_tokens = options.new_tokens,
-                                                .prefill_rows = on_device ? kPrefillRows : 0,
+                                                .prefill_rows = on_device ? language_model::kDevicePrefillRows : 0,
                                                 .temperature = options.temperature,
                                                 .top_k = options.top_k,
                                                 .top_p = options.top_p,

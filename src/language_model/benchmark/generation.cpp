@@ -11,9 +11,6 @@
 namespace weft::language_model {
 namespace {
 
-/// Rows of a forward pass over prompts on a GPU, as of weft lm generate.
-constexpr std::int64_t kPrefillRows = 4096;
-
 TransformerSettings transformer_case(const Configuration& configuration, const GenerationSettings& generation) {
   TransformerSettings settings = transformer_settings(configuration, generation.architecture);
   settings.gradients = false;
@@ -126,7 +123,7 @@ GenerationSettings generation_case(const Configuration& configuration, const Ben
           .prompts = settings.generate_rows / settings.generate_samples,
           .longest_prompt = settings.generate_prompt,
           .new_tokens = settings.generate_tokens,
-          .prefill_rows = backend == kernels::Backend::cuda ? kPrefillRows : 0,
+          .prefill_rows = backend == kernels::Backend::cuda ? kDevicePrefillRows : 0,
           .graphs = configuration.device.graphs};
 }
 

@@ -42,13 +42,16 @@ std::int64_t n_regions(const GenerationSettings& settings) {
 std::int64_t own_positions(const GenerationSettings& settings) {
   return std::min(settings.new_tokens, settings.context());
 }
-/// Sequences of a forward pass over prefixes of `length` rows: at most one per row of a step.
+/// Sequences of a forward pass over prefixes of `length` rows: at most one per row of a step, and so many that passes
+/// over one prefix per row are of one size.
 std::int64_t prefill_sequences(const GenerationSettings& settings, std::int64_t length) {
-  return std::clamp<std::int64_t>(settings.prefill_rows / length, 1, settings.rows);
+  const std::int64_t most = std::clamp<std::int64_t>(settings.prefill_rows / length, 1, settings.rows),
+                     passes = (settings.rows + most - 1) / most;
+  return (settings.rows + passes - 1) / passes;
 }
 std::int64_t most_prefill_rows(const GenerationSettings& settings) {
-  const std::int64_t prefix = longest_prefix(settings);
-  return prefix == 0 ? 0 : std::max(settings.prefill_rows, padded_length(prefix));
+  const std::int64_t prefix = longest_prefix(settings), length = prefix == 0 ? 0 : padded_length(prefix);
+  return std::max(length, std::min(settings.prefill_rows, settings.rows * length));
 }
 
 kernels::CachedAttention cached_attention_shape(const GenerationSettings& settings) {
@@ -292,15 +295,23 @@ void Generator::compute_prefixes(std::int64_t sequences, std::int64_t length) {
 /// One step: the last token of each sequence through the model, and the next one.
 void Generator::compute() {
   const std::int64_t queries = settings_.architecture.query_width(), keys = settings_.architecture.key_width();
-  transformer_.hook_attention([&](std::int64_t layer, const AnyMatrix& packed, const AnyMatrix& mixed) {
-    const auto at = static_cast<std::size_t>(layer);
-    kernels::CachedAttention attention = attention_;
-    attention.window = settings_.architecture.model.window_of(layer);
-    kernels::cached_attention(execution_, attention, packed.columns_from(0, queries),
-                              packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
-                              buffers_.keys[at], buffers_.values[at], mixed);
-    return true;
-  });
+  const auto attention = [&](std::int64_t layer) {
+    kernels::CachedAttention shape = attention_;
+    shape.window = settings_.architecture.model.window_of(layer);
+    return shape;
+  };
+  transformer_.hook_attention(
+      [&](std::int64_t layer, const AnyMatrix& packed, const AnyMatrix& mixed) {
+        const auto at = static_cast<std::size_t>(layer);
+        kernels::cached_attention(execution_, attention(layer), packed.columns_from(0, queries),
+                                  packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
+                                  buffers_.keys[at], buffers_.values[at], mixed);
+        return true;
+      },
+      [&](std::int64_t layer) {
+        const auto at = static_cast<std::size_t>(layer);
+        return kernels::cached_ahead(execution_, attention(layer), buffers_.keys[at], buffers_.values[at]);
+      });
   const Buffers::State& state = buffers_.device;
   const Tokens tokens{.sequences = settings_.rows,
                       .length = 1,
