@@ -39,7 +39,8 @@ std::optional<training::TensorAxis> tensor_axis(const Configuration& configurati
                                                 training::StepArena& arena) {
   if (grid.size(parallel::kTensorAxis) == 1) return std::nullopt;
   return std::optional<training::TensorAxis>(std::in_place, grid, execution,
-                                             Trainer::tensor_buffers(configuration, architecture, grid.shape(), arena));
+                                             Trainer::tensor_buffers(configuration, architecture, grid.shape(), arena),
+                                             configuration.parallel.overlap);
 }
 
 }  // namespace

@@ -124,22 +124,85 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, U
   const bool swaps = swap_.has_value() && step != nullptr;
   first_row_ = tokens.first_row;
   step_ = step;
+  rows_ = tokens.rows();
   if (joins_norms(tokens, step)) return forward_joined(tokens);
   await_weights(model_.blocks().front().first);
   embed(tokens, step);
+  const std::vector<Tokens> parts = this->parts(tokens);
+  const auto finish = [&](std::size_t layer, const Tokens& part) {
+    finish_mlp(layer, part, step, tap_);
+    if (swaps) swap_->after_forward(layer);  // one part
+  };
   for (std::size_t layer = 0; layer < buffers_.blocks.size(); ++layer) {
     await_weights(layer + 1 < buffers_.blocks.size() ? model_.blocks()[layer + 1].first : model_.final_norm().weight);
-    if (swaps) swap_->before_forward(layer);
-    enter(layer, tokens);
-    attend(layer, tokens, step);
-    if (until == Until::last_keys && layer + 1 == buffers_.blocks.size()) return;
-    finish_attention(layer, tokens, step);
-    transform(layer, tokens);
-    finish_mlp(layer, tokens, step, tap_);
-    if (swaps) swap_->after_forward(layer);
+    const bool ends = until == Until::last_keys && layer + 1 == buffers_.blocks.size();
+    for (const Tokens& part : parts) {
+      if (layer > 0) finish(layer - 1, part);
+      if (swaps) swap_->before_forward(layer);
+      enter(layer, part);
+      attend(layer, part, step);
+      if (!ends) start_attention_output(layer, part);
+    }
+    if (ends) return;
+    for (const Tokens& part : parts) {
+      finish_attention(layer, part, step);
+      transform(layer, part);
+      start_mlp_output(layer, part);
+    }
   }
+  for (const Tokens& part : parts) finish(buffers_.blocks.size() - 1, part);
   await_weights(kNoParameter);
   leave(tokens);
+}
+
+/// Halves of whole sequences where the sums over the ranks of one can run beside the computation of the other: also
+/// where they do not (parallel.overlap), for the same bits. Hooks get whole micro-batches; blocks are swapped as a
+/// whole.
+std::vector<Tokens> Transformer::parts(const Tokens& tokens) const {
+  if (tensor_ == nullptr || tokens.sequences < 2 || tap_ || attention_hook_ || swap_) return {tokens};
+  std::vector<Tokens> halves(2, tokens);
+  halves[0].sequences = (tokens.sequences + 1) / 2;
+  halves[1].sequences = tokens.sequences - halves[0].sequences;
+  const std::int64_t begin = halves[0].rows();
+  halves[1].begin += begin;
+  halves[1].first_row += begin;
+  for (Tokens& half : halves) {
+    const auto of_half = [&](auto& rows) {
+      if (rows.size > 0) rows = {rows.data + half.begin, half.rows()};
+    };
+    of_half(half.ids);
+    of_half(half.targets);
+    of_half(half.positions);
+    of_half(half.first_key);
+    of_half(half.weights);
+  }
+  return halves;
+}
+
+Transformer::Activations Transformer::activations(std::size_t layer, const Tokens& tokens) const {
+  Activations part = buffers_.blocks[layer];
+  for (AnyMatrix* each :
+       {&part.residual, &part.attention_input, &part.projected, &part.attended_rows, &part.mixed, &part.attention_raw,
+        &part.middle, &part.mlp_input, &part.hidden, &part.activated, &part.mlp_raw})
+    *each = each->rows_from(tokens.begin, tokens.rows());
+  const auto of_rows = [&](auto& numbers, std::int64_t per_row) {
+    if (numbers.size > 0) numbers = {numbers.data + tokens.begin * per_row, tokens.rows() * per_row};
+  };
+  for (kernels::NormStatistics* each :
+       {&part.attention_norm, &part.attention_post_norm, &part.mlp_norm, &part.mlp_post_norm}) {
+    of_rows(each->mean, 1);
+    of_rows(each->inverse, 1);
+  }
+  of_rows(part.inverse, model_.blocks()[layer].query_key.inverses_per_row());
+  of_rows(part.log_sum, settings().heads);
+  if (part.kept.size > 0) {
+    kernels::Attention shape =
+        attention_shape(settings(), tokens.begin / tokens.length, tokens.length, kernels::AttentionImplementation::own);
+    part.kept.data += shape.block_pairs();
+    shape.sequences = tokens.sequences;
+    part.kept.size = shape.block_pairs();
+  }
+  return part;
 }
 
 /// moments: where nothing follows the sum of the tables; or empty.
@@ -149,93 +212,99 @@ void Transformer::embed(const Tokens& tokens, const kernels::AdamStep* step, ker
   const Architecture& part = settings_.architecture;
   kernels::embed(execution_, model_.token_embedding(), part.first_token, tokens.ids,
                  part.tensor_rank == 0 ? model_.position_embedding() : AnyMatrix{}, tokens.positions, out, moments);
-  sum_over_ranks(out);
+  start_sum(out);
+  await_sum(out);
   scale_embedding(out);
   drop(kEmbedding, tokens, step, out);
 }
 
 /// The residual stream at the entry of a block, with what the block before it adds, and its norm.
 void Transformer::enter(std::size_t layer, const Tokens& tokens) {
-  const Activations& block = buffers_.blocks[layer];
-  const std::int64_t n = tokens.rows();
-  const AnyMatrix residual = block.residual.rows_from(0, n);
-  const AnyMatrix before = layer == 0 ? residual : buffers_.blocks[layer - 1].middle.rows_from(0, n);
-  const AnyMatrix addend = layer == 0 ? AnyMatrix{} : buffers_.sublayer.rows_from(0, n);
+  const Activations block = activations(layer, tokens);
+  const AnyMatrix before = layer == 0 ? block.residual : activations(layer - 1, tokens).middle,
+                  addend = layer == 0 ? AnyMatrix{} : sublayer(tokens);
   timers_.phase("norms");
   if (const std::optional<NormLayer>& norm = model_.blocks()[layer].attention_norm)
-    normalise(*norm, before, addend, residual, block.attention_input.rows_from(0, n), block.attention_norm);
+    normalise(*norm, before, addend, block.residual, block.attention_input, block.attention_norm);
   else if (layer > 0)
-    kernels::add_rows(execution_, before, addend, residual);
+    kernels::add_rows(execution_, before, addend, block.residual);
 }
 
 void Transformer::attend(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
-  const Activations& block = buffers_.blocks[layer];
-  const std::int64_t n = tokens.rows();
-  multiply(model_.blocks()[layer].projection, block.attention_input.rows_from(0, n), block.projected.rows_from(0, n));
+  const Activations block = activations(layer, tokens);
+  multiply(model_.blocks()[layer].projection, block.attention_input, block.projected);
   mix(layer, tokens, step);
 }
 
 /// From queries, keys and values to the output of the attention.
 void Transformer::mix(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
-  const Activations& block = buffers_.blocks[layer];
-  const std::int64_t n = tokens.rows(), queries = settings_.architecture.query_width(),
-                     keys = settings_.architecture.key_width();
-  const AnyMatrix projected = block.projected.rows_from(0, n), packed = block.attended_rows.rows_from(0, n);
+  const Activations block = activations(layer, tokens);
+  const std::int64_t queries = settings_.architecture.query_width(), keys = settings_.architecture.key_width();
+  const AnyMatrix packed = block.attended_rows;
   timers_.phase("attention");
-  if (transforms_queries()) kernels::query_key(execution_, query_key(layer, tokens), projected, packed, block.inverse);
-  if (attention_hook_ && attention_hook_(static_cast<std::int64_t>(layer), packed, block.mixed.rows_from(0, n))) return;
+  if (transforms_queries())
+    kernels::query_key(execution_, query_key(layer, tokens), block.projected, packed, block.inverse);
+  if (attention_hook_ && attention_hook_(static_cast<std::int64_t>(layer), packed, block.mixed)) return;
   const kernels::Attention shape = attention(layer, tokens, step);
   if (shape.kept.size > 0)
     kernels::select_key_blocks(execution_, shape, block_choice(settings()), packed.columns_from(0, queries),
-                               packed.columns_from(queries, keys), {block.kept.data, shape.kept.size},
-                               buffers_.attention_workspace);
+                               packed.columns_from(queries, keys), block.kept, buffers_.attention_workspace);
   settings_.attention.forward(execution_, shape, packed.columns_from(0, queries), packed.columns_from(queries, keys),
-                              packed.columns_from(queries + keys, keys), block.mixed.rows_from(0, n), block.log_sum,
+                              packed.columns_from(queries + keys, keys), block.mixed, block.log_sum,
                               buffers_.attention_workspace);
+}
+
+/// The output of a sublayer, which its `finish` reads once it is the sum over the ranks.
+void Transformer::start_attention_output(std::size_t layer, const Tokens& tokens) {
+  const Activations block = activations(layer, tokens);
+  const Block& parameters = model_.blocks()[layer];
+  multiply(parameters.attention_output, block.mixed,
+           parameters.attention_post_norm ? block.attention_raw : sublayer(tokens));
 }
 
 /// What the attention adds to the residual stream, and the norm of the sum.
 void Transformer::finish_attention(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
-  const Activations& block = buffers_.blocks[layer];
+  const Activations block = activations(layer, tokens);
   const Block& parameters = model_.blocks()[layer];
-  const std::int64_t n = tokens.rows();
-  const AnyMatrix raw = parameters.attention_post_norm ? block.attention_raw : buffers_.sublayer;
-  multiply(parameters.attention_output, block.mixed.rows_from(0, n), raw.rows_from(0, n));
+  const AnyMatrix raw = parameters.attention_post_norm ? block.attention_raw : sublayer(tokens);
+  await_sum(raw);
   finish_sublayer(parameters.attention_post_norm, raw, block.attention_post_norm, attention_site(layer), tokens, step);
-  const AnyMatrix residual = block.residual.rows_from(0, n), addend = buffers_.sublayer.rows_from(0, n),
-                  middle = block.middle.rows_from(0, n);
   timers_.phase("norms");
   if (parameters.mlp_norm)
-    normalise(*parameters.mlp_norm, residual, addend, middle, block.mlp_input.rows_from(0, n), block.mlp_norm);
+    normalise(*parameters.mlp_norm, block.residual, sublayer(tokens), block.middle, block.mlp_input, block.mlp_norm);
   else
-    kernels::add_rows(execution_, residual, addend, middle);
+    kernels::add_rows(execution_, block.residual, sublayer(tokens), block.middle);
 }
 
 void Transformer::transform(std::size_t layer, const Tokens& tokens) {
-  const Activations& block = buffers_.blocks[layer];
+  const Activations block = activations(layer, tokens);
   const Linear& up = model_.blocks()[layer].up;
-  const std::int64_t n = tokens.rows();
-  const AnyMatrix input = block.mlp_input.rows_from(0, n), hidden = block.hidden.rows_from(0, n),
-                  activated = block.activated.rows_from(0, n);
   timers_.phase("products");
   const bool plain = up.index >= coded_weights_.size() && !adapts(up);
-  if (plain && kernels::linear_activated(execution_, weights_of(up), input, hidden, settings().mlp, activated)) return;
+  if (plain && kernels::linear_activated(execution_, weights_of(up), block.mlp_input, block.hidden, settings().mlp,
+                                         block.activated))
+    return;
   // Without a backward pass nothing reads `hidden`.
   if (plain && !settings_.gradients && settings().mlp == kernels::MlpActivation::gelu &&
-      kernels::linear_gelu(execution_, weights_of(up), input, activated, buffers_.product_workspace))
+      kernels::linear_gelu(execution_, weights_of(up), block.mlp_input, block.activated, buffers_.product_workspace))
     return;
-  multiply(up, input, hidden);
+  multiply(up, block.mlp_input, block.hidden);
   timers_.phase("activation");
-  kernels::mlp_activation(execution_, settings().mlp, hidden, activated);
+  kernels::mlp_activation(execution_, settings().mlp, block.hidden, block.activated);
+}
+
+void Transformer::start_mlp_output(std::size_t layer, const Tokens& tokens) {
+  const Activations block = activations(layer, tokens);
+  const Block& parameters = model_.blocks()[layer];
+  multiply(parameters.down, block.activated, parameters.mlp_post_norm ? block.mlp_raw : sublayer(tokens));
 }
 
 void Transformer::finish_mlp(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step, const Tap& tap) {
-  const Activations& block = buffers_.blocks[layer];
+  const Activations block = activations(layer, tokens);
   const Block& parameters = model_.blocks()[layer];
-  const AnyMatrix raw = parameters.mlp_post_norm ? block.mlp_raw : buffers_.sublayer;
-  multiply(parameters.down, block.activated.rows_from(0, tokens.rows()), raw.rows_from(0, tokens.rows()));
-  if (tap)
-    tap(static_cast<std::int64_t>(layer), block.mlp_input.rows_from(0, tokens.rows()), raw.rows_from(0, tokens.rows()));
+  const AnyMatrix raw = parameters.mlp_post_norm ? block.mlp_raw : sublayer(tokens);
+  await_sum(raw);
+  if (tap) tap(static_cast<std::int64_t>(layer), block.mlp_input, raw);
   finish_sublayer(parameters.mlp_post_norm, raw, block.mlp_post_norm, mlp_site(layer), tokens, step);
 }
 
@@ -250,10 +319,9 @@ void Transformer::leave(const Tokens& tokens) {
 void Transformer::finish_sublayer(const std::optional<NormLayer>& norm, AnyMatrix raw,
                                   const kernels::NormStatistics& statistics, std::uint32_t site, const Tokens& tokens,
                                   const kernels::AdamStep* step) {
-  const AnyMatrix out = buffers_.sublayer.rows_from(0, tokens.rows());
   timers_.phase("norms");
-  if (norm) normalise(*norm, raw.rows_from(0, tokens.rows()), {}, {}, out, statistics);
-  drop(site, tokens, step, out);
+  if (norm) normalise(*norm, raw, {}, {}, sublayer(tokens), statistics);
+  drop(site, tokens, step, sublayer(tokens));
 }
 
 // --- Head -----------------------------------------------------------------------------------------------------------
@@ -294,10 +362,9 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
     cross_entropy(loss, logits, {tokens.targets.data + begin, logits.rows}, {losses.data + begin, logits.rows}, true);
     const AnyMatrix input = buffers_.final_output.rows_from(begin, logits.rows),
                     gradient = buffers_.input_gradient.rows_from(begin, logits.rows);
-    if (settings_.keeps_rows())
-      propagate(model_.head(), input, logits, gradient, sink);
-    else
-      multiply_backward(model_.head(), input, logits, gradient, sink, begin);
+    propagate(model_.head(), input, logits, gradient, sink);
+    if (!settings_.keeps_rows()) give_gradients(model_.head(), input, logits, sink, begin);
+    await_sum(gradient);
   });
   if (settings_.keeps_rows())
     give_gradients(model_.head(), buffers_.final_output.rows_from(0, tokens.rows()),
@@ -370,19 +437,24 @@ kernels::LinearWeights Transformer::weights_of(const Linear& linear) const {
   return weights;
 }
 
-/// rows [n, C], to which each rank of the tensor axis contributes, become their sums.
-void Transformer::sum_over_ranks(AnyMatrix rows) {
+/// rows [n, C], to which each rank of the tensor axis contributes, are to become their sums: from await_sum on.
+void Transformer::start_sum(AnyMatrix rows) {
   if (tensor_ == nullptr) return;
   timers_.phase("exchange");
-  tensor_->sum(rows, "activations");
+  tensor_->start_sum(rows, "activations");
+}
+void Transformer::await_sum(AnyMatrix rows) {
+  if (tensor_ == nullptr) return;
+  timers_.phase("exchange");
+  tensor_->await(rows);
 }
 
-/// y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs, so that y is a sum over the ranks.
+/// y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs: y is a sum over the ranks, to be awaited.
 void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   timers_.phase("products");
   if (linear.index >= coded_weights_.size()) {
     kernels::linear(execution_, weights_of(linear), x, y, buffers_.product_workspace);
-    if (linear.transposed) sum_over_ranks(y);
+    if (linear.transposed) start_sum(y);
   } else {
     const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows, x.columns);
     kernels::code_rows(execution_, x, kernels::Form::plain, rows);
@@ -409,14 +481,14 @@ void Transformer::drop(std::uint32_t site, const Tokens& tokens, const kernels::
 kernels::Attention Transformer::attention(std::size_t layer, const Tokens& tokens,
                                           const kernels::AdamStep* step) const {
   const std::int64_t shorter = settings_.length / tokens.length;
-  const bool whole = settings_.gradients && tokens.rows() == settings_.rows && settings_.length % tokens.length == 0 &&
+  const bool whole = settings_.gradients && rows_ == settings_.rows && settings_.length % tokens.length == 0 &&
                      std::has_single_bit(static_cast<std::uint64_t>(shorter));
   kernels::Attention attention =
       attention_shape(settings(), tokens.sequences, tokens.length,
                       whole ? settings_.attention.implementation : kernels::AttentionImplementation::own);
   attention.window = settings().window_of(static_cast<std::int64_t>(layer));
   attention.first_key = tokens.first_key;
-  if (settings().sparse_blocks > 0) attention.kept = {buffers_.blocks[layer].kept.data, attention.block_pairs()};
+  if (settings().sparse_blocks > 0) attention.kept = activations(layer, tokens).kept;
   if (step != nullptr && settings().attention_dropout > 0)
     attention.dropout = {static_cast<float>(settings().attention_dropout), static_cast<std::uint32_t>(layer),
                          tokens.first_row, settings_.architecture.first_head, step};

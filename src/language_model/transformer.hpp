@@ -39,6 +39,7 @@ struct Tokens {
   kernels::Array<const std::int32_t> positions;  ///< in the sequence, or in its document
   kernels::Array<const std::int32_t> first_key;  ///< first row of the sequence that a row may read; empty: 0
   std::int64_t first_row = 0;                    ///< of row 0 in the whole step; keys the dropout masks
+  std::int64_t begin = 0;                        ///< of row 0 in the micro-batch, for a part of one
   kernels::Array<const float> weights = {};      ///< of the losses, in their gradient; empty: 1
   float temperature = 1;                         ///< of the distribution of the targets, if there are any
 
@@ -230,12 +231,21 @@ class Transformer {
   void await_weights(std::size_t end) {
     if (source_.await) source_.await(end);
   }
+  /// What is computed one after the other: all of a micro-batch, or its halves.
+  std::vector<Tokens> parts(const Tokens&) const;
+  /// Of the tokens, of what the block holds of the micro-batch.
+  Activations activations(std::size_t layer, const Tokens&) const;
+  kernels::AnyMatrix sublayer(const Tokens& tokens) const {
+    return buffers_.sublayer.rows_from(tokens.begin, tokens.rows());
+  }
   void embed(const Tokens&, const kernels::AdamStep*, kernels::Array<kernels::Moments> = {});
   void enter(std::size_t layer, const Tokens&);
   void attend(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void mix(std::size_t layer, const Tokens&, const kernels::AdamStep*);
+  void start_attention_output(std::size_t layer, const Tokens&);
   void finish_attention(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void transform(std::size_t layer, const Tokens&);
+  void start_mlp_output(std::size_t layer, const Tokens&);
   void finish_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*, const Tap& tap = {});
   void leave(const Tokens&);
   bool joins_norms(const Tokens&, const kernels::AdamStep*) const;
@@ -251,8 +261,6 @@ class Transformer {
   void normalise_backward(const NormLayer&, kernels::AnyMatrix h, const kernels::NormStatistics&, kernels::AnyMatrix dy,
                           kernels::AnyMatrix addend, kernels::AnyMatrix dh, training::GradientSink&);
   void multiply(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
-  void multiply_backward(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
-                         training::GradientSink&, std::int64_t first_row = 0);
   void propagate(const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
                  training::GradientSink&);
   bool stays(const kernels::AnyMatrix& gradient) const;
@@ -280,7 +288,8 @@ class Transformer {
   void head(const Tokens&, const EachChunk&);
   void cross_entropy(kernels::CrossEntropy, kernels::AnyMatrix logits, kernels::Array<const std::int32_t> targets,
                      kernels::Array<float> losses, bool gradient);
-  void sum_over_ranks(kernels::AnyMatrix rows);
+  void start_sum(kernels::AnyMatrix rows);
+  void await_sum(kernels::AnyMatrix rows);
 
   kernels::LinearWeights weights_of(const Linear&) const;
   void place_biases();
@@ -307,6 +316,7 @@ class Transformer {
   /// Of the present forward or backward pass: what draws the masks of adapters' dropout.
   std::int64_t first_row_ = 0;
   const kernels::AdamStep* step_ = nullptr;
+  std::int64_t rows_ = 0;         ///< of its micro-batch
   std::size_t residual_ = 0;      ///< the present one of buffers_.residual_gradients
   const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
   std::optional<ActivationSwap> swap_;

@@ -59,7 +59,10 @@ AnyMatrix Transformer::adapter_rows(const Linear& linear, AnyMatrix input) {
   const AnyMatrix rows = thin_rows(buffers_.adapter_rows, linear, input.rows);
   kernels::gemm(execution_, settings_.architecture.lora.scale(), input, Form::plain, a.matrix, forward_form(a), 0, rows,
                 buffers_.product_workspace);
-  if (linear.transposed) sum_over_ranks(rows);
+  if (linear.transposed) {
+    start_sum(rows);
+    await_sum(rows);
+  }
   timers_.phase("adapters");
   return rows;
 }
@@ -67,6 +70,7 @@ AnyMatrix Transformer::adapter_rows(const Linear& linear, AnyMatrix input) {
 /// Adds what the adapters of a product add to its outputs.
 void Transformer::adapt(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   if (!adapts(linear)) return;
+  await_sum(y);
   timers_.phase("adapters");
   const AnyMatrix rows = adapter_rows(linear, adapter_input(linear, x));
   const std::int64_t rank = settings_.architecture.lora.rank;
@@ -83,6 +87,7 @@ void Transformer::adapt(const Linear& linear, AnyMatrix x, AnyMatrix y) {
 void Transformer::adapt_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx,
                                  training::GradientSink& sink) {
   if (!adapts(linear)) return;
+  await_sum(dx);
   timers_.phase("adapters");
   const Adapter& adapter = model_.adapters()[linear.adapter];
   const std::int64_t rank = settings_.architecture.lora.rank;
@@ -100,7 +105,10 @@ void Transformer::adapt_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy
                .gradients = of_outputs});
     column += rank;
   }
-  if (!linear.transposed) sum_over_ranks(gradient);
+  if (!linear.transposed) {
+    start_sum(gradient);
+    await_sum(gradient);
+  }
   timers_.phase("adapters");
   // One by one: the gradients of matrices that all ranks have do not follow one another (AccumulatingSink).
   for (std::size_t i = 0; i < adapter.a.count; ++i)

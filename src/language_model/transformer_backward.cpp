@@ -27,6 +27,7 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   const std::int64_t n = tokens.rows();
   first_row_ = tokens.first_row;
   step_ = step;
+  rows_ = n;
   residual_ = 0;
   normalise_backward(model_.final_norm(), buffers_.final_residual.rows_from(0, n), buffers_.final_norm,
                      buffers_.input_gradient.rows_from(0, n), {}, residual_gradient(n), sink);
@@ -54,10 +55,18 @@ void Transformer::recompute(std::size_t layer, const Tokens& tokens, const kerne
     normalise(*parameters.attention_norm, block.residual.rows_from(0, n), {}, {}, block.attention_input.rows_from(0, n),
               block.attention_norm);
   if (policy == Recompute::block) {
-    attend(layer, tokens, step);
-    finish_attention(layer, tokens, step);
-    transform(layer, tokens);
-    if (parameters.mlp_post_norm) finish_mlp(layer, tokens, step);
+    const std::vector<Tokens> parts = this->parts(tokens);
+    for (const Tokens& part : parts) {
+      attend(layer, part, step);
+      start_attention_output(layer, part);
+    }
+    for (const Tokens& part : parts) {
+      finish_attention(layer, part, step);
+      transform(layer, part);
+      if (parameters.mlp_post_norm) start_mlp_output(layer, part);
+    }
+    if (parameters.mlp_post_norm)
+      for (const Tokens& part : parts) finish_mlp(layer, part, step);
     return;
   }
   if (policy == Recompute::norm && parameters.mlp_norm)
@@ -75,7 +84,6 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
   const AnyMatrix output = sublayer_gradient(parameters.mlp_post_norm, block.mlp_raw, block.mlp_post_norm,
                                              mlp_site(layer), tokens, step, sink);
   const AnyMatrix input = buffers_.input_gradient.rows_from(0, n);
-  give_gradients(parameters.down, block.activated.rows_from(0, n), output, sink);
   timers_.phase("products");
   // The gradient before the activation: in `apart` from one product, or in place of `hidden`. A row that stays lies
   // where the later block, whose backward pass is complete, had its own.
@@ -93,7 +101,12 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
     timers_.phase("activation");
     kernels::mlp_activation_backward(execution_, settings().mlp, hidden, gradient, hidden);
   }
-  multiply_backward(parameters.up, block.mlp_input.rows_from(0, n), hidden, input, sink);
+  // Gradients of weights are formed while the ranks add up that of the input.
+  const AnyMatrix mlp_input = block.mlp_input.rows_from(0, n);
+  propagate(parameters.up, mlp_input, hidden, input, sink);
+  give_gradients(parameters.down, block.activated.rows_from(0, n), output, sink);
+  give_gradients(parameters.up, mlp_input, hidden, sink);
+  await_sum(input);
   const AnyMatrix residual = residual_gradient(n), next = next_residual_gradient(n);
   if (parameters.mlp_norm)
     normalise_backward(*parameters.mlp_norm, block.middle.rows_from(0, n), block.mlp_norm, input, residual, next, sink);
@@ -110,7 +123,7 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
   const AnyMatrix output = sublayer_gradient(parameters.attention_post_norm, block.attention_raw,
                                              block.attention_post_norm, attention_site(layer), tokens, step, sink);
   const AnyMatrix mixed = buffers_.mixed_gradient.rows_from(0, n);
-  multiply_backward(parameters.attention_output, block.mixed.rows_from(0, n), output, mixed, sink);
+  propagate(parameters.attention_output, block.mixed.rows_from(0, n), output, mixed, sink);
 
   timers_.phase("attention");
   const bool stays = settings_.keeps_rows() && layer + 1 < buffers_.blocks.size();
@@ -155,7 +168,11 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
     give(parameters.temperature, temperature_rows);
   }
   const AnyMatrix input = buffers_.input_gradient.rows_from(0, n);
-  multiply_backward(parameters.projection, block.attention_input.rows_from(0, n), gradient, input, sink);
+  const AnyMatrix attention_input = block.attention_input.rows_from(0, n);
+  propagate(parameters.projection, attention_input, gradient, input, sink);
+  give_gradients(parameters.attention_output, block.mixed.rows_from(0, n), output, sink);
+  give_gradients(parameters.projection, attention_input, gradient, sink);
+  await_sum(input);
   const AnyMatrix residual = residual_gradient(n), next = next_residual_gradient(n);
   if (parameters.attention_norm)
     normalise_backward(*parameters.attention_norm, block.residual.rows_from(0, n), block.attention_norm, input,
@@ -278,18 +295,11 @@ void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy
              .count = linear.count});
 }
 
-/// dx = dy W, and the rows of dW and db.
-void Transformer::multiply_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink,
-                                    std::int64_t first_row) {
-  give_gradients(linear, x, dy, sink, first_row);
-  propagate(linear, x, dy, dx, sink);
-}
-
-/// dx = dy W. A matrix that is divided by its outputs gives a sum over the ranks.
+/// dx = dy W. A matrix that is divided by its outputs gives a sum over the ranks, to be awaited.
 void Transformer::propagate(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink) {
   timers_.phase("products");
   kernels::linear_backward(execution_, weights_of(linear), dy, dx, buffers_.product_workspace);
-  if (!linear.transposed) sum_over_ranks(dx);
+  if (!linear.transposed) start_sum(dx);
   adapt_backward(linear, x, dy, dx, sink);
 }
 

@@ -35,7 +35,7 @@ struct Settings {
   std::int64_t world = 0;   ///< plan for this many ranks; dry run only
   bool nvls = false;        ///< NCCL may use NVLink multicast
   std::int64_t blocks = 4;  ///< blocks of layers whose exchanges overlap with computation; 1: no overlap
-  bool overlap = true;      ///< data axis of language models: exchange while other layers are computed
+  bool overlap = true;      ///< language models: exchange beside computation
   ExchangeSettings exchange;
 };
 
@@ -76,14 +76,14 @@ void add_world_key(Schema& schema, Settings& parallel) {
       .free();
 }
 
-/// parallel.overlap, of models that exchange gradients.
+/// parallel.overlap, of models that exchange gradients and activations.
 template <class Schema>
 void add_overlap_key(Schema& schema, Settings& parallel) {
   schema
       .add("parallel.overlap", parallel.overlap,
-           "between several ranks: gradients and weights are exchanged while other layers are computed; false: after "
-           "the "
-           "backward pass, and before the next step: slower, for measurements")
+           "between several ranks: gradients and weights are exchanged while other layers are computed, activations of "
+           "the tensor axis beside the computation of their layer; false: the computation waits for each exchange: "
+           "slower, for measurements")
       .free();
 }
 

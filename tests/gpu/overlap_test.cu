@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "device/stream.hpp"
+#include "kernels/gemm/gemm.hpp"
 #include "kernels/peers/peers_cuda.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/select/hopper_filter.hpp"
@@ -183,6 +184,29 @@ TEST_CASE("exchanges run beside the decoder's backward pass") {
     kernels::decode_backward_update(execution, activations, hits,
                                     {gradient.data(), kernels::Scalar::bf16, n_tokens, width, width}, decoder,
                                     constants.data(), da.array(), {}, workspace.array());
+  });
+  CHECK(ends.exchanges < ends.work / 2);
+}
+
+TEST_CASE("exchanges run beside products of a language model") {
+  // The MLP of one of two ranks: 1.56B parameters, half of a micro-batch.
+  const std::int64_t rows = 8192, width = 1600, hidden = 3200;
+  DeviceArray<std::uint16_t> x(rows * width), weight(hidden * width), y(rows * hidden);
+  x.poison(0), weight.poison(0);
+  const auto matrix = [](const DeviceArray<std::uint16_t>& memory, std::int64_t columns) {
+    return kernels::AnyMatrix{memory.data(), kernels::Scalar::bf16, memory.size() / columns, columns, columns};
+  };
+  const DeviceArray<std::byte> workspace(std::max(
+      kernels::gemm_workspace(kernels::Scalar::bf16, kernels::Scalar::bf16, kernels::Scalar::bf16, rows, hidden, width),
+      kernels::gemm_workspace(kernels::Scalar::bf16, kernels::Scalar::bf16, kernels::Scalar::bf16, rows, width,
+                              hidden)));
+  const Ends ends = run_beside_exchanges("products", [&](const kernels::Execution& execution) {
+    for (int i = 0; i < 4; ++i) {
+      kernels::gemm(execution, 1, matrix(x, width), kernels::Form::plain, matrix(weight, width),
+                    kernels::Form::transposed, 0, matrix(y, hidden), workspace.array());
+      kernels::gemm(execution, 1, matrix(y, hidden), kernels::Form::plain, matrix(weight, width), kernels::Form::plain,
+                    0, matrix(x, width), workspace.array());
+    }
   });
   CHECK(ends.exchanges < ends.work / 2);
 }

@@ -10,6 +10,7 @@
 namespace weft::language_model {
 
 inline constexpr std::int64_t kVocabulary = 43;  // divided unevenly
+inline constexpr std::int32_t kDocument = 5;     // rows
 
 struct Run {
   /// On the ranks of `world`, in groups of `tensor`.
@@ -36,7 +37,11 @@ struct Run {
       // Ranks count different numbers of targets.
       const bool counts = place % 5 != 2 && place > 20;
       batch.targets[at] = counts ? static_cast<std::int32_t>((token + place) % kVocabulary) : kernels::kIgnored;
-      batch.positions[at] = static_cast<std::int32_t>(row % batch.length);
+      const auto in_sequence = static_cast<std::int32_t>(row % batch.length);
+      // With the document mask every sequence holds two documents.
+      const std::int32_t document = batch.first_key.empty() || in_sequence < kDocument ? 0 : kDocument;
+      if (!batch.first_key.empty()) batch.first_key[at] = document;
+      batch.positions[at] = in_sequence - document;
       batch.counted += counts;
     }
     trainer.step(batch);

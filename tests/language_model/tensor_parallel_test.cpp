@@ -90,6 +90,38 @@ TEST_CASE("every grid learns what one rank learns, with the same bits when repea
   }
 }
 
+// Five sequences per rank: halves of three and two. On the host an exchange takes place when it is awaited, so that
+// work that reads its rows too early gets other numbers than one rank.
+TEST_CASE("halves of a micro-batch are computed as the whole, with exchanges beside them or not") {
+  const parallel::Communicator& world = testing::world().all();
+  const parallel::Communicator alone = world.split(world.rank(), 0);
+  for (const auto& [model, more] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"", ""},
+           {"preset = \"llama\"\nqk_norm = \"head\"\nnorm_position = \"both\"\nsparse_blocks = 1\n", ""},
+           {"dropout = 0.2\nattention_dropout = 0.1\n", "[memory]\nrecompute = \"block\"\n"},
+           {"norm_position = \"post\"\n", "[memory]\nrecompute = \"block\"\n"},
+           {"", "[lora]\nrank = 2\n"}}) {
+    CAPTURE(std::string(model));
+    CAPTURE(std::string(more));
+    for (const std::int64_t tensor : tensor_sizes()) {
+      if (tensor == 1) continue;
+      CAPTURE(tensor);
+      Configuration settings = configuration(model, more);
+      settings.data.document_mask = settings.memory.recompute == Recompute::block;
+      settings.data.batch_tokens = 5 * 16 * world.size() / tensor;
+      Configuration in_order = settings;
+      in_order.parallel.overlap = false;
+      Run single(settings, alone, 1), beside(settings, world, tensor), after(in_order, world, tensor);
+      for (int step = 0; step < 3; ++step) {
+        for (Run* each : {&single, &beside, &after}) each->step();
+        CHECK(beside.trainer.metrics().loss == doctest::Approx(single.trainer.metrics().loss).epsilon(1e-6));
+        CHECK(beside.trainer.metrics().loss == after.trainer.metrics().loss);
+      }
+      CHECK(testing::different_tensors(beside.trainer.registry(), after.trainer.registry()).empty());
+    }
+  }
+}
+
 TEST_CASE("a rank begins with its rows of the whole model, bit for bit, and ends with them to rounding") {
   const parallel::Communicator& world = testing::world().all();
   const parallel::Communicator alone = world.split(world.rank(), 0);
