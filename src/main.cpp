@@ -5,6 +5,7 @@
 
 #include "commands/commands.hpp"
 #include "commands/request.hpp"
+#include "parallel/failure.hpp"
 #include "parallel/world.hpp"
 #include "report/log.hpp"
 #include "report/run_record.hpp"
@@ -46,7 +47,8 @@ int main(int argc, char** argv) {
                          "data.window_rows, or fewer ranks per node",
                          world.host()),
                    world);
-  } catch (const std::exception& failure) {
-    return give_up(error(ExitCode::internal, "{}", failure.what()), world);
+  } catch (const std::exception&) {
+    const parallel::Failure failure = parallel::current_failure();
+    return give_up(error(failure.code, "{}", failure.message), world);
   }
 }

@@ -119,8 +119,7 @@ void require_directory(const parallel::World& world, const std::string& path, st
       throw error(ExitCode::usage, "{} = \"{}\": no such directory (relative paths begin at {}); correct the path",
                   origin, path, fs::current_path(failed).string());
     if (!fs::is_directory(status))
-      throw error(ExitCode::usage, "{} = \"{}\" is a file (the directory of a dataset is needed); correct the path",
-                  origin, path);
+      throw error(ExitCode::usage, "{} = \"{}\" is a file (a directory is needed); correct the path", origin, path);
   });
 }
 

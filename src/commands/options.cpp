@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 namespace weft::commands {
 namespace {
@@ -213,7 +214,8 @@ Options options_of(Command command, Request& request) {
         .between(0, 1 << 23);
     options.add("--top-p", generate.top_p, "P", "of these from the fewest that reach probability P (default 1)");
     options.add("--stop", generate.stop, "TEXT", "end before this text; repeatable");
-    options.add("--seed", generate.seed, "N", "of the random numbers (default 1)");
+    options.add("--seed", generate.seed, "N", "of the random numbers (default 1)")
+        .between(0, std::numeric_limits<std::int64_t>::max());
     options.add("--rows", generate.rows, "N", "texts computed together (default 64, without a GPU 16)")
         .between(1, 1 << 14);
     options.flag("--jsonl", generate.json_lines, "print one JSON object per text, each as soon as it is complete");

@@ -44,13 +44,14 @@ void describe_phase(std::string_view phase) {
   if (seen.emplace(phase).second) report::detail(phase);
 }
 
-/// "141GB" or "80GiB" -> GB, 1e9 bytes; 0 if it is no amount of memory.
+/// "141GB" or "80GiB" -> GB, 1e9 bytes; 0 if it is no amount of memory that a machine can have.
 double gigabytes(const std::string& text) {
   double number = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), number);
   const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
   const double factor = unit == "GB" ? 1 : unit == "GiB" ? double{1 << 30} / 1e9 : 0;
-  return status == std::errc() && std::isfinite(number) ? number * factor : 0;
+  constexpr double most = 1e9;  // in bytes below 2^63
+  return status == std::errc() && number * factor <= most ? number * factor : 0;
 }
 
 /// The text is the result of the command: throws Error(io) if it cannot be written. Collective.
@@ -105,6 +106,21 @@ void check_values(const CommandEntry& command, const CLI::App& app, const Option
         throw usage(&command, "{} {} is out of range (from {} to {})", option.long_name(), value, option.range.first,
                     option.range.second);
   }
+}
+
+/// What the library found wrong, in the words of this program.
+std::string described(const CLI::ParseError& failure) {
+  const std::string text = failure.what();
+  const std::size_t colon = text.find(": ");
+  if (colon == text.npos) return text;
+  if (dynamic_cast<const CLI::ConversionError*>(&failure) != nullptr)  // "Could not convert: --seed = x"
+    return fmt::format("{} is not what the option takes (a number; an integer has neither point nor exponent)",
+                       text.substr(colon + 2));
+  if (text.find("At Most 1") != text.npos)  // "--output: At Most 1 required but received 2"
+    return fmt::format("{} is given several times (it takes one value); give it once", text.substr(0, colon));
+  if (text.ends_with(" missing"))  // "--output: 1 required TEXT missing"
+    return fmt::format("{} needs a value", text.substr(0, colon));
+  return text;
 }
 
 /// The error for arguments that the library did not recognise: a misspelt command or option, or an extra argument.
@@ -204,7 +220,7 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ParseError& failure) {
-    throw usage(nullptr, "{}", failure.what());
+    throw usage(nullptr, "{}", described(failure));
   }
 
   // The command itself: weft train, or weft lm train.

@@ -31,6 +31,12 @@ InitialModel::InitialModel(const Configuration& configuration, const parallel::W
     vocabulary_ = directory_->config().vocabulary;
   } else {
     found_ = open_initial(configuration.initial, world);
+    const auto is_embedding = [](const checkpoint::TensorEntry& tensor) { return tensor.name == "embedding/tokens"; };
+    if (std::none_of(found_->manifest.tensors.begin(), found_->manifest.tensors.end(), is_embedding))
+      throw collective_error(ExitCode::usage,
+                             "language_model.initial = \"{}\": belongs to another kind of model (it has no tensor "
+                             "\"embedding/tokens\"); give a language model",
+                             configuration.initial);
     vocabulary_ = stored_architecture(configuration, found_->manifest.tensors).vocabulary;
     for (const checkpoint::TensorEntry& tensor : found_->manifest.tensors)
       if (tensor.name.ends_with("/lora_a"))

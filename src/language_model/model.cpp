@@ -169,7 +169,7 @@ Architecture stored_architecture(const Configuration& configuration, std::span<c
   for (const checkpoint::TensorEntry& tensor : tensors)
     if (tensor.name == "embedding/tokens" && tensor.shape.size() == 2) architecture.vocabulary = tensor.shape[0];
   if (architecture.vocabulary == 0)
-    throw collective_error(ExitCode::io,
+    throw collective_error(ExitCode::usage,
                            "the checkpoint has no embedding/tokens (it is not that of a language model); name another");
   return architecture;
 }

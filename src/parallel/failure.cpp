@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <new>
 #include <system_error>
@@ -49,7 +50,10 @@ Failure current_failure() {
     throw;
   } catch (const Error& failure) {
     return {failure.code(), failure.what()};
-  } catch (const std::system_error& failure) {  // std::filesystem
+  } catch (const std::filesystem::filesystem_error& failure) {
+    return {ExitCode::io, fmt::format("{}: cannot be used ({}); check the path, its permissions and the disk",
+                                      failure.path1().string(), failure.code().message())};
+  } catch (const std::system_error& failure) {
     return {ExitCode::io, failure.what()};
   } catch (const std::bad_alloc&) {
     return {ExitCode::internal, "out of host memory"};

@@ -6,16 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <limits>
 
 #include "report/format.hpp"
 #include "report/html.hpp"
+#include "report/picture.hpp"
 
 namespace weft::report {
 namespace {
-
-constexpr double kWidth = 560;
-constexpr double kLetter = 7.6;  // approximate width of a letter of the labels at their largest, on a narrow page
 
 struct Colour {
   const char *fill, *text;  // of words on it
@@ -26,176 +23,6 @@ constexpr Colour kPalette[] = {
     {"#8ea923", "#14181c"}, {"#3559e9", "#ffffff"}, {"#ed5a68", "#ffffff"}, {"#1c8731", "#ffffff"},
     {"#993366", "#ffffff"}, {"#396a65", "#ffffff"}, {"#dc18dc", "#ffffff"}, {"#bf8888", "#14181c"}};
 static_assert(std::size(kPalette) == kColours);
-
-/// Elements of one picture, in units of its view box.
-class Picture {
- public:
-  void line(double x1, double y1, double x2, double y2, const char* style, const std::string& title = "") {
-    put("line", fmt::format("x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"", x1, y1, x2, y2), style, title);
-  }
-  void box(double x, double y, double width, double height, const char* style, const std::string& title = "",
-           double opacity = 1) {
-    std::string place = fmt::format("x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\"", x, y,
-                                    std::max(0.0, width), std::max(0.0, height));
-    if (opacity < 1) place += fmt::format(" fill-opacity=\"{:.3f}\"", opacity);
-    put("rect", place, style, title);
-  }
-  void dot(double x, double y, double radius, const char* style, const std::string& title = "") {
-    put("circle", fmt::format("cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:.1f}\"", x, y, radius), style, title);
-  }
-  void path(const std::string& d, const char* style, const std::string& title = "") {
-    put("path", fmt::format("d=\"{}\"", d), style, title);
-  }
-  void text(double x, double y, const char* anchor, const char* style, const std::string& words) {
-    out_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" class=\"{}\">{}</text>\n", x, y, anchor,
-                        style, escaped(words));
-  }
-  std::string end(double height, const std::string& says) const {
-    return fmt::format("<svg role=\"img\" aria-label=\"{}\" viewBox=\"0 0 {:.0f} {:.0f}\" class=\"chart\">\n{}</svg>\n",
-                       escaped(says), kWidth, height, out_);
-  }
-
- private:
-  void put(const char* element, const std::string& place, const char* style, const std::string& title) {
-    out_ += fmt::format("<{} {} class=\"{}\"", element, place, style);
-    out_ += title.empty() ? "/>\n" : fmt::format("><title>{}</title></{}>\n", escaped(title), element);
-  }
-  std::string out_;
-};
-
-struct Range {
-  double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
-  bool empty() const { return !(low <= high); }
-  void take(double value) {
-    if (!std::isfinite(value)) return;
-    low = std::min(low, value);
-    high = std::max(high, value);
-  }
-  void take(const std::vector<double>& values) {
-    for (const double value : values) take(value);
-  }
-};
-
-/// Maps values to positions, linearly or logarithmically; ticks are round numbers.
-struct Axis {
-  double low = 0, high = 1, begin = 0, end = 1;  ///< values, and their positions in the picture
-  bool logarithmic = false;
-  std::vector<double> ticks;
-
-  double at(double value) const {
-    const double part = logarithmic ? std::log(value / low) / std::log(high / low) : (value - low) / (high - low);
-    return begin + part * (end - begin);
-  }
-};
-
-/// The smallest of 1, 2, 5, 10 times a power of ten that is at least `step`.
-double round_step(double step) {
-  const double power = std::pow(10.0, std::floor(std::log10(step)));
-  for (const double factor : {1.0, 2.0, 5.0})
-    if (step <= factor * power * (1 + 1e-9)) return factor * power;
-  return 10 * power;
-}
-
-/// `widen`: rounds the ends outwards. `whole`: ticks at integers only.
-Axis linear_axis(Range range, double begin, double end, int about, bool widen, bool whole = false) {
-  if (range.empty()) range = {0, 1};
-  if (!(range.high - range.low > 1e-12 * std::max(std::abs(range.low), std::abs(range.high)))) {
-    const double margin = range.high == 0 ? 1 : 0.1 * std::abs(range.high);
-    range = {range.low < 0 || range.low > 0 ? range.low - margin : 0, range.high + margin};
-  }
-  double step = round_step((range.high - range.low) / about);
-  if (whole) step = std::max(1.0, step);
-  if (widen) range = {std::floor(range.low / step + 1e-9) * step, std::ceil(range.high / step - 1e-9) * step};
-  Axis axis{range.low, range.high, begin, end, false, {}};
-  const double first = std::ceil(range.low / step - 1e-9);
-  for (int i = 0; (first + i) * step <= range.high + 1e-9 * step; ++i) {
-    const double tick = (first + i) * step;
-    axis.ticks.push_back(std::abs(tick) < 1e-9 * step ? 0 : tick);
-  }
-  return axis;
-}
-
-Axis logarithmic_axis(const Range& range, double begin, double end) {
-  Axis axis{range.low, range.high, begin, end, true, {}};
-  const int from = static_cast<int>(std::floor(std::log10(range.low)));
-  const int to = static_cast<int>(std::ceil(std::log10(range.high)));
-  const int skip = std::max(1, (to - from + 7) / 8);
-  for (int decade = from; decade <= to; decade += skip)
-    for (const double factor : {1.0, 2.0, 5.0}) {
-      const double tick = factor * std::pow(10.0, decade);
-      if (factor > 1 && to - from > 2) break;
-      if (tick >= range.low && tick <= range.high) axis.ticks.push_back(tick);
-    }
-  return axis;
-}
-
-/// A row of legend entries, from the left.
-class Legend {
- public:
-  Legend(Picture& picture, double x, double y) : picture_(picture), x_(x), y_(y) {}
-  void line(const char* style, const std::string& name) {
-    if (name.empty()) return;
-    picture_.line(x_, y_ - 4, x_ + 18, y_ - 4, style);
-    words(name);
-  }
-  void box(const char* style, const std::string& name) {
-    if (name.empty()) return;
-    picture_.box(x_, y_ - 9, 18, 10, style);
-    words(name);
-  }
-
- private:
-  void words(const std::string& name) {
-    picture_.text(x_ + 23, y_, "start", "small", name);
-    x_ += 34 + kLetter * static_cast<double>(name.size());
-  }
-  Picture& picture_;
-  double x_, y_;
-};
-
-constexpr double kLeft = 70, kRight = kWidth - 14, kTop = 46, kBottom = 232, kHeight = 272;
-
-/// Logarithmic when all values are positive and span more than a factor of 30, unless `from_zero`.
-Axis value_axis(Range range, bool from_zero) {
-  if (!from_zero && !range.empty() && range.low > 0 && range.high > 30 * range.low)
-    return logarithmic_axis(range, kBottom, kTop);
-  if (from_zero) {
-    range.take(0);
-    range.high *= 1.05;  // keeps a constant line off the edge
-  }
-  return linear_axis(range, kBottom, kTop, 5, true);
-}
-
-/// The tick with as many digits as tell it from its neighbours.
-std::string tick_text(const Axis& axis, double tick) {
-  if (axis.logarithmic || axis.ticks.size() < 2 || tick == 0) return short_number(tick);
-  const auto power_of = [](double value) {
-    return static_cast<int>(std::floor(std::log10(std::abs(value) * (1 + 1e-9))));
-  };
-  const int last_digit = power_of(axis.ticks[1] - axis.ticks[0]), digits = power_of(tick) - last_digit;
-  const bool is_small = std::abs(tick) < 1e-4;  // short_number then has an exponent, and one digit less
-  if (digits < (is_small ? 2 : 3) || std::abs(tick) >= 1e15) return short_number(tick);
-  if (last_digit >= 0) return grouped(std::llround(tick));
-  return is_small || last_digit < -9 ? fmt::format("{:.{}e}", tick, digits) : fmt::format("{:.{}f}", tick, -last_digit);
-}
-
-void draw_y_axis(Picture& picture, const Axis& y, const std::string& label) {
-  for (const double tick : y.ticks) {
-    picture.line(kLeft, y.at(tick), kRight, y.at(tick), tick == y.low ? "axis" : "grid");
-    picture.text(kLeft - 7, y.at(tick) + 4, "end", "small", tick_text(y, tick));
-  }
-  picture.text(0, 12, "start", "label", label);
-}
-
-void draw_x_axis(Picture& picture, const Axis& x, double y, const std::string& label, double left = kLeft) {
-  picture.line(left, y, kRight, y, "axis");
-  for (const double tick : x.ticks) {
-    picture.line(x.at(tick), y, x.at(tick), y + 4, "axis");
-    const bool at_the_end = x.at(tick) > kRight - 20;
-    picture.text(at_the_end ? kRight : x.at(tick), y + 18, at_the_end ? "end" : "middle", "small", tick_text(x, tick));
-  }
-  picture.text(kRight, y + 36, "end", "label", label);
-}
 
 /// SVG path "M x y L x y …" of the finite points; a new subpath after each gap.
 std::string polyline(const Axis& x, const Axis& y, const std::vector<double>& at, const std::vector<double>& values) {

@@ -24,17 +24,28 @@ void sync_directory(const std::filesystem::path& path) {
   if (::fsync(directory) != 0 && errno != EINVAL) fail_with_errno(path, "fsync of the directory");
 }
 
-void make_directory(const std::filesystem::path& path) {
-  if (!path.has_relative_path()) return;                                   // "/"
-  if (path.filename().empty()) return make_directory(path.parent_path());  // "runs/a/"
+namespace {
+
+/// `wanted` or a missing parent of it.
+void make_with_parents(const std::filesystem::path& path, const std::filesystem::path& wanted) {
+  if (!path.has_relative_path()) return;                                              // "/"
+  if (path.filename().empty()) return make_with_parents(path.parent_path(), wanted);  // "runs/a/"
   const std::filesystem::path parent = directory_of(path);
-  if (!std::filesystem::is_directory(path)) {
-    if (!std::filesystem::is_directory(parent)) make_directory(parent);
-    std::filesystem::create_directory(path);
+  std::error_code failed;
+  if (!std::filesystem::is_directory(path, failed)) {
+    if (!std::filesystem::is_directory(parent, failed)) make_with_parents(parent, wanted);
+    std::filesystem::create_directory(path, failed);
+    if (failed)
+      throw error(ExitCode::io, "{}: cannot be created ({}{}); choose another directory", wanted.string(),
+                  path == wanted ? "" : path.string() + ": ", failed.message());
   }
   // Also of a directory that exists: a process may have been killed between the two calls. Not all may read the parent.
   if (::access(parent.c_str(), R_OK) == 0) sync_directory(parent);
 }
+
+}  // namespace
+
+void make_directory(const std::filesystem::path& path) { make_with_parents(path, path); }
 
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail_with_errno(from, "renaming");
@@ -51,8 +62,14 @@ void write_text(const std::filesystem::path& path, std::string_view text) {
 void write_text_atomically(const std::filesystem::path& path, std::string_view text) {
   std::filesystem::path temporary = path;
   temporary += ".tmp";
-  write_text(temporary, text);
-  rename_durably(temporary, path);
+  try {
+    write_text(temporary, text);
+    rename_durably(temporary, path);
+  } catch (...) {  // the disk may be full: leave nothing on it
+    std::error_code ignored;
+    std::filesystem::remove(temporary, ignored);
+    throw;
+  }
 }
 
 std::string read_text(const std::filesystem::path& path, std::int64_t at_most) {

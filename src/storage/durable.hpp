@@ -26,7 +26,8 @@ void rename_durably(const std::filesystem::path& from, const std::filesystem::pa
 /// Writes and syncs a new file, in place of a file or symbolic link of this name. Not atomic: for files in a directory
 /// that is renamed later.
 void write_text(const std::filesystem::path& path, std::string_view text);
-/// Replaces a file atomically: temporary file in the same directory, fsync, rename, fsync of the directory.
+/// Replaces a file atomically: temporary file in the same directory, fsync, rename, fsync of the directory. Removes the
+/// temporary file if one of them fails.
 void write_text_atomically(const std::filesystem::path& path, std::string_view text);
 
 /// Of a regular file. Throws Error(io) if it is longer than `at_most` bytes.

@@ -130,8 +130,7 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
   const fs::path path = settings.output;
   parallel::on_root(world.all(), [&] { require_run_or_empty(path); });
   if (const auto failure = parallel::attempt_on_root(world.all(), [&] { storage::make_directory(path); }))
-    throw collective_error(ExitCode::io, "{}: cannot be created ({}); choose another --output", path.string(),
-                           failure->message);
+    failure->raise();
   // Released when the program ends: the record of the run is written after the command.
   static std::optional<checkpoint::Lease> lease;
   lease.emplace(world.all(), path, checkpoint::Lease::Settings{static_cast<double>(settings.lease), take_over});
@@ -147,8 +146,10 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
   if (!lease->taken_over_from().empty())
     log::warning("{}: taken over from {}", path.string(), lease->taken_over_from());
   report::run_record()["input"] = input::to_json(schema);
-  report::record_to(path / "run.json", lease->fence());
   const Earlier earlier = earlier_starts(run.directory, resume, world);
+  // A finished run keeps its record until it is known that this start may continue it.
+  const bool finished = earlier.exit_code == 0;
+  if (!finished) report::record_to(path / "run.json", lease->fence());
   run.protected_step = earlier.protected_step;
   if (earlier.option_applied)
     log::info("--resume {}: applied by an earlier start; continuing this run from its newest checkpoint", resume);
@@ -162,13 +163,10 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
   run.found = checkpoint::find(world.all(), run.directory.checkpoints(), resume_from, checkpoint.verify,
                                checkpoint::Leftovers::remove, run.directory.lease);
   run.complete = run.found && (run.found->manifest.step > settings.steps ||
-                               (run.found->manifest.step == settings.steps && earlier.exit_code == 0));
-  // A finished run keeps its record until it is known that this start may continue it.
-  run.record_is_kept = run.complete || (run.found && earlier.exit_code == 0);
-  if (run.record_is_kept)
-    report::record_to({});
-  else
-    report::record_running(world);
+                               (run.found->manifest.step == settings.steps && finished));
+  run.record_is_kept = run.complete || (run.found && finished);
+  report::record_to(run.record_is_kept ? fs::path() : path / "run.json", lease->fence());
+  if (!run.record_is_kept) report::record_running(world);
   return run;
 }
 

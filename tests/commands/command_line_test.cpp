@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The program as its users meet it: options, texts and exit codes, by running it.
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -208,7 +209,7 @@ TEST_CASE("wrong usage ends with 2 and suggests a correction") {
   says("train a.toml --print-config --json", "--json has no effect here (inputs are TOML); leave it out");
   says("train a.toml --device-memory 141GB",
        "--device-memory describes another machine (it needs --dry-run); device.memory limits this one's");
-  for (const char* amount : {"much", "141", "-1GB", "1e999GB", "GB"})
+  for (const char* amount : {"much", "141", "-1GB", "1e999GB", "1e30GB", "GB"})
     says(fmt::format("train a.toml --dry-run --device-memory={}", amount),
          fmt::format("--device-memory {} is no amount of memory (a number with GB or GiB, as in 141GB)", amount));
   says("train --outptu=x a.toml", "unknown option \"--outptu\" of weft train (did you mean \"--output\"?)");
@@ -216,6 +217,12 @@ TEST_CASE("wrong usage ends with 2 and suggests a correction") {
   says("inspect --resume auto x", "unknown option \"--resume\" of weft inspect");
   says("train", "weft train needs its INPUT");
   says("evaluate", "weft evaluate needs its CHECKPOINT");
+  says("synth a.toml --output x --output y", "--output is given several times (it takes one value); give it once");
+  for (const char* number : {"x", "1.5", "1e6"})
+    says(
+        fmt::format("lm generate x --prompt a --samples {}", number),
+        fmt::format("--samples = {} is not what the option takes (a number; an integer has neither point nor exponent)",
+                    number));
   says("train a.toml b.toml", "unexpected argument \"b.toml\" of weft train (it takes one argument without an option)");
   says("train a.toml --walltime 5m", "--walltime 5m is not a time (hours:minutes:seconds, as in 11:55:00)");
   // A part of a name is completed; another word is not bent into a name of the same length.
@@ -228,7 +235,7 @@ TEST_CASE("wrong usage ends with 2 and suggests a correction") {
   CHECK(weft_with(scratch, "train a.toml --walltime 00:00:00").err ==
         "error: --walltime 00:00:00: run.walltime = \"00:00:00\" leaves no time for a step; give the time that the job "
         "has, or \"\" for no limit\n");
-  CHECK(weft_with(scratch, "train a.toml --set").code == 2);
+  CHECK(weft_with(scratch, "train a.toml --set").err == "error: --set needs a value; see weft --help\n");
   CHECK(weft_with(scratch, "train nothing.toml").err ==
         "error: nothing.toml: cannot be read (No such file or directory); give the path of an input file\n");
 }
@@ -342,6 +349,37 @@ TEST_CASE("a path that does not exist, or is of another kind, ends with 2 in eve
     CHECK(outcome.code == 6);
     CHECK(outcome.err.find("runs/b: no checkpoint") != std::string::npos);
   }
+}
+
+TEST_CASE("an output that cannot be there, or a path that the system refuses, is named with a suggestion") {
+  const Trained there;
+  const auto says = [&](const std::string& arguments, int code, const std::string& expected) {
+    const Outcome outcome = weft_with(there, arguments);
+    CHECK_MESSAGE(outcome.code == code, arguments);
+    CHECK_MESSAGE(outcome.err.find(expected) != std::string::npos, (arguments + ": " + outcome.err));
+  };
+  const std::string too_long(300, 'a');
+  says("inspect " + too_long, 6, "aaa: cannot be used (File name too long); check the path");
+  says("train a.toml --output " + too_long, 6, "aaa: cannot be used (File name too long); check the path");
+  for (const char* command : {"train a.toml", "encode runs/a", "features runs/a", "evaluate runs/a"})
+    says(std::string(command) + " --output a.toml/x", 6,
+         "a.toml/x: cannot be created (a.toml: File exists); choose another");
+  // A page in place of a device would replace it.
+  REQUIRE(mkfifo((there.path / "pipe").c_str(), 0600) == 0);
+  says("report runs/a --output pipe", 2, "--output pipe: is a device or FIFO");
+  CHECK(std::filesystem::is_fifo(there.path / "pipe"));
+  // A run of the other kind of model.
+  there.file("text.txt", std::string(2000, 'a'));
+  there.file("lm.toml",
+             "[run]\nsteps = 1\n[data]\ntrain = \"text.txt\"\ntokens = \"bytes\"\nsequence = 16\nbatch_tokens = 32\n"
+             "[language_model]\nlayers = 1\nheads = 1\nd_model = 16\n[optimizer]\nwarmup_steps = 0\n");
+  says("lm train lm.toml --output runs/a", 2, "(it has no tensor \"embedding/tokens\"); choose another --output");
+  says("lm train lm.toml --output runs/l --set language_model.initial=runs/a", 2,
+       "language_model.initial = \"runs/a\": belongs to another kind of model");
+  // A checkpoint without its manifest is one.
+  std::filesystem::create_directories(there.path / "torn");
+  there.file("torn/rank_00000.h5", "");
+  says("inspect torn", 6, "torn: cannot be used, manifest.json is missing");
 }
 
 TEST_CASE("results that cannot be printed end with 6") {

@@ -214,6 +214,8 @@ def check_messages(weft, source):
     for arguments, words in (((), "needs --grid"), (("--grid", "transcoder.k=2"), "needs --output"),
                              (("--grid", "k=2", "--output", "x"), "not a key with its values"),
                              (("--grid", "transcoder.k=2,,3", "--output", "x"), "a value is empty"),
+                             (("--grid", "run.output=a,b", "--output", "x"), "the sweep names the directory of each point"),
+                             (("--grid", "transcoder.k=2", "--output", "x", "--script", "y"), "without --slurm or --pbs"),
                              (("--grid", "transcoder.k=2,2", "--output", "x"), "the value 2 is repeated"),
                              (("--grid", "transcoder.k=2", "--grid", "transcoder.k=3", "--output", "x"), "given twice"),
                              (("--grid", "transcoder.kk=2", "--output", "x"), '--grid transcoder.kk=2: unknown key "kk"'),

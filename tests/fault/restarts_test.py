@@ -82,6 +82,7 @@ def check_finished(job):
     output = job.run("whole", "--set", "run.steps=20")
     assert "30 steps are done and run.steps = 20 asks for fewer" in output and unchanged(), output
     assert "run.seed was 1" in job.run("whole", "--set", "run.seed=2", code=2) and unchanged()
+    assert "no such directory" in job.run("whole", "--resume", "nowhere", code=2) and unchanged()
     # A stopped run, too, has nothing to do if fewer steps are asked for.
     job.run("stopped", fault="step:0:12:usr1", code=75)
     record = (job.folder / "stopped" / "run.json").read_bytes()

@@ -257,6 +257,9 @@ TEST_CASE("text files are replaced atomically and read up to a limit") {
   CHECK_THROWS_AS(read_text(path, 3), Error);
   CHECK_THROWS_AS(read_text(scratch.path, 100), Error);
   CHECK(!fs::exists(scratch.path / "latest.tmp"));
+  fs::create_directory(scratch.path / "folder");
+  CHECK_THROWS_AS(write_text_atomically(scratch.path / "folder", "text"), Error);
+  CHECK(!fs::exists(scratch.path / "folder.tmp"));
   CHECK(free_bytes(scratch.path) > 0);
   CHECK_THROWS_AS(rename_durably(scratch.path / "absent", path), Error);
 }

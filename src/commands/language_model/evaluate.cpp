@@ -7,6 +7,7 @@
 #include "commands/language_model/loaded.hpp"
 #include "commands/language_model/replacement.hpp"
 #include "commands/language_model/texts.hpp"
+#include "storage/durable.hpp"
 
 namespace weft::commands {
 
@@ -33,6 +34,7 @@ int language_model_evaluate(const Request& request, const parallel::World& world
                : language_model::load_tokens(path, loaded.tokenizer, loaded.architecture().vocabulary, world);
 
   // 2. Measure, print, record.
+  if (!request.output.empty()) world.on_root([&] { storage::make_directory(request.output); });
   ForwardOnly forward(loaded, configuration.micro_tokens());
   const language_model::EvaluationResult result =
       language_model::evaluate(text, configuration.data.sequence, forward.settings.rows, forward.transformer,
@@ -59,10 +61,6 @@ int language_model_evaluate(const Request& request, const parallel::World& world
   }
   print_result(request, printed, record);
   if (request.output.empty()) return 0;
-  world.on_root([&]() -> std::string {
-    std::filesystem::create_directories(request.output);
-    return {};
-  });
   if (world.is_root()) report::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
   return 0;
 }

@@ -77,6 +77,7 @@ int language_model_train(const Request& request, const parallel::World& world) {
   if (!request.start_id.empty()) report::run_record()["start_id"] = request.start_id;
   const training::OpenedRun opened =
       training::open_run(configuration.run, schema, request.resume, configuration.checkpoint, request.take_over, world);
+  if (opened.found) require_kind(*opened.found, "embedding/tokens", "choose another --output");
   const bool changed =
       opened.found &&
       training::check_same_run(schema, configuration.resume, *opened.found,

@@ -85,7 +85,7 @@ int benchmark(const Request& request, const parallel::World& world) {
     print_result(request, text, document);
     return 0;
   }
-  world.on_root([&]() -> std::string { return std::filesystem::create_directories(directory), ""; });
+  world.on_root([&]() -> std::string { return storage::make_directory(directory), ""; });
 
   // 2. The machine and its limits.
   const device::Settings device = family->device(input);

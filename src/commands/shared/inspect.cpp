@@ -164,7 +164,10 @@ int inspect(const Request& request, const parallel::World& world) {
     if (!std::filesystem::exists(path))
       throw error(ExitCode::usage, "{}: no such file or directory; name a dataset, token files, a checkpoint or a run",
                   path.string());
-    if (std::filesystem::exists(path / checkpoint::kManifestName)) return "checkpoint";
+    // A checkpoint whose manifest is lost is still recognised by its shards.
+    if (std::filesystem::exists(path / checkpoint::kManifestName) ||
+        std::filesystem::exists(path / checkpoint::shard_name(0)))
+      return "checkpoint";
     if (checkpoint::is_run(path)) return "run";
     if (dataset::holds_tokens(request.subject)) return "tokens";
     if (interchange::is_directory_of_weights(path)) return "weights";

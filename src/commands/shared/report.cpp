@@ -21,6 +21,8 @@ void write_page(const std::filesystem::path& page, const std::string& text) {
   if (std::filesystem::is_directory(page))
     throw error(ExitCode::usage, "--output {}: is a directory (the page is a file); name a file, as {}", page.string(),
                 (page / "report.html").string());
+  if (std::filesystem::exists(page) && !std::filesystem::is_regular_file(page))  // it would be replaced
+    throw error(ExitCode::usage, "--output {}: is a device or FIFO (the page is a file); name a file", page.string());
   storage::write_text_atomically(page, text);
 }
 

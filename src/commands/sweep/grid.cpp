@@ -53,6 +53,10 @@ std::vector<Axis> parse_grid(const std::vector<std::string>& grids) {
                              "optimizer.learning_rate=1e-3,3e-3",
                              grid);
     Axis axis{grid.substr(0, equals), split(grid.substr(equals + 1))};
+    if (axis.key == "run.output")
+      throw collective_error(ExitCode::usage,
+                             "--grid {}: the sweep names the directory of each point (within --output); leave it out",
+                             grid);
     for (const Axis& other : axes)
       if (other.key == axis.key)
         throw collective_error(ExitCode::usage, "--grid {}: the key is given twice; give all its values in one option",

@@ -271,6 +271,9 @@ int sweep(const Request& request, const parallel::World& world) {
                            request.grid.empty() ? "--grid table.key=VALUE,VALUE" : "--output DIR");
   if (request.slurm && request.pbs)
     throw collective_error(ExitCode::usage, "--slurm and --pbs exclude each other; give one of them");
+  if (!request.script.empty() && !request.slurm && !request.pbs)
+    throw collective_error(ExitCode::usage, "--script {} without --slurm or --pbs (nothing is submitted); give one",
+                           request.script);
   if (fs::exists(fs::path(request.output) / "run.json"))
     throw collective_error(ExitCode::usage, "--output {} is the directory of a run; name another for the sweep",
                            request.output);

@@ -6,6 +6,7 @@
 #include "base/trace.hpp"
 #include "commands/transcoder/loaded.hpp"
 #include "report/format.hpp"
+#include "storage/durable.hpp"
 #include "training/profile.hpp"
 #include "transcoder/benchmark/work.hpp"
 #include "transcoder/result.hpp"
@@ -22,6 +23,7 @@ int evaluate(const Request& request, const parallel::World& world) {
   training::Profile profile(request.profile, world, loaded.runtime);
 
   // 2. Measure, print, record.
+  if (!request.output.empty()) world.on_root([&] { storage::make_directory(request.output); });
   const transcoder::EvaluationResult result =
       transcoder::evaluate(loaded.description, loaded.model, loaded.normalisation, loaded.forward, world, loaded.grid,
                            execution, loaded.batch_tokens(), trace::next_step);
@@ -44,10 +46,6 @@ int evaluate(const Request& request, const parallel::World& world) {
   }
   print_result(request, text, record);
   if (request.output.empty()) return 0;
-  world.on_root([&]() -> std::string {
-    std::filesystem::create_directories(request.output);
-    return {};
-  });
   if (profile.active())
     record["profile"] = profile.conclude(
         request.output, transcoder::phase_bytes(transcoder::Formulation::sparse,

@@ -83,7 +83,7 @@ int features(const Request& request, const parallel::World& world) {
   world.on_root([&] {
     vocabulary = dataset::read_vocabulary(description);
     if (request.output.empty()) return;
-    std::filesystem::create_directories(output);
+    storage::make_directory(output);
     file.emplace(output / "features.h5", facts, vocabulary);
     page.emplace(facts, vocabulary);
   });

@@ -56,7 +56,7 @@ int import_weights(const Request& request, const parallel::World& world) {
     throw collective_error(ExitCode::usage, "weft import needs the checkpoint to write: --output DIR");
   if (world.size() > 1)
     throw collective_error(ExitCode::usage, "weft import runs on one process (it is bound by the disk); use one");
-  require_directory(world, request.subject, "weft import");
+  require_directory(world, request.subject, "DIR");
   if (interchange::is_compressed_cache(request.subject)) {
     const interchange::ConvertedActivations converted = interchange::convert_cache(request.subject, request.output);
     print_written(request,

@@ -9,7 +9,7 @@ namespace {
 
 checkpoint::Found transcoder_at(const std::string& path, const parallel::World& world) {
   checkpoint::Found found = open_checkpoint(path, world);
-  require_kind(found, "encoder_0/weight", "weft lm evaluate is for language models");
+  require_kind(found, "encoder_0/weight", "name that of a transcoder; weft lm evaluate is for language models");
   return found;
 }
 

@@ -124,6 +124,7 @@ int train(const Request& request, const parallel::World& world) {
   if (!request.start_id.empty()) report::run_record()["start_id"] = request.start_id;
   const training::OpenedRun opened =
       training::open_run(configuration.run, schema, request.resume, configuration.checkpoint, request.take_over, world);
+  if (opened.found) require_kind(*opened.found, "encoder_0/weight", "choose another --output");
   if (opened.found &&
       optimizer::keep_epsilon(schema, configuration.optimizer, opened.found->manifest.input,
                               (opened.found->path / checkpoint::kManifestName).string()) &&

@@ -83,7 +83,7 @@ std::int64_t last_target(const SyntheticSettings& s, std::int64_t source) {
 
 void check_settings(const SyntheticSettings& s) {
   const auto require = [](bool good, const std::string& what) {
-    if (!good) throw collective_error(ExitCode::usage, "{}", what);
+    if (!good) throw collective_error(ExitCode::usage, "out of range: {}; correct the input", what);
   };
   require(s.layers >= 1 && s.layers <= kernels::kMostLayers,
           fmt::format("synthetic.layers = {} (1 to {})", s.layers, kernels::kMostLayers));

@@ -27,7 +27,7 @@ enum class Contents { text, tokens };
 Contents contents_of(const std::string& path, std::string_view key, const parallel::World& world) {
   const std::string kind = world.on_root([&]() -> std::string {
     if (!std::filesystem::exists(path))
-      throw error(ExitCode::usage, "{} = \"{}\": no such file or directory", key, path);
+      throw error(ExitCode::usage, "{} = \"{}\": no such file or directory; correct the path", key, path);
     return std::filesystem::is_directory(path) || dataset::is_token_file(path) ? "tokens" : "text";
   });
   return kind == "tokens" ? Contents::tokens : Contents::text;

@@ -109,7 +109,7 @@ EncodedFiles::EncodedFiles(const std::filesystem::path& directory, const std::st
     throw collective_error(ExitCode::usage, "{} layers of {} features (indices of encoded files are below 2^32)",
                            model.shape().n_layers, model.shape().n_features);
   parallel::on_root(grid.world(), [&] {
-    std::filesystem::create_directories(directory);
+    storage::make_directory(directory);
     for (const char* name : {"encoded_0.h5", "metadata.json"})
       if (std::filesystem::exists(directory / name))
         throw error(ExitCode::io,

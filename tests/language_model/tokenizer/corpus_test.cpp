@@ -127,7 +127,7 @@ TEST_CASE("token files: with and without a tokeniser, several as one stream") {
 TEST_CASE("bad data are refused on every rank, with code, path and place") {
   const Folder folder;
   CHECK(refusal(on(folder / "none.txt"), ExitCode::usage) ==
-        "data.train = \"" + (folder / "none.txt") + "\": no such file or directory");
+        "data.train = \"" + (folder / "none.txt") + "\": no such file or directory; correct the path");
   CHECK(refusal(on(folder.text("empty.txt", "")), ExitCode::data).find("empty.txt: is empty") != std::string::npos);
   CHECK(refusal(on(folder.text("short.txt", "abcd")), ExitCode::data).find("short.txt: 4 tokens for training") !=
         std::string::npos);
