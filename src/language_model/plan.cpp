@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "kernels/language/attention/attention_cudnn.hpp"
 #include "language_model/grid_plan.hpp"
+#include "language_model/private_plan.hpp"
 #include "language_model/trainer.hpp"
 #include "language_model/training_run.hpp"
 #include "report/format.hpp"
@@ -77,8 +78,8 @@ std::string attention_text(const Plan& plan, const Configuration& configuration)
 std::string private_text(const Plan& plan, const Configuration& configuration) {
   const parallel::GridShape grid = grid_shape(configuration);
   const Architecture part = part_of(plan.architecture, grid, grid.ranks() - 1);
-  const privacy::Settings settings = clipping_settings(configuration, plan.architecture, grid,
-                                                       device::planned_backend(device_settings(configuration)));
+  const kernels::Backend backend = device::planned_backend(device_settings(configuration));
+  const privacy::Settings& settings = configuration.privacy;
   std::string text;
   if (plan.train_tokens > 0) {
     const PrivateRecords records = private_records(configuration, plan.train_tokens);
@@ -87,14 +88,25 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
         report::grouped(records.count), configuration.data.sequence + 1, records.rate(), records.expected);
   }
   if (settings.algorithm != privacy::Algorithm::naive)
-    text +=
-        fmt::format("  clipping: {}{}\n", privacy::to_text(settings.mode),
-                    configuration.privacy.mode != privacy::Mode::automatic ? ""
-                    : configuration.device.memory > 0 ? " (the one with least work within device.memory)"
-                                                      : " (the one with least work that at most doubles the memory)");
+    text += clipping_text(configuration, plan.architecture, grid, backend);
   return text + fmt::format("  norms: {}\n",
                             privacy::to_text(settings, parameter_specs(part), clipping_shape(configuration, part)));
 }
+
+/// Beside the arena of a step and the state.
+struct OtherBytes {
+  std::int64_t positions = 0, samples = 0, samples_on_host = 0, context = kernels::kCudaBuild ? kContextBytes : 0;
+  std::int64_t on_device() const { return positions + samples + context; }
+
+  OtherBytes(const Configuration& configuration, const Architecture& architecture, kernels::Backend backend)
+      : positions(4 * rotary_elements(architecture)) {
+    if (configuration.sample.tokens == 0) return;
+    training::StepArena arena(backend);
+    const Generator::Buffers generator(sample_settings(configuration, architecture), arena);
+    samples = arena.device_bytes();
+    samples_on_host = arena.host_bytes();
+  }
+};
 
 constexpr std::pair<const char*, Recompute> kRecompute[] = {{"none", Recompute::none},
                                                             {"activation", Recompute::activation},
@@ -178,6 +190,7 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   const training::StateBytes state =
       training::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments());
+  const OtherBytes other(configuration, architecture, backend);
   Plan plan;
   plan.architecture = architecture;
   plan.parameters = training::elements_of(specs);
@@ -186,16 +199,12 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
                  {"conversion of weights", state.conversion},
-                 {"rotary positions", 4 * rotary_elements(architecture)}};
+                 {"rotary positions", other.positions}};
   const training::StepArena step = measure_step(configuration, architecture, grid, backend);
   for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
-  if (configuration.sample.tokens > 0) {
-    training::StepArena samples(backend);
-    const Generator::Buffers generator(sample_settings(configuration, architecture), samples);
-    plan.device.emplace_back("samples", samples.device_bytes());
-    plan.host.emplace_back("samples", samples.host_bytes());
-  }
-  plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
+  plan.device.emplace_back("samples", other.samples);
+  plan.host.emplace_back("samples", other.samples_on_host);
+  plan.device.emplace_back("CUDA context and libraries", other.context);
   plan.host.emplace_back("optimizer state", state.host);
   for (const training::StepArena::Bytes& bytes : step.bytes())
     plan.host.emplace_back(bytes.purpose == "tokens" ? "tokens staging" : bytes.purpose, bytes.host);
@@ -211,6 +220,15 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
     plan.activations.emplace_back(name, activation_bytes(configuration, architecture, backend, policy));
   if (configuration.memory.swap_activations) plan.swap = swap_cost(configuration, architecture, backend);
   return plan;
+}
+
+std::int64_t device_bytes(const Configuration& configuration, const Architecture& architecture,
+                          const parallel::GridShape& grid, kernels::Backend backend) {
+  return training::largest_state_bytes(parameter_specs(architecture), grid, configuration.optimizer.state, backend,
+                                       configuration.moments())
+             .total() +
+         OtherBytes(configuration, architecture, backend).on_device() +
+         measure_step(configuration, architecture, grid, backend).device_bytes();
 }
 
 TransformerSettings forward_settings(const Configuration& configuration, const Architecture& architecture,

@@ -53,6 +53,9 @@ struct Plan {
 
 Plan plan(const Configuration&, const Architecture&, std::int64_t train_tokens);
 
+/// Plan::device_total() of a run on this grid and backend.
+std::int64_t device_bytes(const Configuration&, const Architecture&, const parallel::GridShape&, kernels::Backend);
+
 /// A Transformer for forward passes over at most `rows` rows of a whole model.
 TransformerSettings forward_settings(const Configuration&, const Architecture&, std::int64_t rows);
 

@@ -9,6 +9,7 @@
 #include "kernels/optimize/adam.hpp"
 #include "kernels/optimize/loss_scale.hpp"
 #include "kernels/runtime.hpp"
+#include "language_model/private_plan.hpp"
 #include "optimizer/schedule.hpp"
 
 namespace weft::language_model {
@@ -74,60 +75,6 @@ training::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& confi
   return {grid,     activation_type(configuration),
           rows,     std::max(architecture.model.d_model, kMostAdapters * architecture.lora.rank),
           gathered, arena};
-}
-
-privacy::ClippingShape clipping_shape(const Configuration& configuration, const Architecture& part) {
-  const ModelSettings& model = part.model;
-  const std::int64_t length = configuration.data.sequence, rows = configuration.micro_tokens(), width = model.d_model;
-  privacy::ClippingShape shape{.examples = {.examples = rows / length, .most_rows = length, .rows = rows},
-                               .sum_rows = model.qk_norm == QueryKeyNorm::head ? model.heads : 1,
-                               .type = activation_type(configuration),
-                               .tensor_ranks = part.tensor_ranks};
-  // Inputs and output gradients: projection, output, up, down of each block; head; embedding. Where they stay, those
-  // before the norms of sublayers' outputs are left.
-  const std::int64_t blocks = configuration.privacy.sums_by_part() ? 1 : model.layers;
-  shape.kept_columns =
-      blocks * (5 * width + part.projection_width() + part.query_width() + part.hidden_width() + model.d_mlp) + width +
-      aligned_columns(part.vocabulary) + width;
-  if (transformer_settings(configuration, part).keeps_rows())
-    shape.kept_columns = model.normalises_outputs() ? model.layers * 2 * width : 0;
-  const std::vector<training::ParameterSpec> specs = parameter_specs(part);
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (specs[i].name == "embedding/tokens" && model.tied) shape.tied = i;
-    if (specs[i].name == "embedding/positions" || (specs[i].name == "embedding/tokens" && !model.tied))
-      shape.tables.push_back(i);
-  }
-  return shape;
-}
-
-privacy::Settings clipping_settings(const Configuration& configuration, const Architecture& architecture,
-                                    const parallel::GridShape& grid, kernels::Backend backend) {
-  using privacy::Mode;
-  // Positions from which reading dW_b again costs less than a second weighted product.
-  constexpr std::int64_t kMaterialiseFrom = 340;
-  privacy::Settings settings = configuration.privacy;
-  if (!settings.enabled || settings.mode != Mode::automatic || settings.algorithm == privacy::Algorithm::naive)
-    return settings;
-  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
-  Configuration without = configuration;
-  without.privacy.enabled = false;
-  const std::int64_t state =
-      training::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments())
-          .total();
-  const auto total = [&](const Configuration& given) {
-    return measure_step(given, architecture, grid, backend).device_bytes() + state;
-  };
-  const std::int64_t most = configuration.device.memory > 0
-                                ? static_cast<std::int64_t>(configuration.device.memory * 1e9)
-                                : 2 * total(without);
-  Configuration with = configuration;
-  for (const Mode mode : {Mode::materialise, Mode::book_keeping}) {
-    if (mode == Mode::materialise && configuration.data.sequence < kMaterialiseFrom) continue;
-    with.privacy.mode = settings.mode = mode;
-    if (total(with) <= most) return settings;
-  }
-  settings.mode = Mode::two_pass;
-  return settings;
 }
 
 /// Of all tokens of a step, fp32.
@@ -324,6 +271,13 @@ void Trainer::compute_private(std::int64_t examples,
                transformer_.forward(tokens, runner_.constants());
                transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data, tokens.rows()}, sink);
                transformer_.backward(tokens, runner_.constants(), sink);
+             },
+         .repeat =
+             [&](std::size_t unit, training::GradientSink& sink) {
+               if (unit == model_.blocks().size())
+                 transformer_.repeat_head(all, staging_.scale(), {buffers_.losses.data, all.rows()}, sink);
+               else
+                 transformer_.repeat_block(unit, all, runner_.constants(), sink);
              },
          .phase = [&](std::string_view name) { timers_.phase(name); }});
   }

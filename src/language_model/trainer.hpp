@@ -109,6 +109,8 @@ class Trainer {
   const parallel::Communicator& ranks() const { return ranks_; }  ///< of the data axis
   training::LearningRateTuning& tuning() { return tuning_; }
   privacy::Clipping& clipping() { return *clipping_; }  ///< of private training
+  /// With the modes that privacy.mode = "auto" means.
+  const privacy::Settings& privacy() const { return configuration_.privacy; }
   const training::AccumulatingSink& gradients() const { return sink_; }
   std::int64_t steps_done() const { return runner_.steps_done(); }
   std::int64_t length() const { return length_; }  ///< of the sequences of the last step
@@ -152,15 +154,6 @@ class Trainer {
   std::int64_t length_ = 0;   // of its sequences
   Objective objective_;
 };
-
-/// What memory and arithmetic of the clipping follow from. `part`: of the model, on a rank (part_of).
-privacy::ClippingShape clipping_shape(const Configuration&, const Architecture& part);
-
-/// Table [privacy] with the mode that privacy.mode = "auto" means: the one with the least arithmetic of those that need
-/// no more than device.memory, where that is given, and else at most double the memory of a step without privacy. From
-/// sizes alone: the same on all ranks and after a restart.
-privacy::Settings clipping_settings(const Configuration&, const Architecture&, const parallel::GridShape&,
-                                    kernels::Backend);
 
 /// The memory of a step, by purpose: what a Trainer takes. Needs no device.
 training::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&,

@@ -8,6 +8,7 @@
 #include "parallel/watchdog.hpp"
 #include "privacy/sampling.hpp"
 #include "report/format.hpp"
+#include "report/run_record.hpp"
 #include "storage/token_file.hpp"
 
 namespace weft::language_model {
@@ -112,6 +113,8 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
                      privacy::Record{configuration.privacy.unit, configuration.data.sequence + 1, records.count},
                      configuration.initial);
     account_->register_in(trainer_.registry(), world.is_root());
+    if (const privacy::Settings& chosen = trainer_.privacy(); chosen.algorithm != privacy::Algorithm::naive)
+      report::run_record()["clipping"] = {{"mode", privacy::name_of(chosen.mode)}, {"mode_of", chosen.mode_of}};
   }
   tokenizer_.assign(text.begin(), text.end());
   if (!tokenizer_.empty()) trainer_.registry().add(tokenizer_tensor(tokenizer_, world.is_root()));

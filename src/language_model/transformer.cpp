@@ -331,8 +331,8 @@ template <class EachChunk>
 void Transformer::head(const Tokens& tokens, const EachChunk& each) {
   for (std::int64_t begin = 0; begin < tokens.rows(); begin += head_chunk()) {
     const std::int64_t count = std::min(head_chunk(), tokens.rows() - begin);
-    const AnyMatrix logits =
-        buffers_.logits.rows_from(settings_.keeps_rows() ? begin : 0, count).columns_from(0, model_.head().outputs());
+    const AnyMatrix logits = buffers_.logits.rows_from(settings_.keeps_head_rows() ? begin : 0, count)
+                                 .columns_from(0, model_.head().outputs());
     multiply(model_.head(), buffers_.final_output.rows_from(begin, count), logits);
     each(begin, logits);
   }
@@ -348,8 +348,10 @@ void Transformer::losses(const Tokens& tokens, kernels::Array<float> losses) {
   });
 }
 
-void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, kernels::Array<float> losses,
-                                      GradientSink& sink) {
+/// take(first row, input, gradient of the logits) for each chunk.
+template <class Take>
+void Transformer::head_gradients(const Tokens& tokens, const float* scale, kernels::Array<float> losses,
+                                 const Take& take) {
   head(tokens, [&](std::int64_t begin, const AnyMatrix& logits) {
     timers_.phase("loss");
     const kernels::CrossEntropy loss{
@@ -360,15 +362,30 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
                                             : kernels::Array<const float>{tokens.weights.data + begin, logits.rows},
         .temperature = tokens.temperature};
     cross_entropy(loss, logits, {tokens.targets.data + begin, logits.rows}, {losses.data + begin, logits.rows}, true);
-    const AnyMatrix input = buffers_.final_output.rows_from(begin, logits.rows),
-                    gradient = buffers_.input_gradient.rows_from(begin, logits.rows);
+    take(begin, buffers_.final_output.rows_from(begin, logits.rows), logits);
+  });
+}
+
+void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, kernels::Array<float> losses,
+                                      GradientSink& sink) {
+  keeps_ = settings_.keeps_head_rows();
+  head_gradients(tokens, scale, losses, [&](std::int64_t begin, const AnyMatrix& input, const AnyMatrix& logits) {
+    const AnyMatrix gradient = buffers_.input_gradient.rows_from(begin, logits.rows);
     propagate(model_.head(), input, logits, gradient, sink);
-    if (!settings_.keeps_rows()) give_gradients(model_.head(), input, logits, sink, begin);
+    if (!keeps_) give_gradients(model_.head(), input, logits, sink, begin);
     await_sum(gradient);
   });
-  if (settings_.keeps_rows())
+  if (keeps_)
     give_gradients(model_.head(), buffers_.final_output.rows_from(0, tokens.rows()),
                    buffers_.logits.rows_from(0, tokens.rows()).columns_from(0, model_.head().outputs()), sink);
+}
+
+void Transformer::repeat_head(const Tokens& tokens, const float* scale, kernels::Array<float> losses,
+                              GradientSink& sink) {
+  keeps_ = false;
+  head_gradients(tokens, scale, losses, [&](std::int64_t begin, const AnyMatrix& input, const AnyMatrix& logits) {
+    give_gradients(model_.head(), input, logits, sink, begin);
+  });
 }
 
 /// Of the vocabulary of all ranks.

@@ -33,6 +33,7 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
                      buffers_.input_gradient.rows_from(0, n), {}, residual_gradient(n), sink);
   for (std::size_t layer = buffers_.blocks.size(); layer-- > 0;) {
     if (swap_) swap_->before_backward(layer);
+    keeps_ = settings_.keeps_rows(layer);
     recompute(layer, tokens, step);
     backward_mlp(layer, tokens, step, sink);
     backward_attention(layer, tokens, step, sink);
@@ -47,6 +48,7 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
 void Transformer::recompute(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
   const Recompute policy = settings_.memory.recompute;
   if (policy == Recompute::none || layer + 1 == buffers_.blocks.size()) return;
+  if (policy == Recompute::block) return compute_again(layer, tokens, step);
   const Activations& block = buffers_.blocks[layer];
   const Block& parameters = model_.blocks()[layer];
   const std::int64_t n = tokens.rows();
@@ -54,26 +56,54 @@ void Transformer::recompute(std::size_t layer, const Tokens& tokens, const kerne
   if (policy != Recompute::activation && parameters.attention_norm)
     normalise(*parameters.attention_norm, block.residual.rows_from(0, n), {}, {}, block.attention_input.rows_from(0, n),
               block.attention_norm);
-  if (policy == Recompute::block) {
-    const std::vector<Tokens> parts = this->parts(tokens);
-    for (const Tokens& part : parts) {
-      attend(layer, part, step);
-      start_attention_output(layer, part);
-    }
-    for (const Tokens& part : parts) {
-      finish_attention(layer, part, step);
-      transform(layer, part);
-      if (parameters.mlp_post_norm) start_mlp_output(layer, part);
-    }
-    if (parameters.mlp_post_norm)
-      for (const Tokens& part : parts) finish_mlp(layer, part, step);
-    return;
-  }
   if (policy == Recompute::norm && parameters.mlp_norm)
     normalise(*parameters.mlp_norm, block.middle.rows_from(0, n), {}, {}, block.mlp_input.rows_from(0, n),
               block.mlp_norm);
   timers_.phase("activation");
   kernels::mlp_activation(execution_, settings().mlp, block.hidden.rows_from(0, n), block.activated.rows_from(0, n));
+}
+
+/// Everything of a block but its input.
+void Transformer::compute_again(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
+  const Activations& block = buffers_.blocks[layer];
+  const Block& parameters = model_.blocks()[layer];
+  const std::int64_t n = tokens.rows();
+  timers_.phase("norms");
+  if (parameters.attention_norm)
+    normalise(*parameters.attention_norm, block.residual.rows_from(0, n), {}, {}, block.attention_input.rows_from(0, n),
+              block.attention_norm);
+  const std::vector<Tokens> parts = this->parts(tokens);
+  for (const Tokens& part : parts) {
+    attend(layer, part, step);
+    start_attention_output(layer, part);
+  }
+  for (const Tokens& part : parts) {
+    finish_attention(layer, part, step);
+    transform(layer, part);
+    if (parameters.mlp_post_norm) start_mlp_output(layer, part);
+  }
+  if (parameters.mlp_post_norm)
+    for (const Tokens& part : parts) finish_mlp(layer, part, step);
+}
+
+void Transformer::repeat_block(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step,
+                               GradientSink& sink) {
+  first_row_ = tokens.first_row;
+  step_ = step;
+  rows_ = tokens.rows();
+  keeps_ = false;
+  repeats_ = true;
+  residual_ = 2 * (buffers_.blocks.size() - 1 - layer);
+  // Where activations of all blocks are kept, the backward pass has written over `hidden` alone, and that of a block
+  // below whose rows stay over `projected`.
+  const bool kept = settings_.memory.recompute == Recompute::none && (layer == 0 || !settings_.keeps_rows(layer - 1));
+  if (kept)
+    for (const Tokens& part : parts(tokens)) transform(layer, part);
+  else
+    compute_again(layer, tokens, step);
+  backward_mlp(layer, tokens, step, sink);
+  backward_attention(layer, tokens, step, sink);
+  repeats_ = false;
 }
 
 void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step,
@@ -85,13 +115,11 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
                                              mlp_site(layer), tokens, step, sink);
   const AnyMatrix input = buffers_.input_gradient.rows_from(0, n);
   timers_.phase("products");
-  // The gradient before the activation: in `apart` from one product, or in place of `hidden`. A row that stays lies
-  // where the later block, whose backward pass is complete, had its own.
+  // The gradient before the activation: in `apart` from one product, or in place of `hidden`.
   AnyMatrix hidden = block.hidden.rows_from(0, n);
   const AnyMatrix gradient = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
-  const bool stays = settings_.keeps_rows() && layer + 1 < buffers_.blocks.size();
   const kernels::LinearWeights down = weights_of(parameters.down);
-  if (const AnyMatrix apart = stays ? buffers_.blocks[layer + 1].hidden.rows_from(0, n) : gradient;
+  if (const AnyMatrix apart = block.hidden_gradient.rows_from(0, n);
       settings().mlp == MlpActivation::gelu && !adapts(parameters.down) &&
       kernels::linear_gelu_backward(execution_, down, output, hidden, apart, buffers_.product_workspace)) {
     hidden = apart;
@@ -126,10 +154,7 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
   propagate(parameters.attention_output, block.mixed.rows_from(0, n), output, mixed, sink);
 
   timers_.phase("attention");
-  const bool stays = settings_.keeps_rows() && layer + 1 < buffers_.blocks.size();
-  const AnyMatrix packed = block.attended_rows.rows_from(0, n),
-                  gradient =
-                      (stays ? buffers_.blocks[layer + 1].projected : buffers_.projection_gradient).rows_from(0, n);
+  const AnyMatrix packed = block.attended_rows.rows_from(0, n), gradient = block.projection_gradient.rows_from(0, n);
   settings_.attention.backward(execution_, attention(layer, tokens, step), packed.columns_from(0, queries),
                                packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
                                block.mixed.rows_from(0, n), block.log_sum, mixed, gradient.columns_from(0, queries),
@@ -167,11 +192,12 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
     give(parameters.key_norm, key_rows);
     give(parameters.temperature, temperature_rows);
   }
-  const AnyMatrix input = buffers_.input_gradient.rows_from(0, n);
-  const AnyMatrix attention_input = block.attention_input.rows_from(0, n);
-  propagate(parameters.projection, attention_input, gradient, input, sink);
+  const AnyMatrix input = buffers_.input_gradient.rows_from(0, n),
+                  attention_input = block.attention_input.rows_from(0, n);
+  if (!repeats_) propagate(parameters.projection, attention_input, gradient, input, sink);
   give_gradients(parameters.attention_output, block.mixed.rows_from(0, n), output, sink);
   give_gradients(parameters.projection, attention_input, gradient, sink);
+  if (repeats_) return;
   await_sum(input);
   const AnyMatrix residual = residual_gradient(n), next = next_residual_gradient(n);
   if (parameters.attention_norm)
@@ -191,7 +217,7 @@ void Transformer::backward_embedding(const Tokens& tokens, const kernels::AdamSt
              .gradients = gradient,
              .ids = tokens.ids,
              .examples = examples(tokens.rows()),
-             .gradients_stay = stays(gradient)});
+             .gradients_stay = true});
   if (model_.position_table() == kNoParameter) return;
   // Positions are not negative.
   sink.take({.form = GradientRows::Form::lookup,
@@ -199,7 +225,7 @@ void Transformer::backward_embedding(const Tokens& tokens, const kernels::AdamSt
              .gradients = gradient,
              .ids = {reinterpret_cast<const std::uint32_t*>(tokens.positions.data), tokens.positions.size},
              .examples = examples(tokens.rows()),
-             .gradients_stay = stays(gradient)});
+             .gradients_stay = true});
 }
 
 /// The gradient of a sublayer's raw output from that of the residual stream.
@@ -281,7 +307,7 @@ void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy
              .examples = examples(dy.rows),
              .first_example = first_example,
              .count = linear.count,
-             .inputs_stay = settings_.keeps_rows(),
+             .inputs_stay = keeps_,
              .gradients_stay = stays(dy)});
   if (linear.bias == kNoParameter) return;
   const kernels::NormBlocks blocks = norm_blocks(settings_, dy.rows);
@@ -305,17 +331,16 @@ void Transformer::propagate(const Linear& linear, AnyMatrix x, AnyMatrix dy, Any
 
 /// False for gradients that the next sublayer overwrites.
 bool Transformer::stays(const AnyMatrix& gradient) const {
-  return settings_.keeps_rows() && gradient.data != buffers_.input_gradient.data &&
-         gradient.data != buffers_.output_gradient.data;
+  return keeps_ && gradient.data != buffers_.input_gradient.data && gradient.data != buffers_.output_gradient.data;
 }
 
 AnyMatrix Transformer::residual_gradient(std::int64_t rows) const {
-  return buffers_.residual_gradients[residual_].rows_from(0, rows);
+  return buffers_.residual_gradients[buffers_.residual_places[residual_]].rows_from(0, rows);
 }
 
-/// Where the present gradient of the residual stream stays, the next one has memory of its own.
+/// Of a block whose rows come once more, it takes the place of the present one, which is read for the last time.
 AnyMatrix Transformer::next_residual_gradient(std::int64_t rows) {
-  if (residual_ + 1 < buffers_.residual_gradients.size()) ++residual_;
+  if (!repeats_) ++residual_;
   return residual_gradient(rows);
 }
 

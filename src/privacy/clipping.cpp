@@ -39,13 +39,14 @@ GradientRows as_stored(GradientRows rows, const ParameterSpec& spec) {
 }
 
 /// Where the elements of each parameter begin in an array of an example: vectors and matrices each by themselves.
-std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, const ClippingShape& shape) {
+std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, std::span<const Mode> modes) {
   std::vector<std::int64_t> begin;
   std::int64_t vectors = 0, matrices = 0;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     std::int64_t& end = specs[i].is_matrix() ? matrices : vectors;
     begin.push_back(end);
-    if (!is_table(shape, i)) end += padded_rows(specs[i], specs[i].rows()) * specs[i].columns();
+    if (!specs[i].is_matrix() || modes[i] == Mode::materialise)
+      end += padded_rows(specs[i], specs[i].rows()) * specs[i].columns();
   }
   return begin;
 }
@@ -86,6 +87,8 @@ class Clipping::SumSink final : public training::GradientSink {
     if (rows.form != Form::product && rows.form != Form::lookup) return;
     clipping_.phase("clipped sums");
     clipping_.add_clipped(as_stored(rows, clipping_.specs_[rows.parameter]));
+    for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i)
+      clipping_.covered_[i].repeated += rows.examples.count();
   }
   void complete_from(std::size_t first) override { clipping_.sum_.complete_from(first); }
 
@@ -104,8 +107,9 @@ Clipping::Clipping(const training::Parameters& parameters, training::Accumulatin
       shape_(shape),
       execution_(execution),
       parts_(specs_, settings.scheme),
+      modes_(parameter_modes(settings, specs_, shape)),
       buffers_(std::move(buffers)),
-      begin_(begins(specs_, shape)),
+      begin_(begins(specs_, modes_)),
       covered_(parameters.size()) {
   if (settings.algorithm == Algorithm::naive) {
     one_.emplace(parameters, execution, shape.examples.rows * shape.sum_rows);
@@ -151,18 +155,11 @@ void Clipping::add(const MicroBatch& batch) {
   phase("norms of records");
   for (const GradientRows& rows : waiting_) take_norms(rows);
   form_factors(0);
-  switch (settings_.mode) {
-    case Mode::two_pass: {
-      SumSink sum(*this);
-      batch.pass(all, sum);
-      break;
-    }
-    case Mode::materialise:
-      for (const Later& later : summed_) add_clipped(later.rows);
-      add_stored();
-      break;
-    default:
-      add_kept();
+  if (settings_.mode == Mode::two_pass) {
+    SumSink sum(*this);
+    batch.pass(all, sum);
+  } else {
+    add_sums();
   }
   batch_ = nullptr;
 }
@@ -247,8 +244,8 @@ void Clipping::close_from(std::size_t first) {
   if (from == end) return;
   first = static_cast<std::size_t>(from - begin);
   form_factors(first);
-  const auto closed = std::stable_partition(summed_.begin(), summed_.end(),
-                                            [&](const Later& later) { return later.rows.parameter < first; });
+  const auto closed =
+      std::stable_partition(summed_.begin(), summed_.end(), [&](const Later& later) { return later.first < first; });
   for (auto later = closed; later != summed_.end(); ++later) add_clipped(later->rows);
   summed_.erase(closed, summed_.end());
   kept_bytes_ = summed_.empty() ? 0 : summed_.back().kept_bytes;
@@ -341,7 +338,10 @@ void Clipping::take_product(const GradientRows& rows) {
   const AnyMatrix gradients = formed(rows);
   const std::int64_t out = gradients.columns, in = rows.inputs.columns;
   covered_[rows.parameter].formed_rows = out;
-  if (materialises()) {
+  const Mode mode = modes_[rows.parameter];
+  if (mode == Mode::materialise) {
+    if (rows.first_example == 0)
+      summed_.push_back({mode, rows.parameter, rows.parameter + rows.count, {}, kept_bytes_});
     const Matrix<kernels::bf16> stored = stored_of(rows.parameter, out * in);
     // Of a tied matrix the norm follows when the lookup has been added.
     return kernels::form_examples(execution_, rows.inputs, gradients, rows.examples,
@@ -359,12 +359,15 @@ void Clipping::take_product(const GradientRows& rows) {
     kernels::add_tied_rows(execution_, rows.inputs, gradients, rows.examples, batch_->ids, first_row(rows), lookup,
                            {buffers_.tied_rows.data, buffers_.tied_rows.size / in, in, in}, buffers_.workspace);
   }
-  if (settings_.mode == Mode::book_keeping) sum_later(rows);
+  if (mode == Mode::recompute)
+    repeat_later(rows.parameter);
+  else
+    sum_later(rows);
 }
 
 void Clipping::take_lookup(const GradientRows& rows) {
   const std::int64_t table_rows = held_by(rows), columns = rows.gradients.columns;
-  if (materialises() && is_tied(rows.parameter)) {
+  if (is_tied(rows.parameter) && modes_[rows.parameter] == Mode::materialise) {
     const Matrix<kernels::bf16> stored = stored_of(rows.parameter, covered_[rows.parameter].formed_rows * columns);
     // Ids of other ranks are not those of the rows of zeros.
     const Matrix<kernels::bf16> table{stored.data, stored.rows, table_rows * columns, stored.stride};
@@ -378,7 +381,7 @@ void Clipping::take_lookup(const GradientRows& rows) {
     kernels::add_tied_norms(execution_, rows.gradients,
                             {buffers_.tied_rows.data, rows.gradients.rows, columns, columns}, rows.examples,
                             norms_of(rows), buffers_.workspace);
-  if (settings_.mode != Mode::two_pass) sum_later(rows);
+  sum_later(rows);
 }
 
 AnyMatrix Clipping::keep(const AnyMatrix& rows) {
@@ -407,8 +410,18 @@ GradientRows Clipping::kept(GradientRows rows) {
 }
 
 void Clipping::sum_later(const GradientRows& rows) {
+  if (settings_.mode == Mode::two_pass) return;
   const GradientRows copied = settings_.release == Release::end ? rows : kept(rows);
-  summed_.push_back({copied, kept_bytes_});
+  summed_.push_back({Mode::book_keeping, rows.parameter, rows.parameter + rows.count, copied, kept_bytes_});
+}
+
+/// The rows of the unit of this parameter come one after the other.
+void Clipping::repeat_later(std::size_t parameter) {
+  const auto is_of = [&](const ClippingUnit& unit) { return unit.first <= parameter && parameter < unit.end; };
+  const auto unit = std::find_if(shape_.units.begin(), shape_.units.end(), is_of);
+  const auto number = static_cast<std::size_t>(unit - shape_.units.begin());
+  if (!summed_.empty() && summed_.back().from == Mode::recompute && summed_.back().unit == number) return;
+  summed_.push_back({Mode::recompute, unit->first, unit->end, {}, kept_bytes_, number});
 }
 
 // --- Clipped sums ---------------------------------------------------------------------------------------------------
@@ -427,30 +440,38 @@ void Clipping::add_clipped(const GradientRows& rows) {
   }
 }
 
-/// From kept rows, in the order of the backward pass: the last parameters are complete first.
-void Clipping::add_kept() {
+/// In the order of the backward pass: the last parameters are complete first. Rows that are formed again come last:
+/// they may be written over kept ones.
+void Clipping::add_sums() {
+  std::stable_partition(summed_.begin(), summed_.end(),
+                        [](const Later& later) { return later.from != Mode::recompute; });
   std::vector<std::size_t> open(summed_.size() + 1);  // parameters below still get rows from summed_[k] on
-  for (std::size_t k = summed_.size(); k-- > 0;)
-    open[k] = std::max(open[k + 1], summed_[k].rows.parameter + summed_[k].rows.count);
+  for (std::size_t k = summed_.size(); k-- > 0;) open[k] = std::max(open[k + 1], summed_[k].end);
   for (std::size_t k = 0; k < summed_.size(); ++k) {
-    add_clipped(summed_[k].rows);
+    const Later& later = summed_[k];
+    phase("clipped sums");
+    if (later.from == Mode::book_keeping) add_clipped(later.rows);
+    if (later.from == Mode::materialise) add_stored(later.first);
+    if (later.from == Mode::recompute) add_repeated(later.unit);
     sum_.complete_from(open[k + 1]);
   }
 }
 
-/// After the lookups.
-void Clipping::add_stored() {
-  std::vector<std::pair<std::size_t, std::int64_t>> products;
-  for_each_product(specs_, shape_, [&](std::size_t parameter, std::int64_t, std::int64_t in) {
-    products.emplace_back(parameter, covered_[parameter].formed_rows * in);
-  });
-  std::reverse(products.begin(), products.end());  // the last parameters are complete first
-  for (const auto& [parameter, elements] : products) {
-    kernels::add_clipped_examples(execution_, view(stored_of(parameter, elements)),
-                                  factors_of(parameter, 0, batch_->examples.count()),
-                                  {sum_.held(parameter).data, elements});
-    sum_.complete_from(parameter);
-  }
+void Clipping::add_stored(std::size_t parameter) {
+  const std::int64_t elements = covered_[parameter].formed_rows * specs_[parameter].columns();
+  kernels::add_clipped_examples(execution_, view(stored_of(parameter, elements)),
+                                factors_of(parameter, 0, batch_->examples.count()),
+                                {sum_.held(parameter).data, elements});
+}
+
+/// Throws Error(internal) if other rows come than those whose norms the factors bound.
+void Clipping::add_repeated(std::size_t unit) {
+  SumSink sum(*this);
+  batch_->repeat(unit, sum);
+  for (std::size_t i = shape_.units[unit].first; i < shape_.units[unit].end; ++i)
+    if (specs_[i].is_matrix() && covered_[i].repeated != batch_->examples.count())
+      throw error(ExitCode::internal, "the rows of parameter \"{}\" have been formed again for {} of {} examples",
+                  specs_[i].name, covered_[i].repeated, batch_->examples.count());
 }
 
 /// Explicitly, one example after the other; the factors are formed on the host.

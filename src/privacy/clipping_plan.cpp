@@ -25,6 +25,33 @@ bool is_table(const ClippingShape& shape, std::size_t parameter) {
   return std::find(shape.tables.begin(), shape.tables.end(), parameter) != shape.tables.end();
 }
 
+std::vector<Mode> unit_modes(const Settings& settings, std::span<const std::string> names) {
+  std::vector<Mode> modes(names.size(), settings.mode);
+  for (const std::string& entry : settings.mode_of) {
+    const auto [name, mode] = read_mode(entry);
+    const auto unit = std::find(names.begin(), names.end(), name);
+    if (unit == names.end())
+      throw collective_error(ExitCode::usage,
+                             "privacy.mode_of names \"{}\" (the model has no part of this name); there are {}",
+                             printable(name), fmt::join(names, ", "));
+    modes[static_cast<std::size_t>(unit - names.begin())] = mode;
+  }
+  return modes;
+}
+
+std::vector<Mode> parameter_modes(const Settings& settings, std::span<const ParameterSpec> specs,
+                                  const ClippingShape& shape) {
+  std::vector<std::string> names;
+  for (const ClippingUnit& unit : shape.units) names.push_back(unit.name);
+  const std::vector<Mode> of_units = unit_modes(settings, names);
+  const bool differ = !shape.units.empty() && settings.mode != Mode::two_pass;
+  std::vector<Mode> modes(specs.size(), differ ? Mode::book_keeping : settings.mode);
+  for (std::size_t unit = 0; unit < of_units.size(); ++unit)
+    for (std::size_t i = shape.units[unit].first; i < shape.units[unit].end; ++i)
+      if (!is_table(shape, i)) modes[i] = of_units[unit];
+  return modes;
+}
+
 std::int64_t padded_rows(const ParameterSpec& spec, std::int64_t out) {
   return spec.group.empty() ? spec.rows_in_memory(out) : out;
 }
@@ -82,6 +109,7 @@ void check_names(const Settings& settings, std::span<const ParameterSpec> specs,
 std::int64_t workspace_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
                              const ClippingShape& shape) {
   const kernels::ExampleSizes& sizes = shape.examples;
+  const std::vector<Mode> modes = parameter_modes(settings, specs, shape);
   std::int64_t bytes = 0, vectors = 0;
   const auto need = [&](std::int64_t more) { bytes = std::max(bytes, more); };
   for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t held, std::int64_t in) {
@@ -89,7 +117,7 @@ std::int64_t workspace_bytes(const Settings& settings, std::span<const Parameter
     for (const std::int64_t out : {held, padded_rows(specs[parameter], held)}) {
       need(kernels::product_norms_workspace(shape.type, shape.type, in, out, sizes, method));
       need(kernels::clipped_product_workspace(shape.type, shape.type, in, out, sizes, settings.products));
-      if (settings.mode != Mode::materialise) continue;
+      if (modes[parameter] != Mode::materialise) continue;
       need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes));
       need(kernels::stored_norms_workspace(sizes.examples, in * out));
       need(kernels::lookup_to_examples_workspace(sizes));
@@ -149,11 +177,18 @@ const char* to_text(Mode mode) {
       return "two_pass, a second backward pass";
     case Mode::materialise:
       return "materialise, gradients of records in bf16";
+    case Mode::recompute:
+      return "recompute, rows are formed again";
     case Mode::book_keeping:
     case Mode::automatic:
       break;
   }
   return "book_keeping, rows are kept";
+}
+
+std::string name_of(Mode mode) {
+  const std::string text = to_text(mode);
+  return text.substr(0, text.find(','));
 }
 
 std::string to_text(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
@@ -166,14 +201,21 @@ std::string to_text(const Settings& settings, std::span<const ParameterSpec> spe
   return fmt::format("{}", fmt::join(products, ", "));
 }
 
-double norm_operations(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
-  double sum = 0;
+ProductWork product_work(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape,
+                         const ClippingUnit& unit) {
+  ProductWork work;
+  const auto examples = static_cast<double>(shape.examples.examples);
   for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
-    const kernels::NormMethod method = method_of(settings, specs[parameter], in, out, shape);
-    sum += static_cast<double>(shape.examples.examples) *
-           kernels::norm_cost(method.algorithm, in, out, shape.examples.most_rows, norm_tile(settings, shape));
+    if (parameter < unit.first || parameter >= unit.end) return;
+    const kernels::NormAlgorithm algorithm = method_of(settings, specs[parameter], in, out, shape).algorithm;
+    const double elements = static_cast<double>(in) * static_cast<double>(out);
+    ++work.products;
+    (algorithm == kernels::NormAlgorithm::direct ? work.direct : work.gram) +=
+        examples * kernels::norm_cost(algorithm, in, out, shape.examples.most_rows, norm_tile(settings, shape));
+    work.operations += 2 * static_cast<double>(shape.examples.rows) * elements;
+    work.stored_elements += examples * elements;
   });
-  return sum;
+  return work;
 }
 
 std::int64_t gathered_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
@@ -199,21 +241,21 @@ Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSp
   const auto parts = static_cast<std::int64_t>(ClipParts(specs, settings.scheme).count);
   norms = arena.take<double>((parts + 1) * examples);
   factors = arena.take<float>(parts * examples);
-  std::int64_t in_vectors = 0, in_products = 0, kept_columns = 0;
+  const std::vector<Mode> modes = parameter_modes(settings, specs, shape);
+  const bool keeps = std::find(modes.begin(), modes.end(), Mode::book_keeping) != modes.end();
+  std::int64_t in_vectors = 0, in_products = 0;
   for (const ParameterSpec& spec : specs)
     if (!spec.is_matrix()) in_vectors += spec.elements();
   for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
-    in_products += padded_rows(specs[parameter], out) * in;
+    // `out` is that of all matrices which take their gradients together.
+    if (modes[parameter] == Mode::materialise) in_products += padded_rows(specs[parameter], out) * in;
   });
   vectors = arena.take<float>(examples * in_vectors);
   partial = arena.take<float>(examples * partial_elements(specs, shape));
-  if (shape.tied && settings.mode != Mode::materialise)
+  if (shape.tied && modes[*shape.tied] != Mode::materialise)
     tied_rows = arena.take<float>(rows * specs[*shape.tied].columns());
-  if (settings.mode == Mode::materialise) {
-    for (const std::size_t table : shape.tables) kept_columns += specs[table].columns();
-    stored = arena.take<kernels::bf16>(examples * in_products);
-  }
-  if (settings.mode == Mode::book_keeping || settings.release == Release::end) kept_columns = shape.kept_columns;
+  stored = arena.take<kernels::bf16>(examples * in_products);
+  const std::int64_t kept_columns = keeps || settings.release == Release::end ? shape.kept_columns : 0;
   // The head comes in chunks of whole examples, each with its own copies.
   const auto copies = 2 * (static_cast<std::int64_t>(specs.size()) + examples);
   if (kept_columns > 0)

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "privacy/clipping.hpp"
 
@@ -27,6 +28,9 @@ void for_each_product(std::span<const training::ParameterSpec> specs, const Clip
     i = next;
   }
 }
+
+/// Where the clipped sum of each parameter comes from. Tables of lookups have Mode::book_keeping where units differ.
+std::vector<Mode> parameter_modes(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
 
 /// Rows of a gradient as products form it where its rows of output gradients have columns of zeros for the rows of
 /// zeros after the parameter (ParameterSpec::row_multiple). `out`: those of the parameters themselves.

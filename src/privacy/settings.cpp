@@ -26,10 +26,12 @@ const std::string kChangedData =
 
 /// A key that the others leave without effect.
 std::string without_effect(const Settings& privacy) {
-  const bool naive = privacy.algorithm == Algorithm::naive, stores = privacy.mode == Mode::materialise;
+  const bool naive = privacy.algorithm == Algorithm::naive,
+             stores = privacy.mode == Mode::materialise && privacy.mode_of.empty();
   const bool of_matrix = !privacy.algorithm_of.empty();
   if (naive)
     if (const char* key = privacy.mode != Mode::automatic     ? "mode"
+                          : !privacy.mode_of.empty()          ? "mode_of"
                           : of_matrix                         ? "algorithm_of"
                           : privacy.tile > 0                  ? "tile"
                           : privacy.release != Release::eager ? "release"
@@ -47,6 +49,27 @@ std::string without_effect(const Settings& privacy) {
           "privacy.{} has no effect with privacy.mode = \"materialise\" (norms are those of the stored gradients of "
           "records); leave it out",
           key);
+  return {};
+}
+
+/// Why single blocks cannot have modes of their own.
+std::string obstacle_to_modes(const Settings& privacy) {
+  for (const std::string& entry : privacy.mode_of)
+    if (read_mode(entry).second == Mode::automatic)
+      return fmt::format(
+          "privacy.mode_of has the entry \"{}\" (each is a block or the head and its mode); write \"NAME: "
+          "book_keeping\", \"NAME: materialise\" or \"NAME: recompute\"",
+          printable(entry));
+  if (!privacy.mode_of.empty() && privacy.mode == Mode::two_pass)
+    return "privacy.mode_of with privacy.mode = \"two_pass\" (the second pass forms the rows of the whole model "
+           "again); "
+           "take mode = \"recompute\", which forms those of single blocks again";
+  if (privacy.release == Release::end && (!privacy.mode_of.empty() || privacy.mode == Mode::recompute))
+    return fmt::format(
+        "privacy.release = \"end\" with privacy.{} (it keeps the rows of all blocks until the end of the backward "
+        "pass, "
+        "so that nothing is saved); leave it out",
+        privacy.mode == Mode::recompute ? "mode = \"recompute\"" : "mode_of");
   return {};
 }
 
@@ -87,8 +110,11 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
             printable(entry));
     return {};
   });
-  schema.rule({"privacy.algorithm", "privacy.mode", "privacy.algorithm_of", "privacy.tile", "privacy.release"},
+  schema.rule({"privacy.algorithm", "privacy.mode", "privacy.mode_of", "privacy.algorithm_of", "privacy.tile",
+               "privacy.release"},
               [&privacy] { return privacy.enabled ? without_effect(privacy) : std::string(); });
+  schema.rule({"privacy.mode_of", "privacy.mode", "privacy.release"},
+              [&privacy] { return obstacle_to_modes(privacy); });
 }
 
 }  // namespace
@@ -102,12 +128,22 @@ std::pair<std::string, Algorithm> read_algorithm(const std::string& entry) {
                                             : Algorithm::automatic};
 }
 
+std::pair<std::string, Mode> read_mode(const std::string& entry) {
+  const std::size_t colon = entry.find(": ");
+  if (colon == std::string::npos || colon == 0) return {entry, Mode::automatic};
+  const std::string name = entry.substr(0, colon), mode = entry.substr(colon + 2);
+  return {name, mode == "book_keeping"  ? Mode::book_keeping
+                : mode == "materialise" ? Mode::materialise
+                : mode == "recompute"   ? Mode::recompute
+                                        : Mode::automatic};
+}
+
 bool names(std::string_view name, std::string_view parameter) {
   return parameter == name || parameter.substr(std::min(parameter.find('/'), parameter.size() - 1) + 1) == name;
 }
 
 // A resumed run must not change what its guarantee depends on: such keys are neither changeable nor free. algorithm,
-// mode, tile, products, overlap and release change speed, memory and rounding only.
+// mode, mode_of, tile, products, overlap and release change speed, memory and rounding only.
 void add_keys(input::Schema& schema, Settings& privacy) {
   schema.table("privacy", "Differentially private training: the gradient of each record is clipped, noise is added.");
   schema
@@ -150,13 +186,22 @@ void add_keys(input::Schema& schema, Settings& privacy) {
            "follows its block (\"mlp/up/weight\": of every block); of matrices that are multiplied together, the first")
       .changeable();
   schema
-      .add("privacy.mode", privacy.mode,
-           {{"auto", Mode::automatic},
-            {"book_keeping", Mode::book_keeping},
-            {"two_pass", Mode::two_pass},
-            {"materialise", Mode::materialise}},
-           "where the clipped sum comes from: kept inputs and output gradients of all layers (book_keeping), a second "
-           "backward pass (two_pass), gradients of the records of a micro-batch in bf16 (materialise); auto: by memory")
+      .add(
+          "privacy.mode", privacy.mode,
+          {{"auto", Mode::automatic},
+           {"book_keeping", Mode::book_keeping},
+           {"two_pass", Mode::two_pass},
+           {"materialise", Mode::materialise},
+           {"recompute", Mode::recompute}},
+          "where the clipped sum comes from: kept inputs and output gradients of all layers (book_keeping), a second "
+          "pass (two_pass), gradients of the records of a micro-batch in bf16 (materialise), rows of one block after "
+          "the other that are formed again (recompute); auto: for each block the fastest by sizes that fits the memory")
+      .changeable();
+  schema
+      .add("privacy.mode_of", privacy.mode_of,
+           "the mode of single blocks and of the head, as \"block_3: recompute\" or \"head: materialise\": of "
+           "book_keeping, "
+           "materialise and recompute. Of an entry of the same name the last one holds")
       .changeable();
   schema
       .add("privacy.tile", privacy.tile,

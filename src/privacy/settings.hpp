@@ -37,8 +37,9 @@ using kernels::ClipFunction;
 /// its rows (width), by the cheaper of both per layer (automatic), or from the whole gradient of each record (naive).
 enum class Algorithm { automatic, input_length, width, naive };
 /// Where the clipped sum comes from: rows kept until the factors are known (book_keeping; Bu et al. 2022,
-/// arXiv:2210.00038), a second backward pass (two_pass), or the gradient of each record (materialise).
-enum class Mode { automatic, book_keeping, two_pass, materialise };
+/// arXiv:2210.00038), a second backward pass (two_pass), the gradient of each record (materialise), or rows of one
+/// block after the other that are formed again (recompute).
+enum class Mode { automatic, book_keeping, two_pass, materialise, recompute };
 /// What is clipped: the whole gradient to C, or K parts to C / sqrt(K) each, so that their norms together are at most
 /// C: a part per parameter (per_layer) or per block (group).
 enum class Scheme { flat, per_layer, group };
@@ -61,7 +62,8 @@ struct Settings {
   Algorithm algorithm = Algorithm::automatic;
   std::vector<std::string> algorithm_of = {};  ///< "NAME: input_length" or "NAME: width", of single matrices
   Mode mode = Mode::automatic;
-  std::int64_t tile = 0;  ///< positions per tile of the norm kernels; 0: automatic
+  std::vector<std::string> mode_of = {};  ///< "NAME: mode" of single blocks and the head; not two_pass
+  std::int64_t tile = 0;                  ///< positions per tile of the norm kernels; 0: automatic
   Scheme scheme = Scheme::flat;
   ClipFunction clip_function = ClipFunction::abadi;
   AccountantKind accountant = AccountantKind::prv;
@@ -73,13 +75,15 @@ struct Settings {
   KeySource noise_key = KeySource::system;
   /// The factors of a part are known when the backward pass leaves it: its rows need not be kept until the end.
   bool sums_by_part() const {
-    return scheme != Scheme::flat && mode == Mode::book_keeping && release == Release::eager;
+    return scheme != Scheme::flat && mode == Mode::book_keeping && mode_of.empty() && release == Release::eager;
   }
   std::int64_t record_rows = 0;  ///< of a transcoder with Unit::sequence: rows of a record; 0: not given
 };
 
 /// NAME and algorithm of an entry of algorithm_of. Algorithm::automatic: the entry has another form.
 std::pair<std::string, Algorithm> read_algorithm(const std::string& entry);
+/// NAME and mode of an entry of mode_of. Mode::automatic: the entry has another form.
+std::pair<std::string, Mode> read_mode(const std::string& entry);
 /// True if NAME means this parameter: its name, or the part after the block ("mlp/up/weight": that of every block).
 bool names(std::string_view name, std::string_view parameter);
 

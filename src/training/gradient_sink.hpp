@@ -54,8 +54,9 @@ struct GradientRows {
   /// norm has the rows before the norm as its inputs.
   kernels::Array<const float> row_shift = {};
   kernels::Array<const float> row_scale = {};
-  /// Of a product or lookup: the memory stays unchanged until `end_micro_batch` and what follows it, the next forward
-  /// pass. Other memory of rows may be reused by work that is enqueued after `take`. Ids stay.
+  /// Of a product or lookup: the memory stays unchanged until `end_micro_batch` and what follows it: the next forward
+  /// pass, or rows that are formed again. Other memory of rows may be reused by work that is enqueued after `take`. Ids
+  /// stay.
   bool inputs_stay = false, gradients_stay = false;
 };
 

@@ -65,6 +65,11 @@ std::string refusal(const Configuration& configuration) {
         "{} with privacy.enabled (private steps form the gradients of records for plain cross-layer and per-layer "
         "decoders in fp32 only); leave it out",
         missing);
+  if (!configuration.privacy.mode_of.empty() || configuration.privacy.mode == privacy::Mode::recompute)
+    return fmt::format(
+        "privacy.{} of a transcoder (the rows of encoder and decoder are formed in one pass); take mode = "
+        "\"two_pass\", which forms them twice",
+        configuration.privacy.mode_of.empty() ? "mode = \"recompute\"" : "mode_of");
   if (configuration.optimizer.clip_norm > 0 && configuration.optimizer.clip_mode != optimizer::ClipMode::exact)
     return "optimizer.clip_mode = \"previous\" with privacy.enabled (a private step has its gradient in memory before "
            "the update, so the exact norm costs no further pass); take \"exact\"";
