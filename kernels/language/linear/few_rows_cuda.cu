@@ -4,190 +4,24 @@
 // block has up to 24 KB (64 KB: of a wide tile) of its weights in shared memory before that kernel has ended. Blocks of
 // a cluster share a tile of outputs, each with a range of inputs. Each sends its sums to the block that finishes them,
 // which adds them in the order of ranks. Tiles of 128 outputs where there are many: x is read once per tile.
-#include "kernels/language/activation/rule.hpp"
-#include "kernels/language/attention/flash_context_cuda.cuh"
-#include "kernels/language/linear/few_rows.hpp"
 #include "kernels/language/linear/few_rows_cuda.hpp"
+#include "kernels/language/linear/few_rows_finish_cuda.cuh"
+#include "kernels/language/linear/hopper_rows_cuda.hpp"
 #include "kernels/language/linear/many_outputs_cuda.hpp"
-#include "kernels/launch_cuda.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kNarrowTile = 32, kMiddleTile = 64, kWideTile = 128;
+constexpr std::int64_t kMiddleTile = 64, kWideTile = 128;
 constexpr std::int64_t kSeveralOutputs = 1024;  ///< from here on middle tiles, in products that normalise
 constexpr std::int64_t kManyOutputs = 16384;    ///< from here on wide tiles
 
-enum class After : int { nothing, gelu, relu2 };
-
-struct Arguments {
-  FewRowsOperands operands;
-  const float* bias;     ///< or null
-  const bf16* residual;  ///< or null
-  bf16 *y, *activated;   ///< y: or null, not stored
-  Moments* moments;      ///< of y; or null
-  std::int64_t residual_stride, y_stride, activated_stride;
-  After after;
-  CachedAhead ahead;
-};
-
-/// Finishes `kCount` successive outputs of row `row`. All lanes of a warp call this together, with successive outputs:
-/// 32 / kCount of them have a group of kMomentColumns.
-template <int kCount>
-__device__ __forceinline__ void finish_outputs(const Arguments& a, int row, int output, const float (&sum)[kCount],
-                                               const float (&bias)[kCount], const bf16 (&residual)[kCount]) {
-  const int outputs = a.operands.outputs,
-            count = row < a.operands.rows ? outputs - output : 0;  // at most kCount are used
-  const auto store = [count](bf16* to, const bf16(&value)[kCount]) {
-    if constexpr (kCount == 4) {
-      if (count >= 4) {
-        *reinterpret_cast<uint2*>(to) = {value[0].bits | unsigned{value[1].bits} << 16,
-                                         value[2].bits | unsigned{value[3].bits} << 16};
-        return;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i < count) to[i] = value[i];
-    }
-  };
-  bf16 stored[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    stored[i] = to_bf16(sum[i] + bias[i]);
-    if (a.residual != nullptr) stored[i] = to_bf16(float{stored[i]} + float{residual[i]});
-  }
-  if (a.y != nullptr) store(a.y + row * a.y_stride + output, stored);
-  if (a.after != After::nothing) {
-    bf16 value[kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      value[i] = to_bf16(a.after == After::gelu ? activated<MlpActivation::gelu>(stored[i])
-                                                : activated<MlpActivation::relu2>(stored[i]));
-    store(a.activated + row * a.activated_stride + output, value);
-  }
-  if (a.moments == nullptr) return;
-  constexpr int kLanes = kMomentColumns / kCount;
-  // In pairs of neighbours: the same bits with any kCount.
-  const auto of_group = [](float(&value)[kCount]) {
-    float sum = kCount == 1 ? value[0] : (value[0] + value[1 % kCount]) + (value[2 % kCount] + value[3 % kCount]);
-#pragma unroll
-    for (int mask = 1; mask < kLanes; mask *= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
-    return sum;
-  };
-  const int group = output / kMomentColumns, columns = max(1, min(kMomentColumns, outputs - group * kMomentColumns));
-  float value[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) value[i] = i < count ? float{stored[i]} : 0.0f;
-  const float mean = __fdividef(of_group(value), static_cast<float>(columns));
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const float distance = i < count ? value[i] - mean : 0.0f;
-    value[i] = __fmul_rn(distance, distance);
-  }
-  const float squares = of_group(value);
-  if (output % kMomentColumns == 0 && count > 0)
-    a.moments[row * ((outputs + kMomentColumns - 1) / kMomentColumns) + group] = {mean, squares};
-}
-
-#ifndef WEFT_BEFORE_AMPERE
-/// What blocks of a cluster send to this block's shared memory: a barrier counts the bytes that have arrived (PTX ISA:
-/// mbarrier, st.async). It is faster than a barrier of the cluster, which waits for all memory accesses of all threads.
-/// A block ends only when all that it expects has arrived, and is sent nothing else.
-class Arrivals {
- public:
-  __device__ __forceinline__ explicit Arrivals(std::uint64_t* memory) : barrier_(shared_address(memory)) {}
-
-  /// One thread of the receiving block, before it meets the others.
-  __device__ __forceinline__ void expect(int bytes) const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile(
-        "mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
-        "fence.mbarrier_init.release.cluster;\n\t"
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_),
-        "r"(bytes)
-        : "memory");
-#endif
-  }
-  /// To `to` in block `rank`, at the address that it has in this block.
-  __device__ __forceinline__ void send(const void* to, int rank, float2 value) const {
-    [[maybe_unused]] const std::uint32_t at = there(shared_address(to), rank), barrier = there(barrier_, rank);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(at),
-                 "r"(barrier), "f"(value.x), "f"(value.y)
-                 : "memory");
-#endif
-  }
-  __device__ __forceinline__ void send(const void* to, int rank, float4 value) const {
-    [[maybe_unused]] const std::uint32_t at = there(shared_address(to), rank), barrier = there(barrier_, rank);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(at),
-                 "r"(barrier), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
-                 : "memory");
-#endif
-  }
-  /// Until all bytes have arrived.
-  __device__ __forceinline__ void wait() const {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n.reg .pred done;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n@!done bra WAIT;\n}" ::
-            "r"(barrier_)
-        : "memory");
-#endif
-  }
-
- private:
-  __device__ __forceinline__ static std::uint32_t shared_address(const void* memory) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(memory));
-  }
-  __device__ __forceinline__ static std::uint32_t there(std::uint32_t address, int rank) {
-    std::uint32_t result = 0;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
-#endif
-    return result;
-  }
-  std::uint32_t barrier_;
-};
-#endif
-
-/// What a thread finishes at a time: kCount successive outputs of a row. One of a narrow tile, so that all warps have
-/// some; four of others, which have enough for all.
+/// Successive outputs of a row that a thread finishes. One of a narrow tile, so that all warps have some; four of
+/// others, which have enough for all.
 template <class Tile>
-struct OwnOutputs {
-  static constexpr int kCount = Tile::kOutputs == kNarrowTile ? 1 : 4;
-  int row, output;
-  float bias[kCount] = {};
-  bf16 residual[kCount] = {};
-
-  __device__ __forceinline__ void load_bias(const Arguments& a) {
-    if (a.bias == nullptr) return;
-    if constexpr (kCount == 4) {
-      if (output + 4 <= a.operands.outputs) {
-        const FewRowsColumns read = *reinterpret_cast<const FewRowsColumns*>(a.bias + output);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) bias[i] = read.value[i];
-        return;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (output + i < a.operands.outputs) bias[i] = a.bias[output + i];
-    }
-  }
-  __device__ __forceinline__ void load_residual(const Arguments& a) {
-    if (a.residual == nullptr || row >= a.operands.rows || output >= a.operands.outputs) return;
-    const bf16* const from = a.residual + row * a.residual_stride + output;
-    if constexpr (kCount == 4) {
-      const uint2 read = __ldcg(reinterpret_cast<const uint2*>(from));
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        residual[i].bits = static_cast<std::uint16_t>((i < 2 ? read.x : read.y) >> 16 * (i % 2));
-    } else {
-      residual[0].bits = __ldcg(&from->bits);
-    }
-  }
-};
+constexpr int finished_at_once() {
+  return Tile::kOutputs == kNarrowTile ? 1 : 4;
+}
 
 /// Units that a block gets from the blocks of its cluster: 32 in turn for each block.
 template <class Tile>
@@ -197,7 +31,7 @@ constexpr int exchanged_units(int parts) {
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
-    multiply(const __grid_constant__ Arguments a) {
+    multiply(const __grid_constant__ FewRowsArguments a) {
 #ifdef WEFT_BEFORE_AMPERE
   __trap();  // no products of bf16; Runtime refuses these GPUs
 #else
@@ -223,25 +57,22 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
   FewRowsColumns* const exchanged = reinterpret_cast<FewRowsColumns*>(context.shared + Tile::shared_bytes(most_chunks));
   const int of_rank = exchanged_units<Tile>(parts);
   // The 32-unit groups of a block are those of its rank, parts, … further. `item` counts what its threads finish.
-  constexpr int kCount = OwnOutputs<Tile>::kCount, kItems = 4 / kCount;  // items of a unit
+  constexpr int kCount = finished_at_once<Tile>(), kItems = 4 / kCount;  // items of a unit
   const auto unit_of = [&](int item) {
     const int at = item / kItems;
     return (at / kWarp * parts + part) * kWarp + at % kWarp;
   };
   const auto outputs_of = [&](int item) {
     const int unit = unit_of(item), of_row = Tile::kOutputs / 4;
-    return OwnOutputs<Tile>{unit / of_row, first_output + unit % of_row * 4 + item % kItems * kCount};
+    return OwnOutputs<kCount>{unit / of_row, first_output + unit % of_row * 4 + item % kItems * kCount};
   };
-  OwnOutputs<Tile> own = outputs_of(thread);
+  OwnOutputs<kCount> own = outputs_of(thread);
   own.load_bias(a);
   few_rows_sum<Tile>(
       context, o, first_output, chunks * part / parts, chunks * (part + 1) / parts, most_chunks,
       [&] {
         if (parts > 1) meet_cluster();  // shared memory of the others exists
-        if (a.ahead.count > 0)
-          each_line_ahead(a.ahead, static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x) * Tile::kThreads + thread,
-                          static_cast<int>(gridDim.x * gridDim.y) * Tile::kThreads,
-                          [](const std::byte* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); });
+        request_ahead<Tile::kThreads>(a, thread);
         await_previous_kernel();
         own.load_residual(a);
       },
@@ -300,10 +131,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
 }
 
 template <class Tile>
-void launch(const Execution& execution, const Arguments& arguments) {
+void launch(const Execution& execution, const FewRowsArguments& arguments) {
   const FewRowsOperands& o = arguments.operands;
   const int tiles = (o.outputs + Tile::kOutputs - 1) / Tile::kOutputs,
             chunks = (o.inputs + Tile::kChunk - 1) / Tile::kChunk, parts = few_rows_parts(tiles, chunks);
+  if constexpr (Tile::kRows == kMostFewRows && Tile::kOutputs <= kMiddleTile) {
+    if (multiply_hopper_rows(execution, arguments, parts, Tile::kTransposed, Tile::kNormalised)) return;
+  }
   const int shared = Tile::shared_bytes((chunks + parts - 1) / parts) +
                      (parts == 1 ? 0 : parts * exchanged_units<Tile>(parts) * static_cast<int>(sizeof(FewRowsColumns)));
   static const bool once = [] {
@@ -313,11 +147,11 @@ void launch(const Execution& execution, const Arguments& arguments) {
   }();
   static_cast<void>(once);
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(tiles));
-  launch_early<Arguments>(execution, "linear", multiply<Tile>, grid, Tile::kThreads, shared, parts, arguments);
+  launch_early<FewRowsArguments>(execution, "linear", multiply<Tile>, grid, Tile::kThreads, shared, parts, arguments);
 }
 
 template <int kRows>
-void launch(const Execution& execution, const Arguments& arguments, bool transposed, bool normalised) {
+void launch(const Execution& execution, const FewRowsArguments& arguments, bool transposed, bool normalised) {
   if (transposed && normalised) return launch<FewRowsTile<kRows, kNarrowTile, true, true>>(execution, arguments);
   if (transposed) return launch<FewRowsTile<kRows, kNarrowTile, true>>(execution, arguments);
   if (normalised && arguments.operands.outputs >= kSeveralOutputs)
@@ -350,24 +184,25 @@ bool fits_few_rows(const LinearWeights& weights, AnyMatrix x, AnyMatrix y) {
 
 void multiply_few_rows(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
                        const FewRowsSteps& steps) {
-  Arguments arguments{.operands = {.x = static_cast<const bf16*>(x.data),
-                                   .weight = static_cast<const bf16*>(weights.matrix.data),
-                                   .x_stride = x.stride,
-                                   .weight_stride = weights.matrix.stride,
-                                   .rows = static_cast<int>(x.rows),
-                                   .outputs = static_cast<int>(y.columns),
-                                   .inputs = static_cast<int>(x.columns)},
-                      .bias = weights.bias.size > 0 ? weights.bias.data : nullptr,
-                      .residual = static_cast<const bf16*>(steps.residual.data),
-                      .y = static_cast<bf16*>(y.data),
-                      .activated = static_cast<bf16*>(steps.activated.data),
-                      .moments = steps.moments.data,
-                      .residual_stride = steps.residual.stride,
-                      .y_stride = y.stride,
-                      .activated_stride = steps.activated.stride,
-                      .after = After::nothing,
-                      .ahead = steps.ahead};
-  if (steps.activation) arguments.after = *steps.activation == MlpActivation::gelu ? After::gelu : After::relu2;
+  FewRowsArguments arguments{.operands = {.x = static_cast<const bf16*>(x.data),
+                                          .weight = static_cast<const bf16*>(weights.matrix.data),
+                                          .x_stride = x.stride,
+                                          .weight_stride = weights.matrix.stride,
+                                          .rows = static_cast<int>(x.rows),
+                                          .outputs = static_cast<int>(y.columns),
+                                          .inputs = static_cast<int>(x.columns)},
+                             .bias = weights.bias.size > 0 ? weights.bias.data : nullptr,
+                             .residual = static_cast<const bf16*>(steps.residual.data),
+                             .y = static_cast<bf16*>(y.data),
+                             .activated = static_cast<bf16*>(steps.activated.data),
+                             .moments = steps.moments.data,
+                             .residual_stride = steps.residual.stride,
+                             .y_stride = y.stride,
+                             .activated_stride = steps.activated.stride,
+                             .after = FewRowsAfter::nothing,
+                             .ahead = steps.ahead};
+  if (steps.activation)
+    arguments.after = *steps.activation == MlpActivation::gelu ? FewRowsAfter::gelu : FewRowsAfter::relu2;
   if (steps.norm != nullptr &&
       !(is_aligned(steps.norm->weights.weight.data, 16) && is_aligned(steps.norm->weights.bias.data, 16)))
     throw Error(ExitCode::internal, "linear: weight or bias of a norm is not aligned to 16 bytes");

@@ -158,11 +158,13 @@ TEST_CASE("products of few rows: all sizes agree with float64, and a row does no
 
 TEST_CASE("products that add to the residual stream and normalise what they read: as the separate kernels") {
   // The last group of columns short or not; several parts; more chunks than stages; gated and not; one row and many.
+  // More than 32 rows, not all of a tile, the last tile and chunk short: in four and in eight parts.
   struct Size {
     std::int64_t rows, width, inner;
   };
   for_each_backend([&](const Execution& execution) {
-    for (const Size& size : {Size{1, 8, 16}, Size{64, 768, 3072}, Size{8, 776, 96}, Size{9, 2048, 40}})
+    for (const Size& size : {Size{1, 8, 16}, Size{64, 768, 3072}, Size{8, 776, 96}, Size{9, 2048, 40},
+                             Size{50, 776, 2008}, Size{33, 1032, 1000}})
       for (const Norm kind : {Norm::layer, Norm::rms})
         for (const bool transposed : {false, true}) {
           CAPTURE(size.rows);

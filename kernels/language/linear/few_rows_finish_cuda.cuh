@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of few rows on a GPU: what their kernels share. The sums of a tile, which blocks of a cluster send to the
+// block that adds them up, what follows a sum, and what is requested ahead.
+#pragma once
+
+#include "kernels/language/activation/rule.hpp"
+#include "kernels/language/attention/flash_context_cuda.cuh"
+#include "kernels/language/decode/cached_ahead.hpp"
+#include "kernels/language/linear/few_rows.hpp"
+#include "kernels/launch_cuda.cuh"
+
+namespace weft::kernels::cuda {
+
+constexpr std::int64_t kNarrowTile = 32;  ///< outputs
+
+enum class FewRowsAfter : int { nothing, gelu, relu2 };
+
+struct FewRowsArguments {
+  FewRowsOperands operands;
+  const float* bias;     ///< or null
+  const bf16* residual;  ///< or null
+  bf16 *y, *activated;   ///< y: or null, not stored
+  Moments* moments;      ///< of y; or null
+  std::int64_t residual_stride, y_stride, activated_stride;
+  FewRowsAfter after;
+  CachedAhead ahead;
+};
+
+/// By all threads of the grid, before they wait for the kernel before.
+template <int kThreads>
+__device__ __forceinline__ void request_ahead(const FewRowsArguments& a, int thread) {
+  if (a.ahead.count == 0) return;
+  each_line_ahead(a.ahead, static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x) * kThreads + thread,
+                  static_cast<int>(gridDim.x * gridDim.y) * kThreads,
+                  [](const std::byte* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); });
+}
+
+/// Finishes `kCount` successive outputs of row `row`. All lanes of a warp call this together, with successive outputs:
+/// 32 / kCount of them have a group of kMomentColumns.
+template <int kCount>
+__device__ __forceinline__ void finish_outputs(const FewRowsArguments& a, int row, int output,
+                                               const float (&sum)[kCount], const float (&bias)[kCount],
+                                               const bf16 (&residual)[kCount]) {
+  const int outputs = a.operands.outputs,
+            count = row < a.operands.rows ? outputs - output : 0;  // at most kCount are used
+  const auto store = [count](bf16* to, const bf16(&value)[kCount]) {
+    if constexpr (kCount == 4) {
+      if (count >= 4) {
+        *reinterpret_cast<uint2*>(to) = {value[0].bits | unsigned{value[1].bits} << 16,
+                                         value[2].bits | unsigned{value[3].bits} << 16};
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < count) to[i] = value[i];
+    }
+  };
+  bf16 stored[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    stored[i] = to_bf16(sum[i] + bias[i]);
+    if (a.residual != nullptr) stored[i] = to_bf16(float{stored[i]} + float{residual[i]});
+  }
+  if (a.y != nullptr) store(a.y + row * a.y_stride + output, stored);
+  if (a.after != FewRowsAfter::nothing) {
+    bf16 value[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      value[i] = to_bf16(a.after == FewRowsAfter::gelu ? activated<MlpActivation::gelu>(stored[i])
+                                                       : activated<MlpActivation::relu2>(stored[i]));
+    store(a.activated + row * a.activated_stride + output, value);
+  }
+  if (a.moments == nullptr) return;
+  constexpr int kLanes = kMomentColumns / kCount;
+  // In pairs of neighbours: the same bits with any kCount.
+  const auto of_group = [](float(&value)[kCount]) {
+    float sum = kCount == 1 ? value[0] : (value[0] + value[1 % kCount]) + (value[2 % kCount] + value[3 % kCount]);
+#pragma unroll
+    for (int mask = 1; mask < kLanes; mask *= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
+    return sum;
+  };
+  const int group = output / kMomentColumns, columns = max(1, min(kMomentColumns, outputs - group * kMomentColumns));
+  float value[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) value[i] = i < count ? float{stored[i]} : 0.0f;
+  const float mean = __fdividef(of_group(value), static_cast<float>(columns));
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float distance = i < count ? value[i] - mean : 0.0f;
+    value[i] = __fmul_rn(distance, distance);
+  }
+  const float squares = of_group(value);
+  if (output % kMomentColumns == 0 && count > 0)
+    a.moments[row * ((outputs + kMomentColumns - 1) / kMomentColumns) + group] = {mean, squares};
+}
+
+#ifndef WEFT_BEFORE_AMPERE
+/// What blocks of a cluster send to this block's shared memory: a barrier counts the bytes that have arrived (PTX ISA:
+/// mbarrier, st.async). It is faster than a barrier of the cluster, which waits for all memory accesses of all threads.
+/// A block ends only when all that it expects has arrived, and is sent nothing else.
+class Arrivals {
+ public:
+  __device__ __forceinline__ explicit Arrivals(std::uint64_t* memory) : barrier_(shared_address(memory)) {}
+
+  /// One thread of the receiving block, before it meets the others.
+  __device__ __forceinline__ void expect(int bytes) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
+        "fence.mbarrier_init.release.cluster;\n\t"
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_),
+        "r"(bytes)
+        : "memory");
+#endif
+  }
+  /// `to` in block `rank`, at the address that it has in this block, and the barrier there.
+  struct Place {
+    std::uint32_t at, barrier;
+  };
+  __device__ __forceinline__ Place place(const void* to, int rank) const {
+    return {there(shared_address(to), rank), there(barrier_, rank)};
+  }
+  /// To `offset` bytes behind `to`.
+  __device__ __forceinline__ void send(Place to, int offset, float4 value) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
+                     to.at + static_cast<std::uint32_t>(offset)),
+                 "r"(to.barrier), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+                 : "memory");
+#endif
+  }
+  /// To `to` in block `rank`.
+  __device__ __forceinline__ void send(const void* to, int rank, float2 value) const {
+    [[maybe_unused]] const Place place = this->place(to, rank);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(place.at),
+                 "r"(place.barrier), "f"(value.x), "f"(value.y)
+                 : "memory");
+#endif
+  }
+  __device__ __forceinline__ void send(const void* to, int rank, float4 value) const {
+    send(place(to, rank), 0, value);
+  }
+  /// Until all bytes have arrived.
+  __device__ __forceinline__ void wait() const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n.reg .pred done;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n@!done bra WAIT;\n}" ::
+            "r"(barrier_)
+        : "memory");
+#endif
+  }
+
+ private:
+  __device__ __forceinline__ static std::uint32_t shared_address(const void* memory) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(memory));
+  }
+  __device__ __forceinline__ static std::uint32_t there(std::uint32_t address, int rank) {
+    std::uint32_t result = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+#endif
+    return result;
+  }
+  std::uint32_t barrier_;
+};
+#endif
+
+/// What a thread finishes at a time: kCount (1 or 4) successive outputs of a row.
+template <int kCount>
+struct OwnOutputs {
+  int row, output;
+  float bias[kCount] = {};
+  bf16 residual[kCount] = {};
+
+  __device__ __forceinline__ void load_bias(const FewRowsArguments& a) {
+    if (a.bias == nullptr) return;
+    if constexpr (kCount == 4) {
+      if (output + 4 <= a.operands.outputs) {
+        const FewRowsColumns read = *reinterpret_cast<const FewRowsColumns*>(a.bias + output);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bias[i] = read.value[i];
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (output + i < a.operands.outputs) bias[i] = a.bias[output + i];
+    }
+  }
+  __device__ __forceinline__ void load_residual(const FewRowsArguments& a) {
+    if (a.residual == nullptr || row >= a.operands.rows || output >= a.operands.outputs) return;
+    const bf16* const from = a.residual + row * a.residual_stride + output;
+    if constexpr (kCount == 4) {
+      const uint2 read = __ldcg(reinterpret_cast<const uint2*>(from));
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        residual[i].bits = static_cast<std::uint16_t>((i < 2 ? read.x : read.y) >> 16 * (i % 2));
+    } else {
+      residual[0].bits = __ldcg(&from->bits);
+    }
+  }
+};
+
+}  // namespace weft::kernels::cuda
