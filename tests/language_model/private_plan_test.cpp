@@ -33,13 +33,18 @@ Architecture architecture(const Configuration& settings) {
   return {settings.language_model, testing::kPrivateVocabulary, settings.data.sequence};
 }
 
+/// That of a trainer with these settings, for which `plan` counts.
+kernels::Backend backend_of(const Configuration& settings) {
+  return device::planned_backend(device_settings(settings));
+}
+
 std::int64_t bytes_of(const Configuration& settings) {
-  return device_bytes(settings, architecture(settings), single_process(), testing::execution().backend);
+  return device_bytes(settings, architecture(settings), single_process(), backend_of(settings));
 }
 
 privacy::Settings chosen(Configuration settings, std::int64_t bytes) {
   settings.device.memory = (static_cast<double>(bytes) + 0.5) * 1e-9;
-  return clipping_settings(settings, architecture(settings), single_process(), testing::execution().backend);
+  return clipping_settings(settings, architecture(settings), single_process(), backend_of(settings));
 }
 
 std::string mixture(const std::vector<Mode>& modes) {
@@ -57,7 +62,7 @@ std::vector<Mode> modes_of(const privacy::Settings& settings, const Configuratio
 double seconds_of(const Configuration& settings, const std::vector<Mode>& modes) {
   double seconds = 0;
   for (std::size_t unit = 0; unit < modes.size(); ++unit)
-    seconds += unit_seconds(settings, architecture(settings), unit, modes[unit], testing::execution().backend);
+    seconds += unit_seconds(settings, architecture(settings), unit, modes[unit], backend_of(settings));
   return seconds;
 }
 
@@ -152,7 +157,7 @@ TEST_CASE("the memory of a mixture lies between those of its modes, and is what 
       if (++number % 8 != 0) continue;
       const device::MemoryUse before = device::memory_use();
       const Trainer trainer(settings, architecture(settings), parallel::Grid(testing::world(), single_process()),
-                            {device::planned_backend(device_settings(settings)), testing::execution().stream});
+                            {backend_of(settings), testing::execution().stream});
       const Plan planned = plan(settings, architecture(settings), 0);
       CHECK(planned.device_total() == bytes);
       std::int64_t expected = bytes;
