@@ -47,6 +47,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
   // With more than eight rows each block of a cluster forms mean and r of its share and sends them to the others.
   const bool shares = parts > 1 && Tile::kRows > 8;
   const int rows = min(Tile::kRows, o.rows), share = Tile::kRows / parts;
+  if (thread == 0) {
+    of_sums.create();
+    of_statistics.create();
+  }
+  __syncwarp();
   if (parts > 1 && thread == 0) {
     // Of the groups of 32 units every parts-th is this block's.
     const int groups = (rows * (Tile::kOutputs / 4) + kWarp - 1) / kWarp;

@@ -104,15 +104,17 @@ class Arrivals {
  public:
   __device__ __forceinline__ explicit Arrivals(std::uint64_t* memory) : barrier_(shared_address(memory)) {}
 
-  /// One thread of the receiving block, before it meets the others.
+  /// One thread of the receiving block, then __syncwarp(): the compiler may create a barrier by the whole warp.
+  __device__ __forceinline__ void create() const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(barrier_)
+                 : "memory");
+#endif
+  }
+  /// The same thread, before the block meets the others.
   __device__ __forceinline__ void expect(int bytes) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile(
-        "mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
-        "fence.mbarrier_init.release.cluster;\n\t"
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_),
-        "r"(bytes)
-        : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_), "r"(bytes) : "memory");
 #endif
   }
   /// `to` in block `rank`, at the address that it has in this block, and the barrier there.

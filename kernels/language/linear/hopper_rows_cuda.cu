@@ -95,6 +95,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
   const Arrivals of_sums(barriers), of_statistics(barriers + 1);
   const int rows = min(Tile::kRows, o.rows);
   if (thread == 0) {
+    of_sums.create();
+    if (Tile::kNormalised) of_statistics.create();
+  }
+  __syncwarp();
+  if (thread == 0) {
     of_sums.expect(Tile::kRows * Tile::kOutputs * static_cast<int>(sizeof(float)));
     if (Tile::kNormalised) of_statistics.expect(rows * static_cast<int>(sizeof(float2)));
   }
