@@ -182,8 +182,8 @@ void add_keys(input::Schema& schema, Settings& privacy) {
   schema
       .add("privacy.algorithm_of", privacy.algorithm_of,
            "the algorithm of single matrices, as \"NAME: input_length\" or \"NAME: width\". NAME: of the matrix, or "
-           "what "
-           "follows its block (\"mlp/up/weight\": of every block); of matrices that are multiplied together, the first")
+           "what follows its block (\"mlp/up/weight\": of every block); of matrices that are multiplied together, the "
+           "first")
       .changeable();
   schema
       .add(
@@ -200,8 +200,7 @@ void add_keys(input::Schema& schema, Settings& privacy) {
   schema
       .add("privacy.mode_of", privacy.mode_of,
            "the mode of single blocks and of the head, as \"block_3: recompute\" or \"head: materialise\": of "
-           "book_keeping, "
-           "materialise and recompute. Of an entry of the same name the last one holds")
+           "book_keeping, materialise and recompute. Of an entry of the same name the last one holds")
       .changeable();
   schema
       .add("privacy.tile", privacy.tile,
