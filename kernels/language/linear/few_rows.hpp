@@ -59,6 +59,7 @@ struct FewRowsNorm {
   const float *weight, *bias;  ///< [inputs], aligned to 16 bytes; bias: or null, then 0
   const Moments* moments;      ///< [rows, groups of columns] of x
   float epsilon;
+  float share;   ///< 1 / inputs: divided before the kernel starts
   bool centred;  ///< false: mean = 0, the variance is the mean square
 };
 
@@ -203,7 +204,7 @@ WEFT_FLASH_INLINE void few_rows_statistics(Context& context, const FewRowsOperan
                                            const Deliver& deliver) {
   constexpr int kLanes = 8, kAtOnce = 3;  // lanes; groups that a lane reads at once: those of 768 columns
   const int groups = (o.inputs + kMomentColumns - 1) / kMomentColumns, lane = context.thread % kLanes;
-  const float share = 1.0f / static_cast<float>(o.inputs);
+  const float share = o.norm.share;
 #pragma unroll 1
   for (int of_warp = first_row + context.thread / 32 * (32 / kLanes); of_warp < end_row; of_warp += kThreads / kLanes) {
     const int row = of_warp + context.thread % 32 / kLanes;

@@ -216,6 +216,7 @@ void multiply_few_rows(const Execution& execution, const LinearWeights& weights,
                                .bias = steps.norm->weights.bias.data,
                                .moments = steps.norm->moments.data,
                                .epsilon = steps.norm->weights.epsilon,
+                               .share = 1.0f / static_cast<float>(x.columns),
                                .centred = steps.norm->weights.kind == Norm::layer};
   if (!weights.transposed && steps.norm == nullptr && !steps.activation && steps.residual.data == nullptr &&
       y.columns >= kManyOutputs &&

@@ -4,6 +4,8 @@
 // block that adds them up, what follows a sum, and what is requested ahead.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/language/activation/rule.hpp"
 #include "kernels/language/attention/flash_context_cuda.cuh"
 #include "kernels/language/decode/cached_ahead.hpp"
@@ -66,10 +68,15 @@ __device__ __forceinline__ void finish_outputs(const FewRowsArguments& a, int ro
   if (a.y != nullptr) store(a.y + row * a.y_stride + output, stored);
   if (a.after != FewRowsAfter::nothing) {
     bf16 value[kCount];
+    const auto activate = [&]<MlpActivation kind>(std::integral_constant<MlpActivation, kind>) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      value[i] = to_bf16(a.after == FewRowsAfter::gelu ? activated<MlpActivation::gelu>(stored[i])
-                                                       : activated<MlpActivation::relu2>(stored[i]));
+      for (int i = 0; i < kCount; ++i) value[i] = to_bf16(activated<kind>(stored[i]));
+    };
+    // One branch for all outputs: the latencies of their exponentials and divisions overlap.
+    if (a.after == FewRowsAfter::gelu)
+      activate(std::integral_constant<MlpActivation, MlpActivation::gelu>());
+    else
+      activate(std::integral_constant<MlpActivation, MlpActivation::relu2>());
     store(a.activated + row * a.activated_stride + output, value);
   }
   if (a.moments == nullptr) return;

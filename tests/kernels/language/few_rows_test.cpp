@@ -162,7 +162,10 @@ TEST_CASE("rows that are normalised as they are read: as in float64, also where 
                         kTransposed ? size.inputs : size.outputs, kTransposed ? size.outputs : size.inputs);
     const FewRowsNorm norm{aligned.front().value,
                            with_bias ? aligned[static_cast<std::size_t>(size.inputs) / 4].value : nullptr,
-                           moments.data(), kEpsilon, centred};
+                           moments.data(),
+                           kEpsilon,
+                           1.0f / static_cast<float>(size.inputs),
+                           centred};
     const std::vector<float> y = product<Tile>(x, weight, size, false, norm);
     std::vector<double> want;
     for (int n = 0; n < size.rows; ++n)
