@@ -49,12 +49,15 @@ std::int64_t sent_over_data_axis(const Configuration& configuration, const Archi
   const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
   std::int64_t bytes = 4 * configuration.data.batch_tokens / ranks;  // losses
   bytes += 4 * training::AccumulatingSink::vector_elements(specs, grid, last);
+  const bool two_planes = device::planned_backend(device_settings(configuration)) == kernels::Backend::cuda;
   for (const training::ParameterSpec& spec : specs) {
     if (!spec.is_matrix() || spec.frozen) continue;
     const std::int64_t rows = training::row_parts(spec, grid, last).held.size();
-    bytes += (4 * rows * spec.columns() +
-              training::weight_bytes(spec.policy.value_or(configuration.optimizer.state), rows, spec.columns())) /
-             ranks;
+    const kernels::StatePolicy policy = spec.policy.value_or(configuration.optimizer.state);
+    const bool half = two_planes && policy == kernels::StatePolicy::fp32 &&
+                      gathered_weights(configuration) == training::GatheredWeights::upper_plane;
+    bytes +=
+        (4 * rows * spec.columns() + training::weight_bytes(policy, rows, spec.columns()) / (half ? 2 : 1)) / ranks;
   }
   return (ranks - 1) * bytes;
 }

@@ -77,6 +77,11 @@ training::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& confi
           gathered, arena};
 }
 
+training::GatheredWeights gathered_weights(const Configuration& configuration) {
+  return configuration.precision == Precision::fp16 ? training::GatheredWeights::all
+                                                    : training::GatheredWeights::upper_plane;
+}
+
 /// Of all tokens of a step, fp32.
 std::int64_t loss_bytes(const Configuration& configuration) { return 4 * configuration.data.batch_tokens; }
 
@@ -124,7 +129,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                   arena_, state_buffers(configuration, model_.parameters().specs(), arena_),
                   training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), loss_bytes(configuration_),
                                                   arena_)),
-              configuration.parallel.overlap, tensor_ ? &*tensor_ : nullptr),
+              configuration.parallel.overlap, tensor_ ? &*tensor_ : nullptr, gathered_weights(configuration)),
       ranks_(grid.axis(parallel::kDataAxis)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
               [this] {

@@ -155,6 +155,10 @@ class Trainer {
   Objective objective_;
 };
 
+/// What ranks get of rows that others own: copies in fp16 are made of whole weights, all other products read the upper
+/// plane.
+training::GatheredWeights gathered_weights(const Configuration&);
+
 /// The memory of a step, by purpose: what a Trainer takes. Needs no device.
 training::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&,
                                  kernels::Backend);

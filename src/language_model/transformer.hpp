@@ -14,6 +14,7 @@
 #include <array>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "kernels/bf16.hpp"
@@ -225,6 +226,24 @@ class Transformer {
       std::function<void(std::int64_t layer, const kernels::AnyMatrix& input, const kernels::AnyMatrix& output)>;
   void tap(Tap tap) { tap_ = std::move(tap); }
 
+  /// Memory of the products that norms of inputs are joined with (JoinedNorm, kernels/language/linear/linear.hpp), as
+  /// forward passes of few rows read them: copies of the weights of `projection` and `up`.
+  struct JoinedBuffers {
+    /// Empty where such passes have no use for it: other types than bf16, other backends than cuda, models that do not
+    /// normalise the inputs of their sublayers alone, adapters.
+    JoinedBuffers(const Architecture&, kernels::Scalar type, std::int64_t rows, training::StepArena&);
+    struct Product {
+      kernels::Matrix<kernels::bf16> weights;  ///< [outputs, C]
+      kernels::Array<float> bias, sums;
+    };
+    std::vector<Product> projections, ups;  ///< by layer
+  };
+  struct JoinedBlock {
+    kernels::JoinedNorm projection, up;
+  };
+  /// Forms them from the parameters as they are. Empty if the buffers are.
+  std::vector<JoinedBlock> join_norms(const JoinedBuffers&);
+
   /// Called in the forward pass with queries | keys | values [rows, (H + 2 H_kv) d] of a block after norm and rotation,
   /// and its output of the attention [rows, H d]. True: has formed the output; false: the attention of the model forms
   /// it. For caches of keys and values.
@@ -232,9 +251,11 @@ class Transformer {
       std::function<bool(std::int64_t layer, const kernels::AnyMatrix& packed, const kernels::AnyMatrix& mixed)>;
   /// What the products before a layer may request ahead of its attention (kernels/language/decode/cached_ahead.hpp).
   using AheadHook = std::function<kernels::CachedAhead(std::int64_t layer)>;
-  void hook_attention(AttentionHook hook, AheadHook ahead = {}) {
+  /// joined: by layer, for passes of few rows while the hooks are there; or empty.
+  void hook_attention(AttentionHook hook, AheadHook ahead = {}, std::span<const JoinedBlock> joined = {}) {
     attention_hook_ = std::move(hook);
     ahead_hook_ = std::move(ahead);
+    joined_ = joined;
   }
 
   std::int64_t head_chunk() const { return buffers_.head_chunk; }
@@ -352,6 +373,7 @@ class Transformer {
   Tap tap_;
   AttentionHook attention_hook_;
   AheadHook ahead_hook_;
+  std::span<const JoinedBlock> joined_;
   WeightSource source_;
 };
 

@@ -35,7 +35,8 @@ std::int64_t largest_exchange(std::span<const ParameterSpec> specs, const parall
 
 }  // namespace
 
-void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels::ParameterRows& matrix) {
+void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels::ParameterRows& matrix,
+                         GatheredWeights gathered) {
   const std::int64_t planes = matrix.weight_rest != nullptr ? 2 : 1;
   std::vector<std::int64_t> bytes;
   for (std::int64_t r = 0; r < data_axis.size(); ++r) {
@@ -43,7 +44,7 @@ void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels:
     bytes.push_back(weight_bytes(matrix.policy, owned, matrix.columns) / planes);
   }
   data_axis.all_gather(matrix.weight, bytes, "weights");
-  if (planes > 1) data_axis.all_gather(matrix.weight_rest, bytes, "weights");
+  if (planes > 1 && gathered == GatheredWeights::all) data_axis.all_gather(matrix.weight_rest, bytes, "weights");
 }
 
 DataParallel::Buffers::Buffers(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
@@ -57,11 +58,13 @@ DataParallel::Buffers::Buffers(std::span<const ParameterSpec> specs, const paral
 }
 
 DataParallel::DataParallel(const Parameters& parameters, AccumulatingSink& gradients, const parallel::Grid& grid,
-                           const kernels::Execution& execution, Buffers&& buffers, bool overlap)
+                           const kernels::Execution& execution, Buffers&& buffers, bool overlap,
+                           GatheredWeights gathered)
     : parameters_(parameters),
       gradients_(gradients),
       execution_(execution),
       overlap_(overlap),
+      gathered_(gathered),
       buffers_(std::move(buffers)),
       complete_(parameters.size()),
       awaited_(parameters.size()) {
@@ -157,7 +160,7 @@ void DataParallel::start_weights() {
   changed_ = false;
   begin();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (is_exchanged(parameters_.specs()[i])) gather_updated_rows(*ranks_, parameters_.matrix(i));
+    if (is_exchanged(parameters_.specs()[i])) gather_updated_rows(*ranks_, parameters_.matrix(i), gathered_);
     if (stream_) arrived_[i].record(communication());
   }
   end();

@@ -21,7 +21,8 @@
 // are the same.
 //
 // Contributions are added in rank order, in fp32: the same bits in every run and on every rank. With D ranks and P
-// elements of matrices a rank sends 4 P (D - 1) / D bytes of gradients, and as many of fp32 weights (half for bf16).
+// elements of matrices a rank sends 4 P (D - 1) / D bytes of gradients, and as many of fp32 weights; half of bf16
+// weights, and of fp32 weights in two planes of which products read one.
 // Vectors are few: every rank receives them from all and updates all of them.
 #pragma once
 
@@ -38,8 +39,13 @@
 
 namespace weft::training {
 
+/// What ranks get of rows that others own, of fp32 weights that are stored as two planes (ParameterRows::weight_rest):
+/// all; or the bf16 plane, if nothing else is read of these rows. Checkpoints contain owned rows alone.
+enum class GatheredWeights { all, upper_plane };
+
 /// Sends the rows that each rank of the data axis has updated of a matrix to all. Collective.
-void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels::ParameterRows& matrix);
+void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels::ParameterRows& matrix,
+                         GatheredWeights gathered = GatheredWeights::all);
 
 class DataParallel {
  public:
@@ -54,7 +60,7 @@ class DataParallel {
 
   /// References must outlive the object. Collective.
   DataParallel(const Parameters&, AccumulatingSink&, const parallel::Grid&, const kernels::Execution&, Buffers&&,
-               bool overlap);
+               bool overlap, GatheredWeights);
 
   bool active() const { return ranks_.has_value(); }
   /// True on rank 0 of the axis, which alone counts what is the same on all its ranks.
@@ -99,6 +105,7 @@ class DataParallel {
   AccumulatingSink& gradients_;
   const kernels::Execution execution_;
   const bool overlap_;
+  const GatheredWeights gathered_;
   device::IdleClock idle_;
   std::optional<device::Stream> stream_;  // of the exchanges; empty: the computation's
   std::optional<parallel::DeviceCommunicator> ranks_;

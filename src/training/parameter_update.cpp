@@ -19,13 +19,13 @@ ParameterUpdate::Buffers::Buffers(std::int64_t elements, StepArena& arena, const
 ParameterUpdate::ParameterUpdate(const Parameters& parameters, AccumulatingSink& gradients,
                                  const optimizer::Settings& settings, const parallel::Grid& grid,
                                  const kernels::Execution& execution, Buffers&& buffers, bool overlap,
-                                 TensorAxis* tensor)
+                                 TensorAxis* tensor, GatheredWeights gathered)
     : parameters_(parameters),
       gradients_(gradients),
       settings_(settings),
       execution_(execution),
       buffers_(std::move(buffers)),
-      exchange_(parameters, gradients, grid, execution, std::move(buffers_.exchange), overlap),
+      exchange_(parameters, gradients, grid, execution, std::move(buffers_.exchange), overlap, gathered),
       tensor_(tensor) {
   device::zero(execution, buffers_.norm);
   if (parameters.moments() == Moments::on_host) state_.emplace(execution, buffers_.state);

@@ -37,10 +37,11 @@ class ParameterUpdate {
     DataParallel::Buffers exchange;
   };
 
-  /// All references must outlive the object. overlap: of DataParallel. tensor: the ranks among which matrices are
-  /// divided; null: none. Collective.
+  /// All references must outlive the object. overlap, gathered: of DataParallel. tensor: the ranks among which matrices
+  /// are divided; null: none. Collective.
   ParameterUpdate(const Parameters&, AccumulatingSink&, const optimizer::Settings&, const parallel::Grid&,
-                  const kernels::Execution&, Buffers&&, bool overlap = false, TensorAxis* tensor = nullptr);
+                  const kernels::Execution&, Buffers&&, bool overlap = false, TensorAxis* tensor = nullptr,
+                  GatheredWeights gathered = GatheredWeights::all);
 
   /// First the gradients of all ranks of the data axis are added up, and partial ones of the tensor axis.
   /// *flags.not_finite |= 1 if a gradient is not finite, on all ranks. `change`: changes the sums in the owned rows and

@@ -7,9 +7,10 @@
 // eight. Each warp takes 16 outputs, all rows, and every kInnerWarps-th group of 16 inputs of a chunk; the sums of the
 // warps are added in their order.
 //
-// The rows of x may be normalised (norm/norm.hpp) in shared memory before they are multiplied. Their mean and variance
-// follow from the Moments of groups of their columns, which the product that formed x has left: no kernel reads whole
-// rows to normalise them.
+// Of normalised rows (norm/norm.hpp) the product is that of the rows as they are, with a W that contains the weights of
+// the norm; mean and variance are applied to the sums: norm(x) Wᵀ = r (x W'ᵀ - mean s), with the sums s of the rows of
+// W'. They follow from the Moments of groups of columns, which the product that formed x has left. Nothing but the end
+// of the product waits for them.
 //
 // Invariant. The order in which a sum is formed depends on the number of outputs and inputs alone: a row has the same
 // bits whatever the other rows are and however many.
@@ -23,7 +24,7 @@
 namespace weft::kernels {
 
 /// How a block divides its work. kRows: of x, the rest are zeros; kOutputs: of the tile; kTransposed: W is stored as
-/// [inputs, outputs]; kNormalised: rows of x are normalised before they are multiplied.
+/// [inputs, outputs]; kNormalised: the product is that of normalised rows.
 template <int kRows_, int kOutputs_, bool kTransposed_, bool kNormalised_ = false>
 struct FewRowsTile {
   static constexpr int kRows = kRows_, kOutputs = kOutputs_;
@@ -35,29 +36,27 @@ struct FewRowsTile {
   static constexpr int kOutputWarps = kOutputs / (16 * kBands), kInnerWarps = kWarps / kOutputWarps;
   static constexpr int kGroups = kChunk / 16 / kInnerWarps;  ///< of 16 inputs, of a warp, per chunk
   static constexpr int kUnits = kRows * kOutputs / 4;        ///< of four outputs of a row
-  /// A stage: rows, weights, and weight and bias of the norm in fp32.
-  static constexpr int kRowsBytes = kRows * kChunk * 2, kNormAt = kRowsBytes + kOutputs * kChunk * 2,
-                       kStageBytes = kNormAt + (kNormalised ? 2 * kChunk * 4 : 0);
+  /// A stage: rows, weights.
+  static constexpr int kRowsBytes = kRows * kChunk * 2, kStageBytes = kRowsBytes + kOutputs * kChunk * 2;
   /// Sums are stored as [row][output]. Four floats between rows: the lanes of a warp write to different banks.
   static constexpr int kSumsStride = kOutputs + 4, kSums = kRows * kSumsStride;
-  /// Shared memory: mean and r of the rows; the stages; the sums, of many rows in the place of the stages.
-  static constexpr int kStagesAt = kNormalised ? kRows * 8 : 0;
+  /// Shared memory: the stages; the sums, of many rows in the place of the stages.
   static constexpr int sums_at(int chunks) {
-    return kStagesAt + (kRows > 8 ? 0 : (chunks < kStages ? chunks : kStages) * kStageBytes);
+    return kRows > 8 ? 0 : (chunks < kStages ? chunks : kStages) * kStageBytes;
   }
   /// Bytes for sums over `chunks` chunks.
   static constexpr int shared_bytes(int chunks) {
-    const int stages = kStagesAt + (chunks < kStages ? chunks : kStages) * kStageBytes,
+    const int stages = (chunks < kStages ? chunks : kStages) * kStageBytes,
               sums = sums_at(chunks) + kInnerWarps * kSums * 4;
     return stages > sums ? stages : sums;
   }
   static_assert(kRows % 8 == 0 && kOutputs % 32 == 0 && kOutputWarps * kInnerWarps == kWarps);
 };
 
-/// How rows [n, inputs] are normalised: y = weight * (x - mean) * r + bias, r = 1 / sqrt(variance + epsilon).
+/// A norm whose weights W contains: y = r (x Wᵀ - mean s), r = 1 / sqrt(variance + epsilon).
 struct FewRowsNorm {
-  const float *weight, *bias;  ///< [inputs], aligned to 16 bytes; bias: or null, then 0
-  const Moments* moments;      ///< [rows, groups of columns] of x
+  const float* sums;       ///< s [outputs]: of the rows of W
+  const Moments* moments;  ///< [rows, groups of columns] of x
   float epsilon;
   float share;   ///< 1 / inputs: divided before the kernel starts
   bool centred;  ///< false: mean = 0, the variance is the mean square
@@ -108,11 +107,11 @@ struct FewRowsWords {
     const int input = (begin + stage) * Tile::kChunk + 8 * word;
     x = o.x + row * o.x_stride + input;
     x_inputs = o.inputs - input;
-    place = static_cast<std::uint32_t>(Tile::kStagesAt + stage * Tile::kStageBytes) + few_rows_place<kWords>(row, word);
+    place = static_cast<std::uint32_t>(stage * Tile::kStageBytes) + few_rows_place<kWords>(row, word);
     weight_row = thread / kWeightWords;
     weight_column = thread % kWeightWords * 8;
-    weight_place = static_cast<std::uint32_t>(Tile::kStagesAt + Tile::kRowsBytes) +
-                   few_rows_place<kWeightWords>(weight_row, weight_column / 8);
+    weight_place =
+        static_cast<std::uint32_t>(Tile::kRowsBytes) + few_rows_place<kWeightWords>(weight_row, weight_column / 8);
     const std::int64_t first = std::int64_t{begin} * Tile::kChunk;
     weight = Tile::kTransposed ? o.weight + (first + weight_row) * o.weight_stride + first_output + weight_column
                                : o.weight + (first_output + weight_row) * o.weight_stride + first + weight_column;
@@ -136,17 +135,6 @@ WEFT_FLASH_INLINE void few_rows_load_weight(Context& context, const FewRowsOpera
                                          : first_output + row < o.outputs && input + words.weight_column < o.inputs;
     context.copy16(to + static_cast<std::uint32_t>(r * Words::kWeightWords * 16),
                    valid ? from + r * o.weight_stride : o.weight, valid);
-  }
-  if constexpr (Tile::kNormalised) {
-    constexpr int kVectors = Tile::kChunk / 4;  // of four numbers
-    if (context.thread < 2 * kVectors) {
-      const int column = input + context.thread % kVectors * 4;
-      const float* const of_norm = context.thread < kVectors ? o.norm.weight : o.norm.bias;
-      const bool valid = of_norm != nullptr && column < o.inputs;
-      context.copy16(
-          static_cast<std::uint32_t>(Tile::kStagesAt + stage * Tile::kStageBytes + Tile::kNormAt + context.thread * 16),
-          valid ? of_norm + column : o.norm.weight, valid);
-    }
   }
 }
 
@@ -174,20 +162,14 @@ WEFT_FLASH_INLINE void few_rows_load_rows_of(Context& context, const FewRowsOper
   for (int i = context.thread; i < Tile::kRows * kWords; i += Tile::kThreads) {
     const int row = i / kWords, word = i % kWords, input = chunk * Tile::kChunk + 8 * word;
     const bool valid = row < o.rows && input < o.inputs;
-    context.copy16(
-        static_cast<std::uint32_t>(Tile::kStagesAt + stage * Tile::kStageBytes) + few_rows_place<kWords>(row, word),
-        o.x + (valid ? row * o.x_stride + input : 0), valid);
+    context.copy16(static_cast<std::uint32_t>(stage * Tile::kStageBytes) + few_rows_place<kWords>(row, word),
+                   o.x + (valid ? row * o.x_stride + input : 0), valid);
   }
 }
 
 struct alignas(16) FewRowsColumns {
   float value[4];
 };
-/// Four numbers of 16 bits.
-struct alignas(8) FewRowsPair {
-  std::uint32_t pair[2];
-};
-
 WEFT_FLASH_INLINE float few_rows_inverse_root(float x) {
 #ifdef __CUDA_ARCH__
   return rsqrtf(x);
@@ -196,35 +178,44 @@ WEFT_FLASH_INLINE float few_rows_inverse_root(float x) {
 #endif
 }
 
-/// Mean and r of rows [first_row, end_row) of x, by kThreads threads. Eight lanes share a row; each calls
-/// deliver(row, lane, mean, r). Groups of columns are merged as deviations from the mean of the first group: their
-/// squares are not much larger than the variance, so that no digits cancel.
-template <int kThreads, class Context, class Deliver>
-WEFT_FLASH_INLINE void few_rows_statistics(Context& context, const FewRowsOperands& o, int first_row, int end_row,
-                                           const Deliver& deliver) {
-  constexpr int kLanes = 8, kAtOnce = 3;  // lanes; groups that a lane reads at once: those of 768 columns
-  const int groups = (o.inputs + kMomentColumns - 1) / kMomentColumns, lane = context.thread % kLanes;
-  const float share = o.norm.share;
-#pragma unroll 1
-  for (int of_warp = first_row + context.thread / 32 * (32 / kLanes); of_warp < end_row; of_warp += kThreads / kLanes) {
-    const int row = of_warp + context.thread % 32 / kLanes;
-    const Moments* const moments = o.norm.moments + std::int64_t{flash_least(row, end_row - 1)} * groups;
-    const float origin = moments[0].mean;
+/// Mean and r of a row.
+struct FewRowsStatistics {
+  float mean, r;
+};
+
+/// Brings the moments of a row together. kLanes successive lanes share it, and all lanes of a warp call this together.
+/// Groups of columns are merged as deviations from the mean of the first group: their squares are not much larger than
+/// the variance, so that no digits cancel.
+class FewRowsMoments {
+  static constexpr int kLanes = 8, kAtOnce = 3;  ///< kAtOnce: groups that a lane reads at once: those of 768 columns
+
+ public:
+  /// Reads the first groups.
+  WEFT_FLASH_INLINE void load(const FewRowsOperands& o, int row, int thread) {
+    groups_ = (o.inputs + kMomentColumns - 1) / kMomentColumns;
+    lane_ = thread % kLanes;
+    moments_ = o.norm.moments + std::int64_t{flash_least(row, o.rows - 1)} * groups_;
+    origin_ = moments_[0].mean;
+    load_groups(lane_);
+  }
+
+  template <class Context>
+  WEFT_FLASH_INLINE FewRowsStatistics merge(Context& context, const FewRowsOperands& o) {
     float sum = 0.0f, squares = 0.0f, within = 0.0f;
 #pragma unroll 1
-    for (int begin = lane; begin - lane < groups; begin += kLanes * kAtOnce) {
-      Moments group[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) group[i] = moments[flash_least(begin + i * kLanes, groups - 1)];
+    for (int begin = lane_;;) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int columns =
             flash_most(0, flash_least(kMomentColumns, o.inputs - (begin + i * kLanes) * kMomentColumns));
-        const float distance = group[i].mean - origin, weighted = static_cast<float>(columns) * distance;
+        const float distance = group_[i].mean - origin_, weighted = static_cast<float>(columns) * distance;
         sum += weighted;
         squares += weighted * distance;
-        within += columns > 0 ? group[i].squares : 0.0f;
+        within += columns > 0 ? group_[i].squares : 0.0f;
       }
+      begin += kLanes * kAtOnce;
+      if (begin - lane_ >= groups_) break;
+      load_groups(begin);
     }
 #pragma unroll
     for (int mask = kLanes / 2; mask > 0; mask /= 2) {
@@ -232,53 +223,31 @@ WEFT_FLASH_INLINE void few_rows_statistics(Context& context, const FewRowsOperan
       squares += context.shuffle_xor(squares, mask);
       within += context.shuffle_xor(within, mask);
     }
-    const float shift = sum * share, mean = origin + shift;
-    float variance = (within + (squares - sum * shift)) * share;
+    const float shift = sum * o.norm.share, mean = origin_ + shift;
+    float variance = (within + (squares - sum * shift)) * o.norm.share;
     if (!o.norm.centred) variance += mean * mean;
-    if (row < end_row)
-      deliver(row, lane, o.norm.centred ? mean : 0.0f, few_rows_inverse_root(variance + o.norm.epsilon));
+    return {o.norm.centred ? mean : 0.0f, few_rows_inverse_root(variance + o.norm.epsilon)};
   }
-}
 
-/// Normalises the rows of stages [begin, end) in their place. A thread takes four columns of some rows: it reads weight
-/// and bias once per stage, since the bandwidth of shared memory is the limit with many rows.
-template <class Tile, class Context>
-WEFT_FLASH_INLINE void few_rows_normalise(Context& context, const FewRowsOperands& o, int begin, int end) {
-  constexpr int kQuarters = Tile::kChunk / 4, kRowsAtOnce = Tile::kRows < 16 ? Tile::kRows : 16,
-                kStagesAtOnce = Tile::kThreads / (kQuarters * kRowsAtOnce), kRounds = Tile::kRows / kRowsAtOnce;
-  const int quarter = context.thread % kQuarters, row = context.thread / kQuarters % kRowsAtOnce,
-            first = begin + context.thread / (kQuarters * kRowsAtOnce);
-  const float* const statistics = reinterpret_cast<const float*>(context.shared);
-  float mean[kRounds], inverse[kRounds];
+ private:
+  WEFT_FLASH_INLINE void load_groups(int begin) {
 #pragma unroll
-  for (int r = 0; r < kRounds; ++r) {
-    mean[r] = statistics[2 * (row + r * kRowsAtOnce)];
-    inverse[r] = statistics[2 * (row + r * kRowsAtOnce) + 1];
+    for (int i = 0; i < kAtOnce; ++i) group_[i] = moments_[flash_least(begin + i * kLanes, groups_ - 1)];
   }
-  // The permutation of words repeats after 8 rows.
-  const std::uint32_t place =
-      few_rows_place<Tile::kChunk / 8>(row, quarter / 2) + static_cast<std::uint32_t>(quarter % 2 * 8);
-#pragma unroll(Tile::kRows == 8 ? 3 : 2)
-  for (int stage = first; stage < end; stage += kStagesAtOnce) {
-    unsigned char* const base = context.shared + Tile::kStagesAt + stage * Tile::kStageBytes;
-    const FewRowsColumns* const columns = reinterpret_cast<const FewRowsColumns*>(base + Tile::kNormAt) + quarter;
-    const FewRowsColumns weight = columns[0], bias = columns[kQuarters];
-    FewRowsPair* const x = reinterpret_cast<FewRowsPair*>(base + place);
-    FewRowsPair value[kRounds];
-#pragma unroll
-    for (int r = 0; r < kRounds; ++r) value[r] = x[r * kRowsAtOnce * Tile::kChunk / 4];
-#pragma unroll
-    for (int r = 0; r < kRounds; ++r) {
-      const auto normalised = [&](float number, int k) {
-        return weight.value[k] * ((number - mean[r]) * inverse[r]) + bias.value[k];
-      };
-#pragma unroll
-      for (int k = 0; k < 2; ++k)
-        value[r].pair[k] = flash_pack<bf16>(normalised(flash_low<bf16>(value[r].pair[k]), 2 * k),
-                                            normalised(flash_high<bf16>(value[r].pair[k]), 2 * k + 1));
-      if (row + r * kRowsAtOnce < o.rows) x[r * kRowsAtOnce * Tile::kChunk / 4] = value[r];
-    }
-  }
+
+  const Moments* moments_;
+  int groups_, lane_;
+  float origin_;
+  Moments group_[kAtOnce];
+};
+
+/// A sum of a normalised row, where s is that of its row of W.
+WEFT_FLASH_INLINE float few_rows_normalised(const FewRowsStatistics& row, float sum, float s) {
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(row.r, __fmaf_rn(-row.mean, s, sum));
+#else
+  return row.r * std::fma(-row.mean, s, sum);
+#endif
 }
 
 /// Where a lane reads its part of the operands of a group of 16 inputs in a stage.
@@ -297,13 +266,12 @@ struct FewRowsPlaces {
       for (int band = 0; band < Tile::kBands; ++band) {
         const int outputs = Tile::kBands * output_warp + band;  // which 16 of the tile
         weight[g][band] =
-            Tile::kStagesAt + Tile::kRowsBytes +
+            Tile::kRowsBytes +
             (Tile::kTransposed
                  ? few_rows_place<kWeightWords>(16 * group + matrix / 2 * 8 + of_matrix, 2 * outputs + matrix % 2)
                  : few_rows_place<kWeightWords>(16 * outputs + matrix % 2 * 8 + of_matrix, 2 * group + matrix / 2));
       }
-      rows[g] = Tile::kStagesAt +
-                few_rows_place<kWords>((Tile::kRows == 8 ? 0 : matrix / 2 * 8) + of_matrix, 2 * group + matrix % 2);
+      rows[g] = few_rows_place<kWords>((Tile::kRows == 8 ? 0 : matrix / 2 * 8) + of_matrix, 2 * group + matrix % 2);
     }
   }
 };
@@ -388,15 +356,13 @@ WEFT_FLASH_INLINE FewRowsColumns* few_rows_unit(unsigned char* shared, int most_
 /// Sums over chunks [begin, end) of the inputs. finish(unit, sums, at) gets four: of row unit / (kOutputs / 4) and the
 /// outputs from 4 (unit % (kOutputs / 4)) of the tile; `at` is memory of this unit. Units are those of used rows and of
 /// others that a warp has beside them; of a thread they rise by kThreads from its number. await_rows() is called before
-/// x is read: until then only weights are loaded. statistics() is called where rows are normalised: it brings
-/// mean and r of all rows to the beginning of shared memory, where they are read after a barrier.
+/// x is read: until then only weights are loaded.
 ///
 /// What follows await_rows is a chain of latencies, not of work: addresses are formed before it, and the loops over the
 /// stages are unrolled.
-template <class Tile, class Context, class AwaitRows, class Statistics, class Finish>
+template <class Tile, class Context, class AwaitRows, class Finish>
 WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, int first_output, int begin, int end,
-                                    int most_chunks, const AwaitRows& await_rows, const Statistics& statistics,
-                                    const Finish& finish) {
+                                    int most_chunks, const AwaitRows& await_rows, const Finish& finish) {
   constexpr int kStages = Tile::kStages;
   const int count = end - begin, thread = context.thread;
   const FewRowsWords<Tile> words(thread, o, first_output, begin);
@@ -407,13 +373,8 @@ WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, 
   await_rows();
   few_rows_load_rows<Tile>(context, o, words, count);
   context.commit();
-  if constexpr (Tile::kNormalised) statistics();
   context.template wait<0>();
   context.sync();
-  if constexpr (Tile::kNormalised) {
-    few_rows_normalise<Tile>(context, o, 0, flash_least(count, kStages));
-    context.sync();
-  }
   FewRowsSums<Tile> of_warp;
   if (count <= kStages) {
     few_rows_multiply_all<Tile>(context, places, count, of_warp);
@@ -424,10 +385,6 @@ WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, 
       if (i >= kStages) {
         context.template wait<kStages - 1>();
         context.sync();
-        if constexpr (Tile::kNormalised) {
-          few_rows_normalise<Tile>(context, o, stage, stage + 1);
-          context.sync();
-        }
       }
       few_rows_multiply<Tile>(context, places, stage, of_warp);
       context.sync();  // the stage has been read

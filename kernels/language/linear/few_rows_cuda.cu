@@ -42,21 +42,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
   const int chunks = (o.inputs + Tile::kChunk - 1) / Tile::kChunk, most_chunks = (chunks + parts - 1) / parts;
   DeviceContext<bf16> context;
   const int thread = context.thread, lane = thread % kWarp;
-  __shared__ std::uint64_t barriers[2];
-  const Arrivals of_sums(barriers), of_statistics(barriers + 1);
-  // With more than eight rows each block of a cluster forms mean and r of its share and sends them to the others.
-  const bool shares = parts > 1 && Tile::kRows > 8;
-  const int rows = min(Tile::kRows, o.rows), share = Tile::kRows / parts;
-  if (thread == 0) {
-    of_sums.create();
-    of_statistics.create();
-  }
+  __shared__ std::uint64_t barrier;
+  const Arrivals of_sums(&barrier);
+  if (thread == 0) of_sums.create();
   __syncwarp();
   if (parts > 1 && thread == 0) {
     // Of the groups of 32 units every parts-th is this block's.
-    const int groups = (rows * (Tile::kOutputs / 4) + kWarp - 1) / kWarp;
+    const int groups = (min(Tile::kRows, o.rows) * (Tile::kOutputs / 4) + kWarp - 1) / kWarp;
     of_sums.expect((groups - part + parts - 1) / parts * parts * kWarp * static_cast<int>(sizeof(FewRowsColumns)));
-    if (Tile::kNormalised && shares) of_statistics.expect(rows * static_cast<int>(sizeof(float2)));
   }
   // [rank][unit], at the same place in all blocks of the cluster.
   FewRowsColumns* const exchanged = reinterpret_cast<FewRowsColumns*>(context.shared + Tile::shared_bytes(most_chunks));
@@ -72,7 +65,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
     return OwnOutputs<kCount>{unit / of_row, first_output + unit % of_row * 4 + item % kItems * kCount};
   };
   OwnOutputs<kCount> own = outputs_of(thread);
-  own.load_bias(a);
+  own.load_vectors(a);
+  FewRowsMoments moments;
   few_rows_sum<Tile>(
       context, o, first_output, chunks * part / parts, chunks * (part + 1) / parts, most_chunks,
       [&] {
@@ -80,17 +74,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
         request_ahead<Tile::kThreads>(a, thread);
         await_previous_kernel();
         own.load_residual(a);
-      },
-      [&] {
-        float2* const statistics = reinterpret_cast<float2*>(context.shared);
-        few_rows_statistics<Tile::kThreads>(context, o, shares ? part * share : 0,
-                                            shares ? min((part + 1) * share, rows) : rows,
-                                            [&](int row, int of_row, float mean, float r) {
-                                              if (shares && of_row < parts)
-                                                of_statistics.send(statistics + row, of_row, make_float2(mean, r));
-                                              if (!shares && of_row == 0) statistics[row] = make_float2(mean, r);
-                                            });
-        if (shares) of_statistics.wait();
+        if constexpr (Tile::kNormalised) moments.load(o, own.row, thread);
       },
       [&](int unit, const FewRowsColumns& sums, FewRowsColumns* at) {
         const int group = unit / kWarp;
@@ -100,6 +84,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
         else
           *at = sums;
       });
+  FewRowsStatistics statistics{};
+  if constexpr (Tile::kNormalised) statistics = moments.merge(context, o);
   if (parts > 1)
     of_sums.wait();
   else
@@ -108,8 +94,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
   for (int item = thread; item < of_rank * kItems; item += Tile::kThreads) {
     if (item != thread) {
       own = outputs_of(item);
-      own.load_bias(a);
+      own.load_vectors(a);
       own.load_residual(a);
+      if constexpr (Tile::kNormalised) {
+        moments.load(o, own.row, thread);
+        statistics = moments.merge(context, o);
+      }
     }
     if (unit_of(item - lane) / (Tile::kOutputs / 4) >= o.rows) break;  // of the whole warp
     float sum[kCount] = {};
@@ -129,6 +119,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
       for (int rank = 0; rank < kFewRowsMostParts; ++rank)
 #pragma unroll
         for (int i = 0; i < kCount; ++i) sum[i] += rank < parts ? of_ranks[rank].value[i] : 0.0f;
+    }
+    if constexpr (Tile::kNormalised) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] = few_rows_normalised(statistics, sum[i], own.sums[i]);
     }
     finish_outputs<kCount>(a, own.row, own.output, sum, own.bias, own.residual);
   }
@@ -157,7 +151,6 @@ void launch(const Execution& execution, const FewRowsArguments& arguments) {
 
 template <int kRows>
 void launch(const Execution& execution, const FewRowsArguments& arguments, bool transposed, bool normalised) {
-  if (transposed && normalised) return launch<FewRowsTile<kRows, kNarrowTile, true, true>>(execution, arguments);
   if (transposed) return launch<FewRowsTile<kRows, kNarrowTile, true>>(execution, arguments);
   if (normalised && arguments.operands.outputs >= kSeveralOutputs)
     return launch<FewRowsTile<kRows, kMiddleTile, false, true>>(execution, arguments);
@@ -208,16 +201,12 @@ void multiply_few_rows(const Execution& execution, const LinearWeights& weights,
                              .ahead = steps.ahead};
   if (steps.activation)
     arguments.after = *steps.activation == MlpActivation::gelu ? FewRowsAfter::gelu : FewRowsAfter::relu2;
-  if (steps.norm != nullptr &&
-      !(is_aligned(steps.norm->weights.weight.data, 16) && is_aligned(steps.norm->weights.bias.data, 16)))
-    throw Error(ExitCode::internal, "linear: weight or bias of a norm is not aligned to 16 bytes");
   if (steps.norm != nullptr)
-    arguments.operands.norm = {.weight = steps.norm->weights.weight.data,
-                               .bias = steps.norm->weights.bias.data,
-                               .moments = steps.norm->moments.data,
-                               .epsilon = steps.norm->weights.epsilon,
+    arguments.operands.norm = {.sums = steps.norm->sums.data,
+                               .moments = steps.norm_moments.data,
+                               .epsilon = steps.norm->epsilon,
                                .share = 1.0f / static_cast<float>(x.columns),
-                               .centred = steps.norm->weights.kind == Norm::layer};
+                               .centred = steps.norm->kind == Norm::layer};
   if (!weights.transposed && steps.norm == nullptr && !steps.activation && steps.residual.data == nullptr &&
       y.columns >= kManyOutputs &&
       multiply_many_outputs(execution, {arguments.operands, arguments.bias, arguments.y, arguments.y_stride}))

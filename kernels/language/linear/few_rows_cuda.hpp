@@ -16,7 +16,8 @@ bool fits_few_rows(const LinearWeights&, AnyMatrix x, AnyMatrix y);
 
 /// What precedes and follows a product. All rows are bf16.
 struct FewRowsSteps {
-  const MomentNorm* norm = nullptr;              ///< of the rows of x
+  const JoinedNorm* norm = nullptr;              ///< whose weights are those of the product: of the rows of x
+  Array<const Moments> norm_moments = {};        ///< of x
   std::optional<MlpActivation> activation = {};  ///< without gate
   AnyMatrix activated = {};                      ///< [n, outputs], from y as stored
   AnyMatrix residual = {};                       ///< [n, outputs] or without data: y = residual + y, both rounded

@@ -182,22 +182,13 @@ template <int kCount>
 struct OwnOutputs {
   int row, output;
   float bias[kCount] = {};
+  float sums[kCount] = {};  ///< of the rows of W, for normalised rows
   bf16 residual[kCount] = {};
 
-  __device__ __forceinline__ void load_bias(const FewRowsArguments& a) {
-    if (a.bias == nullptr) return;
-    if constexpr (kCount == 4) {
-      if (output + 4 <= a.operands.outputs) {
-        const FewRowsColumns read = *reinterpret_cast<const FewRowsColumns*>(a.bias + output);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) bias[i] = read.value[i];
-        return;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (output + i < a.operands.outputs) bias[i] = a.bias[output + i];
-    }
+  /// What belongs to the outputs alone.
+  __device__ __forceinline__ void load_vectors(const FewRowsArguments& a) {
+    if (a.bias != nullptr) load(a, a.bias, bias);
+    if (a.operands.norm.sums != nullptr) load(a, a.operands.norm.sums, sums);
   }
   __device__ __forceinline__ void load_residual(const FewRowsArguments& a) {
     if (a.residual == nullptr || row >= a.operands.rows || output >= a.operands.outputs) return;
@@ -209,6 +200,22 @@ struct OwnOutputs {
         residual[i].bits = static_cast<std::uint16_t>((i < 2 ? read.x : read.y) >> 16 * (i % 2));
     } else {
       residual[0].bits = __ldcg(&from->bits);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load(const FewRowsArguments& a, const float* from, float (&to)[kCount]) const {
+    if constexpr (kCount == 4) {
+      if (output + 4 <= a.operands.outputs) {
+        const FewRowsColumns read = *reinterpret_cast<const FewRowsColumns*>(from + output);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[i] = read.value[i];
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (output + i < a.operands.outputs) to[i] = from[output + i];
     }
   }
 };

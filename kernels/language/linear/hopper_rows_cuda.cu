@@ -16,7 +16,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// Names as those of FewRowsTile, whose functions load and normalise the rows.
+/// Names as those of FewRowsTile, whose functions load the weights.
 template <int kParts_, bool kTransposed_, bool kNormalised_>
 struct HopperRowsTile {
   static constexpr int kParts = kParts_, kRows = 64, kOutputs = 64;
@@ -24,9 +24,7 @@ struct HopperRowsTile {
   static constexpr int kThreads = 2 * kWarpgroup, kColumns = kOutputs / 2;  ///< outputs of a warpgroup
   static constexpr int kChunk = kSwizzledColumns, kGroups = kChunk / 16;
   static constexpr int kStages = kNormalised ? 4 : 6;  ///< most chunks of a block: all are in shared memory
-  static constexpr int kRowsBytes = kRows * kChunk * 2, kNormAt = kRowsBytes + kOutputs * kChunk * 2,
-                       kStageBytes = kNormAt + (kNormalised ? kSwizzleAlignment : 0);
-  static constexpr int kStagesAt = kNormalised ? kSwizzleAlignment : 0;  ///< before them mean and r of the rows
+  static constexpr int kRowsBytes = kRows * kChunk * 2, kStageBytes = kRowsBytes + kOutputs * kChunk * 2;
   static_assert(kStageBytes % kSwizzleAlignment == 0 && kOutputs % kMomentColumns == 0);
   static_assert(!kTransposed || kOutputs == kSwizzledColumns);
   // A warpgroup's part of the weights: outputs in rows of a chunk, or columns of one panel of swizzled columns.
@@ -47,8 +45,8 @@ struct HopperSums {
 
 template <class Tile>
 int shared_bytes(int most_chunks) {
-  return Tile::kStagesAt + most_chunks * Tile::kStageBytes + Tile::kParts * HopperSums<Tile>::kBytes +
-         Tile::kOutputs * static_cast<int>(sizeof(float)) + 2 * static_cast<int>(sizeof(std::uint64_t));
+  return most_chunks * Tile::kStageBytes + Tile::kParts * HopperSums<Tile>::kBytes +
+         2 * Tile::kOutputs * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(std::uint64_t));
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -88,33 +86,28 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
   const int thread = context.thread, lane = thread % kWarp, warp = thread / kWarp,
             warpgroup = __shfl_sync(kAllLanes, thread / kWarpgroup, 0);
   if (context.base % kSwizzleAlignment != 0) __trap();
-  FewRowsColumns* const exchanged =
-      reinterpret_cast<FewRowsColumns*>(context.shared + Tile::kStagesAt + most_chunks * Tile::kStageBytes);
-  FewRowsColumns* const biases = exchanged + kParts * OfPart::kUnits;
-  std::uint64_t* const barriers = reinterpret_cast<std::uint64_t*>(biases + Tile::kOutputs / 4);
-  const Arrivals of_sums(barriers), of_statistics(barriers + 1);
-  const int rows = min(Tile::kRows, o.rows);
-  if (thread == 0) {
-    of_sums.create();
-    if (Tile::kNormalised) of_statistics.create();
-  }
+  FewRowsColumns* const exchanged = reinterpret_cast<FewRowsColumns*>(context.shared + most_chunks * Tile::kStageBytes);
+  // Biases of the outputs, then the sums of their rows of W.
+  FewRowsColumns* const vectors = exchanged + kParts * OfPart::kUnits;
+  constexpr int kUnits = Tile::kOutputs / 4;
+  const Arrivals of_sums(reinterpret_cast<std::uint64_t*>(vectors + 2 * kUnits));
+  if (thread == 0) of_sums.create();
   __syncwarp();
-  if (thread == 0) {
-    of_sums.expect(Tile::kRows * Tile::kOutputs * static_cast<int>(sizeof(float)));
-    if (Tile::kNormalised) of_statistics.expect(rows * static_cast<int>(sizeof(float2)));
-  }
+  if (thread == 0) of_sums.expect(Tile::kRows * Tile::kOutputs * static_cast<int>(sizeof(float)));
 
   const FewRowsWords<Tile> words(thread, o, first_output, begin);
 #pragma unroll 1
   for (int i = 0; i < count; ++i) few_rows_load_weight<Tile>(context, o, words, first_output, begin + i, i, i);
-  if (thread < Tile::kOutputs / 4) {
-    const bool valid = a.bias != nullptr && first_output + 4 * thread < o.outputs;
-    context.copy16(static_cast<std::uint32_t>(reinterpret_cast<unsigned char*>(biases + thread) - context.shared),
-                   valid ? a.bias + first_output + 4 * thread : static_cast<const void*>(o.x), valid);
+  if (thread < (Tile::kNormalised ? 2 : 1) * kUnits) {
+    const float* const from = thread < kUnits ? a.bias : o.norm.sums;
+    const int output = first_output + 4 * (thread % kUnits);
+    const bool valid = from != nullptr && output < o.outputs;
+    context.copy16(static_cast<std::uint32_t>(reinterpret_cast<unsigned char*>(vectors + thread) - context.shared),
+                   valid ? from + output : static_cast<const void*>(o.x), valid);
   }
   // What this thread finishes: a warp has four rows and 32 outputs.
   const int unit = warp / (OfPart::kRows / 4) * 8 + lane % 8, row_of_part = warp % (OfPart::kRows / 4) * 4 + lane / 8;
-  const bool finishes = unit < Tile::kOutputs / 4;
+  const bool finishes = unit < kUnits;
   OwnOutputs<4> own{part * OfPart::kRows + row_of_part, first_output + 4 * unit};
   const FewRowsColumns* const own_sums = exchanged + OfPart::at(row_of_part, unit);
   // What it sends: lanes exchange pairs of sums with their neighbours, then each has four successive outputs of a row.
@@ -126,7 +119,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
   meet_cluster();  // shared memory of the others exists
   request_ahead<Tile::kThreads>(a, thread);
   await_previous_kernel();
-  if (finishes) own.load_residual(a);
+  FewRowsMoments moments;
+  if (finishes) {  // whole warps; eight lanes have a row
+    own.load_residual(a);
+    if constexpr (Tile::kNormalised) moments.load(o, own.row, thread);
+  }
 #pragma unroll
   for (int stage = 0; stage < Tile::kStages; ++stage) {
     if (stage < count) {
@@ -139,30 +136,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
     }
     context.commit();
   }
-  if constexpr (Tile::kNormalised) {
-    float2* const statistics = reinterpret_cast<float2*>(context.shared);
-    few_rows_statistics<Tile::kThreads>(context, o, part * OfPart::kRows, min((part + 1) * OfPart::kRows, rows),
-                                        [&](int row, int of_row, float mean, float r) {
-                                          if (of_row < kParts)
-                                            of_statistics.send(statistics + row, of_row, make_float2(mean, r));
-                                        });
-    of_statistics.wait();
-    context.template wait<0>();
-    context.sync();
-    few_rows_normalise<Tile>(context, o, 0, count);
-  }
   constexpr int kSums = Tile::kColumns / 2;
   float sums[Tile::kGroups][kSums];
-  const std::uint64_t of_rows = operand_at(context.base + Tile::kStagesAt, 0),
-                      of_weights = operand_at(
-                          context.base + Tile::kStagesAt + Tile::kRowsBytes + warpgroup * Tile::kWeightsOfWarpgroup, 0);
+  const std::uint64_t of_rows = operand_at(context.base, 0),
+                      of_weights =
+                          operand_at(context.base + Tile::kRowsBytes + warpgroup * Tile::kWeightsOfWarpgroup, 0);
   const auto add_stage = [&](auto stage) {
     if (stage >= count) return;
-    if constexpr (!Tile::kNormalised) context.template wait<Tile::kStages - 1 - stage>();
-    if (!Tile::kNormalised || stage == 0) {
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // products read what threads have written
-      context.sync();
-    }
+    context.template wait<Tile::kStages - 1 - stage>();
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // products read what threads have written
+    context.sync();
     begin_products();
 #pragma unroll
     for (int group = 0; group < Tile::kGroups; ++group)
@@ -189,8 +172,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
     of_sums.send(there, i / 4 * OfPart::kOfEight * 16,
                  odd ? make_float4(x, y, value[2], value[3]) : make_float4(value[0], value[1], x, y));
   }
+  FewRowsStatistics statistics{};
+  if (Tile::kNormalised && finishes) statistics = moments.merge(context, o);
   of_sums.wait();
-  if (finishes) {  // whole warps
+  if (finishes) {
     float sum[4] = {};
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
@@ -198,7 +183,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum[i] += of_block.value[i];
     }
-    finish_outputs<4>(a, own.row, own.output, sum, biases[unit].value, own.residual);
+    if constexpr (Tile::kNormalised) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] = few_rows_normalised(statistics, sum[i], vectors[kUnits + unit].value[i]);
+    }
+    finish_outputs<4>(a, own.row, own.output, sum, vectors[unit].value, own.residual);
   }
 #endif
 }

@@ -66,14 +66,15 @@ bool joins_norms(const Execution& execution, const LinearWeights& weights, std::
   return false;
 }
 
-void linear_of_norm(const Execution& execution, const LinearWeights& weights, const MomentNorm& norm, AnyMatrix x,
+void linear_of_norm(const Execution& execution, const JoinedNorm& norm, Array<const Moments> moments, AnyMatrix x,
                     AnyMatrix y, std::optional<MlpActivation> activation, const CachedAhead& ahead) {
   if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, y)) {
+    if (execution.backend == Backend::cuda && cuda::fits_few_rows(norm.weights, x, y)) {
       AnyMatrix product = y;
       if (activation) product.data = nullptr;
-      return cuda::multiply_few_rows(execution, weights, x, product,
-                                     {.norm = &norm, .activation = activation, .activated = y, .ahead = ahead});
+      return cuda::multiply_few_rows(
+          execution, norm.weights, x, product,
+          {.norm = &norm, .norm_moments = moments, .activation = activation, .activated = y, .ahead = ahead});
     }
   throw Error(ExitCode::internal, "linear_of_norm: no kernel for these operands");
 }

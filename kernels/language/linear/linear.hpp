@@ -5,7 +5,7 @@
 //   linear                  y = x Wᵀ + b
 //   linear_activated        the same, and activated = activation(y)
 //   linear_gelu             activated = gelu(x Wᵀ + b)
-//   linear_of_norm          y = activation(norm(x) Wᵀ + b)
+//   linear_of_norm          y = activation(norm(x) Wᵀ + b), after join_norm
 //   linear_added            sum = residual + x Wᵀ + b
 //   linear_backward         dx = dy W
 //   linear_gelu_backward    dhidden = (dy W) ∘ gelu'(hidden)     for y = gelu(hidden) Wᵀ
@@ -17,7 +17,7 @@
 //
 // Products of at most 64 rows of bf16, such as those of a step of generation, have a kernel of their own on GPUs from
 // compute capability 9.0 on (few_rows_cuda.hpp). There a row of y does not depend on the number of rows, and products
-// normalise the rows that they read and add the residual stream: a step has no kernels of its own for norms.
+// apply the norm of the rows that they read and add the residual stream: a step has no kernels of its own for norms.
 #pragma once
 
 #include <cstddef>
@@ -61,19 +61,27 @@ bool linear_gelu(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix 
 /// Most rows of a product that has a kernel for few rows.
 constexpr std::int64_t kMostFewRows = 64;
 
-/// How a product normalises the rows that it reads, from moments that a product before it has left.
-struct MomentNorm {
-  NormWeights weights;
-  Array<const Moments> moments;  ///< [n, moment_groups(inputs)] of its x
+/// A product of normalised rows in which the weights of the norm are those of the product: with its statistics mean and
+/// r (norm/norm.hpp), norm(x) Wᵀ + b = r (x W'ᵀ - mean s) + b'.
+struct JoinedNorm {
+  LinearWeights weights;    ///< W'_oi = W_oi weight_i rounded to bf16 [outputs, inputs], b'_o = b_o + sum W_oi bias_i
+  Array<const float> sums;  ///< s_o = sum of W'_oi over i [outputs]
+  Norm kind = Norm::layer;
+  float epsilon = 1e-5f;
 };
+
+/// Forms W', b' and s. weights: in bf16 or fp32, W as it is or transposed; sums are fp32. All kernels.
+JoinedNorm join_norm(const Execution&, const LinearWeights& weights, const NormWeights& norm, Matrix<bf16> joined,
+                     Array<float> bias, Array<float> sums);
 
 /// True if linear_of_norm and linear_added take a product of this size: few rows of `type`, on a GPU with a kernel for
 /// them.
 bool joins_norms(const Execution&, const LinearWeights& weights, std::int64_t rows, Scalar type);
 
-/// y = activation(norm(x) Wᵀ + b), or without activation if there is none. norm(x) and the product are rounded as
-/// norm_forward, linear and mlp_activation round them. x [n, inputs], y [n, outputs]. ahead: requested meanwhile.
-void linear_of_norm(const Execution&, const LinearWeights& weights, const MomentNorm& norm, AnyMatrix x, AnyMatrix y,
+/// y = activation(norm(x) Wᵀ + b), or without activation if there is none, from the moments [n, moment_groups(inputs)]
+/// of x that a product before has left. Instead of norm(x), W' is rounded; the product is rounded as `linear` and
+/// mlp_activation round it. x [n, inputs], y [n, outputs]. ahead: requested meanwhile.
+void linear_of_norm(const Execution&, const JoinedNorm&, Array<const Moments> moments, AnyMatrix x, AnyMatrix y,
                     std::optional<MlpActivation> activation, const CachedAhead& ahead = {});
 
 /// sum = residual + (x Wᵀ + b), with the bits of `linear` and a norm's sum, and its moments. x [n, inputs]; residual,

@@ -54,6 +54,27 @@ bool are_few_rows(const Shape& shape, bool transposed) {
   return shape.rows <= 64 && shape.inputs % 8 == 0 && (!transposed || shape.outputs % 8 == 0);
 }
 
+/// norm(x) of rows [rows, columns] as defined, rounded to fp32.
+std::vector<float> exactly_normalised(const std::vector<float>& x, std::int64_t rows, const NormWeights& norm,
+                                      const std::vector<float>& gamma, const std::vector<float>& beta) {
+  const std::int64_t columns = std::ssize(x) / rows;
+  std::vector<float> out;
+  for (std::int64_t n = 0; n < rows; ++n) {
+    const float* const row = x.data() + n * columns;
+    double mean = 0, variance = 0;
+    if (norm.kind == Norm::layer)
+      for (std::int64_t i = 0; i < columns; ++i) mean += static_cast<double>(row[i]) / static_cast<double>(columns);
+    for (std::int64_t i = 0; i < columns; ++i)
+      variance +=
+          (static_cast<double>(row[i]) - mean) * (static_cast<double>(row[i]) - mean) / static_cast<double>(columns);
+    for (std::int64_t i = 0; i < columns; ++i)
+      out.push_back(static_cast<float>(static_cast<double>(gamma[i]) * (static_cast<double>(row[i]) - mean) /
+                                           std::sqrt(variance + static_cast<double>(norm.epsilon)) +
+                                       (norm.bias.data != nullptr ? static_cast<double>(beta[i]) : 0.0)));
+  }
+  return out;
+}
+
 device::Buffer<std::byte> workspace_of(const Shape& shape, Scalar type) {
   return device::Buffer<std::byte>(std::max(gemm_workspace(type, type, type, shape.rows, shape.outputs, shape.inputs),
                                             gemm_workspace(type, type, type, shape.rows, shape.inputs, shape.outputs)));
@@ -156,7 +177,7 @@ TEST_CASE("products of few rows: all sizes agree with float64, and a row does no
   });
 }
 
-TEST_CASE("products that add to the residual stream and normalise what they read: as the separate kernels") {
+TEST_CASE("products that add to the residual stream and apply the norm of what they read") {
   // The last group of columns short or not; several parts; more chunks than stages; gated and not; one row and many.
   // More than 32 rows, not all of a tile, the last tile and chunk short: in four and in eight parts.
   struct Size {
@@ -181,30 +202,40 @@ TEST_CASE("products that add to the residual stream and normalise what they read
           const Rows x(random_floats(rows * inner, 3), rows, inner, kType, {8, 16}),
               residual(random_floats(rows * width, 4, 3.0f), rows, width, kType), sum(rows, width, kType),
               product(rows, width, kType), normalised(rows, width, kType), y(rows, inner, kType),
-              activated(rows, inner, kType), separate(rows, inner, kType), separate_activated(rows, inner, kType),
-              one_sum(1, width, kType), one(1, inner, kType);
+              activated(rows, inner, kType), separate_activated(rows, inner, kType), one_sum(1, width, kType),
+              one(1, inner, kType);
           const std::int64_t groups = moment_groups(width);
           const DeviceArray<Moments> moments(rows * groups), one_moments(groups);
           const DeviceArray<float> gamma(random_floats(width, 5)), beta(random_floats(width, 6)), mean(rows),
               inverse(rows);
           const NormWeights norm{kind, gamma.array(), kind == Norm::layer ? beta.array() : Array<float>{}, 1e-5f};
-          const MomentNorm joined{norm, moments.array()};
+          const DeviceArray<bf16> joined_weights(inner * width);
+          const DeviceArray<float> joined_bias(inner), joined_sums(inner);
+          const JoinedNorm joined = join_norm(execution, up.view(false), norm, joined_weights.matrix(inner, width),
+                                              joined_bias.array(), joined_sums.array());
           linear_added(execution, down.view(false), x.view(), residual.view(), sum.view(), moments.array());
-          linear_of_norm(execution, up.view(false), joined, sum.view(), y.view(), {});
-          linear_of_norm(execution, up.view(false), joined, sum.view(), activated.view(), MlpActivation::gelu);
+          linear_of_norm(execution, joined, moments.array(), sum.view(), y.view(), {});
+          linear_of_norm(execution, joined, moments.array(), sum.view(), activated.view(), MlpActivation::gelu);
 
           linear(execution, down.view(false), x.view(), product.view(), {});
           norm_forward(execution, norm, residual.view(), product.view(), product.view(), normalised.view(),
                        {kind == Norm::layer ? mean.array() : Array<float>{}, inverse.array()});
-          linear_activated(execution, up.view(false), normalised.view(), separate.view(), MlpActivation::gelu,
-                           separate_activated.view());
           CHECK(sum.values() == product.values());
-          // Means and variances are summed in another order: a normalised element may round to its other neighbour.
-          const auto widened = [](const std::vector<float>& values) {
-            return std::vector<double>(values.begin(), values.end());
-          };
-          CHECK(relative_error(y.values(), widened(separate.values())) <= row_tolerance(kType));
-          CHECK(relative_error(activated.values(), widened(separate_activated.values())) <= row_tolerance(kType));
+          // Products of the weights of the norm and W are rounded instead of normalised elements.
+          const std::vector<float> normal = exactly_normalised(sum.values(), rows, norm, gamma.values(), beta.values()),
+                                   stored = up.stored.values();
+          std::vector<double> want;
+          for (std::int64_t n = 0; n < rows; ++n)
+            for (std::int64_t o = 0; o < inner; ++o) {
+              double product_of_row = static_cast<double>(up.bias[o]);
+              for (std::int64_t i = 0; i < width; ++i)
+                product_of_row += static_cast<double>(normal[n * width + i]) * up.at(stored, o, i);
+              want.push_back(product_of_row);
+            }
+          CHECK(relative_error(y.values(), want) <= row_tolerance(kType));
+          // Of the product as stored.
+          mlp_activation(execution, MlpActivation::gelu, y.view(), separate_activated.view());
+          CHECK(activated.values() == separate_activated.values());
           // What a later attention reads may be requested meanwhile.
           const DeviceArray<CachedSequence> sequences(
               std::vector<CachedSequence>(static_cast<std::size_t>(rows), {.own_begin = 7, .end = 50}));
@@ -221,15 +252,54 @@ TEST_CASE("products that add to the residual stream and normalise what they read
                                   .count = 60};
           const std::vector<float> sum_without = sum.values(), y_without = y.values();
           linear_added(execution, down.view(false), x.view(), residual.view(), sum.view(), moments.array(), ahead);
-          linear_of_norm(execution, up.view(false), joined, sum.view(), y.view(), {}, ahead);
+          linear_of_norm(execution, joined, moments.array(), sum.view(), y.view(), {}, ahead);
           CHECK(sum.values() == sum_without);
           CHECK(y.values() == y_without);
           // The last row alone.
           linear_added(execution, down.view(false), x.view().rows_from(rows - 1, 1),
                        residual.view().rows_from(rows - 1, 1), one_sum.view(), one_moments.array());
-          linear_of_norm(execution, up.view(false), {norm, one_moments.array()}, one_sum.view(), one.view(), {});
+          linear_of_norm(execution, joined, one_moments.array(), one_sum.view(), one.view(), {});
           const std::vector<float> all = y.values();
           CHECK(std::equal(all.end() - inner, all.end(), one.values().begin()));
+        }
+  });
+}
+
+TEST_CASE("a product joined with a norm: W', b' and s as defined") {
+  for_each_backend([&](const Execution& execution) {
+    for (const Scalar type : {Scalar::fp32, Scalar::bf16})
+      for (const bool transposed : {false, true})
+        for (const bool with_bias : {false, true}) {
+          constexpr std::int64_t kOutputs = 40, kInputs = 600;
+          const Weights weights(kOutputs, kInputs, transposed, type);
+          const std::vector<float> gamma = random_floats(kInputs, 5), beta = random_floats(kInputs, 6);
+          const DeviceArray<float> device_gamma(gamma), device_beta(beta), bias(kOutputs), sums(kOutputs);
+          const DeviceArray<bf16> joined(kOutputs * kInputs);
+          LinearWeights view = weights.view(false);
+          if (!with_bias) view.bias = {};
+          const JoinedNorm norm =
+              join_norm(execution, view,
+                        {Norm::layer, device_gamma.array(), with_bias ? device_beta.array() : Array<float>{}, 1e-5f},
+                        joined.matrix(kOutputs, kInputs), bias.array(), sums.array());
+          CHECK(!norm.weights.transposed);
+          const std::vector<float> stored = weights.stored.values(), b = bias.values(), s = sums.values();
+          const std::vector<bf16> w = joined.values();
+          std::vector<double> want_bias, want_sums;
+          bool rounded = true;
+          for (std::int64_t o = 0; o < kOutputs; ++o) {
+            double of_bias = with_bias ? static_cast<double>(weights.bias[o]) : 0.0, sum = 0;
+            for (std::int64_t i = 0; i < kInputs; ++i) {
+              const float weight = static_cast<float>(weights.at(stored, o, i));
+              rounded = rounded && w[o * kInputs + i].bits == to_bf16(weight * gamma[i]).bits;
+              sum += static_cast<double>(float{w[o * kInputs + i]});
+              if (with_bias) of_bias += static_cast<double>(weight) * static_cast<double>(beta[i]);
+            }
+            want_bias.push_back(of_bias);
+            want_sums.push_back(sum);
+          }
+          CHECK(rounded);
+          CHECK(relative_error(b, want_bias) <= 1e-5);  // sums of 600 terms in fp32
+          CHECK(relative_error(s, want_sums) <= 1e-5);
         }
   });
 }
