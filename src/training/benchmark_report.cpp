@@ -67,10 +67,11 @@ report::Json communication_of(const CaseResult& c) {
   return json;
 }
 
-/// Model FLOP utilisation: operations of the model per second over those that the device states; NaN if it states none.
+/// Model FLOP utilisation: operations of the model per second over those that the devices of all ranks state; NaN if
+/// they state none.
 double utilisation(const BenchmarkResult& result, const CaseResult& c, double flops_per_token) {
   if (!(result.peak_tflops > 0)) return NAN;
-  return c.tokens_per_second * flops_per_token / (1e12 * result.peak_tflops);
+  return c.tokens_per_second * flops_per_token / (1e12 * result.peak_tflops * static_cast<double>(result.ranks));
 }
 
 std::string utilisation_text(double value) { return std::isnan(value) ? "-" : fmt::format("{:.1f} %", 100 * value); }
@@ -106,9 +107,10 @@ std::string remark(const BenchmarkResult& result, const CaseResult& c) {
 
 /// The cases of a model with a convention for its operations.
 std::string utilisation_table(const BenchmarkResult& result, std::size_t widest) {
-  std::string out = fmt::format("\n\nMFU: with 6N + 6LCT and with 6N + 12LCT operations per token, of {}",
-                                result.peak_tflops > 0 ? fmt::format("{:g} TFLOP/s", result.peak_tflops)
-                                                       : "a peak that is not stated (benchmark.peak_tflops)");
+  std::string out = fmt::format(
+      "\n\nMFU: with 6N + 6LCT and with 6N + 12LCT operations per token, of {}",
+      result.peak_tflops > 0 ? fmt::format("{:g} TFLOP/s{}", result.peak_tflops, result.ranks > 1 ? " per rank" : "")
+                             : "a peak that is not stated (benchmark.peak_tflops)");
   out += fmt::format("\nloss: nats per token after {} steps", result.steps);
   if (!result.baseline.empty())
     out += fmt::format("; a row is valid if it differs from that of \"{}\" by at most {:g} of it", result.baseline,

@@ -77,7 +77,7 @@ struct BenchmarkResult {
   std::vector<NotMeasured> not_measured;
   std::string baseline;    ///< the case that the others are compared with (`judge`); "": none
   double tolerance = 0;    ///< largest accepted loss_difference
-  double peak_tflops = 0;  ///< of the device, for the utilisation of models with ModelFlops; 0: not stated
+  double peak_tflops = 0;  ///< of a rank's device, for the utilisation of models with ModelFlops; 0: not stated
   std::optional<CheckpointResult> checkpoint = {};
   report::Json profile = {};  ///< of --profile (profile.hpp); null: none
 };

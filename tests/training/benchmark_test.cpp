@@ -139,10 +139,15 @@ TEST_CASE("utilisation is of a stated peak, in both conventions; without one the
   CHECK(to_json(result)["cases"][0]["mfu"]["causal"].is_null());
   CHECK(to_table(result).find("a peak that is not stated") != std::string::npos);
   result.peak_tflops = 200;
+  result.ranks = 1;
   const report::Json json = to_json(result)["cases"][0]["mfu"];
   CHECK(json["causal"].get<double>() == doctest::Approx(0.4));
   CHECK(json["full"].get<double>() == doctest::Approx(0.45));
   CHECK(to_table(result).find("40.0 %") != std::string::npos);
+  // The peak is that of one device; several ranks have one each.
+  result.ranks = 2;
+  CHECK(to_json(result)["cases"][0]["mfu"]["causal"].get<double>() == doctest::Approx(0.2));
+  CHECK(to_table(result).find("of 200 TFLOP/s per rank") != std::string::npos);
 }
 
 TEST_CASE("the CSV has one line per case, and as many fields in each") {

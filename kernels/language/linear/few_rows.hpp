@@ -170,6 +170,7 @@ WEFT_FLASH_INLINE void few_rows_load_rows_of(Context& context, const FewRowsOper
 struct alignas(16) FewRowsColumns {
   float value[4];
 };
+
 WEFT_FLASH_INLINE float few_rows_inverse_root(float x) {
 #ifdef __CUDA_ARCH__
   return rsqrtf(x);

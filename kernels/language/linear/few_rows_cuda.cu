@@ -201,6 +201,8 @@ void multiply_few_rows(const Execution& execution, const LinearWeights& weights,
                              .ahead = steps.ahead};
   if (steps.activation)
     arguments.after = *steps.activation == MlpActivation::gelu ? FewRowsAfter::gelu : FewRowsAfter::relu2;
+  if (steps.norm != nullptr && !is_aligned(steps.norm->sums.data, 16))
+    throw Error(ExitCode::internal, "linear: the sums of a joined norm are not aligned to 16 bytes");
   if (steps.norm != nullptr)
     arguments.operands.norm = {.sums = steps.norm->sums.data,
                                .moments = steps.norm_moments.data,

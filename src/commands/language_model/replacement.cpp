@@ -13,12 +13,14 @@ checkpoint::Found transcoder_at(const std::string& path, const parallel::World& 
   return found;
 }
 
-Input input_of(const checkpoint::Found& found, const parallel::World& world) {
+/// That of the checkpoint, for the kernels of the language model: the hand-written ones encode rows in 16 bits.
+Input input_of(const checkpoint::Found& found, const parallel::World& world, const kernels::Execution& execution) {
   Request request;
   request.command = Command::evaluate;
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
   read_input_of(found, request, schema, world);
+  if (execution.backend == kernels::Backend::cuda) input.configuration.precision = transcoder::Precision::bf16;
   return input;
 }
 
@@ -59,7 +61,7 @@ TranscoderReplacement::TranscoderReplacement(const std::string& path, const Load
                                              std::int64_t rows, const parallel::World& world)
     : execution_(loaded.execution()),
       found_(transcoder_at(path, world)),
-      input_(input_of(found_, world)),
+      input_(input_of(found_, world, execution_)),
       grid_(loaded.whole.self, parallel::data_by_feature(1, 1)),
       shape_(require_fit(found_, input_.configuration, loaded.architecture().model)),
       statistics_(transcoder::load_statistics(world, found_, shape_.n_layers, shape_.d_model, found_.path.string(),

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// n tokens per step in m micro-batches of sequences of T, L layers, C = d_model, Q and K the widths of queries and
-// keys, D = d_mlp, V ids, e bytes of an activation, w of a weight. A block's matrices have B = C (Q + 2 K) + Q C + C
-// hidden + D C parameters, the head V C. Each datum counts once per phase, and twice where it is read and written. With
-// adapters the matrices are frozen; theirs have P parameters, which pass forward, again, and twice backward.
+// Of one rank: n tokens per step in m micro-batches of sequences of T, L layers, C = d_model, Q and K the widths of
+// queries and keys, D = d_mlp, V ids, e bytes of an activation, w of a weight. A block's matrices have B = C (Q + 2 K)
+// + Q C + C hidden + D C parameters, the head V C. Each datum counts once per phase, and twice where it is read and
+// written. With adapters the matrices are frozen; theirs have P parameters, which pass forward, again, and twice
+// backward.
 #include "language_model/benchmark/work.hpp"
 
 #include <algorithm>
@@ -17,14 +18,15 @@ namespace {
 /// The sizes as floating-point numbers.
 struct Sizes {
   double n, m, length, layers, width, query, key, mlp, hidden, vocabulary, trained;
+  double owned;  ///< of the trained parameters: those that a rank updates
   double e, w, moments;
   Recompute recompute;
   bool adapted;
   bool slope_in_product;  ///< of a GELU: kernels/language/linear/linear.hpp
 
   Sizes(const Configuration& c, const Architecture& a)
-      : n(number(c.data.batch_tokens)),
-        m(number((c.data.batch_tokens + c.micro_tokens() - 1) / c.micro_tokens())),
+      : n(number(c.rank_tokens())),
+        m(number((c.rank_tokens() + c.micro_tokens() - 1) / c.micro_tokens())),
         length(number(c.data.sequence)),
         layers(number(a.model.layers)),
         width(number(a.model.d_model)),
@@ -34,6 +36,7 @@ struct Sizes {
         hidden(number(a.hidden_width())),
         vocabulary(number(a.vocabulary)),
         trained(number(training::trained_elements_of(parameter_specs(a)))),
+        owned(trained / number(c.parallel.data)),
         e(number(kernels::bytes_of(activation_type(c)))),
         w(number(training::weight_bytes(c.optimizer.state, 1, 1))),
         moments(number(training::moment_bytes(c.optimizer.state, 1, a.model.d_model, a.model.d_model)) / width),
@@ -64,7 +67,7 @@ struct Sizes {
 /// Of a private step: what replaces the weight gradients.
 training::Work clipping_work(std::string_view phase, const Sizes& s, const privacy::Settings& settings,
                              const Configuration& configuration, const Architecture& architecture) {
-  if (phase == "noise") return {8 * s.trained, 0};
+  if (phase == "noise") return {8 * s.owned, 0};
   const bool norms = phase == "norms of records";
   if (!norms && phase != "clipped sums") return {};
   const privacy::ClippingShape shape = clipping_shape(configuration, architecture);
@@ -99,9 +102,9 @@ Repeated repeated_of(const privacy::Settings& settings, const Architecture& arch
   return {static_cast<double>(std::count(modes.begin(), modes.end(), privacy::Mode::recompute)) - head, head};
 }
 
-}  // namespace
-
-training::Work work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
+/// Of a rank that has the whole model.
+training::Work undivided_work_of(std::string_view phase, const Configuration& configuration,
+                                 const Architecture& architecture) {
   Sizes s(configuration, architecture);
   Repeated repeated;
   if (configuration.privacy.enabled && configuration.privacy.algorithm != privacy::Algorithm::naive) {
@@ -159,9 +162,22 @@ training::Work work_of(std::string_view phase, const Configuration& configuratio
             0};
   }
   if (phase == "loss") return {2 * s.n * s.e * s.vocabulary * (1 + repeated.head), 0};
-  if (phase == "check") return {4 * s.trained, 0};
-  if (phase == "update") return {s.trained * (4 + 2 * (s.w + s.moments)), 0};
+  if (phase == "check") return {4 * s.owned, 0};
+  if (phase == "update") return {s.owned * (4 + 2 * (s.w + s.moments)), 0};
   return {};
+}
+
+}  // namespace
+
+training::Work work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
+  training::Work work = undivided_work_of(phase, configuration, architecture);
+  // Ranks of the tensor axis divide the matrices and heads; each has all rows of the residual stream.
+  if (phase != "tokens" && phase != "embedding" && phase != "norms") {
+    const auto ranks = static_cast<double>(configuration.parallel.tensor);
+    work.bytes /= ranks;
+    work.flops /= ranks;
+  }
+  return work;
 }
 
 training::PhaseBytes phase_bytes(const Configuration& configuration, const Architecture& architecture) {

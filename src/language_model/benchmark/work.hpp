@@ -11,7 +11,7 @@
 
 namespace weft::language_model {
 
-/// Of one phase, by its name in the timers; zero for phases without such work.
+/// Of one phase on one rank, by its name in the timers; zero for phases without such work.
 training::Work work_of(std::string_view phase, const Configuration&, const Architecture&);
 
 /// The bytes of every phase of a step, for --profile.
