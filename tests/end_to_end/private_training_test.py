@@ -139,7 +139,7 @@ def benchmark_shows_phases(weft):
     for mode, case in zip(modes, measured, strict=True):
         flops = {phase["name"]: phase["flops"] for phase in case["phases"]}
         assert {"norms of records", "clipping factors", "clipped sums", "noise", "exchange"} <= set(flops), (mode, flops)
-        product = 2 * 256 * weights  # of 256 tokens per step, each weight gradient once
+        product = 2 * 128 * weights  # of the 128 tokens of a rank per step, each weight gradient once
         # A tile of tokens is wider than these matrices: all norms are formed by input_length.
         assert flops["norms of records"] == product and flops["clipped sums"] == (0 if mode == "materialise" else product), (mode, flops)
         sums = [one for one in case["communication"]["exchanges"] if one["name"] == "gradients"]
