@@ -141,14 +141,6 @@ class Arrivals {
 #endif
   }
   /// To `to` in block `rank`.
-  __device__ __forceinline__ void send(const void* to, int rank, float2 value) const {
-    [[maybe_unused]] const Place place = this->place(to, rank);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(place.at),
-                 "r"(place.barrier), "f"(value.x), "f"(value.y)
-                 : "memory");
-#endif
-  }
   __device__ __forceinline__ void send(const void* to, int rank, float4 value) const {
     send(place(to, rank), 0, value);
   }
