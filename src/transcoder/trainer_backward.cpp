@@ -7,6 +7,7 @@
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/transcoder/decode/pair_bias.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/loss/loss.hpp"
 #include "transcoder/skip.hpp"
 #include "transcoder/trainer.hpp"
 
