@@ -5,17 +5,17 @@
 // CUDA build take the portable kernels.
 #include <cstdlib>
 #include <iostream>
-#include <vector>
+#include <map>
 
-#include "at_end.hpp"
 #include "base/log.hpp"
+#include "shared_grid.hpp"
 #include "test.hpp"
 
 namespace weft::testing {
 namespace {
 const parallel::World* current_world = nullptr;
 const device::Runtime* current_runtime = nullptr;
-std::vector<std::function<void()>> last;
+std::map<std::string, std::shared_ptr<const parallel::Grid>> grids;  // of all ranks, by shape
 
 /// Ends the job when a case ends early on one of several ranks: the others would wait for it in their next exchange.
 class EarlyEnd : public doctest::IReporter {
@@ -61,7 +61,13 @@ DOCTEST_REGISTER_LISTENER("early_end", 1, EarlyEnd);
 }  // namespace
 const parallel::World& world() { return *current_world; }
 const kernels::Execution& execution() { return current_runtime->execution(); }
-void at_end(std::function<void()> function) { last.push_back(std::move(function)); }
+std::shared_ptr<const parallel::Grid> shared_grid(const parallel::Communicator& ranks,
+                                                  const parallel::GridShape& shape) {
+  if (&ranks != &world().all()) return std::make_shared<parallel::Grid>(ranks, shape);
+  std::shared_ptr<const parallel::Grid>& grid = grids[shape.text()];
+  if (!grid) grid = std::make_shared<parallel::Grid>(ranks, shape);
+  return grid;
+}
 }  // namespace weft::testing
 
 int main(int argc, char** argv) {
@@ -75,6 +81,6 @@ int main(int argc, char** argv) {
   std::cout << std::unitbuf;  // if ctest ends this process, its log has all that was printed
   doctest::Context context(argc, argv);
   const int code = context.run();
-  for (auto& last = weft::testing::last; !last.empty(); last.pop_back()) last.back()();
+  weft::testing::grids.clear();  // while MPI and the GPU are in use
   return weft::parallel::agreed_exit_code(world, code);
 }

@@ -9,14 +9,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "kernels/random.hpp"
 #include "kernels/runtime.hpp"
-#include "tests/at_end.hpp"
+#include "tests/shared_grid.hpp"
 #include "tests/test.hpp"
 #include "transcoder/selection/selection.hpp"
 
@@ -267,17 +266,6 @@ class Harness {
 
 inline bool on_host(const kernels::Execution& execution) { return execution.backend == kernels::Backend::portable; }
 
-/// The grid of all ranks with `data` slices of the batch. All cases share it, as the steps of a training do: each new
-/// one would connect the GPUs again.
-inline const parallel::Grid& grid_with(std::int64_t data) {
-  static std::map<std::int64_t, parallel::Grid> grids;
-  if (grids.empty()) testing::at_end([] { grids.clear(); });
-  const parallel::World& world = testing::world();
-  const auto found = grids.find(data);
-  if (found != grids.end()) return found->second;
-  return grids.try_emplace(data, world, parallel::grid_shape(data, {"feature", 0}, world.size())).first->second;
-}
-
 /// function(execution, grid) for every driver of the build and every grid of the ranks.
 template <class Function>
 void for_each_driver_and_grid(Function&& function) {
@@ -288,7 +276,8 @@ void for_each_driver_and_grid(Function&& function) {
     execution.backend = backend;
     for (std::int64_t data = 1; data <= world.size(); ++data) {
       if (world.size() % data != 0) continue;
-      const parallel::Grid& grid = grid_with(data);
+      const auto shared = testing::shared_grid(world.all(), parallel::grid_shape(data, {"feature", 0}, world.size()));
+      const parallel::Grid& grid = *shared;
       INFO((on_host(execution) ? "host" : "device"), " driver, grid ", data, " x ", world.size() / data);
       function(static_cast<const kernels::Execution&>(execution), grid);
     }
