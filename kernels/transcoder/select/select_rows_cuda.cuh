@@ -190,19 +190,22 @@ __device__ Count ties_of_all(const View& view, int g, std::int64_t n) {
 }
 
 /// Several ranks: admits this rank's share of the token that keeps only the first of its ties, in (layer, feature)
-/// order over all shards. One thread.
-__device__ void admit_share(const View& view, int g) {
+/// order over all shards. One warp.
+__device__ void admit_share(const View& view, int g, int lane) {
   const Group& group = view.group[g];
   if (group.cut_kept == 0) return;
-  const int first = view.all_layers ? 0 : g, last = view.all_layers ? view.n_layers : g + 1;
-  Count own = 0, before = 0;
-  for (int layer = first; layer < last; ++layer)
-    for (int shard = 0; shard < view.n_shards; ++shard) {
-      const Count ties = view.cut_tie[static_cast<std::int64_t>(shard) * view.n_layers + layer];
-      if (shard == view.shard) own += ties_admitted(ties, before, group.cut_kept);
-      before += ties;
-    }
-  view.admit[g * view.n_tokens + group.cut_token] = static_cast<std::uint32_t>(own);
+  const int first = view.all_layers ? 0 : g, n = (view.all_layers ? view.n_layers : 1) * view.n_shards;
+  Count own = 0, earlier = 0;
+  for (int begin = 0; begin < n; begin += 32) {
+    const int i = begin + lane, shard = i % view.n_shards, layer = first + i / view.n_shards;
+    const int ties = i < n ? static_cast<int>(view.cut_tie[shard * view.n_layers + layer]) : 0;
+    int total;
+    const Count before = earlier + static_cast<Count>(warp_exclusive(ties, lane, total));
+    if (shard == view.shard) own += ties_admitted(static_cast<Count>(ties), before, group.cut_kept);
+    earlier += static_cast<Count>(total);
+  }
+  const std::uint32_t share = warp_total(static_cast<std::uint32_t>(own));
+  if (lane == 0) view.admit[g * view.n_tokens + group.cut_token] = share;
 }
 
 /// The threshold of the next batch. Several ranks use what all of them found in the first pass, so that their
@@ -268,7 +271,7 @@ __global__ void __launch_bounds__(1024) admit_ties(View view) {
 /// row_offsets: prefix sums of above + admit over all groups. One block.
 __global__ void __launch_bounds__(1024) make_offsets(View view, std::int64_t* row_offsets) {
   if (view.several) {
-    for (int g = threadIdx.x; g < view.n_groups; g += blockDim.x) admit_share(view, g);
+    for (int g = threadIdx.x / 32; g < view.n_groups; g += blockDim.x / 32) admit_share(view, g, threadIdx.x % 32);
     __syncthreads();
   }
   Count sum = 0;
