@@ -23,7 +23,7 @@ class EarlyEnd : public doctest::IReporter {
   explicit EarlyEnd(const doctest::ContextOptions&) {}
   void test_case_start(const doctest::TestCaseData& data) override { name_ = data.m_name; }
   void test_case_exception(const doctest::TestCaseException& exception) override {
-    end(exception.error_string.c_str());
+    if (!exception.is_crash) end(exception.error_string.c_str());  // of a signal the launcher learns
   }
   void log_assert(const doctest::AssertData& data) override {
     const bool ends_case = (data.m_at & doctest::assertType::is_require) != 0;
