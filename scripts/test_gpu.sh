@@ -126,7 +126,7 @@ sanitizers_of_two_gpus() {
 
 options=(-DWEFT_ENABLE_TESTS=ON -DWEFT_BUNDLE="${WEFT_BUNDLE:-}")
 [[ $virtual == yes ]] && options+=(-DCMAKE_CUDA_ARCHITECTURES=80-virtual)
-command -v ccache >/dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+command -v ccache >/dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
 stage build "configure $build" 300 cmake --preset cuda-release -B "build/$build" "${options[@]}" || summary
 stage build "build $build" 1800 cmake --build "build/$build" --target gpu_tests || summary
 since=$SECONDS
