@@ -99,6 +99,16 @@ void reduce(const Execution& execution, const PeerGroup& group, T* values, std::
   require_launch("a reduction over GPUs");
 }
 
+/// Copies words that another GPU may have written, by all threads of a block.
+template <class Word>
+__device__ void copy_fresh(const std::uint32_t* from, std::uint32_t* to, std::int64_t words) {
+  const Word* const source = reinterpret_cast<const Word*>(from);
+  Word* const target = reinterpret_cast<Word*>(to);
+  const std::int64_t n = words * static_cast<std::int64_t>(sizeof *from) / static_cast<std::int64_t>(sizeof(Word));
+#pragma unroll 4
+  for (std::int64_t i = threadIdx.x; i < n; i += blockDim.x) target[i] = __ldcv(source + i);
+}
+
 __global__ void __launch_bounds__(kMostThreads)
     gather_from_peers(const __grid_constant__ PeerGroup group, const std::uint32_t* needed, std::uint32_t* all,
                       std::int64_t piece) {
@@ -106,6 +116,7 @@ __global__ void __launch_bounds__(kMostThreads)
   constexpr std::int64_t kAtOnce = kPeerStage / sizeof(std::uint32_t);
   PeerPage& own = *group.page[group.rank];
   std::uint32_t number = own.completed;
+  const bool wide = piece % 4 == 0 && reinterpret_cast<std::uintptr_t>(all) % sizeof(uint4) == 0;
   for (std::int64_t begin = 0; begin < piece; begin += kAtOnce) {
     const std::uint32_t parity = ++number % 2;
     const std::int64_t words = min(kAtOnce, piece - begin);
@@ -116,8 +127,10 @@ __global__ void __launch_bounds__(kMostThreads)
       const int r = (group.rank + step) % group.size;
       const std::uint32_t* const from = reinterpret_cast<const std::uint32_t*>(group.page[r]->stage[parity]);
       std::uint32_t* const to = all + r * piece + begin;
-#pragma unroll 8
-      for (std::int64_t i = threadIdx.x; i < words; i += blockDim.x) to[i] = __ldcv(from + i);
+      if (wide)
+        copy_fresh<uint4>(from, to, words);
+      else
+        copy_fresh<std::uint32_t>(from, to, words);
     }
   }
   __syncthreads();  // all threads have read own.completed

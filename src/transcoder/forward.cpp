@@ -412,8 +412,9 @@ void Forward::decode(const kernels::SparseActivations& activations, bool with_sk
   if (with_skip) await_inputs(model_.shape().n_layers - 1, execution_);
   std::optional<Decoded> under_way;
   std::size_t slot = 0;
-  // The last layers have the longest sums: what is exchanged first has most computation to overlap with.
-  for (std::size_t block = axis_.blocks.size(); block-- > 0;)
+  // The first layers have the shortest sums: the exchange begins soon, and the last layers take longest to decode,
+  // which hides what was sent before.
+  for (std::size_t block = 0; block < axis_.blocks.size(); ++block)
     for (std::int64_t begin = 0; begin < layout_->group.size(); begin += sizes_.chunk) {
       timers_.phase("decode");
       ChunkBuffers& buffers = buffers_.chunks[slot];

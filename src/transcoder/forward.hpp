@@ -127,8 +127,8 @@ class Forward {
     kernels::AnyMatrix partial;  ///< [n_parts * count, layers * d], part after part in rank order
     std::int64_t n_parts;
   };
-  /// Decodes block by block of layers, the last first, in chunks of tokens, and hands over what arrives for the own
-  /// tokens. The skip connection is added to the first part. Collective.
+  /// Decodes block by block of layers, the first of them first, in chunks of tokens, and hands over what arrives for
+  /// the own tokens. The skip connection is added to the first part. Collective.
   void decode(const std::function<void(const OwnPart&)>& consume) {
     decode(activations(), model_.shape().skip, consume);
   }

@@ -275,6 +275,7 @@ void Trainer::residual_and_loss() {
   double *const sums = buffers_.loss_sums.data, *const step_sums = buffers_.step_sums.data;
   device::zero(execution_, buffers_.step_sums);
   error_weights_.form(targets, forward_.layout().total);
+  bool at_once = false;  // parts have all own tokens: each layer has one sum
   forward_.decode([&](const Forward::OwnPart& part) {
     timers_.phase("loss");
     const std::int64_t first = part.layers.begin * d, columns = part.layers.size() * d, m = part.layers.size();
@@ -285,7 +286,8 @@ void Trainer::residual_and_loss() {
     const kernels::Array<const float> bias = of_layers(model_.decoder_bias().weight.data),
                                       centre = of_layers(normalisation_.centre.data()),
                                       standardise = of_layers(normalisation_.standardise.data());
-    const kernels::LossSums loss_sums{{sums, m}, {sums + n, m}, {sums + 2 * n, m}};
+    double* const of_first = sums + part.layers.begin;
+    const kernels::LossSums loss_sums{{of_first, m}, {of_first + n, m}, {of_first + 2 * n, m}};
     if (error_weights_.active())
       kernels::weighted_residual_and_loss(execution_, part.partial, part.n_parts, of_part, bias, centre, standardise,
                                           of_layers(error_weights_.weights().data), m, gradient_factor(), rows,
@@ -293,10 +295,13 @@ void Trainer::residual_and_loss() {
     else
       kernels::residual_and_loss(execution_, part.partial, part.n_parts, of_part, bias, centre, standardise, m,
                                  gradient_factor(), rows, loss_sums, buffers_.loss_workspace);
-    for (std::int64_t sum = 0; sum < 3; ++sum)
-      kernels::accumulate(execution_, {sums + sum * n, m}, {step_sums + sum * n + part.layers.begin, m});
+    at_once = part.count == forward_.layout().own.size();
+    for (std::int64_t sum = 0; sum < 3 && !at_once; ++sum)
+      kernels::accumulate(execution_, {of_first + sum * n, m}, {step_sums + sum * n + part.layers.begin, m});
   });
-  // Only now, and the last layers first: partial sums are needed before any gradient row is.
+  if (at_once) kernels::accumulate(execution_, {sums, 3 * n}, {step_sums, 3 * n});
+  // Only now: partial sums are needed before any gradient row is. The last layers first: the backward pass begins with
+  // them, and those of the others arrive while it runs.
   timers_.phase("exchange");
   for (std::size_t block = forward_.axis().blocks.size(); block-- > 0;)
     gradient_gather_.send(forward_.layout(), gradient_rows(), block);

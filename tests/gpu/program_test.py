@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The complete program on one GPU: hand-written and portable kernels agree, a recorded step is identical to an eager one, two runs are
-bit-identical, and the memory plan is accurate. The sizes are such that batch_topk filters products as they are formed on Hopper.
+"""The complete program on one GPU: hand-written and portable kernels agree, a recorded step is identical to an eager one, and two runs
+are bit-identical. The sizes are such that batch_topk filters products as they are formed on Hopper.
 
-program_test.py WEFT [DATA]      DATA: the folder of the real activations, else $WEFT_TEST_DATA/minilm-l6; without it that part is
-                                 skipped, with a message
+program_test.py WEFT 8bit|bf16|fp32   every variant with this state: the portable kernels agree
+program_test.py WEFT repeat           repeated, eager and diverging runs; real activations ($WEFT_TEST_DATA/minilm-l6; without it that
+                                      part is skipped, with a message)
 """
 import os
 import sys
@@ -132,14 +133,15 @@ def agree(graph, portable, what):
         assert abs(a - b) <= 0.01 * b, (what, validation(graph), validation(portable))
 
 
-def check(weft):
-    program.needs_gpu()
+def check_variants(weft, state):
     for title, kind in VARIANTS.items():
         name = "".join(c if c.isalnum() else "_" for c in title)
-        for state in STATES:
-            agree(train(weft, f"{name}_{state}", state=state, **kind),
-                  train(weft, f"{name}_{state}_portable", state=state, backend="portable", **kind), (title, state))
-        print(f"{title}: portable kernels agree in every state")
+        agree(train(weft, f"{name}_{state}", state=state, **kind),
+              train(weft, f"{name}_{state}_portable", state=state, backend="portable", **kind), (title, state))
+        print(f"{title}: portable kernels agree", flush=True)
+
+
+def check_repeated(weft):
     for state in STATES:
         graph, again = train(weft, f"graph_{state}", state=state), train(weft, f"again_{state}", state=state)
         eager = train(weft, f"eager_{state}", state=state, graphs="false")
@@ -147,19 +149,17 @@ def check(weft):
         same_bits(graph, eager, 40)
         portable = train(weft, f"portable_{state}", state=state, backend="portable")
         agree(graph, portable, state)
-        print(f"{state}: bitwise repeatable, graphs change nothing, portable kernels agree")
+        print(f"{state}: bitwise repeatable, graphs change nothing, portable kernels agree", flush=True)
 
     # A diverging run ends with 4 although the host is ahead, and names the step; no checkpoint is written afterwards.
     source = weft.folder / "graph_8bit.toml"
     output = weft.run("train", source, "--output", weft.folder / "wild", "--set", "optimizer.learning_rate=1e38", code=4)
     assert "is not finite at step" in output and not list((weft.folder / "wild" / "checkpoints").glob("step_*")), output
 
-    planned, peak, driver = (program.record(graph)["device"][key] for key in ("planned_bytes", "peak_bytes", "driver_bytes"))
-    print(f"planned {planned:,}, allocated {peak:,}, the driver shows {driver:,}")
-    assert abs(planned - driver) <= 0.05 * driver, "the memory plan is more than 5 % off"
 
+def check_real(weft):
     folder = os.environ.get("WEFT_TEST_DATA")
-    data = sys.argv[2] if len(sys.argv) > 2 else folder and os.path.join(folder, "minilm-l6")
+    data = folder and os.path.join(folder, "minilm-l6")
     if not data or not os.path.isdir(os.path.join(data, "train")):
         print("MiniLM: skipped (data not available)")
         return
@@ -171,6 +171,15 @@ def check(weft):
     for name in ("two_planes", "8bit"):
         for a, b in zip(found[name], found["fp32"]):
             assert a <= 1.01 * b, (name, found)
+
+
+def check(weft):
+    program.needs_gpu()
+    if sys.argv[2] == "repeat":
+        check_repeated(weft)
+        check_real(weft)
+    else:
+        check_variants(weft, sys.argv[2])
 
 
 program.main(check)

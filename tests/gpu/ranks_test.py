@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The complete program on several GPUs of one machine: every grid agrees with one GPU and repeats bit for bit while the host runs
-ahead; a checkpoint resumes with another number of GPUs; a rank that dies or stops within a step ends the job in time.
+ahead; a checkpoint resumes with another number of GPUs; a rank that dies or stops within a step ends the job in time. Uses those of
+CUDA_VISIBLE_DEVICES.
 
-ranks_test.py WEFT
+ranks_test.py WEFT        every grid, resume
+ranks_test.py WEFT lost   a lost rank; needs two GPUs
 
 On the real activations of $WEFT_TEST_DATA; without it on planted ones, with a message. WEFT_TEST_KEEP=DIR keeps the curves.
 """
@@ -60,8 +62,10 @@ every = {every}
 
 
 def gpus():
-    """Number of GPUs that the driver reports."""
+    """Number of GPUs that this test may use."""
     program.needs_gpu()
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
     shown = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     return len(re.findall(r"^GPU \d+:", shown, re.MULTILINE))
 
@@ -171,7 +175,7 @@ def check_lost(weft, job):
             while jobs.alive(output) and time.monotonic() < end:
                 time.sleep(0.2)
             assert not jobs.alive(output), f"{what}: left running: {jobs.alive(output)}"
-            print(f"{what}: code {done.returncode} after {seconds:.1f} s")
+            print(f"{what}: code {done.returncode} after {seconds:.1f} s", flush=True)
 
 
 def check(weft):
@@ -186,6 +190,9 @@ def check(weft):
         source = weft.folder / "data.toml"
         source.write_text(job.text())
         weft.run("synth", source)
+    if sys.argv[2:] == ["lost"]:
+        check_lost(weft, job)
+        return
     one = curves.Curve(job.train("1x1", 1, 1))
     found, kept = {}, {"1x1": one}
     for data, feature in grids(n_gpus):
@@ -196,7 +203,6 @@ def check(weft):
     check_shared(job)
     largest = {2: (1, 2), 4: (2, 2), 8: (2, 4)}[max(data * feature for data, feature in found)]
     check_resume(job, *found[largest], one)
-    check_lost(weft, job)
 
 
 program.main(check)

@@ -12,6 +12,7 @@
 #include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
 #include "tests/language_model/small_model.hpp"
+#include "tests/shared_grid.hpp"
 
 namespace weft::testing {
 
@@ -35,7 +36,7 @@ struct PrivateRun {
   /// On the ranks of `ranks`, parallel.tensor of which share a model. Without noise, and the sum divided by 1, unless
   /// `set_noise` follows.
   PrivateRun(Configuration settings, const parallel::Communicator& ranks)
-      : grid(ranks, grid_shape(on(settings, ranks.size()))),
+      : shared(testing::shared_grid(ranks, grid_shape(on(settings, ranks.size())))),
         arithmetic{device::planned_backend(device_settings(settings)), execution().stream},
         trainer(settings, {settings.language_model, kPrivateVocabulary, settings.data.sequence}, grid, arithmetic) {
     trainer.initialise();
@@ -123,7 +124,8 @@ struct PrivateRun {
     return all;
   }
 
-  parallel::Grid grid;
+  const std::shared_ptr<const parallel::Grid> shared;
+  const parallel::Grid& grid = *shared;
   const kernels::Execution arithmetic;
   Trainer trainer;
 };

@@ -5,6 +5,7 @@
 
 #include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
+#include "tests/shared_grid.hpp"
 #include "tests/test.hpp"
 
 namespace weft::language_model {
@@ -16,7 +17,7 @@ struct Run {
   /// On the ranks of `world`, in groups of `tensor`.
   Run(const Configuration& given, const parallel::Communicator& world, std::int64_t tensor = 1)
       : settings(on(given, world.size(), tensor)),
-        grid(world, grid_shape(settings)),
+        shared(testing::shared_grid(world, grid_shape(settings))),
         trainer(settings, {settings.language_model, kVocabulary, settings.data.sequence, settings.lora}, grid,
                 {device::planned_backend(device_settings(settings)), testing::execution().stream}) {
     trainer.initialise();
@@ -47,7 +48,8 @@ struct Run {
     trainer.step(batch);
   }
   const Configuration settings;
-  parallel::Grid grid;
+  const std::shared_ptr<const parallel::Grid> shared;
+  const parallel::Grid& grid = *shared;
   Trainer trainer;
 };
 

@@ -235,14 +235,13 @@ struct DeviceSelection::Parts {
         }
       const unsigned counters = groups * 2 + (view.several ? static_cast<unsigned>(view.n_layers) : 0u);
       count_entries<<<token_blocks, kThreads, kWarps * counters * sizeof(std::uint32_t), stream>>>(view);
-      if (view.several) {
-        if (view.n_shards > 1)
-          exchange.all_gather_if(execution, &view.control->cuts_here,
-                                 {view.tie, view.n_shards * view.n_tokens * view.n_layers});
-        const auto blocks = static_cast<unsigned>(std::max<std::int64_t>(1, divide_up(view.n_tokens, kThreads)));
-        total_ties<<<dim3(blocks, groups), kThreads, 0, stream>>>(view);
-      }
+      const auto gather_if_cut = [&](std::uint32_t* all, std::int64_t piece) {
+        if (view.several && view.n_shards > 1)
+          exchange.all_gather_if(execution, &view.control->cuts_here, {all, view.n_shards * piece});
+      };
+      gather_if_cut(view.tied_of_shard, view.n_groups * view.n_tokens);
       admit_ties<<<groups, 1024, 0, stream>>>(view);
+      gather_if_cut(view.cut_tie, view.n_layers);
       make_offsets<<<1, 1024, 0, stream>>>(view, out.row_offsets.data);
       write_rows<<<token_blocks, kThreads, 0, stream>>>(view, out);
     }
@@ -299,6 +298,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   View view = parts_->layout.view;
   view.n_tokens = n_tokens;
   view.fault = fault;
+  if (view.several) view.tied = view.tied_of_shard + view.shard * view.n_groups * n_tokens;
   LayerBias bias{}, cut{};
   for (std::size_t layer = 0; layer < bias_of_layer.size(); ++layer) bias.layer[layer] = bias_of_layer[layer].data;
   for (std::size_t layer = 0; layer < cut_of_layer.size(); ++layer) cut.layer[layer] = cut_of_layer[layer].data;

@@ -27,8 +27,9 @@
 //               contains no exchange. Then the histograms of each round are summed, those of the last round for each
 //               slice of the batch, so that all ranks know how many ties each slice has: of a slice all of them, none,
 //               or those of its first tokens stay. Only in the last case the shards of that slice exchange counts for
-//               each (token, layer), and ties are distributed in order. The thresholds of the next batch follow from
-//               the sums and are the same on all ranks.
+//               each token, and then those of each layer of the one token that keeps a part of its ties, which are
+//               distributed in order. The thresholds of the next batch follow from the sums and are the same on all
+//               ranks.
 //   topk        Each shard keeps its own best entries; the lists of a slice of the tokens go to one shard, which
 //               returns a cut-off for each list.
 //   relu        No exchange.

@@ -121,13 +121,14 @@ Layout lay_out(const SelectionRequest& request, Workspace& workspace) {
     view.value = workspace.take<float>(sizes.groups * sizes.capacity).data;
     view.segment = workspace.take<uint2>(request.n_tokens * request.n_layers * sizes.segments).data;
     view.survey = workspace.take<Count>(sizes.groups * kHistogramBins).data;
-    view.tied = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
+    view.tied =
+        workspace.take<std::uint32_t>((view.several ? view.n_shards : 1) * sizes.groups * request.n_tokens).data;
     view.used = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
-    view.tied_of_all = view.tied;
     if (view.several) {
       view.agreement = workspace.take<Agreement>(sizes.groups).data;
-      view.tie = workspace.take<std::uint32_t>(view.n_shards * request.n_tokens * request.n_layers).data;
-      view.tied_of_all = workspace.take<std::uint32_t>(sizes.groups * request.n_tokens).data;
+      view.tied_of_shard = view.tied;
+      view.tie = workspace.take<std::uint32_t>(request.n_tokens * request.n_layers).data;
+      view.cut_tie = workspace.take<std::uint32_t>(view.n_shards * request.n_layers).data;
       view.last_round = workspace.take<Count>(view.n_slices * sizes.groups * kLastBins).data;
     }
   }

@@ -178,32 +178,34 @@ __global__ void __launch_bounds__(kThreads) count_entries(View view) {
   }
   if (view.several)
     for (int layer = lane; layer < view.n_layers; layer += 32)
-      view.tie[(view.shard * view.n_tokens + token) * view.n_layers + layer] = of_layer[layer];
+      view.tie[token * view.n_layers + layer] = of_layer[layer];
 }
 
-/// Several ranks: ties of all shards for each token of a slice in which some are cut. Grid (tokens, groups).
-__global__ void __launch_bounds__(kThreads) total_ties(View view) {
-  const std::int64_t n = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
-  const int g = blockIdx.y;
-  if (n >= view.n_tokens || view.group[g].cuts_here == 0) return;
-  const int first = view.all_layers ? 0 : g, last = view.all_layers ? view.n_layers : g + 1;
-  std::uint32_t all = 0;
+/// Entries of all shards that are equal to the K-th key, of one token.
+__device__ Count ties_of_all(const View& view, int g, std::int64_t n) {
+  Count all = 0;
   for (int shard = 0; shard < view.n_shards; ++shard)
-    for (int layer = first; layer < last; ++layer) all += view.tie[(shard * view.n_tokens + n) * view.n_layers + layer];
-  view.tied_of_all[g * view.n_tokens + n] = all;
+    all += view.tied_of_shard[(static_cast<std::int64_t>(shard) * view.n_groups + g) * view.n_tokens + n];
+  return all;
 }
 
-/// Of the first `kept` ties of a token, in (layer, feature) order over all shards: how many are this rank's.
-__device__ Count own_share(const View& view, int g, std::int64_t n, Count kept) {
-  const int first = view.all_layers ? 0 : g, last = view.all_layers ? view.n_layers : g + 1;
-  Count own = 0, before = 0;
-  for (int layer = first; layer < last; ++layer)
-    for (int shard = 0; shard < view.n_shards; ++shard) {
-      const Count ties = view.tie[(shard * view.n_tokens + n) * view.n_layers + layer];
-      if (shard == view.shard) own += ties_admitted(ties, before, kept);
-      before += ties;
-    }
-  return own;
+/// Several ranks: admits this rank's share of the token that keeps only the first of its ties, in (layer, feature)
+/// order over all shards. One warp.
+__device__ void admit_share(const View& view, int g, int lane) {
+  const Group& group = view.group[g];
+  if (group.cut_kept == 0) return;
+  const int first = view.all_layers ? 0 : g, n = (view.all_layers ? view.n_layers : 1) * view.n_shards;
+  Count own = 0, earlier = 0;
+  for (int begin = 0; begin < n; begin += 32) {
+    const int i = begin + lane, shard = i % view.n_shards, layer = first + i / view.n_shards;
+    const int ties = i < n ? static_cast<int>(view.cut_tie[shard * view.n_layers + layer]) : 0;
+    int total;
+    const Count before = earlier + static_cast<Count>(warp_exclusive(ties, lane, total));
+    if (shard == view.shard) own += ties_admitted(static_cast<Count>(ties), before, group.cut_kept);
+    earlier += static_cast<Count>(total);
+  }
+  const std::uint32_t share = warp_total(static_cast<std::uint32_t>(own));
+  if (lane == 0) view.admit[g * view.n_tokens + group.cut_token] = share;
 }
 
 /// The threshold of the next batch. Several ranks use what all of them found in the first pass, so that their
@@ -215,8 +217,13 @@ __device__ void set_next_threshold(const View& view, int g) {
                                             !view.several || reached(view, g), passed, group.search.wanted);
 }
 
+/// Tokens of a thread of the two kernels that form prefix sums over all tokens by one block.
+constexpr int kTokensAtOnce = 4;
+
 /// How many of its ties each token keeps: the first `room` in token order, over the slices of the batch and the shards
-/// of the features. One block per group.
+/// of the features. Several ranks: of a slice in which some are cut, at most one token keeps a part of them; its share
+/// of this rank follows from the counts of its layers on all shards, of which this rank provides its own (admit_share).
+/// One block per group.
 __global__ void __launch_bounds__(1024) admit_ties(View view) {
   const int g = blockIdx.x;
   Group& group = view.group[g];
@@ -226,16 +233,31 @@ __global__ void __launch_bounds__(1024) admit_ties(View view) {
     for (std::int64_t n = threadIdx.x; n < view.n_tokens; n += blockDim.x)
       view.admit[tokens + n] = group.earlier_ties < group.room ? view.tied[tokens + n] : 0;
   Count total_before = view.several ? group.earlier_ties : 0;
-  for (std::int64_t first = 0; first < view.n_tokens && !all_or_none; first += blockDim.x) {
-    const std::int64_t n = first + threadIdx.x;
-    const Count tied = n < view.n_tokens ? view.tied_of_all[tokens + n] : 0;
-    Count total;
-    const Count before = total_before + block_exclusive(tied, total);
-    if (n < view.n_tokens) {
-      const Count kept = ties_admitted(tied, before, group.room);
-      Count own = kept == tied ? view.tied[tokens + n] : kept;
-      if (view.several && kept > 0 && kept < tied) own = own_share(view, g, n, kept);  // one token at most
-      view.admit[tokens + n] = static_cast<std::uint32_t>(own);
+  for (std::int64_t first = 0; first < view.n_tokens && !all_or_none; first += kTokensAtOnce * blockDim.x) {
+    const std::int64_t from = first + kTokensAtOnce * threadIdx.x;
+    Count tied[kTokensAtOnce], sum = 0, total;
+#pragma unroll
+    for (int i = 0; i < kTokensAtOnce; ++i) {
+      const std::int64_t n = from + i;
+      tied[i] = n >= view.n_tokens ? 0 : view.several ? ties_of_all(view, g, n) : view.tied[tokens + n];
+      sum += tied[i];
+    }
+    Count before = total_before + block_exclusive(sum, total);
+#pragma unroll
+    for (int i = 0; i < kTokensAtOnce; ++i) {
+      const std::int64_t n = from + i;
+      if (n >= view.n_tokens) break;
+      const Count kept = ties_admitted(tied[i], before, group.room);
+      before += tied[i];
+      if (view.several && kept > 0 && kept < tied[i]) {
+        group.cut_token = n;
+        group.cut_kept = kept;
+        const int layer = view.all_layers ? 0 : g, last = view.all_layers ? view.n_layers : g + 1;
+        for (int of = layer; of < last; ++of)
+          view.cut_tie[static_cast<std::int64_t>(view.shard) * view.n_layers + of] = view.tie[n * view.n_layers + of];
+      } else {
+        view.admit[tokens + n] = kept == tied[i] ? view.tied[tokens + n] : static_cast<std::uint32_t>(kept);
+      }
     }
     total_before += total;
   }
@@ -248,17 +270,29 @@ __global__ void __launch_bounds__(1024) admit_ties(View view) {
 
 /// row_offsets: prefix sums of above + admit over all groups. One block.
 __global__ void __launch_bounds__(1024) make_offsets(View view, std::int64_t* row_offsets) {
+  if (view.several) {
+    for (int g = threadIdx.x / 32; g < view.n_groups; g += blockDim.x / 32) admit_share(view, g, threadIdx.x % 32);
+    __syncthreads();
+  }
   Count sum = 0;
-  for (std::int64_t first = 0; first < view.n_tokens; first += blockDim.x) {
-    const std::int64_t n = first + threadIdx.x;
-    Count count = 0;
-    if (n < view.n_tokens)
+  for (std::int64_t first = 0; first < view.n_tokens; first += kTokensAtOnce * blockDim.x) {
+    const std::int64_t from = first + kTokensAtOnce * threadIdx.x;
+    Count count[kTokensAtOnce] = {}, own = 0, total;
+#pragma unroll
+    for (int i = 0; i < kTokensAtOnce; ++i) {
+      const std::int64_t n = from + i;
+      if (n < view.n_tokens)
 #pragma unroll 4
-      for (int g = 0; g < view.n_groups; ++g)
-        count += view.above[g * view.n_tokens + n] + view.admit[g * view.n_tokens + n];
-    Count total;
-    const Count before = block_exclusive(count, total);
-    if (n < view.n_tokens) row_offsets[n] = static_cast<std::int64_t>(sum + before);
+        for (int g = 0; g < view.n_groups; ++g)
+          count[i] += view.above[g * view.n_tokens + n] + view.admit[g * view.n_tokens + n];
+      own += count[i];
+    }
+    Count before = sum + block_exclusive(own, total);
+#pragma unroll
+    for (int i = 0; i < kTokensAtOnce; ++i) {
+      if (from + i < view.n_tokens) row_offsets[from + i] = static_cast<std::int64_t>(before);
+      before += count[i];
+    }
     sum += total;
   }
   if (threadIdx.x == 0) row_offsets[view.n_tokens] = static_cast<std::int64_t>(sum);

@@ -59,6 +59,8 @@ struct Group {
   std::uint32_t guess;      // the threshold of the first pass
   Count earlier_ties;       // entries equal to the K-th key in earlier slices of the batch
   std::uint32_t cuts_here;  // not 0: of this slice some of them are selected and some are not; else all or none
+  std::int64_t cut_token;   // the token of which
+  Count cut_kept;           // so many are selected and some are not; 0: there is none
 };
 
 /// Summed over ranks for each group after the first pass. The sums of halves and of their squares show if all ranks had
@@ -117,10 +119,11 @@ struct View {
   int n_ranks, n_shards, shard, n_slices, slice;  // all; of the feature axis; of the data axis
   std::uint32_t n_features_total;                 // per layer
   std::uint32_t feature_begin;
-  Agreement* agreement;        // [groups]
-  std::uint32_t* tie;          // [shards, tokens, layers] entries equal to the K-th key
-  std::uint32_t* tied_of_all;  // [groups, tokens] of all shards; of one rank: `tied`
-  Count* last_round;           // [slices, groups, kLastBins] the last histogram of each slice of the batch
+  Agreement* agreement;          // [groups]
+  std::uint32_t* tied_of_shard;  // [shards, groups, tokens] `tied` of all shards, of which it is a part
+  std::uint32_t* tie;            // [tokens, layers] this rank's entries equal to the K-th key
+  std::uint32_t* cut_tie;        // [shards, layers] the same of each group's cut_token
+  Count* last_round;             // [slices, groups, kLastBins] the last histogram of each slice of the batch
 
   __device__ Count* last_round_of(int of_slice, int g) const {
     return last_round + (static_cast<std::int64_t>(of_slice) * n_groups + g) * kLastBins;

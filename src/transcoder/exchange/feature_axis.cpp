@@ -38,9 +38,9 @@ std::vector<parallel::Range> layer_blocks(std::int64_t n_layers, std::int64_t n_
   std::vector<parallel::Range> blocks;
   std::int64_t begin = 0;
   for (std::int64_t i = 1; i <= n_blocks; ++i) {
-    // As 1 : 2 : 3 ..., rounded, and at least one layer for each.
-    const std::int64_t all = n_blocks * (n_blocks + 1), ideal = (2 * n_layers * i * (i + 1) + all) / (2 * all);
-    const std::int64_t end = std::clamp(ideal, begin + 1, n_layers - (n_blocks - i));
+    // Rounded, and at least one layer for each block.
+    const std::int64_t all = n_blocks * (n_blocks + 1) / 2, share = i == n_blocks ? all : (i + 1) * (i + 2) / 2 - 2;
+    const std::int64_t end = std::clamp((2 * n_layers * share + all) / (2 * all), begin + 1, n_layers - (n_blocks - i));
     blocks.push_back({begin, end});
     begin = end;
   }

@@ -22,8 +22,9 @@ namespace weft::transcoder {
 /// fp32 or bf16: the type of inputs, products, partial reconstructions and gradient rows.
 kernels::Scalar scalar_of(Precision);
 
-/// Layers [0, L) cut into blocks of growing size. The first block is exchanged with nothing to overlap with, both as
-/// the first that is encoded and as the last that is decoded; so it is the smallest.
+/// Layers [0, L) cut into n blocks, of sizes as 1 : 3 : 4 ... n : 2. Nothing overlaps with the inputs of the first
+/// block, so it is the smallest. Little overlaps with the partial sums and the gradient rows of the last one, but while
+/// the backward pass of its targets runs, the gradient rows of the others arrive.
 std::vector<parallel::Range> layer_blocks(std::int64_t n_layers, std::int64_t n_blocks);
 
 /// Sizes of the exchanges of one step, on the largest rank.

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -44,7 +45,7 @@ std::int64_t largest_message(const SelectionSpec& spec, const SelectionSizes& si
   const std::int64_t n_shards = spec.grid.size(parallel::kFeatureAxis);
   switch (spec.settings.activation) {
     case Activation::batch_topk:
-      return n_shards * sizes.max_tokens * spec.shape.n_layers * 4;
+      return n_shards * std::max(sizes.n_groups * sizes.max_tokens, spec.shape.n_layers) * 4;
     case Activation::topk:
       return n_shards * parallel::largest_part(sizes.max_tokens, n_shards) * sizes.n_groups *
              selection_budget(spec.settings, spec.shape.n_layers, spec.shape.max_tokens) * 8;

@@ -6,7 +6,8 @@
 // nothing while the stream is captured.
 //
 //   bytes sent per rank and step   8 * groups * (2 * 2048 + 512 * D + 5) to be summed; and on the feature axis
-//                                  N/D * L * 4, of GPUs that exchange directly only if ties are cut in this slice
+//                                  (N/D * groups + L) * 4, of GPUs that exchange directly only if ties are cut in this
+//                                  slice
 //
 // CUDA builds only: other builds declare these functions and do not define them.
 #pragma once

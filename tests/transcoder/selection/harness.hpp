@@ -15,6 +15,7 @@
 
 #include "kernels/random.hpp"
 #include "kernels/runtime.hpp"
+#include "tests/shared_grid.hpp"
 #include "tests/test.hpp"
 #include "transcoder/selection/selection.hpp"
 
@@ -275,7 +276,8 @@ void for_each_driver_and_grid(Function&& function) {
     execution.backend = backend;
     for (std::int64_t data = 1; data <= world.size(); ++data) {
       if (world.size() % data != 0) continue;
-      const parallel::Grid grid(world, parallel::grid_shape(data, {"feature", 0}, world.size()));
+      const auto shared = testing::shared_grid(world.all(), parallel::grid_shape(data, {"feature", 0}, world.size()));
+      const parallel::Grid& grid = *shared;
       INFO((on_host(execution) ? "host" : "device"), " driver, grid ", data, " x ", world.size() / data);
       function(static_cast<const kernels::Execution&>(execution), grid);
     }
