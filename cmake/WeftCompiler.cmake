@@ -9,9 +9,8 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 
 if(WEFT_ENABLE_CUDA)
-  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90)  # Hopper; 75 and later are possible (docs/clusters.md)
-  endif()
+  include(WeftCudaArchitecture)
+  weft_choose_cuda_arch()
   set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # Kokkos links the shared runtime; a process must not contain two runtimes
   enable_language(CUDA)
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know the C++20 option of nvcc

@@ -19,3 +19,10 @@ if(WEFT_ENABLE_CUDA AND NOT Kokkos_COMPILE_LANGUAGE STREQUAL "CUDA")
   message(FATAL_ERROR "this Kokkos (${Kokkos_DIR}) compiles CUDA through nvcc_wrapper, which would turn every C++ file into "
                       "CUDA; use one built with Kokkos_ENABLE_COMPILE_AS_CMAKE_LANGUAGE=ON (Spack: +cmake_lang)")
 endif()
+if(WEFT_ENABLE_CUDA)
+  get_filename_component(weft_kokkos_prefix ${Kokkos_DIR}/../../.. ABSOLUTE)
+  weft_kokkos_arch(WEFT_KOKKOS_ARCH ${weft_kokkos_prefix})  # "" where this Kokkos does not say
+  if(WEFT_KOKKOS_ARCH)
+    weft_check_cuda_arch(${WEFT_KOKKOS_ARCH})
+  endif()
+endif()

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 message(STATUS "Weft ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, CUDA ${WEFT_ENABLE_CUDA} ${CMAKE_CUDA_ARCHITECTURES}, tests ${WEFT_ENABLE_TESTS}")
 message(STATUS "  Kokkos ${Kokkos_VERSION} (${Kokkos_DEVICES}) from ${Kokkos_DIR}")
+if(WEFT_ENABLE_CUDA AND WEFT_KOKKOS_ARCH)
+  message(STATUS "  Kokkos is built for CUDA architecture ${WEFT_KOKKOS_ARCH}")
+endif()
 message(STATUS "  MPI ${MPI_C_VERSION} ${MPI_C_LIBRARIES}; HDF5 ${HDF5_VERSION}; BLAS ${WEFT_CBLAS_LIBRARY}")
 if(WEFT_ENABLE_CUDA)
   if(WEFT_ENABLE_NCCL)

@@ -11,21 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "kernels/architecture.hpp"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {
-
-/// True on a GPU of compute capability 9.0.
-inline bool is_hopper() {
-  static const bool found = [] {
-    int device = 0, major = 0, minor = 0;
-    require(cudaGetDevice(&device), "cudaGetDevice");
-    require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    require(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
-    return major == 9 && minor == 0;
-  }();
-  return found;
-}
 
 /// Copies and operands swizzled over 128 bytes start at multiples of this in shared memory.
 constexpr int kSwizzleAlignment = 1024;

@@ -13,26 +13,12 @@
 
 #include <cooperative_groups.h>
 
-#include <initializer_list>
+#include <type_traits>
 
+#include "kernels/architecture.hpp"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {
-
-/// True if the GPU has clusters and early starts, and this program's code for it uses them: the GPU runs the code for
-/// the latest architecture that is not later than its own.
-inline bool has_clusters() {
-  static const bool has = [] {
-    int device = 0, major = 0, minor = 0;
-    require(cudaGetDevice(&device), "cudaGetDevice");
-    require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-    require(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
-    for (const int architecture : {__CUDA_ARCH_LIST__})
-      if (architecture >= 900 && architecture <= 100 * major + 10 * minor) return true;
-    return false;
-  }();
-  return has;
-}
 
 __device__ __forceinline__ void await_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -72,19 +58,25 @@ __device__ __forceinline__ T* in_cluster(T* shared, int rank) {
 #endif
 }
 
+struct LaunchOptions {
+  /// A multiprocessor divides its memory into shared memory and first-level cache, and must be idle to divide it in
+  /// another way. Kernels that follow one another therefore all ask for as much shared memory as there is.
+  bool most_shared = true;
+  /// The GPUs that have as much shared memory as the kernel asks for.
+  SharedMemoryOf shared = SharedMemoryOf::every_gpu;
+};
+
 /// kernel<<<grid, threads, shared>>>(arguments), which may start early. cluster: blocks of successive x that form a
 /// cluster, a divisor of grid.x; 1 without has_clusters().
-///
-/// most_shared: a multiprocessor divides its memory into shared memory and first-level cache, and must be idle to
-/// divide it in another way. Kernels that follow one another therefore all ask for as much shared memory as there is.
 template <class Arguments>
 void launch_early(const Execution& execution, const char* name, void (*kernel)(Arguments), dim3 grid, int threads,
                   std::int64_t shared, int cluster, const std::type_identity_t<Arguments>& arguments,
-                  bool most_shared = true) {
-  if (most_shared && has_clusters())
+                  const LaunchOptions& options = {}) {
+  if (options.most_shared && has_clusters())
     require(
         cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
         name);
+  if (shared > 0) allow_shared_memory(reinterpret_cast<const void*>(kernel), shared, name, options.shared);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));

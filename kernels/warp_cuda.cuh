@@ -5,8 +5,8 @@
 //
 // GPUs. The kernels run from compute capability 8.0 on. Instructions of later GPUs have an equivalent that gives the
 // same bits (decode2 of adam_cuda.cuh); those of 8.0 have one here, so that the program also compiles for 7.5, where
-// the portable kernels run (device/runtime.cpp). No kernel needs more than 99 KB of shared memory, which all GPUs from
-// 8.0 on have.
+// the portable kernels run (device/runtime.cpp). No kernel needs more shared memory than all GPUs from 8.0 on have
+// (shared_memory.hpp); some take more where there is more.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,12 +19,12 @@
 #include "kernels/array.hpp"
 #include "kernels/bf16.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/shared_memory.hpp"
 
 namespace weft::kernels::cuda {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kSharedMemory = 99 * 1024;  ///< bytes that a block may use on every GPU from compute capability 8.0 on
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define WEFT_BEFORE_AMPERE

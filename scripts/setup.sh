@@ -8,9 +8,12 @@
 #     --tools      also what tools/ and the Python examples of docs/ need (NumPy, h5py)
 #     --tests      also the dependencies of the tests (doctest, shellcheck, PyYAML, those of --tools)
 #     --cuda       also Kokkos for CUDA, if nvcc is found, and the headers for attention by cuDNN (without network: left out)
+#                  Kokkos is built again if it is for another GPU than WEFT_CUDA_ARCH names, or than this machine has
 #     --scheduler  also Slurm and its Torque commands, for tests/scheduler/run.sh; no service is started
 #   WEFT_BUNDLE=DIR            for machines without network access: Kokkos from a bundle made elsewhere (scripts/bundle.sh); no
 #                              package is installed, and CMake reports what is missing
+#   WEFT_CUDA_ARCH=80          architecture of the GPU (90 for compute capability 9.0) instead of that of this machine's GPU; 90 without
+#                              a GPU (scripts/cuda_arch.sh); of several the least
 #   WEFT_KOKKOS_ARCHIVE=FILE   the pinned archive of Kokkos, downloaded elsewhere (cmake/kokkos_archive.txt)
 #
 # Exit codes: 0 ready; 2 packages are missing that only an administrator can install (they are listed); 1 any other failure.
@@ -195,9 +198,25 @@ complete() { [[ -e $deps/$1/lib/cmake/Kokkos/KokkosConfig.cmake ]]; }
 if ! complete kokkos-cpu && ! installed_kokkos cpu; then
   build_kokkos kokkos-cpu -DKokkos_ENABLE_OPENMP=ON
 fi
-if [[ $want_cuda == yes ]] && command -v nvcc >/dev/null && ! complete kokkos-cuda && ! installed_kokkos cuda; then
-  build_kokkos kokkos-cuda -DKokkos_ENABLE_CUDA=ON -DKokkos_ARCH_HOPPER90=ON -DKokkos_ENABLE_COMPILE_AS_CMAKE_LANGUAGE=ON \
-    "-DCMAKE_CUDA_FLAGS=-std=c++20 -include $root/cmake/cuda13_compatibility.hpp"
+if [[ $want_cuda == yes ]] && command -v nvcc >/dev/null; then
+  answer=$(bash "$root/scripts/cuda_arch.sh") || exit 2
+  read -r cuda_arch why <<<"$answer"
+  read -r kokkos_option kokkos_arch < <(bash "$root/scripts/cuda_arch.sh" --kokkos "$cuda_arch")
+  built=$(sed -n 's/.*Kokkos_CUDA_ARCHITECTURES \([0-9]*\).*/\1/p' "$deps/kokkos-cuda/lib/cmake/Kokkos/KokkosConfigCommon.cmake" 2>/dev/null) ||
+    built=
+  wanted=no
+  if ! complete kokkos-cuda; then
+    installed_kokkos cuda || wanted=yes
+  elif [[ $built != "$kokkos_arch" && $why != "no GPU is visible here" ]]; then
+    wanted=yes
+  fi
+  if [[ $wanted == yes ]]; then
+    echo "Kokkos for CUDA architecture $kokkos_arch: the GPU's is $cuda_arch ($why)"
+    build_kokkos kokkos-cuda -DKokkos_ENABLE_CUDA=ON "-DKokkos_ARCH_$kokkos_option=ON" -DKokkos_ENABLE_COMPILE_AS_CMAKE_LANGUAGE=ON \
+      "-DCMAKE_CUDA_FLAGS=-std=c++20 -include $root/cmake/cuda13_compatibility.hpp"
+  fi
+  # CMake takes it where no GPU is visible and none is named.
+  if complete kokkos-cuda && [[ $why != "no GPU is visible here" ]]; then echo "$cuda_arch" >"$deps/kokkos-cuda/weft_cuda_arch"; fi
 fi
 # A bundle has them already. Without them Weft is built without cuDNN.
 if [[ $want_cuda == yes && -z $bundle && ! -d $deps/cudnn ]] && command -v nvcc >/dev/null; then

@@ -45,13 +45,8 @@ __global__ void __launch_bounds__(kTileThreads)
 template <class Number, Work work>
 void launch_as(const Execution& execution, std::int64_t tasks, const typename ArgumentsOf<work>::type& arguments) {
   constexpr int kBytes = work == Work::gram ? kColumnProductShared : kRowProductShared;
-  static_assert(kBytes <= kSharedMemory);
-  static const bool once = [] {
-    require(cudaFuncSetAttribute(form_tiles<Number, work>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-            "products of examples: shared memory");
-    return true;
-  }();
-  static_cast<void>(once);
+  static_assert(kBytes <= kDynamicSharedMemory);
+  allow_shared_memory(reinterpret_cast<const void*>(form_tiles<Number, work>), kBytes, "products of examples");
   if (tasks == 0) return;
   form_tiles<Number, work><<<static_cast<unsigned>(tasks), kTileThreads, kBytes, stream_of(execution)>>>(arguments);
   require_launch("products of examples");

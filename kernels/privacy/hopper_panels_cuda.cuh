@@ -97,8 +97,7 @@ inline CUtensorMap panels_of(const TileMatrix& matrix, std::int64_t rows) {
 template <class Arguments>
 void launch_hopper(const Execution& execution, void (*kernel)(Arguments), unsigned blocks, int shared,
                    const Arguments& arguments) {
-  require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-          "products of examples: shared memory");
+  allow_shared_memory(reinterpret_cast<const void*>(kernel), shared, "products of examples", SharedMemoryOf::this_gpu);
   kernel<<<blocks, kHopperThreads, shared, stream_of(execution)>>>(arguments);
   require_launch("products of examples");
 }

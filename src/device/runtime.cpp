@@ -6,11 +6,18 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/system.hpp"
+#include "device/gpu.hpp"
 #include "kernels/runtime.hpp"
 
 #ifdef WEFT_ENABLE_CUDA
 #include <cuda_runtime_api.h>
+
+#include "kernels/architecture.hpp"
+#endif
+#ifndef WEFT_KOKKOS_ARCH
+#define WEFT_KOKKOS_ARCH 0
 #endif
 
 namespace weft::device {
@@ -32,7 +39,42 @@ int host_threads(const Settings& settings, int sharing) {
 
 #ifdef WEFT_ENABLE_CUDA
 namespace {
+
 int device_of(int node_rank, int n_devices) { return n_devices == 1 ? 0 : node_rank % n_devices; }
+
+/// Selects the GPU, if there is one.
+Gpu select_gpu(int node_rank) {
+  Gpu gpu;
+  const cudaError_t status = cudaGetDeviceCount(&gpu.count);
+  if (status != cudaSuccess || gpu.count == 0) {
+    gpu.count = 0;
+    gpu.why_none = cudaGetErrorString(status == cudaSuccess ? cudaErrorNoDevice : status);
+    return gpu;
+  }
+  gpu.index = device_of(node_rank, gpu.count);
+  cudaDeviceProp properties{};
+  cudaGetDeviceProperties(&properties, gpu.index);
+  gpu.name = properties.name;
+  gpu.major = properties.major;
+  gpu.minor = properties.minor;
+  if (const cudaError_t selected = cudaSetDevice(gpu.index); selected != cudaSuccess)
+    throw error(ExitCode::usage, "GPU {} ({}) cannot be used: {}", gpu.index, gpu.name, cudaGetErrorString(selected));
+  gpu.has_code = kernels::cuda::has_code_for_gpu();
+  return gpu;
+}
+
+/// True if the first visible GPU is one of those for which there are only the portable kernels. Without a GPU the
+/// answer is for the machine that is planned.
+bool only_portable() {
+  static const bool found = [] {
+    int n_devices = 0, major = kLeastMajor;
+    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) return false;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    return major < kLeastMajor;
+  }();
+  return found;
+}
+
 }  // namespace
 #endif
 
@@ -51,28 +93,34 @@ std::string gpu_bus_id(int node_rank) {
 }
 
 kernels::Backend planned_backend(const Settings& settings) {
-  return kernels::kCudaBuild && settings.backend != "portable" ? kernels::Backend::cuda : kernels::Backend::portable;
+  if (!kernels::kCudaBuild || settings.backend == "portable") return kernels::Backend::portable;
+#ifdef WEFT_ENABLE_CUDA
+  if (settings.backend == "auto" && only_portable()) return kernels::Backend::portable;
+#endif
+  return kernels::Backend::cuda;
 }
 
 Runtime::Runtime(const Settings& settings, int node_rank, int sharing) : threads_(host_threads(settings, sharing)) {
 #ifdef WEFT_ENABLE_CUDA
-  int n_devices = 0;
-  const cudaError_t status = cudaGetDeviceCount(&n_devices);
-  if (status != cudaSuccess || n_devices == 0)
-    throw collective_error(
-        ExitCode::usage,
-        "no GPU is visible ({}); this build requires one: run it on a node with a GPU, or build with "
-        "-DWEFT_ENABLE_CUDA=OFF",
-        cudaGetErrorString(status));
-  const int device = device_of(node_rank, n_devices);
-  cudaDeviceProp properties{};
-  cudaGetDeviceProperties(&properties, device);
-  if (planned_backend(settings) == kernels::Backend::cuda && properties.major < 8)
+  const Gpu gpu = select_gpu(node_rank);
+  const GpuBuild build{kernels::cuda::compiled_architectures(), WEFT_KOKKOS_ARCH};
+  if (const std::string obstacle = gpu_obstacle(gpu, build, settings.backend); !obstacle.empty()) {
+    // That there is none concerns the node, and with it all ranks.
+    if (gpu.count == 0) throw collective_error(ExitCode::usage, "{}", obstacle);
+    throw error(ExitCode::usage, "{}", obstacle);
+  }
+  const int device = gpu.index;
+  const bool too_old = gpu.major < kLeastMajor;
+  if (planned_backend(settings) == kernels::Backend::cuda && too_old)
     throw error(
         ExitCode::usage,
-        "device.backend = \"{}\": GPU {} ({}) has compute capability {}.{} (the hand-written kernels need 8.0); "
+        "device.backend = \"{}\": GPU {} ({}) has compute capability {}.{} (the hand-written kernels need {}.0); "
         "take device.backend = \"portable\"",
-        settings.backend, device, properties.name, properties.major, properties.minor);
+        settings.backend, device, gpu.name, gpu.major, gpu.minor, kLeastMajor);
+  if (settings.backend == "auto" && too_old)
+    log::warning(
+        "GPU {} ({}) has compute capability {}.{} (the hand-written kernels need {}.0); the portable kernels run",
+        device, gpu.name, gpu.major, gpu.minor, kLeastMajor);
   kernels::start(threads_, device);
   cudaStream_t stream = nullptr;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
@@ -84,7 +132,7 @@ Runtime::Runtime(const Settings& settings, int node_rank, int sharing) : threads
   cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, device);
   description_ = fmt::format("{} on GPU {} of {} ({}, {}): backend = \"{}\"",
                              execution_.backend == kernels::Backend::cuda ? "cuda" : "portable (Kokkos Cuda)", device,
-                             n_devices, bus_id, kernels::portable_space(), settings.backend);
+                             gpu.count, bus_id, kernels::portable_space(), settings.backend);
 #else
   static_cast<void>(node_rank);
   kernels::start(threads_, 0);

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "kernels/language/attention/attention_cudnn.hpp"
+#include "kernels/slow_paths.hpp"
 #include "language_model/grid_plan.hpp"
 #include "language_model/private_plan.hpp"
 #include "language_model/trainer.hpp"
@@ -63,15 +64,18 @@ std::string types_text(const Plan& plan, const Configuration& configuration) {
 std::string attention_text(const Plan& plan, const Configuration& configuration) {
   if (device::planned_backend(device_settings(configuration)) != kernels::Backend::cuda) return {};
   const kernels::Attention full = attention_shapes(largest_part(configuration, plan.architecture)).back();
+  bool library = true;
   const auto name = [&](kernels::AttentionPass pass) -> std::string {
     if constexpr (kernels::kCudnnBuild)
       if (kernels::planned_attention(pass, full, activation_type(configuration)) ==
           kernels::AttentionImplementation::cudnn)
         return "cuDNN " + kernels::cudnn::text_of_version(kernels::cudnn::version());
+    library = false;
     return "own kernels";
   };
-  return fmt::format("  attention: forward {}, backward {}\n", name(kernels::AttentionPass::forward),
-                     name(kernels::AttentionPass::backward));
+  const std::string forward = name(kernels::AttentionPass::forward), backward = name(kernels::AttentionPass::backward);
+  return fmt::format("  attention: forward {}, backward {}\n", forward, backward) +
+         slow_paths_text(plan.architecture, activation_type(configuration), library);
 }
 
 /// What a private step does, and why.
@@ -291,6 +295,19 @@ void require_worthwhile_swapping(const Plan& plan) {
       report::binary_bytes_text(plan.swap->bytes), milliseconds(plan.swap->copy_seconds),
       milliseconds(plan.swap->forward_seconds), milliseconds(plan.swap->added_seconds),
       milliseconds(plan.swap->recompute_seconds));
+}
+
+std::string slow_paths_text(const Architecture& architecture, kernels::Scalar type, bool library) {
+  const ModelSettings& model = architecture.model;
+  std::string text;
+  const auto slow = [&](const char* phase, const std::string& reason) {
+    if (!reason.empty()) text += fmt::format("  {}: slow portable kernels, because of {}\n", phase, reason);
+  };
+  if (!library) slow("attention", kernels::slow_attention(model.head_size(), type, model.attention_dropout > 0));
+  if (model.position == Position::rope || model.qk_norm != QueryKeyNorm::none)
+    slow("queries and keys", kernels::slow_query_key(model.head_size()));
+  slow("norms", kernels::slow_norm(model.d_model));
+  return text;
 }
 
 std::string to_text(const Plan& plan, const Configuration& configuration) {

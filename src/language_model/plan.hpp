@@ -74,6 +74,10 @@ void require_memory(const Plan&, const Configuration&, std::int64_t host, const 
 /// Throws a collective Error(usage) if memory.swap_activations costs more time than recomputation would.
 void require_worthwhile_swapping(const Plan&);
 
+/// Lines that name what the hand-written CUDA kernels do not take of a model, which makes its phase slow; "" if they
+/// take all. library: cuDNN takes attention, forward and backward.
+std::string slow_paths_text(const Architecture&, kernels::Scalar type, bool library);
+
 /// A table for the log: sizes, memory by purpose, number types, length of the run.
 std::string to_text(const Plan&, const Configuration&);
 

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "checkpoint/writer.hpp"
 #include "dataset/activations/loader.hpp"
+#include "kernels/slow_paths.hpp"
 #include "report/format.hpp"
 #include "transcoder/evaluation.hpp"
 #include "transcoder/private/trainer.hpp"
@@ -198,6 +199,19 @@ std::string grid_advice(const Plan& plan) {
       report::binary_bytes_text(plan.quietest_bytes_per_step), plan.quietest.size(parallel::kDataAxis));
 }
 
+std::string slow_paths_text(const Shape& shape, kernels::Scalar type) {
+  std::string text;
+  const auto slow = [&](const char* phase, const std::string& reason) {
+    if (!reason.empty())
+      text += fmt::format("  {}: kernels without vectors, several times slower, because of {}\n", phase, reason);
+  };
+  const bool low_rank = shape.decoder == Decoder::low_rank;
+  slow("decode, decoder backward and update",
+       kernels::slow_feature_rows(low_rank ? shape.rank : shape.d_model, !low_rank || shape.n_layers == 1, type));
+  slow("encoder backward and update", kernels::slow_feature_rows(shape.d_model, true, type));
+  return text;
+}
+
 std::string to_text(const Plan& plan, const Configuration& configuration) {
   const Shape& shape = plan.shape;
   std::string text = fmt::format("plan: {}, {:.1f} M parameters, grid {}\n", to_text(shape),
@@ -225,6 +239,8 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
                     plan.quietest.size(parallel::kFeatureAxis)),
         report::binary_bytes_text(plan.quietest_bytes_per_step));
   row("encoder product per step and rank", fmt::format("{:.1f} GFLOP", plan.encoder_flops_per_step * 1e-9));
+  if (device::planned_backend(device_settings(configuration)) == kernels::Backend::cuda)
+    text += slow_paths_text(shape, scalar_of(configuration.precision));
   if (plan.steps_per_epoch <= 0) return text;
   row("steps per epoch", fmt::format("{:.1f}", plan.steps_per_epoch));
   row("epochs in this run", fmt::format("{:.2f}", static_cast<double>(configuration.run.steps) / plan.steps_per_epoch));

@@ -59,4 +59,8 @@ std::string grid_advice(const Plan&);
 /// A table for the log.
 std::string to_text(const Plan&, const Configuration&);
 
+/// Lines that name what the hand-written CUDA kernels do not take of a transcoder, which makes its phase slow; "" if
+/// they take all. type: of gradient rows and inputs.
+std::string slow_paths_text(const Shape&, kernels::Scalar type);
+
 }  // namespace weft::transcoder

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/system.hpp"
+#include "device/gpu.hpp"
 #include "kernels/runtime.hpp"
 #include "tests/test.hpp"
 
@@ -60,6 +61,31 @@ TEST_CASE("by default processes share the hardware threads, and each has one at 
   const int all = host_threads(with_threads(0), 1);
   CHECK(all >= 1);
   CHECK(host_threads(with_threads(0), 10000) == 1);
+}
+
+TEST_CASE("a GPU that a program was not built for: what was built, what was found, and the command") {
+  const GpuBuild hopper{"9.0", 90}, several{"8.0, 9.0, 10.0", 80};
+  Gpu gpu{.count = 2, .why_none = {}, .index = 1, .name = "A100", .major = 8, .minor = 0, .has_code = true};
+  CHECK(gpu_obstacle(gpu, several, "auto").empty());
+  CHECK(gpu_obstacle(gpu, {"8.0", 0}, "auto").empty());
+  // Kokkos alone is for a later one: it would end the process.
+  const std::string kokkos = gpu_obstacle(gpu, {"8.0", 90}, "auto");
+  CHECK(kokkos.find("GPU 1 (A100) has compute capability 8.0, this program was built for 8.0 (Kokkos for 9.0); build "
+                    "both for this GPU: WEFT_CUDA_ARCH=80 bash scripts/setup.sh --cuda && cmake --preset cuda-release "
+                    "-DWEFT_CUDA_ARCH=80 && ") == 0);
+  gpu.has_code = false;
+  CHECK(gpu_obstacle(gpu, hopper, "auto").find("this program was built for 9.0 (Kokkos for 9.0); build both") !=
+        std::string::npos);
+  gpu = {.count = 1, .why_none = {}, .index = 0, .name = "V100", .major = 7, .minor = 0, .has_code = false};
+  CHECK(gpu_obstacle(gpu, hopper, "auto").find("GPUs before 7.5 are not supported") != std::string::npos);
+  gpu = {.count = 1, .why_none = {}, .index = 0, .name = "RTX", .major = 12, .minor = 0, .has_code = true};
+  CHECK(gpu_obstacle(gpu, hopper, "auto").empty());  // from PTX
+  Gpu none;
+  none.why_none = "no CUDA-capable device is detected";
+  const std::string missing = gpu_obstacle(none, hopper, "auto");
+  for (const char* part :
+       {"device.backend = \"auto\"", "no CUDA-capable device", "9.0 (Kokkos for 9.0)", "cpu-release"})
+    CHECK(missing.find(part) != std::string::npos);
 }
 
 }  // namespace weft::device

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "kernels/architecture.hpp"
 #include "tests/gpu/select_inputs.hpp"
 
 namespace weft::testing {
@@ -35,14 +36,6 @@ inline void check_rows(const Output& output, const Csr& expected) {
   CHECK(output.key.read(n) == expected.key);
   const auto value = output.value.read(n);
   CHECK(std::memcmp(value.data(), expected.value.data(), value.size() * sizeof(float)) == 0);
-}
-
-/// The GPUs that filter products as they form them.
-inline bool is_hopper() {
-  int major = 0, minor = 0;
-  cuda_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  cuda_ok(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
-  return major == 9 && minor == 0;
 }
 
 /// One request on one input: eager and captured, with thresholds that are unknown, zero, from the batch before, and
@@ -97,7 +90,8 @@ inline void check_selection(const SelectionRequest& request, const Sizes& sizes,
     cuda_ok(cudaStreamSynchronize(stream.stream));
     check_rows(output, expected);
     CHECK(selection.report(execution).passes <= 7);
-    CHECK(selection.forms_products() == (operands != nullptr && is_hopper() && request.rule != SelectionRule::topk));
+    CHECK(selection.forms_products() ==
+          (operands != nullptr && cuda::is_hopper() && request.rule != SelectionRule::topk));
   }
   if (std::getenv("WEFT_TEST_WITHOUT_GRAPHS") != nullptr) return;  // racecheck does not support a graph's loop
   cudaGraph_t graph = nullptr;

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "kernels/bf16.hpp"
 #include "kernels/random.hpp"
+#include "kernels/shared_memory.hpp"
+#include "kernels/transcoder/select/select_cuda.hpp"
+#include "kernels/transcoder/select/sort_network.hpp"
 #include "tests/test.hpp"
 
 namespace weft::kernels {
@@ -77,6 +84,50 @@ TEST_CASE("philox gives the published vectors and separates purposes, steps and 
   CHECK(a.word[0] != philox(1, Purpose::test, 3, 3).word[0]);
   CHECK(a.word[0] != philox(1, Purpose::test, 2, 4).word[0]);
   CHECK(a.word[0] != philox(2, Purpose::test, 2, 3).word[0]);
+}
+
+TEST_CASE("the network of comparators sorts any number of words, without a place beyond them") {
+  for (int n = 0; n <= 300; n = n < 40 ? n + 1 : n + 13) {
+    std::vector<std::uint32_t> words, sorted;
+    for (int i = 0; i < n; ++i)
+      words.push_back(philox(3, Purpose::test, static_cast<std::uint64_t>(n), static_cast<std::uint64_t>(i)).word[0] %
+                      97);
+    sorted = words;
+    std::ranges::sort(sorted, std::greater<>());
+    int size = 1;
+    while (size < n) size *= 2;
+    for (int run = 2; run <= size; run *= 2)
+      for (int distance = run / 2; distance > 0; distance /= 2)
+        for (int pair = 0; pair < size / 2; ++pair) {
+          const auto [low, high] = comparator(pair, run, distance);
+          REQUIRE((0 <= low && low < high && high < size));
+          if (high < n && words[low] < words[high]) std::swap(words[low], words[high]);
+        }
+    CHECK(words == sorted);
+  }
+}
+
+TEST_CASE("shared memory: static and dynamic together, of this GPU, and of every GPU where a kernel is for all") {
+  using cuda::kSharedMemory, cuda::shared_memory_obstacle, cuda::SharedMemoryOf;
+  constexpr std::int64_t kHopper = 227 * 1024;
+  for (const std::int64_t of_device : {kSharedMemory, kHopper}) {
+    CHECK(shared_memory_obstacle(kSharedMemory - 128, 128, SharedMemoryOf::every_gpu, of_device).empty());
+    CHECK(shared_memory_obstacle(kSharedMemory, 128, SharedMemoryOf::every_gpu, of_device) ==
+          "a block asks for 101376 bytes of dynamic shared memory and has 128 static bytes; " +
+              std::string(of_device == kHopper ? "GPUs of compute capability 8.6, 8.9 and 12.x, which it is for as "
+                                                 "well, have 101376"
+                                               : "this GPU has 101376"));
+  }
+  CHECK(shared_memory_obstacle(kHopper, 0, SharedMemoryOf::this_gpu, kHopper).empty());
+  CHECK(!shared_memory_obstacle(kHopper, 1, SharedMemoryOf::this_gpu, kHopper).empty());
+  CHECK(!shared_memory_obstacle(kSharedMemory, 1, SharedMemoryOf::this_gpu, kSharedMemory).empty());
+}
+
+TEST_CASE("topk has shared memory on every GPU for the longest list of a token, and at least 1,024 new entries") {
+  for (std::int64_t budget = 1; budget <= cuda::kMostPerToken; ++budget) {
+    REQUIRE(cuda::topk_room(budget) >= std::max<std::int64_t>(2048, budget + 1024));
+    REQUIRE(cuda::topk_room(budget) * std::int64_t{8} <= cuda::kSharedMemory - 6 * 1024);
+  }
 }
 
 }  // namespace weft::kernels

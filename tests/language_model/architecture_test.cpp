@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "input/read.hpp"
+#include "language_model/plan.hpp"
 #include "tests/test.hpp"
 
 namespace weft::language_model {
@@ -53,6 +54,23 @@ TEST_CASE("work per token is 6 N + 6 L T C") {
   CHECK(flops_per_token(architecture(gpt2(12, 768, 12), 50257), 1024) == doctest::Approx(803.26e6).epsilon(1e-5));
   CHECK(flops_per_token(architecture(gpt2(24, 1024, 16), 50257), 1024) == doctest::Approx(2279.9e6).epsilon(1e-4));
   CHECK(flops_per_token(architecture(gpt2(48, 1600, 25), 50257), 1024) == doctest::Approx(9817.5e6).epsilon(1e-4));
+}
+
+TEST_CASE("the plan names what makes the CUDA kernels of a model slow") {
+  using kernels::Scalar;
+  const auto text = [](const std::string& input, bool library = false) {
+    return slow_paths_text(architecture(input, 50257), Scalar::bf16, library);
+  };
+  CHECK(text(gpt2(12, 768, 12)) == "");
+  const std::string of_96 = "preset = \"llama\"\nhead_size = 96\n";
+  CHECK(
+      text(gpt2(2, 768, 8) + of_96) ==
+      "  attention: slow portable kernels, because of head size 96 (tensor cores take 32, 64 and 128)\n"
+      "  queries and keys: slow portable kernels, because of head size 96 (powers of two from 16 to 256 are taken)\n");
+  CHECK(text(gpt2(2, 768, 8) + of_96, true).find("attention:") == std::string::npos);  // cuDNN takes it
+  CHECK(text(gpt2(2, 768, 12) + "attention_dropout = 0.1\n").find("because of dropout") != std::string::npos);
+  CHECK(text(gpt2(2, 16384, 128)) ==
+        "  norms: slow portable kernels, because of 16384 columns (at most 8192 are taken)\n");
 }
 
 TEST_CASE("matrices name the axis that cuts them; only matrices decay") {

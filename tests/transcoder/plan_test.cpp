@@ -144,4 +144,25 @@ TEST_CASE("a run that needs more memory than there is, is refused with sizes tha
   }
 }
 
+TEST_CASE("the plan names what makes the CUDA kernels of a transcoder slow") {
+  using kernels::Scalar;
+  Shape shape;
+  shape.n_layers = 4;
+  for (const std::int64_t d : {512, 768, 2560, 3584}) {
+    shape.d_model = d;
+    CHECK(slow_paths_text(shape, Scalar::bf16) == "");
+  }
+  shape.d_model = 770;
+  CHECK(slow_paths_text(shape, Scalar::bf16)
+            .find("decode, decoder backward and update: kernels without vectors, several "
+                  "times slower, because of 770 columns") != std::string::npos);
+  CHECK(slow_paths_text(shape, Scalar::bf16).find("encoder backward and update") != std::string::npos);
+  shape.d_model = 768;
+  shape.decoder = Decoder::low_rank;
+  shape.rank = 64;
+  const std::string low_rank = slow_paths_text(shape, Scalar::bf16);
+  CHECK(low_rank.find("layers of different widths") != std::string::npos);
+  CHECK(low_rank.find("encoder") == std::string::npos);
+}
+
 }  // namespace weft::transcoder

@@ -8,6 +8,7 @@
 #include "kernels/dispatch.hpp"
 #include "kernels/language/attention/attention_choice.hpp"
 #include "kernels/language/attention/attention_cudnn.hpp"
+#include "kernels/slow_paths.hpp"
 
 namespace weft::kernels {
 
@@ -48,8 +49,8 @@ bool are_in_words(std::initializer_list<AnyMatrix> matrices) {
 /// Where the call runs: tensor cores take bf16 and fp16 in rows of whole 16-byte words, and three head sizes, without
 /// dropout.
 Execution place_of(const Execution& execution, const Attention& shape, std::initializer_list<AnyMatrix> matrices) {
-  const bool taken = (shape.head_size == 32 || shape.head_size == 64 || shape.head_size == 128) &&
-                     shape.dropout.step == nullptr && are_in_words(matrices);
+  const bool taken = slow_attention(shape.head_size, matrices.begin()->type, shape.dropout.step != nullptr).empty() &&
+                     are_in_words(matrices);
   return taken ? execution : Execution{Backend::portable, execution.stream};
 }
 

@@ -38,14 +38,8 @@ void launch(const Execution& execution, const FlashArguments& arguments) {
                                   : pass == Pass::queries
                                       ? flash_queries_backward_shared<kHead, kRowTiles, Sizes::queries_tile>()
                                       : flash_keys_backward_shared<kHead, kRowTiles, Sizes::keys_tile>();
-  static_assert(kBytes <= kSharedMemory);
-  static const bool once = [] {
-    require(cudaFuncSetAttribute(flash<Number, kHead, pass>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(kBytes)),
-            "attention: shared memory");
-    return true;
-  }();
-  static_cast<void>(once);
+  static_assert(kBytes <= kDynamicSharedMemory);
+  allow_shared_memory(reinterpret_cast<const void*>(flash<Number, kHead, pass>), kBytes, "attention");
   const Attention& shape = arguments.shape;
   constexpr int kRows = kFlashWarps * 16 * kRowTiles;
   const std::int64_t heads = pass == Pass::keys ? shape.kv_heads : shape.heads;

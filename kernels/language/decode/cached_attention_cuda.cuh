@@ -176,18 +176,13 @@ inline std::int64_t device_attribute(cudaDeviceAttr attribute) {
 /// must have to hide latencies; there are as many parts in shared memory as leave all blocks on the GPU.
 template <class Tile>
 void launch_cached(const Execution& execution, CachedArguments arguments, void (*kernel)(CachedArguments)) {
-  constexpr std::int64_t kReserved = 1024;          // bytes that the driver takes of each block's shared memory
-  constexpr std::int64_t kMostShared = 104 * 1024;  // leaves room for a block of the product before this kernel
-  constexpr int kWarpsOfMultiprocessor = 24;        // aimed at
+  constexpr std::int64_t kReserved = 1024;  // bytes that the driver takes of each block's shared memory
+  constexpr std::int64_t kMostShared =
+      104 * 1024;                             // dynamic; leaves room for a block of the product before this kernel
+  constexpr int kWarpsOfMultiprocessor = 24;  // aimed at
   static const std::int64_t of_multiprocessor = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
-                            of_block = std::min(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), kMostShared);
-  static const bool once = [&] {
-    require(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(of_block)),
-            "cached_attention: shared memory");
-    return true;
-  }();
-  static_cast<void>(once);
+                            of_block = std::min(most_dynamic_shared_memory(reinterpret_cast<const void*>(kernel)),
+                                                kMostShared);
   const CachedAttention& shape = arguments.shape;
   const std::int64_t group = shape.heads / shape.kv_heads, of_group = std::min<std::int64_t>(group, Tile::kHeads);
   arguments.groups = static_cast<int>((group + Tile::kHeads - 1) / Tile::kHeads);
@@ -211,7 +206,7 @@ void launch_cached(const Execution& execution, CachedArguments arguments, void (
   launch_early<CachedArguments>(
       execution, "cached_attention", kernel,
       dim3(static_cast<unsigned>(arguments.blocks), static_cast<unsigned>(heads), static_cast<unsigned>(rows)),
-      warps * kWarp, bytes(), arguments.blocks, arguments);
+      warps * kWarp, bytes(), arguments.blocks, arguments, {.shared = SharedMemoryOf::this_gpu});
 }
 
 /// The kernels for bf16 and fp16.

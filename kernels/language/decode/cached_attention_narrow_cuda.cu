@@ -22,7 +22,7 @@ struct NarrowTile {
   using Sums = StrandSums<kHead>;
   static constexpr int kHeads = kHead <= 128 ? 4 : 2, kPart = 16;
   static constexpr int kTileBytes = kPart * kHead * 2, kStageBytes = 2 * kTileBytes;
-  static_assert(kStageBytes * kCachedLeastStages + Sums::bytes(kMostStrands, kHeads) <= kSharedMemory);
+  static_assert(kStageBytes * kCachedLeastStages + Sums::bytes(kMostStrands, kHeads) <= kDynamicSharedMemory);
 };
 
 template <class Tile>

@@ -30,8 +30,7 @@ namespace {
 
 constexpr int kMostWarps = 16, kMostBlocks = 8;  ///< of a block, and of a cluster
 constexpr int kLaneColumns = 4, kWarpColumns = kWarp * kLaneColumns;
-constexpr int kRows = 4;                                    ///< answers that a warp of many_answers reads together
-constexpr std::int64_t kMostShared = kSharedMemory - 1024;  ///< bytes of a launch, beside the variables of the kernels
+constexpr int kRows = 4;  ///< answers that a warp of many_answers reads together
 
 /// How the blocks of a prompt divide its work in many_answers.
 struct Division {
@@ -222,7 +221,7 @@ FewAnswers few_answers_of(const AnswerSets& sets) {
   FewAnswers out;
   const auto take = [&](int vectors, void (*kernel)(Arguments)) {
     const std::int64_t shared = few_answers_bytes(sets.samples, vectors);
-    if (out.kernel == nullptr && sets.embeddings.columns <= vectors * kWarpColumns && shared <= kMostShared)
+    if (out.kernel == nullptr && sets.embeddings.columns <= vectors * kWarpColumns && shared <= kDynamicSharedMemory)
       out = {kernel, shared};
   };
   if (sets.samples <= kMostWarps) (take(kVectors, few_answers<kVectors>), ...);
@@ -378,14 +377,11 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) many_answers(const __grid_c
   }
 }
 
-/// blocks: of a prompt. shared: bytes, at most kMostShared.
+/// blocks: of a prompt. shared: bytes, at most kDynamicSharedMemory.
 void launch(const Execution& execution, void (*kernel)(Arguments), const Arguments& arguments, int blocks, int warps,
             std::int64_t shared) {
-  if (shared > 47 * 1024)  // a launch may use 48 KB with the variables of the kernel, without asking
-    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-            "set_advantages");
   launch_early(execution, "set_advantages", kernel, dim3(static_cast<unsigned>(arguments.sets.prompts * blocks)),
-               warps * kWarp, shared, blocks, arguments, false);
+               warps * kWarp, shared, blocks, arguments, {.most_shared = false});
 }
 
 }  // namespace
@@ -401,7 +397,7 @@ void set_advantages(const Execution& execution, const SetRule& rule, const Answe
     return launch(execution, few.kernel, arguments, 1, static_cast<int>(sets.samples), few.shared);
   // Hundreds of answers, which no set has, or very many columns: their sums do not fit shared memory.
   const std::int64_t shared = divided.shared_bytes(sets.samples);
-  if (divided.warps() > kMostWarps || shared > kMostShared)
+  if (divided.warps() > kMostWarps || shared > kDynamicSharedMemory)
     return portable::set_advantages(execution, rule, sets, workspace, out);
   launch(execution, many_answers, arguments, divided.blocks, divided.warps(), shared);
 }

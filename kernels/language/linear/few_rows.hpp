@@ -440,4 +440,17 @@ constexpr int few_rows_parts(std::int64_t tiles, std::int64_t chunks) {
   return parts;
 }
 
+/// Units that a block gets from the blocks of its cluster: 32 in turn for each block.
+template <class Tile>
+constexpr int few_rows_exchanged(int parts) {
+  return (Tile::kUnits / 32 + parts - 1) / parts * 32;
+}
+
+/// Dynamic shared memory of a block: stages and sums, then what it gets from the blocks of its cluster.
+template <class Tile>
+constexpr int few_rows_shared_bytes(int most_chunks, int parts) {
+  return Tile::shared_bytes(most_chunks) +
+         (parts == 1 ? 0 : parts * few_rows_exchanged<Tile>(parts) * static_cast<int>(sizeof(FewRowsColumns)));
+}
+
 }  // namespace weft::kernels

@@ -23,12 +23,6 @@ constexpr int finished_at_once() {
   return Tile::kOutputs == kNarrowTile ? 1 : 4;
 }
 
-/// Units that a block gets from the blocks of its cluster: 32 in turn for each block.
-template <class Tile>
-constexpr int exchanged_units(int parts) {
-  return (Tile::kUnits / 32 + parts - 1) / parts * 32;
-}
-
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
     multiply(const __grid_constant__ FewRowsArguments a) {
@@ -53,7 +47,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
   }
   // [rank][unit], at the same place in all blocks of the cluster.
   FewRowsColumns* const exchanged = reinterpret_cast<FewRowsColumns*>(context.shared + Tile::shared_bytes(most_chunks));
-  const int of_rank = exchanged_units<Tile>(parts);
+  const int of_rank = few_rows_exchanged<Tile>(parts);
   // The 32-unit groups of a block are those of its rank, parts, … further. `item` counts what its threads finish.
   constexpr int kCount = finished_at_once<Tile>(), kItems = 4 / kCount;  // items of a unit
   const auto unit_of = [&](int item) {
@@ -137,14 +131,7 @@ void launch(const Execution& execution, const FewRowsArguments& arguments) {
   if constexpr (Tile::kRows == kMostFewRows && Tile::kOutputs <= kMiddleTile) {
     if (multiply_hopper_rows(execution, arguments, parts, Tile::kTransposed, Tile::kNormalised)) return;
   }
-  const int shared = Tile::shared_bytes((chunks + parts - 1) / parts) +
-                     (parts == 1 ? 0 : parts * exchanged_units<Tile>(parts) * static_cast<int>(sizeof(FewRowsColumns)));
-  static const bool once = [] {
-    require(cudaFuncSetAttribute(multiply<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedMemory),
-            "linear: shared memory");
-    return true;
-  }();
-  static_cast<void>(once);
+  const int shared = few_rows_shared_bytes<Tile>((chunks + parts - 1) / parts, parts);
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(tiles));
   launch_early<FewRowsArguments>(execution, "linear", multiply<Tile>, grid, Tile::kThreads, shared, parts, arguments);
 }

@@ -199,16 +199,9 @@ bool launch(const Execution& execution, const FewRowsArguments& arguments) {
             chunks = (o.inputs + Tile::kChunk - 1) / Tile::kChunk,
             most_chunks = (chunks + Tile::kParts - 1) / Tile::kParts;
   if (most_chunks > Tile::kStages) return false;
-  static const bool once = [] {
-    require(cudaFuncSetAttribute(multiply_rows<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 shared_bytes<Tile>(Tile::kStages)),
-            "linear: shared memory");
-    return true;
-  }();
-  static_cast<void>(once);
-  launch_early<FewRowsArguments>(execution, "linear", multiply_rows<Tile>,
-                                 dim3(static_cast<unsigned>(Tile::kParts), static_cast<unsigned>(tiles)),
-                                 Tile::kThreads, shared_bytes<Tile>(most_chunks), Tile::kParts, arguments);
+  launch_early<FewRowsArguments>(
+      execution, "linear", multiply_rows<Tile>, dim3(static_cast<unsigned>(Tile::kParts), static_cast<unsigned>(tiles)),
+      Tile::kThreads, shared_bytes<Tile>(most_chunks), Tile::kParts, arguments, {.shared = SharedMemoryOf::this_gpu});
   return true;
 }
 

@@ -132,28 +132,12 @@ __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_con
 #endif
 }
 
-int most_shared_bytes() {
-  static const int most = [] {
-    int device = 0, bytes = 0;
-    require(cudaGetDevice(&device), "cudaGetDevice");
-    require(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
-    return bytes;
-  }();
-  return most;
-}
-
 template <class Tile>
 bool launch(const Execution& execution, const ManyOutputs& product) {
-  if (Tile::kSharedBytes > most_shared_bytes()) return false;
-  static const bool once = [] {
-    require(cudaFuncSetAttribute(multiply_many<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes),
-            "linear: shared memory");
-    return true;
-  }();
-  static_cast<void>(once);
+  if (Tile::kSharedBytes > most_dynamic_shared_memory(reinterpret_cast<const void*>(multiply_many<Tile>))) return false;
   launch_early<ManyOutputs>(execution, "linear", multiply_many<Tile>,
                             dim3(blocks_for(product.operands.outputs, Tile::kOutputs)), Tile::kThreads,
-                            Tile::kSharedBytes, 1, product);
+                            Tile::kSharedBytes, 1, product, {.shared = SharedMemoryOf::this_gpu});
   return true;
 }
 

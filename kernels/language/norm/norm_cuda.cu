@@ -12,6 +12,7 @@
 #include "kernels/language/norm/norm.hpp"
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/launch_cuda.cuh"
+#include "kernels/slow_paths.hpp"
 
 namespace weft::kernels {
 
@@ -204,7 +205,8 @@ __global__ void __launch_bounds__(kMostBackwardThreads) backward(const __grid_co
 }
 
 bool in_registers(std::int64_t columns, const NormWeights& weights) {
-  return columns <= kMostRegisterColumns && is_aligned(weights.weight.data, 16) && is_aligned(weights.bias.data, 16);
+  static_assert(kMostNormColumns == kMostRegisterColumns);
+  return columns <= kMostNormColumns && is_aligned(weights.weight.data, 16) && is_aligned(weights.bias.data, 16);
 }
 
 bool has_vectors(const Matrix<float>& sums) { return sums.stride % 4 == 0 && is_aligned(sums.data, 16); }

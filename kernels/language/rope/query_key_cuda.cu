@@ -9,6 +9,7 @@
 // Head sizes 16, 32, 64, 128 and 256 in rows that can be read 16 bytes at a time; others take the portable kernels.
 #include "kernels/language/rope/query_key.hpp"
 #include "kernels/language/rows_cuda.cuh"
+#include "kernels/slow_paths.hpp"
 
 namespace weft::kernels {
 
@@ -229,10 +230,8 @@ __global__ void __launch_bounds__(kThreads) backward(const __grid_constant__ Bac
 }
 
 bool fits(const QueryKey& q) {
-  const bool size =
-      q.head_size == 16 || q.head_size == 32 || q.head_size == 64 || q.head_size == 128 || q.head_size == 256;
-  return size && is_aligned(q.query_weight.data, 16) && is_aligned(q.key_weight.data, 16) &&
-         is_aligned(q.rotary.data, 16);
+  return slow_query_key(q.head_size).empty() && is_aligned(q.query_weight.data, 16) &&
+         is_aligned(q.key_weight.data, 16) && is_aligned(q.rotary.data, 16);
 }
 
 AnyMatrix as_any(const Matrix<float>& matrix) {

@@ -321,9 +321,6 @@ void launch(const Execution& execution, Arguments arguments) {
     arguments.blocks *= 2;
   const std::int64_t bytes = std::int64_t{kWarps} * arguments.span() * (arguments.logits.type == Scalar::fp32 ? 4 : 2);
   arguments.held = words && bytes <= kMostHeld;
-  if (arguments.held)
-    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMostHeld)),
-            "sample: shared memory");
   launch_early<Arguments>(execution, "sample", kernel, dim3(static_cast<unsigned>(rows * arguments.blocks)), kThreads,
                           arguments.held ? bytes : 0, arguments.blocks, arguments);
 }

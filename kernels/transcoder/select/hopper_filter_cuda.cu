@@ -502,8 +502,8 @@ void launch(const Execution& execution, const Arguments& a) {
   config.numAttrs = 1;
   static const int clusters = [&] {
     int most = 0;
-    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-            "products with a filter: shared memory");
+    allow_shared_memory(reinterpret_cast<const void*>(kernel), kSharedBytes, "products with a filter",
+                        SharedMemoryOf::this_gpu);
     require(cudaOccupancyMaxActiveClusters(&most, kernel, &config), "products with a filter: occupancy");
     return most;
   }();

@@ -85,10 +85,11 @@ struct DeviceSelection::Parts {
   template <class T>
   void consume(const View& view, const Piece& piece, bool first, std::int64_t budget, cudaStream_t stream) const {
     if (topk()) {
-      const int room = room_of(budget);
+      const int room = topk_room(budget);
       const bool first_of_group = piece.block == 0 && (piece.layer == 0 || !view.all_layers);
       const std::size_t bytes = static_cast<std::size_t>(room) * sizeof(Count);
       const auto kernel = view.largest != nullptr ? keep_best<bf16, true> : keep_best<T, false>;
+      allow_shared_memory(reinterpret_cast<const void*>(kernel), static_cast<std::int64_t>(bytes), "selection: topk");
       kernel<<<static_cast<unsigned>(piece.rows), kThreads, bytes, stream>>>(view, piece, first_of_group,
                                                                              static_cast<int>(budget), room);
       return;
@@ -272,12 +273,6 @@ DeviceSelection::DeviceSelection(const SelectionRequest& request, Array<std::byt
                             static_cast<std::size_t>(sizes.tile_tokens * sizes.tile_stride * bytes_of(request.product)),
                             stream_of(execution)),
             "selection on the GPU, initial state");
-  const int bytes = room_of(request.rule == SelectionRule::topk ? request.budget : 1) * static_cast<int>(sizeof(Count));
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(keep_best<bf16, true>), reinterpret_cast<const void*>(keep_best<bf16, false>),
-        reinterpret_cast<const void*>(keep_best<float, false>)})
-    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-            "selection on the GPU, shared memory");
   require(cudaGetLastError(), "selection on the GPU, initial state");
 }
 

@@ -50,6 +50,7 @@
 #include "kernels/array.hpp"
 #include "kernels/constants.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/shared_memory.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/select/rule.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
@@ -58,6 +59,18 @@ namespace weft::kernels::cuda {
 
 /// Largest number of entries that `topk` keeps for a token and group: the list is in shared memory.
 constexpr std::int64_t kMostPerToken = 8192;
+
+/// Words of shared memory of topk for a budget: the bins and largest keys of keep_best (2,048), or the list and at
+/// least 1,024 new entries. More are sorted less often; beyond 8,192 a power of two would be too many for GPUs with
+/// 99 KB.
+constexpr int topk_room(std::int64_t budget) {
+  constexpr int kLargest = 8192;
+  int room = 2048;
+  while (room < kLargest && room < budget + 1024) room *= 2;
+  return room < budget + 1024 ? static_cast<int>(budget + 1024) : room;
+}
+static_assert(topk_room(kMostPerToken) * std::int64_t{sizeof(std::uint64_t)} <= kSharedMemory - 6 * 1024,
+              "with the static variables of keep_best");
 
 /// Position of a rank in a grid of shards of the features and slices of the batch. Shards hold consecutive features,
 /// slices consecutive tokens.

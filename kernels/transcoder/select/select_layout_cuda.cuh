@@ -159,13 +159,5 @@ void check_request(const SelectionRequest& request) {
     refuse("more than " + std::to_string(kMostPerToken) + " entries of a token in one group");
 }
 
-/// Words of shared memory for keep_best: its bins and its largest keys, or the list and a chunk of products, rounded up
-/// to a power of two for sorting.
-int room_of(std::int64_t budget) {
-  int room = 2048;
-  while (room < budget + 1024) room *= 2;
-  return room;
-}
-
 }  // namespace
 }  // namespace weft::kernels::cuda

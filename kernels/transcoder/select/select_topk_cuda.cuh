@@ -6,6 +6,7 @@
 
 #include "kernels/transcoder/select/hopper_filter.hpp"
 #include "kernels/transcoder/select/select_view_cuda.cuh"
+#include "kernels/transcoder/select/sort_network.hpp"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -24,7 +25,7 @@ __device__ int count_greater(const Count* words, int n, Count word) {
 }
 
 /// Sorts the first n words of `words` descending, of which the first `sorted` already are; returns how many of them
-/// count, at most `budget`. All threads of the block call it. `words` has space for the next power of two.
+/// count, at most `budget`. All threads of the block call it.
 __device__ int keep_largest(Count* words, int n, int sorted, int budget) {
   __syncthreads();
   // Each word finds its rank by comparison with those that are not sorted yet, if they are few.
@@ -47,15 +48,14 @@ __device__ int keep_largest(Count* words, int n, int sorted, int budget) {
   } else {
     int size = kRanked;
     while (size < n) size *= 2;
-    for (int i = n + threadIdx.x; i < size; i += kThreads) words[i] = 0;
     for (int run = 2; run <= size; run *= 2)
       for (int distance = run / 2; distance > 0; distance /= 2) {
         __syncthreads();
         for (int pair = threadIdx.x; pair < size / 2; pair += kThreads) {
-          const int low = pair / distance * 2 * distance + pair % distance, high = low + distance;
-          const bool descending = (low & run) == 0;
+          const auto [low, high] = comparator(pair, run, distance);
+          if (high >= n) continue;
           const Count a = words[low], b = words[high];
-          if ((a < b) == descending) {
+          if (a < b) {
             words[low] = b;
             words[high] = a;
           }
@@ -107,9 +107,9 @@ constexpr int kPartsOfThread = 8;
 constexpr int kMostParts = kPartsOfThread * kThreads;
 constexpr int kKnownPart = static_cast<int>(kHopperPart);
 
-/// Merges a tile's rows into the tokens' lists. One block per row; dynamic shared memory: `room` words, a power of two
-/// of at least budget + 1024 and of both arrays below. It is kept small, so that the biases, which all rows read, stay
-/// in the L1 cache.
+/// Merges a tile's rows into the tokens' lists. One block per row; dynamic shared memory: `room` words, of at
+/// least budget + 1024 and of both arrays below (topk_room). It is kept small, so that the biases, which all rows read,
+/// stay in the L1 cache.
 ///
 /// The bar is a key that at least `budget` keys exceed: the least of a full list, or a bound by the largest keys of
 /// parts of the row, which are keys of as many entries. The parts whose largest key exceeds the bar are read again,

@@ -116,6 +116,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
   using Stages = StateStages<kChunks, kStages>;
   constexpr bool kCross = kKind == StreamKind::cross_layer, kDots = kKind != StreamKind::encoder;
   constexpr bool kStaged = kStages > 0;
+  // Without them there may be none: the norm of an encoder's gradient has no weights.
+  constexpr bool kWeights = kDots || kUpdate || Epilogue::kHasExtra;
   // An extra gradient that depends on the norms of rows needs them again in the next step.
   constexpr bool kSquares = kUpdate && Epilogue::kHasExtra;
   static_assert(!kSquares || kChunks <= kWarps);
@@ -311,7 +313,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         ahead[c] = make_uint4(0, 0, 0, 0);
-        if (live(c)) ahead[c] = load_weight(p, at + c * kBlockColumns);
+        if constexpr (kWeights)
+          if (live(c)) ahead[c] = load_weight(p, at + c * kBlockColumns);
       }
     }
     rows.hits = a.stream.hit + base;
@@ -353,11 +356,12 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
           state[c].weight = ahead[c];
           if (kUpdate && live(c)) load_moments(state[c], p, at + c * kBlockColumns);
         }
-        if (i + 1 < count) {
+        if constexpr (kWeights)
+          if (i + 1 < count) {
 #pragma unroll
-          for (int c = 0; c < kChunks; ++c)
-            if (live(c)) ahead[c] = load_weight(p, at + columns + c * kBlockColumns);
-        }
+            for (int c = 0; c < kChunks; ++c)
+              if (live(c)) ahead[c] = load_weight(p, at + columns + c * kBlockColumns);
+          }
       }
       float weight[kChunks * 8], sum[kChunks * 8];
 #pragma unroll
@@ -442,14 +446,14 @@ void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Ep
   using Rows = RowStream<kChunks, kRing, kKind != StreamKind::encoder, kFull>;
   constexpr int kShared =
       kWarps * (kRing * Rows::kRowBytes + StateStages<kChunks, kStages>::kBytes + Rows::kDotBytes + kStages * 8);
-  static_assert(kShared <= kSharedMemory);
+  static_assert(kShared <= kDynamicSharedMemory);
   static_assert(kRing * kChunks * 512 >= kChunks * kBlockColumns * 4,
                 "the sums of a hot feature fit into the memory of the rings");
   const auto kernel =
       stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kKind, kUpdate, kStages, Epilogue>;
   static const int resident = [&] {
     int blocks = 0;
-    require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared), "stream_features");
+    allow_shared_memory(reinterpret_cast<const void*>(kernel), kShared, "stream_features");
     require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kWarps * kWarp, kShared), "stream_features");
     return blocks;
   }();

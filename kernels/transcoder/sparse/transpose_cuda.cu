@@ -3,10 +3,13 @@
 // CSR -> CSC by counting: hits per feature, their prefix sums, every entry to its feature in any order, then to its
 // index by rank. The rank of an entry is the number of hits of its feature with a smaller CSR position (positions
 // ascend with the token), so the result does not depend on the order of the threads. Ranks are counted directly in
-// short lists; for a long one the tokens are marked in a bit map and counted there.
+// short lists; for a long one the tokens are marked in a bit map and counted there, a window of the batch after the
+// other.
 //
 // Counts and the number of entries stay on the device. About eight passes over the entries, 4 to 12 bytes per entry
 // each.
+#include <algorithm>
+
 #include "kernels/transcoder/sparse/scan_cuda.cuh"
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "kernels/warp_cuda.cuh"
@@ -18,7 +21,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kScanBlock = kScanThreads * 4;  // counts that one block scans
 constexpr std::uint32_t kLongList = 256;
-constexpr int kMarkedTokens = 1 << 18;  // tokens of the bit map: 32 KiB of shared memory
+constexpr std::int64_t kWindow = 1 << 18;  // tokens of the bit map: 32 KiB of shared memory, and as much for counts
 
 struct Entry {
   std::uint32_t position, token;
@@ -99,7 +102,7 @@ __global__ void scatter_entries(const std::int64_t* row_offsets, std::int64_t n_
 }
 
 __global__ void rank_entries(const std::int64_t* offsets, std::int64_t n_keys, const std::uint32_t* key,
-                             const Entry* entry, std::uint32_t most, std::uint32_t* token, std::uint32_t* position) {
+                             const Entry* entry, std::uint32_t* token, std::uint32_t* position) {
   const std::int64_t total = offsets[n_keys];
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; i < total; i += step) {
@@ -107,7 +110,7 @@ __global__ void rank_entries(const std::int64_t* offsets, std::int64_t n_keys, c
     const std::uint32_t k = key[mine.position];
     const std::int64_t begin = offsets[k];
     const std::uint32_t count = static_cast<std::uint32_t>(offsets[k + 1] - begin);
-    if (count > most) continue;
+    if (count > kLongList) continue;
     std::uint32_t rank = 0;
     for (std::uint32_t j = 0; j < count; ++j) rank += entry[begin + j].position < mine.position ? 1u : 0u;
     token[begin + rank] = mine.token;
@@ -118,35 +121,43 @@ __global__ void rank_entries(const std::int64_t* offsets, std::int64_t n_keys, c
 /// One block per long list.
 __global__ void __launch_bounds__(kScanThreads)
     rank_long(const std::int64_t* offsets, const Entry* entry, const std::uint32_t* counters,
-              const std::uint32_t* long_list, int n_words, std::uint32_t* token, std::uint32_t* position) {
+              const std::uint32_t* long_list, std::int64_t n_tokens, int n_words, std::uint32_t* token,
+              std::uint32_t* position) {
   extern __shared__ std::uint32_t shared[];
-  std::uint32_t* bits = shared;              // [n_words] a bit for each token
+  std::uint32_t* bits = shared;              // [n_words] a bit for each token of the window
   std::uint32_t* before = shared + n_words;  // [n_words] bits in the words before
   for (std::uint32_t item = blockIdx.x; item < *counters; item += gridDim.x) {
     const std::int64_t begin = offsets[long_list[item]], end = offsets[long_list[item] + std::int64_t{1}];
-    for (int w = static_cast<int>(threadIdx.x); w < n_words; w += kScanThreads) bits[w] = 0;
-    __syncthreads();
-    for (std::int64_t i = begin + threadIdx.x; i < end; i += kScanThreads)
-      atomicOr(bits + entry[i].token / 32, 1u << entry[i].token % 32);
-    __syncthreads();
-    const int each = (n_words + kScanThreads - 1) / kScanThreads;
-    const int first = min(n_words, static_cast<int>(threadIdx.x) * each), last = min(n_words, first + each);
-    std::int64_t sum = 0, base = 0;
-    for (int w = first; w < last; ++w) sum += __popc(bits[w]);
-    block_scan(sum, base);
-    for (int w = first; w < last; ++w) {
-      before[w] = static_cast<std::uint32_t>(base);
-      base += __popc(bits[w]);
+    std::int64_t earlier = begin;  // the first place of this window
+    for (std::int64_t window = 0; window < n_tokens; window += kWindow) {
+      for (int w = static_cast<int>(threadIdx.x); w < n_words; w += kScanThreads) bits[w] = 0;
+      __syncthreads();
+      for (std::int64_t i = begin + threadIdx.x; i < end; i += kScanThreads)
+        if (const std::int64_t at = entry[i].token - window; at >= 0 && at < kWindow)
+          atomicOr(bits + at / 32, 1u << at % 32);
+      __syncthreads();
+      const int each = (n_words + kScanThreads - 1) / kScanThreads;
+      const int first = min(n_words, static_cast<int>(threadIdx.x) * each), last = min(n_words, first + each);
+      std::int64_t sum = 0, base = 0;
+      for (int w = first; w < last; ++w) sum += __popc(bits[w]);
+      const std::int64_t of_window = block_scan(sum, base);
+      for (int w = first; w < last; ++w) {
+        before[w] = static_cast<std::uint32_t>(base);
+        base += __popc(bits[w]);
+      }
+      __syncthreads();
+      for (std::int64_t i = begin + threadIdx.x; i < end; i += kScanThreads) {
+        const Entry mine = entry[i];
+        const std::int64_t at = mine.token - window;
+        if (at < 0 || at >= kWindow) continue;
+        const std::uint32_t below = (1u << at % 32) - 1;
+        const std::int64_t to = earlier + before[at / 32] + __popc(bits[at / 32] & below);
+        token[to] = mine.token;
+        position[to] = mine.position;
+      }
+      earlier += of_window;
+      __syncthreads();
     }
-    __syncthreads();
-    for (std::int64_t i = begin + threadIdx.x; i < end; i += kScanThreads) {
-      const Entry mine = entry[i];
-      const std::uint32_t word = mine.token / 32, below = (1u << mine.token % 32) - 1;
-      const std::int64_t to = begin + before[word] + __popc(bits[word] & below);
-      token[to] = mine.token;
-      position[to] = mine.position;
-    }
-    __syncthreads();
   }
 }
 
@@ -173,19 +184,12 @@ void transpose(const Execution& execution, const SparseActivations& a, FeatureHi
                                                          w.long_list);
   scatter_entries<<<blocks_for(a.n_tokens, kThreads / kWarp), kThreads, 0, queue>>>(
       a.row_offsets.data, a.n_tokens, a.key.data, hits.offsets.data, w.cursor, w.entry);
-  // For batches too large for the bit map every rank is counted directly.
-  const bool marked = a.n_tokens <= kMarkedTokens;
-  rank_entries<<<entry_blocks, kThreads, 0, queue>>>(hits.offsets.data, n_keys, a.key.data, w.entry,
-                                                     marked ? kLongList : ~0u, hits.token.data, hits.position.data);
-  if (marked) {
-    const int n_words = static_cast<int>((a.n_tokens + 31) / 32);
-    const std::size_t shared = static_cast<std::size_t>(n_words) * 8;
-    if (shared > 40 * 1024)
-      require(cudaFuncSetAttribute(rank_long, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-              "transpose");
-    rank_long<<<multiprocessors() * 2, kScanThreads, shared, queue>>>(
-        hits.offsets.data, w.entry, w.counters, w.long_list, n_words, hits.token.data, hits.position.data);
-  }
+  rank_entries<<<entry_blocks, kThreads, 0, queue>>>(hits.offsets.data, n_keys, a.key.data, w.entry, hits.token.data,
+                                                     hits.position.data);
+  const int n_words = static_cast<int>((std::min(a.n_tokens, kWindow) + 31) / 32), shared = n_words * 8;
+  allow_shared_memory(reinterpret_cast<const void*>(rank_long), shared, "transpose");
+  rank_long<<<multiprocessors() * 2, kScanThreads, shared, queue>>>(
+      hits.offsets.data, w.entry, w.counters, w.long_list, a.n_tokens, n_words, hits.token.data, hits.position.data);
   require_launch("transpose");
 }
 

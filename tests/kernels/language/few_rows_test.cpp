@@ -4,6 +4,7 @@
 // fragments, barriers and the order of sums are those of the GPU.
 #include "kernels/language/linear/few_rows.hpp"
 
+#include "kernels/shared_memory.hpp"
 #include "tests/kernels/language/emulated_block.hpp"
 #include "tests/kernels/language/rows_support.hpp"
 
@@ -207,6 +208,28 @@ TEST_CASE("parts of the inputs: enough blocks for a GPU, no more parts than chun
   CHECK(few_rows_parts(1000, 12) == 1);
   CHECK(few_rows_parts(1, 1) == 1);
   CHECK(few_rows_parts(1, 3) == 2);
+}
+
+TEST_CASE("a block of any product of few rows has shared memory on every GPU that the kernels are for") {
+  const auto check = [&]<class Tile>(int least_tiles) {
+    // From 128 tiles on there is one part, from 8 chunks per part on all stages are in use.
+    for (int tiles = least_tiles; tiles <= std::max(least_tiles, 130); ++tiles)
+      for (int chunks = 1; chunks <= 130; ++chunks) {
+        const int parts = few_rows_parts(tiles, chunks),
+                  bytes = few_rows_shared_bytes<Tile>((chunks + parts - 1) / parts, parts);
+        if (bytes > cuda::kDynamicSharedMemory) FAIL_CHECK(bytes << " bytes for " << tiles << " tiles, " << chunks);
+      }
+  };
+  const auto check_rows = [&]<int kRows>() {
+    check.operator()<FewRowsTile<kRows, 32, false>>(1);
+    check.operator()<FewRowsTile<kRows, 32, true>>(1);
+    check.operator()<FewRowsTile<kRows, 32, false, true>>(1);
+    check.operator()<FewRowsTile<kRows, 64, false, true>>(1024 / 64);
+    check.operator()<FewRowsTile<kRows, 128, false>>(16384 / 128);
+  };
+  check_rows.operator()<8>();
+  check_rows.operator()<32>();
+  check_rows.operator()<64>();
 }
 
 }  // namespace weft::testing

@@ -102,7 +102,7 @@ TEST_CASE("the float64 gradient of a norm is the derivative of its output") {
 TEST_CASE("norms agree with float64, forward and backward, with and without residual, for every storage type") {
   for_each_backend([&](const Execution& execution) {
     int margins = 0;
-    for (const std::int64_t columns : {31, 64, 257, 512, 768, 1024, 1032, 2056, 8192, 8200})
+    for (const std::int64_t columns : {31, 64, 257, 512, 768, 1024, 1032, 2056, 2560, 8192, 8200})
       for (const Norm kind : {Norm::layer, Norm::rms})
         for (const Scalar type : kRowTypes)
           for (const bool residual : {false, true}) {
@@ -170,7 +170,7 @@ TEST_CASE("norms agree with float64, forward and backward, with and without resi
 TEST_CASE("a row has the same bits among few rows and among many") {
   constexpr std::int64_t kRows = 1003, kFew = 7;
   for_each_backend([&](const Execution& execution) {
-    for (const std::int64_t columns : {8, 256, 512, 768, 1024, 2056, 8192})
+    for (const std::int64_t columns : {8, 256, 512, 768, 1024, 2056, 2560, 8192})
       for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
         CAPTURE(columns);
         const Weights weights(columns, true);

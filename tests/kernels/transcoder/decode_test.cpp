@@ -21,19 +21,23 @@ struct Shape {
   std::int64_t targets(std::int64_t s) const { return cross_layer ? n_layers - s : 1; }
 };
 // One of everything; uneven sizes; N = 1; d beyond one chunk and odd; a token with thousands of active features. Then
-// widths of the vectorised CUDA kernels: partly filled chunks (8, 384), whole ones (768), several column groups (2048,
-// 2304), and features with more hits than one warp takes; 13: their scalar path with such features. Last, decoders per
-// layer.
+// widths of the vectorised CUDA kernels: partly filled chunks (8, 384), whole ones (768), odd multiples of 512 (512,
+// 2560), several column groups (2048, 2304, 2560), and features with more hits than one warp takes; 13: their scalar
+// path with such features. Last, decoders per layer.
+// clang-format off
 constexpr Shape kShapes[] = {
-    {1, 1, 1, 1, 1.0},           {7, 2, 13, 770, 0.2},
-    {1, 3, 50, 5, 0.3},          {40, 5, 31, 33, 0.1},
-    {9, 2, 6001, 3, 0.002},      {1, 1, 33, 8, 0.2},
-    {129, 3, 100, 384, 0.03},    {300, 4, 70, 768, 0.03},
-    {2100, 1, 64, 256, 0.02},    {64, 2, 33, 2048, 0.1},
-    {50, 2, 20, 2304, 0.1},      {140, 2, 65, 13, 0.1},
-    {40, 5, 31, 33, 0.1, false}, {129, 3, 100, 384, 0.03, false},
-    {30, 40, 70, 8, 0.1, false}, {140, 3, 70, 768, 0.1, false},
+    {1, 1, 1, 1, 1.0},               {7, 2, 13, 770, 0.2},
+    {1, 3, 50, 5, 0.3},              {40, 5, 31, 33, 0.1},
+    {9, 2, 6001, 3, 0.002},          {1, 1, 33, 8, 0.2},
+    {129, 3, 100, 384, 0.03},        {300, 4, 70, 768, 0.03},
+    {2100, 1, 64, 256, 0.02},        {64, 2, 33, 2048, 0.1},
+    {50, 2, 20, 2304, 0.1},          {140, 2, 65, 13, 0.1},
+    {40, 5, 31, 33, 0.1, false},     {129, 3, 100, 384, 0.03, false},
+    {30, 40, 70, 8, 0.1, false},     {140, 3, 70, 768, 0.1, false},
+    {140, 2, 65, 512, 0.1},          {50, 1, 20, 2560, 0.1},
+    {70, 2, 40, 512, 0.1, false},    {40, 1, 20, 3584, 0.1},
 };
+// clang-format on
 
 /// A decoder for each layer, in a trained state.
 std::vector<Parameters> decoders(Backend backend, const Shape& shape, StatePolicy policy) {

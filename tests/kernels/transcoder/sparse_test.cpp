@@ -196,6 +196,14 @@ TEST_CASE("transpose gives each feature's tokens in ascending order for every sh
     rows[250].clear();
     for (std::uint32_t k = 0; k < 600; ++k) rows[250].push_back(k);
     CHECK(transposes(execution, rows, 6, 100));
+    // More tokens than the bit map of the CUDA kernels has at a time: 262,144. Features in nearly all of them, in few.
+    // The portable kernels sort a list with one thread.
+    std::vector<std::vector<std::uint32_t>> many(execution.backend == Backend::cuda ? 2 * 262144 + 77 : 7777);
+    for (std::size_t n = 0; n < many.size(); ++n) {
+      if (n % 5 != 0) many[n].push_back(0);
+      if (n % 1000 == 999) many[n].push_back(1);
+    }
+    CHECK(transposes(execution, many, 1, 3));
   });
 }
 

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The GPU that a process finds, against what the program was built for.
+#pragma once
+
+#include <string>
+
+namespace weft::device {
+
+/// What the CUDA runtime says of the GPU that this process selects.
+struct Gpu {
+  int count = 0;         ///< visible GPUs
+  std::string why_none;  ///< if there are none
+  int index = 0;
+  std::string name;
+  int major = 0, minor = 0;  ///< compute capability
+  bool has_code = false;     ///< the program has code that it can run
+};
+
+/// What a CUDA build was compiled for.
+struct GpuBuild {
+  std::string architectures;  ///< of Weft, "8.0, 9.0"
+  int kokkos = 0;             ///< of Kokkos, 90 for 9.0; 0: not known
+};
+
+/// Problem, reason and remedy if this build cannot compute with this GPU, or has none; "" if it can.
+std::string gpu_obstacle(const Gpu&, const GpuBuild&, const std::string& backend);
+
+/// Least compute capability of the hand-written kernels, major; earlier GPUs have the portable ones.
+constexpr int kLeastMajor = 8;
+
+}  // namespace weft::device
