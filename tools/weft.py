@@ -42,18 +42,24 @@ EPSILON = 1e-6      # added to a standard deviation
 
 
 class Run:
-    """A run directory, of a transcoder or of a language model; it may be in progress."""
+    """A run directory, of a transcoder or of a language model, or the output of `weft convert`; a run may be in progress."""
 
     def __init__(self, path):
         self.path = Path(path)
-        if not (self.path / "run.json").is_file():
-            raise FileNotFoundError(f"{path}: not a run directory (run.json is missing); name the directory of a run")
-        self.record = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        self.record = {}        # of what `weft convert` wrote
+        if (self.path / "run.json").is_file():
+            self.record = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        elif not (self.path / "checkpoints").is_dir():
+            advice = ("it is a checkpoint, which weft.Checkpoint and weft.Transcoder read" if (self.path / "manifest.json").is_file()
+                      else "name the directory of a run")
+            raise FileNotFoundError(f"{path}: not a run directory (run.json is missing); {advice}")
 
     @property
     def input(self):
         """{table: {key: value}}, as the run used it."""
-        return self.record.get("input", {})
+        if "input" in self.record or not self.steps:
+            return self.record.get("input", {})
+        return self.checkpoint().input
 
     @property
     def metrics(self):

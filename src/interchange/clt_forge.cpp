@@ -7,8 +7,10 @@
 //   estimated_norm_scaling_factor_in, _out [L]
 //
 // M = L (L + 1) / 2 pairs of layers in row-major order, (0, 0), (0, 1), ...; the biases of the pairs add up and are the
-// same in all files. With cross_layer_decoders = false, M = L: a layer writes to itself only. JumpReLU, active iff z >
-// theta. Weights apply to x * factor_in and give y * factor_out.
+// same in all files. With cross_layer_decoders = false, M = L: a layer writes to itself only. activation_fn "jumprelu":
+// active iff z > theta; "topk": the k largest of a token and layer, without thresholds. Weights apply to x * factor_in
+// and give y * factor_out.
+#include <algorithm>
 #include <cmath>
 
 #include "base/text.hpp"
@@ -17,6 +19,8 @@
 namespace weft::interchange {
 namespace fs = std::filesystem;
 namespace {
+
+constexpr std::int64_t kMostShards = 65536;
 
 /// sqrt(d) / factor of each layer: Weft's scalar normalisation multiplies by sqrt(d) / mean norm.
 std::vector<double> mean_norms(const SafetensorsFile& file, const char* name, const Sizes& sizes) {
@@ -35,25 +39,37 @@ std::vector<double> mean_norms(const SafetensorsFile& file, const char* name, co
   return norms;
 }
 
+/// The files of the weights: one, or one of each process that held a part of the features.
+std::vector<std::string> files_of(const fs::path& directory, ForeignSettings& config) {
+  constexpr const char* kOne = "clt_weights.safetensors";
+  const std::optional<std::int64_t> stated = config.optional_count("world_size");
+  const bool one = fs::exists(directory / kOne), sharded = config.flag("feature_sharding", !one);
+  std::int64_t n_shards = 0;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory))
+    if (entry.path().filename().string().ends_with("_clt_weights.safetensors")) ++n_shards;
+  if (!sharded || (one && n_shards == 0)) return {kOne};
+  std::vector<std::string> names;
+  for (std::int64_t r = 0; r < std::clamp<std::int64_t>(stated.value_or(n_shards), 1, kMostShards); ++r)
+    names.push_back(fmt::format("rank{}_clt_weights.safetensors", r));
+  return names;
+}
+
 }  // namespace
 
 Opened open_clt_forge(const fs::path& directory) {
   const fs::path path = directory / "clt_cfg.json";
-  const SortedJson config = json_object(path);
-  const auto cross_layer = config.find("cross_layer_decoders");
-  const bool own_layer_only = cross_layer != config.end() && cross_layer->is_boolean() && !cross_layer->get<bool>();
-
-  std::vector<std::string> names;
-  if (fs::exists(directory / "clt_weights.safetensors")) {
-    names.emplace_back("clt_weights.safetensors");
-  } else {
-    std::int64_t n_shards = 0;
-    for (const fs::directory_entry& entry : fs::directory_iterator(directory))
-      if (entry.path().filename().string().ends_with("_clt_weights.safetensors")) ++n_shards;
-    for (std::int64_t r = 0; r < std::max<std::int64_t>(1, n_shards); ++r)
-      names.push_back(fmt::format("rank{}_clt_weights.safetensors", r));
-  }
-  Layout layout{.contents = {.sizes = {}, .thresholds = true, .per_layer = own_layer_only}, .log_thresholds = true};
+  ForeignSettings config(path);
+  const bool own_layer_only = !config.flag("cross_layer_decoders", true);
+  const std::string activation = config.text("activation_fn", "jumprelu");
+  if (activation != "jumprelu" && activation != "topk")
+    config.refuse(fmt::format("activation_fn \"{}\" has no counterpart", printable(activation)));
+  if (const std::string type = config.text("decoder_type", "full"); type != "full")
+    config.refuse(fmt::format("decoder_type \"{}\" has no counterpart", printable(type)));
+  const bool topk = activation == "topk";
+  const std::vector<std::string> names = files_of(directory, config);
+  Layout layout{.contents = {.sizes = {}, .thresholds = !topk, .per_layer = own_layer_only}, .log_thresholds = true};
+  // The thresholds of such a model keep their first value and are not used.
+  if (topk) layout.contents.k = config.count("k");
   Sizes& sizes = layout.contents.sizes;
   std::vector<std::int64_t> features;  // of each file
   Normalised normalised;
@@ -72,6 +88,12 @@ Opened open_clt_forge(const fs::path& directory) {
     normalised.statistics.targets.mean_norm = mean_norms(file, "estimated_norm_scaling_factor_out", sizes);
   }
   sizes = checked(path, sizes.n_layers, sizes.d_model, sizes.n_features);
+  // A file that is missing at the end leaves fewer features than the configuration states.
+  config.require_equal("n_layers", sizes.n_layers);
+  config.require_equal("d_in", sizes.d_model);
+  config.require_equal("d_latent", sizes.n_features);
+  if (layout.contents.k > sizes.n_features)
+    throw error(ExitCode::data, "{}: k is {} of {} features", path.string(), layout.contents.k, sizes.n_features);
 
   const std::int64_t n_layers = sizes.n_layers, d = sizes.d_model;
   const std::int64_t pairs = own_layer_only ? n_layers : n_layers * (n_layers + 1) / 2;
@@ -87,11 +109,12 @@ Opened open_clt_forge(const fs::path& directory) {
                                   "layer_mask",
                                   "l_idx",
                                   "k_idx"};
+    if (topk) layout.files[file].ignored.push_back("log_threshold");
     const std::size_t encoder = layout.add_tensor(file, "W_enc", {n_layers, d, n}),
                       encoder_bias = layout.add_tensor(file, "b_enc", {n_layers, n}),
                       decoder = layout.add_tensor(file, "W_dec", {pairs, n, d}),
-                      decoder_bias = layout.add_tensor(file, "b_dec", {pairs, d}),
-                      threshold = layout.add_tensor(file, "log_threshold", {n_layers, n});
+                      decoder_bias = layout.add_tensor(file, "b_dec", {pairs, d});
+    const std::size_t threshold = topk ? 0 : layout.add_tensor(file, "log_threshold", {n_layers, n});
     std::int64_t pair = 0;
     for (std::int64_t s = 0; s < n_layers; ++s) {
       layout.blocks[{Part::encoder, s}].push_back({.rows = rows,
@@ -101,7 +124,8 @@ Opened open_clt_forge(const fs::path& directory) {
                                                    .offset = s * d * n,
                                                    .row_stride = 1,
                                                    .column_stride = n});
-      for (const auto& [part, tensor] : {std::pair(Part::encoder_bias, encoder_bias), {Part::threshold, threshold}})
+      for (const auto& [part, tensor] : {std::pair(Part::encoder_bias, encoder_bias), {Part::threshold, threshold}}) {
+        if (part == Part::threshold && topk) continue;
         layout.blocks[{part, s}].push_back({.rows = rows,
                                             .columns = {0, 1},
                                             .file = file,
@@ -109,6 +133,7 @@ Opened open_clt_forge(const fs::path& directory) {
                                             .offset = s * n,
                                             .row_stride = 1,
                                             .column_stride = 1});
+      }
       for (std::int64_t t = s; t < (own_layer_only ? s + 1 : n_layers); ++t, ++pair) {
         layout.blocks[{Part::decoder, s}].push_back({.rows = rows,
                                                      .columns = layout.strip(s, t),
@@ -131,8 +156,26 @@ Opened open_clt_forge(const fs::path& directory) {
   Opened opened{.format = "clt-forge",
                 .rows = std::make_unique<LayoutRows>(directory, std::move(layout)),
                 .normalised = std::move(normalised)};
-  if (const auto model = config.find("model_name"); model != config.end() && model->is_string())
-    opened.facts.emplace_back("model", model->get<std::string>());
+  if (const std::string model = config.text("model_name"); !model.empty()) opened.facts.emplace_back("model", model);
+  // Of the training and of the processes that performed it; jumprelu_init_threshold is where the thresholds began.
+  constexpr const char* kWithoutEffect[] = {"device",
+                                            "dtype",
+                                            "seed",
+                                            "debug",
+                                            "jumprelu_bandwidth",
+                                            "jumprelu_init_threshold",
+                                            "normalize_decoder",
+                                            "dead_feature_window",
+                                            "context_size",
+                                            "functional_loss",
+                                            "l0_coefficient",
+                                            "decoder_rank",
+                                            "ddp",
+                                            "fsdp",
+                                            "is_sharded",
+                                            "k"};
+  config.without_effect(kWithoutEffect);
+  config.finish();
   return opened;
 }
 

@@ -19,32 +19,16 @@
 // statistics of the training data in norm_stats.json), and older names of these.
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "base/text.hpp"
 #include "interchange/formats.hpp"
+#include "interchange/hooks.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::interchange {
 namespace fs = std::filesystem;
 namespace {
-
-std::string text_in(const SortedJson& config, const char* key, const std::string& otherwise) {
-  const auto at = config.find(key);
-  return at != config.end() && at->is_string() ? at->get<std::string>() : otherwise;
-}
-
-bool flag_in(const SortedJson& config, const char* key) {
-  const auto at = config.find(key);
-  return at != config.end() && at->is_boolean() && at->get<bool>();
-}
-
-std::int64_t number_in(const fs::path& path, const SortedJson& config, const char* key) {
-  const auto at = config.find(key);
-  if (at == config.end() || !at->is_number_integer())
-    throw error(ExitCode::data, "{}: \"{}\" is missing or not an integer; is it the cfg.json of a transcoder?",
-                path.string(), key);
-  return at->get<std::int64_t>();
-}
 
 /// The file of the weights: model.safetensors, or the only one.
 std::string weights_in(const fs::path& directory) {
@@ -108,10 +92,10 @@ Normalised read_statistics(const fs::path& directory, const std::string& given, 
   return result;
 }
 
-Normalised normalisation_of(const fs::path& directory, const SortedJson& config, const std::string& statistics,
+Normalised normalisation_of(const fs::path& directory, ForeignSettings& config, const std::string& statistics,
                             const Sizes& sizes) {
-  std::string method = text_in(config, "normalization_method", "none");
-  if (flag_in(config, "sqrt_d_model_normalize") || method.ends_with("sqrt_d_model")) method = "sqrt_d_model";
+  std::string method = config.text("normalization_method", "none");
+  if (config.flag("sqrt_d_model_normalize") || method.ends_with("sqrt_d_model")) method = "sqrt_d_model";
   if (method == "auto" || method == "estimated_mean_std") method = "mean_std";
   if (method == "mean_std") return read_statistics(directory, statistics, sizes);
   Normalised result = not_normalised(sizes);
@@ -188,43 +172,48 @@ std::string crosslayer_coding_config(const Contents& contents, const Origin& ori
     throw error(
         ExitCode::usage,
         "crosslayer-coding has no skip connection from a layer's input to its own output only (its untied models "
-        "have one per pair of layers); export to circuit-tracer");
+        "have one per pair of layers); train without transcoder.skip, or with transcoder.decoder = \"per_layer\" and "
+        "export to circuit-tracer");
   const auto text = [](const std::string& value) { return value.empty() ? Json() : Json(value); };
-  const Json config = {{"num_features", contents.sizes.n_features},
-                       {"num_layers", contents.sizes.n_layers},
-                       {"d_model", contents.sizes.d_model},
-                       {"model_name", text(origin.model)},
-                       {"normalization_method", "none"},
-                       {"activation_fn", contents.thresholds ? "jumprelu" : "relu"},
-                       {"clt_dtype", storage.matrices == kernels::Scalar::bf16 ? "bfloat16" : "float32"},
-                       {"mlp_input_template", text(origin.input_hook)},
-                       {"mlp_output_template", text(origin.output_hook)},
-                       {"decoder_tying", tying_names.at(contents.tying)},
-                       {"enable_feature_offset", contents.affine},
-                       {"enable_feature_scale", contents.affine},
-                       {"skip_connection", contents.skip}};
+  // Its templates are of modules (nnsight) or of TransformerLens; older versions know the former alone.
+  const bool lens_inputs = is_transformer_lens(origin.input_hook),
+             lens_outputs = is_transformer_lens(origin.output_hook);
+  Json config = {{"num_features", contents.sizes.n_features},
+                 {"num_layers", contents.sizes.n_layers},
+                 {"d_model", contents.sizes.d_model},
+                 {"model_name", text(origin.model)},
+                 {"normalization_method", "none"},
+                 {"activation_fn", contents.thresholds ? "jumprelu" : "relu"},
+                 {"clt_dtype", storage.matrices == kernels::Scalar::bf16 ? "bfloat16" : "float32"},
+                 {"mlp_input_template", text(lens_inputs ? "" : origin.input_hook)},
+                 {"mlp_output_template", text(lens_outputs ? "" : origin.output_hook)},
+                 {"decoder_tying", tying_names.at(contents.tying)},
+                 {"enable_feature_offset", contents.affine},
+                 {"enable_feature_scale", contents.affine},
+                 {"skip_connection", contents.skip}};
+  if (lens_inputs) config["tl_input_template"] = with_block(origin.input_hook);
+  if (lens_outputs) config["tl_output_template"] = with_block(origin.output_hook);
   return json_text(config, 2) + "\n";
 }
 
 Opened open_crosslayer_coding(const fs::path& directory, const std::string& statistics) {
   const fs::path path = directory / "cfg.json";
-  const SortedJson config = json_object(path);
+  ForeignSettings config(path);
   const auto lacks = [&](const std::string& what, const char* why) {
-    throw error(ExitCode::usage, "{}: {} ({}); Weft cannot read this model", path.string(), what, why);
+    config.refuse(fmt::format("{} ({})", what, why));
   };
   Contents contents;
-  contents.sizes = checked(path, number_in(path, config, "num_layers"), number_in(path, config, "d_model"),
-                           number_in(path, config, "num_features"));
-  const std::string activation = text_in(config, "activation_fn", "jumprelu");
-  const std::string tying = text_in(config, "decoder_tying", "none");
+  contents.sizes = checked(path, config.count("num_layers"), config.count("d_model"), config.count("num_features"));
+  const std::string activation = config.text("activation_fn", "jumprelu");
+  const std::string tying = config.text("decoder_tying", "none");
   const auto known =
       std::find_if(tying_names.begin(), tying_names.end(), [&](const auto& of) { return of.second == tying; });
   if (known == tying_names.end()) lacks(fmt::format("decoder_tying is \"{}\"", printable(tying)), "it is not known");
   contents.tying = known->first;
-  contents.skip = flag_in(config, "skip_connection");
+  contents.skip = config.flag("skip_connection");
   if (contents.skip && contents.tying == Tying::none)
     lacks("skip_connection is true, decoder_tying \"none\"", "one skip matrix per pair of layers has no counterpart");
-  CodingAffine affine{flag_in(config, "enable_feature_offset"), flag_in(config, "enable_feature_scale")};
+  CodingAffine affine{config.flag("enable_feature_offset"), config.flag("enable_feature_scale")};
   // Untied models have none, whatever the configuration says.
   contents.affine = contents.tying != Tying::none && (affine.offset || affine.scale);
   if (contents.affine && contents.tying == Tying::per_source)
@@ -236,6 +225,8 @@ Opened open_crosslayer_coding(const fs::path& directory, const std::string& stat
   if (activation != "jumprelu" && activation != "relu")
     lacks(fmt::format("activation_fn \"{}\"", printable(activation)), "it is not known");
   contents.thresholds = activation == "jumprelu";
+  for (const char* const key : {"per_target_scale", "per_target_bias"})
+    if (config.flag(key)) lacks(fmt::format("{} is true", key), "it has no counterpart");
   const std::string weights = weights_in(directory);
   if (contents.affine) affine.module = module_of_affine((directory / weights).string());
   Layout layout = crosslayer_coding_layout(contents, weights, affine);
@@ -244,9 +235,18 @@ Opened open_crosslayer_coding(const fs::path& directory, const std::string& stat
                 .rows = std::make_unique<LayoutRows>(directory, std::move(layout)),
                 .normalised = normalisation_of(directory, config, statistics, contents.sizes),
                 .keeps_equal = contents.thresholds};
-  for (const auto& [key, name] :
-       {std::pair("model_name", "model"), {"mlp_input_template", "input hook"}, {"mlp_output_template", "output hook"}})
-    if (const std::string value = text_in(config, key, ""); !value.empty()) opened.facts.emplace_back(name, value);
+  for (const auto& [key, other, name] : {std::tuple("model_name", "model_name", "model"),
+                                         {"mlp_input_template", "tl_input_template", "input hook"},
+                                         {"mlp_output_template", "tl_output_template", "output hook"}}) {
+    const std::string second = config.text(other), value = config.text(key, second);
+    if (!value.empty()) opened.facts.emplace_back(name, value);
+  }
+  // jumprelu_threshold is where the thresholds began; the rest is of the training or of other activation functions.
+  constexpr const char* kWithoutEffect[] = {
+      "jumprelu_threshold",    "batchtopk_k", "batchtopk_frac", "batchtopk_straight_through", "topk_k",
+      "topk_straight_through", "topk_mode",   "clt_dtype",      "expected_input_dtype",       "context_size"};
+  config.without_effect(kWithoutEffect);
+  config.finish();
   return opened;
 }
 

@@ -14,38 +14,27 @@ namespace weft::interchange {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::int64_t kLargestConfig = std::int64_t{1} << 20;
-
 enum class Kind { none, circuit_tracer, crosslayer_coding, clt_forge, crosslayer_transcoder, saelens, sparsify };
+
+/// True if there is a file PREFIX*.safetensors.
+bool has_files(const fs::path& directory, std::string_view prefix) {
+  std::error_code failure;
+  for (fs::directory_iterator entry(directory, failure), end; !failure && entry != end; entry.increment(failure))
+    if (entry->path().filename().string().starts_with(prefix) && entry->path().extension() == ".safetensors")
+      return true;
+  return false;
+}
 
 Kind kind_of(const fs::path& directory) {
   const auto has = [&](const char* name) { return fs::exists(directory / name); };
-  if (has("W_enc_0.safetensors")) return Kind::circuit_tracer;
+  // The file of layer 0 may be the one that is missing.
+  if (has_files(directory, "W_enc_") || has_files(directory, "layer_")) return Kind::circuit_tracer;
   if (has("clt_cfg.json")) return Kind::clt_forge;
   if (has("checkpoint.safetensors") && has("config.yaml")) return Kind::crosslayer_transcoder;
   if (!layer_directories(directory, LayerFormat::saelens).empty()) return Kind::saelens;
   if (!layer_directories(directory, LayerFormat::sparsify).empty()) return Kind::sparsify;
   if (has("cfg.json")) return Kind::crosslayer_coding;
   return Kind::none;
-}
-
-std::string read_config(const fs::path& path) {
-  const Descriptor file = open_regular(path, ExitCode::data);
-  return storage::read_text(file, path, kLargestConfig);
-}
-
-/// Without quotes and, if there are none, without a comment.
-std::string unquoted(std::string text) {
-  const auto trim = [&] {
-    while (!text.empty() && (text.back() == ' ' || text.back() == '\r')) text.pop_back();
-    text.erase(0, std::min(text.find_first_not_of(' '), text.size()));
-  };
-  trim();
-  if (text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front())
-    return text.substr(1, text.size() - 2);
-  if (const std::size_t comment = text.find(" #"); comment != text.npos) text.resize(comment);
-  trim();
-  return text;
 }
 
 }  // namespace
@@ -76,7 +65,8 @@ Opened open_directory(const fs::path& directory, const std::string& statistics) 
       break;
   }
   throw error(ExitCode::usage,
-              "{}: no transcoder of a known format (W_enc_0.safetensors, cfg.json, clt_cfg.json, config.yaml with "
+              "{}: no transcoder of a known format (W_enc_0.safetensors, layer_0.safetensors, cfg.json, clt_cfg.json, "
+              "config.yaml with "
               "checkpoint.safetensors, or directories with sae_weights.safetensors or sae.safetensors); see "
               "docs/interchange.md",
               directory.string());
@@ -119,7 +109,7 @@ void write_directory(const RowSource& source, Format format, Storage storage, co
   write_new_directory(directory, [&](const fs::path& temporary) {
     if (format == Format::circuit_tracer) {
       write(source, circuit_tracer_layout(source.contents()), storage, temporary);
-      storage::write_text(temporary / "config.yaml", circuit_tracer_config(origin));
+      storage::write_text(temporary / "config.yaml", circuit_tracer_config(source.contents(), origin));
     } else if (format == Format::saelens || format == Format::sparsify) {
       const LayerFormat each = format == Format::saelens ? LayerFormat::saelens : LayerFormat::sparsify;
       require_expressible(source.contents(), each);
@@ -136,37 +126,6 @@ void write_directory(const RowSource& source, Format format, Storage storage, co
       storage::write_text(temporary / "cfg.json", config);
     }
   });
-}
-
-std::map<std::string, std::string> yaml_scalars(const fs::path& path) {
-  const std::string text = read_config(path);
-  std::map<std::string, std::string> scalars;
-  std::vector<std::pair<std::size_t, std::string>> parents;  // indentation and path of the open mappings
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string line = text.substr(begin, end - begin);
-    begin = end + 1;
-    const std::size_t indent = line.find_first_not_of(' ');
-    if (indent == line.npos || line[indent] == '#' || line[indent] == '-') continue;
-    const std::size_t colon = line.find(':', indent);
-    if (colon == line.npos || (colon + 1 < line.size() && line[colon + 1] != ' ' && line[colon + 1] != '\r')) continue;
-    while (!parents.empty() && parents.back().first >= indent) parents.pop_back();
-    const std::string key =
-        (parents.empty() ? "" : parents.back().second + ".") + unquoted(line.substr(indent, colon - indent));
-    const std::string value = unquoted(line.substr(colon + 1));
-    if (value.empty())
-      parents.emplace_back(indent, key);
-    else
-      scalars[key] = value;
-  }
-  return scalars;
-}
-
-SortedJson json_object(const fs::path& path) {
-  SortedJson parsed = parse_json<SortedJson>(read_config(path));
-  if (parsed.is_discarded() || !parsed.is_object())
-    throw error(ExitCode::data, "{}: is not a JSON object; is it truncated?", path.string());
-  return parsed;
 }
 
 Sizes checked(const fs::path& path, std::int64_t n_layers, std::int64_t d_model, std::int64_t n_features) {

@@ -3,6 +3,7 @@
 // Directories of other projects (docs/interchange.md describes each format):
 //
 //   circuit-tracer         W_enc_{i}.safetensors, W_dec_{i}.safetensors, config.yaml     read and written
+//                          layer_{i}.safetensors, config.yaml: a set of single layers    read and written
 //   crosslayer-coding      model.safetensors, cfg.json                                   read and written
 //   clt-forge              [rank{r}_]clt_weights.safetensors, clt_cfg.json               read
 //   crosslayer-transcoder  checkpoint.safetensors, config.yaml                           read
@@ -11,20 +12,20 @@
 //
 // The last two have one layer per directory: a directory of such directories is a transcoder of as many layers.
 //
-// What a file has and Weft lacks is an Error(usage) that names it. To add a format: a function that makes its layout,
-// its case in `open_directory` and, if it is written, in `write_directory`.
+// Every tensor and every key of a configuration is applied, or is an Error(usage) that names it (foreign_settings.hpp).
+// To add a format: a function that makes its layout, its case in `open_directory` and, if it is written, in
+// `write_directory`.
 #pragma once
 
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "base/json.hpp"
 #include "interchange/checkpoint.hpp"
+#include "interchange/foreign_settings.hpp"
 #include "interchange/layout.hpp"
 
 namespace weft::interchange {
@@ -52,8 +53,8 @@ std::string summary(const Opened& opened, const std::filesystem::path& directory
 /// The formats that can be written.
 enum class Format { circuit_tracer, crosslayer_coding, saelens, sparsify };
 
-/// What other programs need to know beside the weights; "" is not written. saelens and sparsify: {} in a hook stands
-/// for the number of the layer.
+/// What other programs need to know in addition to the weights; "" is not written. {} in a hook stands for the number
+/// of the layer. Hooks of TransformerLens (hooks.hpp) get the form that the format has.
 struct Origin {
   std::string model, input_hook, output_hook;
 };
@@ -65,8 +66,10 @@ void write_directory(const RowSource& source, Format format, Storage storage, co
 
 // Each format. Used by the functions above.
 Opened open_circuit_tracer(const std::filesystem::path& directory);
+/// A set of single layers with Contents::per_layer, else a cross-layer transcoder. Throws Error(usage) if the format
+/// has no such model.
 Layout circuit_tracer_layout(const Contents& contents);
-std::string circuit_tracer_config(const Origin& origin);
+std::string circuit_tracer_config(const Contents& contents, const Origin& origin);
 Opened open_crosslayer_coding(const std::filesystem::path& directory, const std::string& statistics);
 /// Offsets and scales of features that a file has, and the prefix of their names.
 struct CodingAffine {
@@ -90,13 +93,6 @@ void require_expressible(const Contents& contents, LayerFormat format);
 std::vector<std::string> layer_names(const Contents& contents, LayerFormat format, const Origin& origin);
 std::string per_layer_config(const Contents& contents, LayerFormat format, const Origin& origin, std::int64_t layer,
                              Storage storage);
-
-/// The scalars of a YAML text of nested block mappings, by dotted path ("model.init_args.is_folded"), unquoted. Lists
-/// and everything else are left out. Throws Error(data) that begins with `path` if it is longer than a megabyte.
-std::map<std::string, std::string> yaml_scalars(const std::filesystem::path& path);
-
-/// The JSON object in a small file. Throws Error(data) that begins with `path`.
-SortedJson json_object(const std::filesystem::path& path);
 
 /// Sizes as dimensions of tensors allow them. Throws Error(data) that begins with `path` if a model cannot have them.
 Sizes checked(const std::filesystem::path& path, std::int64_t n_layers, std::int64_t d_model, std::int64_t n_features);

@@ -159,7 +159,8 @@ LayoutRows::LayoutRows(const fs::path& directory, Layout layout) : layout_(std::
   }
 }
 
-void LayoutRows::read(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
+/// The sum of the blocks, as the files hold it.
+void LayoutRows::read_stored(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
   const std::int64_t columns = extent_of(layout_.contents, part, layer).columns;
   std::fill_n(to, rows.size() * columns, 0.0f);
   const auto found = layout_.blocks.find({part, layer});
@@ -182,6 +183,36 @@ void LayoutRows::read(Part part, std::int64_t layer, parallel::Range rows, float
       });
     }
   }
+}
+
+/// Layout::unit_decoder: multiplies rows of the encoder and its bias by the norms of the decoder's rows, and divides
+/// those.
+void LayoutRows::scale_by_norms(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
+  constexpr double kSmallest = 1e-8;  // SAELens: a row of zeros stays zero
+  const std::int64_t d = layout_.contents.sizes.d_model, columns = extent_of(layout_.contents, part, layer).columns,
+                     most = piece_rows({rows.size(), d});
+  std::vector<float> decoder;
+  for (std::int64_t begin = rows.begin; begin < rows.end; begin += most) {
+    const parallel::Range piece{begin, std::min(rows.end, begin + most)};
+    decoder.resize(static_cast<std::size_t>(piece.size() * d));
+    read_stored(Part::decoder, layer, piece, decoder.data());
+    for (std::int64_t i = 0; i < piece.size(); ++i) {
+      double squares = 0;
+      for (std::int64_t j = 0; j < d; ++j) {
+        const double value = decoder[static_cast<std::size_t>(i * d + j)];
+        squares += value * value;
+      }
+      const double norm = std::sqrt(squares), factor = part == Part::decoder ? 1 / std::max(norm, kSmallest) : norm;
+      float* const row = to + (piece.begin - rows.begin + i) * columns;
+      for (std::int64_t j = 0; j < columns; ++j) row[j] = static_cast<float>(static_cast<double>(row[j]) * factor);
+    }
+  }
+}
+
+void LayoutRows::read(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
+  read_stored(part, layer, rows, to);
+  if (layout_.unit_decoder && (part == Part::encoder || part == Part::encoder_bias || part == Part::decoder))
+    scale_by_norms(part, layer, rows, to);
   if (part == Part::encoder_bias && layout_.centred) add_times_bias(*this, layer, rows, -1, kernels::Scalar::fp32, to);
   if (part == Part::decoder_bias && layout_.summed_biases && layer > 0) add_bias(*this, layer - 1, rows, 1, to);
   if (part != Part::threshold) return;

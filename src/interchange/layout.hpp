@@ -52,6 +52,9 @@ struct Layout {
   bool positive_entries = false;  ///< JumpReLU also requires z > 0: a theta below 0 is read as 0
   bool summed_biases = false;     ///< of target t the sum of the files' decoder biases 0..t
   bool centred = false;           ///< the encoder reads x - decoder_bias: the files hold b_enc + W_enc decoder_bias
+  /// Pre-activations are multiplied by the norm of the feature's decoder row, and that row is divided by it. Read only;
+  /// of Contents::per_layer.
+  bool unit_decoder = false;
   std::vector<LayoutFile> files = {};
   std::map<std::pair<Part, std::int64_t>, std::vector<Block>> blocks = {};
 
@@ -84,6 +87,9 @@ class LayoutRows : public RowSource {
     std::unique_ptr<SafetensorsFile> file;
     std::vector<const SafetensorsEntry*> entries;  // by tensor of the layout
   };
+  void read_stored(Part part, std::int64_t layer, parallel::Range rows, float* to) const;
+  void scale_by_norms(Part part, std::int64_t layer, parallel::Range rows, float* to) const;
+
   Layout layout_;
   std::vector<Opened> files_;
 };

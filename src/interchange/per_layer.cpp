@@ -3,21 +3,28 @@
 // Transcoders and autoencoders of single layers, each in a directory with cfg.json:
 //
 //   saelens    sae_weights.safetensors   W_enc [d, F], b_enc [F], W_dec [F, d], b_dec [d]; threshold [F] (JumpReLU,
-//   active
-//                                        iff z > theta and z > 0); W_skip [d, d]: y += W_skip x
+//                                        active iff z > theta and z > 0); W_skip [d, d]: y += W_skip x; scaling_factor
+//                                        [F] of older files must be 1
 //              cfg.json                  architecture "standard", "jumprelu", "topk" (autoencoders), "transcoder",
 //                                        "skip_transcoder", "jumprelu_transcoder", "jumprelu_skip_transcoder"; d_in,
-//                                        d_sae, d_out, k. An autoencoder with apply_b_dec_to_input reads x - b_dec
-//   sparsify   sae.safetensors           encoder.weight [F, d], encoder.bias [F], W_dec [F, d], b_dec [d], W_skip [d,
-//   d]
+//                                        d_sae, d_out, k. An autoencoder with apply_b_dec_to_input reads x - b_dec;
+//                                        with rescale_acts_by_decoder_norm, z is multiplied by the norm of the
+//                                        feature's row of W_dec, and what it writes divided by it. Before version 6
+//                                        TopK is activation_fn (or activation_fn_str) and activation_fn_kwargs.k
+//   sparsify   sae.safetensors           encoder.weight [F, d], encoder.bias [F], W_dec [F, d], b_dec [d],
+//                                        W_skip [d, d]
 //              cfg.json                  d_in, num_latents or expansion_factor, k: the k largest of a token are active;
 //                                        without `transcode` the encoder reads x - b_dec
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
+#include <tuple>
 
 #include "base/text.hpp"
 #include "interchange/formats.hpp"
+#include "interchange/hooks.hpp"
 
 namespace weft::interchange {
 namespace fs = std::filesystem;
@@ -51,40 +58,79 @@ bool natural_less(std::string_view a, std::string_view b) {
   return a.size() - i != b.size() - j ? a.size() - i < b.size() - j : a < b;
 }
 
-std::string text_in(const SortedJson& config, const char* key, const std::string& otherwise) {
-  const auto at = config.find(key);
-  return at != config.end() && at->is_string() ? at->get<std::string>() : otherwise;
-}
-
-bool flag_in(const SortedJson& config, const char* key, bool otherwise) {
-  const auto at = config.find(key);
-  return at != config.end() && at->is_boolean() ? at->get<bool>() : otherwise;
-}
-
-/// A positive integer of a configuration.
-std::int64_t count_in(const fs::path& path, const SortedJson& config, const char* key) {
-  const auto at = config.find(key);
-  if (at == config.end() || !at->is_number_unsigned() || at->get<std::uint64_t>() < 1 ||
-      at->get<std::uint64_t>() > std::uint64_t{1} << 28)
-    throw error(ExitCode::data, "{}: \"{}\" is missing or not a positive integer", path.string(), key);
-  return at->get<std::int64_t>();
-}
-
 /// What a layer's configuration says.
 struct Layer {
   Contents contents;
   bool centred = false;
+  bool unit_decoder = false;  ///< Layout::unit_decoder
   std::vector<std::pair<std::string, std::string>> facts = {};
 };
 
-[[noreturn]] void lacks(const fs::path& path, const std::string& what) {
-  throw error(ExitCode::usage, "{}: {}; Weft cannot read this model", path.string(), what);
+// Keys of SAELens 2 to 6 that do not change what the stored weights compute: of the training and of the data.
+constexpr const char* kSaelensWithoutEffect[] = {
+    "device", "dtype", "d_sae_override", "expansion_factor", "hook_layer", "hook_point_layer", "hook_head_index",
+    "hook_point_head_index", "hook_eval", "hook_point_eval", "hook_layer_out", "hook_head_index_out", "prepend_bos",
+    "context_size", "dataset_path", "dataset_trust_remote_code", "model_class_name", "model_from_pretrained_kwargs",
+    "model_kwargs", "neuronpedia_id", "exclude_special_tokens", "seqpos_slice", "seed", "sae_lens_version",
+    "sae_lens_training_version", "use_error_term", "from_pretrained_path", "checkpoint_path", "sparsity", "run_name",
+    // The tensor of the factors shows whether they are used.
+    "finetuning_scaling_factor", "finetuning_method", "finetuning_tokens", "l1_coefficient", "l1_warm_up_steps",
+    "lp_norm", "l0_coefficient", "l0_warm_up_steps", "mse_loss_normalization", "noise_scale", "use_ghost_grads",
+    "normalize_sae_decoder", "scale_sparsity_penalty_by_decoder_norm", "decoder_init_norm", "decoder_heuristic_init",
+    "decoder_heuristic_init_norm", "decoder_orthogonal_init", "init_encoder_as_decoder_transpose", "b_dec_init_method",
+    "jumprelu_init_threshold", "jumprelu_bandwidth", "jumprelu_sparsity_loss_mode", "jumprelu_ste_to_input",
+    "jumprelu_tanh_scale", "pre_act_loss_coefficient", "target_l0", "aux_loss_coefficient", "use_sparse_activations",
+    "topk_threshold_lr", "is_dataset_tokenized", "streaming", "use_cached_activations", "cached_activations_path",
+    "n_batches_in_buffer", "training_tokens", "store_batch_size_prompts", "train_batch_size_tokens", "train_batch_size",
+    "adam_beta1", "adam_beta2", "lr", "lr_scheduler_name", "lr_warm_up_steps", "lr_end", "lr_decay_steps",
+    "n_restart_cycles", "dead_feature_window", "feature_sampling_window", "dead_feature_threshold", "n_eval_batches",
+    "eval_batch_size_prompts", "log_to_wandb", "log_activations_store_to_wandb", "log_optimizer_state_to_wandb",
+    "wandb_project", "wandb_id", "wandb_entity", "wandb_log_frequency", "eval_every_n_wandb_logs", "resume",
+    "n_checkpoints", "verbose", "autocast", "autocast_lm", "compile_llm", "llm_compilation_mode", "compile_sae",
+    "sae_compilation_mode", "act_store_device", "tokens_per_buffer", "total_training_steps", "total_training_tokens"};
+
+/// TopK of files before version 6, which call it an activation function. Returns true if it is one.
+bool has_topk_function(ForeignSettings& config) {
+  const std::string function = config.text("activation_fn_str", config.text("activation_fn", "relu"));
+  if (function != "relu" && function != "topk")
+    config.refuse(fmt::format("activation_fn \"{}\" has no counterpart", printable(function)));
+  return function == "topk";
 }
 
-Layer saelens_layer(const fs::path& path, const SortedJson& config) {
+/// The arguments of the activation function, which are k alone.
+std::optional<std::int64_t> k_of_function(ForeignSettings& config) {
+  const SortedJson& arguments = config.value("activation_fn_kwargs");
+  if (arguments.is_null()) return std::nullopt;
+  if (!arguments.is_object())
+    throw error(ExitCode::data, "{}: \"activation_fn_kwargs\" is not an object", config.path().string());
+  std::optional<std::int64_t> k;
+  for (const auto& [key, value] : arguments.items()) {
+    if (key != "k") config.refuse(fmt::format("activation_fn_kwargs has \"{}\"", printable(key)));
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() < 1 || value.get<std::uint64_t>() >> 28 != 0)
+      throw error(ExitCode::data, "{}: \"activation_fn_kwargs.k\" is not a positive integer", config.path().string());
+    k = value.get<std::int64_t>();
+  }
+  return k;
+}
+
+void refuse_normalised_activations(ForeignSettings& config) {
+  const SortedJson& normalise = config.value("normalize_activations");
+  // Versions before 4 had true for "expected_average_only_in".
+  if (normalise.is_null() || normalise == "none" || normalise == false) return;
+  config.refuse(
+      fmt::format("normalize_activations is {} (the factor is not in the file; fold it into the weights first)",
+                  printable(json_text(normalise))));
+}
+
+Layer saelens_layer(ForeignSettings& config) {
   Layer layer;
   Contents& contents = layer.contents;
-  const std::string architecture = text_in(config, "architecture", "standard");
+  const bool topk_function = has_topk_function(config);
+  const std::optional<std::int64_t> k = k_of_function(config);
+  std::string architecture = config.text("architecture", "standard");
+  if (topk_function && architecture == "standard") architecture = "topk";
+  if (topk_function && architecture != "topk")
+    config.refuse(fmt::format("activation_fn is \"topk\" and architecture \"{}\"", printable(architecture)));
   // Architecture -> thresholds, skip, autoencoder.
   const std::map<std::string, std::array<bool, 3>> known = {{"standard", {false, false, true}},
                                                             {"jumprelu", {true, false, true}},
@@ -94,46 +140,102 @@ Layer saelens_layer(const fs::path& path, const SortedJson& config) {
                                                             {"jumprelu_transcoder", {true, false, false}},
                                                             {"jumprelu_skip_transcoder", {true, true, false}}};
   const auto found = known.find(architecture);
-  if (found == known.end()) lacks(path, fmt::format("architecture \"{}\" has no counterpart", printable(architecture)));
-  contents.sizes = checked(path, 1, count_in(path, config, "d_in"), count_in(path, config, "d_sae"));
+  if (found == known.end())
+    config.refuse(fmt::format("architecture \"{}\" has no counterpart", printable(architecture)));
+  contents.sizes = checked(config.path(), 1, config.count("d_in"), config.count("d_sae"));
   contents.thresholds = found->second[0];
   contents.skip = found->second[1];
   contents.autoencoder = found->second[2];
-  if (architecture == "topk") contents.k = count_in(path, config, "k");
-  if (!contents.autoencoder && count_in(path, config, "d_out") != contents.sizes.d_model)
-    lacks(path, "its outputs have another width than its inputs");
-  if (const std::string normalise = text_in(config, "normalize_activations", "none"); normalise != "none")
-    lacks(path, fmt::format("normalize_activations is \"{}\" (fold it into the weights first)", printable(normalise)));
-  if (const std::string shape = text_in(config, "reshape_activations", "none"); shape != "none")
-    lacks(path, fmt::format("reshape_activations is \"{}\"", printable(shape)));
-  if (flag_in(config, "rescale_acts_by_decoder_norm", false))
-    lacks(path, "rescale_acts_by_decoder_norm is true (fold the norms into the weights first)");
-  layer.centred = contents.autoencoder && flag_in(config, "apply_b_dec_to_input", true);
-  const auto metadata = config.find("metadata");
-  const SortedJson& facts = metadata != config.end() && metadata->is_object() ? *metadata : config;
-  for (const auto& [key, name] :
-       {std::pair("model_name", "model"), {"hook_name", "input hook"}, {"hook_name_out", "output hook"}})
-    if (const std::string value = text_in(facts, key, ""); !value.empty()) layer.facts.emplace_back(name, value);
+  if (architecture == "topk") contents.k = k ? *k : config.count("k");
+  if (architecture != "topk" && (k || config.has("k")))
+    config.refuse(fmt::format("it has k and architecture \"{}\"", printable(architecture)));
+  if (const std::optional<std::int64_t> repeated = config.optional_count("k"); repeated && *repeated != contents.k)
+    config.refuse(fmt::format("k is {}, activation_fn_kwargs.k is {}", *repeated, contents.k));
+  const std::optional<std::int64_t> outputs = config.optional_count("d_out");
+  if (!contents.autoencoder && (outputs ? *outputs : config.count("d_out")) != contents.sizes.d_model)
+    config.refuse("its outputs have another width than its inputs");
+  if (contents.autoencoder && outputs && *outputs != contents.sizes.d_model)
+    config.refuse("its outputs have another width than its inputs");
+  refuse_normalised_activations(config);
+  // hook_z: the values of all heads in one row, one head after the other, as data sets have them.
+  if (const std::string shape = config.text("reshape_activations", "none"); shape != "none" && shape != "hook_z")
+    config.refuse(fmt::format("reshape_activations is \"{}\"", printable(shape)));
+  layer.unit_decoder = config.flag("rescale_acts_by_decoder_norm");
+  if (layer.unit_decoder && architecture != "topk")
+    config.refuse(fmt::format("rescale_acts_by_decoder_norm is true and architecture \"{}\"", architecture));
+  layer.centred = config.flag("apply_b_dec_to_input", contents.autoencoder);
+  if (layer.centred && !contents.autoencoder) config.refuse("apply_b_dec_to_input is true (b_dec is of its outputs)");
+  // Files before version 6 have at the top level what `metadata` holds since.
+  const SortedJson& metadata = config.value("metadata");
+  for (const auto& [key, older, name] : {std::tuple("model_name", "model_name", "model"),
+                                         {"hook_name", "hook_point", "input hook"},
+                                         {"hook_name_out", "hook_name_out", "output hook"}}) {
+    std::string value = config.text(key, config.text(older));
+    if (metadata.is_object() && metadata.contains(key) && metadata[key].is_string())
+      value = metadata[key].get<std::string>();
+    if (!value.empty()) layer.facts.emplace_back(name, value);
+  }
+  config.without_effect(kSaelensWithoutEffect);
+  config.finish();
   return layer;
 }
 
-Layer sparsify_layer(const fs::path& path, const SortedJson& config) {
+Layer sparsify_layer(ForeignSettings& config) {
   Layer layer;
   Contents& contents = layer.contents;
-  const std::int64_t d = count_in(path, config, "d_in");
-  const auto latents = config.find("num_latents");
-  const bool given = latents != config.end() && latents->is_number_unsigned() && latents->get<std::uint64_t>() > 0;
-  contents.sizes = checked(
-      path, 1, d, given ? count_in(path, config, "num_latents") : d * count_in(path, config, "expansion_factor"));
-  if (const std::string activation = text_in(config, "activation", "topk"); activation != "topk")
-    lacks(path, fmt::format("activation \"{}\" has no counterpart", printable(activation)));
+  const std::int64_t d = config.count("d_in");
+  // 0: expansion_factor times d_in.
+  const bool given = config.has("num_latents") && config.value("num_latents") != 0;
+  contents.sizes =
+      checked(config.path(), 1, d, given ? config.count("num_latents") : d * config.count("expansion_factor"));
+  if (const std::string activation = config.text("activation", "topk"); activation != "topk")
+    config.refuse(fmt::format("activation \"{}\" has no counterpart", printable(activation)));
   for (const char* const key : {"embed_skip", "gram_lookup", "signed"})
-    if (flag_in(config, key, false)) lacks(path, fmt::format("{} is true", key));
-  contents.k = count_in(path, config, "k");
-  contents.skip = flag_in(config, "skip_connection", false);
-  contents.autoencoder = !flag_in(config, "transcode", false);
+    if (config.flag(key)) config.refuse(fmt::format("{} is true", key));
+  contents.k = config.count("k");
+  contents.skip = config.flag("skip_connection");
+  contents.autoencoder = !config.flag("transcode");
   layer.centred = contents.autoencoder;
+  constexpr const char* kWithoutEffect[] = {"expansion_factor", "normalize_decoder", "multi_topk"};
+  config.without_effect(kWithoutEffect);
+  config.finish();
   return layer;
+}
+
+/// Throws if a directory has one of the two files of a layer, or a layer of the other format.
+void require_complete(const fs::path& directory, LayerFormat format) {
+  const LayerFormat other = format == LayerFormat::saelens ? LayerFormat::sparsify : LayerFormat::saelens;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+    const bool weights = fs::exists(entry.path() / file_of(format)), config = fs::exists(entry.path() / "cfg.json");
+    if (weights != config && !fs::exists(entry.path() / file_of(other)))
+      throw error(ExitCode::data, "{}: has {} and no {} (the layers next to it have both); was it copied completely?",
+                  entry.path().string(), weights ? file_of(format) : "cfg.json",
+                  weights ? "cfg.json" : file_of(format));
+    if (fs::exists(entry.path() / file_of(other)))
+      throw error(ExitCode::usage, "{}: has {}, the layers next to it {} (one format at a time is read); move it away",
+                  entry.path().string(), file_of(other), file_of(format));
+  }
+}
+
+/// True if the file has a tensor "scaling_factor" of ones, as older versions of SAELens wrote it. Throws Error(usage)
+/// if a factor is another number.
+bool has_unit_scaling(const fs::path& path) {
+  constexpr std::int64_t kPiece = 1 << 16;
+  const SafetensorsFile file(path.string());
+  const SafetensorsEntry* const factors = file.find("scaling_factor");
+  if (factors == nullptr || !factors->type) return false;
+  std::vector<float> values;
+  for (std::int64_t begin = 0; begin < factors->elements(); begin += kPiece) {
+    values.resize(static_cast<std::size_t>(std::min(kPiece, factors->elements() - begin)));
+    file.read(*factors, begin, static_cast<std::int64_t>(values.size()), values.data());
+    for (const float value : values)
+      if (value != 1.0f)
+        throw error(ExitCode::usage,
+                    "{}: tensor \"scaling_factor\" is not 1 (factors of a fine-tuning have no counterpart); multiply "
+                    "W_dec by it first",
+                    path.string());
+  }
+  return true;
 }
 
 }  // namespace
@@ -174,22 +276,22 @@ Layout per_layer_layout(const Contents& contents, LayerFormat format, const std:
 
 Opened open_per_layer(const fs::path& directory, LayerFormat format) {
   const std::vector<std::string> names = layer_directories(directory, format);
+  if (names.front() != ".") require_complete(directory, format);
   Layer first;
   for (const std::string& name : names) {
-    const fs::path path = directory / name / "cfg.json";
-    const SortedJson config = json_object(path);
-    Layer layer = format == LayerFormat::saelens ? saelens_layer(path, config) : sparsify_layer(path, config);
+    ForeignSettings config(directory / name / "cfg.json");
+    Layer layer = format == LayerFormat::saelens ? saelens_layer(config) : sparsify_layer(config);
     const Contents &a = layer.contents, &b = first.contents;
     if (name == names.front())
       first = std::move(layer);
     else if (a.sizes.d_model != b.sizes.d_model || a.sizes.n_features != b.sizes.n_features || a.k != b.k ||
              a.thresholds != b.thresholds || a.skip != b.skip || a.autoencoder != b.autoencoder ||
-             layer.centred != first.centred)
+             layer.centred != first.centred || layer.unit_decoder != first.unit_decoder)
       throw error(
           ExitCode::usage,
           "{}: has another width, number of features, k or architecture than {} (the layers of a transcoder are "
           "alike); read it alone",
-          path.string(), (directory / names.front()).string());
+          config.path().string(), (directory / names.front()).string());
   }
   Contents& contents = first.contents;
   contents.per_layer = true;
@@ -200,6 +302,11 @@ Opened open_per_layer(const fs::path& directory, LayerFormat format) {
                 contents.k, contents.sizes.n_features);
   Layout layout = per_layer_layout(contents, format, names);
   layout.centred = first.centred;
+  layout.unit_decoder = first.unit_decoder;
+  for (LayoutFile& file : layout.files)
+    if (format == LayerFormat::saelens && has_unit_scaling(directory / file.name)) file.ignored = {"scaling_factor"};
+  // A set may be of some layers of a model: it says which.
+  if (names.front() != ".") first.facts.emplace_back("directories", fmt::format("{}", fmt::join(names, ", ")));
   return {.format = format == LayerFormat::saelens ? "saelens" : "sparsify",
           .rows = std::make_unique<LayoutRows>(directory, std::move(layout)),
           .normalised = not_normalised(contents.sizes),
@@ -274,10 +381,15 @@ std::string per_layer_config(const Contents& contents, LayerFormat format, const
                  {"apply_b_dec_to_input", false},
                  {"normalize_activations", "none"},
                  {"reshape_activations", "none"}};
-  Json metadata = {{"model_name", text(origin.model)}, {"hook_name", text(hook_of(origin.input_hook, layer))}};
+  const auto hook = [&](const std::string& name) { return text(hook_of(with_block(name), layer)); };
+  // Without a version SAELens takes the file for one of before version 6 and leaves the metadata out.
+  Json metadata = {{"sae_lens_version", "6.0.0"},
+                   {"sae_lens_training_version", Json()},
+                   {"model_name", text(origin.model)},
+                   {"hook_name", hook(origin.input_hook)}};
   if (!contents.autoencoder) {
     config["d_out"] = contents.sizes.d_model;
-    metadata["hook_name_out"] = text(hook_of(origin.output_hook, layer));
+    metadata["hook_name_out"] = hook(origin.output_hook);
   }
   if (contents.k > 0) config["k"] = contents.k;
   config["metadata"] = metadata;

@@ -387,6 +387,8 @@ MatrixHeader ActivationFile::read_matrix_header(Side side, std::int64_t layer) {
     } else {
       throw refuse("is a virtual dataset (a missing source would read as zeros); copy the values into the file");
     }
+  } catch (const SystemError&) {
+    throw;
   } catch (const Error& failure) {
     if (failure.code() == ExitCode::data) throw;
     throw error(ExitCode::data, "{}: {} cannot be read ({})", path_, name, failure.what());
@@ -532,8 +534,11 @@ void ActivationFile::read_locked(Side side, std::int64_t layer, std::int64_t row
   try {
     check(H5Dread(dataset, dataset_type_, to, from, H5P_DEFAULT, out), "reading");
   } catch (const Error& failure) {
-    throw error(ExitCode::data, "{}: {} rows {} to {}: {}; is the file damaged?", path_, dataset_name(side, layer),
-                row_begin, row_begin + rows - 1, failure.what());
+    const std::string what = fmt::format("{}: {} rows {} to {}: {}", path_, dataset_name(side, layer), row_begin,
+                                         row_begin + rows - 1, failure.what());
+    if (const auto* const system = dynamic_cast<const SystemError*>(&failure))
+      throw SystemError(ExitCode::io, system->number(), what);
+    throw error(ExitCode::data, "{}{}", what, damage_question(failure.what()));
   }
 }
 

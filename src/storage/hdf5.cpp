@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/hdf5.hpp"
 
+#include <cerrno>
+#include <charconv>
 #include <utility>
 
 #include "base/file.hpp"
@@ -8,29 +10,74 @@
 namespace weft::storage {
 namespace {
 
+constexpr const char* kRewrite =
+    "rewrite it with libver bounds up to v110 (h5py: libver=(\"v110\", \"v110\")), or without compression";
+
 std::recursive_mutex& mutex() {
   static std::recursive_mutex m;
   return m;
 }
 
-/// The innermost message of the library's error stack, which names the cause.
-std::string reason() {
+/// Why the library failed: the innermost message of its error stack, and the errno of the system call, or 0.
+struct Reason {
   std::string text = "no reason given by HDF5";
+  int number = 0;
+};
+
+Reason reason() {
+  Reason found;
   H5Ewalk2(
       H5E_DEFAULT, H5E_WALK_UPWARD,
       [](unsigned n, const H5E_error2_t* entry, void* data) -> herr_t {
         if (n == 0 && entry->desc != nullptr) *static_cast<std::string*>(data) = entry->desc;
         return 0;
       },
-      &text);
+      &found.text);
   H5Eclear2(H5E_DEFAULT);
+  std::string& text = found.text;
+  if (text.find("version number") != text.npos) {
+    text += fmt::format("; it was written by a newer HDF5 than this program's {}: {}", hdf5_version(), kRewrite);
+    return found;
+  }
   // Keep the quoted part of "file write failed: time = ..., errno = 28, error message = 'No space left on device',
   // ...".
-  constexpr std::string_view kMark = "error message = '";
+  constexpr std::string_view kNumber = "errno = ", kMark = "error message = '";
+  if (const std::size_t at = text.find(kNumber); at != text.npos)
+    std::from_chars(text.data() + at + kNumber.size(), text.data() + text.size(), found.number);
   if (const std::size_t at = text.find(kMark); at != text.npos)
     if (const std::size_t end = text.find('\'', at + kMark.size()); end != text.npos)
-      return text.substr(at + kMark.size(), end - at - kMark.size());
-  return text;
+      text = text.substr(at + kMark.size(), end - at - kMark.size());
+  return found;
+}
+
+/// Throws Error(io), or SystemError(io) if a system call failed.
+[[noreturn]] void fail(std::string_view what) {
+  const Reason why = reason();
+  std::string message = fmt::format("{} failed ({})", what, why.text);
+  if (why.number != 0) throw SystemError(ExitCode::io, why.number, std::move(message));
+  throw Error(ExitCode::io, std::move(message));
+}
+
+/// Files are opened and created without HDF5's locks: file systems without a lock service (NFS, Lustre) refuse them,
+/// and a run has its own lease. The environment variable HDF5_USE_FILE_LOCKING has precedence.
+void without_locks([[maybe_unused]] hid_t access) {
+#if H5_VERSION_GE(1, 12, 1) || (H5_VERSION_GE(1, 10, 7) && !H5_VERSION_GE(1, 12, 0))
+  check(H5Pset_file_locking(access, false, true), "disabling file locks");
+#endif
+}
+
+/// What to do about a file that could not be locked, as with an older HDF5 or a setting of the environment.
+const char* lock_hint(int number) {
+  switch (number) {
+    case EAGAIN:
+      return "; another program has it open for writing";
+    case ENOLCK:
+    case ENOSYS:
+    case EOPNOTSUPP:
+      return "; its file system has no locks: set the environment variable HDF5_USE_FILE_LOCKING=FALSE";
+    default:
+      return "";
+  }
 }
 
 }  // namespace
@@ -49,7 +96,7 @@ Lock::Lock() : lock_(mutex()) {
 }
 
 Handle::Handle(hid_t id, herr_t (*close)(hid_t), std::string_view what) : id_(id), close_(close), what_(what) {
-  if (id < 0) throw error(ExitCode::io, "{} failed ({})", what, reason());
+  if (id < 0) fail(what);
 }
 
 Handle::Handle(Handle&& other) noexcept
@@ -72,41 +119,49 @@ Handle::~Handle() {
 void Handle::close() {
   if (id_ < 0) return;
   const Lock lock;
-  if (close_(std::exchange(id_, -1)) < 0) throw error(ExitCode::io, "closing after {} failed ({})", what_, reason());
+  if (close_(std::exchange(id_, -1)) < 0) fail("closing after " + what_);
 }
 
 void check(herr_t status, std::string_view what) {
-  if (status < 0) throw error(ExitCode::io, "{} failed ({})", what, reason());
+  if (status < 0) fail(what);
 }
 
 Handle open_file(const std::filesystem::path& path) {
   open_regular(path);
   const Lock lock;
-  const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "creating file properties");
+  without_locks(access);
+  const hid_t id = H5Fopen(path.c_str(), H5F_ACC_RDONLY, access);
   if (id < 0) {
-    const std::string why = reason();
-    const bool newer = why.find("version number") != std::string::npos;
-    throw error(ExitCode::io, "{}: cannot be opened ({}){}", path.string(), why,
-                newer ? "; it was written by a newer HDF5 than this program's " + hdf5_version() +
-                            ": rewrite it with libver bounds up to v110"
-                      : "");
+    const Reason why = reason();
+    std::string message = fmt::format("{}: cannot be opened ({}){}", path.string(), why.text, lock_hint(why.number));
+    if (why.number != 0) throw SystemError(ExitCode::io, why.number, std::move(message));
+    throw Error(ExitCode::io, std::move(message));
   }
   return Handle(id, H5Fclose, path.string());
 }
 
 Handle open_data_file(const std::filesystem::path& path) {
+  open_regular(path, ExitCode::data);
   try {
     return open_file(path);
+  } catch (const SystemError&) {
+    throw;
   } catch (const Error& failure) {
     const std::string why = failure.what();
-    throw error(ExitCode::data, "{}{}", why, why.find("; ") == std::string::npos ? "; is the file truncated?" : "");
+    throw error(ExitCode::data, "{}{}", why, damage_question(why).empty() ? "" : "; is the file truncated?");
   }
+}
+
+std::string_view damage_question(std::string_view why) {
+  return why.find("newer HDF5") == why.npos ? "; is the file damaged?" : "";
 }
 
 Handle creation_access(std::int64_t metadata_bytes) {
   const Lock lock;
   Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "creating file properties");
   check(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "setting HDF5 version bounds");
+  without_locks(access);
   check(H5Pset_meta_block_size(access, static_cast<hsize_t>(metadata_bytes)), "setting the size of a metadata block");
   return access;
 }

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/error.hpp"
+#include "base/file.hpp"
 #include "kernels/array.hpp"
 
 namespace weft::storage {
@@ -33,7 +33,7 @@ class Lock {
 class Handle {
  public:
   Handle() = default;
-  /// Throws Error(io) "what failed (the library's innermost reason)" if id < 0.
+  /// Throws Error(io) "what failed (the library's innermost reason)" if id < 0; SystemError if a system call failed.
   Handle(hid_t id, herr_t (*close)(hid_t), std::string_view what);
   Handle(Handle&& other) noexcept;
   Handle& operator=(Handle&& other) noexcept;
@@ -48,22 +48,28 @@ class Handle {
   std::string what_;
 };
 
-/// Throws Error(io) "what failed (the library's innermost reason)" if status < 0.
+/// Throws like the constructor of Handle if status < 0.
 void check(herr_t status, std::string_view what);
 
-/// Opens a regular file read-only. The message says so if this library is too old for the file.
+/// Opens a regular file read-only, without a lock: some file systems have none. The message says so if this library is
+/// too old for the file.
 Handle open_file(const std::filesystem::path& path);
-/// The same for files of other programs: throws Error(data).
+/// The same for files of other programs: throws Error(data), but SystemError(io) if a system call of HDF5 failed.
 Handle open_data_file(const std::filesystem::path& path);
-/// Runs `read` on an open file; its Error(io) becomes Error(data) "PATH: …; is the file damaged?".
+/// "; is the file damaged?", or nothing for a reason that says what is wrong.
+std::string_view damage_question(std::string_view why);
+/// Runs `read` on an open file; its Error(io) becomes Error(data) "PATH: …; is the file damaged?". A failed system call
+/// stays one of reading.
 template <class Read>
 auto with_damage_as_data_error(const std::string& path, Read&& read) {
   try {
     return read();
+  } catch (const SystemError&) {
+    throw;
   } catch (const Error& failure) {
     if (failure.code() != ExitCode::io) throw;
     const std::string_view why = failure.what();
-    throw error(ExitCode::data, "{}{}; is the file damaged?", why.starts_with(path) ? "" : path + ": ", why);
+    throw error(ExitCode::data, "{}{}{}", why.starts_with(path) ? "" : path + ": ", why, damage_question(why));
   }
 }
 /// Creates a new file; never overwrites. Version bounds are 1.10..1.10: all supported libraries read it, and its

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weft export and weft import of transcoders of single layers and of autoencoders: what SAELens and sparsify apply reconstructs the
-same as the run, and what they have written evaluates as it should. Applied by NumPy (weights_files.py)."""
+"""weft export and weft import of transcoders of single layers and of autoencoders: what SAELens, sparsify and circuit-tracer apply
+reconstructs the same as the run, and what they have written evaluates as it should. Applied by NumPy (weights_files.py)."""
 import json
 import shutil
 
+import h5py
 import numpy as np
 
 import files
@@ -55,15 +56,16 @@ def exports(weft):
     x, y = files.read_dataset(weft.folder / "data/validation")
     for kind, activation, skip, targets, word in (
             ("saelens", "relu", "none", "outputs", "ReLU"), ("saelens", "relu", "linear", "outputs", "linear skip connection"),
-            ("saelens", "jumprelu", "linear", "outputs", "JumpReLU"), ("saelens", "topk", "none", "inputs", "autoencoder"),
+            ("saelens", "jumprelu", "linear", "outputs", "JumpReLU"), ("circuit-tracer", "jumprelu", "linear", "outputs", "JumpReLU"),
+            ("saelens", "topk", "none", "inputs", "autoencoder"),
             ("sparsify", "topk", "linear", "outputs", "TopK of 4"), ("sparsify", "topk", "none", "inputs", "TopK of 4")):
         name = f"{kind}_{activation}_{skip}_{targets}"
         run = weft.train(INPUT.format(folder=weft.folder, targets=targets, decoder="per_layer", activation=activation, skip=skip),
                          name)
         found = validation(weft, run, "data/validation")
         exported = weft.folder / f"{name}_exported"
-        text = weft.run("export", run, exported, "--to", kind, "--model", "m", "--input-hook", "blocks.{}.in", "--output-hook",
-                        "h.{}.mlp")
+        exact = ("--to", kind, "--type", "fp32")
+        text = weft.run("export", run, exported, *exact, "--model", "m", "--input-hook", "blocks.{}.in", "--output-hook", "h.{}.mlp")
         assert f"format of {kind}" in text and word in text, text
         reconstruction = weights_of.reconstruct_layers(exported, x)
         # Weft's fp32 sums over 200 rows, against float64; which entries are active differs within rounding only.
@@ -76,8 +78,8 @@ def exports(weft):
         # Folding rounds each weight to fp32.
         for measure in ("nmse", "explained_variance", "l0"):
             assert np.allclose(found[measure], again[measure], rtol=1e-4), (name, measure, found[measure], again[measure])
-        weft.run("export", imported, weft.folder / "again", "--to", kind, "--input-hook", "blocks.{}.in", "--output-hook", "h.{}.mlp")
-        for path in exported.glob("*/*.safetensors"):
+        weft.run("export", imported, weft.folder / "again", *exact, "--input-hook", "blocks.{}.in", "--output-hook", "h.{}.mlp")
+        for path in exported.rglob("*.safetensors"):
             once = weights_of.read_safetensors(path)
             twice = weights_of.read_safetensors(weft.folder / "again" / path.relative_to(exported))
             for tensor, values in once.items():
@@ -116,11 +118,27 @@ def imports(weft):
         assert np.allclose(found["nmse"], expected, rtol=1e-4), (name, found["nmse"], expected)
 
 
+def hooks(weft):
+    """The data of the runs state a hook point: exports name it as TransformerLens does, and refuse another one."""
+    run = weft.folder / "saelens_relu_linear_outputs"
+    assert "--input-hook" not in weft.run("export", run, "named", "--to", "saelens")
+    metadata = json.loads((weft.folder / "named/layer_2/cfg.json").read_text())["metadata"]
+    assert metadata["hook_name"] == "blocks.2.mlp.hook_in" and metadata["hook_name_out"] == "blocks.2.mlp.hook_out", metadata
+    assert metadata["model_name"] and metadata["sae_lens_version"].startswith("6."), metadata
+    weft.run("export", run, "traced", "--to", "circuit-tracer", "--output-hook", "blocks.{}.hook_mlp_out")
+    config = (weft.folder / "traced/config.yaml").read_text()
+    assert '"mlp.hook_in"' in config and '"hook_mlp_out"' in config and "transcoder_set" in config, config
+    text = weft.run("export", run, "refused", "--to", "circuit-tracer", "--input-hook", "hook_resid_mid", code=2)
+    assert "mlp.hook_in" in text and "block_{}.mlp.input" in text, text
+
+
 def refusals(weft):
     """What a format does not have is refused with 2 and a way out; a damaged file with 3 and its tensor."""
     settings = {"folder": weft.folder, "targets": "outputs", "skip": "none"}
     clt = weft.train(INPUT.format(decoder="cross_layer", activation="relu", **settings), "clt")
     assert "per_layer" in weft.run("export", clt, "refused", "--to", "saelens", code=2)
+    skip = weft.train(INPUT.format(**{**settings, "skip": "linear"}, decoder="cross_layer", activation="relu"), "skip")
+    assert "per_layer" in weft.run("export", skip, "refused", "--to", "circuit-tracer", code=2)
     batch = weft.train(INPUT.format(decoder="per_layer", activation="batch_topk", **settings), "batch")
     for kind in ("saelens", "sparsify"):
         assert "JumpReLU" in weft.run("export", batch, "refused", "--to", kind, code=2)
@@ -139,8 +157,13 @@ def test(weft):
     (weft.folder / "synth.toml").write_text(
         INPUT.format(folder=weft.folder, targets="outputs", decoder="per_layer", activation="relu", skip="none"))
     weft.run("synth", "synth.toml")
+    # As of the MLPs of a model, which weft lm harvest writes.
+    for path in (weft.folder / "data").glob("*/chunk_*"):
+        with h5py.File(path, "r+") as file:
+            file.attrs["hook_inputs"], file.attrs["hook_targets"] = "block_{}.mlp.input", "block_{}.mlp.output"
     exports(weft)
     imports(weft)
+    hooks(weft)
     refusals(weft)
 
 

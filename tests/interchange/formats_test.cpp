@@ -283,15 +283,8 @@ TEST_CASE("written directories read back the same, also rounded to bf16") {
     }
 }
 
-TEST_CASE("a skip matrix is stored as circuit-tracer multiplies it, x W") {
+TEST_CASE("crosslayer-coding has no skip connection of a layer alone") {
   const Scratch scratch;
-  write_directory(Model(false, true), Format::circuit_tracer, kExact, {}, scratch.path / "new");
-  const SafetensorsFile file((scratch.path / "new/W_enc_2.safetensors").string());
-  float stored[d * d], read[d * d];
-  file.read(*file.find("W_skip_2"), 0, d * d, stored);
-  CHECK(stored[1 * d + 3] == 231.0f);  // input 1, output 3 of layer 2
-  open_directory(scratch.path / "new").rows->read(Part::skip, 2, {0, d}, read);
-  CHECK(read[3 * d + 1] == 231.0f);
   CHECK(has(refusal(ExitCode::usage,
                     [&] {
                       write_directory(Model(false, true), Format::crosslayer_coding, kExact, {},

@@ -279,6 +279,8 @@ def natural(name):
 def reconstruct_layers(directory, x):
     """[N, L, d] of x [N, L, d]: each directory as its program loads and applies it, in the order of their numbers."""
     directory = Path(directory)
+    if files := sorted(directory.glob("layer_*.safetensors"), key=lambda path: natural(path.name)):
+        return np.stack([reconstruct_circuit_tracer_layer(path, x[:, i]) for i, path in enumerate(files)], axis=1)
     kinds = {"sae_weights.safetensors": reconstruct_saelens, "sae.safetensors": reconstruct_sparsify}
     layers = sorted((path for path in directory.iterdir() if path.is_dir()), key=lambda path: natural(path.name))
     apply, = {function for name, function in kinds.items() if (layers[0] / name).exists()}
@@ -291,6 +293,13 @@ def largest(z, k):
     a = np.zeros_like(z)
     np.put_along_axis(a, kept, np.maximum(np.take_along_axis(z, kept, axis=1), 0), axis=1)
     return a
+
+
+def reconstruct_circuit_tracer_layer(path, x):
+    tensors = {name: values.astype(np.float64) for name, values in read_safetensors(path).items()}
+    z = x @ tensors["W_enc"].T + tensors["b_enc"]
+    y = np.where(z > tensors.get("activation_function.threshold", 0), z, 0) @ tensors["W_dec"] + tensors["b_dec"]
+    return y + x @ tensors["W_skip"].T if "W_skip" in tensors else y
 
 
 def reconstruct_saelens(directory, x):

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -28,8 +29,16 @@ namespace {
 
 std::mutex mutex;
 std::vector<std::string> synced;
+std::atomic<bool> no_locks = false;
 
 }  // namespace
+
+/// In place of that of the C library: fails as on a file system without locks (NFS without a lock service).
+extern "C" int flock(int descriptor, int operation) {
+  if (!no_locks) return static_cast<int>(::syscall(SYS_flock, descriptor, operation));
+  errno = ENOLCK;
+  return -1;
+}
 
 /// In place of that of the C library: also records what is synced.
 extern "C" int fsync(int descriptor) {
@@ -398,6 +407,47 @@ TEST_CASE("links and files that are not regular are not followed") {
   const fs::path pipe = scratch.path / "pipe";
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
   CHECK_THROWS_WITH_AS(open_file(pipe), doctest::Contains("only regular files"), Error);  // does not wait for a writer
+}
+
+TEST_CASE("HDF5 files are created and read on a file system without locks") {
+  const Scratch scratch;
+  struct Without {
+    Without() { no_locks = true; }
+    ~Without() { no_locks = false; }
+  } without;
+  const std::vector<std::int64_t> numbers{1, 2, 3};
+  Handle file = create_file(scratch.path / "a.h5");
+  Handle dataset = create_dataset(file, "data", kernels::Scalar::i64, {3});
+  write_rows(dataset, 0, 3, numbers.data());
+  dataset.close();
+  file.close();
+  CHECK_NOTHROW(open_file(scratch.path / "a.h5"));
+  CHECK_NOTHROW(open_data_file(scratch.path / "a.h5"));
+  // With the default properties HDF5 locks the file.
+  const Lock lock;
+  if (const hid_t locked = H5Fopen((scratch.path / "a.h5").c_str(), H5F_ACC_RDONLY, H5P_DEFAULT); locked >= 0) {
+    MESSAGE("this HDF5 does not lock files (HDF5_USE_FILE_LOCKING, or how it was built)");
+    H5Fclose(locked);
+  } else {
+    CHECK_THROWS_WITH_AS(Handle(locked, H5Fclose, "opening"), doctest::Contains("No locks available"), SystemError);
+  }
+}
+
+TEST_CASE("a file that HDF5 cannot make sense of is damaged data, a failed system call is not") {
+  const Scratch scratch;
+  std::ofstream(scratch.path / "text.h5") << std::string(1000, 'x');
+  CHECK_THROWS_WITH_AS(open_data_file(scratch.path / "text.h5"), doctest::Contains("is the file truncated?"), Error);
+  try {
+    with_damage_as_data_error("a", [] { throw SystemError(ExitCode::io, EIO, "reading failed"); });
+  } catch (const Error& failure) {
+    CHECK(failure.code() == ExitCode::io);
+  }
+  try {
+    with_damage_as_data_error("a", [] { throw error(ExitCode::io, "it needs a newer HDF5"); });
+  } catch (const Error& failure) {
+    CHECK(failure.code() == ExitCode::data);
+    CHECK(std::string(failure.what()) == "a: it needs a newer HDF5");
+  }
 }
 
 TEST_CASE("fletcher32 equals the checksum of HDF5's filter") {

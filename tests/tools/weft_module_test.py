@@ -129,6 +129,9 @@ def check_written(weft, source):
         again = module.Dataset(folder)
         assert len(again) == 301 and np.array_equal(again.inputs[90:210], data.inputs[90:210].astype(dtype).astype(np.float32))
         weft.run("evaluate", weft.folder / "plain", "--data", folder)
+    # Rectified values have no negative one.
+    module.write_dataset(weft.folder / "rectified", data.inputs[:].astype(np.float16), np.maximum(data.targets[:], 0).astype(np.float16))
+    assert "all values finite" in weft.run("inspect", weft.folder / "rectified")
     try:
         module.write_dataset(weft.folder / "no", data.inputs[:5], data.targets[:6])
     except ValueError as failure:
@@ -145,6 +148,17 @@ def check_run(weft, source):
     assert opened.metrics["layer_l0"].shape == (len(lines), 3)
     assert opened.metrics["layer_l0"].tolist() == [line["layer_l0"] for line in lines]
     assert opened.input["transcoder"]["k"] == 3.5 and opened.steps == [20]
+    # What weft convert writes has checkpoints and no run.json.
+    weft.run("convert", weft.folder / "plain", "--output", weft.folder / "converted")
+    converted = module.Run(weft.folder / "converted")
+    assert converted.input["transcoder"]["activation"] == "jumprelu" and converted.steps == [20] and not converted.record
+    assert (converted.transcoder().thresholds(0) > 0).all()
+    try:
+        module.Run(converted.checkpoint().path)
+    except FileNotFoundError as failure:
+        assert "weft.Transcoder" in str(failure)
+    else:
+        raise AssertionError("a checkpoint was taken for a run")
     # The same reading of TOML with and without the library.
     text = opened.checkpoint().manifest["input"]
     present = sys.modules.get("tomllib")

@@ -8,8 +8,11 @@
 #include "base/log.hpp"
 #include "commands/commands.hpp"
 #include "commands/shared/interchange_document.hpp"
+#include "dataset/activations/description.hpp"
 #include "interchange/fold.hpp"
 #include "interchange/formats.hpp"
+#include "interchange/hooks.hpp"
+#include "language_model/mlp_recorder.hpp"
 #include "transcoder/model.hpp"
 #include "transcoder/statistics_state.hpp"
 
@@ -39,6 +42,8 @@ interchange::Storage storage_of(const std::string& type, interchange::Format for
 interchange::Contents contents_of(const transcoder::Shape& shape, const transcoder::Configuration& configuration,
                                   interchange::Format format) {
   interchange::Contents contents{.sizes = {shape.n_layers, shape.d_model, shape.n_features}};
+  if (format != interchange::Format::crosslayer_coding)
+    contents.per_layer = shape.decoder == transcoder::Decoder::per_layer;
   if (format == interchange::Format::crosslayer_coding) {
     if (shape.decoder == transcoder::Decoder::tied_target) contents.tying = interchange::Tying::per_target;
     if (shape.decoder == transcoder::Decoder::tied && configuration.data.normalise == dataset::Normalise::none)
@@ -46,7 +51,6 @@ interchange::Contents contents_of(const transcoder::Shape& shape, const transcod
     contents.affine = shape.affine;
   }
   if (format != interchange::Format::saelens && format != interchange::Format::sparsify) return contents;
-  contents.per_layer = shape.decoder == transcoder::Decoder::per_layer;
   contents.autoencoder = configuration.data.targets == dataset::Targets::inputs;
   const transcoder::ModelSettings& settings = configuration.transcoder;
   const bool of_a_token = settings.activation == transcoder::Activation::topk &&
@@ -54,6 +58,35 @@ interchange::Contents contents_of(const transcoder::Shape& shape, const transcod
                           (settings.scope == transcoder::Scope::layer || shape.n_layers == 1);
   if (of_a_token) contents.k = static_cast<std::int64_t>(std::llround(settings.k));
   return contents;
+}
+
+/// Model and hook points of the activations, as the data of the run states them: the rows of a language model, or the
+/// attributes of the first file of a dataset that is still there.
+dataset::HookPoints points_of(const transcoder::Configuration& configuration) {
+  if (!configuration.data.model.empty())
+    return {configuration.data.model, language_model::kInputHook, language_model::kOutputHook};
+  try {
+    return dataset::hook_points(dataset::expand_environment(configuration.data.train));
+  } catch (const Error&) {  // the weights can be exported without it
+    return {};
+  }
+}
+
+/// What the options say, checked against the data, and what the data say where they do not.
+interchange::Origin origin_of(const Request& request, const transcoder::Configuration& configuration,
+                              interchange::Format format) {
+  interchange::Origin origin{request.model_name, request.input_hook, request.output_hook};
+  dataset::HookPoints points = points_of(configuration);
+  if (configuration.data.targets == dataset::Targets::inputs) points.targets = points.inputs;
+  const std::string data = configuration.data.model.empty() ? configuration.data.train : configuration.data.model;
+  interchange::require_same_point("--input-hook", origin.input_hook, points.inputs, data);
+  interchange::require_same_point("--output-hook", origin.output_hook, points.targets, data);
+  if (origin.model.empty()) origin.model = points.model;
+  // sparsify has names of modules, by which it calls its directories.
+  if (format == interchange::Format::sparsify) return origin;
+  if (origin.input_hook.empty()) origin.input_hook = interchange::transformer_lens_name(points.inputs);
+  if (origin.output_hook.empty()) origin.output_hook = interchange::transformer_lens_name(points.targets);
+  return origin;
 }
 
 }  // namespace
@@ -99,14 +132,14 @@ int export_weights(const Request& request, const parallel::World& world) {
   // 3. Fold, write.
   const interchange::FoldedRows rows(
       trained, dataset::normalisation(statistics, description, configuration.data.normalise), storage.matrices);
-  interchange::write_directory(rows, format, storage, {request.model_name, request.input_hook, request.output_hook},
-                               request.directory);
+  const interchange::Origin origin = origin_of(request, configuration, format);
+  interchange::write_directory(rows, format, storage, origin, request.directory);
   const interchange::Opened written = interchange::open_directory(request.directory);
   report::Json document = document_of(written);
   document["output"] = request.directory;
   document["checkpoint"] = found.path.string();
   print_written(request, interchange::summary(written, request.directory), document);
-  if (request.model_name.empty() || request.input_hook.empty() || request.output_hook.empty())
+  if (origin.model.empty() || origin.input_hook.empty() || origin.output_hook.empty())
     log::warning(
         "{}: does not say of which model and hook points its activations are (a transcoder is of use at these points "
         "only); give --model, --input-hook and --output-hook",

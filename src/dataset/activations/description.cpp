@@ -16,6 +16,7 @@
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/row_sample.hpp"
 #include "dataset/activations/sidecar.hpp"
+#include "dataset/activations/unpacked_chunks.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/digest.hpp"
 #include "storage/posix_file.hpp"
@@ -151,7 +152,8 @@ void check_sample(ActivationFile& file, const std::string& path, Side side, std:
     seen += n;
     for (std::int64_t i = 0; i < n; ++i) negatives += negative(values.data() + i * bytes, bytes);
   }
-  if (bytes == 2 && seen >= kFewestForSigns && negatives == 0)
+  // Values of floating-point types keep their sign; rectified ones have none.
+  if (header.type == Scalar::u16 && seen >= kFewestForSigns && negatives == 0)
     throw error(
         ExitCode::data,
         "{}: {} has no negative value in a sample of {} (known defect: a writer stored signed data in an unsigned "
@@ -228,6 +230,11 @@ std::string expand_environment(std::string_view text) {
     i = end + (braces ? 1 : 0);
   }
   return out;
+}
+
+HookPoints hook_points(const std::string& directory) {
+  const ActivationFile file(directory + "/" + activation_files(directory).front());
+  return {file.header().model, file.header().hook_inputs, file.header().hook_targets};
 }
 
 Description describe(const std::string& path, const Settings& settings) {
@@ -360,11 +367,14 @@ Description describe(const std::string& path, const Settings& settings) {
   if (!description.own_layout && description.hook_inputs.empty())
     description.notes.push_back(
         "the files do not name the hook points of the model at which the activations were taken");
-  std::int64_t unpacked_for = 0;
+  std::int64_t unpacked_for = 0, unpacked_rows = 0;
   for (const FileDescription& file : description.files)
-    if (file.compressed && file.chunk_rows > 4 * settings.block_rows)
+    if (file.compressed && file.chunk_rows > 4 * settings.block_rows) {
       unpacked_for = std::max(unpacked_for, file.chunk_rows);
-  if (unpacked_for > 0)
+      unpacked_rows += file.rows;
+    }
+  // Chunks that fit into memory together are unpacked once per pass (unpacked_chunks.hpp).
+  if (unpacked_rows * 2 * description.row_bytes() > bytes_kept_unpacked(description))
     description.notes.push_back(
         fmt::format("compressed chunks of {} rows are unpacked for blocks of {} rows; a larger data.block_rows or "
                     "uncompressed files are faster",

@@ -96,4 +96,11 @@ std::string_view name_of(kernels::Scalar);
 /// The text that `weft inspect` prints.
 std::string summary(const Description&);
 
+/// Model and hook points as the root attributes of the first file state them; "" = not stated.
+struct HookPoints {
+  std::string model, inputs, targets;
+};
+/// Throws like `describe` if there is no file or it cannot be opened.
+HookPoints hook_points(const std::string& directory);
+
 }  // namespace weft::dataset

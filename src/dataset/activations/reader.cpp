@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/error.hpp"
 #include "dataset/activations/row_sample.hpp"
 #include "dataset/activations/row_source.hpp"
+#include "dataset/activations/unpacked_chunks.hpp"
 #include "kernels/bf16.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/posix_file.hpp"
@@ -49,7 +52,10 @@ struct Reader::State {
   std::map<std::int64_t, Access> access;
   std::map<std::int64_t, std::shared_ptr<PosixFile>> open_files;
 
-  State(const Description& d, int n_threads) : description(d), workers(n_threads) {}
+  std::mutex unpacking;  // of `unpacked`: jobs of two calls may run together
+  UnpackedChunks unpacked;
+
+  State(const Description& d, int n_threads) : description(d), workers(n_threads), unpacked(bytes_kept_unpacked(d)) {}
 
   std::int64_t width() const { return description.d_model * kernels::bytes_of(description.dtype); }
 
@@ -114,17 +120,56 @@ struct Reader::State {
     }
   }
 
-  /// Dataset by dataset, rows ascending, so that each chunk is unpacked once.
-  void read_compressed(std::int64_t index, std::span<const RowRead> reads) const {
-    ActivationFile file(description.file_path(index));
-    check_unchanged(index, file.bytes());
+  /// Dataset by dataset, rows ascending. A chunk of which a read covers a part is kept for later ones.
+  void read_compressed(std::int64_t index, std::span<const RowRead> reads) {
+    const std::lock_guard<std::mutex> one_at_a_time(unpacking);
+    std::optional<ActivationFile> opened;
+    const auto file = [&]() -> ActivationFile& {
+      if (!opened) {
+        opened.emplace(description.file_path(index));
+        check_unchanged(index, opened->bytes());
+      }
+      return *opened;
+    };
+    const FileDescription& described = description.files[static_cast<std::size_t>(index)];
     for (const Side side : kSides)
       for (std::int64_t layer = 0; layer < description.n_layers; ++layer)
         for (const RowRead& read : reads) {
-          std::byte* out = side == Side::inputs ? read.inputs : read.targets;
-          if (out != nullptr)
-            file.read(side, layer, read.row_begin, read.rows, out + layer * width(), description.row_bytes());
+          std::byte* const out = side == Side::inputs ? read.inputs : read.targets;
+          if (out == nullptr) continue;
+          const std::int64_t band_rows = described.chunk_rows > 0 ? described.chunk_rows : described.rows,
+                             end = read.row_begin + read.rows;
+          for (std::int64_t row = read.row_begin; row < end;) {
+            const std::int64_t begin = row / band_rows * band_rows, rows = std::min(band_rows, described.rows - begin),
+                               stop = std::min(end, begin + rows);
+            std::byte* const to = out + (row - read.row_begin) * description.row_bytes() + layer * width();
+            const UnpackedChunks::Key key{index, begin, layer + (side == Side::inputs ? 0 : description.n_layers)};
+            const std::byte* const chunk = stop - row < rows ? unpacked_rows(file, side, layer, key, rows) : nullptr;
+            if (chunk == nullptr)
+              file().read(side, layer, row, stop - row, to, description.row_bytes());
+            else
+              for (std::int64_t i = row; i < stop; ++i)
+                std::memcpy(to + (i - row) * description.row_bytes(), chunk + (i - begin) * width(),
+                            static_cast<std::size_t>(width()));
+            row = stop;
+          }
         }
+  }
+
+  /// All rows of a band of one dataset, or null if they are not kept.
+  template <class File>
+  const std::byte* unpacked_rows(const File& file, Side side, std::int64_t layer, const UnpackedChunks::Key& key,
+                                 std::int64_t rows) {
+    if (const std::byte* const kept = unpacked.find(key)) return kept;
+    std::byte* const chunk = unpacked.insert(key, rows * width());
+    if (chunk == nullptr) return nullptr;
+    try {
+      file().read(side, layer, key.row_begin, rows, chunk, width());
+    } catch (...) {
+      unpacked.remove(key);
+      throw;
+    }
+    return chunk;
   }
 };
 

@@ -3,8 +3,9 @@
 // Reads raw rows from activation files, bit for bit as stored, without conversion.
 //
 // Uncompressed datasets are located once through HDF5 and then read with preadv by several threads, outside the HDF5
-// lock, directly into interleaved rows. Compressed datasets are read through HDF5; each chunk is unpacked once per
-// call. Rows of a dataset with a source (row_source.hpp) are computed by the calling thread instead.
+// lock, directly into interleaved rows. Compressed datasets are read through HDF5; unpacked chunks
+// are kept in bounded memory (unpacked_chunks.hpp). Rows of a dataset with a source (row_source.hpp) are computed by
+// the calling thread instead.
 #pragma once
 
 #include <cstddef>

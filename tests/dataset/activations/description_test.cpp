@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/statistics.hpp"
+#include "dataset/activations/unpacked_chunks.hpp"
 #include "kernels/bf16.hpp"
 #include "tests/dataset/activations/foreign_files.hpp"
 #include "tests/test.hpp"
@@ -86,6 +87,69 @@ TEST_CASE("the layout of crosslayer-coding: contiguous, chunked, narrow chunks, 
     CHECK(d.files[1].name == "chunk_1.h5");
     CHECK(reads_back(d, {12, 5, {}, form.type == Scalar::u16 ? Scalar::bf16 : form.type, Compression::none}));
   }
+}
+
+TEST_CASE("a chunk that is larger than the blocks is unpacked once, not for every block") {
+  static std::int64_t unpacked;
+  constexpr H5Z_filter_t kCounting = 300;
+  const H5Z_class2_t counting{
+      H5Z_CLASS_T_VERS,
+      kCounting,
+      1,
+      1,
+      "counting",
+      nullptr,
+      nullptr,
+      [](unsigned flags, std::size_t, const unsigned*, std::size_t bytes, std::size_t*, void**) {
+        if ((flags & H5Z_FLAG_REVERSE) != 0) ++unpacked;
+        return bytes;
+      }};
+  {
+    const storage::Lock lock;
+    storage::check(H5Zregister(&counting), "registering a filter");
+  }
+  const Directory directory;
+  write_foreign(directory / "train", {3, 8, {Scalar::fp32, 50, 0, false, "", kCounting}, {}}, "float32");
+  const Description d = describe(testing::world(), directory / "train", {});
+  Reader reader(d, 2);
+  std::vector<std::byte> inputs(static_cast<std::size_t>(120 * d.row_bytes())), targets(inputs.size());
+  unpacked = 0;
+  // Blocks of 7 rows in another order than that of the files, as a shuffled epoch reads them.
+  std::int64_t blocks = 0;
+  for (std::int64_t block = 0, first = 0; block < 18; ++block) {
+    const std::int64_t begin = (block * 5) % 18 * 7;
+    for (std::int64_t row = begin; row < std::min<std::int64_t>(begin + 7, 120); row += first) {
+      const std::int64_t file = row / 50, in_file = row % 50;
+      first = std::min({7 - (row - begin), 50 - in_file, 120 - row});
+      reader.read(std::vector<RowRead>{
+          {file, in_file, first, inputs.data() + row * d.row_bytes(), targets.data() + row * d.row_bytes()}});
+      ++blocks;
+    }
+  }
+  CHECK(blocks > 18);
+  CHECK(unpacked == 3 * 2 * 3);  // files, sides, layers
+  const Sample sample{3, 8, {}, Scalar::fp32, Compression::none};
+  for (std::int64_t row = 0; row < 120; ++row)
+    CHECK(std::memcmp(targets.data() + row * d.row_bytes(), testing::sample_row(sample, row, true).data(),
+                      static_cast<std::size_t>(d.row_bytes())) == 0);
+}
+
+TEST_CASE("unpacked chunks: other bands go first, and what does not fit is not kept") {
+  UnpackedChunks chunks(100);
+  CHECK(chunks.insert({0, 0, 0}, 40) != nullptr);
+  CHECK(chunks.insert({0, 0, 1}, 40) != nullptr);
+  // Larger than what is left of the same band: the others stay.
+  CHECK(chunks.insert({0, 0, 2}, 40) == nullptr);
+  CHECK(chunks.find({0, 0, 0}) != nullptr);
+  CHECK(chunks.insert({0, 50, 0}, 101) == nullptr);
+  CHECK(chunks.insert({0, 0, 0}, 40) != nullptr);
+  CHECK(chunks.find({0, 0, 1}) == nullptr);
+  // Another band takes the place of the one used least recently.
+  CHECK(chunks.insert({1, 0, 0}, 50) != nullptr);
+  CHECK(chunks.insert({2, 0, 0}, 50) != nullptr);
+  CHECK(chunks.find({0, 0, 0}) == nullptr);
+  CHECK(chunks.find({1, 0, 0}) != nullptr);
+  CHECK(chunks.bytes() <= 100);
 }
 
 TEST_CASE("all finite bf16 bit patterns are preserved, including -0 and subnormals") {

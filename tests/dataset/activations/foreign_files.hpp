@@ -24,6 +24,7 @@ struct Form {
   std::int64_t chunk_columns = 0;  // 0 = all
   bool gzip = false;
   std::string declared;
+  H5Z_filter_t filter = 0;  // a registered filter, in addition
 };
 
 /// The dataset `name` of a group, [rows, columns], from raw bytes.
@@ -37,6 +38,8 @@ inline void put(hid_t group, const std::string& name, const Form& form, std::int
                               static_cast<hsize_t>(form.chunk_columns > 0 ? form.chunk_columns : columns)};
     storage::check(H5Pset_chunk(creation, 2, chunk), "chunk");
     if (form.gzip) storage::check(H5Pset_deflate(creation, 4), "gzip");
+    if (form.filter != 0)
+      storage::check(H5Pset_filter(creation, form.filter, H5Z_FLAG_MANDATORY, 0, nullptr), "filter");
   }
   const Handle type = storage::type_of(form.type);
   Handle dataset(H5Dcreate2(group, name.c_str(), type, space, H5P_DEFAULT, creation, H5P_DEFAULT), H5Dclose, "dataset");

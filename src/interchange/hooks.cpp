@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interchange/hooks.hpp"
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+
+namespace weft::interchange {
+namespace {
+
+constexpr std::string_view kBlock = "blocks.{}.";
+
+struct Point {
+  std::string_view stored;  ///< end of the name in a data set
+  std::string_view name;
+  std::string_view same;  ///< another name of the same values; of mlp.hook_out if no norm follows the MLP
+};
+
+// Checked against circuit-tracer 0.5 (ReplacementMLP, tl_nnsight_mapping.py) and TransformerLens 3.2 (MLPBridge). The
+// input of the MLP is the output of the norm with its weight: HookedTransformer's ln2.hook_normalized is before the
+// weight, and its hook_mlp_in is before the norm.
+constexpr Point kPoints[] = {{"{}.mlp.input", "mlp.hook_in", "ln2.hook_out"},
+                             {"{}.mlp.output", "mlp.hook_out", "hook_mlp_out"},
+                             {"{}.ln_2.input", "hook_resid_mid", ""},
+                             {"{}.pre_feedforward_layernorm.input", "hook_resid_mid", ""},
+                             {"{}.post_feedforward_layernorm.output", "hook_mlp_out", ""}};
+
+const Point* point_of(std::string_view hook) {
+  for (const Point& point : kPoints)
+    if (hook.ends_with(point.stored)) return &point;
+  return nullptr;
+}
+
+}  // namespace
+
+bool is_transformer_lens(std::string_view hook) {
+  const std::size_t last = hook.rfind('.');
+  return hook.substr(last == hook.npos ? 0 : last + 1).starts_with("hook_");
+}
+
+std::string inside_block(const std::string& hook) {
+  return is_transformer_lens(hook) && hook.starts_with(kBlock) ? hook.substr(kBlock.size()) : hook;
+}
+
+std::string with_block(const std::string& hook) {
+  return is_transformer_lens(hook) && hook.find("{}") == hook.npos ? std::string(kBlock) + hook : hook;
+}
+
+std::string transformer_lens_name(std::string_view hook) {
+  if (is_transformer_lens(hook)) return inside_block(std::string(hook));
+  const Point* const point = point_of(hook);
+  return point == nullptr ? "" : std::string(point->name);
+}
+
+void require_same_point(std::string_view option, const std::string& given, const std::string& stored,
+                        const std::string& data) {
+  const std::string expected = transformer_lens_name(stored);
+  if (given.empty() || expected.empty() || !is_transformer_lens(given)) return;
+  const Point* const point = point_of(stored);
+  const std::string inside = inside_block(given);
+  if (inside == expected || (point != nullptr && inside == point->same)) return;
+  throw error(ExitCode::usage,
+              "{} {}: the activations of {} were taken at {} (of TransformerLens {}; at another point the features are "
+              "wrong); give {} or leave the option out",
+              option, printable(given), data, printable(stored), expected, expected);
+}
+
+}  // namespace weft::interchange
