@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares trainings of small language models: validation loss at equal tokens and at equal time, for several seeds.
 
-compare_trainings.py WEFT {activations|growth|sparse} [--seeds 1 2 3] [--steps N] [--jobs N] [--output DIR] [--results DIR]
+compare_trainings.py WEFT {activations|growth|sparse|tuning} [--seeds 1 2 3] [--steps N] [--jobs N] [--output DIR] [--results DIR]
                      [--input FILE] [--set table.key=value ...]
 
 activations: the activations of the MLP at equal parameters. growth: sequences that grow, and a curriculum. sparse: sparse attention
-against dense at 8,192 tokens. The time of a step is measured first and alone, by weft benchmark, for each length of the sequences; then
+against dense at 8,192 tokens. tuning: the learning rate of the input, and that which optimizer.tuning finds from a tenth of it. The time of a step is measured first and alone, by weft benchmark, for each length of the sequences; then
 the runs train, --jobs at a time. Equal time: the time in which the fastest variant trains all steps; losses between two evaluations are
 interpolated. Writes RESULTS/NAME.json, from which scripts/experiments.py makes docs/experiments.md. Runs that are complete in DIR are
 not repeated. On one H200 each takes less than 200 s.
@@ -23,6 +23,7 @@ SPARSE = ["data.sequence=8192", "language_model.position=rope"]
 GROWTH = ["data.sequence=2048", "language_model.position=rope"]
 GROWING = ["data.sequence_start=128", "data.sequence_growth_steps={half}"]
 CURRICULUM = ["data.order=curriculum", "data.curriculum_steps={half}"]
+TENTH = ["optimizer.learning_rate=1e-4"]  # of that of inputs/lm_parity_gpt.toml
 # Name -> steps, settings of all variants, those of each. {half}: half of the steps.
 COMPARISONS = {
     "activations": (1000, ["language_model.bias=false"], {
@@ -38,9 +39,15 @@ COMPARISONS = {
     "sparse": (600, SPARSE, {
         "dense": [],
         "sparse: 4 local and 4 chosen blocks of 64 keys": ["language_model.sparse_local=4", "language_model.sparse_blocks=4"]}),
+    "tuning": (1000, [], {
+        "rate of the input": [],
+        "a tenth of it": TENTH,
+        "a tenth, range test": [*TENTH, "optimizer.tuning=range"],
+        "a tenth, greedy": [*TENTH, "optimizer.tuning=greedy"],
+        "rate of the input, plateau": ["optimizer.tuning=plateau"]}),
 }
 EVALUATIONS = 20
-NOT_OF_A_STEP = ("data.sequence", "data.order", "data.curriculum")  # settings that a benchmark of one length leaves out
+NOT_OF_A_STEP = ("data.sequence", "data.order", "data.curriculum", "optimizer.tuning=range")  # settings that a benchmark of one length leaves out
 
 
 def arguments():

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/experiments.md: what each optimisation of language-model training brings, from the results of weft benchmark.
 
-experiments.py RESULTS      RESULTS/cpu.json and RESULTS/gpu.json are benchmark.json files, RESULTS/activations.json, growth.json and
-                            sparse.json are written by compare_trainings.py; one that is not there is "not measured". Writes Markdown
-                            to standard output.
+experiments.py RESULTS      RESULTS/cpu.json, gpu.json, combined/SIZE_TOKENS.json and affinity_{auto,none}.json are benchmark.json
+                            files, RESULTS/activations.json, growth.json, sparse.json and tuning.json are written by
+                            compare_trainings.py, RESULTS/operations.json by tests/gpu/operations_benchmark.cu; one that is not there is
+                            "not measured". Writes Markdown to standard output.
 """
 import json
 import sys
@@ -42,6 +43,15 @@ TECHNIQUES = {
 }
 
 
+# Rows whose effect other tables or pages state: technique -> (status, effect).
+ELSEWHERE = {
+    "tensor parallelism: ranks share every matrix": (
+        "`parallel.tensor`", "two H200, 65,536 tokens per step: GPT-2 1.56B 1.67, sizes of Llama 3.2 1B 1.79 times one GPU "
+        "([measured 2026-11-24](language_models.md#models-divided-over-ranks)); a GPU holds its part of the weights alone"),
+    "automatic learning rate: range test, plateau, greedy": ("`optimizer.tuning`", "[below](#automatic-learning-rate)"),
+}
+COMBINED = ("baseline", "A", "B", "safe", "all")
+
 # Results of compare_trainings.py -> title and what is compared.
 COMPARISONS = {
     "activations": ("Activations of the MLP", "GELU and ReLU² with an MLP of 4 C, SwiGLU and GEGLU of 8/3 C: equal parameters."),
@@ -49,6 +59,8 @@ COMPARISONS = {
                "the steps (`data.sequence_start`); random windows, or the easiest part of the text first (`data.order`)."),
     "sparse": ("Sparse attention at T = 8,192", "Dense attention, and blocks of 64 queries that read their own and the last blocks of keys and "
                "those with the largest product of means (`language_model.sparse_blocks`)."),
+    "tuning": ("Automatic learning rate", "The learning rate of the input and a tenth of it, which `optimizer.tuning` raises (range test, "
+               "greedy) or lowers (plateau)."),
 }
 
 
@@ -123,6 +135,71 @@ def section(machine, result):
     return lines + [""]
 
 
+def affinity(folder):
+    """What device.affinity brings: the same case with and without it."""
+    files = [folder / f"affinity_{name}.json" for name in ("auto", "none")]
+    if not all(file.exists() for file in files):
+        return "not measured"
+    auto, none = (json.loads(file.read_text()) for file in files)
+    before, after = none["cases"][0], auto["cases"][0]
+    return (f"{auto['ranks']} ranks, {before['name']}: {grouped(before['tokens_per_second'])} tokens/s without, "
+            f"{grouped(after['tokens_per_second'])} with it{'; ' + auto['note'] if 'note' in auto else ''}")
+
+
+def elsewhere(folder):
+    rows = {"CPU affinity: ranks keep to CPUs of their own, near their GPU": ("`device.affinity`", affinity(folder)), **ELSEWHERE}
+    return ["## Techniques that other measurements show", "", "| technique | status | effect |", "|---|---|---|",
+            *(f"| {name} | {status} | {effect} |" for name, (status, effect) in rows.items()), ""]
+
+
+def combined(folder):
+    """Combinations at several sizes and batches: a table per size, with the columns of its batches."""
+    lines = ["## Combined techniques", "", "`inputs/lm_combined.toml`, whose head has the commands: tokens/s, and times the speed of the "
+             "baseline of the same size and batch.", ""]
+    runs = {}
+    for file in sorted((folder / "combined").glob("*_*.json")):
+        size, tokens = file.stem.rsplit("_", 1)
+        runs.setdefault(size, {})[int(tokens)] = json.loads(file.read_text())
+    if not runs:
+        return lines + ["Not measured.", ""]
+    for size, batches in runs.items():
+        tokens = sorted(batches)
+        first = batches[tokens[0]]
+        lines += [f"{size}: {first['machine'].get('gpu') or first['machine']['device']}; revision {first['build']['revision'][:12]}"
+                  f"{'; ' + first['note'] if 'note' in first else ''}.", "",
+                  "| | " + " | ".join(f"{grouped(each)} tokens per step | faster | MiB" for each in tokens) + " |",
+                  "|---|" + "---:|" * 3 * len(tokens)]
+        for name in COMBINED:
+            row = [f"**{name}**"]
+            for each in tokens:
+                cases = {case["name"]: case for case in batches[each]["cases"]}
+                case = cases.get(name)
+                valid = case and case["valid"]
+                row += [grouped(case["tokens_per_second"]) if case else "-", f"{case['times_faster']:.2f}" if valid else "-",
+                        mib(case["peak_bytes"]) if case else "-"]
+            lines.append("| " + " | ".join(row) + " |")
+        lines.append("")
+    return lines
+
+
+def operations(folder):
+    """Single operations: a fused kernel, and a kernel per operation."""
+    lines = ["## Single operations", "", "Kernels alone, bf16, median: the fused kernel of the program, and the same formula with a kernel and an "
+             "array in memory per operation (`gpu_operations_benchmark`, `tests/gpu/operations_benchmark.cu`). GB/s: the least bytes of the "
+             "operation over the time of the fused kernel. *Differs*: both results, relative; the baseline rounds to bf16 after each operation.", ""]
+    file = folder / "operations.json"
+    if not file.exists():
+        return lines + ["Not measured. `gpu_operations_benchmark > docs/experiments/operations.json` writes the results.", ""]
+    result = json.loads(file.read_text())
+    lines += [f"{result['gpu']}{'; ' + result['note'] if result['note'] else ''}.", "",
+              "| operation | rows x columns | unfused, µs | fused, µs | times as fast | GB/s | differs |", "|---|---|---:|---:|---:|---:|---:|"]
+    for one in result["operations"]:
+        fused = one["fused_us"]
+        lines.append(f"| {one['operation']} | {one['shape']} | {one['unfused_us']:,.1f} | {fused:,.1f} | {one['unfused_us'] / fused:.2f} | "
+                     f"{grouped(one['bytes'] / fused / 1000)} | {one['differs']:.0e} |")
+    return lines + [""]
+
+
 def mean(losses):
     """Mean over the seeds, and half of the distance between the best and the worst."""
     return f"{sum(losses) / len(losses):.4f} ± {(max(losses) - min(losses)) / 2:.4f}"
@@ -170,6 +247,7 @@ def main():
     for machine in MACHINES:
         path = folder / f"{machine}.json"
         lines += section(machine, json.loads(path.read_text()) if path.exists() else None)
+    lines += elsewhere(folder) + operations(folder) + combined(folder)
     lines += TRAININGS.splitlines() + [""]
     for name in COMPARISONS:
         path = folder / f"{name}.json"

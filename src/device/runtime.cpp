@@ -92,6 +92,19 @@ std::string gpu_bus_id(int node_rank) {
   return id;
 }
 
+std::string gpu_name(int node_rank) {
+#ifdef WEFT_ENABLE_CUDA
+  int n_devices = 0;
+  cudaDeviceProp properties{};
+  if (cudaGetDeviceCount(&n_devices) == cudaSuccess && n_devices > 0 &&
+      cudaGetDeviceProperties(&properties, device_of(node_rank, n_devices)) == cudaSuccess)
+    return properties.name;
+#else
+  static_cast<void>(node_rank);
+#endif
+  return "";
+}
+
 kernels::Backend planned_backend(const Settings& settings) {
   if (!kernels::kCudaBuild || settings.backend == "portable") return kernels::Backend::portable;
 #ifdef WEFT_ENABLE_CUDA

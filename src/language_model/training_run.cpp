@@ -3,6 +3,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "language_model/benchmark/work.hpp"
 #include "language_model/exchange/peft.hpp"
 #include "language_model/initial.hpp"
 #include "parallel/watchdog.hpp"
@@ -218,6 +219,10 @@ training::Communication TrainingRun::communication() const {
           .timed = trainer_.exchanges_are_timed(),
           .step_bytes_sent = trainer_.step_bytes_sent(),
           .step_exposed_seconds = trainer_.step_exposed_seconds()};
+}
+
+std::vector<std::pair<std::string, double>> TrainingRun::phase_bytes() {
+  return language_model::phase_bytes(configuration_, trainer_.model().architecture());
 }
 
 training::Metrics TrainingRun::metrics() {

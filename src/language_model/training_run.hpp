@@ -63,6 +63,7 @@ class TrainingRun final : public training::Trainable {
   training::Metrics evaluate() override;
   training::Communication communication() const override;
   report::Timers& timers() override { return trainer_.timers(); }
+  std::vector<std::pair<std::string, double>> phase_bytes() override;
   void conclude(report::Json& result) override;
   std::string last_line() const override { return guarantee_; }
 

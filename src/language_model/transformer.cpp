@@ -104,6 +104,7 @@ kernels::Examples Transformer::examples(std::int64_t rows, std::int64_t of_examp
 // --- Forward --------------------------------------------------------------------------------------------------------
 
 void Transformer::prepare_weights() {
+  timers_.pass("forward");
   if (source_.start) source_.start();
   if (!half_weights_.empty() || !coded_weights_.empty()) await_weights(kNoParameter);
   timers_.phase("products");
@@ -125,6 +126,7 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, U
   first_row_ = tokens.first_row;
   step_ = step;
   rows_ = tokens.rows();
+  timers_.pass("forward");
   if (joins_norms(tokens, step)) return forward_joined(tokens);
   await_weights(model_.blocks().front().first);
   embed(tokens, step);
@@ -333,6 +335,7 @@ void Transformer::head(const Tokens& tokens, const EachChunk& each) {
     const std::int64_t count = std::min(head_chunk(), tokens.rows() - begin);
     const AnyMatrix logits = buffers_.logits.rows_from(settings_.keeps_head_rows() ? begin : 0, count)
                                  .columns_from(0, model_.head().outputs());
+    timers_.pass("forward");
     multiply(model_.head(), buffers_.final_output.rows_from(begin, count), logits);
     each(begin, logits);
   }
@@ -362,6 +365,7 @@ void Transformer::head_gradients(const Tokens& tokens, const float* scale, kerne
                                             : kernels::Array<const float>{tokens.weights.data + begin, logits.rows},
         .temperature = tokens.temperature};
     cross_entropy(loss, logits, {tokens.targets.data + begin, logits.rows}, {losses.data + begin, logits.rows}, true);
+    timers_.pass("backward");
     take(begin, buffers_.final_output.rows_from(begin, logits.rows), logits);
   });
 }

@@ -24,6 +24,7 @@ kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, const kernels::No
 }  // namespace
 
 void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, GradientSink& sink) {
+  timers_.pass("backward");
   const std::int64_t n = tokens.rows();
   first_row_ = tokens.first_row;
   step_ = step;
@@ -88,6 +89,7 @@ void Transformer::compute_again(std::size_t layer, const Tokens& tokens, const k
 
 void Transformer::repeat_block(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step,
                                GradientSink& sink) {
+  timers_.pass("backward");
   first_row_ = tokens.first_row;
   step_ = step;
   rows_ = tokens.rows();

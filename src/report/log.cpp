@@ -274,6 +274,7 @@ std::string progress_text(const Progress& p, std::size_t columns) {
        2});
   if (p.percent_of_limit >= 0) fields.push_back({fmt::format("{:.0f} % of the limit", p.percent_of_limit), metric});
   if (p.seconds_left >= 0) fields.push_back({fmt::format("{} left", duration(p.seconds_left)), 1});
+  if (!p.memory.empty()) fields.push_back({p.memory, metric + 1});
   for (;;) {
     std::string text;
     for (const Field& field : fields) text += (text.empty() ? "" : "  ") + field.text;

@@ -51,11 +51,13 @@ struct Progress {
   std::string metrics = {};    ///< "loss 0.4123  NMSE 0.4050": as the model shows them, separated by two spaces
   std::string unit = "steps";  ///< of the rate
   double per_second = 0;
+  std::string memory = {};       ///< "1.20 GiB, peak 1.53 GiB"; "" = not shown
   double percent_of_limit = -1;  ///< of the hardware's limit; < 0: unknown, not shown
   double seconds_left = -1;      ///< < 0: unknown, not shown
 };
-/// "step 120/2000  loss 0.4123  NMSE 0.4050  L0 15.98  51,900 tokens/s  0:12:34 left". Where that has more than
-/// `columns` characters, whole fields are left out: the limit, metrics from the last on, the rate, the time.
+/// "step 120/2000  loss 0.4123  NMSE 0.4050  L0 15.98  51,900 tokens/s  0:12:34 left  1.20 GiB, peak 1.53 GiB". Where
+/// that has more than `columns` characters, whole fields are left out: the memory, the limit, metrics from the last on,
+/// the rate, the time.
 std::string progress_text(const Progress& progress, std::size_t columns = std::string::npos);
 
 /// Progress every log.every steps, on rank 0: a line in the log file and on standard output; on a terminal one that

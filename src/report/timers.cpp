@@ -28,6 +28,9 @@ void Timers::switch_to(int phase) {
 void Timers::phase(std::string_view name) {
   parallel::note_phase(name);
   if (held_) return;
+  std::string of_pass;
+  if (!pass_.empty() && std::find(split_.begin(), split_.end(), name) != split_.end())
+    name = of_pass = fmt::format("{}, {}", name, pass_);
   // A step has about ten phases: looking through them costs less than a map.
   auto found = std::find_if(phases_.begin(), phases_.end(), [&](const Phase& r) { return r.name == name; });
   if (found == phases_.end()) found = phases_.insert(found, Phase{std::string(name)});

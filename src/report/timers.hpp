@@ -26,6 +26,11 @@ class Timers {
 
   void before_switch(std::function<void()> action) { before_switch_ = std::move(action); }
 
+  /// From now on these phases are counted by pass: phase("products") in the pass "forward" is "products, forward".
+  void split(std::vector<std::string> phases) { split_ = std::move(phases); }
+  /// The pass that the step is in; "": none. `name` must live as long as it is in use.
+  void pass(std::string_view name) { pass_ = name; }
+
   /// Ends the current phase and begins `name`.
   void phase(std::string_view name);
   /// Ends the current phase; later time counts to none.
@@ -82,6 +87,8 @@ class Timers {
   void switch_to(int phase);
 
   std::function<void()> before_switch_;
+  std::vector<std::string> split_;
+  std::string_view pass_;
   std::vector<Phase> phases_;
   int current_ = -1;   // index of the running phase, -1: none
   bool held_ = false;  // by a Whole

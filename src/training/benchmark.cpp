@@ -76,6 +76,13 @@ class Stopwatch {
     return static_cast<double>(nanoseconds) * 1e-6;
   }
 
+  /// The shortest step, of the slowest rank. Collective.
+  double fastest_ms() const {
+    std::int64_t nanoseconds = std::llround(1e9 * quantile(seconds_, 0));
+    world_.maximum({&nanoseconds, 1});
+    return static_cast<double>(nanoseconds) * 1e-6;
+  }
+
   /// Distance of the quartiles of this rank.
   double interquartile_ms() const { return 1e3 * (quantile(seconds_, 0.75) - quantile(seconds_, 0.25)); }
 
@@ -202,6 +209,7 @@ CaseResult measure(const BenchmarkCase& one, BenchmarkSubject& subject, const Be
   result.flops = subject.flops_per_token();
   result.interquartile_ms = stopwatch.interquartile_ms();
   result.ms_per_step = stopwatch.ms_per_step();
+  result.fastest_ms = stopwatch.fastest_ms();
   result.tokens_per_step = subject.tokens_per_step();
   result.tokens_per_second = 1e3 * static_cast<double>(subject.tokens_per_step()) / result.ms_per_step;
   if (world.size() > 1) {

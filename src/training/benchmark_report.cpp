@@ -152,7 +152,9 @@ report::Json to_json(const BenchmarkResult& result) {
   const report::BuildRecord& build = report::build_record;
   json["build"] = {{"version", build.version},   {"revision", build.revision},     {"modified", build.modified},
                    {"compiler", build.compiler}, {"build_type", build.build_type}, {"cuda", build.cuda}};
+  json["input"] = result.input;
   json["machine"] = {{"device", result.device},
+                     {"gpu", result.gpu.empty() ? report::Json() : report::Json(result.gpu)},
                      {"copy_gb_per_second", result.machine.copy_gb_per_second},
                      {"gemm_gflops", result.machine.gemm_gflops}};
   json["ranks"] = result.ranks;
@@ -168,9 +170,12 @@ report::Json to_json(const BenchmarkResult& result) {
     report::Json one;
     one["name"] = c.name;
     one["overrides"] = c.overrides;
+    one["grid"] = c.grid.empty() ? result.grid : c.grid;
     one["ms_per_step"] = c.ms_per_step;
+    one["fastest_ms"] = c.fastest_ms;
     one["interquartile_ms"] = c.interquartile_ms;
     one["tokens_per_second"] = c.tokens_per_second;
+    one["tokens_per_step"] = c.tokens_per_step;
     one["peak_bytes"] = c.peak_bytes;
     one["state_bytes"] = c.state_bytes;
     if (c.driver_bytes > 0) one["driver_bytes"] = c.driver_bytes;
@@ -228,6 +233,11 @@ std::string to_table(const BenchmarkResult& result) {
     if (c.driver_bytes > 0)
       out +=
           fmt::format("the driver reports {} in use, libraries included\n", report::binary_bytes_text(c.driver_bytes));
+    if (!c.grid.empty() && c.grid != result.grid) {
+      std::vector<std::string> axes;
+      for (const auto& [axis, ranks] : c.grid) axes.push_back(fmt::format("{} = {}", axis, ranks));
+      out += fmt::format("grid: {}\n", fmt::join(axes, ", "));
+    }
     out += fmt::format("{:<18} {:>9} {:>6} {:>11} {:>11} {:>9}", "phase", "ms", "%", "MB", "MFLOP", "of limit");
     for (const Phase& phase : c.phases)
       out += fmt::format("\n{:<18} {:>9.2f} {:>6.1f} {:>11} {:>11} {:>9}", phase.name, phase.ms,
@@ -304,25 +314,54 @@ std::string to_svg(const BenchmarkResult& result) {
   return report::stacked_bars(chart);
 }
 
+namespace {
+
+/// The cases of a benchmark.json, or of this type of GPU and this input in a reference of speeds.
+report::Json cases_of(const BenchmarkResult& result, const report::Json& reference) {
+  const auto member = [](const report::Json& json, const std::string& name) {
+    return json.is_object() && json.contains(name) ? json[name] : report::Json();
+  };
+  const report::Json gpus = member(reference, "gpus");
+  if (!gpus.is_object()) return member(reference, "cases");
+  if (!gpus.contains(result.gpu)) {
+    std::vector<std::string> known;
+    for (const auto& [name, entry] : gpus.items()) known.push_back(name);
+    throw error(ExitCode::usage,
+                "--compare: there are no speeds of {} ({} known: {}); give the benchmark.json of an earlier run",
+                result.gpu.empty() ? "this machine, which has no GPU" : result.gpu, known.size(),
+                fmt::join(known, ", "));
+  }
+  return member(gpus[result.gpu], result.input);
+}
+
+}  // namespace
+
 Comparison compare(const BenchmarkResult& result, const report::Json& reference, double ratio) {
   Comparison comparison;
+  const report::Json others = cases_of(result, reference);
   for (const CaseResult& c : result.cases) {
     double before = 0;
-    if (reference.is_object() && reference.contains("cases") && reference["cases"].is_array())
-      for (const report::Json& other : reference["cases"])
+    std::string source;
+    if (others.is_array())
+      for (const report::Json& other : others)
         if (other.is_object() && other.value("name", report::Json()) == report::Json(c.name) &&
-            other.contains("ms_per_step") && other["ms_per_step"].is_number())
+            other.value("ranks", report::Json(result.ranks)) == report::Json(result.ranks) &&
+            other.contains("ms_per_step") && other["ms_per_step"].is_number()) {
           before = other["ms_per_step"].get<double>();
+          if (other.contains("source") && other["source"].is_string())
+            source = "; " + other["source"].get<std::string>();
+        }
     if (!(before > 0)) continue;
     const double times = c.ms_per_step / before;
     const bool slower = times > ratio;
     comparison.slower = comparison.slower || slower;
-    comparison.text += fmt::format("\n{}: {:.1f} ms/step, before {:.1f} ms ({:.2f} times{})", c.name, c.ms_per_step,
-                                   before, times, slower ? fmt::format(", more than {:.2f}", ratio) : "");
+    comparison.text += fmt::format("\n{}: {:.1f} ms/step, before {:.1f} ms ({:.2f} times{}{})", c.name, c.ms_per_step,
+                                   before, times, slower ? fmt::format(", more than {:.2f}", ratio) : "", source);
   }
   if (comparison.text.empty())
     throw error(ExitCode::usage,
-                "--compare: there is nothing to compare (the file has none of these cases, or is no benchmark.json)");
+                "--compare: there is nothing to compare (the file has none of these cases, or is neither a "
+                "benchmark.json nor a reference of speeds)");
   comparison.text.erase(0, 1);
   return comparison;
 }

@@ -31,10 +31,12 @@ struct ModelFlops {
 struct CaseResult {
   std::string name;
   std::string overrides;
-  std::vector<std::string> toggles;  ///< BenchmarkCase::toggles
-  std::string left_out;              ///< BenchmarkCase::left_out
-  double ms_per_step = 0;            ///< median of the slowest rank
-  double interquartile_ms = 0;       ///< distance of the quartiles of the steps, first rank
+  std::vector<std::string> toggles;          ///< BenchmarkCase::toggles
+  std::string left_out;                      ///< BenchmarkCase::left_out
+  std::map<std::string, std::int64_t> grid;  ///< axis -> ranks along it; {}: that of the input
+  double ms_per_step = 0;                    ///< median of the slowest rank
+  double fastest_ms = 0;                     ///< the shortest step of the slowest rank
+  double interquartile_ms = 0;               ///< distance of the quartiles of the steps, first rank
   double tokens_per_second = 0;
   std::int64_t tokens_per_step = 0;
   std::int64_t peak_bytes = 0;    ///< peak of what the case allocated where the kernels run; largest rank
@@ -70,6 +72,8 @@ struct NotMeasured {
 struct BenchmarkResult {
   MachineLimits machine;
   std::string device;
+  std::string gpu;    ///< type of the GPU of the first rank; "": none
+  std::string input;  ///< name of the input file without folder and suffix
   int ranks = 1;
   std::map<std::string, std::int64_t> grid;  ///< axis -> ranks along it
   std::int64_t steps = 0;  ///< of each case, those of warm-up included: after them the losses are compared
@@ -89,8 +93,9 @@ std::string to_csv(const BenchmarkResult&);
 /// The phases of each case as stacked bars (report/chart.hpp).
 std::string to_svg(const BenchmarkResult&);
 
-/// One line per case that both have; `slower`: a case takes more than `ratio` times the reference's time. Throws
-/// Error(usage) when the document is not a benchmark.json or has none of the cases.
+/// One line per case that both have; `slower`: a case takes more than `ratio` times the reference's time. `reference`:
+/// a benchmark.json, or docs/reference_speeds.json, of which the cases of this type of GPU, input and number of ranks
+/// count. Throws Error(usage) when the document is neither or has none of the cases.
 struct Comparison {
   std::string text;
   bool slower = false;

@@ -154,9 +154,18 @@ report::Json Loop::step_communication() const {
   return {{"bytes_sent", std::llround(means[0])}, {"exposed_seconds", means[1]}};
 }
 
+/// Allocated now and at most so far, of the rank with the most. Collective.
+device::MemoryUse Loop::memory_use() const {
+  const device::MemoryUse own = device::memory_use();
+  std::int64_t largest[] = {own.device_bytes, own.device_peak_bytes, own.host_bytes, own.host_peak_bytes};
+  world_.all().maximum(largest);
+  return {largest[0], largest[1], largest[2], largest[3]};
+}
+
 void Loop::log_step(double waited_for_data, bool evaluates) {
   Metrics metrics = model_.metrics();
   const report::Json communication = world_.size() > 1 ? step_communication() : report::Json();
+  const device::MemoryUse memory = memory_use();
   const double seconds = seconds_since(logged_at_);
   if (evaluates) {
     const Clock::time_point begin = Clock::now();
@@ -179,6 +188,10 @@ void Loop::log_step(double waited_for_data, bool evaluates) {
     line[unit_ + "_per_second"] = rate;
     line["data_wait_seconds"] = waited_for_data;
     if (!communication.is_null()) line["communication"] = communication;
+    line["memory"] = {{"device_bytes", memory.device_bytes},
+                      {"device_peak_bytes", memory.device_peak_bytes},
+                      {"host_bytes", memory.host_bytes},
+                      {"host_peak_bytes", memory.host_peak_bytes}};
     metrics_->write(line);
     report::run_record()["result"]["train"] = result;
   }
@@ -188,6 +201,8 @@ void Loop::log_step(double waited_for_data, bool evaluates) {
                   .metrics = progress_of(metrics),
                   .unit = unit_,
                   .per_second = rate,
+                  .memory = fmt::format("{}, peak {}", report::binary_bytes_text(memory.device_bytes),
+                                        report::binary_bytes_text(memory.device_peak_bytes)),
                   .seconds_left = static_cast<double>(settings_.run.steps - steps_done_) * seconds_per_step});
   logged_step_ = steps_done_;
   logged_work_ = work_;

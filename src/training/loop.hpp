@@ -20,6 +20,7 @@
 #include "checkpoint/checkpoints.hpp"
 #include "checkpoint/settings.hpp"
 #include "checkpoint/starts.hpp"
+#include "device/memory.hpp"
 #include "device/runtime.hpp"
 #include "parallel/grid.hpp"
 #include "report/metrics.hpp"
@@ -71,6 +72,7 @@ class Loop {
   void begin_checkpoint();
   checkpoint::Manifest manifest() const;
   report::Json step_communication() const;
+  device::MemoryUse memory_use() const;
   report::Json run_communication() const;
   void record_result(std::int64_t planned_device_bytes);
   void conclude();

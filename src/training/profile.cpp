@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/profile.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <span>
 #include <string_view>
@@ -20,8 +23,8 @@ namespace weft::training {
 namespace {
 
 /// Phases in which nothing is computed.
-constexpr std::string_view kNoKernels[] = {"exchange", "waiting for the device", "waiting for data",
-                                           "start checkpoint"};
+constexpr std::string_view kNoKernels[] = {"exchange", "waiting for the device", "waiting for data", "reading rows",
+                                           "reward",   "start checkpoint"};
 /// The phase of a replayed step, which cannot be split.
 constexpr std::string_view kWholeStep = "step";
 
@@ -120,19 +123,24 @@ report::Json Profile::conclude(const std::filesystem::path& directory, const Pha
   world_.all().maximum(largest);
   const double ms = 1e-6 * static_cast<double>(largest[0]) / steps;
 
+  // Of a command that states no bytes there is no such figure.
+  const auto known = [&](double value) { return means[3] > 0 ? report::Json(value) : report::Json(); };
+  const std::string bandwidth =
+      means[3] > 0 ? fmt::format(", memory bandwidth {:.0f} % of {:.1f} GB/s (at least {} per step)", means[2],
+                                 copy_gb_per_second_, report::binary_bytes_text(std::llround(means[3])))
+                   : "";
   log::info(
-      "profile of {} steps: {:.2f} ms/step, device memory {}, utilisation {:.0f} %, kernels {:.2f} ms/step, memory "
-      "bandwidth {:.0f} % of {:.1f} GB/s; time line: {}",
-      recording.steps, ms, report::binary_bytes_text(largest[1]), means[0], means[1], means[2], copy_gb_per_second_,
-      path.string());
+      "profile of {} steps: {:.2f} ms/step, device memory {}, utilisation {:.0f} %, kernels {:.2f} ms/step{}; time "
+      "line: {}",
+      recording.steps, ms, report::binary_bytes_text(largest[1]), means[0], means[1], bandwidth, path.string());
   return {{"steps", recording.steps},
           {"ms_per_step", ms},
           {"device_peak_bytes", largest[1]},
           {"utilisation_percent", means[0]},
           {"kernel_ms_per_step", means[1]},
-          {"bandwidth_percent_of_limit", means[2]},
+          {"bandwidth_percent_of_limit", known(means[2])},
           {"copy_gb_per_second", copy_gb_per_second_},
-          {"bytes_per_step", means[3]}};
+          {"bytes_per_step", known(means[3])}};
 }
 
 }  // namespace weft::training

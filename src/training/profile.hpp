@@ -18,7 +18,8 @@
 
 namespace weft::training {
 
-/// Phase -> bytes that one rank must move in it per step.
+/// Phase -> bytes that one rank must move in it per step, at least: each datum once per phase, whatever a kernel reads
+/// again.
 using PhaseBytes = std::vector<std::pair<std::string, double>>;
 
 class Profile {
@@ -40,7 +41,8 @@ class Profile {
   ///   kernel_ms_per_step          in phases that compute: device time on a GPU, else host time
   ///   bandwidth_percent_of_limit  bytes of the phases over kernel time, over the rate of a memory copy
   ///   copy_gb_per_second, bytes_per_step
-  /// The last five are means over ranks. Null when inactive. Collective; throws Error(io).
+  /// The last five are means over ranks; without phases with bytes, bandwidth_percent_of_limit and bytes_per_step are
+  /// null. Null when inactive. Collective; throws Error(io).
   report::Json conclude(const std::filesystem::path& directory, const PhaseBytes&);
 
  private:

@@ -93,9 +93,9 @@ class Trainable {
   virtual Communication communication() const = 0;
   virtual report::Timers& timers() = 0;
 
-  /// Phase -> bytes that one rank must move in it per step: --profile compares them with the limit of the memory.
-  /// Collective.
-  virtual std::vector<std::pair<std::string, double>> phase_bytes() { return {}; }
+  /// Phase -> bytes that one rank must move in it per step, at least: --profile compares them with the limit of the
+  /// memory. Collective.
+  virtual std::vector<std::pair<std::string, double>> phase_bytes() = 0;
 
   /// After the last step of a finished run: measures on validation data, which go to the log and into `result` of
   /// run.json. Collective.

@@ -58,6 +58,10 @@ def test(weft):
     run = weft.folder / "runs/growth/growing_from_128_1"
     assert [line["sequence"] for line in program.metrics(run)] == [128] * 20 + [256] * 20
 
+    result = compare(weft, script, "tuning", ["1"])
+    rates = {variant["name"]: variant["loss_at_equal_tokens"][0] for variant in result["variants"]}
+    assert len(set(rates.values())) >= 4, rates     # the rates differ
+
     result = compare(weft, script, "sparse", ["1"])
     assert [len(variant["loss_at_equal_time"]) for variant in result["variants"]] == [1, 1]
 

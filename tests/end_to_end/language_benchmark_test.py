@@ -33,12 +33,12 @@ NOT_HERE = {"TF32", "fp8 forward", "hand-written kernels", "bf16 + hand-written 
             "activation swapping", "graphs"}
 
 
-def run(weft, name, *sets, code=0, options=()):
+def run(weft, name, *sets, code=0, options=(), ranks=None):
     source = weft.folder / "input.toml"
     source.write_text(INPUT)
     output = weft.folder / name
     words = [word for each in sets for word in ("--set", each)]
-    printed = weft.run("benchmark", source, *words, "--output", output, *options, code=code)
+    printed = weft.run("benchmark", source, *words, "--output", output, *options, code=code, ranks=ranks)
     file = output / "benchmark.json"
     return printed, json.loads(file.read_text()) if file.exists() else None
 
@@ -61,7 +61,12 @@ def test(weft):
         assert case["valid"] and case["problem"] == "", case
         assert case["tokens_per_second"] > 0 and case["peak_bytes"] > case["state_bytes"] > 0 and case["times_faster"] > 0
         assert case["mfu"] == {"causal": None, "full": None} and case["flops_per_token"]["full"] > case["flops_per_token"]["causal"] > 0
-        assert {"products", "attention", "loss", "update"} <= {phase["name"] for phase in case["phases"]}, case
+        assert case["fastest_ms"] <= case["ms_per_step"], case
+        phases = {phase["name"]: phase for phase in case["phases"]}
+        assert {"loss", "weight gradients", "update"} <= phases.keys(), case
+        for phase in ("products", "attention", "norms", "embedding"):
+            forward, backward = phases[f"{phase}, forward"], phases[f"{phase}, backward"]
+            assert phase not in phases and min(forward["ms"], backward["ms"], forward["bytes"], backward["bytes"]) > 0, case
     # The same training: recomputation, chunks and a repetition give the same bits.
     assert cases["baseline again"]["loss"] == cases["baseline"]["loss"]
     for name in ("recompute activation", "recompute norms", "recompute blocks"):
@@ -117,6 +122,30 @@ def test(weft):
     assert "two values of optimizer.state" in printed, printed
     printed, result = run(weft, "plan", options=["--dry-run"])
     assert result is None and "baseline: 3" in printed and "TF32: not measured, it needs a GPU" in printed, printed
+    # Ids of token files.
+    text = weft.folder / "text.txt"
+    text.write_text("".join(chr(97 + i * i % 26) for i in range(4000)))
+    weft.run("lm", "tokenize", text, "--tokens", "character", "--output", weft.folder / "tokens")
+    data = f"benchmark.data={weft.folder / 'tokens'}"
+    _, random_ids = run(weft, "random", cases_of("baseline"))
+    _, given = run(weft, "given", cases_of("baseline"), data)
+    assert given["cases"][0]["loss"] != random_ids["cases"][0]["loss"] and 0 < given["cases"][0]["loss"] < 6, given
+    printed, _ = run(weft, "few", cases_of("baseline"), data, "benchmark.vocabulary=20", code=2)
+    assert "set benchmark.vocabulary = 26" in printed, printed
+    printed, _ = run(weft, "none", cases_of("baseline"), "benchmark.data=missing.h5", code=3)
+    assert "missing.h5" in printed, printed
+
+    # A case has its own grid; private steps state the time of their exchanges, and how much of it is exposed.
+    _, result = run(weft, "grids", cases_of("groups", "tensor: parallel.tensor=2", "private: privacy.epsilon=8, privacy.delta=1e-4"), ranks=2)
+    for case, grid, exchange in zip(result["cases"], ({"data": 2, "tensor": 1}, {"data": 1, "tensor": 2}, {"data": 2, "tensor": 1}),
+                                    ("gradients", "activations", "gradients")):
+        communication = case["communication"]
+        assert case["grid"] == grid, case
+        assert exchange in [one["name"] for one in communication["exchanges"]], communication
+        assert communication["ms"] > 0 and communication["exposed_ms"] > 0, communication
+    private = [phase["name"] for phase in result["cases"][2]["phases"]]
+    assert {"norms of records", "clipped sums", "noise", "exchange"} <= set(private), private
+
     # An earlier run of the same cases.
     reference = weft.folder / "own" / "benchmark.json"
     only = cases_of("baseline")

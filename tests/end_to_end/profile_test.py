@@ -41,6 +41,40 @@ steps = 8
 batches = 1
 cases = ["sparse", "again"]
 """
+TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
+               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
+LANGUAGE = """
+[run]
+steps = 12
+[data]
+train = "text.txt"
+validation = "text.txt"
+tokens = "character"
+batch_tokens = 256
+micro_tokens = 128
+sequence = 32
+[language_model]
+layers = 2
+heads = 2
+d_model = 16
+[optimizer]
+warmup_steps = 2
+[log]
+every = 4
+"""
+POLYCHROMIC = """
+[polychromic]
+every = 2
+prompts = 2
+samples = 4
+set_size = 2
+prompt_tokens = 4
+max_new_tokens = 8
+evaluation_prompts = 0
+kl = 0.1
+"""
+# Parameters of the matrices of LANGUAGE, without the head: the update alone moves 28 bytes of each.
+MATRICES = 2 * 12 * 16 * 16
 STEPS = 20                  # kSteps of src/base/trace.hpp
 FIGURES = {"steps", "ms_per_step", "device_peak_bytes", "utilisation_percent", "kernel_ms_per_step", "bandwidth_percent_of_limit",
            "copy_gb_per_second", "bytes_per_step"}
@@ -138,8 +172,19 @@ def check_other_commands(weft, source):
     data = weft.folder / "synthetic"
     text = weft.run("synth", source, "--profile", "--set", f"synthetic.output={data}", "--set", "synthetic.tokens=8000")
     assert "profile of " in text and "ms/step" in text, text
+    assert "memory bandwidth" not in text, text      # of no known number of bytes
     trace = read_trace(data / "profile.json", 1)
     assert trace[0, "host"] and trace[0, "writer"]
+
+    # A case has its own grid.
+    weft.run("benchmark", source, "--output", benchmark, "--set", 'benchmark.cases=["features", "tokens: parallel.data=2"]', ranks=2)
+    features, tokens = json.loads((benchmark / "benchmark.json").read_text())["cases"]
+    for case, grid, exchange in ((features, {"data": 1, "feature": 2}, "partial sums"), (tokens, {"data": 2, "feature": 1}, "rows of groups")):
+        assert case["grid"] == grid and exchange in [one["name"] for one in case["communication"]["exchanges"]], case
+    refused = weft.run("benchmark", source, "--set", 'benchmark.cases=["three: parallel.data=3"]', ranks=2, code=2)
+    assert '"three"' in refused and "parallel.data = 3" in refused, refused
+    refused = weft.run("benchmark", source, "--set", 'benchmark.cases=["one: device.threads=1"]', code=2)
+    assert '"one" sets device.threads (all cases share it)' in refused, refused
 
     # A run that is too short for the warm-up: a warning.
     short = weft.folder / "short"
@@ -149,12 +194,41 @@ def check_other_commands(weft, source):
     assert 'unknown option "--profile" of weft inspect' in weft.run("inspect", run, "--profile", code=2)
 
 
+def check_families(weft, synthetic):
+    """Every family states the least bytes of its phases."""
+    (weft.folder / "text.txt").write_text(TEXT)
+    language = weft.folder / "language.toml"
+    language.write_text(LANGUAGE)
+
+    def profiled(name, *arguments):
+        weft.run(*arguments, "--output", weft.folder / name, "--profile")
+        figures = program.record(weft.folder / name)["profile"]
+        check_figures(figures, 9)
+        return figures["bytes_per_step"]
+
+    plain = profiled("base", "lm", "train", language)
+    assert plain > 28 * MATRICES, plain
+    # Clipping reads the rows of all products once more, and sums are added to once per micro-batch.
+    private = profiled("private", "lm", "train", language, "--set", "privacy.epsilon=8", "--set", "privacy.delta=1e-4", "--set",
+                       "privacy.noise_key=test")
+    assert private > plain, (private, plain)
+    language.write_text(LANGUAGE.replace("d_model = 16", 'd_model = 16\ninitial = "base"') + POLYCHROMIC)
+    answers = profiled("answers", "lm", "polychromic", language)
+    assert answers > 1.2 * plain, (answers, plain)
+    transcoder = ("train", synthetic, "--set", "run.steps=12", "--set", "transcoder.activation=topk")
+    plain = profiled("plain_transcoder", *transcoder)
+    private = profiled("private_transcoder", *transcoder, "--set", "privacy.epsilon=8", "--set", "privacy.delta=1e-4",
+                       "--set", "privacy.noise_key=test")
+    assert private > plain, (private, plain)  # it has dense activations, and gradients in memory
+
+
 def check(weft):
     source = weft.folder / "input.toml"
     source.write_text(INPUT)
     weft.run("synth", source)
     check_training(weft, source)
     check_other_commands(weft, source)
+    check_families(weft, source)
 
 
 program.main(check)

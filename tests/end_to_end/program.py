@@ -60,8 +60,8 @@ def skip(reason):
 
 
 def metrics_without_times(run):
-    """The metrics records without times, which differ from run to run; everything else must be equal."""
-    times = ("seconds", "tokens_per_second", "data_wait_seconds", "exposed_seconds")
+    """The metrics records without times and memory, which differ from run to run; everything else must be equal."""
+    times = ("seconds", "tokens_per_second", "data_wait_seconds", "exposed_seconds", "memory")
 
     def without(record):
         return {key: without(value) if isinstance(value, dict) else value for key, value in record.items() if key not in times}

@@ -13,6 +13,9 @@ from pathlib import Path
 
 TINY = ("benchmark.layers=2 benchmark.d_model=16 transcoder.features=64 transcoder.k=4 benchmark.warmup=1 benchmark.steps=2 "
         "device.threads=1")
+TINY_LANGUAGE = ("benchmark.warmup=1 benchmark.steps=2 benchmark.vocabulary=300 data.sequence=16 data.micro_tokens=16 language_model.layers=1 "
+                 "language_model.d_model=64 language_model.heads=4 language_model.kv_heads=2 language_model.d_mlp=64 device.threads=1 "
+                 "device.precision=fp32")
 
 
 def cells(line):
@@ -47,6 +50,17 @@ def check(folder, weft):
     done = subprocess.run(["bash", "scripts/benchmark_ranks.sh", "llama_3_2_1b"], cwd=folder, env=environment, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     assert done.returncode == 1 and "failed with 2" in done.stdout and "| 2 x 1 |" in done.stdout, done.stdout
+    # Everything that is measured on several GPUs: language models with both axes, private training, affinity.
+    environment.update(WEFT_TOKENS="64", WEFT_SET=TINY, WEFT_LANGUAGE_SET=TINY_LANGUAGE)
+    done = subprocess.run(["bash", "scripts/benchmark_several.sh", "tensor", "private", "affinity"], cwd=folder, env=environment, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    assert done.returncode == 0, done.stdout
+    written = (folder / "runs/benchmark_several/tables.md").read_text()
+    rows = [cells(line) for line in written.split("Each kind")[0].splitlines() if line.startswith("|")][2:]
+    assert [line[:3] for line in rows if line[0].startswith("Llama")] == [
+        ["Llama 1B, 64 tokens", "1", "1 x 1"], ["Llama 1B, 64 tokens [tensor 2]", "2", "1 x 2"], ["Llama 1B, 64 tokens", "2", "2 x 1"]], written
+    assert [line[1] for line in rows if line[0].startswith("124M private")] == ["1", "2", "1", "2"], written
+    assert 'device.affinity: ' in written and (folder / "runs/benchmark_several/affinity_none.json").exists()
     print("the tables contain the measurements; a failed run is reported")
 
 

@@ -256,6 +256,11 @@ TEST_CASE("progress and numbers are formatted for people") {
   CHECK(report::progress_text(progress, 50) == "step 120/2000  loss 0.4123  0:12:34 left");
   CHECK(report::progress_text(progress, 30) == "step 120/2000  loss 0.4123");
   CHECK(report::progress_text(progress, 10) == "step 120/2");
+  // The memory goes first.
+  progress.memory = "1.20 GiB, peak 1.53 GiB";
+  CHECK(report::progress_text(progress) ==
+        "step 120/2000  loss 0.4123  NMSE 0.4050  L0 15.98  51,900 tokens/s  0:12:34 left  1.20 GiB, peak 1.53 GiB");
+  CHECK(report::progress_text(progress, 90).size() == 80);
   progress.per_second = std::numeric_limits<double>::infinity();
   CHECK(report::progress_text(progress).find("  ? tokens/s") != std::string::npos);
 }

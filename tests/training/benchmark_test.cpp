@@ -42,6 +42,23 @@ TEST_CASE("a document that is not a benchmark.json, or has none of the cases, is
     CHECK_THROWS_AS(compare(result_of(1), report::Json::parse(text), 1.1), Error);
 }
 
+TEST_CASE("a reference of speeds is read for this type of GPU, input and number of ranks") {
+  BenchmarkResult result = result_of(112);
+  result.gpu = "NVIDIA H200";
+  result.input = "benchmark_gpt2_small";
+  const report::Json reference = report::Json::parse(R"({"gpus": {"NVIDIA H200": {
+    "benchmark_gpt2_small": [{"name": "a < b", "ranks": 2, "ms_per_step": 1},
+                             {"name": "a < b", "ranks": 1, "ms_per_step": 100, "source": "a table"}],
+    "other": [{"name": "a < b", "ms_per_step": 1}]}, "another": {}}})");
+  const Comparison slow = compare(result, reference, 1.1);
+  CHECK(slow.slower);
+  CHECK(slow.text == "a < b: 112.0 ms/step, before 100.0 ms (1.12 times, more than 1.10; a table)");
+  for (const char* gpu : {"", "another", "NVIDIA H100"}) {
+    result.gpu = gpu;
+    CHECK_THROWS_AS(compare(result, reference, 1.1), Error);
+  }
+}
+
 TEST_CASE("names of cases are text in the plot, and phases without a limit have none") {
   const std::string svg = to_svg(result_of(10));
   CHECK(svg.find("a &lt; b") != std::string::npos);

@@ -43,6 +43,7 @@ class LinearRegression final : public training::Trainable {
   }
 
   std::string work_unit() const override { return "examples"; }
+  std::vector<std::pair<std::string, double>> phase_bytes() override { return {}; }
   checkpoint::Registry& registry() override { return registry_; }
   void initialise() override {
     for (std::int64_t i = 0; i < rows_.size() * kInputs; ++i)

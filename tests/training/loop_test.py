@@ -94,7 +94,8 @@ def check(jobs):
     assert record["communication"]["exchanges"]["errors"]["bytes"] == 56, record["communication"]
     line = program.metrics(jobs.folder / "whole_1")[-1]
     assert list(line) == ["step", "examples", "loss", "output_loss", "first_example", "bias", "seconds", "examples_per_second",
-                          "data_wait_seconds"], line
+                          "data_wait_seconds", "memory"], line
+    assert 0 <= line["memory"]["device_bytes"] <= line["memory"]["device_peak_bytes"], line
     assert len(line["output_loss"]) == 7 and set(line["bias"]) == {"first", "last"}, line
     manifest = json.loads((jobs.folder / "whole_2" / "checkpoints" / f"step_{STEPS:08d}" / "manifest.json").read_text())
     assert manifest["cursor"] == {"example": 16 * STEPS} and manifest["grid"] == {"data": 2}, manifest

@@ -33,6 +33,9 @@ class LanguageModelBenchmark final : public BenchmarkFamily {
   void resolve(const Input& input, training::BenchmarkCase& one) const override {
     language_model::resolve(input.language, input.language_benchmark, one);
   }
+  void check(const Input& input, const parallel::World& world) const override {
+    language_model::check_data(input.language, input.language_benchmark, world);
+  }
   std::string obstacle(const Input& input, const parallel::World& world, bool dry) const override {
     if (std::string reason = language_model::obstacle(input.language, input.language_benchmark); !reason.empty())
       return reason;

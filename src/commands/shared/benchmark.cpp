@@ -4,8 +4,12 @@
 // Batches are in memory: neither files nor the loader are measured.
 #include "commands/shared/benchmark.hpp"
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <memory>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "base/log.hpp"
@@ -21,17 +25,50 @@ namespace {
 
 struct Case : training::BenchmarkCase {
   Input input;
+  parallel::GridShape shape;
 };
 
-/// The input once more, with the overrides of one case. Collective.
+/// Keys of the whole process or of the whole table, which a case cannot have to itself.
+constexpr std::string_view kShared[] = {"run.output",
+                                        "device.threads",
+                                        "device.affinity",
+                                        "device.algorithms",
+                                        "parallel.timeout",
+                                        "parallel.nvls",
+                                        "benchmark.cases",
+                                        "benchmark.checkpoint",
+                                        "benchmark.compare_ratio",
+                                        "benchmark.peak_tflops",
+                                        "benchmark.loss_tolerance"};
+
+void refuse_shared_keys(const training::BenchmarkCase& one) {
+  for (const std::string& set : one.sets) {
+    std::string key = set.substr(0, set.find('='));
+    key.erase(key.find_last_not_of(" \t") + 1);
+    if (std::find(std::begin(kShared), std::end(kShared), key) != std::end(kShared))
+      throw collective_error(ExitCode::usage,
+                             "benchmark.cases: \"{}\" sets {} (all cases share it); set it outside the cases, and "
+                             "measure each value in a run of its own",
+                             one.name, key);
+  }
+}
+
+/// The input once more, with the overrides of one case and the grid that they give. Collective.
 std::unique_ptr<Case> read_case(const Request& request, const Input& input, const std::string& text,
                                 const BenchmarkFamily& family, const parallel::World& world) {
-  auto one = std::make_unique<Case>(Case{training::parse_case(text), {}});
+  auto one = std::make_unique<Case>(Case{training::parse_case(text), {}, {}});
+  refuse_shared_keys(*one);
   family.resolve(input, *one);
   Request own = request;
   if (one->obstacle.empty()) own.sets.insert(own.sets.end(), one->sets.begin(), one->sets.end());
   read_input(own, schema(one->input, request.command), world);
-  family.use_ranks(one->input, world);
+  try {
+    family.use_ranks(one->input, world);
+    one->shape = family.grid(one->input, world);
+    family.check(one->input, world);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("case \"{}\": {}", one->name, error.what()), error.known_to());
+  }
   return one;
 }
 
@@ -93,6 +130,8 @@ int benchmark(const Request& request, const parallel::World& world) {
   const parallel::Grid grid(world, shape);
   training::BenchmarkResult result;
   result.device = runtime.description();
+  result.gpu = device::gpu_name(world.node_rank());
+  result.input = std::filesystem::path(request.subject).stem().string();
   result.ranks = world.size();
   result.grid = shape.sizes();
   result.steps = settings.warmup + settings.steps;
@@ -109,7 +148,9 @@ int benchmark(const Request& request, const parallel::World& world) {
       result.not_measured.push_back({one->name, one->obstacle});
       continue;
     }
-    const auto subject = family->subject(one->input, grid, runtime);
+    std::optional<parallel::Grid> own;
+    const bool same = one->shape.sizes() == shape.sizes();
+    const auto subject = family->subject(one->input, same ? grid : own.emplace(world, one->shape), runtime);
     if (request.tune) {
       subject->build();
       subject->step();
@@ -117,7 +158,9 @@ int benchmark(const Request& request, const parallel::World& world) {
       continue;
     }
     result.cases.push_back(training::measure(*one, *subject, family->settings(one->input), result.machine, world));
-    log::info("{}: {:.1f} ms/step", result.cases.back().name, result.cases.back().ms_per_step);
+    result.cases.back().grid = one->shape.sizes();
+    log::info("{}: {:.1f} ms/step{}", result.cases.back().name, result.cases.back().ms_per_step,
+              same ? "" : fmt::format(", grid {}", one->shape.text()));
     if (profile.active()) result.profile = profile.conclude(directory, subject->phase_bytes());
   }
   if (request.tune) {

@@ -24,6 +24,8 @@ class BenchmarkFamily {
   virtual void use_ranks(Input&, const parallel::World&) const {}
   /// Throws a collective Error(usage).
   virtual parallel::GridShape grid(const Input&, const parallel::World&) const = 0;
+  /// Reads what a case reads from files; before anything is timed. Throws a collective Error.
+  virtual void check(const Input&, const parallel::World&) const {}
   /// GFLOP/s of a product of the model's sizes. Collective.
   virtual double measure_product(const Input&, const parallel::Grid&, const kernels::Execution&) const = 0;
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <span>
 
 #include "kernels/random.hpp"
 
@@ -31,6 +32,19 @@ ResidentTokens::ResidentTokens(std::int64_t batches, std::int64_t sequences, std
               ? static_cast<std::uint32_t>((5 * std::uint64_t{ids[i - 1]} + 1) % static_cast<std::uint64_t>(vocabulary))
               : drawn(kernels::uniform_double(random.word[0], random.word[1]));
     }
+  }
+}
+
+ResidentTokens::ResidentTokens(std::int64_t batches, std::int64_t sequences, std::int64_t length,
+                               const dataset::TokenSet& set)
+    : length_(length) {
+  const std::int64_t windows = set.size() / (length + 1);
+  for (std::int64_t batch = 0; batch < batches; ++batch) {
+    std::vector<std::uint32_t>& ids = ids_.emplace_back(static_cast<std::size_t>(sequences * (length + 1)));
+    for (std::int64_t sequence = 0; sequence < sequences; ++sequence)
+      set.read((batch * sequences + sequence) % windows * (length + 1),
+               std::span(ids).subspan(static_cast<std::size_t>(sequence * (length + 1)),
+                                      static_cast<std::size_t>(length + 1)));
   }
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Batches of random ids in memory, for weft benchmark: half of the ids follow from the one before, the others have
-// Zipf-like frequencies, so that there is something to learn and losses differ when the training does.
+// Batches in memory, for weft benchmark: the first windows of token files, or random ids, half of which follow from the
+// one before, while the others have Zipf-like frequencies, so that there is something to learn and losses differ when
+// the training does.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,12 @@ namespace weft::language_model {
 
 class ResidentTokens {
  public:
-  /// `batches` batches of `sequences` windows of length + 1 ids below `vocabulary`. A function of the arguments alone.
+  /// Random ids: `batches` batches of `sequences` windows of length + 1 ids below `vocabulary`. A function of the
+  /// arguments alone.
   ResidentTokens(std::int64_t batches, std::int64_t sequences, std::int64_t length, std::int64_t vocabulary,
                  double zipf, std::uint64_t seed);
+  /// The windows of a set, which has at least one, one after the other; again from the first where it ends.
+  ResidentTokens(std::int64_t batches, std::int64_t sequences, std::int64_t length, const dataset::TokenSet&);
 
   /// Copies the windows of the next batch, in turn, from `first` on, as many as the argument has.
   void fill(dataset::TokenBatch&, std::int64_t first);

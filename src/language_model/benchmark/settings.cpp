@@ -9,7 +9,12 @@ namespace weft::language_model {
 BenchmarkSettings::BenchmarkSettings() { cases = default_cases(); }
 
 void add_keys(input::Schema& schema, BenchmarkSettings& b) {
-  schema.table("benchmark", "Random ids in memory and cases, for weft benchmark.");
+  schema.table("benchmark", "Batches in memory and cases, for weft benchmark.");
+  schema
+      .add("benchmark.data", b.data,
+           "token file, or directory of token files, whose first ids are the batches; \"\" = random ids")
+      .path_name()
+      .free();
   schema.add("benchmark.vocabulary", b.vocabulary, "number of ids")
       .at_least(2)
       .at_most(1 << 24)  // bounds the table of their frequencies

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "training/benchmark.hpp"
 
@@ -17,6 +18,7 @@ enum class BenchmarkHarvest { off, compute, host };
 struct BenchmarkSettings : training::BenchmarkSettings {
   BenchmarkSettings();  ///< the cases of docs/experiments.md
 
+  std::string data;                 ///< token file, or directory of token files; "": random ids
   std::int64_t vocabulary = 50257;  ///< ids of the batches
   std::int64_t batch_tokens = 0;    ///< tokens per step of the cases with a name; 0: data.batch_tokens
   BenchmarkAttention attention = BenchmarkAttention::flash;

@@ -28,6 +28,13 @@ Architecture architecture_of(const Configuration& configuration, const Benchmark
           .lora = configuration.lora};
 }
 
+ResidentTokens batches(const Configuration& configuration, const BenchmarkSettings& settings) {
+  const std::int64_t length = configuration.data.sequence, sequences = configuration.data.batch_tokens / length;
+  if (!settings.data.empty()) return {settings.batches, sequences, length, dataset::TokenSet::open(settings.data)};
+  return {settings.batches,    sequences,     length,
+          settings.vocabulary, settings.zipf, static_cast<std::uint64_t>(configuration.run.seed)};
+}
+
 class Subject final : public training::BenchmarkSubject {
  public:
   Subject(const Configuration& configuration, const BenchmarkSettings& settings, const parallel::Grid& grid,
@@ -37,12 +44,11 @@ class Subject final : public training::BenchmarkSubject {
         grid_(grid),
         execution_{device::planned_backend(device_settings(configuration)), execution.stream,
                    device_settings(configuration).tf32},
-        tokens_(settings.batches, configuration.data.batch_tokens / configuration.data.sequence,
-                configuration.data.sequence, settings.vocabulary, settings.zipf,
-                static_cast<std::uint64_t>(configuration.run.seed)) {}
+        tokens_(batches(configuration, settings)) {}
 
   void build() override {
     trainer_.emplace(configuration_, architecture_, grid_, execution_);
+    trainer_->timers().split(phases_of_both_passes());
     trainer_->initialise();
     trainer_->set_noise({.key = {}, .multiplier = 1, .expected = static_cast<double>(sequences())});
   }
@@ -77,7 +83,7 @@ class Subject final : public training::BenchmarkSubject {
     return language_model::work_of(phase, configuration_, architecture_);
   }
   training::PhaseBytes phase_bytes() const override {
-    return language_model::phase_bytes(configuration_, architecture_);
+    return language_model::phase_bytes(configuration_, architecture_, true);
   }
   std::optional<double> loss() override {
     if (configuration_.privacy.enabled) return std::nullopt;
@@ -103,9 +109,27 @@ class Subject final : public training::BenchmarkSubject {
 std::string obstacle(const Configuration& configuration, const BenchmarkSettings& settings) {
   if (settings.generate_tokens > 0 && settings.harvest != BenchmarkHarvest::off)
     return "benchmark.generate_tokens and benchmark.harvest exclude each other";
+  if (!settings.data.empty() && (settings.generate_tokens > 0 || settings.harvest != BenchmarkHarvest::off))
+    return "benchmark.data has no effect on generation and harvest, which take random ids";
   if (settings.generate_tokens > 0) return generation_case_obstacle(configuration, settings);
   if (settings.attention == BenchmarkAttention::flash || configuration.language_model.attention_dropout == 0) return "";
   return "benchmark.attention = \"matrix\" has no language_model.attention_dropout";
+}
+
+void check_data(const Configuration& configuration, const BenchmarkSettings& settings, const parallel::World& world) {
+  if (settings.data.empty()) return;
+  const dataset::TokenSet set = dataset::open_tokens(world, settings.data);
+  if (set.size() <= configuration.data.sequence)
+    throw collective_error(
+        ExitCode::usage,
+        "benchmark.data = \"{}\": has {} ids, a sequence of data.sequence = {} tokens needs {}; take "
+        "shorter sequences",
+        settings.data, set.size(), configuration.data.sequence, configuration.data.sequence + 1);
+  if (set.vocabulary() > settings.vocabulary)
+    throw collective_error(ExitCode::usage,
+                           "benchmark.data = \"{}\": its ids are below {} (benchmark.vocabulary is {}); set "
+                           "benchmark.vocabulary = {}",
+                           settings.data, set.vocabulary(), settings.vocabulary, set.vocabulary());
 }
 
 Plan plan(const Configuration& configuration, const BenchmarkSettings& settings) {

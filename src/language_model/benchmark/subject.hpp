@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A language model with random ids in memory, for weft benchmark: the step of weft lm train.
+// A language model with batches in memory, for weft benchmark: the step of weft lm train.
 #pragma once
 
 #include <memory>
@@ -14,6 +14,9 @@ namespace weft::language_model {
 
 /// Why a case cannot be measured whatever the machine; "" if it can.
 std::string obstacle(const Configuration&, const BenchmarkSettings&);
+
+/// Throws a collective Error if benchmark.data cannot be read or has ids beyond benchmark.vocabulary. Collective.
+void check_data(const Configuration&, const BenchmarkSettings&, const parallel::World&);
 
 /// The memory of a case. Needs no device.
 Plan plan(const Configuration&, const BenchmarkSettings&);

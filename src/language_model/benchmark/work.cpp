@@ -7,8 +7,13 @@
 // backward.
 #include "language_model/benchmark/work.hpp"
 
-#include <algorithm>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+#include <span>
+
+#include "language_model/benchmark/generation.hpp"
 #include "language_model/private_plan.hpp"
 #include "language_model/trainer.hpp"
 
@@ -102,9 +107,17 @@ Repeated repeated_of(const privacy::Settings& settings, const Architecture& arch
   return {static_cast<double>(std::count(modes.begin(), modes.end(), privacy::Mode::recompute)) - head, head};
 }
 
+/// The work of a phase. Of one that only one pass has, all is in `forward`.
+struct Passes {
+  training::Work forward, backward;
+};
+
+training::Work operator+(const training::Work& a, const training::Work& b) {
+  return {a.bytes + b.bytes, a.flops + b.flops};
+}
+
 /// Of a rank that has the whole model.
-training::Work undivided_work_of(std::string_view phase, const Configuration& configuration,
-                                 const Architecture& architecture) {
+Passes undivided_work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
   Sizes s(configuration, architecture);
   Repeated repeated;
   if (configuration.privacy.enabled && configuration.privacy.algorithm != privacy::Algorithm::naive) {
@@ -112,65 +125,95 @@ training::Work undivided_work_of(std::string_view phase, const Configuration& co
                                                          device::planned_backend(device_settings(configuration)));
     if (phase == "weight gradients") return {};
     if (const training::Work work = clipping_work(phase, s, settings, configuration, architecture); work.bytes > 0)
-      return work;
+      return {work, {}};
     repeated = repeated_of(settings, architecture);
     // Forward and backward pass twice.
     if (settings.mode == privacy::Mode::two_pass && phase != "update" && phase != "check") s.m *= 2, s.n *= 2;
   }
-  if (phase == "tokens") return {s.n * 12, 0};
-  if (phase == "embedding") return {s.n * s.width * (s.w + 2 * s.e + 2 * 4), 0};
+  if (phase == "tokens") return {{s.n * 12, 0}, {}};
+  if (phase == "embedding") return {{s.n * s.width * (s.w + s.e), 0}, {s.n * s.width * (s.e + 2 * 4), 0}};
   if (phase == "products") {
-    // Outputs, input gradients, and outputs computed again (all of a block but the last product).
-    const double again = s.again(Recompute::block), sum = 2 * s.matrices() + again * (s.block() - s.down()) +
-                                                          repeated.head * s.head() + repeated.blocks * s.block_again();
+    // Outputs; then input gradients, and outputs computed again (all of a block but the last product).
+    const double again = s.again(Recompute::block), outputs = s.matrices() + repeated.head * s.head(),
+                 gradients = s.matrices() + again * (s.block() - s.down()) + repeated.blocks * s.block_again();
     const double slopes = s.slope_in_product ? s.layers * s.hidden : 0;
     // In 8 bits: inputs are read, coded and read as codes; weights are coded once and read as codes.
-    const double inputs = s.layers * (2 * s.width + s.query + s.mlp) + again * (2 * s.width + s.query),
-                 coded = !configuration.fp8_forward
-                             ? 0
-                             : 2 * s.n * inputs + s.layers * s.block() * (s.w + 1) -
-                                   s.m * (s.w - 1) * (s.layers * s.block() + again * (s.block() - s.down()));
-    return {s.m * sum * s.w +
-                s.n * s.e *
-                    (2 * s.columns() + (again + 2 * repeated.blocks) * s.block_columns() +
-                     repeated.head * (s.width + s.vocabulary) + slopes) +
-                coded,
-            2 * s.n * sum};
+    const auto coded = [&](double inputs, double weights, double once) {
+      return configuration.fp8_forward ? 2 * s.n * inputs + once * (s.w + 1) - s.m * (s.w - 1) * weights : 0;
+    };
+    const double of_blocks = s.layers * s.block();
+    return {{s.m * outputs * s.w + s.n * s.e * (s.columns() + repeated.head * (s.width + s.vocabulary)) +
+                 coded(s.layers * (2 * s.width + s.query + s.mlp), of_blocks, of_blocks),
+             2 * s.n * outputs},
+            {s.m * gradients * s.w +
+                 s.n * s.e * (s.columns() + (again + 2 * repeated.blocks) * s.block_columns() + slopes) +
+                 coded(again * (2 * s.width + s.query), again * (s.block() - s.down()), 0),
+             2 * s.n * gradients}};
   }
-  if (phase == "adapters" && s.adapted)
-    return {4 * s.m * s.trained * s.w + s.n * s.e * 3 * s.layers * s.block_columns(), 2 * s.n * 3.5 * s.trained};
+  if (phase == "adapters" && s.adapted) {
+    const double weights = s.m * s.trained * s.w, rows = s.n * s.e * s.layers * s.block_columns();
+    return {{weights + rows, 2 * s.n * s.trained}, {3 * weights + 2 * rows, 2 * s.n * 2.5 * s.trained}};
+  }
   if (phase == "weight gradients" && !s.adapted)
-    return {s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.matrices()};
+    return {{s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.matrices()}, {}};
   if (phase == "attention") {
     // Causal: 2 T Q operations per token forward, 2.5 times as many backward.
-    const double forward = s.again(Recompute::block) + (s.recompute == Recompute::none ? 0 : repeated.blocks),
-                 passes = 3.5 * s.layers + 2.5 * repeated.blocks + forward;
-    return {s.n * s.e * (s.projection() + s.query) * (3 * s.layers + 2 * repeated.blocks + forward),
-            2 * s.n * s.length * s.query * passes};
+    const double again = s.again(Recompute::block) + (s.recompute == Recompute::none ? 0 : repeated.blocks),
+                 rows = s.n * s.e * (s.projection() + s.query), operations = 2 * s.n * s.length * s.query;
+    return {{rows * s.layers, operations * s.layers},
+            {rows * (2 * s.layers + 2 * repeated.blocks + again),
+             operations * (2.5 * s.layers + 2.5 * repeated.blocks + again)}};
   }
   if (phase == "norms") {
     // Forward with the sum of the residual stream: two read, two written; backward the same. Computed again: one and
     // one.
-    const double norms = 2 * s.layers + 1;
-    return {s.n * s.e * s.width * (8 * norms + 4 * s.again(Recompute::norm) + 4 * repeated.blocks), 0};
+    const double norms = 2 * s.layers + 1, rows = s.n * s.e * s.width;
+    return {{rows * 4 * norms, 0}, {rows * 4 * (norms + s.again(Recompute::norm) + repeated.blocks), 0}};
   }
   if (phase == "activation") {
-    const double backward = s.slope_in_product ? 0 : (2 * s.hidden + s.mlp) * s.layers;
-    return {s.n * s.e *
-                ((s.hidden + s.mlp) * (s.layers + s.again(Recompute::activation) + repeated.blocks) +
-                 backward * (1 + repeated.blocks / s.layers)),
-            0};
+    const double rows = s.n * s.e, forward = s.hidden + s.mlp,
+                 backward = s.slope_in_product ? 0 : (2 * s.hidden + s.mlp) * s.layers;
+    return {{rows * forward * s.layers, 0},
+            {rows * (forward * (s.again(Recompute::activation) + repeated.blocks) +
+                     backward * (1 + repeated.blocks / s.layers)),
+             0}};
   }
-  if (phase == "loss") return {2 * s.n * s.e * s.vocabulary * (1 + repeated.head), 0};
-  if (phase == "check") return {4 * s.owned, 0};
-  if (phase == "update") return {s.owned * (4 + 2 * (s.w + s.moments)), 0};
+  if (phase == "loss") return {{2 * s.n * s.e * s.vocabulary * (1 + repeated.head), 0}, {}};
+  if (phase == "check") return {{4 * s.owned, 0}, {}};
+  if (phase == "update") return {{s.owned * (4 + 2 * (s.w + s.moments)), 0}, {}};
   return {};
 }
 
+constexpr std::string_view kForward = ", forward", kBackward = ", backward";
+
+/// Sum over `phases` of work_of.
+double bytes_of(std::span<const char* const> phases, std::string_view pass, const Configuration& configuration,
+                const Architecture& architecture) {
+  double bytes = 0;
+  for (const char* phase : phases)
+    bytes += work_of(fmt::format("{}{}", phase, pass), configuration, architecture).bytes;
+  return bytes;
+}
+
+double generation_bytes(const Configuration& configuration, const GenerationSettings& generation) {
+  double bytes = 0;
+  for (const char* phase : {"embedding", "norms", "products", "attention", "activation", "sampling"})
+    bytes += generation_work(phase, configuration, generation).bytes;
+  return bytes;
+}
+
+constexpr const char* kOfBothPasses[] = {"embedding", "norms", "products", "attention", "activation", "adapters"};
+
 }  // namespace
 
+std::vector<std::string> phases_of_both_passes() { return {std::begin(kOfBothPasses), std::end(kOfBothPasses)}; }
+
 training::Work work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
-  training::Work work = undivided_work_of(phase, configuration, architecture);
+  const bool forward = phase.ends_with(kForward), backward = phase.ends_with(kBackward);
+  if (forward) phase.remove_suffix(kForward.size());
+  if (backward) phase.remove_suffix(kBackward.size());
+  const Passes passes = undivided_work_of(phase, configuration, architecture);
+  training::Work work = forward ? passes.forward : backward ? passes.backward : passes.forward + passes.backward;
   // Ranks of the tensor axis divide the matrices and heads; each has all rows of the residual stream.
   if (phase != "tokens" && phase != "embedding" && phase != "norms") {
     const auto ranks = static_cast<double>(configuration.parallel.tensor);
@@ -180,12 +223,54 @@ training::Work work_of(std::string_view phase, const Configuration& configuratio
   return work;
 }
 
-training::PhaseBytes phase_bytes(const Configuration& configuration, const Architecture& architecture) {
+training::PhaseBytes phase_bytes(const Configuration& configuration, const Architecture& architecture, bool by_pass) {
   training::PhaseBytes all;
-  for (const char* phase : {"tokens", "embedding", "norms", "products", "attention", "activation", "loss", "adapters",
-                            "weight gradients", "norms of records", "clipped sums", "noise", "check", "update"})
+  const auto add = [&](const std::string& phase) {
     if (const double bytes = work_of(phase, configuration, architecture).bytes; bytes > 0)
       all.emplace_back(phase, bytes);
+  };
+  for (const char* phase : {"tokens", "embedding", "norms", "products", "attention", "activation", "loss", "adapters",
+                            "weight gradients", "norms of records", "clipped sums", "noise", "check", "update"}) {
+    const bool both = std::find(std::begin(kOfBothPasses), std::end(kOfBothPasses), std::string_view(phase)) !=
+                      std::end(kOfBothPasses);
+    if (!by_pass || !both) {
+      add(phase);
+      continue;
+    }
+    for (const std::string_view pass : {kForward, kBackward}) add(fmt::format("{}{}", phase, pass));
+  }
+  return all;
+}
+
+training::PhaseBytes answer_bytes(const AnswerWork& answers, const Configuration& configuration,
+                                  const Architecture& architecture) {
+  const std::int64_t count = answers.prompts * answers.samples, length = answers.prompt_tokens + answers.answer_tokens;
+  if (count == 0 || answers.answer_tokens == 0) return {};
+  const GenerationSettings drawn{.architecture = architecture,
+                                 .type = activation_type(configuration),
+                                 .rows = count,
+                                 .prompts = answers.prompts,
+                                 .longest_prompt = std::max<std::int64_t>(1, answers.prompt_tokens),
+                                 .new_tokens = answers.answer_tokens};
+  // A forward pass over all positions, without logits.
+  GenerationSettings embedded = drawn;
+  embedded.prompts = count;
+  embedded.longest_prompt = length + 1;
+  embedded.new_tokens = 0;
+  Configuration rows = configuration;
+  rows.data.batch_tokens = count * length;
+  rows.data.sequence = length;
+  rows.parallel.data = 1;
+  rows.memory.micro_tokens = std::max(length, configuration.micro_tokens() / length * length);
+  const double forward = bytes_of(kOfBothPasses, kForward, rows, architecture),
+               loss = work_of("loss", rows, architecture).bytes,
+               trained = forward + bytes_of(kOfBothPasses, kBackward, rows, architecture) + loss +
+                         work_of("weight gradients", rows, architecture).bytes;
+  training::PhaseBytes all = {{"generate", answers.drawn * generation_bytes(configuration, drawn)},
+                              {"embed", answers.drawn * generation_bytes(configuration, embedded)},
+                              {"policy forward", answers.scored * (forward + loss / 2)},
+                              {"policy backward", answers.trained * trained}};
+  std::erase_if(all, [](const auto& phase) { return phase.second == 0; });
   return all;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "language_model/benchmark/work.hpp"
 #include "language_model/generation/growing_text.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/json.hpp"
@@ -383,6 +384,27 @@ void PolychromicRun::note_probabilities() {
     for (std::size_t t = 0; t < trained[row].size(); ++t)
       measures_.add(AnswerMeasures::gap, std::abs(static_cast<double>(trained[row][t] - log_drawn_[row][t])));
   }
+}
+
+/// Answers as long as those of the present batch, in every batch.
+std::vector<std::pair<std::string, double>> PolychromicRun::phase_bytes() {
+  AnswerWork work{.prompts = own_.size(), .samples = settings_.samples};
+  for (std::size_t row = 0; row < present_.factors.size(); ++row) {
+    work.prompt_tokens += present_.sizes[2 * row];
+    work.answer_tokens += present_.sizes[2 * row + 1];
+  }
+  const std::int64_t answers = std::max<std::int64_t>(1, work.prompts * work.samples);
+  work.prompt_tokens /= answers;
+  work.answer_tokens /= answers;
+  work.drawn = 1 / static_cast<double>(settings_.every);
+  const bool trains = settings_.weight > 0 || settings_.kl > 0;
+  const auto uses = static_cast<double>(trains ? std::min(settings_.epochs, settings_.every) : 0);
+  work.trained = work.drawn * uses;
+  work.scored = settings_.kl > 0 ? 2 * work.trained : std::max(0.0, work.trained - work.drawn);
+  std::vector<std::pair<std::string, double>> bytes = base_.phase_bytes();
+  const training::PhaseBytes of_answers = answer_bytes(work, configuration_, base_.trainer().model().architecture());
+  bytes.insert(bytes.end(), of_answers.begin(), of_answers.end());
+  return bytes;
 }
 
 training::Metrics PolychromicRun::metrics() {

@@ -56,6 +56,7 @@ class PolychromicRun final : public training::Trainable {
   training::Metrics evaluate() override;
   training::Communication communication() const override { return base_.communication(); }
   report::Timers& timers() override { return base_.timers(); }
+  std::vector<std::pair<std::string, double>> phase_bytes() override;
   void conclude(report::Json& result) override;
 
  private:

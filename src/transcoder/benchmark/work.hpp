@@ -41,4 +41,9 @@ StepSizes step_sizes(const Configuration&, const Shape&, const parallel::Grid&, 
 /// The bytes of every phase of a step, for --profile.
 training::PhaseBytes phase_bytes(Formulation, const StepSizes&);
 
+/// The same of a private step (private/trainer.hpp) of the expected number of records on this rank; row_bytes: of a row
+/// of inputs (or targets) as stored.
+training::PhaseBytes private_phase_bytes(const Configuration&, const Shape&, const parallel::Grid&,
+                                         std::int64_t row_bytes);
+
 }  // namespace weft::transcoder

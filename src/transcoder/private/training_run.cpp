@@ -8,6 +8,7 @@
 #include "parallel/failure.hpp"
 #include "privacy/sampling.hpp"
 #include "report/format.hpp"
+#include "transcoder/benchmark/work.hpp"
 #include "transcoder/result.hpp"
 #include "transcoder/statistics_state.hpp"
 
@@ -111,6 +112,10 @@ training::Metrics PrivateTrainingRun::evaluate() { return validation_metrics(val
 
 training::Communication PrivateTrainingRun::communication() const {
   return {.exchanges = trainer_.exchanges(), .step_bytes_sent = trainer_.step_bytes_sent()};
+}
+
+std::vector<std::pair<std::string, double>> PrivateTrainingRun::phase_bytes() {
+  return private_phase_bytes(configuration_, trainer_.model().shape(), grid_, data_.train.row_bytes());
 }
 
 void PrivateTrainingRun::conclude(report::Json& result) {

@@ -158,6 +158,62 @@ TEST_CASE("the counted operations are those of the convention, and recomputation
   settings.memory.recompute = Recompute::block;
   const double block = 2.0 * (4 * 768 * 768 + 4 * 768 * 768) + 2.0 * 768 * 1024;  // without the MLP's second matrix
   CHECK(total() - kept == doctest::Approx(2048 * 11 * block).epsilon(1e-9));
+  // By pass: the sum of both is the phase; the forward pass computes nothing again.
+  for (const std::string& phase : phases_of_both_passes()) {
+    CAPTURE(phase);
+    const training::Work both = work_of(phase, settings, architecture),
+                         forward = work_of(phase + ", forward", settings, architecture),
+                         backward = work_of(phase + ", backward", settings, architecture);
+    CHECK(forward.bytes + backward.bytes == both.bytes);
+    CHECK(forward.flops + backward.flops == both.flops);
+    if (phase == "products") CHECK(backward.flops - forward.flops > 2048 * 11 * 2.0 * 8 * 768 * 768);
+  }
+  double by_pass = 0, whole = 0;
+  for (const auto& [phase, bytes] : phase_bytes(settings, architecture, true)) by_pass += bytes;
+  for (const auto& [phase, bytes] : phase_bytes(settings, architecture)) whole += bytes;
+  CHECK(by_pass == doctest::Approx(whole).epsilon(1e-12));
+}
+
+TEST_CASE(
+    "answers of polychromic training: weights are read once per token that is drawn, and passes count as often as they "
+    "are made") {
+  Configuration settings = configuration();
+  const Architecture architecture{settings.language_model, 50257, 1024};
+  AnswerWork work{
+      .prompts = 2, .samples = 4, .prompt_tokens = 16, .answer_tokens = 10, .drawn = 0.5, .scored = 0, .trained = 0.5};
+  const auto bytes = [&](const char* name) {
+    for (const auto& [phase, bytes] : answer_bytes(work, settings, architecture))
+      if (phase == name) return bytes;
+    return 0.0;
+  };
+  const double matrices = 12.0 * 12 * 768 * 768 + 50257.0 * 768;
+  CHECK(bytes("generate") > 0.5 * 10 * matrices * 4);
+  CHECK(bytes("generate") < 0.5 * 14 * matrices * 4);
+  CHECK(bytes("policy forward") == 0);
+  CHECK(bytes("policy backward") > 0.5 * (2 * 4 + 8) * matrices);
+  const double once = bytes("policy backward");
+  work.trained = 1;
+  work.scored = 1;
+  CHECK(bytes("policy backward") == doctest::Approx(2 * once));
+  CHECK(bytes("policy forward") > matrices * 4);
+  CHECK(bytes("policy forward") < bytes("policy backward") / 2);
+  work.answer_tokens = 0;
+  CHECK(answer_bytes(work, settings, architecture).empty());
+}
+
+TEST_CASE("batches of a token set are its windows in order, from the beginning again where it ends") {
+  std::vector<std::uint16_t> ids(35);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint16_t>(i);
+  const dataset::TokenSet set("ids", ids, 40, 0);
+  ResidentTokens tokens(2, 2, 9, set);  // windows of 10 ids: three
+  dataset::TokenRows rows(2, 9, false);
+  tokens.fill(rows.batch(), 0);
+  CHECK(rows.batch().ids[0] == 0);
+  CHECK(rows.batch().ids[9] == 10);
+  CHECK(rows.batch().targets[17] == 19);
+  tokens.fill(rows.batch(), 0);
+  CHECK(rows.batch().ids[0] == 20);
+  CHECK(rows.batch().ids[9] == 0);
 }
 
 }  // namespace weft::language_model
