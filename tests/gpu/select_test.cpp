@@ -227,6 +227,11 @@ TEST_CASE("topk: more entries per token than a block compares at once") {
   for (const double k : {700.0, 2600.0})
     for (const bool all_layers : {true, false})
       check_selection(request_of(SelectionRule::topk, all_layers, sizes, k, Scalar::fp32), sizes, input);
+  // The longest list that there may be, whose shared memory is not a power of two.
+  for (const Scalar product : {Scalar::bf16, Scalar::fp32})
+    for (const std::string& name : kInputs)
+      check_selection(request_of(SelectionRule::topk, false, sizes, 8192, product), sizes,
+                      make_input(name, sizes, product, 7));
 }
 
 TEST_CASE("relu keeps everything positive") {
