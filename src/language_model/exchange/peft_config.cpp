@@ -20,18 +20,19 @@ namespace {
 constexpr std::int64_t kLargestAdapterConfig = std::int64_t{1} << 20;
 
 /// Keys that are read.
-constexpr const char* kRead[] = {"peft_type",         "r",           "lora_alpha",   "use_rslora",    "bias",
-                                 "init_lora_weights", "rank_pattern", "alpha_pattern", "target_modules"};
+constexpr const char* kRead[] = {
+    "peft_type",     "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights", "rank_pattern", "alpha_pattern",
+    "target_modules"};
 /// Keys that do not change what the adapters of a file compute: names, training, how first values were drawn, and which
 /// layers have adapters, which the tensors say.
-constexpr const char* kHarmless[] = {"auto_mapping",     "base_model_name_or_path",
+constexpr const char* kHarmless[] = {"auto_mapping",        "base_model_name_or_path",
                                      "ensure_weight_tying", "eva_config",
-                                     "exclude_modules",  "fan_in_fan_out",
-                                     "inference_mode",   "layers_pattern",
+                                     "exclude_modules",     "fan_in_fan_out",
+                                     "inference_mode",      "layers_pattern",
                                      "layers_to_transform", "lora_dropout",
-                                     "megatron_core",    "peft_version",
-                                     "qalora_group_size", "revision",
-                                     "runtime_config",   "task_type"};
+                                     "megatron_core",       "peft_version",
+                                     "qalora_group_size",   "revision",
+                                     "runtime_config",      "task_type"};
 /// Values of init_lora_weights after which the base model is as it was.
 constexpr const char* kPlainInitial[] = {"gaussian", "orthogonal", "eva"};
 
@@ -114,8 +115,8 @@ void PeftConfig::check_keys() const {
   if (const auto type = config_.find("peft_type"); type == config_.end() || *type != "LORA")
     refuse("peft_type is not \"LORA\" (no other kind of adapter is read); name another directory");
   if (const auto bias = config_.find("bias"); bias != config_.end() && !is_off(*bias) && *bias != "none")
-    refuse(fmt::format("bias is {} (biases stay as they are here); name another directory",
-                       printable(json_text(*bias))));
+    refuse(
+        fmt::format("bias is {} (biases stay as they are here); name another directory", printable(json_text(*bias))));
   if (const auto kind = config_.find("use_rslora"); kind != config_.end() && !is_off(*kind) && *kind != true)
     throw error(ExitCode::data, "{}: \"use_rslora\" is neither true nor false", path_);
   for (const char* pattern : {"rank_pattern", "alpha_pattern"})
@@ -135,11 +136,12 @@ void PeftConfig::check_initial() const {
   if (found == config_.end() || found->is_boolean() || found->is_null()) return;
   const std::string value = found->is_string() ? found->get<std::string>() : "";
   if (std::find(std::begin(kPlainInitial), std::end(kPlainInitial), value) != std::end(kPlainInitial)) return;
-  throw error(ExitCode::usage,
-              "{}: init_lora_weights is {} (with which PEFT changes the weights of the base model when it loads the "
-              "adapters; here they stay as they are); save them with path_initial_model_for_weight_conversion, or merge "
-              "them with PEFT",
-              path_, printable(json_text(*found)));
+  throw error(
+      ExitCode::usage,
+      "{}: init_lora_weights is {} (with which PEFT changes the weights of the base model when it loads the "
+      "adapters; here they stay as they are); save them with path_initial_model_for_weight_conversion, or merge "
+      "them with PEFT",
+      path_, printable(json_text(*found)));
 }
 
 /// The value of the first pattern that matches the layer, or else that of the whole file.
