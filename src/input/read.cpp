@@ -333,7 +333,10 @@ class Reader {
     for (const std::string& path : rule.paths) {
       if (failed_.count(path)) return;
       const auto given = origins_.find(path);
-      if (origin == nullptr && given != origins_.end()) origin = &given->second;
+      if (given == origins_.end()) continue;
+      // An override is named rather than the file, which was written before it.
+      if (origin == nullptr || (origin->override_index == 0 && given->second.override_index > 0))
+        origin = &given->second;
     }
     const std::string text = rule.problem();
     if (text.empty()) return;

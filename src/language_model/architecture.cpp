@@ -135,7 +135,7 @@ std::vector<ParameterSpec> parameter_specs(const Architecture& architecture) {
   specs.matrix("embedding/tokens", architecture.vocabulary, model.d_model, by_output(), "");
   if (model.tied) specs.specs.back().row_multiple = kHeadRows;
   if (model.position == Position::learned)
-    specs.matrix("embedding/positions", architecture.positions, model.d_model, {}, "");
+    specs.matrix("embedding/positions", architecture.longest_text(), model.d_model, {}, "");
   for (std::int64_t layer = 0; layer < model.layers; ++layer) {
     add_attention(specs, architecture, block_name(layer));
     add_mlp(specs, architecture, block_name(layer));

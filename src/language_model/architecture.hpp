@@ -11,6 +11,7 @@
 // block_0/mlp/down/bias, …, final_norm/weight, head/weight.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,11 +25,15 @@ namespace weft::language_model {
 struct Architecture {
   ModelSettings model;
   std::int64_t vocabulary = 0;
-  std::int64_t positions = 0;  ///< longest sequence: rows of the table of learned positions
+  std::int64_t positions = 0;  ///< longest sequence that is computed: rows of the table of rotary positions
   LoraSettings lora = {};      ///< adapters of the model's linear layers (adapters.hpp)
+  std::int64_t context = 0;    ///< longest text of the model, where that is more (longest_text)
   /// Of a part of a model (part_of): its ranks, its number, the first of its tokens and of its heads of queries.
   std::int64_t tensor_ranks = 1, tensor_rank = 0, first_token = 0, first_head = 0;
 
+  /// Tokens of the longest text: rows of the table of learned positions, longest context in files of other programs. A
+  /// model that is trained on shorter sequences keeps it.
+  std::int64_t longest_text() const { return std::max(positions, context); }
   std::int64_t query_width() const { return model.heads * model.head_size(); }
   std::int64_t key_width() const { return model.kv_heads * model.head_size(); }
   std::int64_t projection_width() const { return query_width() + 2 * key_width(); }

@@ -4,14 +4,17 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "input/read.hpp"
 #include "language_model/adapters.hpp"
+#include "language_model/exchange/peft.hpp"
+#include "language_model/model.hpp"
 #include "language_model/training_run.hpp"
 
 namespace weft::language_model {
 namespace {
 
-checkpoint::Found open_initial(const std::string& path, const parallel::World& world) {
+checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world) {
   const bool run = !world.on_root([&] { return std::string(checkpoint::is_run(path) ? "run" : ""); }).empty();
   if (!run) return checkpoint::open(world.all(), path, checkpoint::Verify::full);
   auto found = checkpoint::find(world.all(), std::filesystem::path(path) / "checkpoints", "auto",
@@ -26,18 +29,33 @@ checkpoint::Found open_initial(const std::string& path, const parallel::World& w
 }  // namespace
 
 InitialModel::InitialModel(const Configuration& configuration, const parallel::World& world) {
-  if (is_huggingface_directory(configuration.initial)) {
-    directory_.emplace(configuration.initial);
+  const bool directory =
+      !world.on_root([&] { return std::string(is_huggingface_directory(configuration.initial) ? "directory" : ""); })
+           .empty();
+  if (directory) {
+    parallel::on_all(world.all(), [&] { directory_.emplace(configuration.initial); });
     vocabulary_ = directory_->config().vocabulary;
+    context_ = directory_->config().positions;
+    if (is_peft_directory(configuration.initial) && configuration.lora.initial.empty())
+      throw collective_error(ExitCode::usage,
+                             "language_model.initial = \"{}\": has adapters beside its weights (adapter_config.json); "
+                             "name them as lora.initial, or remove them",
+                             configuration.initial);
   } else {
-    found_ = open_initial(configuration.initial, world);
+    found_ = open_checkpoint(configuration.initial, world);
     const auto is_embedding = [](const checkpoint::TensorEntry& tensor) { return tensor.name == "embedding/tokens"; };
     if (std::none_of(found_->manifest.tensors.begin(), found_->manifest.tensors.end(), is_embedding))
       throw collective_error(ExitCode::usage,
                              "language_model.initial = \"{}\": belongs to another kind of model (it has no tensor "
                              "\"embedding/tokens\"); give a language model",
                              configuration.initial);
-    vocabulary_ = stored_architecture(configuration, found_->manifest.tensors).vocabulary;
+    Configuration own;
+    const input::Schema keys = schema(own);
+    own.data.sequence = std::get<std::int64_t>(
+        input::value_in(keys, "data.sequence", found_->manifest.input, checkpoint::kManifestName));
+    const Architecture stored = stored_architecture(own, found_->manifest);
+    vocabulary_ = stored.vocabulary;
+    context_ = stored.longest_text();
     for (const checkpoint::TensorEntry& tensor : found_->manifest.tensors)
       if (tensor.name.ends_with("/lora_a"))
         throw collective_error(ExitCode::usage,
@@ -79,6 +97,23 @@ std::optional<Tokenizer> InitialModel::tokenizer(const parallel::World& world,
   return found_ ? stored_tokenizer(*found_, world, execution) : directory_->tokenizer();
 }
 
+void InitialModel::require_weights(const Configuration& configuration, const Architecture& architecture) const {
+  if (architecture.model.position == Position::learned && configuration.data.sequence > context_)
+    throw collective_error(ExitCode::usage,
+                           "language_model.initial = \"{}\": has {} learned positions, fewer than data.sequence = {}; "
+                           "take shorter sequences",
+                           configuration.initial, context_, configuration.data.sequence);
+  if (!found_) return;
+  const std::string difference = training::first_difference(
+      found_->manifest.tensors, training::tensors_of(parameter_specs(base_of(architecture)),
+                                                     configuration.optimizer.state, training::Moments::none));
+  if (!difference.empty())
+    throw collective_error(ExitCode::usage,
+                           "language_model.initial = \"{}\": {} (weights are taken as they are stored); take its "
+                           "optimizer.state",
+                           configuration.initial, difference);
+}
+
 void InitialModel::load(const training::Parameters& parameters, const parallel::World& world,
                         const kernels::Execution& execution) const {
   if (directory_) return directory_->load(parameters, execution);
@@ -94,6 +129,61 @@ void InitialModel::load(const training::Parameters& parameters, const parallel::
     if (weight) weights.add(tensor);
   }
   checkpoint::load(world.all(), *found_, weights, execution, checkpoint::Load::part);
+}
+
+std::optional<InitialModel> open_initial(const Configuration& configuration, const parallel::World& world) {
+  if (configuration.initial.empty()) return std::nullopt;
+  return std::optional<InitialModel>(std::in_place, configuration, world);
+}
+
+namespace {
+
+/// True if every id of `data` means the same bytes in `model`.
+bool same_ids(const Tokenizer& data, const Tokenizer& model) {
+  if (data.text() == model.text()) return true;
+  if (data.vocabulary_size() > model.vocabulary_size()) return false;
+  for (std::int64_t id = 0; id < data.vocabulary_size(); ++id) {
+    const std::uint32_t token[] = {static_cast<std::uint32_t>(id)};
+    if (data.decode(token) != model.decode(token)) return false;
+  }
+  // Symbols that stand for no text.
+  constexpr const char* kSymbols[] = {"PAD", "UNK", "BOS", "EOS"};
+  return std::all_of(std::begin(kSymbols), std::end(kSymbols), [&](const char* symbol) {
+    return data.special(symbol) < 0 || data.special(symbol) == model.special(symbol);
+  });
+}
+
+}  // namespace
+
+Corpus load_corpus(const Configuration& configuration, const std::optional<InitialModel>& initial,
+                   const parallel::World& world) {
+  if (!initial) return load_corpus(configuration.data, world);
+  const dataset::TokenSettings& data = configuration.data;
+  std::optional<Tokenizer> tokenizer;
+  try {
+    tokenizer = initial->tokenizer(world, kernels::Execution{});
+  } catch (const Error& unreadable) {
+    if (data.tokens.empty() && !dataset::holds_tokens(data.train)) throw;  // the text needs it
+    if (world.is_root())
+      log::warning("language_model.initial = \"{}\": its tokeniser cannot be compared with that of the data ({})",
+                   configuration.initial, unreadable.what());
+  }
+  Corpus corpus = load_corpus(data, world, tokenizer);
+  if (tokenizer && corpus.tokenizer && !same_ids(*corpus.tokenizer, *tokenizer))
+    throw collective_error(ExitCode::usage,
+                           "language_model.initial = \"{}\": has another tokeniser than {} (the ids would mean other "
+                           "tokens); {}",
+                           configuration.initial,
+                           data.tokens.empty() ? corpus.train.name() : fmt::format("data.tokens = \"{}\"", data.tokens),
+                           data.tokens.empty() && data.special.empty()
+                               ? "tokenise the data with that of the model"
+                               : "leave data.tokens and data.special out: that of the model is then taken");
+  if (!tokenizer && data.tokens.empty() && corpus.tokenizer && corpus.train.n_files() == 0)
+    throw collective_error(ExitCode::usage,
+                           "language_model.initial = \"{}\": has no tokeniser, and {} is text (which ids its tokens "
+                           "have is not known); name the tokeniser of the model as data.tokens",
+                           configuration.initial, data.train);
+  return corpus;
 }
 
 }  // namespace weft::language_model

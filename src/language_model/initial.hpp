@@ -10,6 +10,7 @@
 #include "checkpoint/resume.hpp"
 #include "language_model/exchange/directory.hpp"
 #include "language_model/settings.hpp"
+#include "language_model/tokenizer/corpus.hpp"
 #include "parallel/world.hpp"
 #include "training/parameters.hpp"
 
@@ -22,12 +23,16 @@ class InitialModel {
   InitialModel(const Configuration&, const parallel::World&);
 
   std::int64_t vocabulary() const { return vocabulary_; }
+  /// Tokens of its longest text, which the training keeps where data.sequence is shorter.
+  std::int64_t context() const { return context_; }
   /// Its own training was private, as its checkpoint says.
   bool is_private() const;
   /// None: the model was trained on token files without one, or its directory has none. Collective.
   std::optional<Tokenizer> tokenizer(const parallel::World&, const kernels::Execution&) const;
-  /// Fills the weights of a model of this architecture; moments stay as they are. Collective. Throws a collective
-  /// Error(usage) if the checkpoint stores them in another type or for another number of positions.
+  /// Throws a collective Error(usage) if `load` cannot fill a model of this architecture: its weights are stored in
+  /// another type, or for fewer positions than data.sequence.
+  void require_weights(const Configuration&, const Architecture&) const;
+  /// Fills the weights of a model of this architecture; moments stay as they are. Collective.
   void load(const training::Parameters&, const parallel::World&, const kernels::Execution&) const;
 
  private:
@@ -35,7 +40,15 @@ class InitialModel {
 
   std::optional<checkpoint::Found> found_;         // or
   std::optional<HuggingfaceDirectory> directory_;  // of Hugging Face
-  std::int64_t vocabulary_ = 0;
+  std::int64_t vocabulary_ = 0, context_ = 0;
 };
+
+/// The model of configuration.initial; none if that is "". Collective; throws as InitialModel.
+std::optional<InitialModel> open_initial(const Configuration&, const parallel::World&);
+
+/// load_corpus with the tokeniser of the initial model, if there is one, for a text whose tokeniser data.tokens does
+/// not name. Throws a collective Error(usage) if the ids of the data mean other tokens than those of the model, and if
+/// there is a text and neither has a tokeniser. Collective.
+Corpus load_corpus(const Configuration&, const std::optional<InitialModel>&, const parallel::World&);
 
 }  // namespace weft::language_model

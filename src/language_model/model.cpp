@@ -5,6 +5,14 @@
 #include "kernels/runtime.hpp"
 
 namespace weft::language_model {
+namespace {
+
+/// In Manifest::extra.
+constexpr const char* kContext = "context";
+/// A manifest is untrusted: no product of sizes exceeds 64 bits.
+constexpr std::int64_t kLongestContext = 1 << 28;
+
+}  // namespace
 
 Model::Model(const Architecture& architecture, kernels::StatePolicy policy, const parallel::GridShape& grid,
              std::int64_t rank, const kernels::Execution& execution, training::Moments moments)
@@ -161,17 +169,24 @@ std::int64_t rotary_elements(const Architecture& architecture) {
   return architecture.positions * architecture.model.head_size();
 }
 
-Architecture stored_architecture(const Configuration& configuration, std::span<const checkpoint::TensorEntry> tensors) {
+Architecture stored_architecture(const Configuration& configuration, const checkpoint::Manifest& manifest) {
   Architecture architecture{.model = configuration.language_model,
                             .vocabulary = 0,
                             .positions = configuration.data.sequence,
                             .lora = configuration.lora};
-  for (const checkpoint::TensorEntry& tensor : tensors)
+  const Json extra = parse_json(manifest.extra);
+  if (const auto context = extra.find(kContext); context != extra.end() && context->is_number_integer())
+    architecture.context = std::min(context->get<std::int64_t>(), kLongestContext);
+  for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
     if (tensor.name == "embedding/tokens" && tensor.shape.size() == 2) architecture.vocabulary = tensor.shape[0];
+    if (tensor.name == "embedding/positions" && tensor.shape.size() == 2) architecture.context = tensor.shape[0];
+  }
   if (architecture.vocabulary == 0)
     throw collective_error(ExitCode::usage,
                            "the checkpoint has no embedding/tokens (it is not that of a language model); name another");
   return architecture;
 }
+
+Json manifest_extra(const Architecture& architecture) { return {{kContext, architecture.longest_text()}}; }
 
 }  // namespace weft::language_model

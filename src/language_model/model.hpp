@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "base/json.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/language/norm/norm.hpp"
 #include "kernels/language/rope/query_key.hpp"
@@ -112,8 +113,10 @@ class Model {
 /// Elements of the table of rotary positions.
 std::int64_t rotary_elements(const Architecture&);
 
-/// Architecture of the model in a checkpoint, from its input and its tensors. Throws a collective Error(io) if they are
-/// not those of a language model.
-Architecture stored_architecture(const Configuration&, std::span<const checkpoint::TensorEntry> tensors);
+/// Architecture of the model in a checkpoint, from its input and its manifest. Throws a collective Error(io) if they
+/// are not those of a language model.
+Architecture stored_architecture(const Configuration&, const checkpoint::Manifest&);
+/// Manifest::extra of a checkpoint of this model: its longest text, which no tensor shows if positions are rotary.
+Json manifest_extra(const Architecture&);
 
 }  // namespace weft::language_model

@@ -5,7 +5,6 @@
 #include "base/text.hpp"
 #include "language_model/benchmark/work.hpp"
 #include "language_model/exchange/peft.hpp"
-#include "language_model/initial.hpp"
 #include "parallel/watchdog.hpp"
 #include "privacy/sampling.hpp"
 #include "report/format.hpp"
@@ -29,7 +28,8 @@ checkpoint::Tensor tokenizer_tensor(std::vector<std::uint8_t>& text, bool writes
           .data = text.data()};
 }
 
-Architecture architecture_of(const Configuration& configuration, const Corpus& corpus, const parallel::World& world) {
+Architecture architecture_of(const Configuration& configuration, const Corpus& corpus,
+                             const std::optional<InitialModel>& initial) {
   Architecture architecture{.model = configuration.language_model,
                             .vocabulary = corpus.vocabulary,
                             .positions = configuration.data.sequence,
@@ -40,15 +40,29 @@ Architecture architecture_of(const Configuration& configuration, const Corpus& c
                            "name the model to adapt",
                            configuration.lora.rank);
   if (!configuration.lora.initial.empty()) require_peft(architecture, configuration.lora.initial);
-  if (configuration.initial.empty()) return architecture;
-  architecture.vocabulary = InitialModel(configuration, world).vocabulary();
+  if (!initial) return architecture;
+  architecture.vocabulary = initial->vocabulary();
+  architecture.context = initial->context();
   if (corpus.vocabulary > architecture.vocabulary)
     throw collective_error(ExitCode::usage,
                            "language_model.initial = \"{}\": has a vocabulary of {}, the data of {}; take the "
                            "tokeniser of the model (data.tokens)",
                            configuration.initial, architecture.vocabulary, corpus.vocabulary);
+  initial->require_weights(configuration, architecture);
   return architecture;
 }
+
+namespace {
+
+/// The longest text of a run that goes on is that of its checkpoint.
+Architecture architecture_of(const Configuration& configuration, const Corpus& corpus, const checkpoint::Found* found,
+                             const parallel::World& world) {
+  Architecture architecture = architecture_of(configuration, corpus, open_initial(configuration, world));
+  if (found != nullptr) architecture.context = stored_architecture(configuration, found->manifest).context;
+  return architecture;
+}
+
+}  // namespace
 
 GenerationSettings sample_settings(const Configuration& configuration, const Architecture& architecture) {
   return {.architecture = architecture,
@@ -94,7 +108,7 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
       execution_(runtime.execution()),
       batches_(corpus.train, configuration.data, static_cast<std::uint64_t>(configuration.run.seed)),
       data_ranks_(grid.axis(parallel::kDataAxis)),
-      trainer_(configuration, architecture_of(configuration, corpus, world), grid, runtime.execution()),
+      trainer_(configuration, architecture_of(configuration, corpus, found, world), grid, runtime.execution()),
       sample_arena_(runtime.execution(), grid) {
   if (configuration.sample.tokens > 0 && corpus.tokenizer)
     generator_.emplace(sample_settings(configuration, trainer_.model().architecture()), trainer_.transformer(),

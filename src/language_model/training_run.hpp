@@ -12,6 +12,7 @@
 #include "device/runtime.hpp"
 #include "language_model/evaluation.hpp"
 #include "language_model/generation/generator.hpp"
+#include "language_model/initial.hpp"
 #include "language_model/tokenizer/corpus.hpp"
 #include "language_model/trainer.hpp"
 #include "privacy/account.hpp"
@@ -19,8 +20,9 @@
 
 namespace weft::language_model {
 
-/// The architecture that a configuration gives for a corpus. Collective.
-Architecture architecture_of(const Configuration&, const Corpus&, const parallel::World&);
+/// The architecture that a configuration gives for a corpus: sizes of the data and of the initial model, whose longest
+/// text is kept. Throws a collective Error(usage) if they do not fit.
+Architecture architecture_of(const Configuration&, const Corpus&, const std::optional<InitialModel>&);
 
 /// What the model learns from, for the log.
 std::string summary(const Corpus&);

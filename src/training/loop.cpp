@@ -132,8 +132,9 @@ checkpoint::Manifest Loop::manifest() const {
   manifest.dataset_fingerprint = origin_.dataset_fingerprint;
   manifest.fence = directory_.lease->fence();
   manifest.owner = directory_.lease->token();
-  if (const report::Json algorithms = algorithms_in_use(); !algorithms.empty())
-    manifest.extra = report::to_text({{"algorithms", algorithms}});
+  report::Json extra = origin_.extra;
+  if (const report::Json algorithms = algorithms_in_use(); !algorithms.empty()) extra["algorithms"] = algorithms;
+  manifest.extra = report::to_text(extra);
   return manifest;
 }
 

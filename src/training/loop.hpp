@@ -23,6 +23,7 @@
 #include "device/memory.hpp"
 #include "device/runtime.hpp"
 #include "parallel/grid.hpp"
+#include "report/json.hpp"
 #include "report/metrics.hpp"
 #include "training/profile.hpp"
 #include "training/run_directory.hpp"
@@ -45,6 +46,7 @@ struct Origin {
   std::string original_input;  ///< the input file as the user wrote it
   std::map<std::string, std::string> libraries;
   std::string dataset_fingerprint;
+  report::Json extra = report::Json::object();  ///< further entries of Manifest::extra
 };
 
 /// Installs the signal handlers until the end of the process. Called before the run directory is opened: a request may

@@ -210,6 +210,9 @@ TEST_CASE("overrides replace values of the file; a bare word is a string") {
         "set it or give the full path");
   CHECK(message(good, {{"run.steps=1", ""}}) ==
         "--set run.steps=1: decay before the first step (too few steps); train longer");
+  // Of several keys of a rule, the one that the override changed.
+  CHECK(message(good + "[optimizer]\ndecay_begin = 0.7\n", {{"run.steps=1", ""}})
+            .starts_with("--set run.steps=1: decay"));
 }
 
 TEST_CASE("environment variables are expanded in paths only") {

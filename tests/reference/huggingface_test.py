@@ -278,7 +278,7 @@ def test_refusals(program):
                           ({"attention_bias": True}, "attention_bias"), ({"hidden_activation": "relu"}, '"relu"'),
                           ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, '"yarn"'),
                           ({"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}, "sliding"),
-                          ({"num_attention_heads": 3, "num_key_value_heads": 2}, "kv_heads")):
+                          ({"num_attention_heads": 3, "num_key_value_heads": 2}, "num_key_value_heads")):
         config(**changes)
         refused(2, part)
     # Damage: by file and tensor. Sizes of config.json are compared with the files before memory is allocated.

@@ -56,11 +56,10 @@ int language_model_export(const Request& request, const parallel::World& world) 
                                 parallel::bind_to_cpus(world, opened.configuration().device));
   if (request.adapters) return export_adapters(request, opened, type, world, runtime);
 
-  // 2. Its weights, with adapters merged. The longest context of rotary positions is a number of config.json alone.
+  // 2. Its weights, with adapters merged. No text is computed, but the longest one is written.
   language_model::Architecture architecture = language_model::base_of(opened.architecture);
-  if (opened.directory) architecture.positions = opened.directory->config().positions;
-  const std::int64_t positions = architecture.positions;
-  if (architecture.model.position == language_model::Position::rope) architecture.positions = 1;
+  architecture.context = architecture.longest_text();
+  architecture.positions = 1;
   const parallel::Grid grid(world, language_model::single_process());
   const language_model::Model model(architecture, opened.configuration().optimizer.state, grid.shape(), 0,
                                     runtime.execution(), training::Moments::none);
@@ -68,7 +67,6 @@ int language_model_export(const Request& request, const parallel::World& world) 
   const std::optional<language_model::Tokenizer> tokenizer = opened.tokenizer(world, runtime.execution());
 
   // 3. Write, and read what was written.
-  architecture.positions = positions;
   language_model::write_huggingface(model.parameters(), architecture, tokenizer, type, kFileBytes, runtime.execution(),
                                     request.output);
   const language_model::HuggingfaceDirectory written(request.output);

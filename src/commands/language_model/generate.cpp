@@ -100,7 +100,7 @@ int language_model_generate(const Request& request, const parallel::World& world
   const GenerateOptions& options = request.generate;
   const OpenedModel opened(request, world);
   const language_model::Configuration& configuration = opened.configuration();
-  const language_model::Architecture& architecture = opened.architecture;
+  language_model::Architecture architecture = opened.architecture;
   if (const std::string why = language_model::generation_obstacle(architecture.model); !why.empty())
     throw collective_error(ExitCode::usage, "{}: text of this model cannot be generated ({})", opened.name(), why);
   const device::Runtime runtime(language_model::device_settings(configuration), world.node_rank(),
@@ -115,28 +115,33 @@ int language_model_generate(const Request& request, const parallel::World& world
   std::vector<Prompt> prompts{{options.prompt, "--prompt"}};
   parallel::on_all(world.all(), [&] {
     if (!options.prompts.empty()) prompts = read_prompts(options.prompts);
-    encode(prompts, *tokenizer, architecture.positions, options.prompts.empty() ? ExitCode::usage : ExitCode::data);
+    encode(prompts, *tokenizer, architecture.longest_text(),
+           options.prompts.empty() ? ExitCode::usage : ExitCode::data);
   });
   if (std::ssize(prompts) * options.samples > kMostTexts)
     throw collective_error(ExitCode::usage, "--samples {} of {} prompts are more than {} texts; take fewer",
                            options.samples, prompts.size(), kMostTexts);
 
   // 2. The model without moments, and the cache.
+  std::int64_t longest_prompt = 1;
+  for (const Prompt& prompt : prompts) longest_prompt = std::max(longest_prompt, std::ssize(prompt.ids));
+  architecture.positions =
+      std::min(architecture.longest_text(), std::max(architecture.positions, longest_prompt + options.new_tokens));
   const bool on_device = execution.backend == kernels::Backend::cuda;
-  language_model::GenerationSettings generation{.architecture = architecture,
-                                                .type = language_model::activation_type(configuration),
-                                                .rows = options.rows > 0 ? options.rows
-                                                        : on_device      ? kDeviceRows
-                                                                         : kHostRows,
-                                                .prompts = std::ssize(prompts),
-                                                .new_tokens = options.new_tokens,
-                                                .prefill_rows = on_device ? language_model::kDevicePrefillRows : 0,
-                                                .temperature = options.temperature,
-                                                .top_k = options.top_k,
-                                                .top_p = options.top_p,
-                                                .graphs = configuration.device.graphs};
-  for (const Prompt& prompt : prompts)
-    generation.longest_prompt = std::max(generation.longest_prompt, std::ssize(prompt.ids));
+  const language_model::GenerationSettings generation{
+      .architecture = architecture,
+      .type = language_model::activation_type(configuration),
+      .rows = options.rows > 0 ? options.rows
+              : on_device      ? kDeviceRows
+                               : kHostRows,
+      .prompts = std::ssize(prompts),
+      .longest_prompt = longest_prompt,
+      .new_tokens = options.new_tokens,
+      .prefill_rows = on_device ? language_model::kDevicePrefillRows : 0,
+      .temperature = options.temperature,
+      .top_k = options.top_k,
+      .top_p = options.top_p,
+      .graphs = configuration.device.graphs};
   const parallel::Communicator self = world.all().split(world.rank(), 0);
   const parallel::Grid grid(self, language_model::single_process());
   const language_model::Model model(architecture, configuration.optimizer.state, grid.shape(), 0, execution,
@@ -146,6 +151,7 @@ int language_model_generate(const Request& request, const parallel::World& world
   training::StepArena arena(execution, grid);
   language_model::TransformerSettings settings = language_model::transformer_settings(configuration, architecture);
   settings.gradients = false;
+  if (architecture.positions > settings.length) settings.length = settings.shortest = architecture.positions;
   settings.rows = generation.most_rows();
   settings.memory.head_chunk = generation.rows;
   language_model::Transformer transformer(model, settings, timers, arena);

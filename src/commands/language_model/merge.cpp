@@ -64,6 +64,7 @@ int language_model_merge(const Request& request, const parallel::World& world) {
   manifest.code_revision = report::build_record.revision;
   manifest.libraries = library_versions();
   manifest.dataset_fingerprint = trained.dataset_fingerprint;
+  manifest.extra = json_text(language_model::manifest_extra(model.architecture()));
   checkpoint::Writer writer(world.all(), std::filesystem::path(request.output) / "checkpoints",
                             configuration.checkpoint, registry, execution);
   writer.start(manifest);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "input/text.hpp"
 #include "language_model/exchange/peft.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/training_run.hpp"
@@ -17,15 +18,31 @@ namespace {
 /// Sequences without --set data.sequence, and tokens that pass the model together.
 constexpr std::int64_t kSequence = 1024, kBatchTokens = 4096;
 
+/// The value of --set data.sequence, which the tokens that pass together follow.
+std::optional<std::int64_t> chosen_sequence(const Request& request, const input::Schema& schema) {
+  std::optional<std::int64_t> chosen;
+  for (const input::Override& given : overrides(request)) {
+    const std::size_t equals = given.assignment.find('=');
+    if (equals == std::string::npos || input::trim(given.assignment.substr(0, equals)) != "data.sequence") continue;
+    try {
+      chosen = std::get<std::int64_t>(input::value_in(
+          schema, "data.sequence", "[data]\nsequence = " + given.assignment.substr(equals + 1), "--set"));
+    } catch (const Error&) {  // reported where the input is read
+    }
+  }
+  return chosen;
+}
+
 /// The input of a model that has none, with the request's --set.
 void read_input_of(const language_model::HuggingfaceConfig& config, const Request& request, const input::Schema& schema,
                    const parallel::World& world) {
-  const std::int64_t sequence = std::min(config.positions, kSequence);
+  const std::int64_t sequence = std::min(config.positions, kSequence),
+                     used = chosen_sequence(request, schema).value_or(sequence);
   const std::string table = language_model::table_of(config.model), name = request.subject + "/config.json";
   Request own = request;
   own.subject = name;
   own.input_text = fmt::format("{}[data]\nsequence = {}\nbatch_tokens = {}\n", table, sequence,
-                               sequence * std::max<std::int64_t>(1, kBatchTokens / sequence));
+                               used * std::max<std::int64_t>(1, kBatchTokens / used));
   read_input(own, schema, world);
   for (const input::Change& change : input::changed_keys(schema, table, name))
     if (change.path.starts_with("language_model.") && change.resume == input::Resume::fixed)
@@ -50,6 +67,11 @@ OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
     architecture = directory->architecture(configuration().data.sequence);
     architecture.model = configuration().language_model;  // dropout and sparse attention may be set
     architecture.lora = configuration().lora;
+    if (architecture.lora.rank == 0 && language_model::is_peft_directory(request.subject))
+      throw collective_error(ExitCode::usage,
+                             "{}: has adapters beside its weights (adapter_config.json), which would be left out; give "
+                             "lora.rank, lora.alpha and lora.initial, or remove them",
+                             request.subject);
     if (architecture.lora.rank == 0) return;
     if (architecture.lora.initial.empty())
       throw collective_error(ExitCode::usage,
@@ -62,7 +84,7 @@ OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
   require_kind(*found, "embedding/tokens",
                fmt::format("weft {} is for language models", commands::name(request.command)));
   commands::read_input_of(*found, request, schema, world);
-  architecture = language_model::stored_architecture(configuration(), found->manifest.tensors);
+  architecture = language_model::stored_architecture(configuration(), found->manifest);
 }
 
 std::optional<language_model::Tokenizer> OpenedModel::tokenizer(const parallel::World& world,

@@ -23,7 +23,7 @@ TokenSet with_end(const TokenSet& set, const std::optional<language_model::Token
 TokenSet training_text(const OpenedModel& opened, const std::optional<language_model::Tokenizer>& tokenizer,
                        bool held_out, const parallel::World& world) {
   const dataset::TokenSettings& data = opened.configuration().data;
-  const language_model::Corpus corpus = language_model::load_corpus(data, world);
+  const language_model::Corpus corpus = language_model::load_corpus(data, world, tokenizer);
   const bool same = corpus.tokenizer.has_value() == tokenizer.has_value() &&
                     (!tokenizer || corpus.tokenizer->text() == tokenizer->text());
   if (!same || corpus.fingerprint != opened.found->manifest.dataset_fingerprint)

@@ -11,6 +11,7 @@
 #include "commands/shared/dry_run.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
+#include "language_model/initial.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/policy/polychromic_run.hpp"
 #include "language_model/training_run.hpp"
@@ -32,11 +33,12 @@ int language_model_train(const Request& request, const parallel::World& world) {
   language_model::use_ranks(input.language,
                             parallel::ranks_of_grid(input.language.parallel, world.size(), request.dry_run));
   const language_model::Configuration& configuration = input.language;
-  const language_model::Corpus corpus = language_model::load_corpus(configuration.data, world);
+  const std::optional<language_model::InitialModel> initial = language_model::open_initial(configuration, world);
+  const language_model::Corpus corpus = language_model::load_corpus(configuration, initial, world);
   if (world.is_root() && configuration.log.evaluate_every > 0 && !corpus.validation && configuration.sample.tokens == 0)
     log::warning("log.evaluate_every = {} has no effect (no validation data, and log.sample_tokens = 0)",
                  configuration.log.evaluate_every);
-  const language_model::Architecture architecture = language_model::architecture_of(configuration, corpus, world);
+  const language_model::Architecture architecture = language_model::architecture_of(configuration, corpus, initial);
   training::use_recorded_algorithms(configuration.device.algorithms, world);
   language_model::Plan plan = language_model::plan(configuration, architecture, corpus.train.size());
   std::optional<language_model::Prompts> prompts;  // of weft lm polychromic
@@ -107,8 +109,9 @@ int language_model_train(const Request& request, const parallel::World& world) {
     model = std::move(run);
   }
   training::Loop loop(*model, {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
-                      {input::print(schema), request.input_text, library_versions(), corpus.fingerprint}, opened, world,
-                      grid.shape(), runtime, start);
+                      {input::print(schema), request.input_text, library_versions(), corpus.fingerprint,
+                       language_model::manifest_extra(architecture)},
+                      opened, world, grid.shape(), runtime, start);
   const int code = loop.run(&profile, plan.device_total());
   print_run(request, opened.directory.path, code, world);
   return code;

@@ -51,8 +51,7 @@ std::string check_language_model(const std::filesystem::path& path, const checkp
   input::read(schema(own, Command::lm_evaluate), manifest.input,
               (path / checkpoint::kManifestName).string() + ", \"input\"");
   const language_model::Configuration& configuration = own.language;
-  const language_model::Architecture architecture =
-      language_model::stored_architecture(configuration, manifest.tensors);
+  const language_model::Architecture architecture = language_model::stored_architecture(configuration, manifest);
   const std::vector<training::ParameterSpec> specs = language_model::parameter_specs(architecture);
   // Merged weights have no moments.
   const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),

@@ -7,7 +7,7 @@
 
 #include "base/log.hpp"
 #include "commands/commands.hpp"
-#include "language_model/tokenizer/corpus.hpp"
+#include "language_model/initial.hpp"
 #include "language_model/training_run.hpp"
 #include "parallel/watchdog.hpp"
 #include "privacy/accountant/accountant.hpp"
@@ -55,7 +55,8 @@ void add_input(PrivacyQuestion& question, const Request& request, const parallel
   if (question.delta == 0) question.delta = given.delta;
   if (question.steps < 0) question.steps = run.run.steps;
   if (question.sample_rate < 0) {
-    const language_model::Corpus corpus = language_model::load_corpus(run.data, world);
+    const language_model::Corpus corpus =
+        language_model::load_corpus(run, language_model::open_initial(run, world), world);
     const language_model::PrivateRecords records = language_model::private_records(run, corpus.train.size());
     question.sample_rate = records.rate();
     question.of = fmt::format("{}: {:g} of {} sequences per step on average", train.subject, records.expected,

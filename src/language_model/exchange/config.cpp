@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <tuple>
 #include <vector>
 
 #include "base/error.hpp"
@@ -16,8 +17,13 @@ namespace {
 
 constexpr std::string_view kNames[] = {"gpt2", "llama", "qwen3", "olmo2", "gemma2"};
 
-// As in an input: no product of sizes exceeds 64 bits.
+// As in an input: no product of sizes exceeds 64 bits, and kernels compute in fp32.
 constexpr std::int64_t kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
+struct Range {
+  double least, most;
+};
+constexpr Range kEpsilons{1.2e-38, 1}, kCaps{1e-3, 3e38}, kBases{1 + 1e-9, 3e38}, kFactors{1, 1e6},
+    kFrequencies{1e-30, 1e6}, kScalars{1e-12, 1e12};
 
 /// Keys that do not change the logits: names, types of storage, dropout, training, generation.
 constexpr const char* kHarmless[] = {"_attn_implementation",
@@ -82,6 +88,8 @@ class Keys {
   }
   const std::string& path() const { return path_; }
 
+  /// True also where the value is null.
+  bool has(const char* key) const { return object_.contains(key); }
   /// nullptr if there is none, or the value null.
   const SortedJson* find(const char* key) {
     known_.insert(key);
@@ -98,16 +106,19 @@ class Keys {
   std::int64_t integer_or(const char* key, std::int64_t absent, std::int64_t most) {
     return find(key) == nullptr ? absent : integer(key, most);
   }
-  double number_or(const char* key, double absent) {
+  double number_or(const char* key, double absent, Range range) {
     const SortedJson* const value = find(key);
     if (value == nullptr) return absent;
     if (!value->is_number() || !(value->get<double>() > 0) || !std::isfinite(value->get<double>()))
       throw damaged("\"{}\" is not a number above 0", key);
-    return value->get<double>();
+    const auto number = value->get<double>();
+    if (number < range.least || number > range.most)
+      throw lacking("\"{}\" = {} ({:.3g} to {:.3g} are supported)", key, number, range.least, range.most);
+    return number;
   }
-  double number(const char* key) {
+  double number(const char* key, Range range) {
     if (find(key) == nullptr) throw damaged("\"{}\" is missing; is it the config.json of a language model?", key);
-    return number_or(key, 0);
+    return number_or(key, 0, range);
   }
   bool flag(const char* key, bool absent) {
     const SortedJson* const value = find(key);
@@ -140,6 +151,20 @@ class Keys {
   std::set<std::string> known_;
 };
 
+/// Sizes of heads as the kernels have them. `width`, `heads` and `size` are the keys of the family.
+void require_heads(Keys& keys, const ModelSettings& model, const char* width, const char* heads, const char* kv_heads,
+                   const char* size) {
+  if (model.own_head_size == 0 && model.d_model % model.heads != 0)
+    throw keys.lacking("\"{}\" = {} is no multiple of \"{}\" = {}", width, model.d_model, heads, model.heads);
+  if (const std::int64_t columns = model.head_size(); columns % 8 != 0 || columns > kernels::kLargestHead)
+    throw keys.lacking(
+        "heads of {} ({}) are not supported (multiples of 8, at most {})", columns,
+        keys.find(size) != nullptr ? fmt::format("\"{}\"", size) : fmt::format("\"{}\" / \"{}\"", width, heads),
+        kernels::kLargestHead);
+  if (model.heads % model.kv_heads != 0)
+    throw keys.lacking("\"{}\" = {} does not divide \"{}\" = {}", kv_heads, model.kv_heads, heads, model.heads);
+}
+
 MlpActivation activation(Keys& keys, const char* key, const char* absent, bool gated) {
   const std::string name = keys.text_or(key, absent);
   const bool silu = name == "silu" || name == "swish", gelu = name == "gelu_pytorch_tanh" || name == "gelu_new";
@@ -158,43 +183,80 @@ void read_gpt2(Keys& keys, HuggingfaceConfig& out) {
   model.d_mlp = keys.integer_or("n_inner", 4 * model.d_model, 8 * kMostWidth);
   out.positions = keys.integer("n_positions", kMostRows);
   model.mlp = activation(keys, "activation_function", "gelu_new", false);
-  model.norm_epsilon = keys.number_or("layer_norm_epsilon", 1e-5);
+  model.norm_epsilon = keys.number_or("layer_norm_epsilon", 1e-5, kEpsilons);
   model.tied = keys.flag("tie_word_embeddings", true);
   keys.require("scale_attn_weights", true);
   keys.require("scale_attn_by_inverse_layer_idx", false);
   keys.require("add_cross_attention", false);
+  require_heads(keys, model, "n_embd", "n_head", "n_head", "");
 }
 
+struct Rotary {
+  double base = 10'000;
+  kernels::RopeScaling scaling = {};
+
+  bool same_scaling(const Rotary& other) const {
+    const auto values = [](const kernels::RopeScaling& s) { return std::tuple(s.factor, s.length, s.low, s.high); };
+    return values(scaling) == values(other.scaling);
+  }
+};
+
 /// "default", "linear" and "llama3" of the library's rotary positions.
-void read_rotary(Keys& keys, ModelSettings& model) {
-  const SortedJson* const parameters = keys.find("rope_parameters");  // transformers 5
-  const SortedJson* const scaling = keys.find("rope_scaling");
-  model.rope_base = keys.number_or("rope_theta", 10'000);
-  const SortedJson* const object = parameters != nullptr ? parameters : scaling;
-  if (object == nullptr) return;
-  const char* const key = parameters != nullptr ? "rope_parameters" : "rope_scaling";
-  if (!object->is_object()) throw keys.damaged("\"{}\" is not an object", key);
-  Keys inner(*object, fmt::format("{}, \"{}\"", keys.path(), key));
-  model.rope_base = inner.number_or("rope_theta", model.rope_base);
+Rotary read_rotary_object(const Keys& keys, const char* key, const SortedJson& object, double base) {
+  if (!object.is_object()) throw keys.damaged("\"{}\" is not an object", key);
+  Keys inner(object, fmt::format("{}, \"{}\"", keys.path(), key));
+  Rotary model;
+  model.base = inner.number_or("rope_theta", base, kBases);
   const std::string old = inner.text_or("type", "default"), type = inner.text_or("rope_type", old.c_str());
   if (type == "linear" || type == "llama3") {
-    model.rope_scaling.factor = inner.number("factor");
-    if (model.rope_scaling.factor < 1)
-      throw inner.lacking("\"factor\" = {} (at least 1 is supported)", model.rope_scaling.factor);
+    model.scaling.factor = inner.number("factor", kFactors);
   } else if (type != "default") {
     throw inner.lacking("rotary positions of type \"{}\" (default, linear and llama3 are supported)", printable(type));
   }
   if (type == "llama3") {
-    model.rope_scaling.length = inner.integer("original_max_position_embeddings", kMostRows);
-    model.rope_scaling.low = inner.number("low_freq_factor");
-    model.rope_scaling.high = inner.number("high_freq_factor");
-    if (model.rope_scaling.low >= model.rope_scaling.high)
+    model.scaling.length = inner.integer("original_max_position_embeddings", kMostRows);
+    model.scaling.low = inner.number("low_freq_factor", kFrequencies);
+    model.scaling.high = inner.number("high_freq_factor", kFrequencies);
+    if (model.scaling.low >= model.scaling.high)
       throw inner.damaged("\"low_freq_factor\" is not less than \"high_freq_factor\"");
   } else {
     inner.find("original_max_position_embeddings");  // not read by the other types
   }
-  if (model.rope_scaling.factor == 1) model.rope_scaling = {};
+  if (model.scaling.factor == 1) model.scaling = {};
   inner.refuse_unknown();
+  return model;
+}
+
+/// rope_theta with rope_scaling (transformers 4), or rope_parameters (transformers 5). Of both objects the library
+/// takes rope_scaling and forgets all of the other, its rope_theta too.
+void read_rotary(Keys& keys, ModelSettings& model) {
+  const SortedJson *parameters = keys.find("rope_parameters"), *scaling = keys.find("rope_scaling");
+  const bool has_base = keys.find("rope_theta") != nullptr;
+  const double base = keys.number_or("rope_theta", Rotary().base, kBases);
+  const auto is_empty = [](const SortedJson* object) {
+    return object == nullptr || (object->is_object() && object->empty());
+  };
+  Rotary rotary{.base = base};
+  if (!is_empty(parameters)) {
+    rotary = read_rotary_object(keys, "rope_parameters", *parameters, base);
+    if (has_base && rotary.base != base)
+      throw keys.lacking("\"rope_theta\" = {} contradicts {} of \"rope_parameters\" (readers differ in what they take)",
+                         base, rotary.base);
+  }
+  if (!is_empty(scaling)) {
+    const Rotary taken = read_rotary_object(keys, "rope_scaling", *scaling, base);
+    const bool same_base = taken.base == rotary.base,
+               same_scaling = rotary.scaling.factor == 1 || rotary.same_scaling(taken);
+    if (!is_empty(parameters) && !(same_base && same_scaling))
+      throw keys.lacking(
+          "\"rope_scaling\" contradicts \"rope_parameters\" ({}: the library takes rope_scaling and forgets the rest "
+          "of "
+          "rope_parameters; remove one of them)",
+          same_base ? "their scaling differs" : fmt::format("rope_theta {} and {}", taken.base, rotary.base));
+    rotary = taken;
+  }
+  model.rope_base = rotary.base;
+  model.rope_scaling = rotary.scaling;
 }
 
 void read_llama(Keys& keys, HuggingfaceConfig& out, bool own_head_size) {
@@ -208,19 +270,19 @@ void read_llama(Keys& keys, HuggingfaceConfig& out, bool own_head_size) {
   model.heads = keys.integer("num_attention_heads", kMostWidth);
   model.kv_heads = keys.integer_or("num_key_value_heads", model.heads, kMostWidth);
   model.d_mlp = keys.integer("intermediate_size", 8 * kMostWidth);
-  model.norm_epsilon = keys.number("rms_norm_eps");
+  model.norm_epsilon = keys.number("rms_norm_eps", kEpsilons);
   out.positions = keys.integer("max_position_embeddings", kMostRows);
   if (own_head_size || keys.find("head_dim") != nullptr) {
-    model.own_head_size = keys.integer("head_dim", kernels::kLargestHead);
+    model.own_head_size = keys.integer("head_dim", kMostWidth);
     if (model.d_model % model.heads == 0 && model.own_head_size == model.d_model / model.heads) model.own_head_size = 0;
   }
+  require_heads(keys, model, "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim");
   read_rotary(keys, model);
   keys.require("attention_bias", false);
 }
 
-/// Windows as the library has them: of each block, or by rule.
-void read_windows(Keys& keys, ModelSettings& model, const std::vector<bool>& by_rule) {
-  std::vector<bool> slides = by_rule;
+/// Of each block whether it has a window, as layer_types says, or by rule.
+std::vector<bool> sliding_blocks(Keys& keys, const ModelSettings& model, std::vector<bool> slides) {
   if (const SortedJson* const types = keys.find("layer_types")) {
     slides.clear();
     if (!types->is_array()) throw keys.damaged("\"layer_types\" is not a list");
@@ -234,7 +296,13 @@ void read_windows(Keys& keys, ModelSettings& model, const std::vector<bool>& by_
     if (std::ssize(slides) != model.layers)
       throw keys.damaged("\"layer_types\" has {} entries for {} layers", slides.size(), model.layers);
   }
-  const std::int64_t window = keys.integer_or("sliding_window", 0, kMostRows);
+  return slides;
+}
+
+/// Windows as the library has them: null is none, and without the key it has one of 4096.
+void read_windows(Keys& keys, ModelSettings& model, const std::vector<bool>& by_rule) {
+  const std::vector<bool> slides = sliding_blocks(keys, model, by_rule);
+  const std::int64_t window = keys.integer_or("sliding_window", keys.has("sliding_window") ? 0 : 4096, kMostRows);
   if (window == 0 || std::find(slides.begin(), slides.end(), true) == slides.end()) return;
   model.window = window;
   const auto full = std::find(slides.begin(), slides.end(), false);
@@ -256,10 +324,10 @@ void read_qwen3(Keys& keys, HuggingfaceConfig& out) {
   const std::int64_t first = keys.integer_or("max_window_layers", 28, kMostLayers);
   std::vector<bool> blocks;
   for (std::int64_t layer = 0; layer < model.layers; ++layer) blocks.push_back(slides && layer >= first);
-  if (slides)
-    read_windows(keys, model, blocks);
-  else  // sliding_window is then not read
-    keys.find("sliding_window"), keys.find("layer_types");
+  if (slides) return read_windows(keys, model, blocks);
+  keys.find("sliding_window");  // not read
+  for (const bool sliding : sliding_blocks(keys, model, blocks))
+    if (sliding) throw keys.lacking("\"layer_types\" has sliding_attention, and \"use_sliding_window\" is false");
 }
 
 void read_gemma2(Keys& keys, HuggingfaceConfig& out) {
@@ -270,14 +338,32 @@ void read_gemma2(Keys& keys, HuggingfaceConfig& out) {
   model.mlp = activation(keys, "hidden_activation", "gelu_pytorch_tanh", true);
   model.tied = keys.flag("tie_word_embeddings", true);
   model.embedding_scale = std::sqrt(static_cast<double>(model.d_model));
-  const double scalar = keys.number("query_pre_attn_scalar");
+  const double scalar = keys.number("query_pre_attn_scalar", kScalars);
   if (scalar != static_cast<double>(model.head_size())) model.attention_scale = 1 / std::sqrt(scalar);
-  model.attention_softcap = keys.number_or("attn_logit_softcapping", 0);
-  model.logit_softcap = keys.number_or("final_logit_softcapping", 0);
+  // null is none; without the key the library has a cap.
+  const auto cap = [&](const char* key, double absent) {
+    return keys.number_or(key, keys.has(key) ? 0 : absent, kCaps);
+  };
+  model.attention_softcap = cap("attn_logit_softcapping", 50);
+  model.logit_softcap = cap("final_logit_softcapping", 30);
   keys.require("use_bidirectional_attention", false);
   std::vector<bool> blocks;
   for (std::int64_t layer = 0; layer < model.layers; ++layer) blocks.push_back(layer % 2 == 0);
   read_windows(keys, model, blocks);
+}
+
+/// All conditions of an input hold. Those that config.json can break were named by its own keys before.
+void require_readable(const ModelSettings& model, const Keys& keys) {
+  Configuration configuration;
+  const input::Schema schema = language_model::schema(configuration);
+  try {
+    input::read(schema, table_of(model), "");
+  } catch (const Error& failure) {  // ":7:1: language_model.…": lines of a table that nobody has seen
+    std::string_view problem = failure.what();
+    while (!problem.empty() && std::string_view(":0123456789 ").find(problem.front()) != std::string_view::npos)
+      problem.remove_prefix(1);
+    throw keys.lacking("its sizes and options are none that Weft has ({})", problem);
+  }
 }
 
 }  // namespace
@@ -324,10 +410,7 @@ HuggingfaceConfig read_config(std::string_view text, const std::string& path) {
   }
   keys.know(kHarmless);
   keys.refuse_unknown();
-  // The conditions between sizes are those of an input.
-  Configuration configuration;
-  const input::Schema schema = language_model::schema(configuration);
-  input::read(schema, table_of(out.model), path);
+  require_readable(out.model, keys);
   return out;
 }
 
@@ -396,7 +479,8 @@ std::string config_text(const Architecture& architecture, Family family, kernels
                    {"n_layer", model.layers},
                    {"n_head", model.heads},
                    {"n_inner", model.d_mlp},
-                   {"n_positions", architecture.positions},
+                   {"n_positions", architecture.longest_text()},
+                   {"n_ctx", architecture.longest_text()},
                    {"activation_function", "gelu_new"},
                    {"layer_norm_epsilon", model.norm_epsilon}});
     return json_text(config, 2) + "\n";
@@ -411,7 +495,7 @@ std::string config_text(const Architecture& architecture, Family family, kernels
        {"intermediate_size", model.d_mlp},
        {gemma2 ? "hidden_activation" : "hidden_act", model.mlp == MlpActivation::swiglu ? "silu" : "gelu_pytorch_tanh"},
        {"rms_norm_eps", model.norm_epsilon},
-       {"max_position_embeddings", architecture.positions},
+       {"max_position_embeddings", architecture.longest_text()},
        {"rope_theta", model.rope_base},
        {"attention_bias", false}});
   const kernels::RopeScaling& scaling = model.rope_scaling;

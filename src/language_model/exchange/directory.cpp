@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <set>
 #include <sstream>
@@ -42,10 +43,31 @@ std::string read_file(const fs::path& path) {
 
 std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-/// Buffers of older files, which follow from the architecture, and the head of a tied model.
-bool is_redundant(std::string_view name, bool tied) {
-  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq") ||
-         (tied && name == "lm_head.weight");
+constexpr const char* kHead = "lm_head.weight";
+
+/// Buffers of older files, which follow from the architecture: masks of GPT-2, frequencies of rotary positions.
+bool is_redundant(std::string_view name, const HuggingfaceConfig& config, std::string_view prefix) {
+  const bool gpt2 = config.family == Family::gpt2;
+  std::string_view block = gpt2 ? "transformer.h." : "model.layers.";
+  if (!prefix.empty()) block.remove_prefix(prefix.size());
+  if (!name.starts_with(block)) return false;
+  name.remove_prefix(block.size());
+  const std::string_view layer = name.substr(0, name.find('.'));
+  std::int64_t number = -1;
+  std::from_chars(layer.data(), layer.data() + layer.size(), number);
+  if (number < 0 || number >= config.model.layers) return false;
+  name.remove_prefix(layer.size());
+  return gpt2 ? name == ".attn.bias" || name == ".attn.masked_bias" : name == ".self_attn.rotary_emb.inv_freq";
+}
+
+/// The 3 of "model-00001-of-00003.safetensors"; 0: another name.
+std::size_t parts_in(std::string_view name) {
+  constexpr std::string_view kOf = "-of-", kEnd = ".safetensors";
+  const std::size_t at = name.rfind(kOf);
+  if (at == name.npos || !name.ends_with(kEnd)) return 0;
+  std::size_t parts = 0;
+  const char* const end = name.data() + name.size() - kEnd.size();
+  return std::from_chars(name.data() + at + kOf.size(), end, parts).ptr == end ? parts : 0;
 }
 
 /// Calls piece(first, count) for the rows of a matrix.
@@ -58,29 +80,34 @@ void by_pieces(std::int64_t rows, std::int64_t columns, const Piece& piece) {
   }
 }
 
-/// Between the host and the parameters: rows as stored.
+/// Between the host, which has all rows as stored, and those that this rank holds.
 class Copy {
  public:
   Copy(const training::Parameters& parameters, std::size_t parameter, const kernels::Execution& execution)
-      : parameters_(parameters), parameter_(parameter), spec_(parameters.specs()[parameter]), execution_(execution) {
-    if (parameters.parts(parameter).held.size() != spec_.rows())
-      throw error(ExitCode::internal, "{} is on several ranks", spec_.name);
+      : parameters_(parameters),
+        parameter_(parameter),
+        spec_(parameters.specs()[parameter]),
+        held_(parameters.parts(parameter).held),
+        execution_(execution) {
     if (spec_.is_matrix())
-      staged_ = device::Buffer<float>(std::min(spec_.rows(), std::max<std::int64_t>(1, kPiece / spec_.columns())) *
+      staged_ = device::Buffer<float>(std::min(held_.size(), std::max<std::int64_t>(1, kPiece / spec_.columns())) *
                                       spec_.columns());
   }
 
   void to_device(const float* from) const {
+    from += held_.begin * spec_.columns();
     if (!spec_.is_matrix())
-      return copy(parameters_.vector(parameter_).weight.data, from, spec_.rows(), device::Direction::to_device);
-    by_pieces(spec_.rows(), spec_.columns(), [&](std::int64_t row, std::int64_t count) {
+      return copy(parameters_.vector(parameter_).weight.data, from, held_.size(), device::Direction::to_device);
+    by_pieces(held_.size(), spec_.columns(), [&](std::int64_t row, std::int64_t count) {
       copy(staged_.data(), from + row * spec_.columns(), count * spec_.columns(), device::Direction::to_device);
       kernels::weights_from_float(execution_, parameters_.matrix(parameter_), row,
                                   staged_.matrix(count, spec_.columns()));
       kernels::fence(execution_);
     });
   }
+  /// On one process.
   void to_host(float* to) const {
+    if (held_.size() != spec_.rows()) throw error(ExitCode::internal, "{} is on several ranks", spec_.name);
     if (!spec_.is_matrix())
       return copy(to, parameters_.vector(parameter_).weight.data, spec_.rows(), device::Direction::to_host);
     by_pieces(spec_.rows(), spec_.columns(), [&](std::int64_t row, std::int64_t count) {
@@ -98,6 +125,7 @@ class Copy {
   const training::Parameters& parameters_;
   const std::size_t parameter_;
   const ParameterSpec& spec_;
+  const parallel::Range held_;
   const kernels::Execution execution_;
   device::Buffer<float> staged_;
 };
@@ -135,12 +163,21 @@ struct Layout {
 
 bool is_huggingface_directory(const fs::path& path) {
   const auto has = [&](const char* name) { return fs::exists(path / name); };
-  return has(kConfig) &&
-         (has(kWeights) || has(kIndex) || has("pytorch_model.bin") || has("pytorch_model.bin.index.json"));
+  if (!has(kConfig)) return false;
+  if (has(kWeights) || has(kIndex) || has("pytorch_model.bin") || has("pytorch_model.bin.index.json")) return true;
+  // Parts without their index.
+  std::error_code failed;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, failed))
+    if (const std::string name = entry.path().filename().string(); name.starts_with("model-") && parts_in(name) > 0)
+      return true;
+  return false;
 }
 
 HuggingfaceDirectory::HuggingfaceDirectory(fs::path path) : path_(std::move(path)) {
   config_ = read_config(read_file(path_ / kConfig), (path_ / kConfig).string());
+  if (fs::exists(path_ / kIndex) && fs::exists(path_ / kWeights))
+    throw error(ExitCode::usage, "{}: has {} and {} (which may differ); remove one of them", path_.string(), kWeights,
+                kIndex);
   if (fs::exists(path_ / kIndex)) {
     open_parts(path_ / kIndex);
   } else if (fs::exists(path_ / kWeights)) {
@@ -148,8 +185,10 @@ HuggingfaceDirectory::HuggingfaceDirectory(fs::path path) : path_(std::move(path
     for (const storage::SafetensorsEntry& entry : files_.front().entries())
       tensors_.emplace(entry.name, Stored{0, entry});
   } else {
-    throw error(ExitCode::usage, "{}: has no {} (only safetensors files are read); convert its weights", path_.string(),
-                kWeights);
+    throw error(ExitCode::usage,
+                "{}: has neither {} nor {} (only safetensors files are read, and parts need their index); convert its "
+                "weights, or complete the directory",
+                path_.string(), kWeights, kIndex);
   }
   check();
 }
@@ -182,10 +221,25 @@ void HuggingfaceDirectory::open_parts(const fs::path& index) {
                   printable(tensor), kIndex);
     tensors_.emplace(tensor, Stored{at->second, *entry});
   }
+  // Nothing of the parts is left out, and no part.
+  for (const auto& [part_name, number] : numbers) {
+    if (const std::size_t parts = parts_in(part_name); parts != 0 && parts != files_.size())
+      throw error(ExitCode::data, "{}: places tensors in {} files, {} is one of {}; is it complete?", index.string(),
+                  files_.size(), printable(part_name), parts);
+    for (const storage::SafetensorsEntry& entry : files_[number].entries())
+      if (const auto listed = tensors_.find(entry.name); listed == tensors_.end() || listed->second.file != number)
+        throw error(ExitCode::data, "{}: tensor \"{}\" is not placed there by {}; do the files belong together?",
+                    files_[number].path(), printable(entry.name), kIndex);
+  }
 }
 
 Architecture HuggingfaceDirectory::architecture(std::int64_t length) const {
-  return {.model = config_.model, .vocabulary = config_.vocabulary, .positions = length};
+  if (config_.model.position == Position::learned && length > config_.positions)
+    throw collective_error(ExitCode::usage,
+                           "{}: sequences of {} tokens (the model has {} learned positions); take a smaller "
+                           "data.sequence",
+                           path_.string(), length, config_.positions);
+  return {.model = config_.model, .vocabulary = config_.vocabulary, .positions = length, .context = config_.positions};
 }
 
 void HuggingfaceDirectory::require(const ModelSettings& settings) const {
@@ -225,8 +279,7 @@ void HuggingfaceDirectory::check() {
     prefix_ = first;
 
   std::set<std::string_view> used;
-  const std::int64_t positions = config_.model.position == Position::learned ? config_.positions : 1;
-  for (const Place& place : places(config_.family, architecture(positions), positions)) {
+  for (const Place& place : places(config_.family, architecture(1))) {
     const auto& [file, entry] = stored(place);
     const std::string where = files_[file].path();
     if (entry.shape != place.shape)
@@ -237,35 +290,51 @@ void HuggingfaceDirectory::check() {
                   entry.name, printable(entry.dtype));
     used.insert(entry.name);
   }
+  const bool has_head = config_.model.tied && tensors_.contains(kHead);
+  if (has_head) require_same_head();
   for (const auto& [tensor, place] : tensors_)
-    if (!used.contains(tensor) && !is_redundant(tensor, config_.model.tied))
+    if (!used.contains(tensor) && !is_redundant(tensor, config_, prefix_) && !(has_head && tensor == kHead))
       throw error(ExitCode::data, "{}: tensor \"{}\" belongs to no {} of {} layers (its {} has other sizes?)",
                   files_[place.file].path(), printable(tensor), name(config_.family), config_.model.layers, kConfig);
+}
+
+/// The head of a tied model is its embedding: a file may have it twice.
+void HuggingfaceDirectory::require_same_head() const {
+  const std::vector<Place> all = places(config_.family, architecture(1));
+  const auto embedding = std::find_if(all.begin(), all.end(), [](const Place& place) {
+    return place.tensor.ends_with("wte.weight") || place.tensor.ends_with("embed_tokens.weight");
+  });
+  const Stored &head = tensors_.find(kHead)->second, &tokens = stored(*embedding);
+  bool same = head.entry.shape == tokens.entry.shape && head.entry.type && *head.entry.type != kernels::Scalar::fp64;
+  std::vector<float> of_head(static_cast<std::size_t>(same ? std::min(kPiece, head.entry.elements()) : 0)),
+      of_tokens(of_head.size());
+  by_pieces(same ? head.entry.elements() : 0, 1, [&](std::int64_t first, std::int64_t count) {
+    files_[head.file].read(head.entry, first, count, of_head.data());
+    files_[tokens.file].read(tokens.entry, first, count, of_tokens.data());
+    same = same && std::equal(of_head.begin(), of_head.begin() + count, of_tokens.begin());
+  });
+  if (same) return;
+  throw error(
+      ExitCode::usage,
+      "{}: tensor \"{}\" is not \"{}\" ({} says that it is: tie_word_embeddings is true{}); set "
+      "tie_word_embeddings to false there if the model has a head of its own, or else remove the tensor",
+      files_[head.file].path(), kHead, tokens.entry.name, kConfig,
+      config_.family == Family::gpt2 || config_.family == Family::gemma2 ? ", as it is if it is not given" : "");
 }
 
 void HuggingfaceDirectory::load(const training::Parameters& parameters, const kernels::Execution& execution) const {
   // Adapters are not in the directory.
   std::vector<ParameterSpec> specs(parameters.specs().begin(), parameters.specs().end());
   std::erase_if(specs, [&](const ParameterSpec& spec) { return is_adapter(spec); });
-  // Learned positions: the first rows of the stored table.
-  const auto table = std::find_if(specs.begin(), specs.end(),
-                                  [](const ParameterSpec& spec) { return spec.name == "embedding/positions"; });
-  const std::int64_t used = table == specs.end() ? 1 : table->shape[0];
-  if (table != specs.end() && used > config_.positions)
-    throw collective_error(ExitCode::usage,
-                           "{}: sequences of {} tokens (the model has {} learned positions); take a "
-                           "smaller data.sequence",
-                           path_.string(), used, config_.positions);
-  const std::vector<Place> all = places(config_.family, architecture(used), config_.positions);
+  const std::vector<Place> all = places(config_.family, architecture(1));
   std::vector<float> tensor, own;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const ParameterSpec& spec = specs[i];
     const Place& place = all[i];
     const auto& [file, entry] = stored(place);
     const Layout layout(spec, place);
-    const std::int64_t elements = std::min(entry.elements(), place.parts * spec.elements());
-    tensor.resize(static_cast<std::size_t>(elements));
-    by_pieces(elements, 1, [&](std::int64_t first, std::int64_t count) {
+    tensor.resize(static_cast<std::size_t>(entry.elements()));
+    by_pieces(entry.elements(), 1, [&](std::int64_t first, std::int64_t count) {
       files_[file].read(entry, first, count, tensor.data() + first);
     });
     own.resize(static_cast<std::size_t>(spec.elements()));
@@ -292,7 +361,7 @@ std::string HuggingfaceDirectory::summary() const {
   }
   std::string stored;
   for (const auto& [type, count] : types) stored += fmt::format("{}{} of {}", stored.empty() ? "" : ", ", count, type);
-  const Architecture architecture = this->architecture(model.position == Position::learned ? config_.positions : 1);
+  const Architecture architecture = this->architecture(1);
   return fmt::format(
       "{}: {} of Hugging Face, {} parameters, vocabulary {}, contexts of {} tokens\n"
       "  tensors: {}; {} in {} file{}; all present\n  tokeniser: {}\n\n{}",
@@ -351,7 +420,7 @@ void write_huggingface(const training::Parameters& parameters, const Architectur
                        const kernels::Execution& execution, const fs::path& directory) {
   const Family family = family_of(architecture.model);
   const std::span<const ParameterSpec> specs = parameters.specs();
-  const std::vector<Place> all = places(family, architecture, architecture.positions);
+  const std::vector<Place> all = places(family, architecture);
   const std::vector<Part> parts = divide(all, type, file_bytes);
   interchange::write_new_directory(directory, [&](const fs::path& temporary) {
     Json map = Json::object();

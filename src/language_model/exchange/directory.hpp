@@ -19,7 +19,7 @@
 
 namespace weft::language_model {
 
-/// True if the directory has a config.json and weights beside it.
+/// True if the directory has a config.json and weights, or parts of weights, beside it.
 bool is_huggingface_directory(const std::filesystem::path&);
 
 class HuggingfaceDirectory {
@@ -29,15 +29,16 @@ class HuggingfaceDirectory {
 
   const std::filesystem::path& path() const { return path_; }
   const HuggingfaceConfig& config() const { return config_; }
-  /// Of sequences of up to `length` tokens, at most config().positions where positions are learned.
+  /// For sequences of up to `length` tokens. Throws a collective Error(usage) if these are more than the learned
+  /// positions.
   Architecture architecture(std::int64_t length) const;
 
   /// Throws a collective Error(usage) that lists the settings that are not those of the model; dropout and sparse
   /// attention may differ.
   void require(const ModelSettings&) const;
 
-  /// Reads all parameters, with fp32 storage exactly. They are those of architecture(), of one process. Needs host
-  /// memory for one matrix in fp32.
+  /// Reads all parameters, with fp32 storage exactly: of each, the rows that this rank holds. They are those of
+  /// architecture(). Needs host memory for one matrix in fp32.
   void load(const training::Parameters&, const kernels::Execution&) const;
 
   /// None if there is no tokenizer.json, nor the file of a Weft tokeniser. Throws Error(data).
@@ -54,6 +55,7 @@ class HuggingfaceDirectory {
   void open_parts(const std::filesystem::path& index);
   const Stored& stored(const Place&) const;
   void check();
+  void require_same_head() const;
 
   std::filesystem::path path_;
   HuggingfaceConfig config_;

@@ -105,12 +105,9 @@ Place place(Family family, const ParameterSpec& spec) {
 
 }  // namespace
 
-std::vector<Place> places(Family family, const Architecture& architecture, std::int64_t positions) {
+std::vector<Place> places(Family family, const Architecture& architecture) {
   std::vector<Place> all;
-  for (const ParameterSpec& spec : parameter_specs(architecture)) {
-    all.push_back(place(family, spec));
-    if (spec.name == "embedding/positions") all.back().shape[0] = positions;
-  }
+  for (const ParameterSpec& spec : parameter_specs(architecture)) all.push_back(place(family, spec));
   return all;
 }
 

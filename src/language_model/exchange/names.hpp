@@ -20,8 +20,7 @@ struct Place {
   float offset = 0;                  ///< added to what is stored
 };
 
-/// The place of each parameter of parameter_specs(architecture). `positions`: rows of a stored table of learned
-/// positions, of which the model may use the first.
-std::vector<Place> places(Family, const Architecture&, std::int64_t positions);
+/// The place of each parameter of parameter_specs(architecture).
+std::vector<Place> places(Family, const Architecture&);
 
 }  // namespace weft::language_model

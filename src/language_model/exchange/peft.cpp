@@ -18,6 +18,7 @@
 #include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
 #include "language_model/exchange/names.hpp"
+#include "language_model/exchange/peft_config.hpp"
 #include "storage/durable.hpp"
 #include "storage/safetensors.hpp"
 
@@ -27,8 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 using training::ParameterSpec;
 
-constexpr const char *kAdapterConfig = "adapter_config.json", *kAdapterFile = "adapter_model.safetensors";
-constexpr std::int64_t kLargestAdapterConfig = std::int64_t{1} << 20;
+constexpr const char* kAdapterFile = "adapter_model.safetensors";
 constexpr std::string_view kPeftPrefix = "base_model.model.", kWeightSuffix = ".weight", kLoraA = ".lora_A.weight",
                            kLoraB = ".lora_B.weight";
 /// Largest relative difference of two scales alpha / r that count as equal: config files round decimals.
@@ -51,7 +51,7 @@ struct AdaptedLayer {
 std::vector<AdaptedLayer> modules_of(const Architecture& architecture) {
   const Architecture base = base_of(architecture);
   const std::vector<ParameterSpec> targets = parameter_specs(base), adapters = adapter_specs(architecture);
-  const std::vector<Place> all = places(family_of(base.model), base, std::max<std::int64_t>(1, base.positions));
+  const std::vector<Place> all = places(family_of(base.model), base);
   std::map<std::string, const ParameterSpec*> by_name;
   for (const ParameterSpec& spec : adapters) by_name.emplace(spec.name, &spec);
   std::vector<AdaptedLayer> modules;
@@ -211,13 +211,8 @@ class PeftDirectory {
   PeftDirectory(const Architecture& architecture, const fs::path& path)
       : lora_(architecture.lora),
         modules_(modules_of(architecture)),
-        family_(family_of(architecture.model)),
-        config_path_((path / kAdapterConfig).string()),
+        config_(path / kAdapterConfig),
         file_((path / kAdapterFile).string()) {
-    const Descriptor file = open_regular(path / kAdapterConfig, ExitCode::data);
-    config_ = parse_json<SortedJson>(storage::read_text(file, path / kAdapterConfig, kLargestAdapterConfig));
-    if (!config_.is_object()) throw error(ExitCode::data, "{}: is no JSON object; is it complete?", config_path_);
-    check_kind();
     std::set<std::string> known;
     for (const AdaptedLayer& module : modules_) check(module, known);
     for (const storage::SafetensorsEntry& entry : file_.entries())
@@ -225,6 +220,7 @@ class PeftDirectory {
         throw error(ExitCode::usage,
                     "{}: tensor \"{}\" belongs to no linear layer of lora.targets = [{}]; name its layer there",
                     file_.path(), printable(entry.name), fmt::join(lora_.targets, ", "));
+    check_targets(architecture);
   }
 
   void load(const training::Parameters& parameters, const kernels::Execution& execution) const {
@@ -247,57 +243,34 @@ class PeftDirectory {
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& why) const { throw error(ExitCode::usage, "{}: {}", config_path_, why); }
-
-  double number_of(const SortedJson& object, const char* key) const {
-    const auto found = object.find(key);
-    if (found == object.end() || !found->is_number())
-      throw error(ExitCode::data, "{}: has no number \"{}\"; is it complete?", config_path_, printable(key));
-    return found->get<double>();
-  }
-  /// The value of a pattern for the module, or else that of the whole file.
-  double number_for(const AdaptedLayer& module, const char* pattern, const char* key) const {
-    const std::string target = target_of(module, family_);
-    if (const auto found = config_.find(pattern); found != config_.end() && found->is_object()) {
-      for (const std::string& name : {target, module.name.substr(module.name.rfind('.') + 1)})
-        if (found->contains(name)) return number_of(*found, name.c_str());
-    }
-    return number_of(config_, key);
-  }
-
-  void check_kind() const {
-    const auto type = config_.find("peft_type");
-    if (type == config_.end() || !type->is_string() || type->get<std::string>() != "LORA")
-      refuse("peft_type is not \"LORA\" (no other kind of adapter is read); name another directory");
-    for (const char* key : {"use_dora", "use_rslora", "lora_bias"})
-      if (const auto found = config_.find(key); found != config_.end() && found->is_boolean() && found->get<bool>())
-        refuse(fmt::format("{} is true (which Weft does not have); name another directory", key));
-    if (const auto bias = config_.find("bias");
-        bias != config_.end() && bias->is_string() && bias->get<std::string>() != "none")
-      refuse(fmt::format("bias is \"{}\" (biases stay as they are here); name another directory",
-                         printable(bias->get<std::string>())));
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw error(ExitCode::usage, "{}: {}", config_.path(), why);
   }
 
   /// Shapes, and the rank and scale of the module.
   void check(const AdaptedLayer& module, std::set<std::string>& known) const {
     const std::int64_t own = rank_of(module, lora_);
-    const auto rank = number_for(module, "rank_pattern", "r");
+    const double rank = config_.rank(module.name);
     if (rank != static_cast<double>(lora_.rank) && rank != static_cast<double>(own))
       refuse(fmt::format("the adapters of {} have rank {}, not lora.rank = {}; correct lora.rank", module.name, rank,
                          lora_.rank));
-    const double scale = number_for(module, "alpha_pattern", "lora_alpha") / rank,
-                 needed = lora_.alpha / static_cast<double>(lora_.rank);
+    const double scale = config_.scale(module.name), needed = lora_.alpha / static_cast<double>(lora_.rank);
     if (std::abs(scale - needed) > kSameScale * needed)
       refuse(
-          fmt::format("the adapters of {} have lora_alpha / r = {}, not lora.alpha / lora.rank = {}; correct "
-                      "lora.alpha",
-                      module.name, scale, needed));
+          fmt::format("the product of the adapters of {} has the factor {}, not lora.alpha / lora.rank = {}; set "
+                      "lora.alpha = {}",
+                      module.name, scale, needed, scale * static_cast<double>(lora_.rank)));
     const auto columns = static_cast<std::int64_t>(rank);
     const auto require = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
       const storage::SafetensorsEntry* const entry = file_.find(name);
       if (entry == nullptr)
-        throw error(ExitCode::usage, "{}: has no tensor \"{}\" (lora.targets names its layer); correct lora.targets",
-                    file_.path(), name);
+        throw error(ExitCode::usage, "{}: has no tensor \"{}\" (lora.targets names its layer{}); {}", file_.path(),
+                    name,
+                    config_.exclusion().empty()
+                        ? ""
+                        : fmt::format(", and {} of {} leaves it out", config_.exclusion(), kAdapterConfig),
+                    config_.exclusion().empty() ? "correct lora.targets"
+                                                : "merge the adapters with PEFT: all layers or none have one here");
       if (entry->shape != shape)
         throw error(ExitCode::data, "{}: tensor \"{}\" has shape [{}], not [{}]; does it belong to this model?",
                     file_.path(), name, fmt::join(entry->shape, ", "), fmt::join(shape, ", "));
@@ -324,6 +297,16 @@ class PeftDirectory {
                       module.name, fmt::join(lora_.targets, ", ")));
   }
 
+  /// Every layer that target_modules names has tensors.
+  void check_targets(Architecture architecture) const {
+    architecture.lora.targets.clear();
+    for (const LoraTarget& target : lora_targets(architecture.model)) architecture.lora.targets.push_back(target.name);
+    for (const AdaptedLayer& module : modules_of(architecture))
+      if (config_.requires_adapter(module.name) && file_.find(module.tensor(kLoraA)) == nullptr)
+        throw error(ExitCode::data, "{}: has no tensor \"{}\" (target_modules of {} names its layer); is it complete?",
+                    file_.path(), module.tensor(kLoraA), kAdapterConfig);
+  }
+
   /// Columns of B that belong to a part, where B has so many: first and number.
   std::pair<std::int64_t, std::int64_t> columns_of(std::size_t part, std::int64_t columns) const {
     return {columns == lora_.rank ? 0 : static_cast<std::int64_t>(part) * lora_.rank, lora_.rank};
@@ -338,10 +321,8 @@ class PeftDirectory {
 
   const LoraSettings lora_;
   const std::vector<AdaptedLayer> modules_;
-  const Family family_;
-  const std::string config_path_;
+  const PeftConfig config_;
   const storage::SafetensorsFile file_;
-  SortedJson config_;
 };
 
 }  // namespace

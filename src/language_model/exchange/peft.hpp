@@ -28,8 +28,9 @@ bool is_peft_directory(const std::filesystem::path&);
 void write_peft(const training::Parameters& adapters, const Architecture&, const std::string& base,
                 kernels::Scalar type, const kernels::Execution&, const std::filesystem::path& directory);
 
-/// Throws Error(usage) unless the adapters of the directory are those of the architecture: rank, alpha, linear layers;
-/// Error(data) for files that are not such a directory's, or whose tensors have other shapes.
+/// Throws Error(usage) unless the adapters of the directory are those of the architecture: rank, alpha, linear layers,
+/// and for every key of its configuration that Weft lacks (peft_config.hpp); Error(data) for files that are not such a
+/// directory's, or whose tensors have other shapes.
 void require_peft(const Architecture&, const std::filesystem::path& directory);
 /// Fills the adapters among the parameters of a model. Throws as require_peft.
 void load_peft(const training::Parameters&, const Architecture&, const kernels::Execution&,

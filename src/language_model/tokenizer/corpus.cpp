@@ -145,7 +145,8 @@ TokenSet load_tokens(const std::string& path, const std::optional<Tokenizer>& to
   return *set;
 }
 
-Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& world) {
+Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& world,
+                   const std::optional<Tokenizer>& of_model) {
   std::optional<Tokenizer> tokenizer = named_tokenizer(data, world);
   const Contents contents = contents_of(data.train, "data.train", world);
   std::optional<TokenSet> train;
@@ -159,10 +160,12 @@ Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& wo
                              data.train);
     if (!tokenizer && !train->tokenizer().empty())
       tokenizer = Tokenizer::from_text(train->tokenizer(), data.train + ": /tokenizer");
+    if (!tokenizer && of_model && of_model->vocabulary_size() == train->vocabulary()) tokenizer = of_model;
     require_match(*train, tokenizer, tokenizer ? tokenizer->vocabulary_size() : train->vocabulary());
     fingerprint = train->fingerprint();
   } else {
     parallel::note_phase("reading the text");
+    if (data.tokens.empty() && data.special.empty()) tokenizer = of_model;
     std::string digest = world.on_root([&]() -> std::string {
       const storage::MappedFile file(data.train);
       if (!tokenizer) tokenizer = Tokenizer::characters_of(text_of(file), data.special, data.train);

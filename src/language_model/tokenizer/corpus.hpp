@@ -24,7 +24,9 @@ struct Corpus {
 /// Text is read and encoded by rank 0 and broadcast; token files are mapped by every rank. Collective; errors are known
 /// to all ranks: Error(usage) for a path that does not exist and for settings that do not fit the data, Error(data) for
 /// invalid UTF-8, an empty file, a set shorter than a sequence and its last target, and damaged files.
-Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&);
+/// `of_model`: the tokeniser of a model that the training begins with, taken where the settings name none.
+Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&,
+                   const std::optional<Tokenizer>& of_model = std::nullopt);
 
 /// The symbol that ends a document in the vocabularies that Weft trains.
 inline constexpr const char* kEndOfText = "<|endoftext|>";
