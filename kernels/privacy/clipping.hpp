@@ -24,16 +24,20 @@ enum class ClipFunction {
   indicator,  ///< 1 if n <= C, else 0
 };
 
-/// Norms are taken larger by this fraction, which exceeds the error of their fp32 sums: ||c_b g_b|| <= C holds for what
-/// is summed.
-constexpr double kNormMargin = 0x1p-14;
+/// Norms are taken larger by this fraction, so that ||c_b g_b|| <= C holds for what is summed: 2^-14 for the squares
+/// and the factors, and for fp32 sums over `rows` rows the most that they can be off where the terms of a sum have one
+/// sign, 2^-23 of the sum per row (tensor cores truncate). Terms that cancel may be off by as much of the sum of their
+/// magnitudes (docs/privacy.md).
+constexpr double norm_margin(std::int64_t rows) { return 0x1p-14 + 0x1p-23 * static_cast<double>(rows); }
 
-/// The factor of an example, at most that of the exact norm; 0 if the norm is not finite or, by cancellation, negative.
-float clip_factor(double squared_norm, double clip, ClipFunction function);
+/// The factor of an example whose gradient is a sum over at most `rows` rows: at most that of the exact norm; 0 if the
+/// norm is not finite or, by cancellation, negative. `rows` is a size of the run, not of the batch, whose other
+/// examples must not change the factor.
+float clip_factor(double squared_norm, double clip, ClipFunction function, std::int64_t rows = 1);
 
 /// factors[b] from squared norms. `clipped`: if not null, *clipped = number of factors that scale a gradient down.
-void clip_factors(const Execution&, Array<const double> squared_norms, double clip, ClipFunction, Array<float> factors,
-                  std::int64_t* clipped = nullptr);
+void clip_factors(const Execution&, Array<const double> squared_norms, double clip, ClipFunction, std::int64_t rows,
+                  Array<float> factors, std::int64_t* clipped = nullptr);
 
 /// Bytes of workspace of add_clipped_product.
 std::int64_t clipped_product_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes&,

@@ -21,9 +21,9 @@ std::int64_t bytes_for(std::int64_t values) {
 /// Rows of products, and of lookups, that are copied with their factors at a time. A GPU needs many to be occupied.
 constexpr std::int64_t kWeighedRows = 4096, kWeighedLookups = kCudaBuild ? 16384 : 4096;
 
-KOKKOS_FORCEINLINE_FUNCTION float factor_of(double squared_norm, double clip, ClipFunction function) {
+KOKKOS_FORCEINLINE_FUNCTION float factor_of(double squared_norm, double clip, ClipFunction function, double margin) {
   if (!(squared_norm >= 0) || squared_norm > 1.7976931348623157e308) return 0.0f;
-  const double norm = std::sqrt(squared_norm) * (1 + kNormMargin);
+  const double norm = std::sqrt(squared_norm) * (1 + margin);
   if (function == ClipFunction::indicator) return norm <= clip ? 1.0f : 0.0f;
   double factor = function == ClipFunction::abadi ? clip / (norm + 1e-6) : clip / (norm + 0.01);
   if (function == ClipFunction::abadi && factor > 1) factor = 1;
@@ -90,15 +90,16 @@ WeighedRows weighed_layout(std::byte* data, std::int64_t in, std::int64_t out, s
 
 }  // namespace
 
-float clip_factor(double squared_norm, double clip, ClipFunction function) {
-  return factor_of(squared_norm, clip, function);
+float clip_factor(double squared_norm, double clip, ClipFunction function, std::int64_t rows) {
+  return factor_of(squared_norm, clip, function, norm_margin(rows));
 }
 
 void clip_factors(const Execution& execution, Array<const double> squared_norms, double clip, ClipFunction function,
-                  Array<float> factors, std::int64_t* clipped) {
+                  std::int64_t rows, Array<float> factors, std::int64_t* clipped) {
+  const double margin = norm_margin(rows);
   for_all(
       execution, "clip_factors", factors.size,
-      KOKKOS_LAMBDA(std::int64_t b) { factors[b] = factor_of(squared_norms[b], clip, function); });
+      KOKKOS_LAMBDA(std::int64_t b) { factors[b] = factor_of(squared_norms[b], clip, function, margin); });
   if (clipped == nullptr) return;
   for_all(
       execution, "count_clipped", 1, KOKKOS_LAMBDA(std::int64_t) {

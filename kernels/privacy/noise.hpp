@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gaussian noise of private training. A number depends on (key, step, parameter, global index of the element) alone:
-// the same on any grid of ranks and after any restart, and never used twice. Philox4x32-10 (kernels/random.hpp) whose
-// key and half of whose counter are derived from a secret of 256 bits; two uniforms of 53 bits give two normal numbers
-// (Box and Muller, 1958) in fp64. The largest magnitude is 8.6 standard deviations.
+// the same on any grid of ranks and after any restart, and never used twice. ChaCha20 (chacha20.hpp) with a secret key
+// of 256 bits; each block gives eight normal numbers, two from two uniforms of 64 bits (Box and Muller, 1958) in fp64.
+// The largest magnitude is 9.4 standard deviations.
+//
+// clang-format off
+// Counter and nonce of a block:  word 12   block, low 32 bits
+//                                word 13   block, high 8 bits     | parameter, 24 bits
+//                                word 14   step, low 32 bits
+//                                word 15   step, high 24 bits     | purpose, 8 bits
+// clang-format on
 #pragma once
 
 #include <array>
@@ -12,6 +19,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/privacy/chacha20.hpp"
 #include "kernels/random.hpp"
 
 namespace weft::kernels {
@@ -19,13 +27,26 @@ namespace weft::kernels {
 /// A secret; never printed.
 using NoiseKey = std::array<std::uint32_t, 8>;
 
-/// The generator's key and the upper half of its counter, of one parameter in one step.
+/// What the key is used for. Part of what a resumed run repeats: never renumber.
+enum class NoisePurpose : std::uint32_t { gradient = 1, sampling = 2 };
+
+/// All blocks of one parameter in one step.
 struct NoiseStream {
-  std::uint64_t key = 0;
-  std::uint64_t counter = 0;
+  ChachaKey key = {};
+  ChachaInput input = {};  ///< of block 0
+
+  WEFT_HOST_DEVICE ChachaInput block(std::uint64_t index) const {
+    return {{static_cast<std::uint32_t>(index), input.word[1] | static_cast<std::uint32_t>(index >> 32), input.word[2],
+             input.word[3]}};
+  }
 };
 
-NoiseStream noise_stream(const NoiseKey&, std::uint64_t step, std::uint64_t parameter);
+/// Numbers of a block, and the blocks of a stream.
+constexpr std::uint64_t kNoiseBlock = 8, kNoiseBlocks = std::uint64_t{1} << 40;
+
+/// Throws Error(internal) if parameter >= 2^24 or step >= 2^56.
+NoiseStream noise_stream(const NoiseKey&, std::uint64_t step, std::uint64_t parameter,
+                         NoisePurpose = NoisePurpose::gradient);
 
 struct NormalPair {
   double first, second;
@@ -45,9 +66,10 @@ WEFT_HOST_DEVICE inline NormalPair normal_pair(const Random4& random) {
 #endif
 }
 
-/// The numbers of elements 2 * pair and 2 * pair + 1.
-WEFT_HOST_DEVICE inline NormalPair noise_pair(const NoiseStream& stream, std::uint64_t pair) {
-  return normal_pair(philox(stream.key, Purpose{}, stream.counter, pair));
+/// The numbers of elements 8 * block + 2 * pair and the next one, from a block of its stream.
+WEFT_HOST_DEVICE inline NormalPair noise_pair(const ChachaBlock& block, int pair) {
+  return normal_pair(
+      {{block.word[4 * pair], block.word[4 * pair + 1], block.word[4 * pair + 2], block.word[4 * pair + 3]}});
 }
 
 /// values[i] = scale * (values[i] + deviation * number of element first_element + i), in fp64 and rounded once.

@@ -1,38 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "base/error.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/privacy/noise.hpp"
 
 namespace weft::kernels {
-namespace {
 
-std::uint64_t join(std::uint32_t low, std::uint32_t high) { return low | static_cast<std::uint64_t>(high) << 32; }
-
-}  // namespace
-
-NoiseStream noise_stream(const NoiseKey& key, std::uint64_t step, std::uint64_t parameter) {
-  // Two rounds, each with 64 bits of the secret as its key and 64 as a part of its counter: all 256 bits and the whole
-  // of step and parameter enter.
-  const Random4 first = philox(join(key[0], key[1]), Purpose{}, step, join(key[2], key[3]));
-  const Random4 second = philox(join(first.word[0] ^ key[4], first.word[1] ^ key[5]), Purpose{}, parameter,
-                                join(first.word[2] ^ key[6], first.word[3] ^ key[7]));
-  return {join(second.word[0], second.word[1]), join(second.word[2], second.word[3])};
+NoiseStream noise_stream(const NoiseKey& key, std::uint64_t step, std::uint64_t parameter, NoisePurpose purpose) {
+  if (parameter >> 24 != 0 || step >> 56 != 0)
+    throw Error(ExitCode::internal, "noise of a private run: a step or a parameter has a number that is too large");
+  NoiseStream stream;
+  std::copy(key.begin(), key.end(), stream.key.word);
+  stream.input.word[1] = static_cast<std::uint32_t>(parameter) << 8;
+  stream.input.word[2] = static_cast<std::uint32_t>(step);
+  stream.input.word[3] = static_cast<std::uint32_t>(step >> 32) | static_cast<std::uint32_t>(purpose) << 24;
+  return stream;
 }
 
 void add_noise(const Execution& execution, Array<float> values, double deviation, const NoiseStream& stream,
                std::uint64_t first_element, double scale) {
   if (values.size == 0) return;
-  const std::uint64_t first_pair = first_element / 2, odd = first_element % 2;
-  const std::int64_t pairs = (values.size + static_cast<std::int64_t>(odd) + 1) / 2;
+  const std::uint64_t first_block = first_element / kNoiseBlock;
+  const auto skipped = static_cast<std::int64_t>(first_element % kNoiseBlock),
+             size = static_cast<std::int64_t>(kNoiseBlock);
+  const std::int64_t blocks = (values.size + skipped + size - 1) / size;
+  if (first_block + static_cast<std::uint64_t>(blocks) > kNoiseBlocks)
+    throw Error(ExitCode::internal, "noise of a private run: a parameter has too many elements");
   for_all(
-      execution, "add_noise", pairs, KOKKOS_LAMBDA(std::int64_t i) {
-        const NormalPair normal = noise_pair(stream, first_pair + static_cast<std::uint64_t>(i));
-        const std::int64_t at = 2 * i - static_cast<std::int64_t>(odd);
+      execution, "add_noise", blocks, KOKKOS_LAMBDA(std::int64_t i) {
+        const ChachaBlock block = chacha20(stream.key, stream.block(first_block + static_cast<std::uint64_t>(i)));
         const auto add = [&](std::int64_t element, double number) {
           if (element < 0 || element >= values.size) return;
           values[element] = static_cast<float>(scale * (static_cast<double>(values[element]) + deviation * number));
         };
-        add(at, normal.first);
-        add(at + 1, normal.second);
+        for (int pair = 0; pair < 4; ++pair) {
+          const NormalPair normal = noise_pair(block, pair);
+          const std::int64_t at = size * i - skipped + 2 * pair;
+          add(at, normal.first);
+          add(at + 1, normal.second);
+        }
       });
 }
 

@@ -14,9 +14,10 @@
 //
 // Numerics. Products are summed in fp32, their squares in fp64. Rows of 16 bits enter as they are; fp32 rows are never
 // rounded to TF32, whatever Execution::tf32 says. The sums of the Gram form cancel where all inputs share a large
-// component and the gradients sum to little. So it adds the rounding error of each of its terms, as if all had the same
-// sign: norms are then larger than the true ones, by 1e-6 without cancellation, and by 1 % or more at means of 30 times
-// the deviation, where the direct form is as exact as otherwise. clip_factors (clipping.hpp) rounds norms up.
+// component and the gradients sum to little. So it adds to each of its terms gram_error of its magnitude: norms are
+// then larger than the true ones, by about that fraction without cancellation, and by much more where the rows of an
+// example share a component of many times their deviation, where the direct form is as exact as otherwise. clip_factors
+// (clipping.hpp) rounds norms up.
 //
 // A NaN or infinity in the rows of an example makes its norm NaN or infinite, and no other.
 #pragma once
@@ -38,6 +39,12 @@ struct NormMethod {
   std::int64_t tile = 0;
   ProductImplementation implementation = ProductImplementation::library;  ///< fused has tiles of its own
 };
+
+/// Relative error of a product of two inner products of `in` and of `out` terms in fp32. Linear in their numbers: terms
+/// of one sign, as those on the diagonal, are rounded in one direction, and tensor cores truncate: 2^-23 per addition.
+/// Of inner products that cancel it is the error relative to the product of the norms of their rows, of which 2^-23 per
+/// addition is not covered.
+double gram_error(std::int64_t in, std::int64_t out);
 
 /// Examples of at most this many rows take the pairwise products of their rows, whatever the method.
 constexpr std::int64_t kPairwiseRows = 8;

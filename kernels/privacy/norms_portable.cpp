@@ -84,11 +84,6 @@ void add_direct_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, cons
                       });
 }
 
-/// Relative error of a product of two fp32 inner products: the roundings of their sums add up at random.
-double gram_error(std::int64_t in, std::int64_t out) {
-  return 0x1p-24 * std::sqrt(static_cast<double>(std::max(in, out)));
-}
-
 /// Tiles i <= j; twice those off the diagonal.
 void add_gram_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
                     const GramTiles& tiles, Array<double> norms) {
@@ -170,6 +165,8 @@ void gather_columns(const Execution& execution, const AnyMatrix& from, Array<con
 }
 
 }  // namespace
+
+double gram_error(std::int64_t in, std::int64_t out) { return 0x1p-23 * static_cast<double>(in + out); }
 
 std::int64_t product_norms_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes& sizes,
                                      const NormMethod& method) {

@@ -32,6 +32,11 @@ void append(std::vector<Phase>& history, const Phase& phase) {
     history.push_back(phase);
 }
 
+/// The key in checkpoints, and that of version 0.1, from which Philox drew. A key of one generator is never used by the
+/// other.
+constexpr const char* kKeyTensor = "privacy/chacha20_key";
+constexpr const char* kPhiloxKeyTensor = "privacy/key";
+
 /// Adding or removing one record: what clipping to C bounds to C.
 constexpr const char* kRelation = "add_or_remove";
 
@@ -103,13 +108,16 @@ void Account::register_in(checkpoint::Registry& registry, bool writes) {
                 .held = range(kMostPhases),
                 .owned = range(writes ? kMostPhases : 0),
                 .data = phases_.data()});
-  registry.add({.name = "privacy/key",
+  registry.add({.name = kKeyTensor,
                 .type = kernels::Scalar::u32,
                 .shape = {static_cast<std::int64_t>(key_.size())},
                 .held = range(key_.size()),
                 .owned = range(writes ? key_.size() : 0),
                 .data = key_.data()});
-  registry.make_secret("privacy/key");
+  registry.make_secret(kKeyTensor);
+  // A checkpoint of another generator has another tensor, or none: `resume` then makes a key.
+  registry.make_optional(kKeyTensor);
+  registry.make_optional(kPhiloxKeyTensor);
 }
 
 std::vector<Phase> Account::history() const {
@@ -191,8 +199,11 @@ void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, 
       return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, more, before);
     });
   const Phase next{sample_rate_, noise_multiplier_, 1};
-  if (changed || (!before.empty() && !before.back().same_kind(next))) {
-    log::info("privacy: the steps from here on are others than planned; they draw noise and records from a new key");
+  const bool has_key = key_ != kernels::NoiseKey{};
+  if (!has_key || changed || (!before.empty() && !before.back().same_kind(next))) {
+    log::info("privacy: {}; the steps from here on draw noise and records from a new key",
+              has_key ? "these steps are others than planned"
+                      : "the checkpoint has no key of ChaCha20 (an earlier version of the program wrote it)");
     make_key(seed, done, ranks);
   }
   plan(done, steps, ranks);

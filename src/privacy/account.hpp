@@ -60,7 +60,7 @@ class Account {
   Account(const Settings& settings, double sample_rate, const Record& record, std::string initial = {});
   Account(const Account&) = delete;  // the registry refers to its members
 
-  /// Adds the state: privacy/history and, in a shard that its owner alone can read, privacy/key. `writes`: on one rank.
+  /// Adds the state: privacy/history and, in a shard that its owner alone can read, the key. `writes`: on one rank.
   void register_in(checkpoint::Registry&, bool writes);
 
   /// Of a new run of `steps` steps: makes the key, and the noise multiplier from the target. Logs the plan. Throws a
@@ -69,8 +69,9 @@ class Account {
   /// Of a run that has been loaded at step `done` of `steps`. The noise multiplier stays, unless the input has another
   /// one, or the target would be exceeded: then the remaining steps get more noise. The same noise must never cover two
   /// different gradients, whose difference it would reveal: if the steps from here on are not those that an interrupted
-  /// run may have made already (`changed`: by the input; or by noise or sample rate), they get a new key. Throws
-  /// collective errors: Error(usage) if no noise suffices, Error(io) if the state does not fit the step. Collective.
+  /// run may have made already (`changed`: by the input; or by noise or sample rate), they get a new key, and so they
+  /// do after a checkpoint without one of this generator. Throws collective errors: Error(usage) if no noise suffices,
+  /// Error(io) if the state does not fit the step. Collective.
   void resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, bool changed,
               const parallel::Communicator& ranks);
 

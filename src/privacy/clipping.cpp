@@ -227,7 +227,7 @@ void Clipping::form_factors(std::size_t first) {
   add_over_ranks({buffers_.norms.data + begin, size});
   phase("clipping factors");
   kernels::clip_factors(execution_, {buffers_.norms.data + begin, size}, part_clip(), settings_.clip_function,
-                        {buffers_.factors.data + begin, size});
+                        summed_rows(), {buffers_.factors.data + begin, size});
   phase("clipped sums");
   for_runs([&](const VectorRun& run, const Matrix<float>& own) {
     kernels::add_clipped_examples(execution_, view(own), factors_of(run.parameter, 0, examples), run.sum);
@@ -506,7 +506,8 @@ void Clipping::add_naive(const MicroBatch& batch) {
     std::fill(parts.begin(), parts.end(), 0.0);
     for (std::size_t i = 0; i < size; ++i) parts[parts_.part[i]] += squares[i];
     for (std::size_t i = 0; i < size; ++i) {
-      const float factor = kernels::clip_factor(parts[parts_.part[i]], part_clip(), settings_.clip_function);
+      const float factor =
+          kernels::clip_factor(parts[parts_.part[i]], part_clip(), settings_.clip_function, summed_rows());
       if (factor == 0) continue;  // also of a gradient that is not finite
       // Of a partial gradient, rank 0 has taken that of all ranks.
       if (is_partial(i) && tensor_->rank() > 0) continue;

@@ -206,6 +206,8 @@ class Clipping {
   }
   bool is_tied(std::size_t parameter) const { return shape_.tied == parameter; }
   double part_clip() const;
+  /// Most rows that the gradient of a record is a sum over.
+  std::int64_t summed_rows() const { return shape_.examples.most_rows * shape_.sum_rows; }
 
   const training::Parameters& parameters_;
   const std::vector<training::ParameterSpec> specs_;  // with the shapes of what this rank holds

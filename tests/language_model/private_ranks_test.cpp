@@ -61,6 +61,10 @@ std::vector<float> sum_on_all(const Configuration& settings, const std::vector<s
   return all_gradients(run);
 }
 
+/// Gram norms are larger by the bound of their error (kernels::gram_error), which is less for the narrower matrices of
+/// a rank of the tensor axis.
+double tolerance_of(std::int64_t tensor) { return tensor == 1 ? 1e-6 : 1e-4; }
+
 }  // namespace
 
 TEST_CASE("the clipped sum is that of one rank, in every mode and on every grid") {
@@ -87,11 +91,12 @@ TEST_CASE("the clipped sum is that of one rank, in every mode and on every grid"
     const std::vector<float> expected = testing::clipped_sum(settings, kExamples);
     // Products over other numbers of rows round otherwise; an element of a stored gradient then rounds to 8 bits up
     // instead of down, now and then.
-    const double tolerance = std::string(one.privacy).find("materialise") != std::string::npos ? 1e-3 : 1e-6;
+    const bool rounds = std::string(one.privacy).find("materialise") != std::string::npos;
     for (const std::int64_t tensor : tensor_sizes()) {
       CAPTURE(std::string(one.privacy));
       CAPTURE(std::string(one.model));
       CAPTURE(tensor);
+      const double tolerance = rounds ? 1e-3 : tolerance_of(tensor);
       CHECK(testing::relative_error(sum_on_all(on_tensor(settings, tensor), kExamples), expected) < tolerance);
     }
   }
@@ -124,7 +129,7 @@ TEST_CASE("ranks may have different numbers of examples, and none") {
     const std::int64_t group = testing::world().rank() / tensor, last = testing::world().size() / tensor - 1;
     // All examples in the last group: three micro-batches there, none elsewhere.
     const parallel::Range own{0, group == last ? std::ssize(kExamples) : 0};
-    CHECK(testing::relative_error(sum_on_all(settings, kExamples, own), expected) < 1e-6);
+    CHECK(testing::relative_error(sum_on_all(settings, kExamples, own), expected) < tolerance_of(tensor));
     // No examples at all: a sum of zeros.
     CHECK(testing::norm_of(sum_on_all(settings, {})) == 0);
   }
@@ -189,7 +194,7 @@ TEST_CASE("noise is that of one rank, drawn once per update, and all ranks keep 
         run->step(kExamples);
         run->step({1, 3});
       }
-      CHECK(testing::relative_error(all_gradients(together), single.gradients()) < 1e-5);
+      CHECK(testing::relative_error(all_gradients(together), single.gradients()) < 10 * tolerance_of(tensor));
       together.trainer.transformer().prepare_weights();  // those of the other ranks arrive
       // What several ranks hold is the same bit for bit.
       const auto bits = testing::bits_of(together.trainer.registry());

@@ -32,6 +32,10 @@ constexpr Variant kVariants[] = {
      ""},
 };
 
+/// Of a clipped sum from the naive one: other order of fp32 sums, and Gram norms that are larger by the bound of their
+/// error (kernels::gram_error), 2e-5 for these widths.
+constexpr double kTolerance = 1e-4;
+
 }  // namespace
 
 TEST_CASE("every mode forms the clipped sum of the naive oracle, for every kind of parameter") {
@@ -43,13 +47,12 @@ TEST_CASE("every mode forms the clipped sum of the naive oracle, for every kind 
       return clipped_sum(private_configuration(variant.model, "clip = 4\n" + privacy, "", variant.data), kExamples);
     };
     const std::vector<float> naive = sum("algorithm = \"naive\"\n");
-    // Norms and sums of other order, in fp32.
     for (const char* privacy : {"mode = \"two_pass\"\nalgorithm = \"input_length\"\n",
                                 "mode = \"two_pass\"\nalgorithm = \"width\"\n", "mode = \"book_keeping\"\n",
                                 "mode = \"book_keeping\"\ntile = 3\n", "mode = \"two_pass\"\nrelease = \"end\"\n",
                                 "mode = \"book_keeping\"\nrelease = \"end\"\n", "mode = \"recompute\"\n"}) {
       CAPTURE(privacy);
-      CHECK(relative_error(sum(privacy), naive) < 1e-5);
+      CHECK(relative_error(sum(privacy), naive) < kTolerance);
     }
     // Each element is rounded to 8 bits: 2^-9 relative at most, twice for a tied matrix.
     CHECK(relative_error(sum("mode = \"materialise\"\n"), naive) < 4e-3);
@@ -69,9 +72,8 @@ TEST_CASE("rows that stay where they are formed until the end of the backward pa
       // Rows of parts that are clipped by themselves are kept until the backward pass has left their block.
       for (const std::string scheme : {"", "scheme = \"group\"\n", "scheme = \"per_layer\"\n"}) {
         CAPTURE(scheme);
-        // Norms and sums of other order, in fp32.
         CHECK(relative_error(sum(scheme + "mode = \"book_keeping\"\n"), sum(scheme + "algorithm = \"naive\"\n")) <
-              1e-5);
+              kTolerance);
       }
     }
 }
@@ -134,7 +136,7 @@ TEST_CASE("every unit may have every mode: the clipped sum is that of the naive 
       CAPTURE(modes);
       const bool rounds = modes.find("materialise") != std::string::npos;
       // As of the modes of the whole model: order of sums, and rounding of stored gradients.
-      CHECK(relative_error(sum("mode_of = [" + modes + "]\n"), naive) < (rounds ? 4e-3 : 1e-5));
+      CHECK(relative_error(sum("mode_of = [" + modes + "]\n"), naive) < (rounds ? 4e-3 : kTolerance));
     }
   }
 }
@@ -184,7 +186,7 @@ TEST_CASE("parts of the parameters are clipped by themselves, to C together") {
     const std::vector<float> naive = sum("algorithm = \"naive\"\n", kExamples);
     CHECK(testing::norm_of(naive) > 1);
     for (const char* mode : {"two_pass", "book_keeping"})
-      CHECK(relative_error(sum(std::string("mode = \"") + mode + "\"\n", kExamples), naive) < 1e-5);
+      CHECK(relative_error(sum(std::string("mode = \"") + mode + "\"\n", kExamples), naive) < kTolerance);
     CHECK(testing::norm_of(sum("mode = \"materialise\"\n", {4})) <= 6);
   }
 }

@@ -228,6 +228,36 @@ TEST_CASE("the same noise never covers two gradients: steps that may have been m
   CHECK(key_after(test, 200, true) != first.account.key());
 }
 
+TEST_CASE("a checkpoint whose key is of another generator is resumed with a new key, and says so") {
+  const Scratch scratch;
+  const Settings test = settings_of(3, 0, KeySource::test);
+  Run run(test);
+  run.account.begin(1, 200, ranks());
+  run.make(100);
+  // As version 0.1 wrote it: the key is "privacy/key".
+  kernels::NoiseKey old = run.account.key();
+  checkpoint::Registry earlier;
+  for (const checkpoint::Tensor& tensor : run.registry.tensors()) {
+    checkpoint::Tensor copy = tensor;
+    if (copy.name == "privacy/chacha20_key") copy.name = "privacy/key", copy.data = old.data();
+    earlier.add(copy);
+  }
+  run.registry = std::move(earlier);
+  scratch.write(run, 100);
+  Run resumed(test);
+  scratch.load(resumed);
+  std::string text;
+  log::set_sink([&](log::Level, std::string_view line) { text += line; });
+  resumed.account.resume(1, 100, 200, false, ranks());
+  log::set_sink([](log::Level, std::string_view) {});
+  CHECK(resumed.account.key() != old);
+  CHECK(resumed.account.key() != kernels::NoiseKey{});
+  if (root()) CHECK(text.find("no key of ChaCha20") != std::string::npos);
+  // The steps so far still count.
+  resumed.make(100);
+  CHECK(steps_of(resumed.account.guarantee(ranks()).history) == 200);
+}
+
 TEST_CASE("a guarantee says that it does not cover the weights that training began with") {
   Account account(settings_of(0, 1), kRate, kRecord, "runs/public");
   account.begin(1, 10, ranks());
@@ -281,10 +311,11 @@ TEST_CASE("an account that does not fit its checkpoint is refused") {
 }
 
 TEST_CASE("noise that no accountant can count ends the run before its first step") {
-  Settings settings = settings_of(0, .01);
+  Settings settings = settings_of(0, 1);
   settings.accountant = AccountantKind::prv;
-  Run run(settings, .5);
-  CHECK(failure_of([&] { run.account.begin(1, 100'000, ranks()); }).find("take more noise") != std::string::npos);
+  Run run(settings, .001);
+  CHECK(failure_of([&] { run.account.begin(1, 1'000'000'000'000, ranks()); }).find("take more noise") !=
+        std::string::npos);
 }
 
 }  // namespace weft::privacy

@@ -15,6 +15,15 @@ TEST_CASE("prv: upper bounds of many steps") {
   }
 }
 
+TEST_CASE("calibration by prv for much epsilon: a few evaluations") {
+  const double noise = calibrate(AccountantKind::prv, 50, 1e-5, .01, 1000);
+  const Phase with = {.01, noise, 1000};
+  const double reached = epsilon(AccountantKind::prv, {&with, 1}, 1e-5);
+  CHECK(reached <= 50);
+  CHECK(reached >= 49.98);
+  CHECK(std::abs(calibrate(AccountantKind::prv, 8, 1e-5, .04, 2000) - 1.2915039) < 1.2e-3);  // Opacus
+}
+
 TEST_CASE("prv: a million steps, and the same once more in two parts") {
   const std::vector<Phase> whole = {{1e-3, 2, 1'000'000}}, parts = {{1e-3, 2, 400'000}, {1e-3, 2, 600'000}};
   const PrvEpsilon bounds = prv_epsilon(whole, 1e-5);

@@ -4,7 +4,11 @@
 // given, and of an independent implementation.
 #include "privacy/accountant/accountant.hpp"
 
+#include <tuple>
+
 #include "base/error.hpp"
+#include "privacy/accountant/checks.hpp"
+#include "tests/privacy/recorded_epsilons.hpp"
 #include "tests/test.hpp"
 
 namespace weft::privacy {
@@ -88,8 +92,43 @@ TEST_CASE("prv: upper bounds for many rates, noises and numbers of steps") {
                                                {{.001, 3, 50'000}, .309694}};
   for (const auto& [phase, value] : expected) {
     CAPTURE(phase.steps);
-    CHECK_DIGITS(prv_epsilon({&phase, 1}, 1e-6).upper, value, 1e-4);
+    // The published bounds add an error of 0.01, those here a hundredth of what rdp finds where that is less.
+    const double error = .01 * std::min(1.0, rdp_epsilon({&phase, 1}, 1e-6, rdp_orders()).epsilon);
+    CHECK_DIGITS(prv_epsilon({&phase, 1}, 1e-6).upper - error, value - .01, 1e-4);
   }
+}
+
+TEST_CASE("full batches with little noise, whose epsilon was once 0.01: exact by prv and gdp, and less than by rdp") {
+  for (const double sigma : {.1, .2, .3, .33, .35, .36, .4, 1., 30.})
+    for (const std::int64_t steps : {1, 2, 10, 50}) {
+      const Phase phase = {1, sigma, steps};
+      const History history{&phase, 1};
+      CAPTURE(sigma);
+      CAPTURE(steps);
+      const double exact = gaussian_epsilon(std::sqrt(static_cast<double>(steps)) / sigma, 1e-6);
+      CHECK(epsilon(AccountantKind::prv, history, 1e-6) == doctest::Approx(exact).epsilon(1e-8));
+      CHECK(epsilon(AccountantKind::gdp, history, 1e-6) == doctest::Approx(exact).epsilon(1e-8));
+      CHECK(epsilon(AccountantKind::rdp, history, 1e-6) > exact);
+    }
+  // With another kind of step the distribution is composed: full batches are a part of it.
+  const std::vector<Phase> mixed = {{1, .3, 3}, {1e-4, 10, 1}};
+  const PrvEpsilon found = prv_epsilon(mixed, 1e-6);
+  CHECK(found.upper >= 43.3829);
+  CHECK(found.lower <= 43.3831);
+  const Phase three = {1, .3, 3};
+  CHECK_DIGITS(epsilon(AccountantKind::prv, {&three, 1}, 1e-6), 43.383, 1e-3);
+}
+
+TEST_CASE("a result that is no number, or less than is possible, is an error of the program") {
+  const Phase phase = {1, .3, 3}, rare = {1e-6, .1, 1000};
+  for (const double found : {std::nan(""), 0., .01, 43.3})
+    CHECK_THROWS_WITH_AS(require_bound(AccountantKind::prv, found, {&phase, 1}, 1e-6), doctest::Contains("at least"),
+                         Error);
+  require_bound(AccountantKind::prv, 43.38291, {&phase, 1}, 1e-6);
+  CHECK_THROWS_AS(require_bound(AccountantKind::prv, std::nan(""), {&rare, 1}, 1e-2), Error);
+  // Steps of which one in a thousand has the record, with hardly any noise: the true value is 58.70.
+  CHECK_THROWS_AS(require_bound(AccountantKind::prv, 58, {&rare, 1}, 1e-5), Error);
+  require_bound(AccountantKind::prv, 58.7, {&rare, 1}, 1e-5);
 }
 
 TEST_CASE("prv: without subsampling it is the Gaussian mechanism, whose epsilon is known exactly") {
@@ -119,13 +158,48 @@ TEST_CASE("a history of several kinds of steps is composed as a whole") {
   }
 }
 
+TEST_CASE("all accountants against recorded values, for rates 1e-6 to 1, noise 0.1 to 100, 1 to 1e6 steps") {
+  for (const weft::testing::RecordedEpsilon& recorded : weft::testing::kRecordedEpsilons) {
+    const auto& [rate, noise, steps, delta, pld, rdp] = recorded;
+    CAPTURE(rate);
+    CAPTURE(noise);
+    CAPTURE(steps);
+    CAPTURE(delta);
+    const Phase phase = {rate, noise, steps};
+    const History history{&phase, 1};
+    // The recorded upper bounds are up to 0.2 % too large at the ends of their distributions, and by their
+    // discretisation.
+    constexpr double relative = 2e-3, absolute = 2e-4;
+    CHECK(least_epsilon(history, delta) <= pld * (1 + relative) + absolute);
+    const double by_rdp = epsilon(AccountantKind::rdp, history, delta);
+    CHECK(by_rdp >= pld * (1 - relative) - absolute);
+    CHECK((by_rdp <= 1.02 * rdp + 1e-3 || rdp == 0));  // it is 0 there for another reason
+    if (rate == 1) CHECK(epsilon(AccountantKind::gdp, history, delta) == doctest::Approx(pld).epsilon(relative));
+    if (steps > 1000 || (noise < .3 && steps > 1)) {  // bounds would take seconds
+      if (delta > 1e-12)                              // below the rounding errors of so many steps, of both programs
+        CHECK(prv_estimate(history, delta) == doctest::Approx(pld).epsilon(relative).scale(3e-4 / relative));
+      continue;
+    }
+    try {
+      const PrvEpsilon found = prv_epsilon(history, delta);
+      CHECK(found.upper >= pld * (1 - relative) - absolute);
+      CHECK(found.lower <= pld * (1 + relative) + absolute);
+      CHECK(found.upper - found.lower <= .0201 * std::max(1.0, .1 * pld) + 2 * relative * pld);
+      CHECK(found.upper <= by_rdp);
+    } catch (const Error& failure) {  // of the smallest delta: there is no result rather than a false one
+      CHECK(failure.code() == ExitCode::usage);
+      CHECK(delta == 1e-12);
+    }
+  }
+}
+
 TEST_CASE("gdp") { CHECK_DIGITS(gdp_epsilon(kShort, 1e-5), 6.59982, 5e-6); }
 
 TEST_CASE("calibration: the noise for a target") {
   CHECK_DIGITS(calibrate(AccountantKind::rdp, 8, 1e-5, .04, 2250), 1.4160156, 5e-8);
   CHECK_DIGITS(calibrate(AccountantKind::rdp, 8, 1e-5, .04, 2000), 1.3562012, 5e-8);
-  CHECK_DIGITS(calibrate(AccountantKind::prv, 8, 1e-5, .04, 2250), 1.3476563, 1e-7);
-  CHECK_DIGITS(calibrate(AccountantKind::prv, 8, 1e-5, .04, 2000), 1.2915039, 5e-8);
+  // Of prv another point within the tolerance of epsilon than bisection finds: 0.01 are 0.0012 of the noise.
+  CHECK_DIGITS(calibrate(AccountantKind::prv, 8, 1e-5, .04, 2250), 1.3476563, 1.2e-3);
   CHECK_DIGITS(calibrate(AccountantKind::gdp, 8, 1e-5, .04, 2250), 1.3232422, 5e-8);
   // More than the first guess of 10.
   const double much = calibrate(AccountantKind::rdp, .05, 1e-6, .1, 10'000);
@@ -134,6 +208,25 @@ TEST_CASE("calibration: the noise for a target") {
   const double reached = epsilon(AccountantKind::rdp, {&with, 1}, 1e-6);
   CHECK(reached <= .05);
   CHECK(reached >= .05 * .99);
+}
+
+TEST_CASE("calibration by prv: full batches, little epsilon, and steps that lose nothing end at once") {
+  const std::tuple<double, double, std::int64_t, double> questions[] = {
+      {40, 1, 1, 1e-6}, {.01, .01, 1000, 1e-5}, {.02, 1, 100, 1e-8}};
+  for (const auto& [target, rate, steps, delta] : questions) {
+    CAPTURE(target);
+    CAPTURE(rate);
+    const double noise = calibrate(AccountantKind::prv, target, delta, rate, steps);
+    const Phase with = {rate, noise, steps};
+    const double reached = epsilon(AccountantKind::prv, {&with, 1}, delta);
+    CHECK(reached <= target);
+    CHECK(reached >= target - .0101 * std::min(1.0, target));
+    // prv is the tighter accountant, also of little epsilon.
+    CHECK(noise < calibrate(AccountantKind::rdp, target, delta, rate, steps));
+  }
+  CHECK_DIGITS(calibrate(AccountantKind::prv, 40, 1e-6, 1, 1), .1836, 1e-4);
+  // A record that joins with a probability below delta loses nothing, whatever the noise.
+  CHECK(calibrate(AccountantKind::prv, 1, 1e-5, 1e-8, 1) <= .02);
 }
 
 TEST_CASE("calibration counts the steps that a run has made") {
@@ -167,13 +260,13 @@ TEST_CASE("extreme values give a result or an error that says why") {
   }
   CHECK(epsilon(AccountantKind::rdp, one(1e-4, 1, 1'000'000), 1e-5) > 0);
   CHECK(epsilon(AccountantKind::rdp, one(.01, .01, 10), 1e-5) > 1000);
-  CHECK_THROWS_WITH_AS(epsilon(AccountantKind::prv, one(.5, .01, 1000), 1e-5), doctest::Contains("accountant rdp"),
-                       Error);
+  CHECK(epsilon(AccountantKind::prv, one(.5, .01, 1000), 1e-5) > 1000);
   CHECK_THROWS_WITH_AS(epsilon(AccountantKind::prv, one(.001, 1, 1'000'000'000'000), 1e-5),
                        doctest::Contains("accountant rdp"), Error);
   CHECK_THROWS_WITH_AS(epsilon(AccountantKind::gdp, one(.5, .01, 10), 1e-5), doctest::Contains("no finite epsilon"),
                        Error);
-  CHECK_THROWS_WITH_AS(calibrate(AccountantKind::prv, .005, 1e-5, .01, 100), doctest::Contains("error bound"), Error);
+  CHECK_THROWS_WITH_AS(calibrate(AccountantKind::prv, 1, 1e-5, .01, 1'000'000'000'000),
+                       doctest::Contains("more than 16777216 points"), Error);
 }
 
 }  // namespace weft::privacy

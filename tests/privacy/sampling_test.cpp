@@ -3,9 +3,11 @@
 // Poisson sampling: each record joins with the given probability, independently, the same for every caller.
 #include "privacy/sampling.hpp"
 
+#include <array>
 #include <cmath>
 #include <vector>
 
+#include "storage/keystream.hpp"
 #include "tests/test.hpp"
 
 namespace weft::privacy {
@@ -49,6 +51,17 @@ TEST_CASE("a draw depends on the key and the step alone") {
   CHECK(first == poisson_sample(kKey, 3, 1000, 0.1));
   CHECK(first != poisson_sample(kKey, 4, 1000, 0.1));
   CHECK(first != poisson_sample(kOther, 3, 1000, 0.1));
+}
+
+TEST_CASE("libcrypto and the code of the kernels have the same key stream") {
+  const kernels::NoiseStream stream = kernels::noise_stream(kKey, 77, 5, kernels::NoisePurpose::sampling);
+  storage::Keystream libcrypto(kKey, std::to_array(stream.block(0).word));
+  std::array<std::uint32_t, 48> words;
+  for (std::uint64_t block = 0; block < 6; block += words.size() / 16) {  // a second call continues the first
+    libcrypto.fill(words);
+    for (std::size_t i = 0; i < words.size(); ++i)
+      REQUIRE(words[i] == kernels::chacha20(stream.key, stream.block(block + i / 16)).word[i % 16]);
+  }
 }
 
 TEST_CASE("all records join at a rate of 1; a batch may be empty") {

@@ -11,7 +11,8 @@
 //        Wutschitz 2021, arXiv:2106.02848)
 //   gdp  central limit of many steps: an approximation, no bound (Bu, Dong, Long, Su 2020, arXiv:1911.11607)
 //
-// Functions throw Error(usage) if an accountant has no result, with the reason.
+// Functions throw Error(usage) if an accountant has no result, with the reason, and Error(internal) if a result
+// contradicts what is known without an accountant (checks.hpp): nothing that is not a number becomes a guarantee.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +47,9 @@ struct RdpEpsilon {
   double epsilon = 0;
   double order = 0;  ///< with which it was found; 0 without steps
 };
-/// The orders that are tried: 1.1, 1.2, …, 10.9, 12, 13, …, 63, 64, 128, …, 4096; the last ones are for little epsilon.
-std::vector<double> rdp_orders();
+/// The orders that are tried: 1.1, 1.2, …, 10.9, 12, 13, …, 63, 64, 128, …, 16384; the last ones are for little
+/// epsilon.
+const std::vector<double>& rdp_orders();
 RdpEpsilon rdp_epsilon(History, double delta, std::span<const double> orders);
 /// Rényi divergence of one step at this order, more than 1; infinite if it exceeds the range of fp64.
 double rdp_of_step(double sample_rate, double noise_multiplier, double order);
@@ -55,14 +57,19 @@ double rdp_of_step(double sample_rate, double noise_multiplier, double order);
 struct PrvEpsilon {
   double lower = 0, estimate = 0, upper = 0;  ///< the true value is between lower and upper
 };
-/// Error of epsilon and, relative to delta, of delta that prv allows for.
+/// Errors of epsilon and, relative to delta, of delta that prv allows for. That of epsilon is a hundredth of it below
+/// 1, and a thousandth above 10, where kPrvEpsilonError would take more than seconds. The upper bound is never above
+/// that of rdp.
 constexpr double kPrvEpsilonError = 0.01, kPrvDeltaError = 1e-3;
 PrvEpsilon prv_epsilon(History, double delta);
+/// Without a bound of its error, in tenths of a second: to search with.
+double prv_estimate(History, double delta);
 
+/// Exact at a sample rate of 1.
 double gdp_epsilon(History, double delta);
 
-/// The least noise multiplier, to 1 % of the target or 0.01 if that is less, with which `steps` steps at `sample_rate`
-/// after `before` give at most `target`. Throws Error(usage) if none does.
+/// A noise multiplier with which `steps` steps at `sample_rate` after `before` give at most `target`, and less by at
+/// most 1 % of it or 0.01 if that is less. Throws Error(usage) if there is none, with the reason. The work is bounded.
 double calibrate(AccountantKind, double target, double delta, double sample_rate, std::int64_t steps,
                  History before = {});
 

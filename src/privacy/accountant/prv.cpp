@@ -7,26 +7,33 @@
 //   delta(epsilon) = E of max(0, 1 - exp(epsilon - sum of the Y of all steps))
 //
 // Y is put on a grid of multiples of h in [-L, L], moved by less than h / 2 so that its mean is exact, and composed
-// with itself by FFT. h and L follow from the allowed errors of epsilon and delta (theorem 5.5 there).
+// with itself by FFT. h and L follow from the allowed errors of epsilon and delta (theorem 5.5 there):
+//
+//   h   by Hoeffding's inequality the sum of n losses moves by more than the error of epsilon with a probability below
+//       delta_error / 6
+//   L   a loss of P(Y > epsilon + c) contributes (1 - e^-c) of it to delta(epsilon): an epsilon by rdp at a small
+//       delta, plus c and the error of epsilon, bounds the tails. c = 2 there; a smaller c needs fewer points where
+//       epsilon is small
 #include <algorithm>
 #include <cmath>
 #include <complex>
 #include <kissfft.hh>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "base/error.hpp"
 #include "privacy/accountant/accountant.hpp"
+#include "privacy/accountant/checks.hpp"
 
 namespace weft::privacy {
 namespace {
 
 using Complex = std::complex<double>;
 
-/// Of 16 bytes in up to four arrays.
-constexpr std::int64_t kMostBins = std::int64_t{1} << 24;
+/// Of 16 bytes in up to four arrays: the most, the most where a larger error of epsilon needs fewer, and those of an
+/// estimate.
+constexpr std::int64_t kMostBins = std::int64_t{1} << 24, kFineBins = 2'500'000, kCoarseBins = std::int64_t{1} << 18;
 
 /// Points (first + i) h, i in [0, size). The size is even and has no prime factor above 5.
 struct Grid {
@@ -83,10 +90,12 @@ class Loss {
  private:
   /// ln(1 - q + q e^u)
   double log_ratio(double u) const {
+    if (q_ == 1) return u;
     return u < 1 ? std::log1p(q_ * std::expm1(u)) : u + std::log(q_) + std::log1p((1 - q_) / q_ * std::exp(-u));
   }
   /// The u of which t is log_ratio; t > ln(1 - q).
   double argument(double t) const {
+    if (q_ == 1) return t;
     return t < 1 ? std::log1p(std::expm1(t) / q_) : t - std::log(q_) + std::log1p((q_ - 1) * std::exp(-t));
   }
   bool is_possible(double t) const { return q_ == 1 || std::expm1(t) > -q_; }
@@ -105,20 +114,30 @@ class Loss {
   double q_, sigma_;
 };
 
-/// Nothing if it has more than kMostBins points.
-std::optional<Grid> grid_of(History history, double delta) {
-  const double delta_error = kPrvDeltaError * delta;
+/// L, for this error of epsilon; `bound`: an upper bound of epsilon.
+double half_width(History history, double delta, double bound, double epsilon_error) {
   const auto n = static_cast<double>(steps_of(history));
-  std::vector<double> orders(62);
-  std::iota(orders.begin(), orders.end(), 2.0);
-  double largest = std::max(kPrvEpsilonError, rdp_epsilon(history, delta_error / 4, orders).epsilon);
+  const double beyond = std::clamp(bound, 1e-6, 2.0);
+  const double part = kPrvDeltaError * delta * std::expm1(-beyond) / std::expm1(-2.0);
+  double largest = std::max(epsilon_error, rdp_epsilon(history, part / 4, rdp_orders()).epsilon);
   for (const Phase& phase : history) {
     const Phase once{phase.sample_rate, phase.noise_multiplier, 1};
-    largest = std::max(largest, rdp_epsilon({&once, 1}, delta_error / (8 * n), orders).epsilon);
+    largest = std::max(largest, rdp_epsilon({&once, 1}, part / (8 * n), rdp_orders()).epsilon);
   }
-  Grid grid{.h = kPrvEpsilonError / std::sqrt(n * std::log(12 / delta_error) / 2)};
-  const double half = std::ceil((3 + largest) / grid.h);
-  if (!(2 * half + 2 <= static_cast<double>(kMostBins))) return std::nullopt;
+  return beyond + epsilon_error + largest;
+}
+
+/// The distance of points for this error of epsilon.
+double spacing(History history, double delta, double epsilon_error) {
+  const auto n = static_cast<double>(steps_of(history));
+  return epsilon_error / std::sqrt(n * std::log(12 / (kPrvDeltaError * delta)) / 2);
+}
+
+/// Nothing if it has more than `most` points.
+std::optional<Grid> grid_of(double h, double width, std::int64_t most) {
+  Grid grid{.h = h};
+  const double half = std::ceil(width / grid.h);
+  if (!(2 * half + 2 <= static_cast<double>(most))) return std::nullopt;
   grid.first = -static_cast<std::int64_t>(half);
   const auto is_smooth = [](std::int64_t size) {
     for (const std::int64_t factor : {2, 3, 5})
@@ -163,7 +182,14 @@ Composition compose(History history, const Grid& grid) {
       mean += masses[i] * grid.at(static_cast<std::int64_t>(i));
     }
     std::transform(masses.begin(), masses.end(), values.begin(), [&](double mass) { return mass / total; });
-    out.shift += static_cast<double>(phase.steps) * (loss.mean() - mean / total);
+    // The points and the integral are two ways to the mean: they differ by the rounding to points alone.
+    const double moved = loss.mean() - mean / total;
+    if (!(std::abs(total - 1) <= 1e-5 && std::abs(moved) <= 0.51 * grid.h))
+      throw error(ExitCode::internal,
+                  "the accountant prv found a distribution of the privacy loss of total {} whose mean is off by {} (an "
+                  "error of the program, at a sample rate of {} and a noise multiplier of {}); take the accountant rdp",
+                  total, moved, phase.sample_rate, phase.noise_multiplier);
+    out.shift += static_cast<double>(phase.steps) * moved;
     forward.transform(values.data(), spectrum.data());
     // The spectrum of real numbers is symmetric.
     for (std::size_t k = 0; k <= size / 2; ++k) product[k] *= power(spectrum[k], phase.steps);
@@ -189,7 +215,12 @@ double epsilon_at(const Composition& sum, double delta) {
     weighted = weighted * decay + sum.mass[static_cast<std::size_t>(i)];
     // delta at the next point below, if this one is still above epsilon
     const double delta_next = delta_here + weighted * growth;
-    if (delta_next > delta || t - sum.grid.h < 0) return std::max(0.0, t + std::log1p((delta_here - delta) / weighted));
+    if (!(delta_next <= delta) || t - sum.grid.h < 0) {
+      // delta(epsilon) = delta_here + weighted (1 - e^(epsilon - t)) is less than `delta` for all epsilon, or:
+      if (weighted <= delta - delta_here) return 0;
+      const double found = t + std::log1p((delta_here - delta) / weighted);
+      return found < 0 ? 0 : found;  // NaN stays NaN
+    }
     delta_here = delta_next;
   }
   return 0;
@@ -204,20 +235,40 @@ double rounding_of(const Composition& sum) {
   return 4 * std::sqrt(2 * squares);
 }
 
-}  // namespace
-
-PrvEpsilon prv_epsilon(History history, double delta) {
+/// The steps that count.
+std::vector<Phase> effective_steps(History history) {
   std::vector<Phase> effective;
   for (const Phase& phase : history)
     if (phase.steps > 0 && phase.sample_rate > 0) effective.push_back(phase);
+  return effective;
+}
+
+}  // namespace
+
+PrvEpsilon prv_epsilon(History history, double delta) {
+  const std::vector<Phase> effective = effective_steps(history);
   if (effective.empty()) return {};
-  const std::optional<Grid> grid = grid_of(effective, delta);
-  if (!grid)
-    throw error(ExitCode::usage,
-                "the accountant prv has no result for {} steps at delta = {} with a noise multiplier of {} (the "
-                "distribution of the privacy loss would need more than {} points); take more noise or fewer steps, or "
-                "the accountant rdp",
-                steps_of(effective), delta, effective.back().noise_multiplier, kMostBins);
+  if (is_full_batch(effective)) {
+    const double exact = gaussian_epsilon(full_batch_mu(effective), delta);
+    return {.lower = exact * (1 - 2e-9), .estimate = exact, .upper = exact};  // found to 1e-9
+  }
+  const double bound = rdp_epsilon(effective, delta, rdp_orders()).epsilon;
+  if (bound == 0) return {};
+  double epsilon_error = std::clamp(0.01 * bound, 1e-6, kPrvEpsilonError);
+  const double largest_error = std::isfinite(bound) ? std::max(kPrvEpsilonError, 0.001 * bound) : kPrvEpsilonError;
+  std::optional<Grid> grid;
+  while (!grid) {
+    const bool is_last = epsilon_error == largest_error;
+    grid = grid_of(spacing(effective, delta, epsilon_error), half_width(effective, delta, bound, epsilon_error),
+                   is_last ? kMostBins : kFineBins);
+    if (!grid && is_last)
+      throw error(ExitCode::usage,
+                  "the accountant prv has no result for {} steps at delta = {} with a noise multiplier of {} (the "
+                  "distribution of the privacy loss would need more than {} points); take more noise or fewer steps, "
+                  "or the accountant rdp",
+                  steps_of(effective), delta, effective.back().noise_multiplier, kMostBins);
+    if (!grid) epsilon_error = std::min(2 * epsilon_error, largest_error);
+  }
   const Composition sum = compose(effective, *grid);
   const double delta_error = kPrvDeltaError * delta;
   if (const double rounding = rounding_of(sum); !(rounding <= delta_error))
@@ -225,9 +276,31 @@ PrvEpsilon prv_epsilon(History history, double delta) {
                 "the accountant prv has no result for {} steps at delta = {} (its rounding errors, {:.1e}, exceed the "
                 "allowed {:.1e}); take a larger delta, or the accountant rdp",
                 steps_of(effective), delta, rounding, delta_error);
-  return {.lower = std::max(0.0, epsilon_at(sum, delta + delta_error) - kPrvEpsilonError),
-          .estimate = epsilon_at(sum, delta),
-          .upper = epsilon_at(sum, delta - delta_error) + kPrvEpsilonError};
+  const double lower = epsilon_at(sum, delta + delta_error) - epsilon_error;
+  // Both are upper bounds.
+  const PrvEpsilon found{.lower = lower < 0 ? 0 : lower,
+                         .estimate = epsilon_at(sum, delta),
+                         .upper = std::min(epsilon_at(sum, delta - delta_error) + epsilon_error, bound)};
+  require_bound(AccountantKind::prv, found.upper, effective, delta);
+  if (!(found.lower <= found.upper))
+    throw error(
+        ExitCode::internal,
+        "the accountant prv found epsilon >= {} for {} steps at delta = {}, but rdp at most {} (an error of the "
+        "program); take the accountant rdp",
+        found.lower, steps_of(effective), delta, found.upper);
+  return found;
+}
+
+double prv_estimate(History history, double delta) {
+  const std::vector<Phase> effective = effective_steps(history);
+  if (effective.empty()) return 0;
+  if (is_full_batch(effective)) return gaussian_epsilon(full_batch_mu(effective), delta);
+  const double bound = rdp_epsilon(effective, delta, rdp_orders()).epsilon;
+  if (bound == 0) return 0;
+  const double width = half_width(effective, delta, bound, kPrvEpsilonError * std::min(1.0, bound));
+  if (!std::isfinite(width)) return width;
+  const Grid grid = *grid_of(2 * width / (kCoarseBins - 8), width, kCoarseBins);
+  return std::min(epsilon_at(compose(effective, grid), delta), bound);
 }
 
 }  // namespace weft::privacy

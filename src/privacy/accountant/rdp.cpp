@@ -14,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "privacy/accountant/accountant.hpp"
+#include "privacy/accountant/checks.hpp"
 
 namespace weft::privacy {
 namespace {
@@ -30,15 +31,6 @@ double log_add(double a, double b) {
 double log_subtract(double a, double b) {
   if (b == -kUnbounded) return a;
   return a <= b ? -kUnbounded : a + std::log1p(-std::exp(b - a));
-}
-
-/// ln erfc(x). Beyond 25, where erfc approaches the smallest numbers, its asymptotic series: relative error below 1e-9
-/// of erfc there.
-double log_erfc(double x) {
-  if (x < 25) return std::log(std::erfc(x));
-  const double square = x * x, r = 1 / square;
-  constexpr double half_log_pi = 0.57236494292470008707;
-  return -square - std::log(x) - half_log_pi + std::log1p(r * (-0.5 + r * (0.75 - r * 1.875)));
 }
 
 double log_moment(double q, double sigma, std::int64_t order) {
@@ -91,11 +83,14 @@ double rdp_of_step(double q, double sigma, double order) {
   return std::isnan(moment) ? kUnbounded : std::max(0.0, moment) / (order - 1);
 }
 
-std::vector<double> rdp_orders() {
-  std::vector<double> orders;
-  for (int tenths = 11; tenths < 110; ++tenths) orders.push_back(tenths / 10.0);
-  for (int order = 12; order < 64; ++order) orders.push_back(order);
-  for (int order = 64; order <= 4096; order *= 2) orders.push_back(order);
+const std::vector<double>& rdp_orders() {
+  static const std::vector<double> orders = [] {
+    std::vector<double> all;
+    for (int tenths = 11; tenths < 110; ++tenths) all.push_back(tenths / 10.0);
+    for (int order = 12; order < 64; ++order) all.push_back(order);
+    for (int order = 64; order <= 16'384; order *= 2) all.push_back(order);
+    return all;
+  }();
   return orders;
 }
 
@@ -113,7 +108,8 @@ RdpEpsilon rdp_epsilon(History history, double delta, std::span<const double> or
     const double epsilon = divergence - (std::log(delta) + std::log(order)) / (order - 1) + std::log1p(-1 / order);
     if (epsilon < best.epsilon) best = {epsilon, order};
   }
-  best.epsilon = std::max(0.0, best.epsilon);
+  if (best.epsilon < 0) best.epsilon = 0;
+  require_bound(AccountantKind::rdp, best.epsilon, history, delta);
   return best;
 }
 

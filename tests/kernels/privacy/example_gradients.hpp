@@ -109,6 +109,27 @@ inline std::vector<double> squared_norms(const std::vector<Gradient>& gradients)
   return norms;
 }
 
+/// The largest sum over t, s of |<x_t, x_s> <g_t, g_s>|, relative to the squared norm: what the error of the terms of a
+/// Gram sum is multiplied by.
+inline double gram_cancellation(const std::vector<float>& x, std::int64_t in, const std::vector<float>& g,
+                                std::int64_t out, std::int64_t stride, const TestExamples& examples,
+                                const std::vector<double>& norms) {
+  const auto product = [](const float* a, const float* b, std::int64_t size) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < size; ++i) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+    return std::abs(sum);
+  };
+  double worst = 1;
+  for (std::int64_t e = 0; e < examples.count(); ++e) {
+    double sum = 0;
+    for (std::int64_t t = examples.begin(e); t < examples.end(e); ++t)
+      for (std::int64_t s = examples.begin(e); s <= t; ++s)
+        sum += (s == t ? 1 : 2) * product(&x[t * in], &x[s * in], in) * product(&g[t * stride], &g[s * stride], out);
+    if (sum > 0) worst = std::max(worst, sum / norms[static_cast<std::size_t>(e)]);
+  }
+  return worst;
+}
+
 /// The error of norms that private training allows, relative to float64 on the same stored rows: fp32 sums of fp32 rows
 /// round more often than products of 16-bit rows, whose tolerance covers rounding on storage.
 inline double norm_tolerance(Scalar type) { return type == Scalar::fp32 ? 1e-5 : 1e-4; }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/privacy/noise.hpp"
 
+#include <algorithm>
+
+#include "base/error.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace weft::testing {
@@ -59,20 +62,60 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("all 256 bits of the key, step and parameter enter") {
+TEST_CASE("ChaCha20 has the values of RFC 8439, sections 2.3.2 and A.1") {
+  ChachaKey key;  // bytes 00, 01, …, 1f
+  for (std::uint32_t i = 0; i < 8; ++i) key.word[i] = 0x03020100u + 0x04040404u * i;
+  const ChachaBlock found = chacha20(key, {{1, 0x09000000u, 0x4a000000u, 0}}), zeros = chacha20({}, {}),
+                    next = chacha20({}, {{1, 0, 0, 0}});
+  const std::uint32_t expected[16] = {0xe4e7f110u, 0x15593bd1u, 0x1fdd0f50u, 0xc47120a3u, 0xc7f4d1c7u, 0x0368c033u,
+                                      0x9aaa2204u, 0x4e6cd4c3u, 0x466482d2u, 0x09aa9f07u, 0x05d7c214u, 0xa2028bd9u,
+                                      0xd19c12b5u, 0xb94e16deu, 0xe883d0cbu, 0x4e3c50a2u},
+                      of_zeros[16] = {0xade0b876u, 0x903df1a0u, 0xe56a5d40u, 0x28bd8653u, 0xb819d2bdu, 0x1aed8da0u,
+                                      0xccef36a8u, 0xc70d778bu, 0x7c5941dau, 0x8d485751u, 0x3fe02477u, 0x374ad8b8u,
+                                      0xf4b2436au, 0x1ca11815u, 0x69b687c3u, 0x8665eeb2u},
+                      of_next[16] = {0xbee7079fu, 0x7a385155u, 0x7c97ba98u, 0x0d082d73u, 0xa0290fcbu, 0x6965e348u,
+                                     0x3e53c612u, 0xed7aee32u, 0x7621b729u, 0x434ee69cu, 0xb03371d5u, 0xd539d874u,
+                                     0x281fed31u, 0x45fb0a51u, 0x1f0ae1acu, 0x6f4d794bu};
+  for (int i = 0; i < 16; ++i) {
+    CHECK(found.word[i] == expected[i]);
+    CHECK(zeros.word[i] == of_zeros[i]);
+    CHECK(next.word[i] == of_next[i]);
+  }
+}
+
+TEST_CASE("every key, purpose, step, parameter and block has a counter and nonce of its own") {
   const NoiseStream plain = noise_stream(kKey, 5, 6);
-  const auto differs = [&](const NoiseStream& other) {
-    return other.key != plain.key && other.counter != plain.counter;
+  const auto inputs_differ = [](const ChachaInput& a, const ChachaInput& b) {
+    return !std::equal(a.word, a.word + 4, b.word);
   };
   for (int bit = 0; bit < 256; ++bit) {
     NoiseKey key = kKey;
     key[bit / 32] ^= 1u << bit % 32;
-    CHECK(differs(noise_stream(key, 5, 6)));
+    const NoiseStream other = noise_stream(key, 5, 6);
+    CHECK(!std::equal(other.key.word, other.key.word + 8, plain.key.word));
   }
-  for (int bit = 0; bit < 64; ++bit) {
-    CHECK(differs(noise_stream(kKey, 5 ^ 1ull << bit, 6)));
-    CHECK(differs(noise_stream(kKey, 5, 6 ^ 1ull << bit)));
-  }
+  const ChachaInput input = plain.block(9);
+  for (int bit = 0; bit < 56; ++bit) CHECK(inputs_differ(noise_stream(kKey, 5 ^ 1ull << bit, 6).block(9), input));
+  for (int bit = 0; bit < 24; ++bit) CHECK(inputs_differ(noise_stream(kKey, 5, 6 ^ 1ull << bit).block(9), input));
+  for (int bit = 0; bit < 40; ++bit) CHECK(inputs_differ(plain.block(9 ^ 1ull << bit), input));
+  CHECK(inputs_differ(noise_stream(kKey, 5, 6, NoisePurpose::sampling).block(9), input));
+  // The fields do not overlap.
+  const ChachaInput all = noise_stream(kKey, (1ull << 56) - 1, (1u << 24) - 1).block(kNoiseBlocks - 1);
+  CHECK(all.word[0] == 0xffffffffu);
+  CHECK(all.word[1] == 0xffffffffu);
+  CHECK(all.word[2] == 0xffffffffu);
+  CHECK(all.word[3] == 0x01ffffffu);
+  CHECK_THROWS_AS(noise_stream(kKey, 1ull << 56, 0), Error);
+  CHECK_THROWS_AS(noise_stream(kKey, 0, 1ull << 24), Error);
+}
+
+TEST_CASE("uniform numbers are never 0 or 1, and their mean is a half") {
+  CHECK(uniform_double(0, 0) > 0);
+  CHECK(uniform_double(~0u, ~0u) < 1);
+  CHECK(uniform_double(~0u, ~0u) == 1 - 0x1p-53);
+  CHECK(uniform_double(~0u, 0xfffffbffu) < 1);
+  CHECK(uniform_double(0x80000000u, 0) == 0.5);
+  CHECK(uniform_double(0, 1) == 1.5 * 0x1p-64);  // 64 bits: the tails of noise are those of a normal distribution
 }
 
 TEST_CASE("noise adds the deviation times a standard normal number and scales the sum, rounded once") {
@@ -84,7 +127,9 @@ TEST_CASE("noise adds the deviation times a standard normal number and scales th
     add_noise(execution, values.array(), 0.75, stream, 10, 0.3);
     const std::vector<float> got = values.values();
     for (std::int64_t i = 0; i < size; ++i) {
-      const NormalPair pair = noise_pair(stream, static_cast<std::uint64_t>(10 + i) / 2);
+      const std::int64_t element = 10 + i;
+      const ChachaBlock block = chacha20(stream.key, stream.block(static_cast<std::uint64_t>(element) / kNoiseBlock));
+      const NormalPair pair = noise_pair(block, static_cast<int>(element % 8 / 2));
       const double want = 0.3 * (static_cast<double>(start[i]) + 0.75 * (i % 2 == 0 ? pair.first : pair.second));
       // One rounding; log and cos of the device differ by units of 2^-53 more.
       REQUIRE(std::abs(static_cast<double>(got[i]) - want) <= 1.01 * kRoundoff * std::abs(want));
@@ -95,9 +140,9 @@ TEST_CASE("noise adds the deviation times a standard normal number and scales th
   });
 }
 
-TEST_CASE("magnitudes beyond 6.7 deviations are reachable: uniforms have 53 bits") {
-  // 32-bit uniforms would end at sqrt(2 ln 2^32) = 6.66.
-  CHECK(normal_pair({{0, 0, 0, 0}}).first > 8.5);
+TEST_CASE("magnitudes beyond 8.6 deviations are reachable: uniforms have 64 bits") {
+  // 32-bit uniforms would end at sqrt(2 ln 2^32) = 6.66, those of 53 bits at 8.6.
+  CHECK(normal_pair({{0, 0, 0, 0}}).first > 9.4);
   CHECK(normal_pair({{0, 1u << 11, 0, 0}}).first > 8.4);
   CHECK(normal_pair({{1, 0, 0, 0}}).first > 6.5);
   CHECK(normal_pair({{0, 0x80000000u, 0, 0}}).first > 6.7);
