@@ -201,6 +201,8 @@ def test_training_keeps_the_model(weft):
         (weft.folder / "again.toml").write_text(INPUT + table.replace('initial = ""', f'initial = "{model}"'))
         weft.run("lm", "train", "again.toml", "--output", run, "--set", "data.sequence=8")
         assert 64 in export(weft, run)[0].values(), run
+        refused(weft, 2, "lm", "train", "again.toml", "--output", "refused", "--dry-run", "--set", "optimizer.state=bf16",
+                parts=["embedding/tokens is fp32"])
 
     # What does not fit is known before the run begins.
     dry = dict(code=2, arguments=["--dry-run"])
