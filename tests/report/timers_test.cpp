@@ -36,6 +36,23 @@ TEST_CASE("phases follow one another and do not overlap") {
   CHECK(timers.seconds("a") + timers.seconds("b") + timers.seconds("inner") <= elapsed);
 }
 
+TEST_CASE("phases that are split are counted by pass, others and those outside passes are not") {
+  report::Timers timers;
+  timers.pass("forward");
+  timers.phase("products");  // not split yet
+  timers.split({"products"});
+  timers.phase("products");
+  timers.phase("loss");
+  timers.pass("backward");
+  timers.phase("products");
+  timers.pass("");
+  timers.phase("products");
+  std::vector<std::string> names;
+  for (const auto& phase : timers.gather(testing::world().all()))
+    names.push_back(phase.name + " " + std::to_string(phase.count));
+  CHECK(names == std::vector<std::string>{"products 2", "products, forward 1", "loss 1", "products, backward 1"});
+}
+
 TEST_CASE("every rank gets the minimum, mean and maximum time of each phase") {
   const auto& ranks = testing::world().all();
   report::Timers timers;
