@@ -75,7 +75,8 @@ constexpr CommandEntry entries[] = {
     {Command::lm_diversity, "lm diversity", "FILE", false, "how much the answers to each prompt differ",
      "Measures how much the answers to each prompt differ: distinct n-grams, self-BLEU and, with --model, the distance "
      "of "
-     "their embeddings. FILE.jsonl has {\"prompt\": TEXT, \"text\": TEXT} per line, as weft lm generate writes, or "
+     "their embeddings. FILE.jsonl (or .ndjson, .json) has {\"prompt\": TEXT, \"text\": TEXT} per line, as weft lm "
+     "generate writes, or "
      "{\"prompt\": TEXT, \"answers\": [TEXT]}; other files have one answer per line."},
     {Command::lm_tokenize, "lm tokenize", "FILES", false, "text to token files",
      "Writes text files as token files; with --train-bpe trains a vocabulary on them first."},
@@ -205,7 +206,8 @@ Options options_of(Command command, Request& request) {
   if (command == Command::lm_generate) {
     GenerateOptions& generate = request.generate;
     options.add("--prompt", generate.prompt, "TEXT", "the beginning of the text, or");
-    options.add("--prompts", generate.prompts, "FILE", "one per line; FILE.jsonl: {\"prompt\": TEXT} per line");
+    options.add("--prompts", generate.prompts, "FILE",
+                "one per line; FILE.jsonl, .ndjson or .json: {\"prompt\": TEXT} per line");
     options.add("--samples", generate.samples, "N", "texts per prompt (default 1)").between(1, 1 << 20);
     options.add("--max-new-tokens", generate.new_tokens, "N", "of each text (default 100)").between(1, 1 << 22);
     options.add("--temperature", generate.temperature, "T",
@@ -260,6 +262,9 @@ Options options_of(Command command, Request& request) {
   }
 
   // 2. The input.
+  if (command == Command::lm_tokenize)
+    options.add("--set", request.sets, "KEY=VALUE",
+                "data.add_special_tokens=false: leave out what the post-processor of a tokenizer.json adds");
   if (entry.takes_input || encodes || of_language_model || command == Command::inspect)
     options.add("--set", request.sets, "KEY=VALUE",
                 command == Command::inspect

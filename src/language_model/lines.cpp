@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "language_model/tokenizer/json_lines.hpp"
 #include "storage/mapped_file.hpp"
 
 namespace weft::language_model {
@@ -38,7 +39,7 @@ std::string string_of(const SortedJson& object, const char* key, const std::stri
 }
 
 std::vector<PromptLine> prompt_lines(std::string_view text, const std::string& path) {
-  const bool objects = path.ends_with(".jsonl");
+  const bool objects = holds_json_lines(text, path);
   std::vector<PromptLine> prompts;
   each_line(text, path, [&](std::string_view line, const std::string& source) {
     PromptLine prompt{.text = std::string(line), .reference = "", .source = source};

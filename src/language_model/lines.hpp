@@ -41,8 +41,9 @@ struct PromptLine {
   std::string source;     ///< "PATH:NUMBER"
 };
 
-/// One prompt per line; in a file NAME.jsonl each line is an object with a string "prompt", and a string "reference" if
-/// there is one. Throws Error(data) that begins with the line; at most 2^20 prompts.
+/// One prompt per line; in a file of JSON Lines (tokenizer/json_lines.hpp) each line is an object with a string
+/// "prompt", and a string "reference" if there is one. Throws Error(data) that begins with the line; at most 2^20
+/// prompts.
 std::vector<PromptLine> prompt_lines(std::string_view text, const std::string& path);
 
 }  // namespace weft::language_model

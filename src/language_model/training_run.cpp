@@ -110,10 +110,13 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
       data_ranks_(grid.axis(parallel::kDataAxis)),
       trainer_(configuration, architecture_of(configuration, corpus, found, world), grid, runtime.execution()),
       sample_arena_(runtime.execution(), grid) {
-  if (configuration.sample.tokens > 0 && corpus.tokenizer)
-    generator_.emplace(sample_settings(configuration, trainer_.model().architecture()), trainer_.transformer(),
-                       execution_, trainer_.timers(), sample_arena_);
+  if (configuration.sample.tokens > 0 && corpus.tokenizer) {
+    GenerationSettings samples = sample_settings(configuration, trainer_.model().architecture());
+    samples.vocabulary = corpus.tokenizer->vocabulary_size();
+    generator_.emplace(samples, trainer_.transformer(), execution_, trainer_.timers(), sample_arena_);
+  }
   const std::string text = corpus.tokenizer ? corpus.tokenizer->text() : "";
+  std::string stored_text = corpus.tokenizer ? corpus.tokenizer->stored_text() : "";
   if (found != nullptr) {
     const std::optional<Tokenizer> stored = stored_tokenizer(*found, world, execution_);
     if ((stored ? stored->text() : "") != text)
@@ -121,6 +124,7 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
                              "{}: its model has another tokeniser than {} (the ids would mean other tokens); resume "
                              "with the data of the run, or start a new one with another --output",
                              found->path.string(), corpus.train.name());
+    if (stored) stored_text = stored->stored_text();  // of the same size as in the checkpoint
   }
   if (configuration.privacy.enabled) {
     const PrivateRecords records = private_records(configuration, corpus.train.size());
@@ -131,7 +135,7 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
     if (const privacy::Settings& chosen = trainer_.privacy(); chosen.algorithm != privacy::Algorithm::naive)
       report::run_record()["clipping"] = {{"mode", privacy::name_of(chosen.mode)}, {"mode_of", chosen.mode_of}};
   }
-  tokenizer_.assign(text.begin(), text.end());
+  tokenizer_.assign(stored_text.begin(), stored_text.end());
   if (!tokenizer_.empty()) trainer_.registry().add(tokenizer_tensor(tokenizer_, world.is_root()));
 }
 

@@ -328,6 +328,11 @@ void Transformer::finish_sublayer(const std::optional<NormLayer>& norm, AnyMatri
 
 // --- Head -----------------------------------------------------------------------------------------------------------
 
+/// Columns of the logits that take part in the softmax.
+std::int64_t Transformer::vocabulary_of(const Tokens& tokens) const {
+  return tokens.vocabulary == 0 ? settings_.architecture.vocabulary : tokens.vocabulary;
+}
+
 /// each(first row, logits of a chunk).
 template <class EachChunk>
 void Transformer::head(const Tokens& tokens, const EachChunk& each) {
@@ -344,7 +349,7 @@ void Transformer::head(const Tokens& tokens, const EachChunk& each) {
 void Transformer::losses(const Tokens& tokens, kernels::Array<float> losses) {
   head(tokens, [&](std::int64_t begin, const AnyMatrix& logits) {
     timers_.phase("loss");
-    const kernels::CrossEntropy loss{.vocabulary = settings_.architecture.vocabulary,
+    const kernels::CrossEntropy loss{.vocabulary = vocabulary_of(tokens),
                                      .softcap = static_cast<float>(settings().logit_softcap),
                                      .temperature = tokens.temperature};
     cross_entropy(loss, logits, {tokens.targets.data + begin, logits.rows}, {losses.data + begin, logits.rows}, false);
@@ -358,7 +363,7 @@ void Transformer::head_gradients(const Tokens& tokens, const float* scale, kerne
   head(tokens, [&](std::int64_t begin, const AnyMatrix& logits) {
     timers_.phase("loss");
     const kernels::CrossEntropy loss{
-        .vocabulary = settings_.architecture.vocabulary,
+        .vocabulary = vocabulary_of(tokens),
         .softcap = static_cast<float>(settings().logit_softcap),
         .scale = scale,
         .weights = tokens.weights.size == 0 ? tokens.weights

@@ -43,6 +43,7 @@ struct Tokens {
   std::int64_t begin = 0;                        ///< of row 0 in the micro-batch, for a part of one
   kernels::Array<const float> weights = {};      ///< of the losses, in their gradient; empty: 1
   float temperature = 1;                         ///< of the distribution of the targets, if there are any
+  std::int64_t vocabulary = 0;                   ///< of it: ids below this one; 0: all of the model
 
   std::int64_t rows() const { return sequences * length; }
 };
@@ -269,6 +270,7 @@ class Transformer {
   static std::uint32_t attention_site(std::size_t layer) { return 1 + 2 * static_cast<std::uint32_t>(layer); }
   static std::uint32_t mlp_site(std::size_t layer) { return 2 + 2 * static_cast<std::uint32_t>(layer); }
 
+  std::int64_t vocabulary_of(const Tokens&) const;
   void await_weights(std::size_t end) {
     if (source_.await) source_.await(end);
   }

@@ -74,9 +74,12 @@ def test(weft):
     (weft.folder / "answers.jsonl").write_text("".join(
         json.dumps({"prompt": prompt, "text": text}) + "\n" for prompt, texts in PROMPTS.items() for text in texts))
     (weft.folder / "lists.jsonl").write_text("".join(json.dumps({"id": p, "prompt": "?", "answers": t}) + "\n" for p, t in PROMPTS.items()))
+    for name in ("answers.json", "answers.NDJSON"):  # the same lines
+        (weft.folder / name).write_text((weft.folder / "answers.jsonl").read_text())
+    (weft.folder / "objects.txt").write_text((weft.folder / "answers.jsonl").read_text())
     (weft.folder / "lines.txt").write_text("\n".join(PROMPTS["a"]) + "\n")
     words = {prompt: [text.split() for text in texts] for prompt, texts in PROMPTS.items()}
-    for name in ("answers.jsonl", "lists.jsonl"):
+    for name in ("answers.jsonl", "lists.jsonl", "answers.json", "answers.NDJSON"):
         result = document(name)
         assert result["unit"] == "words" and [one["prompt"] for one in result["prompts"]] == list(PROMPTS), result
         for entry in result["prompts"]:
@@ -123,6 +126,7 @@ def test(weft):
     (weft.folder / "empty.txt").write_text("")
     (weft.folder / "other.txt").write_text("\u20ac\n")
     for arguments, code, words in [(("latin.txt",), 3, "latin.txt:2: not UTF-8"), (("empty.txt",), 3, "empty.txt: is empty"),
+                                   (("objects.txt",), 3, "objects.txt: its lines are JSON objects"),
                                    (("nowhere.txt",), 2, "nowhere.txt"), (("other.txt", "--model", "nowhere"), 2, "nowhere"),
                                    (("other.txt", "--model", "model"), 3, "other.txt:1"), ((), 2, "needs its FILE")]:
         printed = weft.run("lm", "diversity", *arguments, code=code)

@@ -164,8 +164,9 @@ def generates(weft, run):
         assert other["text"] == one["text"] and abs(other["log_probability"] - one["log_probability"]) < 1e-3, (other, one)
     assert lines("--prompt", "The cat", *options[:-1], "8")[0]["text"] != written[0]["text"]
     # The same prompts as JSON lines.
-    (weft.folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("The cat", "T", "The owl did not see the")))
-    assert lines("--prompts", "prompts.jsonl", "--samples", "3", *options) == written
+    for name in ("prompts.jsonl", "prompts.json"):
+        (weft.folder / name).write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("The cat", "T", "The owl did not see the")))
+        assert lines("--prompts", name, "--samples", "3", *options) == written
     # A stop text ends a sample, which is otherwise the same.
     stop = written[0]["text"][5:7]
     stopped = lines("--prompt", "The cat", "--stop", "\u20ac", "--stop", stop, *options)[0]
@@ -226,12 +227,18 @@ def refusals(weft, run):
         (("lm", "evaluate", run, "--text", "other.txt"), 3, "other.txt"),
         (("lm", "evaluate", run, "--text", "nowhere.txt"), 2, '--text = "nowhere.txt"'),
         (("lm", "evaluate", run, "--text", "one.txt"), 3, "a prediction needs two"),
+        (("lm", "evaluate", run, "--text", "lines.jsonl"), 3, "lines.jsonl: is JSON Lines"),
+        (("lm", "harvest", run, "--text", "lines.jsonl", "--output", "new"), 3, "lines.jsonl: is JSON Lines"),
+        (("lm", "generate", run, "--prompts", "lines.txt"), 3, "lines.txt: its lines are JSON objects"),
+        (("lm", "polychromic", "plain.toml", "--output", "new"), 2, "has no table [polychromic]"),
         (("evaluate", run), 2, "weft lm evaluate is for language models"),
         (("lm", "evaluate", "plain.toml"), 2, "plain.toml"),
     ]
     (weft.folder / "empty.txt").write_text("")
     (weft.folder / "latin.txt").write_bytes(b"caf\xe9 " * 100)
     (weft.folder / "one.txt").write_text("T")
+    for name in ("lines.jsonl", "lines.txt"):
+        (weft.folder / name).write_text('{"prompt": "The cat"}\n' * 20)
     (weft.folder / "short.txt").write_text("The cat.\n")
     (weft.folder / "other.txt").write_text("The cat says \u20ac.\n" * 10)
     for arguments, code, words in cases:

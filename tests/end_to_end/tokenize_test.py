@@ -104,6 +104,9 @@ def test(weft):
     refused(3, "bad.txt: byte 13 (0xff) is not valid UTF-8", "bad.txt", "--output", "new", "--tokens", "set/tokenizer.json",
             "--document-separator", "<|doc|>")
     refused(3, "bad.txt: byte 13 (0xff)", "bad.txt", "--output", "new", "--train-bpe", 300)
+    for name in ("lines.jsonl", "lines.txt"):
+        (folder / name).write_text('{"text": "abc"}\n{"text": "def"}\n')
+        refused(3, f"{name}: is JSON Lines", "a.txt", name, "--output", "new", "--train-bpe", 300)
     (folder / "empty.txt").write_text("")
     refused(3, "empty.txt: is empty", "empty.txt", "--output", "new", "--tokens", "bytes")
     os.mkfifo(folder / "fifo")

@@ -33,6 +33,7 @@ struct Options {
   std::int64_t rows = 4, new_tokens = 9, prefill_rows = 0, top_k = 0;
   double temperature = 1, top_p = 1;
   std::uint64_t seed = 1;
+  std::int64_t vocabulary = 0;
 };
 
 GenerationSettings generation_settings(const TransformerSettings& model, const std::vector<Text>& prompts,
@@ -41,6 +42,7 @@ GenerationSettings generation_settings(const TransformerSettings& model, const s
                               .type = model.type,
                               .rows = options.rows,
                               .prompts = std::ssize(prompts),
+                              .vocabulary = options.vocabulary,
                               .new_tokens = options.new_tokens,
                               .prefill_rows = options.prefill_rows,
                               .temperature = options.temperature,
@@ -126,6 +128,36 @@ TEST_CASE("with the cache the probabilities are those of a forward pass over the
         CHECK(std::abs(static_cast<double>(written[i].log_probability[k]) - expected) <= 1e-4);
         text.push_back(written[i].text[k]);
       }
+    }
+  }
+}
+
+TEST_CASE("ids that the tokeniser does not have are not drawn, and probabilities are those among the others") {
+  const TransformerSettings settings = with_context(testing::gpt2());
+  SmallModel model(settings, 2, kContext);
+  const std::int64_t all = settings.architecture.vocabulary, vocabulary = all / 2;
+  for (const Options& options :
+       {Options{.new_tokens = 12}, Options{.new_tokens = 12, .top_k = 4}, Options{.new_tokens = 12, .top_p = 0.8},
+        Options{.new_tokens = 12, .temperature = 0}}) {
+    Options some = options;
+    some.vocabulary = vocabulary;
+    const auto beyond = [&](const Options& given) {
+      std::int64_t count = 0;
+      for (const Written& one : write(model, settings, kPrompts, 2, given))
+        count += std::count_if(one.text.begin(), one.text.end(), [&](std::uint32_t id) { return id >= vocabulary; });
+      return count;
+    };
+    CHECK(beyond(options) > 0);
+    CHECK(beyond(some) == 0);
+    const Written one = write(model, settings, kPrompts, 2, some)[0];
+    Text text = kPrompts[0];
+    for (std::size_t k = 0; k < one.text.size(); ++k) {
+      const std::vector<double> expected = log_probabilities(model, settings, text);
+      double drawable = 0;
+      for (std::int64_t id = 0; id < vocabulary; ++id) drawable += std::exp(expected[static_cast<std::size_t>(id)]);
+      CHECK(std::abs(static_cast<double>(one.log_probability[k]) - (expected[one.text[k]] - std::log(drawable))) <=
+            1e-4);
+      text.push_back(one.text[k]);
     }
   }
 }

@@ -52,6 +52,10 @@ TEST_CASE("a text ends before a symbol that ends documents") {
   CHECK(text.text() == "h");
   CHECK(text.tokens() == 2);
   CHECK(end_symbols(Tokenizer::bytes({})).empty());
+  // Those of the files beside a tokenizer.json come first, each once.
+  SpecialTokens special;
+  special.ends = {7, 256};
+  CHECK(end_symbols(tokenizer.with(special)) == std::vector<std::uint32_t>{7, 256});
 }
 
 TEST_CASE("the text is valid UTF-8 while characters are incomplete") {

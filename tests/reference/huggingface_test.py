@@ -158,10 +158,15 @@ def logits_llama(c, t, ids):
     return cap * np.tanh(z / cap) if cap else z
 
 
-def loss_of(c, tensors, text):
-    ids = np.frombuffer(text.encode(), np.uint8).astype(int)
+def logits_of(c, tensors, ids):
     t = {name: array.astype(np.float64) for name, array in tensors.items()}
-    z = (logits_gpt2 if c["model_type"] == "gpt2" else logits_llama)(c, t, ids[:-1])
+    return (logits_gpt2 if c["model_type"] == "gpt2" else logits_llama)(c, t, np.asarray(ids))
+
+
+def loss_of(c, tensors, text):
+    """text: a text in bytes, or ids."""
+    ids = np.asarray(text) if isinstance(text, list) else np.frombuffer(text.encode(), np.uint8).astype(int)
+    z = logits_of(c, tensors, ids[:-1])
     largest = z.max(-1)
     return float((np.log(np.exp(z - largest[:, None]).sum(-1)) + largest - z[np.arange(len(z)), ids[1:]]).mean())
 
@@ -323,7 +328,7 @@ def test_training(program):
 
 
 def test_own_model(program):
-    """What the library lacks is refused; a tokeniser that it lacks is kept in a file of its own."""
+    """What the library lacks is refused; a tokeniser of characters is written for it too."""
     text = program.folder / "own.txt"
     text.write_text(TEXT * 40)
     base = f'[data]\ntrain = "{text}"\nsequence = 32\nbatch_tokens = 64\n[run]\nsteps = 2\n[optimizer]\nwarmup_steps = 0\n' \
@@ -331,8 +336,10 @@ def test_own_model(program):
     source = program.folder / "own.toml"
     source.write_text(base)
     program.run("lm", "train", source, "--output", program.folder / "own")
-    output = program.run("lm", "export", program.folder / "own", "--output", program.folder / "own_files")
-    assert '"character"' in output and (program.folder / "own_files/weft_tokenizer.json").exists()
+    program.run("lm", "export", program.folder / "own", "--output", program.folder / "own_files")
+    written = json.loads((program.folder / "own_files/tokenizer.json").read_text())
+    assert written["model"]["vocab"] == {c: i for i, c in enumerate(sorted(set(TEXT)))}, written
+    assert (program.folder / "own_files/weft_tokenizer.json").exists()
     assert evaluate(program, program.folder / "own_files", "--set", "data.sequence=32") == \
         evaluate(program, program.folder / "own", "--set", "data.sequence=32")
     source.write_text(base + 'mlp = "relu2"\n')
@@ -342,8 +349,107 @@ def test_own_model(program):
     assert "nothing is overwritten" in program.run("lm", "export", program.folder / "own", "--output", program.folder / "own_files", code=2)
 
 
+def small_tokenizer():
+    """97 tokens, printable ASCII and two others; <|begin|> begins a text."""
+    names = ["<|begin|>", "<|stop|>"] + [chr(c) for c in range(33, 127)] + ["\u0120"]  # the last one is the space
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {"version": "1.0", "truncation": None, "padding": None, "normalizer": None,
+            "added_tokens": [{"id": i, "content": name, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+                              "special": True} for i, name in enumerate(names[:2])],
+            "pre_tokenizer": byte_level, "decoder": byte_level,
+            "post_processor": {"type": "TemplateProcessing",
+                               "single": [{"SpecialToken": {"id": "<|begin|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                               "pair": [], "special_tokens": {"<|begin|>": {"id": "<|begin|>", "ids": [0], "tokens": ["<|begin|>"]}}},
+            "model": {"type": "BPE", "vocab": {name: i for i, name in enumerate(names)}, "merges": []}}
+
+
+def test_special_tokens(program):
+    """A model of 256 rows with a tokeniser of 97 tokens, and the files beside it: what begins a text, what ends one, which ids are
+    never drawn, what an export keeps."""
+    folder, tokenizer = program.folder / "special", small_tokenizer()
+    tensors = make(folder, CONFIGS["llama"])
+    (folder / "weft_tokenizer.json").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    kept = {"tokenizer_config.json": '{"bos_token": "<|begin|>", "pad_token": "<|stop|>", "tokenizer_class": "PreTrainedTokenizerFast"}',
+            "chat_template.jinja": "{{ messages }}", "generation_config.json": '{"eos_token_id": null, "temperature": 0.6}'}
+    for name, text in kept.items():
+        (folder / name).write_text(text)
+
+    # The text begins with <|begin|>, once; without it the text alone. The formulas have the same ids.
+    without = ("--set", "data.add_special_tokens=false")
+    ids = [tokenizer["model"]["vocab"][c.replace(" ", "\u0120")] for c in TEXT]
+    text = program.folder / "begin.txt"
+    text.write_text("<|begin|>" + TEXT)
+    marked = evaluate(program, folder)
+    assert abs(marked / loss_of(CONFIGS["llama"], tensors, [0, *ids]) - 1) < 5e-6
+    assert abs(evaluate(program, folder, *without) / loss_of(CONFIGS["llama"], tensors, ids) - 1) < 5e-6
+    for more in ((), without):
+        output = program.run("lm", "evaluate", folder, "--text", text, "--output", program.folder / "evaluation", *more)
+        assert json.loads((program.folder / "evaluation/evaluation.json").read_text())["validation"]["loss"] == marked
+        assert ("texts begin with <|begin|>" in output) == (not more), output
+    program.run("lm", "tokenize", text, "--tokens", folder / "tokenizer.json", "--output", program.folder / "begin_tokens")
+    assert "begin with <|begin|>" not in program.run(
+        "lm", "tokenize", text, "--tokens", folder / "tokenizer.json", "--output", program.folder / "tokens", *without)
+    assert (program.folder / "begin_tokens/tokens_00000.h5").read_bytes() == (program.folder / "tokens/tokens_00000.h5").read_bytes()
+    assert "unknown key" in program.run("lm", "tokenize", text, "--tokens", "bytes", "--output", "no", "--set", "data.sequence=3", code=2)
+
+    # Ids without a token are not drawn: probabilities are those among the others.
+    def generate(*options):
+        lines = program.run("lm", "generate", folder, "--prompt", "In the", "--jsonl", *options).splitlines()
+        return [json.loads(line) for line in lines]
+
+    drawn = generate("--samples", 8, "--max-new-tokens", 20)
+    assert all(line["tokens"] == len(line["text"].replace("<|begin|>", "b").replace("<|stop|>", "s")) == 20 for line in drawn), drawn
+    greedy = generate("--temperature", 0, "--max-new-tokens", 3)[0]
+    logits = logits_of(CONFIGS["llama"], tensors, [0, *ids[:6]])[-1][:len(tokenizer["model"]["vocab"])]
+    first = tokenizer["model"]["vocab"][greedy["text"][0].replace(" ", "\u0120")]
+    assert first == int(np.argmax(logits))
+    one = generate("--temperature", 0, "--max-new-tokens", 1)[0]["log_probability"]
+    assert abs(one - (logits[first] - np.log(np.exp(logits).sum()))) < 1e-4, (one, logits)
+
+    # Ends of both files, one or several; generation_config.json is kept.
+    second = tokenizer["model"]["vocab"][greedy["text"][1].replace(" ", "\u0120")]
+    for name, end in (("generation_config.json", second), ("config.json", [5000, second])):
+        before = (folder / name).read_text()
+        (folder / name).write_text(json.dumps({**json.loads(before), "eos_token_id": end}))
+        ended = generate("--temperature", 0, "--max-new-tokens", 3)[0]
+        assert (ended["finish"], ended["text"], ended["tokens"]) == ("end", greedy["text"][0], 2), ended
+        (folder / name).write_text(before)
+    (folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    assert "generation_config.json" in program.run("lm", "generate", folder, "--prompt", "In", code=3)
+    (folder / "generation_config.json").write_text(kept["generation_config.json"])
+
+    short = ("--set", "data.sequence=32")
+    # Exports keep the files, also of a run that has begun with the model; samples and answers end no training.
+    (program.folder / "prompts.json").write_text('{"prompt": "In the"}\n{"prompt": "God"}\n')
+    text.write_text(TEXT * 20)
+    table = program.run("inspect", folder).split("\n\n", 1)[1].replace('initial = ""', f'initial = "{folder}"')
+    source = program.folder / "special.toml"
+    source.write_text(f'[data]\ntrain = "{text}"\ntokens = "{folder}/tokenizer.json"\nsequence = 32\nbatch_tokens = 64\n[run]\nsteps = 2\n'
+                      '[optimizer]\nwarmup_steps = 0\nlearning_rate = 1e-30\nweight_decay = 0\n[log]\nsample_tokens = 30\n' + table)
+    output = program.run("lm", "train", source, "--output", program.folder / "special_run")
+    assert "texts begin with <|begin|>" in output and "sample after step 2:\n<|begin|>" in output, output
+    output = program.run("lm", "polychromic", source, "--output", program.folder / "no", code=2)
+    assert "has no table [polychromic]" in output and 'reward = "likelihood"' in output, output
+    source.write_text(source.read_text() + '[polychromic]\nprompts_file = "prompts.json"\nsamples = 6\nset_size = 2\nevery = 1\nprompts = 2\n'
+                      'max_new_tokens = 20\nevaluation_prompts = 2\n')
+    program.run("lm", "polychromic", source, "--output", program.folder / "answers", "--set", "log.sample_tokens=0")
+    answers = json.loads((program.folder / "answers/samples.json").read_text())["after"]["samples"]
+    assert [one["prompt"] for one in answers] == ["In the", "God"], answers
+    lines = [json.loads(line) for line in (program.folder / "answers/metrics.jsonl").read_text().splitlines()]
+    assert all(line["answers.log_probability_gap"] < 1e-4 for line in lines), lines
+    for model, output in ((folder, "special_export"), (program.folder / "special_run", "special_run_export")):
+        program.run("lm", "export", model, "--output", program.folder / output)
+        for name, contents in kept.items():
+            assert (program.folder / output / name).read_text() == contents, (output, name)
+        assert evaluate(program, program.folder / output, *short) == evaluate(program, folder, *short)
+        written = json.loads((program.folder / output / "tokenizer.json").read_text())
+        assert written["added_tokens"] == tokenizer["added_tokens"] and written["model"]["vocab"] == tokenizer["model"]["vocab"]
+        assert written["post_processor"]["single"] == tokenizer["post_processor"]["single"], written["post_processor"]
+
+
 def test(program):
-    for one in (test_families, test_options_matter, test_refusals, test_training, test_own_model):
+    for one in (test_families, test_options_matter, test_refusals, test_training, test_own_model, test_special_tokens):
         one(program)
 
 

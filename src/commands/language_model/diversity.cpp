@@ -13,6 +13,7 @@
 #include "kernels/language/diversity/set_advantages.hpp"
 #include "language_model/lines.hpp"
 #include "language_model/policy/embedder.hpp"
+#include "language_model/tokenizer/json_lines.hpp"
 #include "report/json.hpp"
 
 namespace weft::commands {
@@ -52,12 +53,12 @@ void add_object(const SortedJson& object, const std::string& source, std::vector
   }
 }
 
-/// NAME.jsonl: an object per line; other files: an answer per line, all to one prompt.
+/// JSON Lines (tokenizer/json_lines.hpp): an object per line; other files: an answer per line, all to one prompt.
 std::vector<Answered> read_answers(const std::string& path) {
   std::vector<Answered> prompts;
   std::map<std::string, std::size_t> places;
-  const bool objects = path.ends_with(".jsonl");
   const std::string text = language_model::text_of_file(path, "FILE");
+  const bool objects = language_model::holds_json_lines(text, path);
   language_model::each_line(text, path, [&](std::string_view line, const std::string& source) {
     if (objects) return add_object(language_model::object_of(line, source), source, prompts, places);
     if (first_invalid(line) != line.npos) throw error(ExitCode::data, "{}: not UTF-8; correct the line", source);
@@ -208,7 +209,7 @@ int language_model_diversity(const Request& request, const parallel::World& worl
     Json entry = {{"prompt", one.name}};
     entry.update(language_model::to_json(language_model::text_diversity(answers)));
     if (semantic) {
-      const double value = (*semantic)(encode(one.prompt), answers);
+      const double value = (*semantic)(loaded->tokenizer->with_begin(encode(one.prompt)), answers);
       if (std::isinf(value) || (std::isnan(value) && entry["answers"].get<int>() - entry["empty"].get<int>() >= 2))
         throw error(ExitCode::numeric,
                     "{}: the embeddings of the answers are not finite (the model has parameters that are not, or too "

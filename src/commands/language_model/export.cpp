@@ -77,9 +77,6 @@ int language_model_export(const Request& request, const parallel::World& world) 
                  {"type", bf16 ? "bf16" : "fp32"}});
   if (!tokenizer)
     log::warning("{}: has no tokeniser (the model was trained on token files without one)", request.output);
-  else if (tokenizer->kind() != "bpe")
-    log::warning("{}: its tokeniser is of kind \"{}\", which Hugging Face does not have; it is in weft_tokenizer.json",
-                 request.output, tokenizer->kind());
   return 0;
 }
 

@@ -58,7 +58,7 @@ void require_generation_options(const Request& request) {
 /// The ids of the prompts, each of which must fit the model's context.
 void encode(std::vector<Prompt>& prompts, const Tokenizer& tokenizer, std::int64_t context, ExitCode code) {
   for (Prompt& prompt : prompts) {
-    prompt.ids = tokenizer.encode(prompt.text, prompt.source);
+    prompt.ids = tokenizer.with_begin(tokenizer.encode(prompt.text, prompt.source));
     if (prompt.ids.empty())
       throw error(ExitCode::data, "{}: has no token (a text begins with at least one); give a longer prompt",
                   prompt.source);
@@ -112,6 +112,8 @@ int language_model_generate(const Request& request, const parallel::World& world
                            "{}: the model has no tokeniser (it was trained on token files without one), so that "
                            "prompts have no tokens; name another",
                            opened.name());
+  // Standard output has the texts alone.
+  if (world.is_root() && (request.json || request.verbose)) language_model::note_special_tokens(*tokenizer);
   std::vector<Prompt> prompts{{options.prompt, "--prompt"}};
   parallel::on_all(world.all(), [&] {
     if (!options.prompts.empty()) prompts = read_prompts(options.prompts);
@@ -135,6 +137,7 @@ int language_model_generate(const Request& request, const parallel::World& world
               : on_device      ? kDeviceRows
                                : kHostRows,
       .prompts = std::ssize(prompts),
+      .vocabulary = tokenizer->vocabulary_size(),
       .longest_prompt = longest_prompt,
       .new_tokens = options.new_tokens,
       .prefill_rows = on_device ? language_model::kDevicePrefillRows : 0,

@@ -21,7 +21,9 @@ LoadedLanguageModel::LoadedLanguageModel(const Request& request, const parallel:
       runtime(device_settings(configuration()), world.node_rank(),
               parallel::bind_to_cpus(world, configuration().device)),
       tokenizer(opened.tokenizer(world, runtime.execution())),
-      whole(opened, world, runtime.execution()) {}
+      whole(opened, world, runtime.execution()) {
+  if (tokenizer && world.is_root()) note_special_tokens(*tokenizer);
+}
 
 ForwardOnly::ForwardOnly(const Configuration& configuration, const WholeModel& whole, std::int64_t rows)
     : settings(forward_settings(configuration, whole.model.architecture(), rows)),

@@ -46,7 +46,7 @@ int language_model_merge(const Request& request, const parallel::World& world) {
   checkpoint::Registry registry;
   model.parameters().add_to(registry);
   const std::optional<language_model::Tokenizer> tokenizer = opened.tokenizer(world, execution);
-  const std::string text = tokenizer ? tokenizer->text() : "";
+  const std::string text = tokenizer ? tokenizer->stored_text() : "";
   std::vector<std::uint8_t> bytes(text.begin(), text.end());
   if (!bytes.empty()) registry.add(language_model::tokenizer_tensor(bytes, true));
 

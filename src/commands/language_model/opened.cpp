@@ -89,9 +89,10 @@ OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
 
 std::optional<language_model::Tokenizer> OpenedModel::tokenizer(const parallel::World& world,
                                                                 const kernels::Execution& execution) const {
-  if (found) return language_model::stored_tokenizer(*found, world, execution);
-  std::optional<language_model::Tokenizer> tokenizer = directory->tokenizer();
-  if (tokenizer && tokenizer->vocabulary_size() > architecture.vocabulary)
+  std::optional<language_model::Tokenizer> tokenizer =
+      found ? language_model::stored_tokenizer(*found, world, execution) : directory->tokenizer();
+  if (tokenizer) tokenizer = tokenizer->adding_special_tokens(configuration().data.add_special_tokens);
+  if (directory && tokenizer && tokenizer->vocabulary_size() > architecture.vocabulary)
     throw collective_error(ExitCode::data, "{}: its tokeniser has {} tokens, its model {}; do they belong together?",
                            directory->path().string(), tokenizer->vocabulary_size(), architecture.vocabulary);
   return tokenizer;

@@ -14,6 +14,7 @@ TokenSet with_end(const TokenSet& set, const std::optional<language_model::Token
   if (end < 0) return set;
   std::vector<std::uint32_t> ids(static_cast<std::size_t>(set.size()));
   set.read(0, ids);
+  if (ids.back() == end) return set;  // the post-processor has added it
   ids.push_back(static_cast<std::uint32_t>(end));
   return TokenSet(set.name(), std::move(ids), vocabulary, set.text_bytes());
 }

@@ -7,10 +7,13 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "commands/commands.hpp"
+#include "dataset/tokens/settings.hpp"
 #include "dataset/tokens/writer.hpp"
 #include "device/runtime.hpp"
+#include "input/read.hpp"
 #include "language_model/tokenizer/bpe.hpp"
 #include "language_model/tokenizer/corpus.hpp"
+#include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
 #include "report/format.hpp"
 #include "storage/mapped_file.hpp"
@@ -37,6 +40,18 @@ void require_consistent(const Request& request) {
     throw refuse(fmt::format("--pattern {} is not known (gpt2 or llama3)", request.pattern));
   for (const std::string& file : request.files)
     if (!std::filesystem::exists(file)) throw refuse(fmt::format("{}: no such file", file));
+}
+
+/// --set data.add_special_tokens, the one key that has a meaning here.
+bool adds_special_tokens(const Request& request) {
+  dataset::TokenSettings all, data;
+  input::Schema keys, schema;
+  dataset::add_keys(keys, all);
+  schema.add("data.add_special_tokens", data.add_special_tokens, keys.find("data.add_special_tokens")->help);
+  std::vector<input::Override> overrides;
+  for (const std::string& set : request.sets) overrides.push_back({set, ""});
+  input::read(schema, "", "", overrides);
+  return data.add_special_tokens;
 }
 
 /// Text that is encoded before it is written.
@@ -78,12 +93,15 @@ int language_model_tokenize(const Request& request, const parallel::World& world
   require_consistent(request);
   // One process writes: the files are the same whatever the number of ranks.
   world.on_root([&] {
+    for (const std::string& path : request.files) language_model::require_plain_text(path);
     const Tokenizer tokenizer =
-        request.train_bpe > 0 ? trained(request) : language_model::load_tokenizer(request.tokens, {}, "--tokens");
+        (request.train_bpe > 0 ? trained(request) : language_model::load_tokenizer(request.tokens, {}, "--tokens"))
+            .adding_special_tokens(adds_special_tokens(request));
+    language_model::note_special_tokens(tokenizer);
     const std::int64_t end_of_text = language_model::end_of_text(tokenizer);
 
     const int threads = device::host_threads({}, world.node_size());
-    dataset::TokenWriter writer(request.output, tokenizer.vocabulary_size(), tokenizer.text());
+    dataset::TokenWriter writer(request.output, tokenizer.vocabulary_size(), tokenizer.stored_text());
     for (const std::string& path : request.files) {
       const storage::MappedFile file(path);
       const std::string_view whole = text_of(file);
@@ -93,8 +111,10 @@ int language_model_tokenize(const Request& request, const parallel::World& world
         std::vector<std::vector<std::uint32_t>> encoded =
             language_model::encode_parallel(tokenizer, whole, documents, path, threads);
         for (std::size_t i = 0; i < documents.size(); ++i) {
-          if (end_of_text >= 0) encoded[i].push_back(static_cast<std::uint32_t>(end_of_text));
-          writer.append(encoded[i], static_cast<std::int64_t>(documents[i].size()));
+          std::vector<std::uint32_t> ids = tokenizer.with_begin(std::move(encoded[i]));
+          ids.insert(ids.end(), tokenizer.end().begin(), tokenizer.end().end());
+          if (end_of_text >= 0 && ids.back() != end_of_text) ids.push_back(static_cast<std::uint32_t>(end_of_text));
+          writer.append(ids, static_cast<std::int64_t>(documents[i].size()));
         }
         documents.clear();
         bytes = 0;

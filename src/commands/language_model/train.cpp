@@ -2,6 +2,7 @@
 //
 // weft lm train INPUT: trains a language model. weft lm polychromic INPUT: trains one further for quality and diversity
 // of sets of answers (language_model/policy/polychromic_run.hpp).
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -11,6 +12,7 @@
 #include "commands/shared/dry_run.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
+#include "input/read.hpp"
 #include "language_model/initial.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/policy/polychromic_run.hpp"
@@ -23,12 +25,33 @@
 #include "training/usable_memory.hpp"
 
 namespace weft::commands {
+namespace {
+
+/// Every key of the table has a default, but what answers are worth is for the user to say.
+void require_polychromic_table(const Request& request, const parallel::World& world) {
+  world.on_root([&] {
+    std::vector<std::string> given = request.sets;
+    given.insert(given.end(), request.point.begin(), request.point.end());
+    if (!input::has_table(request.input_text, "polychromic") &&
+        std::none_of(given.begin(), given.end(),
+                     [](const std::string& set) { return set.starts_with("polychromic."); }))
+      throw error(ExitCode::usage,
+                  "{}: has no table [polychromic], which says what answers are worth (all would have the same reward); "
+                  "write one, with a reward of \"likelihood\", \"exact\", \"regex\", \"file\" or \"command\" (or "
+                  "\"constant\" for diversity alone), for example:\n\n[polychromic]\nreward = \"likelihood\"\n"
+                  "prompts_file = \"prompts.txt\"",
+                  request.subject);
+  });
+}
+
+}  // namespace
 
 int language_model_train(const Request& request, const parallel::World& world) {
   const auto start = Clock::now();
   // 1. The input and the text: every error that can be found before work starts.
   Input input;
   const input::Schema schema = commands::schema(input, request.command);
+  if (request.command == Command::lm_polychromic) require_polychromic_table(request, world);
   read_input(request, schema, world);
   language_model::use_ranks(input.language,
                             parallel::ranks_of_grid(input.language.parallel, world.size(), request.dry_run));

@@ -40,6 +40,11 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
       .path_name();
   schema.add("data.special", data.special,
              "symbols added to the vocabulary of \"character\" and \"bytes\": PAD, UNK, BOS, EOS");
+  schema
+      .add("data.add_special_tokens", data.add_special_tokens,
+           "texts and prompts begin and end with what the post-processor of a tokenizer.json adds: the BOS of Llama 3, "
+           "for example")
+      .changeable();
   schema.add("data.batch_tokens", data.batch_tokens, "tokens per step, all ranks together")
       .in("tokens")
       .at_least(1)

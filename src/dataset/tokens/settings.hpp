@@ -20,6 +20,7 @@ struct TokenSettings {
   /// "character", "bytes", or the path of a tokeniser file. "" = the tokeniser of the token files or of
   /// the initial model; else of text: characters.
   std::string tokens;
+  bool add_special_tokens = true;          ///< those that the post-processor of a tokenizer.json adds to a text
   std::vector<std::string> special;        ///< symbols added to "character" and "bytes": PAD, UNK, BOS, EOS
   std::int64_t batch_tokens = 16384;       ///< tokens per step, all ranks together
   std::int64_t sequence = 256;             ///< tokens per sequence

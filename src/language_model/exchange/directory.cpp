@@ -17,7 +17,6 @@
 #include "kernels/runtime.hpp"
 #include "language_model/adapters.hpp"
 #include "language_model/tokenizer/corpus.hpp"
-#include "language_model/tokenizer/huggingface.hpp"
 #include "report/format.hpp"
 #include "storage/durable.hpp"
 
@@ -28,8 +27,7 @@ namespace fs = std::filesystem;
 using training::ParameterSpec;
 
 constexpr const char *kConfig = "config.json", *kWeights = "model.safetensors",
-                     *kIndex = "model.safetensors.index.json", *kTokenizerFile = "tokenizer.json",
-                     *kOwnTokenizer = "weft_tokenizer.json";
+                     *kIndex = "model.safetensors.index.json", *kTokenizerFile = "tokenizer.json";
 /// Bytes: config.json has kilobytes, an index 100 bytes per tensor.
 constexpr std::int64_t kLargestConfig = std::int64_t{16} << 20;
 constexpr std::size_t kMostFiles = 1 << 14;
@@ -346,7 +344,7 @@ void HuggingfaceDirectory::load(const training::Parameters& parameters, const ke
 }
 
 std::optional<Tokenizer> HuggingfaceDirectory::tokenizer() const {
-  for (const char* file : {kTokenizerFile, kOwnTokenizer})
+  for (const char* file : {kWeftTokenizer, kTokenizerFile})
     if (fs::exists(path_ / file)) return load_tokenizer((path_ / file).string(), {}, "tokenizer");
   return std::nullopt;
 }
@@ -367,9 +365,9 @@ std::string HuggingfaceDirectory::summary() const {
       "  tensors: {}; {} in {} file{}; all present\n  tokeniser: {}\n\n{}",
       path_.string(), name(config_.family), report::grouped(parameters_of(architecture)), config_.vocabulary,
       config_.positions, stored, report::binary_bytes_text(bytes), files_.size(), files_.size() == 1 ? "" : "s",
-      fs::exists(path_ / kTokenizerFile)  ? kTokenizerFile
-      : fs::exists(path_ / kOwnTokenizer) ? kOwnTokenizer
-                                          : "none",
+      fs::exists(path_ / kWeftTokenizer)   ? kWeftTokenizer
+      : fs::exists(path_ / kTokenizerFile) ? kTokenizerFile
+                                           : "none",
       table_of(model));
 }
 
@@ -402,15 +400,6 @@ std::vector<Part> divide(const std::vector<Place>& all, kernels::Scalar type, st
     parts.back().bytes += bytes;
   }
   return parts;
-}
-
-void write_tokenizer(const std::optional<Tokenizer>& tokenizer, const fs::path& directory) {
-  if (!tokenizer) return;
-  const std::string text = tokenizer->huggingface_text();
-  if (text.empty()) return storage::write_text(directory / kOwnTokenizer, tokenizer->text());
-  storage::write_text(directory / kTokenizerFile, text);
-  storage::write_text(directory / "tokenizer_config.json",
-                      "{\n  \"tokenizer_class\": \"PreTrainedTokenizerFast\"\n}\n");
 }
 
 }  // namespace
@@ -453,7 +442,7 @@ void write_huggingface(const training::Parameters& parameters, const Architectur
     if (parts.size() > 1)
       storage::write_text(temporary / kIndex,
                           json_text(Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}, 2) + "\n");
-    write_tokenizer(tokenizer, temporary);
+    if (tokenizer) write_tokenizer_files(*tokenizer, temporary);
     storage::write_text(temporary / kConfig,
                         config_text(architecture, family, type, tokenizer ? tokenizer->special("<|endoftext|>") : -1));
   });

@@ -65,8 +65,8 @@ class HuggingfaceDirectory {
 };
 
 /// Writes a model in this layout; `directory` appears complete, by a rename. `type`: of all tensors, fp32 or bf16.
-/// Files have at most `file_bytes`, or one tensor. A tokeniser that is no byte-level BPE is written as
-/// weft_tokenizer.json. Throws Error(usage) if the directory exists and is not empty, or if the transformers library
+/// Files have at most `file_bytes`, or one tensor. The files of the tokeniser: write_tokenizer_files.
+/// Throws Error(usage) if the directory exists and is not empty, or if the transformers library
 /// lacks the model; Error(io), Error(numeric) for values that are not finite.
 void write_huggingface(const training::Parameters&, const Architecture&, const std::optional<Tokenizer>&,
                        kernels::Scalar type, std::int64_t file_bytes, const kernels::Execution&,

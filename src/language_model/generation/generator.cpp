@@ -327,13 +327,15 @@ void Generator::compute() {
   transformer_.forward(tokens, nullptr);
   const AnyMatrix logits = transformer_.logits(tokens);
   timers_.phase("sampling");
+  const std::int64_t blocks = kernels::draw_blocks(settings_.drawable());
   kernels::sample(execution_,
-                  {.vocabulary = settings_.architecture.vocabulary,
+                  {.vocabulary = settings_.drawable(),
                    .softcap = static_cast<float>(settings_.architecture.model.logit_softcap),
                    .temperature = static_cast<float>(settings_.temperature),
                    .top_k = settings_.top_k,
                    .top_p = settings_.top_p},
-                  logits, buffers_.sums, {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
+                  logits, {buffers_.sums.data, settings_.rows, blocks, blocks},
+                  {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
 }
 
 /// The first time the work is submitted as it is, since libraries may allocate; the second time it is recorded.

@@ -6,6 +6,9 @@
 // by the forward pass of training; its samples read the same rows of the cache. Then each step computes one row per
 // sequence, draws its next token and appends. Sequences that have ended make place for the next ones.
 //
+// A model may have more ids than its tokeniser has tokens: these are not drawn, and probabilities are those among the
+// others.
+//
 // A text that reaches the context goes on with the last half of the context as its prompt.
 //
 // What a sample becomes does not depend on the other samples: its random numbers depend on (seed, step, prompt, sample,
@@ -43,6 +46,7 @@ struct GenerationSettings {
   kernels::Scalar type = kernels::Scalar::fp32;  ///< of the activations
   std::int64_t rows = 1;                         ///< sequences that are computed together
   std::int64_t prompts = 1;                      ///< different prompts
+  std::int64_t vocabulary = 0;                   ///< ids that may be drawn, those below it; 0: all of the model
   std::int64_t longest_prompt = 1;               ///< in tokens, at most context()
   std::int64_t new_tokens = 1;                   ///< of each sample, at most
   std::int64_t prefill_rows = 0;                 ///< most of a forward pass over several prompts; 0: one prompt each
@@ -51,6 +55,7 @@ struct GenerationSettings {
   double top_p = 1;
   bool graphs = true;
 
+  std::int64_t drawable() const { return vocabulary == 0 ? architecture.vocabulary : vocabulary; }
   /// Longest sequence of the model.
   std::int64_t context() const { return architecture.positions; }
   /// Rows of the largest forward pass: at least as many must the Transformer take.

@@ -8,9 +8,10 @@
 namespace weft::language_model {
 
 std::vector<std::uint32_t> end_symbols(const Tokenizer& tokenizer) {
-  std::vector<std::uint32_t> ids;
+  std::vector<std::uint32_t> ids = tokenizer.special_tokens().ends;
   for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "EOS"})
-    if (const std::int64_t id = tokenizer.special(name); id >= 0) ids.push_back(static_cast<std::uint32_t>(id));
+    if (const std::int64_t id = tokenizer.special(name); id >= 0 && std::find(ids.begin(), ids.end(), id) == ids.end())
+      ids.push_back(static_cast<std::uint32_t>(id));
   return ids;
 }
 

@@ -13,7 +13,8 @@
 
 namespace weft::language_model {
 
-/// Ids of the symbols that end a document, of those that the tokeniser has.
+/// Ids of the symbols that end a text: those of the files beside a tokenizer.json (special_tokens.hpp), and
+/// <|endoftext|>, <|end_of_text|> and EOS if the tokeniser has them.
 std::vector<std::uint32_t> end_symbols(const Tokenizer&);
 
 /// The same text with U+FFFD in place of each byte that is not part of a UTF-8 character.

@@ -132,7 +132,7 @@ Judge::Judge(const Configuration& configuration, const Model& trained, const Tok
       transformer_(own_ ? *own_ : trained, forward_settings(configuration, trained.architecture()), timers, arena),
       staging_(forward_settings(configuration, trained.architecture()).rows, false, execution, arena),
       embedder_(forward_settings(configuration, trained.architecture()), transformer_, staging_, execution, arena,
-                configuration.polychromic.embed_together),
+                configuration.polychromic.embed_together, tokenizer.vocabulary_size()),
       reward_(make_reward(settings_, [this](std::span<const AnsweredPrompt>) { return log_probabilities_; })) {
   if (!own_) return;  // the weights of the run are not there yet
   initial.load(own_->parameters(), world, execution);

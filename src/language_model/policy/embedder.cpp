@@ -41,13 +41,15 @@ Embedder::Buffers::Buffers(const TransformerSettings& settings, training::StepAr
 }
 
 Embedder::Embedder(const TransformerSettings& settings, Transformer& transformer, Staging& staging,
-                   const kernels::Execution& execution, training::StepArena& arena, std::int64_t together)
+                   const kernels::Execution& execution, training::StepArena& arena, std::int64_t together,
+                   std::int64_t vocabulary)
     : settings_(settings),
       transformer_(transformer),
       staging_(staging),
       execution_(execution),
       buffers_(settings, arena),
-      together_(together == 0 ? settings.rows : together) {
+      together_(together == 0 ? settings.rows : together),
+      vocabulary_(vocabulary) {
   if (settings.rows < settings.length)
     throw error(ExitCode::internal, "an embedder of {} rows for texts of {} tokens", settings.rows, settings.length);
 }
@@ -120,7 +122,8 @@ void Embedder::run(std::span<const EmbeddedText> texts, std::span<const Piece> p
       batch.targets[at] = static_cast<std::int32_t>(ids[static_cast<std::size_t>(token + 1)]);
   }
   staging_.send(batch);
-  const Tokens tokens = staging_.tokens(0, batch.sequences, length);
+  Tokens tokens = staging_.tokens(0, batch.sequences, length);
+  tokens.vocabulary = vocabulary_;
   transformer_.forward(tokens, nullptr);
 
   for (std::size_t i = 0; i < pieces.size(); ++i) {

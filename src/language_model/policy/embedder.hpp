@@ -35,9 +35,9 @@ class Embedder {
 
   /// The settings of the transformer, whose rows the staging memory takes. References must outlive the object.
   /// Transformer and staging memory are used in `embed` only. together: most texts of a forward pass; 0: as many as
-  /// fit.
+  /// fit. vocabulary: log-probabilities are those among the ids below it; 0: all of the model.
   Embedder(const TransformerSettings& settings, Transformer&, Staging&, const kernels::Execution&, training::StepArena&,
-           std::int64_t together = 0);
+           std::int64_t together = 0, std::int64_t vocabulary = 0);
 
   /// out: [texts, C], where the kernels run: the mean over the pooled tokens, zeros for an empty text. A text that is
   /// longer than settings.length is cut into pieces that the model sees one by one.
@@ -63,7 +63,7 @@ class Embedder {
   Staging& staging_;
   const kernels::Execution execution_;
   const Buffers buffers_;
-  const std::int64_t together_;
+  const std::int64_t together_, vocabulary_;
 };
 
 }  // namespace weft::language_model

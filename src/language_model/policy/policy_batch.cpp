@@ -73,7 +73,8 @@ Tokens PolicyBatch::tokens(std::int64_t first, std::int64_t sequences) const {
           .positions = {device.positions.data + begin, rows},
           .first_key = {},
           .weights = {device.weights.data + begin, rows},
-          .temperature = static_cast<float>(settings_.temperature)};
+          .temperature = static_cast<float>(settings_.temperature),
+          .vocabulary = settings_.vocabulary};
 }
 
 void PolicyBatch::add_gradients(Transformer& transformer, const kernels::AdamStep* step,

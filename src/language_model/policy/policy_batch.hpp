@@ -27,6 +27,7 @@ class PolicyBatch {
     std::int64_t sequences = 0;   ///< most rows
     std::int64_t length = 0;      ///< of the longest prompt and answer
     std::int64_t micro_rows = 0;  ///< tokens of a micro-batch, at least `length`
+    std::int64_t vocabulary = 0;  ///< ids that can be drawn: those below it; 0: all of the model
     double temperature = 1;
   };
 

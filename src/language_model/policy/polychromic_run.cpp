@@ -39,14 +39,17 @@ std::int64_t logit_rows(const Configuration& configuration, const Architecture& 
 
 GenerationSettings generation(const Configuration& configuration, const Architecture& architecture,
                               const Prompts& prompts) {
-  return answer_settings(configuration, architecture, largest_prompts(configuration), prompts.longest(),
-                         logit_rows(configuration, architecture));
+  GenerationSettings settings = answer_settings(configuration, architecture, largest_prompts(configuration),
+                                                prompts.longest(), logit_rows(configuration, architecture));
+  settings.vocabulary = prompts.vocabulary();
+  return settings;
 }
 
 PolicyBatch::Settings batch_settings(const Configuration& configuration, const Prompts& prompts) {
   return {.sequences = largest_prompts(configuration) * configuration.polychromic.samples,
           .length = longest_text(configuration, prompts),
           .micro_rows = configuration.micro_tokens(),
+          .vocabulary = prompts.vocabulary(),
           .temperature = configuration.polychromic.temperature};
 }
 

@@ -31,6 +31,8 @@ class Prompts {
   std::int64_t n_evaluation() const { return n_evaluation_; }
   /// The first lines of the file, or pieces of the validation text.
   Prompt evaluation(std::int64_t number) const;
+  /// Tokens of the tokeniser.
+  std::int64_t vocabulary() const { return corpus_.tokenizer->vocabulary_size(); }
   /// Tokens of the longest one.
   std::int64_t longest() const { return longest_; }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "input/schema.hpp"
+#include "language_model/tokenizer/json_lines.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -39,7 +40,8 @@ void add_sampling_keys(input::Schema& schema, PolychromicSettings& polychromic) 
   schema.add("polychromic.stop", polychromic.stop, "texts before which an answer ends");
   schema
       .add("polychromic.prompts_file", polychromic.prompts_file,
-           "prompts, one per line, used in turn; FILE.jsonl: {\"prompt\": TEXT, \"reference\": TEXT} per line; \"\" = "
+           "prompts, one per line, used in turn; FILE.jsonl (or .ndjson, .json): {\"prompt\": TEXT, \"reference\": "
+           "TEXT} per line; \"\" = "
            "pieces of the training text at random places")
       .path_name();
   schema.add("polychromic.prompt_tokens", polychromic.prompt_tokens, "length of a prompt that is cut from a text")
@@ -195,7 +197,7 @@ void add_keys(input::Schema& schema, PolychromicSettings& polychromic) {
         return {};
       });
   schema.rule({"polychromic.reward", "polychromic.prompts_file"}, [&polychromic]() -> std::string {
-    if (polychromic.reward != RewardKind::exact || polychromic.prompts_file.ends_with(".jsonl")) return {};
+    if (polychromic.reward != RewardKind::exact || is_named_json_lines(polychromic.prompts_file)) return {};
     return "polychromic.reward = \"exact\" needs references, which prompts of a FILE.jsonl have; give such a "
            "polychromic.prompts_file";
   });

@@ -56,16 +56,20 @@ bool from_alphabet(std::string_view text, std::string& bytes) {
   return true;
 }
 
-BpeEncoder::BpeEncoder(Bpe model, std::string_view source) : model_(std::move(model)), splitter_(model_.pattern) {
+BpeEncoder::BpeEncoder(Bpe model, std::string_view source)
+    : model_(std::move(model)), splitter_(model_.splits, source) {
   const auto refuse = [&](const std::string& why) {
     return error(ExitCode::data, "{}: {}; is it a byte-level BPE, and complete?", source, why);
   };
   std::vector<bool> is_added(model_.tokens.size(), false);
   for (const Bpe::Added& added : model_.added) {
-    if (added.id >= model_.tokens.size() || is_added[added.id] || !model_.tokens[added.id].empty())
+    if (added.id >= model_.tokens.size() || is_added[added.id])
       throw refuse(fmt::format("added token {} has an id that is not its own", added.id));
+    if (const std::string& token = model_.tokens[added.id]; !token.empty() && token != added.content)
+      throw refuse(fmt::format("added token {} has the id of another token", added.id));
     if (added.content.empty()) throw refuse(fmt::format("added token {} is empty", added.id));
     is_added[added.id] = true;
+    has_normalized_ |= added.normalized;
     added_[static_cast<unsigned char>(added.content[0])].push_back(&added);
   }
   for (auto& candidates : added_) {
@@ -79,20 +83,22 @@ BpeEncoder::BpeEncoder(Bpe model, std::string_view source) : model_(std::move(mo
   }
   ids_.reserve(model_.tokens.size());
   for (std::size_t id = 0; id < model_.tokens.size(); ++id) {
-    if (is_added[id]) continue;
+    if (model_.tokens[id].empty() && is_added[id]) continue;
     if (model_.tokens[id].empty()) throw refuse(fmt::format("id {} has no token", id));
     if (!ids_.emplace(model_.tokens[id], static_cast<std::uint32_t>(id)).second)
       throw refuse(fmt::format("id {} is the same token as another one", id));
   }
   for (int byte = 0; byte < 256; ++byte) {
     const auto found = ids_.find(std::string(1, static_cast<char>(byte)));
-    if (found == ids_.end()) throw refuse(fmt::format("byte 0x{:02x} has no token", byte));
-    byte_ids_[static_cast<std::size_t>(byte)] = found->second;
+    if (found == ids_.end() && byte >= ' ' && byte <= '~')
+      throw refuse(fmt::format("byte 0x{:02x} has no token", byte));
+    byte_ids_[static_cast<std::size_t>(byte)] = found == ids_.end() ? kNone : found->second;
   }
   merges_.reserve(model_.merges.size());
   for (std::size_t rank = 0; rank < model_.merges.size(); ++rank) {
     const auto [left, right] = model_.merges[rank];
-    if (left >= model_.tokens.size() || right >= model_.tokens.size() || is_added[left] || is_added[right])
+    if (left >= model_.tokens.size() || right >= model_.tokens.size() || model_.tokens[left].empty() ||
+        model_.tokens[right].empty())
       throw refuse(fmt::format("merge {} joins {} and {}, which are not both tokens", rank, left, right));
     const auto result = ids_.find(model_.tokens[left] + model_.tokens[right]);
     if (result == ids_.end())
@@ -115,9 +121,9 @@ std::string_view BpeEncoder::bytes_of(std::uint32_t id) const {
   return {};
 }
 
-const Bpe::Added* BpeEncoder::added_at(std::string_view text) const {
+const Bpe::Added* BpeEncoder::added_at(std::string_view text, bool normalized) const {
   for (const Bpe::Added* added : added_[static_cast<unsigned char>(text[0])])
-    if (text.starts_with(added->content)) return added;
+    if (added->normalized == normalized && text.starts_with(added->content)) return added;
   return nullptr;
 }
 
@@ -188,30 +194,44 @@ std::vector<std::uint32_t> BpeEncoder::encode(std::string_view text, std::string
   Workspace work;
   // Piece -> place of its ids in the output.
   std::unordered_map<std::string_view, std::pair<std::size_t, std::size_t>> cache;
-  const auto encode_part = [&](std::string_view part) {
-    splitter_.split(part, source, offset + static_cast<std::size_t>(part.data() - text.data()),
-                    [&](std::string_view piece) {
-                      if (const auto known = cache.find(piece); known != cache.end()) {
-                        const auto [begin, count] = known->second;
-                        for (std::size_t i = begin; i < begin + count; ++i) ids.push_back(ids[i]);
-                        return;
-                      }
-                      const std::size_t begin = ids.size();
-                      encode_piece(piece, ids, work);
-                      if (cache.size() < kMostCached) cache.emplace(piece, std::pair(begin, ids.size() - begin));
-                    });
-  };
-  std::size_t done = 0;
-  for (std::size_t at = 0; at < text.size();) {
-    if (const Bpe::Added* const added = added_at(text.substr(at))) {
-      encode_part(text.substr(done, at - done));
-      ids.push_back(added->id);
-      done = at += added->content.size();
-    } else {
-      ++at;
+  const auto encode_piece = [&](std::string_view piece) {
+    if (const auto known = cache.find(piece); known != cache.end()) {
+      const auto [begin, count] = known->second;
+      for (std::size_t i = begin; i < begin + count; ++i) ids.push_back(ids[i]);
+      return;
     }
-  }
-  encode_part(text.substr(done));
+    const std::size_t begin = ids.size();
+    this->encode_piece(piece, ids, work);
+    if (const auto missing = std::find(ids.begin() + static_cast<std::ptrdiff_t>(begin), ids.end(), kNone);
+        missing != ids.end()) {
+      const auto byte = std::find_if(piece.begin(), piece.end(),
+                                     [&](char one) { return byte_ids_[static_cast<unsigned char>(one)] == kNone; });
+      throw error(ExitCode::data, "{}: byte {} is 0x{:02x}, which has no token in this tokeniser; remove the character",
+                  source, offset + static_cast<std::size_t>(&*byte - text.data()), static_cast<unsigned char>(*byte));
+    }
+    if (cache.size() < kMostCached) cache.emplace(piece, std::pair(begin, ids.size() - begin));
+  };
+  const auto encode_part = [&](std::string_view part) {
+    splitter_.split(part, source, offset + static_cast<std::size_t>(part.data() - text.data()), encode_piece);
+  };
+  const auto between_added = [&](std::string_view part, bool normalized, const auto& rest) {
+    std::size_t done = 0;
+    for (std::size_t at = 0; at < part.size();) {
+      if (const Bpe::Added* const added = added_at(part.substr(at), normalized)) {
+        rest(part.substr(done, at - done));
+        ids.push_back(added->id);
+        done = at += added->content.size();
+      } else {
+        ++at;
+      }
+    }
+    rest(part.substr(done));
+  };
+  // As the tokenizers library: those of the text as it is, then those that count as text.
+  between_added(text, false, [&](std::string_view part) {
+    if (has_normalized_) return between_added(part, true, encode_part);
+    encode_part(part);
+  });
   return ids;
 }
 

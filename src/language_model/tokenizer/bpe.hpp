@@ -24,9 +24,12 @@ struct Bpe {
   struct Added {
     std::uint32_t id = 0;
     std::string content;
+    bool special = true;      ///< to other programs, which may leave it out of decoded text
+    bool normalized = false;  ///< looked for in what remains beside the others
   };
-  std::string pattern;                                          ///< of the splitter
-  std::vector<std::string> tokens;                              ///< [id] bytes; of an added token: empty
+  std::vector<SplitRule> splits;  ///< of the splitter
+  /// [id] bytes; empty: an added token alone. A token of a byte or of a merge may be an added token besides.
+  std::vector<std::string> tokens;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> merges;  ///< left and right id, by rank
   std::vector<Added> added;
   bool ignore_merges = false;  ///< a piece that is a token as a whole is that token
@@ -35,12 +38,14 @@ struct Bpe {
 /// A model ready to encode. Immutable.
 class BpeEncoder {
  public:
-  /// Throws Error(data) "SOURCE: …" if a byte has no id, a merge makes no token, or ids, merges or contents repeat.
+  /// Throws Error(data) "SOURCE: …" if a printable ASCII character has no id, a merge makes no token, or ids, merges or
+  /// contents repeat.
   BpeEncoder(Bpe model, std::string_view source);
   BpeEncoder(BpeEncoder&&) = default;  // not copied: members refer to the model
 
   const Bpe& model() const { return model_; }
-  /// The text is valid UTF-8; `offset`: of the text in its source, for messages.
+  /// The text is valid UTF-8; `offset`: of the text in its source, for messages. Throws Error(data) for a byte without
+  /// a token.
   std::vector<std::uint32_t> encode(std::string_view text, std::string_view source, std::size_t offset = 0) const;
   /// As Splitter::cuts_before_spaces, for ids.
   bool cuts_before_spaces() const;
@@ -54,7 +59,7 @@ class BpeEncoder {
   struct Workspace;
 
   void encode_piece(std::string_view piece, std::vector<std::uint32_t>& ids, Workspace&) const;
-  const Bpe::Added* added_at(std::string_view text) const;
+  const Bpe::Added* added_at(std::string_view text, bool normalized) const;
 
   Bpe model_;
   Splitter splitter_;
@@ -62,6 +67,7 @@ class BpeEncoder {
   std::unordered_map<std::uint64_t, Merge> merges_;
   std::unordered_map<std::string_view, std::uint32_t> ids_;  ///< views of model_.tokens
   std::array<std::vector<const Bpe::Added*>, 256> added_{};  ///< by first byte, longest first
+  bool has_normalized_ = false;
 };
 
 /// The alphabet in which GPT-2 writes bytes as printable characters, "Ġ" for a space: bytes <-> UTF-8.

@@ -142,7 +142,7 @@ void PieceCounts::add(std::string_view text, std::string_view source) {
 
 Bpe train_bpe(const PieceCounts& pieces, std::int64_t size, const std::vector<std::string>& added) {
   Bpe model;
-  model.pattern = pieces.pattern();
+  model.splits = {{pieces.pattern()}};
   for (int byte = 0; byte < 256; ++byte) model.tokens.emplace_back(1, static_cast<char>(byte));
   const std::int64_t with_merges = size - static_cast<std::int64_t>(added.size());
   Trainer trainer(pieces.counts());

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/tokenizer/corpus.hpp"
 
+#include <fmt/ranges.h>
+
 #include <cmath>
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/text.hpp"
 #include "device/runtime.hpp"
+#include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
 #include "parallel/affinity.hpp"
 #include "parallel/failure.hpp"
@@ -28,7 +33,9 @@ Contents contents_of(const std::string& path, std::string_view key, const parall
   const std::string kind = world.on_root([&]() -> std::string {
     if (!std::filesystem::exists(path))
       throw error(ExitCode::usage, "{} = \"{}\": no such file or directory; correct the path", key, path);
-    return std::filesystem::is_directory(path) || dataset::is_token_file(path) ? "tokens" : "text";
+    if (std::filesystem::is_directory(path) || dataset::is_token_file(path)) return "tokens";
+    require_plain_text(path);
+    return "text";
   });
   return kind == "tokens" ? Contents::tokens : Contents::text;
 }
@@ -37,7 +44,8 @@ Contents contents_of(const std::string& path, std::string_view key, const parall
 std::optional<Tokenizer> named_tokenizer(const dataset::TokenSettings& data, const parallel::World& world) {
   if (data.tokens.empty() || data.tokens == "character") return std::nullopt;
   return Tokenizer::from_text(
-      world.on_root([&] { return load_tokenizer(data.tokens, data.special, "data.tokens").text(); }), data.tokens);
+      world.on_root([&] { return load_tokenizer(data.tokens, data.special, "data.tokens").stored_text(); }),
+      data.tokens);
 }
 
 /// Ids of rank 0 as a set on every rank.
@@ -69,6 +77,8 @@ TokenSet encode_text(const std::string& path, const Tokenizer& tokenizer, const 
     ids = std::move(encode_parallel(tokenizer, text, std::span(&text, 1), path,
                                     device::host_threads({}, parallel::processes_sharing_cpus(world)))
                         .front());
+    ids = tokenizer.with_begin(std::move(ids));
+    ids.insert(ids.end(), tokenizer.end().begin(), tokenizer.end().end());
     bytes = static_cast<std::int64_t>(file.bytes().size());
   });
   return broadcast(path, std::move(ids), tokenizer, bytes, world);
@@ -95,6 +105,11 @@ void require_prediction(const TokenSet& set) {
                            set.name(), set.size());
 }
 
+/// "" for no ids.
+std::string ids_text(std::string_view name, std::span<const std::uint32_t> ids) {
+  return ids.empty() ? "" : fmt::format("{}{}", name, fmt::join(ids, " "));
+}
+
 /// Bytes of text that the ids stand for.
 std::int64_t text_bytes(const TokenSet& set, const Tokenizer& tokenizer) {
   constexpr std::int64_t kPiece = std::int64_t{1} << 20;
@@ -110,6 +125,16 @@ std::int64_t text_bytes(const TokenSet& set, const Tokenizer& tokenizer) {
 
 }  // namespace
 
+void note_special_tokens(const Tokenizer& tokenizer) {
+  const auto note = [&](const char* verb, std::span<const std::uint32_t> ids) {
+    if (!ids.empty())
+      log::info("texts {} with {} (post-processor of the tokeniser; data.add_special_tokens = false leaves it out)",
+                verb, printable(tokenizer.decode(ids)));
+  };
+  note("begin", tokenizer.begin());
+  note("end", tokenizer.end());
+}
+
 std::int64_t end_of_text(const Tokenizer& tokenizer) {
   const std::int64_t id = tokenizer.special(kEndOfText);
   return id >= 0 ? id : tokenizer.special("<|end_of_text|>");
@@ -120,11 +145,14 @@ Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::strin
   if (!std::filesystem::exists(tokens))
     throw error(ExitCode::usage, "{} = \"{}\": no such file (it is \"bytes\" or the path of a tokeniser file)", key,
                 tokens);
+  const std::filesystem::path path = tokens;
   const storage::MappedFile file(tokens);
   if (static_cast<std::int64_t>(file.bytes().size()) > storage::kLargestTokenizer)
     throw error(ExitCode::data, "{}: has {} bytes (a tokeniser file has at most {}); is it another kind of file?",
                 tokens, file.bytes().size(), storage::kLargestTokenizer);
-  return Tokenizer::from_text(text_of(file), tokens);
+  const Tokenizer tokenizer = Tokenizer::from_text(text_of(file), tokens);
+  const bool of_model = path.filename() == "tokenizer.json" || path.filename() == kWeftTokenizer;
+  return of_model ? with_files_of(tokenizer, path.parent_path()) : tokenizer;
 }
 
 TokenSet load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer, std::int64_t vocabulary,
@@ -151,6 +179,9 @@ Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& wo
   const Contents contents = contents_of(data.train, "data.train", world);
   std::optional<TokenSet> train;
   std::string fingerprint;
+  const auto choose_special_tokens = [&] {
+    if (tokenizer) tokenizer = tokenizer->adding_special_tokens(data.add_special_tokens);
+  };
   if (contents == Contents::tokens) {
     train = dataset::open_tokens(world, data.train);
     if (data.tokens == "character")
@@ -161,6 +192,7 @@ Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& wo
     if (!tokenizer && !train->tokenizer().empty())
       tokenizer = Tokenizer::from_text(train->tokenizer(), data.train + ": /tokenizer");
     if (!tokenizer && of_model && of_model->vocabulary_size() == train->vocabulary()) tokenizer = of_model;
+    choose_special_tokens();
     require_match(*train, tokenizer, tokenizer ? tokenizer->vocabulary_size() : train->vocabulary());
     fingerprint = train->fingerprint();
   } else {
@@ -171,12 +203,15 @@ Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& wo
       if (!tokenizer) tokenizer = Tokenizer::characters_of(text_of(file), data.special, data.train);
       return "text:" + storage::sha256(text_of(file));
     });
-    const std::string form = world.on_root([&] { return tokenizer->text(); });
+    const std::string form = world.on_root([&] { return tokenizer->stored_text(); });
     if (!world.is_root()) tokenizer = Tokenizer::from_text(form, data.train);
+    choose_special_tokens();
     train = encode_text(data.train, *tokenizer, world);
-    fingerprint = fmt::format("{},tokens:{}", digest, storage::sha256(form));
+    fingerprint = fmt::format("{},tokens:{}{}{}", digest, storage::sha256(tokenizer->text()),
+                              ids_text(",begin:", tokenizer->begin()), ids_text(",end:", tokenizer->end()));
   }
 
+  if (tokenizer && world.is_root()) note_special_tokens(*tokenizer);
   const std::int64_t vocabulary = train->vocabulary();
   std::optional<TokenSet> validation;
   if (!data.validation.empty()) {

@@ -23,7 +23,7 @@ struct Corpus {
 
 /// Text is read and encoded by rank 0 and broadcast; token files are mapped by every rank. Collective; errors are known
 /// to all ranks: Error(usage) for a path that does not exist and for settings that do not fit the data, Error(data) for
-/// invalid UTF-8, an empty file, a set shorter than a sequence and its last target, and damaged files.
+/// invalid UTF-8, JSON Lines, an empty file, a set shorter than a sequence and its last target, and damaged files.
 /// `of_model`: the tokeniser of a model that the training begins with, taken where the settings name none.
 Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&,
                    const std::optional<Tokenizer>& of_model = std::nullopt);
@@ -33,8 +33,11 @@ inline constexpr const char* kEndOfText = "<|endoftext|>";
 /// Its id, or that of Llama's "<|end_of_text|>"; -1: the tokeniser has neither.
 std::int64_t end_of_text(const Tokenizer&);
 
-/// "bytes", with special symbols, or the tokeniser file at a path. `key` names the path in messages. Throws
-/// Error(usage) if there is no such file, Error(data) if it is none.
+/// Logs what is added to texts, if anything is.
+void note_special_tokens(const Tokenizer&);
+
+/// "bytes", with special symbols, or the tokeniser file at a path, with what the files beside a tokenizer.json say.
+/// `key` names the path in messages. Throws Error(usage) if there is no such file, Error(data) if it is none.
 Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::string>& special, std::string_view key);
 
 /// The ids of one text file, token file or directory of token files for an existing tokeniser: validation and

@@ -2,10 +2,10 @@
 #include "language_model/tokenizer/tokenizer.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <variant>
 
 #include "base/error.hpp"
+#include "base/json.hpp"
 #include "base/text.hpp"
 #include "language_model/tokenizer/bpe.hpp"
 #include "language_model/tokenizer/huggingface.hpp"
@@ -165,28 +165,94 @@ std::string Tokenizer::decode(std::span<const std::uint32_t> ids) const {
   return text;
 }
 
-std::string Tokenizer::text() const {
-  json j{{"format", kFormat}, {"version", kVersion}, {"kind", kind()}};
-  if (const auto* bpe = std::get_if<BpeEncoder>(&model_->kind)) {
+namespace {
+
+/// A pattern alone as its text.
+json json_of(const std::vector<SplitRule>& rules) {
+  if (rules.size() == 1 && !rules[0].covers_text) return rules[0].pattern;
+  json list = json::array();
+  for (const SplitRule& rule : rules) list.push_back({{"pattern", rule.pattern}, {"covers_text", rule.covers_text}});
+  return list;
+}
+
+/// Which tokens are looked for first decides ids only if there are both kinds.
+bool has_two_kinds(const std::vector<Bpe::Added>& added) {
+  return std::any_of(added.begin(), added.end(),
+                     [&](const Bpe::Added& token) { return token.normalized != added[0].normalized; });
+}
+
+/// complete: with what does not decide ids.
+json json_of(const Tokenizer::Model& tokenizer, std::string_view kind, bool complete) {
+  json j{{"format", kFormat}, {"version", kVersion}, {"kind", kind}};
+  if (const auto* bpe = std::get_if<BpeEncoder>(&tokenizer.kind)) {
     const Bpe& model = bpe->model();
     json tokens = json::array(), added = json::array();
     for (const std::string& token : model.tokens) tokens.push_back(to_alphabet(token));
-    for (const Bpe::Added& token : model.added) added.push_back({{"id", token.id}, {"content", token.content}});
-    j.update({{"pattern", model.pattern},
+    for (const Bpe::Added& token : model.added) {
+      added.push_back({{"id", token.id}, {"content", token.content}});
+      if (complete && !token.special) added.back()["special"] = false;
+      if (token.normalized && (complete || has_two_kinds(model.added))) added.back()["normalized"] = true;
+    }
+    j.update({{"pattern", json_of(model.splits)},
               {"ignore_merges", model.ignore_merges},
               {"tokens", tokens},
               {"merges", model.merges},
               {"added", added}});
-    return j.dump();
+    return j;
   }
-  j["special"] = model_->special;
-  if (const auto* characters = std::get_if<Characters>(&model_->kind)) j["characters"] = characters->codes;
-  return j.dump();
+  j["special"] = tokenizer.special;
+  if (const auto* characters = std::get_if<Characters>(&tokenizer.kind)) j["characters"] = characters->codes;
+  return j;
+}
+
+}  // namespace
+
+std::string Tokenizer::text() const { return json_text(json_of(*model_, kind(), false)); }
+
+std::string Tokenizer::stored_text() const {
+  json j = json_of(*model_, kind(), true);
+  const auto add = [&](const char* name, const auto& list) {
+    if (!list.empty()) j[name] = list;
+  };
+  add("begin", special_->begin);
+  add("end", special_->end);
+  add("ends", special_->ends);
+  add("files", special_->files);
+  return json_text(j);
 }
 
 std::string Tokenizer::huggingface_text() const {
-  const auto* const bpe = std::get_if<BpeEncoder>(&model_->kind);
-  return bpe == nullptr ? "" : huggingface_of_bpe(bpe->model()).dump() + "\n";
+  std::vector<std::string> symbols;
+  for (const std::string& symbol : model_->special) symbols.push_back(exported_symbol(symbol));
+  json file;
+  if (const auto* bpe = std::get_if<BpeEncoder>(&model_->kind))
+    file = huggingface_of_bpe(bpe->model(), *special_);
+  else if (const auto* characters = std::get_if<Characters>(&model_->kind))
+    file = huggingface_of_characters(characters->codes, symbols, exported_symbol("UNK"));
+  else
+    file = huggingface_of_bytes(symbols);
+  return file.dump() + "\n";
+}
+
+std::string exported_symbol(std::string_view name) { return fmt::format("<|{}|>", name); }
+
+Tokenizer Tokenizer::with(SpecialTokens special) const {
+  Tokenizer changed = *this;
+  changed.special_ = std::make_shared<SpecialTokens>(std::move(special));
+  return changed;
+}
+
+Tokenizer Tokenizer::adding_special_tokens(bool adds) const {
+  Tokenizer changed = *this;
+  changed.adds_ = adds;
+  return changed;
+}
+
+std::vector<std::uint32_t> Tokenizer::with_begin(std::vector<std::uint32_t> ids) const {
+  const std::span<const std::uint32_t> first = begin();
+  if (ids.size() < first.size() || !std::equal(first.begin(), first.end(), ids.begin()))
+    ids.insert(ids.begin(), first.begin(), first.end());
+  return ids;
 }
 
 namespace {
@@ -231,9 +297,22 @@ class Stored {
     return codes;
   }
 
+  std::vector<SplitRule> splits() const {
+    const auto found = file_.find("pattern");
+    if (found == file_.end() || !found->is_array()) return {{text("pattern")}};
+    std::vector<SplitRule> rules;
+    for (const json& rule : *found) {
+      if (!rule.is_object() || !rule.contains("pattern") || !rule["pattern"].is_string() ||
+          !rule.contains("covers_text") || !rule["covers_text"].is_boolean())
+        throw refuse("\"pattern\" has an entry without pattern and covers_text");
+      rules.push_back({rule["pattern"], rule["covers_text"]});
+    }
+    return rules;
+  }
+
   Bpe bpe() const {
     Bpe model;
-    model.pattern = text("pattern");
+    model.splits = splits();
     model.ignore_merges = member("ignore_merges", json::value_t::boolean);
     for (const std::string& token : texts("tokens"))
       if (!from_alphabet(token, model.tokens.emplace_back()))
@@ -246,12 +325,41 @@ class Stored {
     for (const json& token : member("added", json::value_t::array)) {
       if (!token.is_object() || !token.contains("id") || !token.contains("content") || !token["content"].is_string())
         throw refuse("\"added\" has an entry without id and content");
-      model.added.push_back({number(token["id"], n, "added"), token["content"]});
+      model.added.push_back({number(token["id"], n, "added"), token["content"], flag(token, "special", true),
+                             flag(token, "normalized", false)});
     }
     return model;
   }
 
+  SpecialTokens special_tokens() const {
+    SpecialTokens special;
+    special.begin = ids("begin");
+    special.end = ids("end");
+    special.ends = ids("ends");
+    if (!file_.contains("files")) return special;
+    for (const auto& [name, contents] : member("files", json::value_t::object).items()) {
+      if (!contents.is_string() || name.empty() || name[0] == '.' || name.find('/') != name.npos)
+        throw refuse("\"files\" are not texts by name");
+      special.files[name] = contents;
+    }
+    return special;
+  }
+
  private:
+  /// A truth value that need not be there.
+  bool flag(const json& entry, const char* name, bool missing) const {
+    if (!entry.contains(name)) return missing;
+    if (!entry[name].is_boolean()) throw refuse(fmt::format("\"{}\" is neither true nor false", name));
+    return entry[name];
+  }
+  /// A list that need not be there.
+  std::vector<std::uint32_t> ids(const char* name) const {
+    std::vector<std::uint32_t> all;
+    if (!file_.contains(name)) return all;
+    for (const json& id : member(name, json::value_t::array)) all.push_back(number(id, UINT32_MAX, name));
+    return all;
+  }
+
   const json& file_;
   std::string_view source_;
 };
@@ -259,19 +367,29 @@ class Stored {
 }  // namespace
 
 Tokenizer Tokenizer::from_text(std::string_view text, std::string_view source) {
-  const json file = json::parse(text, nullptr, false);
+  const json file = parse_json<json>(text);
   const Stored stored(file, source);
   if (file.is_discarded() || !file.is_object()) throw stored.refuse("is not a JSON object");
-  if (file.contains("model") && !file.contains("format")) return bpe(bpe_of_huggingface(file, source), source);
-  if (const std::string format = stored.text("format"); format != kFormat)
-    throw stored.refuse(fmt::format("\"format\" is \"{}\", not \"{}\"", printable(format), kFormat));
-  if (stored.member("version", json::value_t::number_unsigned) != kVersion)
-    throw stored.refuse(fmt::format("is of a version other than {}", kVersion));
-  const std::string kind = stored.text("kind");
-  if (kind == "bpe") return bpe(stored.bpe(), source);
-  if (kind == "bytes") return bytes(stored.texts("special"));
-  if (kind != "character") throw stored.refuse(fmt::format("is of the unknown kind \"{}\"", printable(kind)));
-  return Tokenizer(std::make_shared<Model>(Model{Characters(stored.characters()), stored.texts("special")}));
+  const bool foreign = file.contains("model") && !file.contains("format");
+  const Tokenizer tokenizer = [&] {
+    if (foreign) return bpe(bpe_of_huggingface(file, source), source);
+    if (const std::string format = stored.text("format"); format != kFormat)
+      throw stored.refuse(fmt::format("\"format\" is \"{}\", not \"{}\"", printable(format), kFormat));
+    if (stored.member("version", json::value_t::number_unsigned) != kVersion)
+      throw stored.refuse(fmt::format("is of a version other than {}", kVersion));
+    const std::string kind = stored.text("kind");
+    if (kind == "bpe") return bpe(stored.bpe(), source);
+    if (kind == "bytes") return bytes(stored.texts("special"));
+    if (kind != "character") throw stored.refuse(fmt::format("is of the unknown kind \"{}\"", printable(kind)));
+    return Tokenizer(std::make_shared<Model>(Model{Characters(stored.characters()), stored.texts("special")}));
+  }();
+  SpecialTokens special = foreign ? special_tokens_of_huggingface(file, source) : stored.special_tokens();
+  for (const auto* ids : {&special.begin, &special.end})
+    for (const std::uint32_t id : *ids)
+      if (id >= tokenizer.vocabulary_size())
+        throw stored.refuse(
+            fmt::format("a text begins or ends with the id {} of {} tokens", id, tokenizer.vocabulary_size()));
+  return tokenizer.with(std::move(special));
 }
 
 }  // namespace weft::language_model

@@ -16,6 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "language_model/tokenizer/special_tokens.hpp"
+
 namespace weft::language_model {
 
 struct Bpe;
@@ -35,14 +37,26 @@ class Tokenizer {
   /// Throws Error(data) "SOURCE: …" for an inconsistent model.
   static Tokenizer bpe(Bpe model, std::string_view source);
 
-  /// From `text()`, or from a Hugging Face tokenizer.json with a byte-level BPE (huggingface.hpp). Throws Error(data)
-  /// "SOURCE: …".
+  /// From `stored_text()`, or from a Hugging Face tokenizer.json with a byte-level BPE (huggingface.hpp). Throws
+  /// Error(data) "SOURCE: …".
   static Tokenizer from_text(std::string_view text, std::string_view source);
 
-  /// The complete tokeniser as JSON; equal tokenisers have equal texts.
+  /// What decides the ids of a text, as JSON, without special_tokens(): where it is equal, ids mean the same.
   std::string text() const;
-  /// Of a byte-level BPE: the text of a Hugging Face tokenizer.json with the same ids. "" for other kinds.
+  /// The complete tokeniser as JSON.
+  std::string stored_text() const;
+  /// The text of a tokenizer.json of Hugging Face with the same ids.
   std::string huggingface_text() const;
+
+  const SpecialTokens& special_tokens() const { return *special_; }
+  Tokenizer with(SpecialTokens) const;
+  /// False: `begin` and `end` of special_tokens() are not added to texts.
+  Tokenizer adding_special_tokens(bool adds) const;
+  /// Ids that begin and end a document: those of special_tokens(), if they are to be added.
+  std::span<const std::uint32_t> begin() const { return adds_ ? special_->begin : std::span<const std::uint32_t>(); }
+  std::span<const std::uint32_t> end() const { return adds_ ? special_->end : std::span<const std::uint32_t>(); }
+  /// Puts begin() before the ids of a text that does not begin so already.
+  std::vector<std::uint32_t> with_begin(std::vector<std::uint32_t> ids) const;
 
   /// "character", "bytes" or "bpe".
   std::string_view kind() const;
@@ -64,8 +78,15 @@ class Tokenizer {
   struct Model;
 
  private:
-  explicit Tokenizer(std::shared_ptr<const Model> model) : model_(std::move(model)) {}
+  explicit Tokenizer(std::shared_ptr<const Model> model)
+      : model_(std::move(model)), special_(std::make_shared<SpecialTokens>()) {}
   std::shared_ptr<const Model> model_;
+  std::shared_ptr<const SpecialTokens> special_;
+  bool adds_ = true;
 };
+
+/// The name that a symbol of a character or byte tokeniser has in a tokenizer.json: "<|EOS|>" for "EOS", so that
+/// programs that look for it do not find it in the words of a text.
+std::string exported_symbol(std::string_view name);
 
 }  // namespace weft::language_model

@@ -27,11 +27,15 @@ const AnswerIds kPrompt = {0, 2, 1};
 
 /// A batch on a model, with what it takes.
 struct Policy {
-  Policy(SmallModel& model_, double temperature, std::int64_t micro_rows)
+  Policy(SmallModel& model_, double temperature, std::int64_t micro_rows, std::int64_t vocabulary = 0)
       : model(model_),
         grid(weft::testing::world(), single_process()),
         arena(weft::testing::execution(), grid),
-        batch({.sequences = 4, .length = kLength, .micro_rows = micro_rows, .temperature = temperature},
+        batch({.sequences = 4,
+               .length = kLength,
+               .micro_rows = micro_rows,
+               .vocabulary = vocabulary,
+               .temperature = temperature},
               weft::testing::execution(), arena),
         sink(model_.parameters(), weft::testing::execution(), kSequences * kLength),
         step(1) {}
@@ -230,7 +234,10 @@ TEST_CASE("probabilities of answers are those of the tempered softmax, whatever 
 }
 
 TEST_CASE("answers have the probabilities with which they were drawn") {
-  for (const double temperature : {0.6, 1.0}) {
+  // Also where the tokeniser has fewer ids than the model: others have no probability.
+  const std::int64_t all = gpt2().architecture.vocabulary;
+  for (const auto& [temperature, vocabulary] :
+       std::initializer_list<std::pair<double, std::int64_t>>{{0.6, 0}, {1.0, 0}, {1.0, all / 2}}) {
     SmallModel model(gpt2(), kSequences, kLength);
     const parallel::Grid grid(weft::testing::world(), single_process());
     training::StepArena arena(weft::testing::execution(), grid);
@@ -238,6 +245,7 @@ TEST_CASE("answers have the probabilities with which they were drawn") {
     const GenerationSettings settings{.architecture = gpt2().architecture,
                                       .rows = 4,
                                       .prompts = 2,
+                                      .vocabulary = vocabulary,
                                       .longest_prompt = 3,
                                       .new_tokens = 5,
                                       .temperature = temperature};
@@ -247,11 +255,12 @@ TEST_CASE("answers have the probabilities with which they were drawn") {
     first.ids = kPrompt;
     second.ids = {5, 4};
     const std::vector<Answers> answers = draw_answers(generator, tokenizer, {first, second}, 2, 7, 3, 1);
-    Policy policy(model, temperature, kSequences * kLength);
+    Policy policy(model, temperature, kSequences * kLength, vocabulary);
     std::vector<PolicyRow> rows;
     for (const Answers& of_prompt : answers)
       for (const AnswerIds& answer : of_prompt.drawn) {
         REQUIRE(answer.size() == 5);
+        for (const std::uint32_t id : answer) CHECK(id < (vocabulary == 0 ? all : vocabulary));
         rows.push_back({of_prompt.prompt.ids, answer, std::vector<float>(5, 1.0f)});
       }
     policy.gradients(rows);

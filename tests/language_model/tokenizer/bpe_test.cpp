@@ -96,7 +96,7 @@ Ids plain_encoding(const Bpe& model, std::string_view text) {
   std::map<std::string, std::uint32_t> id_of;
   for (std::uint32_t id = 0; id < model.tokens.size(); ++id) id_of[model.tokens[id]] = id;
   Ids all;
-  for (const std::string& piece : pieces_of(text, model.pattern)) {
+  for (const std::string& piece : pieces_of(text, model.splits.at(0).pattern)) {
     Ids ids;
     for (const char byte : piece) ids.push_back(id_of.at(std::string(1, byte)));
     for (;;) {
@@ -173,7 +173,7 @@ TEST_CASE("encoding with several threads gives the ids of one") {
   for (const std::string name : {"gpt2", "llama3"})
     tokenizers.push_back(Tokenizer::from_text(read(name + ".json"), name));
   Bpe other = trained_on(text, 300);
-  other.pattern = "[^ ]+ ";  // a piece has the space after it: never cut
+  other.splits = {{"[^ ]+ "}};  // a piece has the space after it: never cut
   tokenizers.push_back(Tokenizer::bpe(other, "other"));
   tokenizers.push_back(Tokenizer::characters_of(text, {}, "text"));
   tokenizers.push_back(Tokenizer::bytes({}));
@@ -251,11 +251,88 @@ TEST_CASE("long runs of one character take little time and memory") {
 }
 
 TEST_CASE("a pattern that exceeds PCRE2's limits, or is none, is refused") {
-  CHECK(message_of([] { Splitter("(a"); }).find("cannot be compiled") != std::string::npos);
-  CHECK(message_of([] { Splitter("\\C"); }).find("cannot be compiled") != std::string::npos);
+  CHECK(message_of([] { Splitter("a{1,70000}"); }).find("cannot be compiled") != std::string::npos);
   CHECK(message_of([] {
-          Splitter("(a+)+$").split(std::string(64, 'a') + "b", "text.txt", 7, [](std::string_view) {});
-        }).starts_with("text.txt: the splitting pattern \"(a+)+$\" fails at byte 7"));
+          Splitter("(a+)+[cd]").split(std::string(64, 'a') + "b", "text.txt", 7, [](std::string_view) {});
+        }).starts_with("text.txt: the splitting pattern \"(a+)+[cd]\" fails at byte 7"));
+}
+
+TEST_CASE("parts of a pattern that mean something else to Oniguruma, or are not known, are refused by name") {
+  for (const auto& [pattern, part] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"(a", "\"(\" without its"},
+                                                                  {"a)", "\")\" too many"},
+                                                                  {"[a", "\"[\" without its"},
+                                                                  {"\\C", "\"\\C\""},
+                                                                  {"\\bfoo", "\"\\b\""},
+                                                                  {"^a", "\"^\""},
+                                                                  {"(a)\\1", "\"\\1\""},
+                                                                  {"(?i)abc", "\"(?i)\""},
+                                                                  {"(?x: a)", "\"(?x:\""},
+                                                                  {"(?<name>a)", "\"(?<n\""},
+                                                                  {"[[:alpha:]]", "\"[:\""},
+                                                                  {"[a&&]", "\"&&\""},
+                                                                  {"[\\w-x]", "\"-x\""},
+                                                                  {"\\p{Alpha}", "\"\\p{Alpha}\""},
+                                                                  {"\\pL", "\"\\pL\""},
+                                                                  {"\\xff", "\"\\xff\""},
+                                                                  {"a{x}", "\"{x}\""},
+                                                                  {"(?i:ss)", "ligatures"},
+                                                                  {"(?i:[^s])", "a class in (?i:"},
+                                                                  {"(?i:\\p{Lu})", "a class in (?i:"},
+                                                                  {"x*", "can match no character"}}) {
+    const std::string message = message_of([&, text = pattern] { Splitter{text}; });
+    CAPTURE(pattern);
+    CAPTURE(message);
+    CHECK(message.starts_with("the splitting pattern \"" + std::string(pattern) + "\" "));
+    CHECK(message.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("variants of a tokenizer.json give the ids of the tokenizers library, also as they are stored and exported") {
+  using json = nlohmann::json;
+  const json recorded = json::parse(read("variants.json")), base = json::parse(read("gpt2.json"));
+  REQUIRE(recorded.at("variants").size() == 20);
+  for (const auto& [name, variant] : recorded.at("variants").items()) {
+    CAPTURE(name);
+    json file = base;
+    file.update(variant.at("changes"));
+    const Tokenizer tokenizer = Tokenizer::from_text(file.dump(), name);
+    const Tokenizer stored = Tokenizer::from_text(tokenizer.stored_text(), "stored"),
+                    exported = Tokenizer::from_text(tokenizer.huggingface_text(), "exported");
+    CHECK(stored.stored_text() == tokenizer.stored_text());
+    CHECK(exported.stored_text() == tokenizer.stored_text());
+    const json& with = variant.contains("with_special_tokens") ? variant["with_special_tokens"] : variant.at("ids");
+    CHECK(variant.contains("with_special_tokens") == !tokenizer.begin().empty());
+    for (std::size_t i = 0; i < recorded["texts"].size(); ++i) {
+      const std::string text = recorded["texts"][i];
+      for (const Tokenizer& one : {tokenizer, stored, exported}) {
+        Ids ids = one.encode(text);
+        CHECK(ids == variant.at("ids")[i].get<Ids>());
+        CHECK(one.adding_special_tokens(false).with_begin(ids) == ids);
+        CHECK(one.adding_special_tokens(false).end().empty());
+        ids = one.with_begin(ids);
+        CHECK(one.with_begin(ids) == ids);  // not twice
+        ids.insert(ids.end(), one.end().begin(), one.end().end());
+        CHECK(ids == with[i].get<Ids>());
+      }
+      CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+    }
+  }
+}
+
+TEST_CASE("characters and bytes are exported as files of which the tokenizers library makes the same ids") {
+  using json = nlohmann::json;
+  const json recorded = json::parse(read("variants.json"));
+  std::string corpus;
+  for (const std::string text : recorded["texts"]) corpus += text;
+  const auto check = [&](const Tokenizer& tokenizer) {
+    const json& own = recorded["own"].at(std::string(tokenizer.kind()));
+    CHECK(json::parse(tokenizer.huggingface_text()) == own.at("file"));
+    for (std::size_t i = 0; i < own["texts"].size(); ++i)
+      CHECK(tokenizer.encode(own["texts"][i].get<std::string>()) == own["ids"][i].get<Ids>());
+  };
+  check(Tokenizer::characters_of(corpus, {"UNK", "EOS"}, "corpus"));
+  check(Tokenizer::bytes({"EOS"}));
 }
 
 TEST_CASE("what an import does not support is refused by name") {
@@ -269,7 +346,7 @@ TEST_CASE("what an import does not support is refused by name") {
   CHECK(refusal([](json&) {}) == "no error");
   CHECK(refusal([](json& j) {
           j["normalizer"] = {{"type", "NFC"}};
-        }) == "f.json: has the normaliser \"NFC\" (not supported)");
+        }).starts_with("f.json: has the normaliser \"NFC\" (not supported); if the texts are normalised already"));
   CHECK(refusal([](json& j) {
           j["pre_tokenizer"] = {{"type", "Metaspace"}};
         }) == "f.json: has the pre-tokeniser \"Metaspace\" (not supported)");
@@ -293,6 +370,47 @@ TEST_CASE("what an import does not support is refused by name") {
         std::string::npos);
   CHECK(refusal([](json& j) { j["model"]["vocab"].erase("Ġ"); }).starts_with("f.json: "));
   CHECK(refusal([](json& j) { j["model"]["vocab"]["▁x"] = 700; }).find("alphabet of bytes") != std::string::npos);
+  // Every key is known or refused.
+  CHECK(refusal([](json& j) { j["extra"] = 1; }) ==
+        "f.json: has the key \"extra\" (not known; it could change the ids)");
+  CHECK(refusal([](json& j) { j["model"]["extra"] = 1; }).find("the key \"model.extra\"") != std::string::npos);
+  CHECK(refusal([](json& j) {
+          j["decoder"] = {{"type", "Metaspace"}};
+        }).find("the decoder \"Metaspace\"") != std::string::npos);
+  CHECK(refusal([](json& j) {
+          j["post_processor"] = {{"type", "Other"}};
+        }).find("the post-processor \"Other\"") != std::string::npos);
+  CHECK(refusal([](json& j) {
+          j["post_processor"] = {{"type", "RobertaProcessing"}, {"cls", {"<s>", 5000}}, {"sep", {"</s>", 1}}};
+        }).find("begins or ends with the id 5000 of 700 tokens") != std::string::npos);
+  const auto split = [](const char* pattern, const char* behavior, bool invert) {
+    return json{{"type", "Sequence"},
+                {"pretokenizers",
+                 {{{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", behavior}, {"invert", invert}},
+                  {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}};
+  };
+  CHECK(refusal([&](json& j) { j["pre_tokenizer"] = split("a", "Removed", false); }).find("behavior Removed (") !=
+        std::string::npos);
+  CHECK(refusal([&](json& j) {
+          j["pre_tokenizer"] = split("\\ba", "Isolated", false);
+        }).starts_with("f.json: the splitting pattern \"\\ba\" has \"\\b\""));
+  CHECK(refusal([](json& j) {
+          j["added_tokens"].push_back({{"id", 600}, {"content", "th"}});
+        }).find("added token \"th\" has the id 600, in the vocabulary ") != std::string::npos);
+  CHECK(refusal([](json& j) {
+          j["added_tokens"].push_back({{"id", j["model"]["vocab"]["Ġ"]}, {"content", "Ġ"}});
+        }).find("added token \"Ġ\" stands for other bytes") != std::string::npos);
+  // Bytes without a token are errors of texts that have them; Split Removed would leave text out.
+  json file = good;
+  file["pre_tokenizer"] = split("[a-z ]+", "Removed", true);
+  CHECK(message_of([&] {
+          Tokenizer::from_text(file.dump(), "f.json").encode("two words.", "text.txt", 100);
+        }).starts_with("text.txt: byte 109: \".\" is matched by no part"));
+  Bpe model = trained_on("abab", 258);
+  model.tokens[3] = "aba";
+  CHECK(message_of([&] {
+          BpeEncoder(model, "m").encode("abab a\x03", "text.txt", 10);
+        }).starts_with("text.txt: byte 16 is 0x03, which has no token"));
 }
 
 TEST_CASE("damaged stored models are refused") {
@@ -304,7 +422,7 @@ TEST_CASE("damaged stored models are refused") {
   };
   using json = nlohmann::json;
   CHECK(refusal([](json&) {}) == "no error");
-  CHECK(refusal([](json& j) { j["tokens"][3] = "abc"; }).find("byte 0x03 has no token") != std::string::npos);
+  CHECK(refusal([](json& j) { j["tokens"]['z'] = "abc"; }).find("byte 0x7a has no token") != std::string::npos);
   CHECK(refusal([](json& j) { j["tokens"][256] = "▁"; }).find("token 256 is not in the alphabet") != std::string::npos);
   CHECK(refusal([](json& j) { j["tokens"][257] = j["tokens"][256]; }).starts_with("f.json: "));
   CHECK(refusal([](json& j) { j["merges"][0][1] = 258; }).find("not an integer in [0, 258)") != std::string::npos);
@@ -312,7 +430,10 @@ TEST_CASE("damaged stored models are refused") {
   CHECK(refusal([](json& j) {
           j["added"] = {{{"id", 97}, {"content", "x"}}};
         }).find("added token 97") != std::string::npos);
-  CHECK(refusal([](json& j) { j["pattern"] = "["; }).find("cannot be compiled") != std::string::npos);
+  CHECK(refusal([](json& j) { j["pattern"] = "["; }).find("without its \"]\"") != std::string::npos);
+  CHECK(refusal([](json& j) { j["pattern"] = {"gpt2"}; }).find("\"pattern\" has an entry") != std::string::npos);
+  CHECK(refusal([](json& j) { j["begin"] = {258}; }).find("id 258 of 258 tokens") != std::string::npos);
+  CHECK(refusal([](json& j) { j["files"] = {{"../x", "y"}}; }).find("\"files\" are not") != std::string::npos);
 }
 
 }  // namespace weft::language_model

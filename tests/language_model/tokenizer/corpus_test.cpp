@@ -106,6 +106,57 @@ TEST_CASE("validation: a file of its own, or the tail of the text") {
   CHECK(split.train.text_bytes() == 17);
 }
 
+TEST_CASE("what the post-processor of a tokenizer.json adds is in every text, and the files beside it count") {
+  const Folder folder;
+  const std::string tokens = folder.text("tokenizer.json", R"({"format":"weft-tokenizer","version":1,"kind":"bytes",
+      "special":["BOS","EOS"],"begin":[256],"end":[257],"ends":[3]})");
+  TokenSettings data = on(folder.text("a.txt", "abcdefgh"), 3);
+  data.tokens = tokens;
+  data.validation = folder.text("v.txt", "xy");
+  const Corpus with = load_corpus(data, world());
+  CHECK(all_of(with.train) == std::vector<std::uint32_t>{256, 'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 257});
+  CHECK(all_of(*with.validation) == std::vector<std::uint32_t>{256, 'x', 'y', 257});
+  CHECK(with.tokenizer->special_tokens().ends == std::vector<std::uint32_t>{3});
+  data.add_special_tokens = false;
+  const Corpus without = load_corpus(data, world());
+  CHECK(all_of(without.train) == std::vector<std::uint32_t>{'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'});
+  CHECK(all_of(*without.validation) == std::vector<std::uint32_t>{'x', 'y'});
+  CHECK(without.fingerprint != with.fingerprint);
+  // The ids mean the same: the checkpoint of one is not refused with the other.
+  CHECK(without.tokenizer->text() == with.tokenizer->text());
+  CHECK(without.tokenizer->stored_text() == with.tokenizer->stored_text());
+
+  folder.text("generation_config.json", R"({"eos_token_id": [5, 6]})");
+  folder.text("config.json", R"({"eos_token_id": 6})");
+  folder.text("tokenizer_config.json", R"({"eos_token": {"content": "EOS"}})");
+  const Corpus beside = load_corpus(data, world());
+  CHECK(beside.tokenizer->special_tokens().ends == std::vector<std::uint32_t>{5, 6});
+  CHECK(beside.tokenizer->special_tokens().files.size() == 2);
+  CHECK(beside.tokenizer->special_tokens().begin == std::vector<std::uint32_t>{256});
+  for (const char* ends : {R"({"eos_token_id": "x"})", R"({"eos_token_id": [1, -1]})", "[]", "{"}) {
+    folder.text("generation_config.json", ends);
+    CHECK(refusal(data, ExitCode::data).find("generation_config.json: ") != std::string::npos);
+  }
+  folder.text("generation_config.json", "{}");
+  folder.text("config.json", "{}");
+  CHECK(load_corpus(data, world()).tokenizer->special_tokens().ends == std::vector<std::uint32_t>{257});
+}
+
+TEST_CASE("JSON Lines are not learned as text") {
+  const Folder folder;
+  const char* const lines = "{\"text\": \"abc\"}\n\n  {\"text\": \"def\"}\n";
+  for (const char* name : {"a.jsonl", "a.NDJSON", "a.JSONL", "a.json", "a.txt", "a"})
+    CHECK(refusal(on(folder.text(name, lines)), ExitCode::data).find(" is JSON Lines, which is not read") !=
+          std::string::npos);
+  CHECK(refusal(on(folder.text("b.jsonl", "abcabcabc")), ExitCode::data).find("is JSON Lines") != std::string::npos);
+  TokenSettings data = on(folder.text("text.txt", "abcabcabc{\"def\": 1}\n"));
+  data.validation = folder.text("v.txt", lines);
+  CHECK(refusal(data, ExitCode::data).find("v.txt: is JSON Lines") != std::string::npos);
+  // Other texts with braces are texts.
+  for (const char* text : {"{\n  \"text\": \"abc\"\n}\n", "{a} and\n{b}\n", "{\"a\": 1}\ntext\n"})
+    CHECK(load_corpus(on(folder.text("c.json", text)), world()).tokenizer->kind() == "character");
+}
+
 TEST_CASE("token files: with and without a tokeniser, several as one stream") {
   const Folder folder;
   const std::string form = Tokenizer::bytes({}).text();
