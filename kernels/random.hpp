@@ -59,10 +59,11 @@ WEFT_HOST_DEVICE inline Random4 philox(std::uint64_t seed, Purpose purpose, std:
 /// Uniform in [0, 1), 24 bits.
 WEFT_HOST_DEVICE inline float uniform_float(std::uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
-/// Uniform in (0, 1), 53 bits, never 0 or 1.
+/// Uniform in (0, 1), never 0 or 1: 64 bits, rounded to the 53 of a double. The largest ones would round to 1.
 WEFT_HOST_DEVICE inline double uniform_double(std::uint32_t high, std::uint32_t low) {
-  const std::uint64_t bits = (static_cast<std::uint64_t>(high) << 21) ^ (low >> 11);
-  return (static_cast<double>(bits) + 0.5) * 0x1p-53;
+  const std::uint64_t bits = (static_cast<std::uint64_t>(high) << 32) | low;
+  const double value = (static_cast<double>(bits) + 0.5) * 0x1p-64;
+  return value < 1 ? value : 1 - 0x1p-53;
 }
 
 /// Uniform integer in [0, bound), bound >= 1; bias below bound * 2^-64.
@@ -75,7 +76,7 @@ WEFT_HOST_DEVICE inline std::uint64_t uniform_below(const Random4& random, std::
 #endif
 }
 
-/// Standard normal (Box-Muller on two 53-bit uniforms). libm's log and cos: same bits only for the same libm.
+/// Standard normal (Box-Muller on two uniforms). libm's log and cos: same bits only for the same libm.
 WEFT_HOST_DEVICE inline double normal(const Random4& random) {
   const double u = uniform_double(random.word[0], random.word[1]);
   const double v = uniform_double(random.word[2], random.word[3]);

@@ -3,7 +3,7 @@
 // Gaussian noise of private training. A number depends on (key, step, parameter, global index of the element) alone:
 // the same on any grid of ranks and after any restart, and never used twice. ChaCha20 (chacha20.hpp) with a secret key
 // of 256 bits; each block gives eight normal numbers, two from two uniforms of 64 bits (Box and Muller, 1958) in fp64.
-// The largest magnitude is 9.4 standard deviations.
+// The largest magnitude is 9.5 standard deviations.
 //
 // clang-format off
 // Counter and nonce of a block:  word 12   block, low 32 bits
