@@ -105,7 +105,8 @@ def imports(weft):
         return weights
 
     cases = [("standard", model(False), {}), ("jumprelu", model(True), {}), ("topk", model(False), {"k": K}),
-             ("standard", model(False), {"apply_b_dec_to_input": False}), ("jumprelu_transcoder", model(True), {"d_out": WIDTH})]
+             ("standard", model(False), {"apply_b_dec_to_input": False}),
+             ("jumprelu_transcoder", model(True), {"d_out": WIDTH, "apply_b_dec_to_input": False})]
     for i, (architecture, weights, config) in enumerate(cases):
         weights_of.write_saelens(weft.folder / f"saelens_{i}", weights, architecture, **config)
     for i, transcode in enumerate((False, True)):
