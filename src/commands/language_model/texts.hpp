@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "commands/language_model/opened.hpp"
+#include "language_model/tokenizer/corpus.hpp"
 
 namespace weft::commands {
 
