@@ -19,6 +19,12 @@ if(NOT TARGET weft_test_main)
   # Compiled once for all tests: reading these headers takes a quarter of the compile time of a test.
   target_precompile_headers(weft_test_main PRIVATE <algorithm> <cmath> <cstring> <filesystem> <fstream> <functional> <limits> <map>
     <string> <thread> <vector> <fmt/format.h> <tests/test.hpp>)
+  # Links a test in a fifth of the time.
+  include(CheckLinkerFlag)
+  check_linker_flag(CXX -fuse-ld=gold WEFT_HAS_GOLD)
+  if(WEFT_HAS_GOLD AND NOT WEFT_ENABLE_CUDA AND NOT WEFT_ENABLE_SANITIZERS)
+    target_link_options(weft_test_main PUBLIC -fuse-ld=gold)
+  endif()
   set_source_files_properties(${PROJECT_SOURCE_DIR}/tests/doctest.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
   set_target_properties(weft_test_main PROPERTIES CXX_COMPILER_LAUNCHER "${weft_test_launcher}")
 endif()
@@ -34,7 +40,7 @@ function(weft_test name)
     foreach(n ${arg_RANKS})
       add_test(NAME ${name}_r${n} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${n} ${WEFT_MPIEXEC_FLAGS} $<TARGET_FILE:${name}>)
       set_tests_properties(${name}_r${n} PROPERTIES LABELS "ranks;${arg_LABELS}" TIMEOUT 300 PROCESSORS 2
-        ENVIRONMENT "OMP_NUM_THREADS=1;${WEFT_TEST_ENVIRONMENT}")
+        ENVIRONMENT "${WEFT_TEST_ENVIRONMENT}")
     endforeach()
   else()
     if(NOT arg_LABELS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Submits a chain of Slurm jobs, for sites where a job may not requeue itself, or to queue early where waits are long.
-#   bash chain.sh [--dry-run] NAME LINKS SCRIPT INPUT RUN [options of weft train]
+#   bash chain.sh [--dry-run] NAME LINKS SCRIPT [train | lm train | lm polychromic] INPUT RUN [options of the command]
 # Edit: nothing here; SCRIPT (slurm.sbatch or a variant) holds the site's lines. --dry-run prints what it would submit.
 #
 # One link runs at a time and resumes from the checkpoint of the previous one. The chain ends on its own: the first link that
@@ -14,7 +14,7 @@ if [[ ${1:-} == --dry-run ]]; then
   shift
 fi
 if (($# < 5)) || [[ ! $2 =~ ^[1-9][0-9]*$ || ! -r $3 ]]; then
-  echo "usage: bash chain.sh [--dry-run] NAME LINKS SCRIPT INPUT RUN [options of weft train]" >&2
+  echo "usage: bash chain.sh [--dry-run] NAME LINKS SCRIPT [train | lm train | lm polychromic] INPUT RUN [options of the command]" >&2
   exit 2
 fi
 name=$1 links=$2 script=$3

@@ -6,7 +6,7 @@
 #
 #   bash scripts/test.sh            the quick set of the CPU program: at most a quarter of an hour on two cores
 #   bash scripts/test.sh --long     also tests of half a minute and more (soak, requests, job scripts, real activations), and the
-#                                   CUDA program is compiled: a quarter of an hour more
+#                                   CUDA program is compiled, meanwhile: at most 35 minutes on two cores
 #   bash scripts/test.sh --full     everything: also the longest tests, the sanitizers and a build with clang
 #   bash scripts/test.sh --skip unit,end_to_end,benchmark      without the tests of these labels (docs/development.md);
 #                                   also with --long and --full
@@ -48,9 +48,7 @@ stages=$results/stages.tsv
 : >"$stages"
 started=$SECONDS
 
-needs=(--tests)
-[[ $long == yes ]] && needs+=(--cuda)
-bash scripts/setup.sh "${needs[@]}" || exit 2
+bash scripts/setup.sh --tests || exit 2
 # Slurm, for the job scripts. If it cannot be installed, their tests are skipped and counted.
 if [[ $long == yes ]]; then
   bash scripts/setup.sh --scheduler || echo "Slurm is not installed: the job scripts cannot be tested"
@@ -59,14 +57,15 @@ echo "Set-up: $((SECONDS - started)) s"
 
 note() { printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"$stages"; }
 
-# build NAME OPTION...: builds preset NAME. A failure counts as a failed test; the end of its log is shown. Warnings are errors
-# except in the quick set, which continues the build of the quickstart: other options would compile the program again.
+# build NAME OPTION...: builds preset NAME, with $processes processes or as many as CMake chooses. A failure counts as a failed test;
+# the end of its log is shown. Warnings are errors except in the quick set, which continues the build of the quickstart: other options
+# would compile the program again.
 build() {
   local name=$1 log=$results/$1.log since=$SECONDS
   shift
   local options=("-DWEFT_WARNINGS_AS_ERRORS=$([[ $long == yes ]] && echo ON || echo OFF)" -DWEFT_ENABLE_TESTS=ON "$@")
   command -v ccache >/dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  if cmake --preset "$name" "${options[@]}" >"$log" 2>&1 && cmake --build "build/$name" >>"$log" 2>&1; then
+  if cmake --preset "$name" "${options[@]}" >"$log" 2>&1 && cmake --build "build/$name" ${processes:+--parallel "$processes"} >>"$log" 2>&1; then
     note passed "build $name"
     echo "Built $name: $((SECONDS - since)) s"
   else
@@ -76,15 +75,27 @@ build() {
   fi
 }
 
-# The sources whose code depends on the GPU, for every supported one.
-compile_for_all_gpus() {
-  local log=$results/gpu_architectures.log
-  if cmake --build build/cuda-release --target gpu_architectures >"$log" 2>&1; then
-    note passed "compile for all GPUs"
+# check NAME LOG COMMAND...: a failure counts as a failed test; the end of its log is shown.
+check() {
+  local name=$1 log=$results/$2
+  shift 2
+  if "$@" >"$log" 2>&1; then
+    note passed "$name"
   else
     tail -n 40 "$log"
-    note failed "compile for all GPUs" "see $log"
+    note failed "$name" "see $log"
   fi
+}
+
+# The CUDA program, compiled only: running it needs a GPU. Each source of src/ by itself, as in a build without a preset; the CPU program
+# is built in groups (CMAKE_UNITY_BUILD). Host code is not optimised. Then the sources whose code depends on the GPU, for every
+# supported one, and each header alone.
+cuda_program() {
+  local processes=2 plain=("-DCMAKE_UNITY_BUILD=OFF" "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG" "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG")
+  bash scripts/setup.sh --cuda || { note failed "set-up for CUDA"; return; }
+  build cuda-release "${plain[@]}" "-DWEFT_ENABLE_TESTS=$([[ $full == yes ]] && echo ON || echo OFF)" || return
+  check "compile for all GPUs" gpu_architectures.log cmake --build build/cuda-release --target gpu_architectures --parallel "$processes"
+  check "headers of CUDA sources" cuda_headers.log python3 tests/style/headers_test.py . build/cuda-release
 }
 
 # run_tests BUILD NAME OPTION...: ctest in build/BUILD; the report is NAME.xml. Tests mostly wait, for the start and the end of
@@ -101,25 +112,29 @@ run_tests() {
 quick=(--label-exclude "^($left_out)$")
 for label in ${skip//,/ }; do note skipped "tests labelled $label" "--skip"; done
 
-if build cpu-release; then
-  run_tests cpu-release cpu-release "${quick[@]}"
-fi
-
+built=no
+build cpu-release && built=yes
 if [[ $long == no ]]; then
   note skipped "build cuda-release" "the quick set; --long compiles the CUDA program"
-elif command -v nvcc >/dev/null; then
-  # Compiled only: running it needs a GPU.
-  build cuda-release "-DWEFT_ENABLE_TESTS=$([[ $full == yes ]] && echo ON || echo OFF)" &&
-    compile_for_all_gpus
-else
+elif ! command -v nvcc >/dev/null; then
   note skipped "build cuda-release" "no nvcc (the CUDA Toolkit) on this machine"
+else
+  # Tests mostly wait: the compilers take the time that they leave. Tests that measure follow when both have ended.
+  ( renice -n 19 -p "$BASHPID" >/dev/null; cuda_program ) &
+  quick=(--label-exclude "^($left_out|benchmark)$") measured=yes
 fi
+[[ $built == no ]] || run_tests cpu-release cpu-release "${quick[@]}"
+wait
+if [[ $built == yes && ${measured:-no} == yes && ,$skip, != *,benchmark,* ]]; then
+  run_tests cpu-release cpu-release-benchmark --label-regex '^benchmark$' --label-exclude "^($left_out)$"
+fi
+quick=(--label-exclude "^($left_out)$")
 
 if [[ $full == yes ]]; then
   # Address and undefined-behaviour sanitizers: the unit tests, and the multi-rank tests on one rank. Open MPI and HDF5 keep
   # memory until the process ends, so leak detection is off.
   export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
-  if build cpu-asan; then
+  if build cpu-asan -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON; then   # so that each test includes what it uses
     [[ ,$skip, == *,unit,* ]] ||
       run_tests cpu-asan cpu-asan --label-regex unit "${quick[@]}" --exclude-regex '^style_|^reference_self$'
     [[ ,$skip, == *,ranks,* ]] ||

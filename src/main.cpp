@@ -4,8 +4,10 @@
 #include <new>
 
 #include "commands/commands.hpp"
+#include "commands/options.hpp"
 #include "commands/request.hpp"
 #include "parallel/failure.hpp"
+#include "parallel/launcher.hpp"
 #include "parallel/world.hpp"
 #include "report/log.hpp"
 #include "report/run_record.hpp"
@@ -24,7 +26,8 @@ int give_up(const Error& failure, const parallel::World& world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // 1. Join the other ranks. Nothing may fail alone before this line.
+  // 1. Join the other ranks, for a command that calculates or if there are others. Nothing may fail alone before this.
+  if (!commands::needs_ranks(argc, argv)) parallel::start_mpi_if_launched();
   const parallel::World world(&argc, &argv);
   const report::LogSession log(world.rank());
   parallel::set_failure_recorder([](ExitCode code, const std::string& why) {

@@ -5,22 +5,22 @@
 namespace weft::kernels::portable {
 namespace {
 
-constexpr int kOwnColumns = 64;  // columns that one team sums over all tokens
+constexpr int kMetricColumns = 64;  // columns that one team sums over all tokens
 
 struct DimensionScratch {
-  double error[kOwnColumns], squared_error[kOwnColumns], target[kOwnColumns], squared_target[kOwnColumns];
-  float y[kOwnColumns], reconstruction[kOwnColumns];
+  double error[kMetricColumns], squared_error[kMetricColumns], target[kMetricColumns], squared_target[kMetricColumns];
+  float y[kMetricColumns], reconstruction[kMetricColumns];
 };
 
 }  // namespace
 
 void accumulate_dimensions(const Execution& execution, AnyMatrix y, AnyMatrix reconstruction, Array<const float> mean,
                            Array<const float> spread, Array<const float> pivot, DimensionSums sums) {
-  const std::int64_t n_teams = (y.columns + kOwnColumns - 1) / kOwnColumns;
+  const std::int64_t n_teams = (y.columns + kMetricColumns - 1) / kMetricColumns;
   for_teams(
       execution, "accumulate_dimensions", n_teams, sizeof(DimensionScratch), KOKKOS_LAMBDA(const Team& team) {
-        const std::int64_t column = team.league_rank() * std::int64_t{kOwnColumns};
-        const int count = smaller(kOwnColumns, y.columns - column);
+        const std::int64_t column = team.league_rank() * std::int64_t{kMetricColumns};
+        const int count = smaller(kMetricColumns, y.columns - column);
         DimensionScratch& sum = scratch<DimensionScratch>(team);
         const float* centre = mean.data + column;
         const float* factor = spread.data + column;

@@ -33,7 +33,7 @@ KOKKOS_FORCEINLINE_FUNCTION float factor_of(double squared_norm, double clip, Cl
   return static_cast<double>(rounded) > factor ? bits_float(float_bits(rounded) - 1) : rounded;
 }
 
-struct RowScratch {
+struct ClippingScratch {
   float row[kChunkColumns];
 };
 
@@ -41,11 +41,11 @@ struct RowScratch {
 void weigh_rows(const Execution& execution, AnyMatrix from, std::int64_t first, Array<const std::int64_t> offsets,
                 Array<const float> factors, bool exact, Matrix<float> to) {
   for_teams(
-      execution, "weigh_rows", to.rows, sizeof(RowScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, "weigh_rows", to.rows, sizeof(ClippingScratch), KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t i = team.league_rank(), e = example_of(offsets, first + i);
         const float factor = e < 0 ? 0.0f : factors[e];
         float* row = to.row(i);
-        RowScratch& buffer = scratch<RowScratch>(team);
+        ClippingScratch& buffer = scratch<ClippingScratch>(team);
         for (std::int64_t column = 0; column < from.columns; column += kChunkColumns) {
           const int count = smaller(kChunkColumns, from.columns - column);
           if (factor == 0.0f) {

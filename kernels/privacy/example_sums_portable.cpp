@@ -56,7 +56,7 @@ Matrix<const Value> values_of(const AnyMatrix& matrix) {
   return {static_cast<const Value*>(matrix.data), matrix.rows, matrix.columns, matrix.stride};
 }
 
-struct ColumnScratch {
+struct ExampleColumnScratch {
   float total[kChunkColumns], block[kChunkColumns], x[kChunkColumns], g[kChunkColumns];
 };
 
@@ -108,10 +108,10 @@ void sum_example_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, A
                          Array<const float> scale, Array<const std::int64_t> offsets, Matrix<float> sums) {
   const std::int64_t chunks = (g.columns + kChunkColumns - 1) / kChunkColumns;
   for_teams(
-      execution, "sum_example_columns", sums.rows * chunks, sizeof(ColumnScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, "sum_example_columns", sums.rows * chunks, sizeof(ExampleColumnScratch), KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t e = team.league_rank() / chunks, column = team.league_rank() % chunks * kChunkColumns;
         const int count = smaller(kChunkColumns, g.columns - column);
-        ColumnScratch& buffer = scratch<ColumnScratch>(team);
+        ExampleColumnScratch& buffer = scratch<ExampleColumnScratch>(team);
         for_columns(team, count, [&](int c) { buffer.total[c] = 0.0f; });
         // Sums of kRowsPerSum rows, then of those: the error grows with the root of the number of rows at most.
         for (std::int64_t begin = offsets[e]; begin < offsets[e + 1]; begin += kRowsPerSum) {

@@ -126,12 +126,15 @@ std::string described(const CLI::ParseError& failure) {
 /// The error for arguments that the library did not recognise: a misspelt command or option, or an extra argument.
 Error unexpected(const std::vector<std::string>& extras, const CLI::App& app, bool of_family,
                  const CommandEntry* chosen) {
+  const auto is_option = [](const std::string& word) { return word.size() > 1 && word[0] == '-'; };
   std::string first = extras.front();
-  for (const std::string& extra : extras)
-    if (extra.size() > 1 && extra[0] == '-') {
-      first = extra.substr(0, extra.find('='));
-      break;
-    }
+  // Options after an unknown command are those of the command that was meant.
+  if (chosen != nullptr || is_option(first))
+    for (const std::string& extra : extras)
+      if (is_option(extra)) {
+        first = extra.substr(0, extra.find('='));
+        break;
+      }
   std::vector<std::string> known;
   if (first[0] == '-') {
     for (const CLI::Option* option : app.get_options())
@@ -185,21 +188,8 @@ std::string reference_of_all(const input::Schema& transcoders) {
          input::reference_markdown(schema(input, Command::lm_evaluate), &transcoders);
 }
 
-}  // namespace
-
-void require_printed() {
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
-  pollfd output{STDOUT_FILENO, 0, 0};
-  if (poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0) return;  // a pipe without a reader
-  throw error(ExitCode::io, "standard output cannot be written (is its disk full?); what was printed is incomplete");
-}
-
-std::string_view name(Command command) {
-  const CommandEntry* const entry = entry_of(command);
-  return entry == nullptr ? "" : entry->name;
-}
-
-Request parse(int argc, const char* const* argv, const parallel::World& world) {
+/// The words of the command line, checked. `text`: what --help or --version prints. Throws a collective Error(usage).
+Request parse_words(int argc, const char* const* argv, std::string& text) {
   Request request;
   for (int i = 0; i < argc; ++i) request.command_line += fmt::format("{}{}", i == 0 ? "" : " ", argv[i]);
 
@@ -239,10 +229,10 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
     throw usage(nullptr, "two commands, \"{}\" and \"{}\" (one at a time)", two[0]->get_name(), two[1]->get_name());
   }
   if (request.help || request.version) {
-    print_once(world, request.version     ? version_text()
-                      : chosen != nullptr ? help_of(*chosen)
-                      : of_family         ? help_of_family()
-                                          : help_of_program());
+    text = request.version     ? version_text()
+           : chosen != nullptr ? help_of(*chosen)
+           : of_family         ? help_of_family()
+                               : help_of_program();
     return request;
   }
   if (of_family && chosen == nullptr) {
@@ -263,6 +253,63 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
   if (request.quiet && request.verbose) throw usage(chosen, "--quiet and --verbose exclude each other");
   if (request.json && (request.defaults || request.print_config))
     throw usage(chosen, "--json has no effect here (inputs are TOML); leave it out");
+  if (!request.device_memory.empty() && !request.dry_run)
+    throw usage(chosen,
+                "--device-memory describes another machine (it needs --dry-run); device.memory limits this one's");
+  if (!request.device_memory.empty() && gigabytes(request.device_memory) <= 0)
+    throw usage(chosen, "--device-memory {} is no amount of memory (a number with GB or GiB, as in 141GB)",
+                request.device_memory);
+  if (!request.walltime.empty() && !training::parse_walltime(request.walltime))
+    throw usage(chosen, "--walltime {} is not a time (hours:minutes:seconds, as in 11:55:00)", request.walltime);
+  return request;
+}
+
+/// True if the command calculates with the ranks of the job, or with a device.
+bool computes(const Request& request) {
+  if (request.defaults || request.reference || request.print_config || request.dry_run) return false;
+  switch (request.command) {
+    case Command::nothing:
+    case Command::inspect:
+    case Command::report:
+    case Command::sweep:
+    case Command::privacy:
+    case Command::lm_tokenize:
+      return false;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+void require_printed() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
+  pollfd output{STDOUT_FILENO, 0, 0};
+  if (poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0) return;  // a pipe without a reader
+  throw error(ExitCode::io, "standard output cannot be written (is its disk full?); what was printed is incomplete");
+}
+
+std::string_view name(Command command) {
+  const CommandEntry* const entry = entry_of(command);
+  return entry == nullptr ? "" : entry->name;
+}
+
+bool needs_ranks(int argc, const char* const* argv) {
+  try {
+    std::string text;
+    return computes(parse_words(argc, argv, text));
+  } catch (const Error&) {
+    return false;  // `parse` reports it
+  }
+}
+
+Request parse(int argc, const char* const* argv, const parallel::World& world) {
+  std::string text;
+  Request request = parse_words(argc, argv, text);
+  if (!text.empty()) {
+    print_once(world, text);
+    return request;
+  }
   report::set_output(request.quiet     ? report::Verbosity::quiet
                      : request.verbose ? report::Verbosity::verbose
                                        : report::Verbosity::normal,
@@ -272,15 +319,7 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
     report::detail(version_text());
     report::detail(request.command_line);
   }
-  if (!request.device_memory.empty() && !request.dry_run)
-    throw usage(chosen,
-                "--device-memory describes another machine (it needs --dry-run); device.memory limits this one's");
-  if (!request.device_memory.empty() && gigabytes(request.device_memory) <= 0)
-    throw usage(chosen, "--device-memory {} is no amount of memory (a number with GB or GiB, as in 141GB)",
-                request.device_memory);
-  if (!request.walltime.empty() && !training::parse_walltime(request.walltime))
-    throw usage(chosen, "--walltime {} is not a time (hours:minutes:seconds, as in 11:55:00)", request.walltime);
-  if (chosen->takes_input && !request.subject.empty() && !request.defaults)
+  if (entry_of(request.command)->takes_input && !request.subject.empty() && !request.defaults)
     request.input_text = read_input_text(request, world);
   if (request.command == Command::benchmark && input::has_table(request.input_text, "language_model"))
     request.command = Command::language_benchmark;
@@ -289,9 +328,7 @@ Request parse(int argc, const char* const* argv, const parallel::World& world) {
     Input input;
     const input::Schema keys = schema(input, request.command);
     if (request.print_config && !request.defaults) read_input(request, keys, world);
-    std::string text = request.reference  ? reference_of_all(keys)
-                       : request.defaults ? input::defaults(keys)
-                                          : input::print(keys);
+    text = request.reference ? reference_of_all(keys) : request.defaults ? input::defaults(keys) : input::print(keys);
     text.pop_back();  // the newline that printing adds
     print_once(world, text);
     request.command = Command::nothing;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <thread>
 
 #include "base/error.hpp"
@@ -22,9 +23,18 @@
 
 namespace weft::device {
 
+int requested_threads(const Settings& settings) {
+  if (settings.threads > 0) return settings.threads;
+  const char* const variable = std::getenv("OMP_NUM_THREADS");  // "4"; of "4,2" the outer level
+  return variable == nullptr ? 0
+                             : static_cast<int>(std::clamp<long>(std::strtol(variable, nullptr, 10), 0, usable_cpus()));
+}
+
 int host_threads(const Settings& settings, int sharing) {
   const int hardware = usable_cpus();
   const int limit = std::min(hardware, kernels::most_threads());
+  if (const int requested = requested_threads(settings); settings.threads == 0 && requested > 0)
+    return std::min(requested, limit);
   if (settings.threads == 0) return std::clamp(hardware / std::max(1, sharing), 1, limit);
   if (settings.threads > limit)
     throw error(ExitCode::usage,

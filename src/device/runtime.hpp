@@ -12,7 +12,11 @@
 
 namespace weft::device {
 
-/// Host threads of each of `sharing` processes with the same CPUs: device.threads, or, if that is 0, its share of the
+/// device.threads, or, if that is 0, OMP_NUM_THREADS, at most the CPUs that this process may use; 0 if neither is
+/// given.
+int requested_threads(const Settings&);
+
+/// Host threads of each of `sharing` processes with the same CPUs: those requested, or, if none are, its share of the
 /// hardware threads that this process may use. Throws Error(usage) if there are fewer of these, or if a library cannot
 /// start as many.
 int host_threads(const Settings&, int sharing);

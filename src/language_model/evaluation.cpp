@@ -10,6 +10,7 @@
 #include "base/progress.hpp"
 #include "kernels/runtime.hpp"
 #include "report/format.hpp"
+#include "report/pass.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -65,15 +66,16 @@ EvaluationResult evaluate(const dataset::TokenSet& set, std::int64_t length, std
   std::vector<double> losses(static_cast<std::size_t>(windows));
   EvaluationResult result;
   transformer.complete_weights();
+  report::Pass pass("evaluation", windows, "windows");
   for (std::int64_t first = 0; first < windows; first += together) {
     if (!is_own_batch(first / together, ranks)) continue;
-    note_progress();
     dataset::TokenBatch batch = staging.next(std::min(together, windows - first), length);
     dataset::fill_windows(set, first, batch);
     staging.send(batch);
     add_losses(staging.tokens(0, batch.sequences, length), transformer, staging.losses(),
                std::span(losses).subspan(static_cast<std::size_t>(first)), execution);
     result.tokens += batch.counted;
+    pass.done(first + batch.sequences);
   }
   share(losses, ranks);
   if (ranks != nullptr) ranks->sum({&result.tokens, 1});

@@ -11,6 +11,7 @@
 #include "kernels/runtime.hpp"
 #include "language_model/evaluation.hpp"
 #include "report/format.hpp"
+#include "report/pass.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -175,6 +176,7 @@ ReplacementResult evaluate_replaced(const dataset::TokenSet& set, std::int64_t l
   std::vector<double> sums(static_cast<std::size_t>(batches * n_sums));
   ReplacementResult result;
   result.alone.resize(static_cast<std::size_t>(model.layers));
+  report::Pass pass("evaluation with replaced MLPs", batches, "batches");
   for (std::int64_t number = 0; number < batches; ++number) {
     if (!is_own_batch(number, ranks)) continue;
     const std::int64_t first = number * together;
@@ -194,6 +196,7 @@ ReplacementResult evaluate_replaced(const dataset::TokenSet& set, std::int64_t l
     *sum++ = passes.ablated(tokens, -1, false);
     *sum++ = passes.ablated(tokens, -1, true);
     *sum++ = passes.together(tokens, true);
+    pass.done(number + 1);
   }
   share(sums, ranks);
   if (ranks != nullptr) ranks->sum({&result.tokens, 1});

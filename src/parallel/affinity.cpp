@@ -162,7 +162,7 @@ int bind_to_cpus(const World& world, const device::Settings& settings) {
   if (binds) {
     std::vector<Cpus> masks;
     for (const Mask& mask : of_node) masks.push_back(numbers_of(mask));
-    masks = divided(std::move(masks), core_of, std::max(1, settings.threads));
+    masks = divided(std::move(masks), core_of, std::max(1, device::requested_threads(settings)));
     for (std::size_t i = 0; i < masks.size(); ++i) of_node[i] = mask_of(masks[i]);
     own = of_node[static_cast<std::size_t>(world.node_rank())];
     if (own.any()) restrict_threads(own);

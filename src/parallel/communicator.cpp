@@ -38,6 +38,7 @@ MPI_Datatype type_of<std::int64_t>() {
 template <class T>
 void reduce(MPI_Comm comm, std::span<T> values, MPI_Op operation, const char* what) {
   fault::point("collective");
+  if (comm == MPI_COMM_NULL) return note_progress();
   check(MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), type_of<T>(), operation, comm),
         what);
 }
@@ -45,10 +46,12 @@ void reduce(MPI_Comm comm, std::span<T> values, MPI_Op operation, const char* wh
 }  // namespace
 
 struct Communicator::Handle {
-  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm comm = MPI_COMM_NULL;  // also of a process that computes without MPI: it is alone
   bool owned = false;
   std::optional<std::unique_ptr<nccl::Group>> gpus;  // nullopt before first use; then the group or null
   std::optional<std::unique_ptr<Peers>> peers;       // as above
+
+  bool alone() const { return comm == MPI_COMM_NULL; }
 
   ~Handle() {
     int finalized = 0;
@@ -58,6 +61,7 @@ struct Communicator::Handle {
 };
 
 Communicator::Communicator(std::unique_ptr<Handle> handle) : handle_(std::move(handle)) {
+  if (handle_->alone()) return;
   check(MPI_Comm_set_errhandler(handle_->comm, MPI_ERRORS_RETURN), "setting the MPI error handler");
   check(MPI_Comm_rank(handle_->comm, &rank_), "reading the rank");
   check(MPI_Comm_size(handle_->comm, &size_), "reading the number of ranks");
@@ -69,12 +73,15 @@ Communicator::~Communicator() = default;
 
 Communicator Communicator::world() {
   auto handle = std::make_unique<Handle>();
-  handle->comm = MPI_COMM_WORLD;
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (initialized) handle->comm = MPI_COMM_WORLD;
   return Communicator(std::move(handle));
 }
 
 Communicator Communicator::split(int colour, int key) const {
   auto handle = std::make_unique<Handle>();
+  if (handle_->alone()) return Communicator(std::move(handle));
   check(MPI_Comm_split(handle_->comm, colour, key, &handle->comm), "splitting a communicator");
   handle->owned = true;
   return Communicator(std::move(handle));
@@ -82,6 +89,7 @@ Communicator Communicator::split(int colour, int key) const {
 
 Communicator Communicator::split_by_node() const {
   auto handle = std::make_unique<Handle>();
+  if (handle_->alone()) return Communicator(std::move(handle));
   check(MPI_Comm_split_type(handle_->comm, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &handle->comm),
         "finding the ranks of a node");
   handle->owned = true;
@@ -90,17 +98,20 @@ Communicator Communicator::split_by_node() const {
 
 Communicator Communicator::duplicate() const {
   auto handle = std::make_unique<Handle>();
+  if (handle_->alone()) return Communicator(std::move(handle));
   check(MPI_Comm_dup(handle_->comm, &handle->comm), "duplicating a communicator");
   handle->owned = true;
   return Communicator(std::move(handle));
 }
 
 nccl::Group* Communicator::gpus() const {
+  if (handle_->alone()) return nullptr;
   if (!handle_->gpus) handle_->gpus = nccl::make_group(*this);
   return handle_->gpus->get();
 }
 
 Peers* Communicator::peers() const {
+  if (handle_->alone()) return nullptr;
   if (!handle_->peers) handle_->peers = Peers::join(*this);
   return handle_->peers->get();
 }
@@ -114,11 +125,13 @@ void* Communicator::native() const { return &handle_->comm; }
 
 void Communicator::barrier() const {
   fault::point("collective");
+  if (handle_->alone()) return note_progress();
   check(MPI_Barrier(handle_->comm), "barrier");
 }
 
 void Communicator::broadcast(void* data, std::int64_t bytes, int root) const {
   fault::point("collective");
+  if (handle_->alone()) return note_progress();
   for (std::int64_t begin = 0; begin < bytes; begin += kLargestMessage)
     check(MPI_Bcast(static_cast<char*>(data) + begin, static_cast<int>(std::min(kLargestMessage, bytes - begin)),
                     MPI_BYTE, root, handle_->comm),
@@ -135,7 +148,7 @@ std::string Communicator::broadcast(std::string text, int root) const {
 
 void Communicator::all_gather(const void* send, void* receive, std::int64_t bytes) const {
   fault::point("collective");
-  if (bytes <= kLargestMessage) {
+  if (bytes <= kLargestMessage && !handle_->alone()) {
     check(MPI_Allgather(send, static_cast<int>(bytes), MPI_BYTE, receive, static_cast<int>(bytes), MPI_BYTE,
                         handle_->comm),
           "all-gather");
@@ -187,6 +200,7 @@ void Communicator::all_to_all(const void* send, std::span<const std::int64_t> se
   if (send_bytes[rank_] > 0)
     std::memcpy(static_cast<char*>(receive) + to, static_cast<const char*>(send) + from,
                 static_cast<std::size_t>(send_bytes[rank_]));
+  if (handle_->alone()) return note_progress();
   check(MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE), "all-to-all");
 }
 
@@ -223,7 +237,7 @@ bool Communicator::PendingMaximum::active() const { return state_ != nullptr; }
 
 std::vector<std::int64_t> Communicator::PendingMaximum::wait() {
   WEFT_ASSERT(active());
-  check(MPI_Wait(&state_->request, MPI_STATUS_IGNORE), "agreement of ranks");
+  if (state_->request != MPI_REQUEST_NULL) check(MPI_Wait(&state_->request, MPI_STATUS_IGNORE), "agreement of ranks");
   return std::move(std::exchange(state_, nullptr)->values);
 }
 
@@ -233,6 +247,7 @@ Communicator::PendingMaximum Communicator::start_maximum(std::vector<std::int64_
   pending.state_ = std::make_unique<PendingMaximum::State>();
   pending.state_->values = std::move(values);
   auto& state = *pending.state_;
+  if (handle_->alone()) return pending;
   check(MPI_Iallreduce(MPI_IN_PLACE, state.values.data(), static_cast<int>(state.values.size()), MPI_INT64_T, MPI_MAX,
                        handle_->comm, &state.request),
         "agreement of ranks");

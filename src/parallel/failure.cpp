@@ -111,7 +111,9 @@ void note_finalising() { finalising = true; }
 
 void abort_job(ExitCode code) {
   Peers::abort_all();
-  if (finalising) ::_exit(static_cast<int>(code));
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (finalising || !initialized) ::_exit(static_cast<int>(code));
   // A second call of MPI_Abort returns at once. The first one ends the process.
   static std::atomic_flag ending;
   while (ending.test_and_set()) std::this_thread::sleep_for(kAbortTimeout);

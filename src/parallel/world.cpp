@@ -2,38 +2,70 @@
 #include "parallel/world.hpp"
 
 #include <mpi.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 #include "base/fault.hpp"
+#include "parallel/launcher.hpp"
 
 namespace weft::parallel {
 namespace {
 
-bool started_by_launcher() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
-    if (std::getenv(name) != nullptr) return true;
-  return false;
+bool only_if_launched = false;
+
+bool is_initialised() {
+  int initialised = 0;
+  MPI_Initialized(&initialised);
+  return initialised != 0;
+}
+
+bool set_if_absent(const char* name, const char* value) {
+  return std::getenv(name) == nullptr && setenv(name, value, 1) == 0;
 }
 
 /// MPI_Init_thread. Processes that no launcher started may share one session directory of Open MPI 4 (always with
 /// ess_singleton_isolated): one that ends removes it while another one creates it, and the start of that one fails. A
-/// process that is alone needs no such directory. The variable is not left to programs that this one starts: mpirun
-/// needs the directory.
+/// process that is alone needs no such directory. Without it PMIx must keep its data in memory (gds=hash): its shared
+/// files would be in the root directory, or fail with two lines of errors where that cannot be written. The variables
+/// are not left to programs that this one starts: mpirun needs the directory.
 int init_thread(int* argc, char*** argv) {
-  constexpr const char* variable = "OMPI_MCA_orte_create_session_dirs";
-  const bool without_directory = !started_by_launcher() && std::getenv(variable) == nullptr;
-  if (without_directory) setenv(variable, "0", 1);
+  constexpr const char* variables[][2] = {{"OMPI_MCA_orte_create_session_dirs", "0"}, {"PMIX_MCA_gds", "hash"}};
+  const bool without_directory = !started_by_launcher() && std::getenv(variables[0][0]) == nullptr;
+  std::vector<const char*> added;
+  for (const auto& [name, value] : variables)
+    if (without_directory && set_if_absent(name, value)) added.push_back(name);
   int provided = 0;
   MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided);
-  if (without_directory) unsetenv(variable);
+  for (const char* const name : added) unsetenv(name);
   return provided;
 }
 
 }  // namespace
 
+bool started_by_launcher() {
+  // MPI_Init sets some of these variables itself: the first answer holds.
+  static const bool started = [] {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
+      if (std::getenv(name) != nullptr) return true;
+    return false;
+  }();
+  return started;
+}
+
+void start_mpi_if_launched() { only_if_launched = true; }
+
 World::Session::Session(int* argc, char*** argv) {
+  const char* const tasks = std::getenv("SLURM_STEP_NUM_TASKS");  // srun without an interface for MPI
+  const bool several = started_by_launcher() || (tasks != nullptr && std::strtol(tasks, nullptr, 10) > 1);
+  if (only_if_launched && !several) {
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    watchdog.emplace(0, 1, host);
+    return;
+  }
   const int provided = init_thread(argc, argv);
   if (provided < MPI_THREAD_MULTIPLE) {
     // The prefetch thread exchanges rows while the main thread trains: a lower level would corrupt memory.
@@ -49,6 +81,7 @@ World::Session::Session(int* argc, char*** argv) {
 }
 
 World::Session::~Session() {
+  if (!is_initialised()) return;
   note_phase("MPI_Finalize");
   note_finalising();
   fault::point("finalize");

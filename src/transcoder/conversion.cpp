@@ -12,6 +12,7 @@
 #include "dataset/activations/stored_order.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
+#include "report/pass.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -54,6 +55,7 @@ using Visit = std::function<void(std::span<const std::uint32_t> keys, std::span<
 bool for_each_batch(const dataset::Description& description, Forward& forward, const parallel::Grid& grid,
                     const kernels::Execution& execution, std::int64_t batch_tokens, const Visit& visit) {
   dataset::StoredOrder rows(description, batch_tokens, grid, 1);
+  report::Pass pass("encoding the data", rows.n_batches(), "batches");
   for (std::int64_t i = 0; i < rows.n_batches(); ++i) {
     forward.load(rows.read(i));
     forward.encode();
@@ -61,6 +63,7 @@ bool for_each_batch(const dataset::Description& description, Forward& forward, c
     const kernels::SparseActivations& a = forward.activations();
     const std::int64_t n = to_host(execution, a.row_offsets.data + a.n_tokens, 1).front();
     visit(to_host(execution, a.key.data, n), to_host(execution, a.value.data, n));
+    pass.done(i + 1);
   }
   return true;
 }

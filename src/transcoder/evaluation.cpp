@@ -12,6 +12,7 @@
 #include "kernels/metrics/metrics.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/runtime.hpp"
+#include "report/pass.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -75,6 +76,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   const device::Buffer<float> reconstruction(largest_own * width);
 
   dataset::StoredOrder rows(description, batch_tokens, grid, 1);
+  report::Pass pass("evaluation", rows.n_batches(), "batches");
   for (std::int64_t i = 0; i < rows.n_batches(); ++i) {
     if (before_batch) before_batch();
     const dataset::RawBatch& batch = rows.read(i);
@@ -95,6 +97,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
            of_layers(sums.data() + 3 * width)});
     });
     kernels::fence(execution);  // the next batch overwrites this one
+    pass.done(i + 1);
   }
   forward.require_valid_selections("of the evaluation");
 

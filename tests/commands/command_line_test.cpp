@@ -120,6 +120,8 @@ TEST_CASE("an unknown command is refused with the nearest one, also in help") {
   };
   says("help trian", "unknown command \"trian\" (did you mean \"train\"?)");
   says("trian --help", "unknown command \"trian\" (did you mean \"train\"?)");
+  says("trian a.toml --set run.steps=1 --quiet", "unknown command \"trian\" (did you mean \"train\"?)");
+  says("lm trian a.toml --set run.steps=1", "unknown command \"trian\" of weft lm (did you mean \"train\"?)");
   says("help lm generat", "unknown command \"generat\" of weft lm (did you mean \"generate\"?)");
   says("lm", "weft lm needs one of its commands (train, polychromic, evaluate, ");
   says("generate", "unknown command \"generate\" (did you mean \"lm generate\"?)");
@@ -154,10 +156,11 @@ TEST_CASE("a process that no launcher started needs no session directory of MPI"
   // Open MPI 4 with ess_singleton_isolated has one such directory for all of them: the end of one can break the start
   // of another.
   const Scratch scratch;
-  const Outcome version =
-      shell(scratch, "OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_tmpdir_base=/proc '" WEFT_PROGRAM "' --version");
-  CHECK(version.code == 0);
-  CHECK(version.err == "");
+  const Outcome outcome = shell(
+      scratch, "OMPI_MCA_ess_singleton_isolated=1 OMPI_MCA_orte_tmpdir_base=/proc '" WEFT_PROGRAM "' evaluate none");
+  CHECK(outcome.code != 0);
+  CHECK_MESSAGE(outcome.err.starts_with("error: none: "), outcome.err);
+  CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
 }
 
 TEST_CASE("what --print-config prints loads back to the same") {

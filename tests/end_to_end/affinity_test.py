@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPUs of two ranks in run.json: parts of the launcher's mask where both have the same; as they were where the launcher
-gave disjoint ones, where one thread per rank would not be enough, and with device.affinity = "none".
+gave disjoint ones, where one thread per rank would not be enough, and with device.affinity = "none". OMP_NUM_THREADS.
 
 affinity_test.py WEFT
 """
@@ -55,6 +55,11 @@ def test(weft):
     assert cpus(weft, "disjoint", ["taskset", "-c", other], ["taskset", "-c", one]) == [other, one]
     unchanged = cpus(weft, "none", both, both, "--set", "device.affinity=none")
     assert unchanged[0] == unchanged[1] and one in unchanged[0] and other in unchanged[0], unchanged
+    # OMP_NUM_THREADS holds unless the input names a number; beyond the CPUs it is that of the CPUs.
+    for number, arguments, wanted in (("1", (), "1 thread)"), ("1", ("--set", "device.threads=2"), "2 threads)"), ("99", (), f"{len(mask)} threads)")):
+        done = subprocess.run([str(weft.binary), "lm", "train", "input.toml", "--output", f"omp_{number}_{len(arguments)}", *arguments], check=False,
+                              cwd=weft.folder, env={**os.environ, "OMP_NUM_THREADS": number}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert done.returncode == 0 and wanted in done.stdout, (number, arguments, done.stdout)
     # A part of one CPU is too small for two threads.
     assert cpus(weft, "threads", both, both, "--set", "device.threads=2") == unchanged
 

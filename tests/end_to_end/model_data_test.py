@@ -88,6 +88,10 @@ def has_the_bits_of_files(weft):
     assert record["data"]["model"].endswith("lm, step 10"), record["data"]
     log = (weft.folder / "from_model" / "log.txt").read_text()
     assert "32 tokens each, 4 in a forward pass" in log and "computed while training runs" in log, log
+    # There are no files for the commands that read some: they say how to make them.
+    for command in ("features", "evaluate"):
+        said = weft.run(command, weft.folder / "from_model", "--output", weft.folder / "nothing", code=2)
+        assert f"weft lm harvest {weft.folder}/lm --output DIR, then give --data DIR" in said, said
     # More than one epoch, so that windows were computed again, and validation on the text that the model held out.
     assert found[1][-1]["epoch"] >= 2, found[1][-1]
     validation = json.loads((weft.folder / "data" / "validation" / "metadata.json").read_text())["total_tokens"]

@@ -101,6 +101,36 @@ def check_threads(weft, source):
     assert [program.record(folder / f"threads={n}")["input"]["device"]["threads"] for n in (1, 2)] == [1, 2]
 
 
+def children_of(pid):
+    for path in Path("/proc").glob("[0-9]*/status"):
+        try:
+            if f"\nPPid:\t{pid}\n" in path.read_text():
+                yield int(path.parent.name)
+        except OSError:     # has ended meanwhile
+            pass
+
+
+def check_watchdog(weft, source):
+    """A sweep waits for its runs, which have watchdogs of their own: its own time limit does not end it. Here a run is suspended, which
+    does not count for that run."""
+    folder, seconds = weft.folder / "patient", 6
+    command = [str(weft.binary), "sweep", str(source), "--grid", "transcoder.k=2", "--output", str(folder), "--set", f"parallel.timeout={seconds}",
+               "--set", "run.steps=1000000"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = folder / "k=2"
+    while not (run / "metrics.jsonl").exists() or len(program.metrics(run)) < 2:
+        assert running.poll() is None, running.stdout.read()
+        time.sleep(0.02)
+    child, = children_of(running.pid)
+    os.kill(child, signal.SIGSTOP)
+    time.sleep(seconds + 2)
+    os.kill(child, signal.SIGCONT)
+    assert running.poll() is None, running.stdout.read()
+    running.send_signal(signal.SIGTERM)
+    said = running.communicate()[0]
+    assert running.returncode == 143, (running.returncode, said)
+
+
 def check_stop(weft, source):
     """A request to stop reaches the runs, which write checkpoints; the next start resumes them."""
     folder = weft.folder / "stopped"
@@ -202,7 +232,7 @@ def check_submission(weft, source):
             launched = (weft.folder / "launched").read_text().splitlines()[-1]
             assert f"|train|{folder}/k={k}.toml|--output|{folder}/k={k}|" in launched, launched
         if kind == "pbs":   # submitted again with the input and the run of its index
-            assert "-v WEFT_INPUT,WEFT_RUN" in (weft.folder / "submitted").read_text()
+            assert "-v WEFT_COMMAND,WEFT_INPUT,WEFT_RUN" in (weft.folder / "submitted").read_text()
     for arguments, words in ((("--slurm", "--pbs"), "exclude each other"), (("--slurm", "--script", "none"), "none: no such file")):
         code, said = sweep("--grid", "transcoder.k=3,4", "--output", str(folder), *arguments)
         assert code == 2 and words in said, said
@@ -237,6 +267,7 @@ def check(weft):
     check_failures(weft, source)
     check_threads(weft, source)
     check_stop(weft, source)
+    check_watchdog(weft, source)
     check_kill(weft, source)
     check_language_models(weft)
     check_submission(weft, source)

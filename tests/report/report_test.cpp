@@ -12,10 +12,12 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/progress.hpp"
 #include "report/format.hpp"
 #include "report/json.hpp"
 #include "report/log.hpp"
 #include "report/metrics.hpp"
+#include "report/pass.hpp"
 #include "report/run_record.hpp"
 #include "tests/test.hpp"
 
@@ -204,6 +206,22 @@ TEST_CASE("exit codes have their texts") {
   CHECK(report::exit_reason(75) == "stopped cleanly, more to do");
   CHECK(report::exit_reason(143) == "stopped by signal 15, resumable");
   CHECK(report::exit_reason(77) == "unknown exit code 77");
+}
+
+TEST_CASE("a long pass says how far it is, a short one nothing") {
+  std::vector<std::string> lines;
+  log::set_sink([&](log::Level, std::string_view line) { lines.emplace_back(line); });
+  report::Pass often("features", 4, "batches", 0), rarely("features", 4, "batches");
+  const std::uint64_t before = noted_progress();
+  for (std::int64_t i = 1; i <= 4; ++i) {
+    often.done(i);
+    rarely.done(i);
+  }
+  log::set_sink([](log::Level, std::string_view) {});
+  CHECK(noted_progress() == before + 8);  // for the watchdog
+  REQUIRE(lines.size() == 3);             // the end is not announced
+  CHECK(lines[0].starts_with("features: 1 of 4 batches, 0:00:0"));
+  CHECK(lines[2].ends_with(" left"));
 }
 
 TEST_CASE("the log file holds every line of rank 0, and is written at once") {

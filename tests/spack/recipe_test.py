@@ -20,7 +20,7 @@ import stand_in
 # Package found by CMake -> Spack package; None: part of every system.
 PACKAGES = {"MPI": "mpi", "HDF5": "hdf5", "OpenSSL": "openssl", "fmt": "fmt", "spdlog": "spdlog", "nlohmann_json": "nlohmann-json",
             "CLI11": "cli11", "tomlplusplus": "tomlplusplus", "Kokkos": "kokkos", "CUDAToolkit": "cuda", "doctest": "doctest",
-            "NCCL": "nccl", "openblas": "openblas", "pcre2": "pcre2", "kissfft.hh": "kissfft", "Threads": None}
+            "NCCL": "nccl", "openblas": "openblas", "zstd": "zstd", "lz4": "lz4", "pcre2": "pcre2", "kissfft.hh": "kissfft", "Threads": None}
 # Needed, but not searched for by CMake: compilers, build tools, Python for tests.
 OTHERS = {"c", "cxx", "cmake", "python", "py-numpy", "py-h5py"}
 # Variants that are off in these tests.
@@ -95,7 +95,7 @@ def check_cmake(recipe, text):
 
     wanted = dict(re.findall(r"\bfind_package\((\w+)(?:\s+([\d.]+))?", text))
     wanted.update({name: "" for name in re.findall(r"\bfind_path\(\w+ (\S+\.hh)", text)})
-    wanted.update({name: "" for name in re.findall(r"\bfind_library\(\w+ NAMES (\w+)", text)})
+    wanted.update({name: "" for name in re.findall(r"\bfind_library\(\w+ (?:NAMES )?(\w+)", text)})
     depended = {}
     for arguments, _ in recipe.of("depends_on"):
         package, versions, _ = parse(arguments[0])
@@ -218,6 +218,7 @@ def self_check(recipe, upstream, own_packages, text):
     broken('"WEFT_ENABLE_CUDA", "cuda"', '"WEFT_CUDA", "cuda"', check_cmake, text)
     broken("kokkos@4.5:", "kokkos@4.6:", check_cmake, text)
     broken('depends_on("openssl")', "pass", check_cmake, text)
+    broken('depends_on("zstd")', "pass", check_cmake, text)
     broken('depends_on("mpi")', 'depends_on("mpi")\n    depends_on("ninja")', check_cmake, text)
     broken('variant("sanitizers"', 'variant("asan"', check_cmake, text.replace("SANITIZERS", "ASAN_AND_UBSAN"))
     broken("CudaPackage.cuda_arch_values", "('80',)", check_gpu, upstream)

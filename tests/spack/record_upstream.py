@@ -15,8 +15,8 @@ from pathlib import Path
 
 import stand_in
 
-PACKAGES = ("cli11", "cmake", "cuda", "doctest", "fmt", "hdf5", "kokkos", "nccl", "ninja", "nlohmann-json", "openblas", "openmpi", "openssl",
-            "pcre2", "py-h5py", "py-numpy", "python", "spdlog", "tomlplusplus")
+PACKAGES = ("cli11", "cmake", "cuda", "doctest", "fmt", "hdf5", "kokkos", "lz4", "nccl", "ninja", "nlohmann-json", "openblas", "openmpi", "openssl",
+            "pcre2", "py-h5py", "py-numpy", "python", "spdlog", "tomlplusplus", "zstd")
 VIRTUALS = ("c", "cxx", "mpi")
 
 

@@ -7,12 +7,12 @@
 namespace weft::kernels {
 namespace {
 
-struct Pieces {
+struct BlockPieces {
   Array<float> queries;  ///< means: [sequences, heads, blocks, head_size]
   Array<float> keys;     ///< [sequences, kv_heads, blocks, head_size]
   Array<float> scores;   ///< [sequences, heads, blocks, blocks]
 
-  Pieces(Workspace& workspace, const Attention& shape)
+  BlockPieces(Workspace& workspace, const Attention& shape)
       : queries(workspace.take<float>(shape.sequences * shape.heads * shape.blocks() * shape.head_size)),
         keys(workspace.take<float>(shape.sequences * shape.kv_heads * shape.blocks() * shape.head_size)),
         scores(workspace.take<float>(shape.sequences * shape.heads * shape.blocks() * shape.blocks())) {}
@@ -46,7 +46,7 @@ void average_blocks(const Execution& execution, const Attention& shape, std::int
 
 std::int64_t select_key_blocks_workspace(const Attention& shape) {
   Workspace measure(nullptr);
-  Pieces(measure, shape);
+  BlockPieces(measure, shape);
   return measure.bytes();
 }
 
@@ -56,7 +56,7 @@ void select_key_blocks(const Execution& execution, const Attention& shape, const
   if (kept.size != shape.block_pairs() || workspace.size < select_key_blocks_workspace(shape))
     throw Error(ExitCode::internal, "select_key_blocks: kept or workspace have the wrong size");
   Workspace memory(workspace.data);
-  const Pieces pieces(memory, shape);
+  const BlockPieces pieces(memory, shape);
   average_blocks(execution, shape, shape.heads, queries, pieces.queries);
   average_blocks(execution, shape, shape.kv_heads, keys, pieces.keys);
   const std::int64_t blocks = shape.blocks();

@@ -5,7 +5,7 @@
 namespace weft::kernels {
 namespace {
 
-struct Scratch {
+struct PoolScratch {
   float sum[kChunkColumns], values[kChunkColumns];
 };
 
@@ -14,8 +14,8 @@ struct Scratch {
 void pool_rows(const Execution& execution, AnyMatrix in, Array<const PooledRows> ranges, Matrix<float> out) {
   const std::int64_t columns = in.columns, chunks = (columns + kChunkColumns - 1) / kChunkColumns;
   for_teams(
-      execution, "pool rows", ranges.size * chunks, sizeof(Scratch), KOKKOS_LAMBDA(const Team& team) {
-        Scratch& buffer = scratch<Scratch>(team);
+      execution, "pool rows", ranges.size * chunks, sizeof(PoolScratch), KOKKOS_LAMBDA(const Team& team) {
+        PoolScratch& buffer = scratch<PoolScratch>(team);
         const PooledRows range = ranges[team.league_rank() / chunks];
         const std::int64_t column = team.league_rank() % chunks * kChunkColumns;
         const int count = smaller(kChunkColumns, columns - column);

@@ -5,7 +5,7 @@
 namespace weft::kernels::portable {
 namespace {
 
-struct Scratch {
+struct ResidualScratch {
   float a[kChunkColumns], b[kChunkColumns];
 };
 
@@ -13,8 +13,8 @@ struct Scratch {
 
 void add_bias(const Execution& execution, AnyMatrix rows, Array<const float> bias) {
   for_teams(
-      execution, "add_bias", rows.rows, sizeof(Scratch), KOKKOS_LAMBDA(const Team& team) {
-        Scratch& buffer = scratch<Scratch>(team);
+      execution, "add_bias", rows.rows, sizeof(ResidualScratch), KOKKOS_LAMBDA(const Team& team) {
+        ResidualScratch& buffer = scratch<ResidualScratch>(team);
         const std::int64_t n = team.league_rank();
         for_chunks(rows.columns, rows.columns, [&](std::int64_t column, int count) {
           const float *x = row_chunk(team, rows, n, column, count, buffer.a), *b = bias.data + column;
@@ -25,8 +25,8 @@ void add_bias(const Execution& execution, AnyMatrix rows, Array<const float> bia
 
 void add_rows(const Execution& execution, AnyMatrix x, AnyMatrix addend, AnyMatrix sum) {
   for_teams(
-      execution, "add_rows", sum.rows, sizeof(Scratch), KOKKOS_LAMBDA(const Team& team) {
-        Scratch& buffer = scratch<Scratch>(team);
+      execution, "add_rows", sum.rows, sizeof(ResidualScratch), KOKKOS_LAMBDA(const Team& team) {
+        ResidualScratch& buffer = scratch<ResidualScratch>(team);
         const std::int64_t n = team.league_rank();
         for_chunks(sum.columns, sum.columns, [&](std::int64_t column, int count) {
           const float *a = row_chunk(team, x, n, column, count, buffer.a),
@@ -38,8 +38,8 @@ void add_rows(const Execution& execution, AnyMatrix x, AnyMatrix addend, AnyMatr
 
 void scale_rows(const Execution& execution, AnyMatrix rows, float factor) {
   for_teams(
-      execution, "scale_rows", rows.rows, sizeof(Scratch), KOKKOS_LAMBDA(const Team& team) {
-        Scratch& buffer = scratch<Scratch>(team);
+      execution, "scale_rows", rows.rows, sizeof(ResidualScratch), KOKKOS_LAMBDA(const Team& team) {
+        ResidualScratch& buffer = scratch<ResidualScratch>(team);
         const std::int64_t n = team.league_rank();
         for_chunks(rows.columns, rows.columns, [&](std::int64_t column, int count) {
           const float* x = row_chunk(team, rows, n, column, count, buffer.a);

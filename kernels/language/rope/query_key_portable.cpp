@@ -6,7 +6,7 @@ namespace weft::kernels::portable {
 namespace {
 
 /// A head is read in parts whose elements belong together: two halves that are rotated, or itself.
-struct HeadScratch {
+struct QueryKeyScratch {
   float x[2][kChunkColumns];
   float y[2][kChunkColumns];
 };
@@ -58,7 +58,7 @@ KOKKOS_INLINE_FUNCTION const float* rotary_of(const QueryKey& q, std::int64_t ro
 /// buffer.y = the gradient of a head before its rotation: columns [column, column + count) of each part.
 KOKKOS_INLINE_FUNCTION void rotate_back(const Team& team, const QueryKey& q, const AnyMatrix& gradient,
                                         std::int64_t row, std::int64_t head_column, std::int64_t column, int count,
-                                        HeadScratch& buffer) {
+                                        QueryKeyScratch& buffer) {
   const float* a = row_chunk(team, gradient, row, head_column + column, count, buffer.x[0]);
   if (q.rotary.data == nullptr) {
     for_columns(team, count, [&](int c) { buffer.y[0][c] = a[c]; });
@@ -80,8 +80,8 @@ void query_key(const Execution& execution, const QueryKey& options, AnyMatrix pa
   const QueryKey q = options;
   const int parts = q.rotary.data == nullptr ? 1 : 2;
   const std::int64_t part = q.head_size / parts;
-  for_rows<HeadScratch>(
-      execution, "query_key", packed.rows, KOKKOS_LAMBDA(const Team& team, HeadScratch& buffer, std::int64_t row) {
+  for_rows<QueryKeyScratch>(
+      execution, "query_key", packed.rows, KOKKOS_LAMBDA(const Team& team, QueryKeyScratch& buffer, std::int64_t row) {
         float* inverses = inverse.data + row * q.inverses_per_row();
         for (int s = 0; s < 2; ++s) {
           const Side side = side_of(q, s);
@@ -140,9 +140,9 @@ void query_key_backward(const Execution& execution, const QueryKey& options, Any
   if (q.norm == QueryKeyNorm::none && q.rotary.data == nullptr) return;
   const int parts = q.rotary.data == nullptr ? 1 : 2;
   const std::int64_t part = q.head_size / parts;
-  for_rows<HeadScratch>(
+  for_rows<QueryKeyScratch>(
       execution, "query_key_backward", gradient.rows,
-      KOKKOS_LAMBDA(const Team& team, HeadScratch& buffer, std::int64_t row) {
+      KOKKOS_LAMBDA(const Team& team, QueryKeyScratch& buffer, std::int64_t row) {
         const float* inverses = inverse.data + row * q.inverses_per_row();
         float of_temperature = 0.0f;
         for (int s = 0; s < 2; ++s) {

@@ -5,7 +5,7 @@
 namespace weft::kernels {
 namespace {
 
-struct SumScratch {
+struct TiedScratch {
   float sum[kChunkColumns];
   float value[kChunkColumns];
 };
@@ -16,11 +16,11 @@ void running_sum(const Execution& execution, const char* name, const AnyMatrix o
   const AnyMatrix rows = of_rows;
   const std::int64_t n_layers = rows.columns / d_model, n_chunks = (d_model + kChunkColumns - 1) / kChunkColumns;
   for_teams(
-      execution, name, rows.rows * n_chunks, sizeof(SumScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, name, rows.rows * n_chunks, sizeof(TiedScratch), KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t row = team.league_rank() / n_chunks;
         const std::int64_t column = team.league_rank() % n_chunks * kChunkColumns;
         const int count = smaller(kChunkColumns, d_model - column);
-        SumScratch& buffer = scratch<SumScratch>(team);
+        TiedScratch& buffer = scratch<TiedScratch>(team);
         float* const sum = buffer.sum;
         for_columns(team, count, [&](int c) { sum[c] = 0.0f; });
         for (std::int64_t i = 0; i < n_layers; ++i) {

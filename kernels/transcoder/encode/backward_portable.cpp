@@ -8,7 +8,7 @@
 namespace weft::kernels::portable {
 namespace {
 
-struct Hits {
+struct BackwardHits {
   const std::int64_t* offsets;
   const std::uint32_t* token;
   const std::uint32_t* position;
@@ -16,7 +16,7 @@ struct Hits {
 };
 
 // gradient[c] = sum over the feature's hits of dz * x[token, column + c], hits in token order.
-KOKKOS_FORCEINLINE_FUNCTION void gather_chunk(const Team& team, const Hits& hits, std::int64_t key, const AnyMatrix& x,
+KOKKOS_FORCEINLINE_FUNCTION void gather_chunk(const Team& team, const BackwardHits& hits, std::int64_t key, const AnyMatrix& x,
                                               std::int64_t column, int count, float* gradient, float* row_buffer) {
   const std::int64_t begin = hits.offsets[key], end = hits.offsets[key + 1];
   if (begin == end) for_columns(team, count, [=](int c) { gradient[c] = 0.0f; });
@@ -31,7 +31,7 @@ KOKKOS_FORCEINLINE_FUNCTION void gather_chunk(const Team& team, const Hits& hits
   }
 }
 
-KOKKOS_FORCEINLINE_FUNCTION float bias_gradient(const Hits& hits, std::int64_t key) {
+KOKKOS_FORCEINLINE_FUNCTION float bias_gradient(const BackwardHits& hits, std::int64_t key) {
   float sum = 0.0f;
   for (std::int64_t hit = hits.offsets[key]; hit < hits.offsets[key + 1]; ++hit)
     sum += hits.preactivation_gradient[hits.position[hit]];
@@ -41,7 +41,7 @@ KOKKOS_FORCEINLINE_FUNCTION float bias_gradient(const Hits& hits, std::int64_t k
 // One layer. Without `step` only the norms: `parameters` then gives the shape alone, so the epilogue must not read
 // weights.
 template <class Epilogue>
-void backward(const Execution& execution, const Hits& hits, const AnyMatrix& x, std::int64_t first_key,
+void backward(const Execution& execution, const BackwardHits& hits, const AnyMatrix& x, std::int64_t first_key,
               std::int64_t first_column, const ParameterRows& parameters, const ParameterVector& bias,
               const Epilogue& epilogue, const AdamStep* step, double* squared_norm) {
   for_teams(
@@ -64,7 +64,7 @@ void backward(const Execution& execution, const Hits& hits, const AnyMatrix& x, 
       });
 }
 
-Hits hits_of(const FeatureHits& hits, Array<const float> preactivation_gradient) {
+BackwardHits hits_of(const FeatureHits& hits, Array<const float> preactivation_gradient) {
   return {hits.offsets.data, hits.token.data, hits.position.data, preactivation_gradient.data};
 }
 

@@ -8,13 +8,13 @@
 namespace weft::kernels {
 namespace {
 
-struct RowScratch {
+struct ResampleScratch {
   float value[kChunkColumns];
 };
 
 /// Sum of the squares of a row of `m`, the same on every lane.
 KOKKOS_FORCEINLINE_FUNCTION double row_square(const Team& team, const AnyMatrix& m, std::int64_t row,
-                                              RowScratch& buffer) {
+                                              ResampleScratch& buffer) {
   double total = 0.0;
   for_chunks(m.columns, m.columns, [&](std::int64_t column, int count) {
     const float* value = row_chunk(team, m, row, column, count, buffer.value);
@@ -29,9 +29,9 @@ KOKKOS_FORCEINLINE_FUNCTION bool finite(double value) { return value - value == 
 
 void sums_of_squares(const Execution& execution, AnyMatrix rows, Array<double> sums) {
   for_teams(
-      execution, "row_squares", rows.rows, sizeof(RowScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, "row_squares", rows.rows, sizeof(ResampleScratch), KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t row = team.league_rank();
-        const double total = row_square(team, rows, row, scratch<RowScratch>(team));
+        const double total = row_square(team, rows, row, scratch<ResampleScratch>(team));
         once(team, [&] { sums[row] = finite(total) ? total : 0.0; });
       });
   const std::int64_t n = rows.rows;
@@ -69,10 +69,10 @@ void draw_tokens(const Execution& execution, Array<const std::int64_t> clocks, s
 void direct_rows(const Execution& execution, Array<const std::int64_t> token, AnyMatrix source, float factor,
                  Matrix<float> rows) {
   for_teams(
-      execution, "direct_rows", token.size, sizeof(RowScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, "direct_rows", token.size, sizeof(ResampleScratch), KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t row = team.league_rank(), n = token[row];
         if (n < 0) return;
-        RowScratch& buffer = scratch<RowScratch>(team);
+        ResampleScratch& buffer = scratch<ResampleScratch>(team);
         const double square = row_square(team, source, n, buffer);
         if (!finite(square) || square == 0.0) return;
         const float scale = static_cast<float>(static_cast<double>(factor) / sqrt(square));

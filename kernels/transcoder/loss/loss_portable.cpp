@@ -16,7 +16,7 @@ struct LossScratch {
 constexpr int kOwnColumns = 64;
 constexpr int kTokensPerBlock = 128;
 
-struct ColumnScratch {
+struct LossColumnScratch {
   float total[kOwnColumns];
   float block[kOwnColumns];
   float row[kOwnColumns];
@@ -108,10 +108,10 @@ void residual_and_loss(const Execution& execution, AnyMatrix partial, std::int64
 void column_sums(const Execution& execution, AnyMatrix matrix, Array<float> out) {
   const std::int64_t n_teams = (matrix.columns + kOwnColumns - 1) / kOwnColumns;
   for_teams(
-      execution, "column_sums", n_teams, sizeof(ColumnScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, "column_sums", n_teams, sizeof(LossColumnScratch), KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t column = team.league_rank() * std::int64_t{kOwnColumns};
         const int count = smaller(kOwnColumns, matrix.columns - column);
-        ColumnScratch& buffer = scratch<ColumnScratch>(team);
+        LossColumnScratch& buffer = scratch<LossColumnScratch>(team);
         for_columns(team, count, [&](int c) { buffer.total[c] = 0.0f; });
         for (std::int64_t begin = 0; begin < matrix.rows; begin += kTokensPerBlock) {
           const std::int64_t end = begin + smaller(kTokensPerBlock, matrix.rows - begin);

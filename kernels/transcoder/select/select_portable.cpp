@@ -11,7 +11,7 @@ namespace {
 using Rows = Kokkos::RangePolicy<Space>;
 using HistogramTeams = Kokkos::TeamPolicy<Space>;
 
-constexpr std::int64_t kBlock = 32;  // entries compared at once
+constexpr std::int64_t kSelectBlock = 32;  // entries compared at once
 #ifdef KOKKOS_ENABLE_CUDA
 constexpr int kTeamSize = 256;
 int n_teams(const Space& space) { return 2 * space.cuda_device_prop().multiProcessorCount; }
@@ -29,12 +29,12 @@ struct Row {
 
   WEFT_HOST_DEVICE float operator[](std::int64_t j) const { return static_cast<float>(product[j]) + bias[j]; }
 
-  /// True if any of the entries [begin, begin + kBlock) reaches bound[j].
+  /// True if any of the entries [begin, begin + kSelectBlock) reaches bound[j].
   template <class Bound>
   WEFT_HOST_DEVICE bool any_from(std::int64_t begin, const Bound& bound) const {
     int any = 0;
-    if (begin + kBlock <= size) {
-      for (std::int64_t j = 0; j < kBlock; ++j) any |= (*this)[begin + j] >= bound[begin + j];
+    if (begin + kSelectBlock <= size) {
+      for (std::int64_t j = 0; j < kSelectBlock; ++j) any |= (*this)[begin + j] >= bound[begin + j];
     } else {
       for (std::int64_t j = begin; j < size; ++j) any |= (*this)[j] >= bound[j];
     }
@@ -95,9 +95,9 @@ void filter_rows(const Execution& execution, const Tile tile, std::int64_t block
         const std::int64_t token = tile.token_begin + i;
         std::int32_t room = ordered ? filter.admit(token, tile.layer) - filter.admitted(token, tile.layer) : 0;
         const std::int64_t base = tile.layer * lists.n_features + tile.feature_begin;
-        for (std::int64_t begin = 0; begin < row.size && to < end; begin += kBlock) {
+        for (std::int64_t begin = 0; begin < row.size && to < end; begin += kSelectBlock) {
           if (!row.any_from(begin, bound)) continue;
-          const std::int64_t last = begin + kBlock < row.size ? begin + kBlock : row.size;
+          const std::int64_t last = begin + kSelectBlock < row.size ? begin + kSelectBlock : row.size;
           for (std::int64_t j = begin; j < last; ++j) {
             const float r = row[j];
             if (!(r > bound[j])) {
@@ -231,9 +231,9 @@ void keep_best_rows(const Execution& execution, const Tile tile, const BestLists
         std::uint64_t* heap = best.word.row((tile.token_begin + i) * best.n_groups + group);
         const std::int64_t base = tile.layer * best.n_features_total + best.feature_offset + tile.feature_begin;
         float least = bits_float(key_of_word(heap[0]));
-        for (std::int64_t begin = 0; begin < row.size; begin += kBlock) {
+        for (std::int64_t begin = 0; begin < row.size; begin += kSelectBlock) {
           if (!row.any_from(begin, OneBound{least})) continue;
-          const std::int64_t last = begin + kBlock < row.size ? begin + kBlock : row.size;
+          const std::int64_t last = begin + kSelectBlock < row.size ? begin + kSelectBlock : row.size;
           for (std::int64_t j = begin; j < last; ++j) {
             const float r = row[j];
             if (!(r > least)) continue;

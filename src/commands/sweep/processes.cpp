@@ -46,10 +46,6 @@ int code_of(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 +
 
 fs::path own_program() { return fs::read_symlink("/proc/self/exe"); }
 
-bool is_launched() {
-  return !variable("OMPI_COMM_WORLD_SIZE").empty() || !variable("PMIX_RANK").empty() || !variable("PMI_RANK").empty();
-}
-
 pid_t start_process(const std::vector<std::string>& arguments, const std::vector<std::string>& variables,
                     const fs::path& log) {
   std::vector<std::string> environment = first_environment();

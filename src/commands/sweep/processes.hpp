@@ -14,9 +14,6 @@ namespace weft::commands {
 /// The file of the running program.
 std::filesystem::path own_program();
 
-/// True if this process was started by mpirun or srun: processes that it starts would be taken for ranks of its job.
-bool is_launched();
-
 /// Starts a program in a process group of its own, with the environment in which this process was started and
 /// `variables` ("NAME=value") in addition. Its output is appended to `log`; "" = that of this process. Throws
 /// Error(io).

@@ -13,12 +13,15 @@
 #include <thread>
 
 #include "base/log.hpp"
+#include "base/progress.hpp"
 #include "base/system.hpp"
 #include "commands/commands.hpp"
 #include "commands/report/comparison.hpp"
 #include "commands/sweep/grid.hpp"
 #include "commands/sweep/processes.hpp"
+#include "device/runtime.hpp"
 #include "input/print.hpp"
+#include "parallel/launcher.hpp"
 #include "parallel/signals.hpp"
 #include "report/run_record.hpp"
 #include "storage/durable.hpp"
@@ -94,7 +97,7 @@ std::vector<std::string> command_of(const Request& request, const Job& job) {
     words.push_back(word);
   // Processes side by side share the cores.
   const std::int64_t cores = usable_cpus();
-  if (request.jobs > 1 && job.threads == 0)
+  if (request.jobs > 1 && job.threads == 0 && device::requested_threads({}) == 0)
     words.push_back(fmt::format("--set=device.threads={}", std::max<std::int64_t>(1, cores / request.jobs)));
   return words;
 }
@@ -112,6 +115,7 @@ int run_jobs(const Request& request, std::vector<Job>& jobs) {
       static_cast<std::size_t>(std::count_if(jobs.begin(), jobs.end(), [](const Job& job) { return !job.finished; }));
   int stop = 0;
   while (true) {
+    note_progress();  // each run has a watchdog of its own
     for (std::size_t i = 0; i < slots.size(); ++i) {
       Slot& slot = slots[i];
       if (slot.job != nullptr) {
@@ -188,20 +192,18 @@ std::string job_script(const Request& request, const fs::path& points) {
             "  eval \"set -- $(sed -n \"$((PBS_ARRAY_INDEX + 1))p\" " +
                 place +
                 ")\"\n"
-                "  export WEFT_INPUT=$1 WEFT_RUN=$2\n  shift 2\nfi\n";
+                "  export WEFT_INPUT=$1 WEFT_RUN=$2\n  shift 2\nfi\n" +
+                (of_language_model(request) ? "export WEFT_COMMAND='lm train'\n" : "");
   // After the header of comments, whose directives end at the first command.
   std::size_t at = 0;
   while (at < text.size() && (text[at] == '#' || text[at] == '\n')) at = std::min(text.size(), text.find('\n', at)) + 1;
   if (at > text.size()) throw error(ExitCode::usage, "{}: has no command; is it a job script?", path.string());
   text.insert(at, added);
-  if (of_language_model(request)) {
-    const std::string train = "\"${weft[@]}\" train ";
-    const std::size_t found = text.find(train);
-    if (found == std::string::npos)
-      throw error(ExitCode::usage, "{}: has no {}(which a language model needs as lm train); take a shipped script",
-                  path.string(), train);
-    text.replace(found, train.size(), "\"${weft[@]}\" lm train ");
-  }
+  if (of_language_model(request) && text.find("${command[@]}") == std::string::npos)
+    throw error(ExitCode::usage,
+                "{}: has no \"${{command[@]}}\" (a language model needs a script that starts the command that it is "
+                "given, here lm train); take a shipped script",
+                path.string());
   return text;
 }
 
@@ -212,7 +214,8 @@ void submit(const Request& request, const std::vector<Job>& jobs) {
   std::size_t n = 0;
   for (const Job& job : jobs)
     if (!job.finished) {
-      lines += quoted_for_shell(job.input.string()) + " " + quoted_for_shell(job.run.string()) + "\n";
+      lines += (request.slurm && of_language_model(request) ? "lm train " : "") + quoted_for_shell(job.input.string()) +
+               " " + quoted_for_shell(job.run.string()) + "\n";
       ++n;
     }
   storage::write_text_atomically(script, job_script(request, points));
@@ -262,7 +265,7 @@ void conclude(const Request& request, const std::vector<Job>& jobs) {
 
 int sweep(const Request& request, const parallel::World& world) {
   // 1. The points, each with its resolved input.
-  if (world.size() > 1 || is_launched())
+  if (world.size() > 1 || parallel::started_by_launcher())
     throw collective_error(ExitCode::usage,
                            "weft sweep starts the processes itself (it was started by mpirun or srun); start it "
                            "without a launcher");

@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "commands/transcoder/loaded.hpp"
 #include "report/format.hpp"
+#include "report/pass.hpp"
 #include "storage/durable.hpp"
 #include "transcoder/features/page.hpp"
 
@@ -88,6 +89,7 @@ int features(const Request& request, const parallel::World& world) {
     page.emplace(facts, vocabulary);
   });
   std::string lines;
+  report::Pass pass("features", shape.n_layers, "layers");
   report::Json document = {{"checkpoint", facts.checkpoint}, {"data", facts.data}, {"step", facts.step}};
   document["features"] = report::Json::array();
   for (std::int64_t layer = 0; layer < shape.n_layers; ++layer) {
@@ -102,6 +104,7 @@ int features(const Request& request, const parallel::World& world) {
         if (of_layer == layer)
           document["features"].push_back(transcoder::to_json(facts, catalogue, feature, vocabulary));
     });
+    pass.done(layer + 1);
   }
   world.on_root([&] {
     if (file) {

@@ -22,6 +22,11 @@ Input input_of(const checkpoint::Found& found, const Request& request, const par
 
 std::string data_of(const Input& input, const Request& request, const parallel::World& world) {
   const std::string path = request.data.empty() ? input.configuration.data.validation : request.data;
+  if (path.empty() && !input.configuration.data.model.empty())
+    throw collective_error(ExitCode::usage,
+                           "no data to use (the run computed its activations with data.model = \"{0}\" and has no "
+                           "data.validation); record some with weft lm harvest {0} --output DIR, then give --data DIR",
+                           input.configuration.data.model);
   if (path.empty())
     throw collective_error(ExitCode::usage, "no data to use (the run has no data.validation); give --data DIR");
   require_directory(world, path, request.data.empty() ? "data.validation" : "--data");

@@ -5,11 +5,11 @@
 #include <cmath>
 #include <limits>
 
-#include "base/progress.hpp"
 #include "device/memory.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
+#include "report/pass.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -145,6 +145,8 @@ Neighbours nearest_features(const Model& model, std::int64_t layer, std::int64_t
   const device::Buffer<std::byte> workspace(
       kernels::gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::fp32, most, most, columns));
   std::vector<float> host_products, host_others;
+  report::Pass pass(fmt::format("nearest features of layer {}", layer), n_local * n_features, "pairs");
+  std::int64_t pairs = 0;
   for (std::int64_t g = 0; g < ranks.size(); ++g) {
     const parallel::Range theirs = parallel::part(n_features, ranks.size(), g);
     for (std::int64_t begin = 0; begin < theirs.size(); begin += most) {
@@ -178,7 +180,7 @@ Neighbours nearest_features(const Model& model, std::int64_t layer, std::int64_t
                  other);
           }
         }
-        note_progress();
+        pass.done(pairs += n * count);
       }
     }
   }

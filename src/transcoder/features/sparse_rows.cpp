@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/features/sparse_rows.hpp"
 
-#include "base/progress.hpp"
 #include "base/trace.hpp"
 #include "dataset/activations/stored_order.hpp"
 #include "kernels/runtime.hpp"
+#include "report/pass.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -22,6 +22,7 @@ void for_each_batch(const dataset::Description& description, Forward& forward, c
                     const std::function<void(const SparseRows&)>& consume) {
   dataset::StoredOrder stored(description, batch_tokens, grid, 1);
   SparseRows rows;
+  report::Pass pass("encoding the data", stored.n_batches(), "batches");
   for (std::int64_t i = 0; i < stored.n_batches(); ++i) {
     trace::next_step();
     const dataset::RawBatch& batch = stored.read(i);
@@ -36,7 +37,7 @@ void for_each_batch(const dataset::Description& description, Forward& forward, c
     rows.first_row = batch.begin.position;
     rows.n_tokens = activations.n_tokens;
     consume(rows);
-    note_progress();
+    pass.done(i + 1);
   }
   trace::end_steps();
   forward.require_valid_selections("of the encoding");

@@ -21,9 +21,8 @@ class Weft(CMakePackage, CudaPackage):
     sanity_check_is_dir = [join_path("share", "weft", "inputs"), join_path("share", "weft", "jobscripts"),
                            join_path("share", "doc", "weft", "docs")]
 
-    # Releases are tags; CHANGELOG.md has a section for each.
+    # Below: the tags of releases, each entered by scripts/release.sh in the commit that it tags.
     version("main", branch="main", preferred=True)
-    version("0.1.0", tag="v0.1.0")
 
     # Variants are the options of CMakeLists.txt without WEFT_ENABLE_; cuda and cuda_arch are defined by CudaPackage.
     variant("tests", default=False, description="Build the tests")
@@ -46,6 +45,8 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("openssl")
     depends_on("pcre2@10.36: +jit")
     depends_on("kissfft")
+    depends_on("zstd")
+    depends_on("lz4")
     depends_on("fmt@9:")
     depends_on("spdlog@1.10:")
     depends_on("nlohmann-json@3.11:")

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Processes with and without a launcher. Without one a process is alone, and needs MPI only if it calculates: MPI takes
+// half a second to start, and may fail on a login node.
+#pragma once
+
+namespace weft::parallel {
+
+/// True if mpirun, srun or another launcher started this process, of which it knows the rank.
+bool started_by_launcher();
+
+/// Before World is constructed: it then starts MPI only in a process that a launcher started. In another one it is a
+/// world of one rank without MPI, whose collective calls return at once.
+void start_mpi_if_launched();
+
+}  // namespace weft::parallel
