@@ -217,8 +217,8 @@ def check_families(weft, synthetic):
     assert answers > 1.2 * plain, (answers, plain)
     transcoder = ("train", synthetic, "--set", "run.steps=12", "--set", "transcoder.activation=topk")
     plain = profiled("plain_transcoder", *transcoder)
-    private = profiled("private_transcoder", *transcoder, "--set", "privacy.epsilon=8", "--set", "privacy.delta=1e-4",
-                       "--set", "privacy.noise_key=test")
+    private = profiled("private_transcoder", *transcoder, "--set", "privacy.epsilon=8", "--set", "privacy.delta=1e-4", "--set",
+                       "privacy.noise_key=test", "--set", "privacy.unit=token")
     assert private > plain, (private, plain)  # it has dense activations, and gradients in memory
 
 

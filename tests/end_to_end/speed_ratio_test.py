@@ -12,17 +12,17 @@ import program
 INPUT = """
 [benchmark]
 layers = 12
-d_model = 128
+d_model = 256
 cases = ["sparse", "dense"]
-warmup = 2
-steps = 4
+warmup = 1
+steps = 3
 batches = 1
 [data]
-batch_tokens = 1024
+batch_tokens = 2048
 [transcoder]
-features = 1024
+features = 512
 activation = "batch_topk"
-k = 8
+k = 1
 scope = "layer"
 [device]
 precision = "fp32"
