@@ -60,7 +60,7 @@ run() {
 
 # Sizes of steps; WEFT_TOKENS is for tests.
 large=${WEFT_TOKENS:-262144} medium=${WEFT_TOKENS:-65536} small=${WEFT_TOKENS:-8192}
-private="privacy.epsilon=8, privacy.delta=1e-6"
+private="privacy.enabled=true, privacy.epsilon=8, privacy.delta=1e-6"
 most=0
 for ranks in $WEFT_RANKS; do most=$((ranks > most ? ranks : most)); done
 for part in "${parts[@]}"; do

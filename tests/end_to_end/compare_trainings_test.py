@@ -60,7 +60,7 @@ def test(weft):
 
     result = compare(weft, script, "tuning", ["1"])
     rates = {variant["name"]: variant["loss_at_equal_tokens"][0] for variant in result["variants"]}
-    assert len(set(rates.values())) >= 4, rates     # the rates differ
+    assert len(set(rates.values())) >= 3, rates     # greedy and plateau change the rate later than in 40 steps
 
     result = compare(weft, script, "sparse", ["1"])
     assert [len(variant["loss_at_equal_time"]) for variant in result["variants"]] == [1, 1]

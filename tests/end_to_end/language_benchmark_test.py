@@ -125,18 +125,19 @@ def test(weft):
     # Ids of token files.
     text = weft.folder / "text.txt"
     text.write_text("".join(chr(97 + i * i % 26) for i in range(4000)))
-    weft.run("lm", "tokenize", text, "--tokens", "character", "--output", weft.folder / "tokens")
+    weft.run("lm", "tokenize", text, "--tokens", "bytes", "--output", weft.folder / "tokens")
     data = f"benchmark.data={weft.folder / 'tokens'}"
-    _, random_ids = run(weft, "random", cases_of("baseline"))
-    _, given = run(weft, "given", cases_of("baseline"), data)
+    _, random_ids = run(weft, "random", cases_of("baseline"), "benchmark.vocabulary=300")
+    _, given = run(weft, "given", cases_of("baseline"), "benchmark.vocabulary=300", data)
     assert given["cases"][0]["loss"] != random_ids["cases"][0]["loss"] and 0 < given["cases"][0]["loss"] < 6, given
-    printed, _ = run(weft, "few", cases_of("baseline"), data, "benchmark.vocabulary=20", code=2)
-    assert "set benchmark.vocabulary = 26" in printed, printed
+    printed, _ = run(weft, "few", cases_of("baseline"), data, code=2)
+    assert "(benchmark.vocabulary is 200); set benchmark.vocabulary = 25" in printed, printed
     printed, _ = run(weft, "none", cases_of("baseline"), "benchmark.data=missing.h5", code=3)
     assert "missing.h5" in printed, printed
 
     # A case has its own grid; private steps state the time of their exchanges, and how much of it is exposed.
-    _, result = run(weft, "grids", cases_of("groups", "tensor: parallel.tensor=2", "private: privacy.epsilon=8, privacy.delta=1e-4"), ranks=2)
+    _, result = run(weft, "grids", cases_of("input", "tensor: parallel.tensor=2",
+                    "private: privacy.enabled=true, privacy.epsilon=8, privacy.delta=1e-4"), ranks=2)
     for case, grid, exchange in zip(result["cases"], ({"data": 2, "tensor": 1}, {"data": 1, "tensor": 2}, {"data": 2, "tensor": 1}),
                                     ("gradients", "activations", "gradients")):
         communication = case["communication"]
