@@ -75,7 +75,9 @@ void add_keys(Schema& schema, Settings& device, Precision& precision, const Prec
       .in("GB")
       .at_least(0.0)
       .free();
-  schema.add("device.threads", device.threads, "host threads of each process; 0 = its CPUs / processes that share them")
+  schema
+      .add("device.threads", device.threads,
+           "host threads of each process; 0 = OMP_NUM_THREADS, else its CPUs / processes that share them")
       .in("threads")
       .at_least(0)
       .at_most(4096)

@@ -23,7 +23,7 @@ class Peers;
 
 class Communicator {
  public:
-  /// The ranks of the whole job. MPI must be initialised.
+  /// The ranks of the whole job; before MPI is initialised, this process alone, which then needs no MPI.
   static Communicator world();
 
   Communicator(Communicator&&) noexcept;
