@@ -3,6 +3,12 @@
 # absolute path: the tree can be moved.
 include(GNUInstallDirs)
 install(TARGETS weft RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+if(WEFT_ENABLE_CUDA)
+  set(WEFT_CPU_PROGRAM "" CACHE FILEPATH "Program built without CUDA, installed as weft-cpu: it runs where no GPU can be used")
+  if(WEFT_CPU_PROGRAM)
+    install(PROGRAMS ${WEFT_CPU_PROGRAM} DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME weft-cpu)
+  endif()
+endif()
 install(DIRECTORY inputs jobscripts tools DESTINATION ${CMAKE_INSTALL_DATADIR}/weft PATTERN __pycache__ EXCLUDE)
 install(FILES README.md CHANGELOG.md CITATION.cff CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -12,6 +12,9 @@ namespace weft::kernels::cuda {
 /// Compute capabilities that the program was compiled for: "8.0, 9.0".
 std::string compiled_architectures();
 
+/// The earliest of them: 80 for 8.0.
+int earliest_architecture();
+
 /// True if the program has code that the current GPU can run.
 bool has_code_for_gpu();
 

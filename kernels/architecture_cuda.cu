@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <iterator>
+
 #include "kernels/architecture.hpp"
 #include "kernels/warp_cuda.cuh"
 
@@ -30,6 +33,8 @@ std::string compiled_architectures() {
         (text.empty() ? "" : ", ") + std::to_string(architecture / 100) + "." + std::to_string(architecture / 10 % 10);
   return text;
 }
+
+int earliest_architecture() { return *std::min_element(std::begin(kArchitectures), std::end(kArchitectures)) / 10; }
 
 bool has_code_for_gpu() {
   cudaFuncAttributes attributes{};

@@ -87,13 +87,16 @@ check() {
   fi
 }
 
-# The CUDA program, compiled only: running it needs a GPU. Each source of src/ by itself, as in a build without a preset; the CPU program
-# is built in groups (CMAKE_UNITY_BUILD). Host code is not optimised. Then the sources whose code depends on the GPU, for every
-# supported one, and each header alone.
+# The CUDA program, which needs a GPU to compute: it is compiled, and started without one. Each source of src/ by itself, as in a build
+# without a preset; the CPU program is built in groups (CMAKE_UNITY_BUILD). Host code is not optimised. Then the sources whose code
+# depends on the GPU, for every supported one, and each header alone.
 cuda_program() {
   local processes=2 plain=("-DCMAKE_UNITY_BUILD=OFF" "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG" "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG")
   bash scripts/setup.sh --cuda || { note failed "set-up for CUDA"; return; }
   build cuda-release "${plain[@]}" "-DWEFT_ENABLE_TESTS=$([[ $full == yes ]] && echo ON || echo OFF)" || return
+  if [[ $built == yes ]]; then
+    check "CUDA program without a GPU" fallback.log timeout 600 bash tests/install/fallback_test.sh build/cuda-release/weft build/cpu-release/weft
+  fi
   check "compile for all GPUs" gpu_architectures.log cmake --build build/cuda-release --target gpu_architectures --parallel "$processes"
   check "headers of CUDA sources" cuda_headers.log python3 tests/style/headers_test.py . build/cuda-release
 }

@@ -3,9 +3,12 @@
 // Weft: one process per GPU, or per few cores; the subcommand decides what they do together.
 #include <new>
 
+#include "base/log.hpp"
 #include "commands/commands.hpp"
 #include "commands/options.hpp"
 #include "commands/request.hpp"
+#include "device/host_program.hpp"
+#include "kernels/execution.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/launcher.hpp"
 #include "parallel/world.hpp"
@@ -27,7 +30,9 @@ int give_up(const Error& failure, const parallel::World& world) {
 
 int main(int argc, char** argv) {
   // 1. Join the other ranks, for a command that calculates or if there are others. Nothing may fail alone before this.
-  if (!commands::needs_ranks(argc, argv)) parallel::start_mpi_if_launched();
+  const commands::Needs needs = commands::needs_of(argc, argv);
+  if (needs == commands::Needs::device) device::hand_over_without_gpu(argv);
+  if (needs == commands::Needs::nothing) parallel::start_mpi_if_launched();
   const parallel::World world(&argc, &argv);
   const report::LogSession log(world.rank());
   parallel::set_failure_recorder([](ExitCode code, const std::string& why) {
@@ -35,6 +40,11 @@ int main(int argc, char** argv) {
   });
   try {
     parallel::require_matching_launcher(world);
+    const std::string problem = device::replaces_cuda_because();
+    parallel::require_one_program(world.all(), kernels::kCudaBuild, world.host(), problem);
+    if (!problem.empty() && needs == commands::Needs::device && world.is_root())
+      log::warning("{}; the program without CUDA computes on the host instead (device.backend = \"cuda\" forbids it)",
+                   problem);
     // 2. The request: the same on every rank.
     const commands::Request request = commands::parse(argc, argv, world);
     // 3. Do it. A command starts the arithmetic that it needs and returns its exit code; it never exits.

@@ -82,8 +82,10 @@ std::span<const CommandEntry> command_entries();
 /// nullptr for the two others.
 const CommandEntry* entry_of(Command command);
 
-/// True if the command line is that of a command that calculates. All others, and errors of usage, need no MPI.
-bool needs_ranks(int argc, const char* const* argv);
+/// What a command line needs: MPI, if its command calculates, and for most of these a device. Errors of usage need
+/// nothing.
+enum class Needs { nothing, ranks, device };
+Needs needs_of(int argc, const char* const* argv);
 
 /// The family of the commands `weft lm ...`.
 inline constexpr std::string_view kLanguageModels = "lm";

@@ -264,9 +264,9 @@ Request parse_words(int argc, const char* const* argv, std::string& text) {
   return request;
 }
 
-/// True if the command calculates with the ranks of the job, or with a device.
-bool computes(const Request& request) {
-  if (request.defaults || request.reference || request.print_config || request.dry_run) return false;
+/// With the ranks of the job, or with a device: what the command calculates.
+Needs needs_of(const Request& request) {
+  if (request.defaults || request.reference || request.print_config || request.dry_run) return Needs::nothing;
   switch (request.command) {
     case Command::nothing:
     case Command::inspect:
@@ -274,9 +274,14 @@ bool computes(const Request& request) {
     case Command::sweep:
     case Command::privacy:
     case Command::lm_tokenize:
-      return false;
+      return Needs::nothing;
+    case Command::export_weights:
+    case Command::import_weights:
+      return Needs::ranks;
+    case Command::synth:
+      return request.profile ? Needs::device : Needs::ranks;
     default:
-      return true;
+      return Needs::device;
   }
 }
 
@@ -294,12 +299,12 @@ std::string_view name(Command command) {
   return entry == nullptr ? "" : entry->name;
 }
 
-bool needs_ranks(int argc, const char* const* argv) {
+Needs needs_of(int argc, const char* const* argv) {
   try {
     std::string text;
-    return computes(parse_words(argc, argv, text));
+    return needs_of(parse_words(argc, argv, text));
   } catch (const Error&) {
-    return false;  // `parse` reports it
+    return Needs::nothing;  // `parse` reports it
   }
 }
 

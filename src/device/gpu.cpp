@@ -8,29 +8,40 @@ namespace {
 
 constexpr int kLeastCapability = 75;  // scripts/setup.sh, cmake/WeftCudaArchitecture.cmake
 const char* const kHostProgram =
-    "a program built without CUDA (cmake --preset cpu-release && cmake --build build/cpu-release)";
+    "a program built without CUDA (cmake --preset cpu-release && cmake --build build/cpu-release), which this one "
+    "starts by itself as weft-cpu in its folder or as build/cpu-release/weft";
+
+int capability_of(const Gpu& gpu) { return 10 * gpu.major + gpu.minor; }
+
+std::string text_of(const GpuBuild& build) {
+  return build.kokkos == 0
+             ? build.architectures
+             : fmt::format("{} (Kokkos for {}.{})", build.architectures, build.kokkos / 10, build.kokkos % 10);
+}
 
 }  // namespace
 
+std::string gpu_problem(const Gpu& gpu, const GpuBuild& build) {
+  if (gpu.count == 0) return fmt::format("no GPU is visible ({})", gpu.why_none);
+  if (gpu.has_code && build.kokkos <= capability_of(gpu)) return {};
+  return fmt::format("GPU {} ({}) has compute capability {}.{}, this program was built for {}", gpu.index, gpu.name,
+                     gpu.major, gpu.minor, text_of(build));
+}
+
 std::string gpu_obstacle(const Gpu& gpu, const GpuBuild& build, const std::string& backend) {
-  const std::string built = build.kokkos == 0 ? build.architectures
-                                              : fmt::format("{} (Kokkos for {}.{})", build.architectures,
-                                                            build.kokkos / 10, build.kokkos % 10);
+  const std::string problem = gpu_problem(gpu, build);
+  if (problem.empty()) return {};
   if (gpu.count == 0)
     return fmt::format(
-        "device.backend = \"{}\": no GPU is visible ({}); this program was built with CUDA for compute capability {}, "
-        "and its portable kernels run on the GPU as well: start it on a node with a GPU, or take {}",
-        backend, gpu.why_none, built, kHostProgram);
-  const int capability = 10 * gpu.major + gpu.minor;
-  if (gpu.has_code && build.kokkos <= capability) return {};
-  const std::string found = fmt::format("GPU {} ({}) has compute capability {}.{}, this program was built for {}",
-                                        gpu.index, gpu.name, gpu.major, gpu.minor, built);
-  if (capability < kLeastCapability)
-    return fmt::format("{} (GPUs before 7.5 are not supported); take {}", found, kHostProgram);
+        "device.backend = \"{}\": {}; this program was built with CUDA for compute capability {}, and its portable "
+        "kernels run on the GPU as well: start it on a node with a GPU, or take {}",
+        backend, problem, text_of(build), kHostProgram);
+  if (capability_of(gpu) < kLeastCapability)
+    return fmt::format("{} (GPUs before 7.5 are not supported); take {}", problem, kHostProgram);
   return fmt::format(
       "{}; build both for this GPU: WEFT_CUDA_ARCH={} bash scripts/setup.sh --cuda && cmake --preset cuda-release "
       "-DWEFT_CUDA_ARCH={} && cmake --build build/cuda-release; or take {}",
-      found, capability, capability, kHostProgram);
+      problem, capability_of(gpu), capability_of(gpu), kHostProgram);
 }
 
 }  // namespace weft::device

@@ -23,8 +23,16 @@ struct GpuBuild {
   int kokkos = 0;             ///< of Kokkos, 90 for 9.0; 0: not known
 };
 
+/// Why this build cannot compute with this GPU; "" if it can.
+std::string gpu_problem(const Gpu&, const GpuBuild&);
+
 /// Problem, reason and remedy if this build cannot compute with this GPU, or has none; "" if it can.
 std::string gpu_obstacle(const Gpu&, const GpuBuild&, const std::string& backend);
+
+/// Why this program can compute with none of the visible GPUs; "" if it can with one, and in a build without CUDA.
+/// Creates no context on a GPU. A program with machine code for an earlier architecture alone passes here; Runtime then
+/// ends with the error.
+std::string problem_of_gpus();
 
 /// Least compute capability of the hand-written kernels, major; earlier GPUs have the portable ones.
 constexpr int kLeastMajor = 8;

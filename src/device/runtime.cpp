@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "base/system.hpp"
 #include "device/gpu.hpp"
+#include "device/host_program.hpp"
 #include "kernels/runtime.hpp"
 
 #ifdef WEFT_ENABLE_CUDA
@@ -52,8 +53,10 @@ namespace {
 
 int device_of(int node_rank, int n_devices) { return n_devices == 1 ? 0 : node_rank % n_devices; }
 
-/// Selects the GPU, if there is one.
-Gpu select_gpu(int node_rank) {
+GpuBuild this_build() { return {kernels::cuda::compiled_architectures(), WEFT_KOKKOS_ARCH}; }
+
+/// The GPU of this process, if there is one, as the driver describes it: nothing is created on it.
+Gpu gpu_of(int node_rank) {
   Gpu gpu;
   const cudaError_t status = cudaGetDeviceCount(&gpu.count);
   if (status != cudaSuccess || gpu.count == 0) {
@@ -67,6 +70,13 @@ Gpu select_gpu(int node_rank) {
   gpu.name = properties.name;
   gpu.major = properties.major;
   gpu.minor = properties.minor;
+  return gpu;
+}
+
+/// Selects it.
+Gpu select_gpu(int node_rank) {
+  Gpu gpu = gpu_of(node_rank);
+  if (gpu.count == 0) return gpu;
   if (const cudaError_t selected = cudaSetDevice(gpu.index); selected != cudaSuccess)
     throw error(ExitCode::usage, "GPU {} ({}) cannot be used: {}", gpu.index, gpu.name, cudaGetErrorString(selected));
   gpu.has_code = kernels::cuda::has_code_for_gpu();
@@ -87,6 +97,20 @@ bool only_portable() {
 
 }  // namespace
 #endif
+
+std::string problem_of_gpus() {
+  std::string problem;
+#ifdef WEFT_ENABLE_CUDA
+  for (int index = 0, count = 1; index < count; ++index) {
+    Gpu gpu = gpu_of(index);
+    count = gpu.count;
+    gpu.has_code = kernels::cuda::earliest_architecture() <= 10 * gpu.major + gpu.minor;
+    problem = gpu_problem(gpu, this_build());
+    if (problem.empty()) break;
+  }
+#endif
+  return problem;
+}
 
 std::string gpu_bus_id(int node_rank) {
   std::string id;
@@ -126,8 +150,7 @@ kernels::Backend planned_backend(const Settings& settings) {
 Runtime::Runtime(const Settings& settings, int node_rank, int sharing) : threads_(host_threads(settings, sharing)) {
 #ifdef WEFT_ENABLE_CUDA
   const Gpu gpu = select_gpu(node_rank);
-  const GpuBuild build{kernels::cuda::compiled_architectures(), WEFT_KOKKOS_ARCH};
-  if (const std::string obstacle = gpu_obstacle(gpu, build, settings.backend); !obstacle.empty()) {
+  if (const std::string obstacle = gpu_obstacle(gpu, this_build(), settings.backend); !obstacle.empty()) {
     // That there is none concerns the node, and with it all ranks.
     if (gpu.count == 0) throw collective_error(ExitCode::usage, "{}", obstacle);
     throw error(ExitCode::usage, "{}", obstacle);
@@ -161,6 +184,8 @@ Runtime::Runtime(const Settings& settings, int node_rank, int sharing) : threads
   kernels::start(threads_, 0);
   description_ = fmt::format("portable (Kokkos {}, {} thread{}): built without CUDA", kernels::portable_space(),
                              threads_, threads_ == 1 ? "" : "s");
+  if (const std::string problem = replaces_cuda_because(); !problem.empty())
+    description_ += fmt::format("; in place of the program with CUDA: {}", problem);
 #endif
 }
 

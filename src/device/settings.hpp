@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/host_program.hpp"
 #include "kernels/execution.hpp"
 #include "kernels/language/attention/attention_cudnn.hpp"
 
@@ -91,9 +92,7 @@ void add_keys(Schema& schema, Settings& device, Precision& precision, const Prec
       .free();
   schema.rule({"device.backend", "device.precision"}, [&device, &precision]() -> std::string {
     if (device.backend != "cuda") return {};
-    if (!kernels::kCudaBuild)
-      return "device.backend = \"cuda\" is not available (built without CUDA); use \"auto\" or \"portable\", or the "
-             "program of build/cuda-release";
+    if (!kernels::kCudaBuild) return cuda_unavailable();
     if (!is_wide(precision)) return {};
     return std::string("device.backend = \"cuda\" with device.precision = \"") +
            (precision == Precision::fp32 ? "fp32" : "tf32") +

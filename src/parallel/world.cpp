@@ -4,6 +4,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -115,6 +116,23 @@ void require_matching_launcher(const World& world) {
           name, expected, expected == 2 ? "both" : "all", mpi_version());
     return;
   }
+}
+
+void require_one_program(const Communicator& all, bool with_cuda, const std::string& host, const std::string& problem) {
+  const std::int64_t own = with_cuda;
+  std::vector<std::int64_t> kinds(static_cast<std::size_t>(all.size()));
+  all.all_gather(&own, kinds.data(), sizeof own);
+  const auto first_of = [&](std::int64_t kind) {
+    return static_cast<int>(std::find(kinds.begin(), kinds.end(), kind) - kinds.begin());
+  };
+  const int with = first_of(1), without = first_of(0);
+  if (with == all.size() || without == all.size()) return;
+  const std::string host_with = all.broadcast(host, with), host_without = all.broadcast(host, without);
+  const std::string why = all.broadcast(problem, without);
+  throw collective_error(ExitCode::usage,
+                         "rank {} on {} runs the program with CUDA, rank {} on {} the one without{}; start all ranks "
+                         "on nodes with GPUs that the program was built for, or all with the program without CUDA",
+                         with, host_with, without, host_without, why.empty() ? "" : " (" + why + ")");
 }
 
 std::string mpi_version() {

@@ -82,6 +82,7 @@ struct Output {
   Clock::time_point start = Clock::now(), drawn;
   std::shared_ptr<spdlog::logger> out, err, file;
   std::filesystem::path errors_to;  // of ranks other than 0: log.txt
+  std::vector<std::string> early;   // warnings of rank 0 before the file is known
 
   /// Standard output, or with --json standard error.
   std::FILE* stream() const { return json ? stderr : stdout; }
@@ -132,7 +133,10 @@ struct Output {
                    whole.substr(end));
       });
     }
-    if (file) file->info("{}{}", mark, text);
+    if (file)
+      file->info("{}{}", mark, text);
+    else if (level == log::Level::warning)
+      early.push_back(fmt::format("{}{}", mark, text));
   }
 
   /// The rank is about to end the job: rank 0 may not be able to say why.
@@ -240,10 +244,13 @@ void detail(std::string_view line) {
 
 void log_to_file(const std::filesystem::path& path) {
   if (!output) return;
-  if (output->rank == 0)
-    output->file = make_logger<FileSink>(kFilePattern, path);
-  else
+  if (output->rank != 0) {
     output->errors_to = path;
+    return;
+  }
+  output->file = make_logger<FileSink>(kFilePattern, path);
+  for (const std::string& line : output->early) output->file->info("{}", line);
+  output->early.clear();
 }
 
 void status(const Progress& progress) {

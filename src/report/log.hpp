@@ -3,7 +3,8 @@
 // Destination of the lines of base/log.hpp during a LogSession:
 //
 // clang-format off
-//   rank 0        info to standard output, warnings and errors to standard error; all of them also to log.txt once it is open
+//   rank 0        info to standard output, warnings and errors to standard error; all of them also to log.txt once it is open,
+//                 with the warnings before it
 //   other ranks   only warnings and errors, to standard error, with the rank; errors, which end the job, also to log.txt
 // clang-format on
 //
@@ -29,7 +30,8 @@ class LogSession {
   ~LogSession();
 };
 
-/// Appends all later lines of rank 0 and errors of other ranks, with date and time, to this file. Throws Error(io).
+/// Appends the warnings so far and all later lines of rank 0, and errors of other ranks, with date and time, to this
+/// file. Throws Error(io).
 void log_to_file(const std::filesystem::path& path);
 
 enum class Verbosity { quiet, normal, verbose };

@@ -2,13 +2,18 @@
 #include "device/runtime.hpp"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "base/error.hpp"
 #include "base/system.hpp"
 #include "device/gpu.hpp"
+#include "device/host_program.hpp"
 #include "kernels/runtime.hpp"
 #include "tests/test.hpp"
 
@@ -86,6 +91,39 @@ TEST_CASE("a GPU that a program was not built for: what was built, what was foun
   for (const char* part :
        {"device.backend = \"auto\"", "no CUDA-capable device", "9.0 (Kokkos for 9.0)", "cpu-release"})
     CHECK(missing.find(part) != std::string::npos);
+}
+
+TEST_CASE("without a usable GPU a CUDA build is replaced by the program without CUDA, if there is one") {
+  namespace fs = std::filesystem;
+  const fs::path builds = fs::temp_directory_path() / fmt::format("weft_runtime_{}", getpid());
+  const std::string problem = "no GPU is visible (no CUDA-capable device is detected)";
+  const fs::path program = builds / "cuda-release" / "weft";
+  const auto install = [](const fs::path& path, fs::perms permissions) {
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << "#!/bin/sh\n";
+    fs::permissions(path, permissions);
+  };
+  install(program, fs::perms::owner_all);
+  CHECK(host_program(problem, program).empty());
+  install(builds / "cpu-release" / "weft", fs::perms::owner_all);  // of a neighbouring build folder
+  CHECK(host_program(problem, program) == builds / "cpu-release" / "weft");
+  install(builds / "cuda-release" / "weft-cpu", fs::perms::owner_read);  // no program
+  CHECK(host_program(problem, program) == builds / "cpu-release" / "weft");
+  fs::permissions(builds / "cuda-release" / "weft-cpu", fs::perms::owner_all);  // installed: it comes first
+  CHECK(host_program(problem, program) == builds / "cuda-release" / "weft-cpu");
+  CHECK(host_program("", program).empty());  // a GPU can be used
+  fs::remove_all(builds);
+}
+
+TEST_CASE("the program that replaces a CUDA build says why, and that \"cuda\" is not available for that reason") {
+  if (kernels::kCudaBuild) return;
+  CHECK(problem_of_gpus().empty());
+  CHECK(replaces_cuda_because().empty());
+  CHECK(cuda_unavailable().find("(built without CUDA)") != std::string::npos);
+  setenv("WEFT_WITHOUT_GPU", "no GPU is visible", 1);
+  CHECK(replaces_cuda_because() == "no GPU is visible");
+  CHECK(cuda_unavailable().find("\"cuda\" is not available (no GPU is visible)") != std::string::npos);
+  unsetenv("WEFT_WITHOUT_GPU");
 }
 
 }  // namespace weft::device

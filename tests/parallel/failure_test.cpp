@@ -8,6 +8,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "parallel/launcher.hpp"
 #include "tests/test.hpp"
 
 namespace weft::parallel {
@@ -65,6 +66,18 @@ TEST_CASE("of several failures the lowest rank has priority, and I/O errors come
   REQUIRE(mixed);
   CHECK(mixed->code == ExitCode::numeric);
   CHECK(mixed->message == of_rank(last(), "x"));
+}
+
+TEST_CASE("ranks with and without CUDA are an error that names one of each kind") {
+  const std::string host = fmt::format("node{}", all().rank());
+  for (const bool with_cuda : {false, true}) CHECK_NOTHROW(require_one_program(all(), with_cuda, host, ""));
+  if (all().size() == 1) return;
+  const bool with_cuda = all().rank() < last();
+  const Failure failure =
+      thrown([&] { require_one_program(all(), with_cuda, host, with_cuda ? "" : "no GPU is visible"); });
+  CHECK(failure.code == ExitCode::usage);
+  CHECK(failure.message.starts_with(fmt::format(
+      "rank 0 on node0 runs the program with CUDA, rank {0} on node{0} the one without (no GPU is visible);", last())));
 }
 
 TEST_CASE("of several failures the smallest order has priority") {

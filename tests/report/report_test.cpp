@@ -231,6 +231,7 @@ TEST_CASE("the log file holds every line of rank 0, and is written at once") {
   {
     const report::LogSession session(0);
     log::info("before the file is known");
+    log::warning("zero");
     report::log_to_file(path);
     log::info("one");
     CHECK(contents(path).ends_with(" one\n"));  // before the session ends: an abort would lose nothing
@@ -241,6 +242,8 @@ TEST_CASE("the log file holds every line of rank 0, and is written at once") {
   }
   const std::string text = contents(path);
   CHECK(text.starts_with("an older line\n"));
+  CHECK(text.find(" warning: zero\n") != std::string::npos);  // of the start of the program
+  CHECK(text.find("before") == std::string::npos);
   CHECK(text.find(" one\n") != std::string::npos);
   CHECK(text.find(" warning: two\n") != std::string::npos);
   CHECK(text.find(" step 3/9  0 steps/s\n") != std::string::npos);

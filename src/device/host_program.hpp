@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The hand-over of a CUDA build that has no GPU to compute on. All its kernels are compiled for the GPU, the portable
+// ones too, so the program that was built without CUDA replaces it. This happens before MPI starts, which cannot be
+// started again.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace weft::device {
+
+/// The program without CUDA that replaces the CUDA build at `program`: weft-cpu in its folder (an installation), or
+/// cpu-release/weft next to its build folder. "" if there is neither, or no `problem` with the GPUs.
+std::filesystem::path host_program(const std::string& problem, const std::filesystem::path& program);
+
+/// Replaces a CUDA build that no visible GPU can run by its `host_program`. Returns where it need not, or cannot:
+/// Runtime then ends with the error. `argv`: of this process, ends with a null pointer.
+void hand_over_without_gpu(char** argv);
+
+/// In a program that replaces a CUDA build: what the problem with the GPUs is. "" in any other.
+std::string replaces_cuda_because();
+
+/// Message of a program without CUDA for device.backend = "cuda".
+std::string cuda_unavailable();
+
+}  // namespace weft::device
