@@ -108,7 +108,8 @@ void sum_example_columns(const Execution& execution, AnyMatrix x, AnyMatrix g, A
                          Array<const float> scale, Array<const std::int64_t> offsets, Matrix<float> sums) {
   const std::int64_t chunks = (g.columns + kChunkColumns - 1) / kChunkColumns;
   for_teams(
-      execution, "sum_example_columns", sums.rows * chunks, sizeof(ExampleColumnScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, "sum_example_columns", sums.rows * chunks, sizeof(ExampleColumnScratch),
+      KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t e = team.league_rank() / chunks, column = team.league_rank() % chunks * kChunkColumns;
         const int count = smaller(kChunkColumns, g.columns - column);
         ExampleColumnScratch& buffer = scratch<ExampleColumnScratch>(team);

@@ -16,8 +16,9 @@ struct BackwardHits {
 };
 
 // gradient[c] = sum over the feature's hits of dz * x[token, column + c], hits in token order.
-KOKKOS_FORCEINLINE_FUNCTION void gather_chunk(const Team& team, const BackwardHits& hits, std::int64_t key, const AnyMatrix& x,
-                                              std::int64_t column, int count, float* gradient, float* row_buffer) {
+KOKKOS_FORCEINLINE_FUNCTION void gather_chunk(const Team& team, const BackwardHits& hits, std::int64_t key,
+                                              const AnyMatrix& x, std::int64_t column, int count, float* gradient,
+                                              float* row_buffer) {
   const std::int64_t begin = hits.offsets[key], end = hits.offsets[key + 1];
   if (begin == end) for_columns(team, count, [=](int c) { gradient[c] = 0.0f; });
   for (std::int64_t hit = begin; hit < end; ++hit) {
