@@ -76,16 +76,16 @@ CASES = (
     Case(2, "step", 1, "exit", "", None),
     Case(2, "step", 0, "segfault", "", None),
     # Before the first step: reading the input is over, and the run directory is there or not.
-    *(Case(2, f"collective@{n}", rank, "stop", STOP_ELSEWHERE, 5, step="0") for n, rank in ((14, 1), (30, 0), (45, 1))),
+    *(Case(2, f"collective@{n}", rank, "stop", STOP_ELSEWHERE, 5, step="0") for n, rank in ((15, 1), (31, 0), (46, 1))),
     # After the last step: in the last checkpoint, the conclusion, and the end of the program.
     Case(2, "collective@12", 1, "stop", STOP_ELSEWHERE, 5, step="3", arguments=("--set", "run.steps=3")),
     Case(2, "before-manifest", 0, "stop", STOP_ELSEWHERE, 5, step="3", arguments=("--set", "run.steps=3")),
     Case(3, "leave", 2, "stop", STOP_ELSEWHERE, 5, step="3", arguments=("--set", "run.steps=3")),
     Case(2, "finalize", 0, "stop", WAITING, 5, step="3", arguments=("--set", "run.steps=3")),
     # Other commands. `evaluate` has the timeout of its checkpoint.
-    Case(2, "collective@20", 1, "stop", STOP_ELSEWHERE, 5, step="0", command="evaluate"),
-    Case(2, "collective@10", 1, "stop", STOP_ELSEWHERE, 5, step="0", command="synth"),
-    Case(2, "collective@12", 0, "stop", STOP_ELSEWHERE, 5, step="0", command="benchmark"),
+    Case(2, "collective@21", 1, "stop", STOP_ELSEWHERE, 5, step="0", command="evaluate"),
+    Case(2, "collective@11", 1, "stop", STOP_ELSEWHERE, 5, step="0", command="synth"),
+    Case(2, "collective@13", 0, "stop", STOP_ELSEWHERE, 5, step="0", command="benchmark"),
 )
 
 
