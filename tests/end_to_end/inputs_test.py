@@ -45,7 +45,7 @@ SHRINK.update({f"lm_{name}.toml": ["optimizer.warmup_steps=1", "data.batch_token
                for name in ("gpt2_small", "gpt2_medium", "gpt2_xl", "llama_1b", "character_85m")})
 SHRINK["lm_benchmark_cpu.toml"] = ["optimizer.warmup_steps=1", "data.batch_tokens=64", "data.sequence=16", "language_model.layers=1",
                                    "language_model.d_model=64"]
-SHRINK["lm_combined.toml"] = SHRINK["lm_benchmark_cpu.toml"]
+SHRINK["lm_combined.toml"] = [*SHRINK["lm_benchmark_cpu.toml"], "language_model.heads=4"]
 SHRINK["lm_generate_gpt2.toml"] = ["optimizer.warmup_steps=1", "data.batch_tokens=16", "data.sequence=16", "language_model.layers=1",
                                    "language_model.d_model=96", "benchmark.generate_prompt=4", "benchmark.generate_tokens=5"]
 SHRINK["lm_harvest_gpt2.toml"] = ["optimizer.warmup_steps=1", "data.batch_tokens=64", "data.micro_tokens=32", "data.sequence=16",

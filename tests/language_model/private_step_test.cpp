@@ -267,7 +267,9 @@ TEST_CASE("an example without a finite gradient is left out, and the others are 
     const std::vector<float> with = sum({0, 2, 4}), without = sum({0, 2});
     CHECK(std::isfinite(testing::norm_of(with)));
     CHECK(testing::norm_of(without) > 0);
-    CHECK(relative_error(with, without) < 1e-6);
+    // Products of a batch of another size may be summed in another order; that of stored gradients can change the
+    // rounding of an element to 8 bits.
+    CHECK(relative_error(with, without) < (std::string(mode) == "materialise" ? 4e-3 : 1e-6));
   }
 }
 

@@ -72,7 +72,7 @@ TEST_CASE("ChaCha20 has the values of RFC 8439, sections 2.3.2 and A.1") {
                                       0xd19c12b5u, 0xb94e16deu, 0xe883d0cbu, 0x4e3c50a2u},
                       of_zeros[16] = {0xade0b876u, 0x903df1a0u, 0xe56a5d40u, 0x28bd8653u, 0xb819d2bdu, 0x1aed8da0u,
                                       0xccef36a8u, 0xc70d778bu, 0x7c5941dau, 0x8d485751u, 0x3fe02477u, 0x374ad8b8u,
-                                      0xf4b2436au, 0x1ca11815u, 0x69b687c3u, 0x8665eeb2u},
+                                      0xf4b8436au, 0x1ca11815u, 0x69b687c3u, 0x8665eeb2u},
                       of_next[16] = {0xbee7079fu, 0x7a385155u, 0x7c97ba98u, 0x0d082d73u, 0xa0290fcbu, 0x6965e348u,
                                      0x3e53c612u, 0xed7aee32u, 0x7621b729u, 0x434ee69cu, 0xb03371d5u, 0xd539d874u,
                                      0x281fed31u, 0x45fb0a51u, 0x1f0ae1acu, 0x6f4d794bu};
