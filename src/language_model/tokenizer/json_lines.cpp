@@ -18,15 +18,18 @@ bool is_object(std::string_view line) {
   return line.starts_with('{') && line.size() <= kLongestLine && parse_json<SortedJson>(line).is_object();
 }
 
-/// True if each of the first lines that are not blank is an object, and there is one.
+/// True if each of the first lines that are not blank is an object, and there is one. The file may begin with a byte
+/// order mark, and the objects may be the elements of an array, one per line.
 bool has_lines_of_objects(std::string_view text) {
   bool found = false;
+  if (constexpr std::string_view kMark = "\xef\xbb\xbf"; text.starts_with(kMark)) text.remove_prefix(kMark.size());
   for (int read = 0; read < kLinesRead && !text.empty();) {
     const std::size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
     line.remove_prefix(std::min(line.find_first_not_of(" \t\r"), line.size()));
-    if (line.empty()) continue;
+    line = line.substr(0, line.find_last_not_of(" \t\r,") + 1);
+    if (line.empty() || line == "[" || line == "]") continue;
     if (!is_object(line)) return false;
     found = true;
     ++read;

@@ -89,7 +89,7 @@ double calibrate(AccountantKind kind, double target, double delta, double sample
   const auto unreachable = [&] {
     return error(ExitCode::usage,
                  "epsilon = {} cannot be reached with {} steps at a sample rate of {} and delta = {} by the accountant "
-                 "{}{}; take a larger epsilon",
+                 "{}{}; take a larger epsilon or delta, or another accountant",
                  target, steps, sample_rate, delta, name_of(kind),
                  problem.empty() ? "" : fmt::format(" ({})", problem));
   };

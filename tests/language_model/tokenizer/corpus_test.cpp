@@ -149,6 +149,8 @@ TEST_CASE("JSON Lines are not learned as text") {
     CHECK(refusal(on(folder.text(name, lines)), ExitCode::data).find(" is JSON Lines, which is not read") !=
           std::string::npos);
   CHECK(refusal(on(folder.text("b.jsonl", "abcabcabc")), ExitCode::data).find("is JSON Lines") != std::string::npos);
+  for (const std::string& text : {"\xef\xbb\xbf" + std::string(lines), "[\n" + std::string(lines) + ",\n]\n"})
+    CHECK(refusal(on(folder.text("c.txt", text)), ExitCode::data).find("is JSON Lines") != std::string::npos);
   TokenSettings data = on(folder.text("text.txt", "abcabcabc{\"def\": 1}\n"));
   data.validation = folder.text("v.txt", lines);
   CHECK(refusal(data, ExitCode::data).find("v.txt: is JSON Lines") != std::string::npos);
