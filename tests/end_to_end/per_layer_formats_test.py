@@ -121,8 +121,9 @@ def imports(weft):
 
 def one_layer(weft):
     """A layer of a set alone: its checkpoint does not differ from a cross-layer one, and returns to formats of single layers."""
-    for name, kind, hook in (("saelens_topk_none_inputs", "saelens", "blocks.1.mlp.hook_in"), ("saelens_relu_linear_outputs", "saelens", ""),
-                             ("sparsify_topk_linear_outputs", "sparsify", "")):
+    hook = "blocks.1.mlp.hook_in"
+    for name, kind in (("saelens_topk_none_inputs", "saelens"), ("saelens_relu_linear_outputs", "saelens"),
+                       ("sparsify_topk_linear_outputs", "sparsify")):
         layer = weft.folder / f"{name}_exported" / {"saelens": "layer_1", "sparsify": "h.1.mlp"}[kind]
         weft.run("import", layer, "--output", f"{name}_one")
         weft.run("export", f"{name}_one", f"{name}_back", "--to", kind, "--input-hook", hook, "--output-hook", "h.1.mlp")
@@ -130,10 +131,10 @@ def one_layer(weft):
         for path in layer.glob("*.safetensors"):
             once, twice = weights_of.read_safetensors(path), weights_of.read_safetensors(back / path.name)
             assert once.keys() == twice.keys() and all(np.array_equal(once[tensor], twice[tensor]) for tensor in once), path
-        if hook:
+        if kind == "saelens":
             assert json.loads((back / "cfg.json").read_text())["metadata"]["hook_name"] == hook
     # circuit-tracer loads the skip connection of a set.
-    weft.run("export", "saelens_relu_linear_outputs_one", "one_set", "--to", "circuit-tracer", "--input-hook", "blocks.1.mlp.hook_in")
+    weft.run("export", "saelens_relu_linear_outputs_one", "one_set", "--to", "circuit-tracer", "--input-hook", hook)
     config = (weft.folder / "one_set/config.yaml").read_text()
     assert "transcoder_set" in config and '"mlp.hook_in"' in config, config
     assert "W_skip" in weights_of.read_safetensors(weft.folder / "one_set/layer_0.safetensors")
