@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "interchange/hooks.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace weft::interchange {
 namespace {
 
-constexpr std::string_view kBlock = "blocks.{}.";
+constexpr std::string_view kBlocks = "blocks.", kBlock = "blocks.{}.";
 
 struct Point {
   std::string_view stored;  ///< end of the name in a data set
@@ -30,6 +32,30 @@ const Point* point_of(std::string_view hook) {
   return nullptr;
 }
 
+bool is_number(std::string_view text) {
+  return !text.empty() &&
+         std::all_of(text.begin(), text.end(), [](char character) { return '0' <= character && character <= '9'; });
+}
+
+/// The layer of "blocks.{}.mlp.hook_in" or "blocks.3.mlp.hook_in": "{}", "3"; "" of a name inside a block.
+std::string_view layer_of(std::string_view hook) {
+  if (!hook.starts_with(kBlocks)) return {};
+  const std::string_view rest = hook.substr(kBlocks.size()), layer = rest.substr(0, rest.find('.'));
+  return layer.size() < rest.size() && (layer == "{}" || is_number(layer)) ? layer : std::string_view();
+}
+
+/// True for the path of a module in a model of another library, which has its layer in it: "transformer.h.{}.mlp".
+bool is_module_path(std::string_view name) {
+  if (is_transformer_lens(name) || name.starts_with(kBlocks)) return false;
+  if (name.find("{}") != name.npos) return true;
+  for (std::size_t at = 0; at < name.size();) {
+    const std::size_t end = std::min(name.find('.', at), name.size());
+    if (is_number(name.substr(at, end - at))) return true;
+    at = end + 1;
+  }
+  return false;
+}
+
 }  // namespace
 
 bool is_transformer_lens(std::string_view hook) {
@@ -38,11 +64,14 @@ bool is_transformer_lens(std::string_view hook) {
 }
 
 std::string inside_block(const std::string& hook) {
-  return is_transformer_lens(hook) && hook.starts_with(kBlock) ? hook.substr(kBlock.size()) : hook;
+  const std::string_view layer = layer_of(hook);
+  return is_transformer_lens(hook) && !layer.empty() ? hook.substr(kBlocks.size() + layer.size() + 1) : hook;
 }
 
 std::string with_block(const std::string& hook) {
-  return is_transformer_lens(hook) && hook.find("{}") == hook.npos ? std::string(kBlock) + hook : hook;
+  return is_transformer_lens(hook) && layer_of(hook).empty() && hook.find("{}") == hook.npos
+             ? std::string(kBlock) + hook
+             : hook;
 }
 
 std::string transformer_lens_name(std::string_view hook) {
@@ -52,15 +81,18 @@ std::string transformer_lens_name(std::string_view hook) {
 }
 
 void require_same_point(std::string_view option, const std::string& given, const std::string& stored,
-                        const std::string& data) {
+                        const std::string& data, std::int64_t n_layers) {
+  if (const std::string_view layer = layer_of(given); n_layers > 1 && is_number(layer))
+    throw error(ExitCode::usage, "{} {}: is of one layer (the transcoder has {}); give {{}} in place of {}", option,
+                printable(given), n_layers, printable(layer));
   const std::string expected = transformer_lens_name(stored);
-  if (given.empty() || expected.empty() || !is_transformer_lens(given)) return;
+  if (given.empty() || expected.empty() || is_module_path(given)) return;
   const Point* const point = point_of(stored);
   const std::string inside = inside_block(given);
   if (inside == expected || (point != nullptr && inside == point->same)) return;
   throw error(ExitCode::usage,
-              "{} {}: the activations of {} were taken at {} (of TransformerLens {}; at another point the features are "
-              "wrong); give {} or leave the option out",
+              "{} {}: is not the point of the activations of {}, which were taken at {} (of TransformerLens {}; at "
+              "another point the features are wrong); give {} or leave the option out",
               option, printable(given), data, printable(stored), expected, expected);
 }
 

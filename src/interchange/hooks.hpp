@@ -6,6 +6,7 @@
 // features without a sign of it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -18,13 +19,15 @@ bool is_transformer_lens(std::string_view hook);
 /// for all models.
 std::string transformer_lens_name(std::string_view hook);
 
-/// A hook of TransformerLens without, and with, "blocks.{}."; any other hook as it is.
+/// A hook of TransformerLens without, and with, "blocks.{}."; any other hook as it is. "blocks.3." is removed too, and
+/// is kept where there is one.
 std::string inside_block(const std::string& hook);
 std::string with_block(const std::string& hook);
 
-/// Throws Error(usage) if `given`, the value of `option`, is a hook of TransformerLens at another point than `stored`,
-/// the hook point of `data`.
+/// Throws Error(usage) if `given`, the value of `option`, is another point than `stored`, the hook point of `data`, or
+/// the name of no hook of TransformerLens; a module path with the layer in it, such as "h.{}.mlp", is not compared.
+/// "blocks.3." is that of a transcoder of one layer, and refused for several.
 void require_same_point(std::string_view option, const std::string& given, const std::string& stored,
-                        const std::string& data);
+                        const std::string& data, std::int64_t n_layers);
 
 }  // namespace weft::interchange

@@ -343,7 +343,8 @@ std::string hook_of(std::string hook, std::int64_t layer) {
 std::vector<std::string> layer_names(const Contents& contents, LayerFormat format, const Origin& origin) {
   // sparsify names its directories by the module whose output is reconstructed.
   const std::string& hook = contents.autoencoder ? origin.input_hook : origin.output_hook;
-  const bool usable = hook.find("{}") != hook.npos && hook.find('/') == hook.npos && hook.front() != '.';
+  const bool usable = !hook.empty() && (hook.find("{}") != hook.npos || contents.sizes.n_layers == 1) &&
+                      hook.find('/') == hook.npos && hook.front() != '.';
   std::vector<std::string> names;
   for (std::int64_t layer = 0; layer < contents.sizes.n_layers; ++layer)
     names.push_back(format == LayerFormat::saelens ? fmt::format("layer_{}", layer)

@@ -65,7 +65,7 @@ def exports(weft):
         found = validation(weft, run, "data/validation")
         exported = weft.folder / f"{name}_exported"
         exact = ("--to", kind, "--type", "fp32")
-        text = weft.run("export", run, exported, *exact, "--model", "m", "--input-hook", "blocks.{}.in", "--output-hook", "h.{}.mlp")
+        text = weft.run("export", run, exported, *exact, "--model", "m", "--input-hook", "blocks.{}.mlp.hook_in", "--output-hook", "h.{}.mlp")
         assert f"format of {kind}" in text and word in text, text
         reconstruction = weights_of.reconstruct_layers(exported, x)
         # Weft's fp32 sums over 200 rows, against float64; which entries are active differs within rounding only.
@@ -78,7 +78,7 @@ def exports(weft):
         # Folding rounds each weight to fp32.
         for measure in ("nmse", "explained_variance", "l0"):
             assert np.allclose(found[measure], again[measure], rtol=1e-4), (name, measure, found[measure], again[measure])
-        weft.run("export", imported, weft.folder / "again", *exact, "--input-hook", "blocks.{}.in", "--output-hook", "h.{}.mlp")
+        weft.run("export", imported, weft.folder / "again", *exact, "--input-hook", "blocks.{}.mlp.hook_in", "--output-hook", "h.{}.mlp")
         for path in exported.rglob("*.safetensors"):
             once = weights_of.read_safetensors(path)
             twice = weights_of.read_safetensors(weft.folder / "again" / path.relative_to(exported))
@@ -119,6 +119,27 @@ def imports(weft):
         assert np.allclose(found["nmse"], expected, rtol=1e-4), (name, found["nmse"], expected)
 
 
+def one_layer(weft):
+    """A layer of a set alone: its checkpoint does not differ from a cross-layer one, and returns to formats of single layers."""
+    hook = "blocks.1.mlp.hook_in"
+    for name, kind in (("saelens_topk_none_inputs", "saelens"), ("saelens_relu_linear_outputs", "saelens"),
+                       ("sparsify_topk_linear_outputs", "sparsify")):
+        layer = weft.folder / f"{name}_exported" / {"saelens": "layer_1", "sparsify": "h.1.mlp"}[kind]
+        weft.run("import", layer, "--output", f"{name}_one")
+        weft.run("export", f"{name}_one", f"{name}_back", "--to", kind, "--input-hook", hook, "--output-hook", "h.1.mlp")
+        back = weft.folder / f"{name}_back" / {"saelens": "layer_0", "sparsify": "h.1.mlp"}[kind]
+        for path in layer.glob("*.safetensors"):
+            once, twice = weights_of.read_safetensors(path), weights_of.read_safetensors(back / path.name)
+            assert once.keys() == twice.keys() and all(np.array_equal(once[tensor], twice[tensor]) for tensor in once), path
+        if kind == "saelens":
+            assert json.loads((back / "cfg.json").read_text())["metadata"]["hook_name"] == hook
+    # circuit-tracer loads the skip connection of a set.
+    weft.run("export", "saelens_relu_linear_outputs_one", "one_set", "--to", "circuit-tracer", "--input-hook", hook)
+    config = (weft.folder / "one_set/config.yaml").read_text()
+    assert "transcoder_set" in config and '"mlp.hook_in"' in config, config
+    assert "W_skip" in weights_of.read_safetensors(weft.folder / "one_set/layer_0.safetensors")
+
+
 def hooks(weft):
     """The data of the runs state a hook point: exports name it as TransformerLens does, and refuse another one."""
     run = weft.folder / "saelens_relu_linear_outputs"
@@ -131,6 +152,8 @@ def hooks(weft):
     assert '"mlp.hook_in"' in config and '"hook_mlp_out"' in config and "transcoder_set" in config, config
     text = weft.run("export", run, "refused", "--to", "circuit-tracer", "--input-hook", "hook_resid_mid", code=2)
     assert "mlp.hook_in" in text and "block_{}.mlp.input" in text, text
+    text = weft.run("export", run, "refused", "--to", "saelens", "--input-hook", "blocks.{}.mlp_in", code=2)
+    assert "give mlp.hook_in" in text, text
 
 
 def refusals(weft):
@@ -164,6 +187,7 @@ def test(weft):
             file.attrs["hook_inputs"], file.attrs["hook_targets"] = "block_{}.mlp.input", "block_{}.mlp.output"
     exports(weft)
     imports(weft)
+    one_layer(weft)
     hooks(weft)
     refusals(weft)
 

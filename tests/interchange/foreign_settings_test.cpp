@@ -197,12 +197,20 @@ TEST_CASE("hooks of data sets have names in TransformerLens") {
   CHECK(transformer_lens_name("planted.inputs").empty());
   CHECK(with_block("mlp.hook_in") == "blocks.{}.mlp.hook_in");
   CHECK(with_block("h.{}.mlp") == "h.{}.mlp");
-  require_same_point("--input-hook", "blocks.{}.mlp.hook_in", "block_{}.mlp.input", "data");
-  require_same_point("--output-hook", "hook_mlp_out", "block_{}.mlp.output", "data");
-  require_same_point("--input-hook", "transformer.h.{}.mlp", "block_{}.mlp.input", "data");
-  require_same_point("--input-hook", "hook_resid_mid", "planted.inputs", "data");
-  for (const char* const wrong : {"hook_resid_mid", "blocks.{}.ln2.hook_normalized", "hook_mlp_in"})
-    CHECK(
-        has(refusal(ExitCode::usage, [&] { require_same_point("--input-hook", wrong, "block_{}.mlp.input", "data"); }),
-            "mlp.hook_in"));
+  CHECK(with_block("blocks.5.mlp.hook_in") == "blocks.5.mlp.hook_in");
+  CHECK(inside_block("blocks.5.mlp.hook_in") == "mlp.hook_in");
+  const auto input = [](const char* given, std::int64_t n_layers) {
+    require_same_point("--input-hook", given, "block_{}.mlp.input", "data", n_layers);
+  };
+  input("blocks.{}.mlp.hook_in", 3);
+  input("blocks.0.mlp.hook_in", 1);
+  input("transformer.h.{}.mlp", 3);
+  input("transformer.h.0.mlp", 1);
+  require_same_point("--output-hook", "hook_mlp_out", "block_{}.mlp.output", "data", 3);
+  require_same_point("--input-hook", "hook_resid_mid", "planted.inputs", "data", 3);
+  require_same_point("--input-hook", "blocks.{}.mlp_in", "planted.inputs", "data", 3);
+  for (const char* const wrong : {"hook_resid_mid", "blocks.{}.ln2.hook_normalized", "hook_mlp_in", "blocks.{}.mlp_in",
+                                  "mlp_in", "blocks.0.hook_resid_mid"})
+    CHECK(has(refusal(ExitCode::usage, [&] { input(wrong, 1); }), "give mlp.hook_in"));
+  CHECK(has(refusal(ExitCode::usage, [&] { input("blocks.0.mlp.hook_in", 3); }), "in place of 0"));
 }

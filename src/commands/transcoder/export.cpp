@@ -37,13 +37,22 @@ interchange::Storage storage_of(const std::string& type, interchange::Format for
   return {format == interchange::Format::circuit_tracer ? Scalar::bf16 : Scalar::fp32, Scalar::fp32};
 }
 
+/// True if the format is to hold single layers. The tensors of a model of one layer do not show its transcoder.decoder:
+/// a format of single layers takes it, and circuit-tracer loads the skip connections of single layers only.
+bool is_per_layer(const transcoder::Shape& shape, const transcoder::Configuration& configuration,
+                  interchange::Format format) {
+  if (format == interchange::Format::crosslayer_coding) return false;
+  if (shape.n_layers > 1) return shape.decoder == transcoder::Decoder::per_layer;
+  return format != interchange::Format::circuit_tracer || shape.skip ||
+         configuration.transcoder.decoder == transcoder::Decoder::per_layer;
+}
+
 /// What the format is to hold: a per-layer model and tied decoders as such where the format has them. Folded
 /// normalisation gives the vector of a source a scale for each target.
 interchange::Contents contents_of(const transcoder::Shape& shape, const transcoder::Configuration& configuration,
                                   interchange::Format format) {
   interchange::Contents contents{.sizes = {shape.n_layers, shape.d_model, shape.n_features}};
-  if (format != interchange::Format::crosslayer_coding)
-    contents.per_layer = shape.decoder == transcoder::Decoder::per_layer;
+  contents.per_layer = is_per_layer(shape, configuration, format);
   if (format == interchange::Format::crosslayer_coding) {
     if (shape.decoder == transcoder::Decoder::tied_target) contents.tying = interchange::Tying::per_target;
     if (shape.decoder == transcoder::Decoder::tied && configuration.data.normalise == dataset::Normalise::none)
@@ -74,13 +83,13 @@ dataset::HookPoints points_of(const transcoder::Configuration& configuration) {
 
 /// What the options say, checked against the data, and what the data say where they do not.
 interchange::Origin origin_of(const Request& request, const transcoder::Configuration& configuration,
-                              interchange::Format format) {
+                              interchange::Format format, std::int64_t n_layers) {
   interchange::Origin origin{request.model_name, request.input_hook, request.output_hook};
   dataset::HookPoints points = points_of(configuration);
   if (configuration.data.targets == dataset::Targets::inputs) points.targets = points.inputs;
   const std::string data = configuration.data.model.empty() ? configuration.data.train : configuration.data.model;
-  interchange::require_same_point("--input-hook", origin.input_hook, points.inputs, data);
-  interchange::require_same_point("--output-hook", origin.output_hook, points.targets, data);
+  interchange::require_same_point("--input-hook", origin.input_hook, points.inputs, data, n_layers);
+  interchange::require_same_point("--output-hook", origin.output_hook, points.targets, data, n_layers);
   if (origin.model.empty()) origin.model = points.model;
   // sparsify has names of modules, by which it calls its directories.
   if (format == interchange::Format::sparsify) return origin;
@@ -132,7 +141,7 @@ int export_weights(const Request& request, const parallel::World& world) {
   // 3. Fold, write.
   const interchange::FoldedRows rows(
       trained, dataset::normalisation(statistics, description, configuration.data.normalise), storage.matrices);
-  const interchange::Origin origin = origin_of(request, configuration, format);
+  const interchange::Origin origin = origin_of(request, configuration, format, stored->shape.n_layers);
   interchange::write_directory(rows, format, storage, origin, request.directory);
   const interchange::Opened written = interchange::open_directory(request.directory);
   report::Json document = document_of(written);
