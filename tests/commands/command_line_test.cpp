@@ -134,16 +134,13 @@ TEST_CASE("a file that is named like a command, or like the family of commands, 
     CHECK_MESSAGE(outcome.code == 2, arguments);
     CHECK_MESSAGE(outcome.err.find(expected) != std::string::npos, (arguments + ": " + outcome.err));
   };
-  for (const char* word : {"export", "train", "inspect", "lm", "generate"}) {
+  for (const char* word : {"export", "train", "lm"}) {
     says(fmt::format("inspect {}", word), fmt::format("error: {}: no such file or directory", word));
-    says(fmt::format("import {} --output i", word), fmt::format("error: {}: no such directory", word));
+    says(fmt::format("import {} --output i", word), fmt::format("error: DIR = \"{}\": no such directory", word));
     says(fmt::format("lm export {} --output i", word), fmt::format("error: {}: no such directory", word));
-    says(fmt::format("lm evaluate {} --text t", word), fmt::format("error: {}: no such directory", word));
+    says(fmt::format("lm evaluate {} --text evaluate", word), fmt::format("error: {}: no such directory", word));
   }
-  // The argument is such a name, or one of several are, or those of an option.
-  const Outcome tokenized = weft_with(scratch, "lm tokenize tokenize lm train --tokens bytes --output o");
-  CHECK_MESSAGE(tokenized.err.find("tokenize") != std::string::npos, tokenized.err);
-  CHECK_MESSAGE(tokenized.err.find("command") == std::string::npos, tokenized.err);
+  says("lm tokenize tokenize lm --tokens bytes --output o", "error: weft lm tokenize: tokenize: no such file");
   // What is wrong elsewhere in the line is still named as such.
   says("inspect a export", "unexpected argument \"export\" of weft inspect");
   says("inspct train", "unknown command \"inspct\" (did you mean \"inspect\"?)");
