@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 
 #include "commands/commands.hpp"
 #include "commands/help.hpp"
@@ -123,10 +124,18 @@ std::string described(const CLI::ParseError& failure) {
   return text;
 }
 
+/// The command of this family ("": of none) with this word; nullptr if there is none.
+const CommandEntry* entry_named(std::string_view family, std::string_view word) {
+  for (const CommandEntry& entry : command_entries())
+    if (entry.family() == family && entry.word() == word) return &entry;
+  return nullptr;
+}
+
+bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
+
 /// The error for arguments that the library did not recognise: a misspelt command or option, or an extra argument.
 Error unexpected(const std::vector<std::string>& extras, const CLI::App& app, bool of_family,
                  const CommandEntry* chosen) {
-  const auto is_option = [](const std::string& word) { return word.size() > 1 && word[0] == '-'; };
   std::string first = extras.front();
   // Options after an unknown command are those of the command that was meant.
   if (chosen != nullptr || is_option(first))
@@ -156,8 +165,7 @@ Error unexpected(const std::vector<std::string>& extras, const CLI::App& app, bo
                  first);
   // "weft generate" is "weft lm generate".
   if (chosen == nullptr && !of_family)
-    for (const CommandEntry& entry : command_entries())
-      if (entry.family() == kLanguageModels && entry.word() == first) hint = entry.name;
+    if (const CommandEntry* const entry = entry_named(kLanguageModels, first)) hint = entry->name;
   return usage(chosen, "unknown {} \"{}\"{}{}", dashes.empty() ? "command" : "option", first,
                chosen != nullptr ? fmt::format(" of weft {}", chosen->name)
                : of_family       ? fmt::format(" of weft {}", kLanguageModels)
@@ -188,6 +196,30 @@ std::string reference_of_all(const input::Schema& transcoders) {
          input::reference_markdown(schema(input, Command::lm_evaluate), &transcoders);
 }
 
+using Words = std::span<const std::string>;
+
+/// The position of the command in `words`: the first word, or after options (which are wrong there, and `unexpected`
+/// says so) the first word that names a command. Their number if there is none. The words after the command are its
+/// arguments, also those that name a command.
+template <class IsCommand>
+std::size_t command_in(Words words, IsCommand is_command) {
+  const auto found = std::find_if(words.begin(), words.end(), is_command);
+  const bool leads = found == words.begin() || is_option(words.front());
+  return leads ? static_cast<std::size_t>(found - words.begin()) : words.size();
+}
+
+/// Parses `words` as the options and arguments of `app`; `extras` receives those that it does not have.
+void parse_with(CLI::App& app, const Options& options, Words words, std::vector<std::string>& extras) {
+  declare(app, options);
+  try {
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+  } catch (const CLI::ParseError& failure) {
+    throw usage(nullptr, "{}", described(failure));
+  }
+  const std::vector<std::string> more = app.remaining();
+  extras.insert(extras.end(), more.begin(), more.end());
+}
+
 /// The words of the command line, checked. `text`: what --help or --version prints. Throws a collective Error(usage).
 Request parse_words(int argc, const char* const* argv, std::string& text) {
   Request request;
@@ -199,35 +231,28 @@ Request parse_words(int argc, const char* const* argv, std::string& text) {
     arguments.erase(arguments.begin());
     arguments.emplace_back("--help");
   }
-  CLI::App app;
-  app.add_flag("--reference", request.reference);  // generates documentation: not in the help
-  declare(app, options_of_program(request));
-  CLI::App* const family = app.add_subcommand(std::string(kLanguageModels));
-  declare(*family, options_of_family(request));
-  for (const CommandEntry& entry : command_entries())
-    declare(*(entry.family().empty() ? &app : family)->add_subcommand(std::string(entry.word())),
-            options_of(entry.command, request));
-  try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
-  } catch (const CLI::ParseError& failure) {
-    throw usage(nullptr, "{}", described(failure));
+  // Not subcommands of one CLI::App: it would take an argument that is named like a command for a second command.
+  CLI::App program, family, command;
+  std::vector<std::string> extras;
+  Words words = arguments;
+  std::size_t at =
+      command_in(words, [](const std::string& word) { return word == kLanguageModels || entry_named("", word); });
+  program.add_flag("--reference", request.reference);  // generates documentation: not in the help
+  parse_with(program, options_of_program(request), words.first(at), extras);
+  const bool of_family = at < words.size() && words[at] == kLanguageModels;
+  if (of_family) {
+    words = words.subspan(at + 1);
+    at = command_in(words, [](const std::string& word) { return entry_named(kLanguageModels, word); });
+    parse_with(family, options_of_family(request), words.first(at), extras);
   }
-
   // The command itself: weft train, or weft lm train.
-  const std::vector<CLI::App*> outer = app.get_subcommands();
-  const bool of_family = !outer.empty() && outer.front() == family;
-  const std::vector<CLI::App*> given = of_family ? family->get_subcommands() : outer;
   const CommandEntry* chosen = nullptr;
-  for (const CommandEntry& entry : command_entries())
-    if (!given.empty() && entry.word() == given.front()->get_name() &&
-        entry.family() == (of_family ? kLanguageModels : ""))
-      chosen = &entry;
-  if (const std::vector<std::string> extras = app.remaining(true); !extras.empty())
-    throw unexpected(extras, chosen != nullptr ? *given.front() : of_family ? *family : app, of_family, chosen);
-  if (outer.size() > 1 || given.size() > 1) {
-    const std::vector<CLI::App*>& two = outer.size() > 1 ? outer : given;
-    throw usage(nullptr, "two commands, \"{}\" and \"{}\" (one at a time)", two[0]->get_name(), two[1]->get_name());
+  if (at < words.size()) {
+    chosen = entry_named(of_family ? kLanguageModels : "", words[at]);
+    parse_with(command, options_of(chosen->command, request), words.subspan(at + 1), extras);
   }
+  if (!extras.empty())
+    throw unexpected(extras, chosen != nullptr ? command : of_family ? family : program, of_family, chosen);
   if (request.help || request.version) {
     text = request.version     ? version_text()
            : chosen != nullptr ? help_of(*chosen)
@@ -249,7 +274,7 @@ Request parse_words(int argc, const char* const* argv, std::string& text) {
       request.command == Command::lm_tokenize ? !request.files.empty() : !request.subject.empty();
   if (!given_subject && chosen->subject[0] != '\0' && !request.defaults && !request.reference)
     throw usage(chosen, "weft {} needs its {}", chosen->name, chosen->subject);
-  if (!given.empty()) check_values(*chosen, *given.front(), options_of(request.command, request));
+  check_values(*chosen, command, options_of(request.command, request));
   if (request.quiet && request.verbose) throw usage(chosen, "--quiet and --verbose exclude each other");
   if (request.json && (request.defaults || request.print_config))
     throw usage(chosen, "--json has no effect here (inputs are TOML); leave it out");

@@ -127,6 +127,29 @@ TEST_CASE("an unknown command is refused with the nearest one, also in help") {
   says("generate", "unknown command \"generate\" (did you mean \"lm generate\"?)");
 }
 
+TEST_CASE("a file that is named like a command, or like the family of commands, can be an argument") {
+  const Scratch scratch;
+  const auto says = [&](const std::string& arguments, const std::string& expected) {
+    const Outcome outcome = weft_with(scratch, arguments);
+    CHECK_MESSAGE(outcome.code == 2, arguments);
+    CHECK_MESSAGE(outcome.err.find(expected) != std::string::npos, (arguments + ": " + outcome.err));
+  };
+  for (const char* word : {"export", "train", "lm"}) {
+    says(fmt::format("inspect {}", word), fmt::format("error: {}: no such file or directory", word));
+    says(fmt::format("import {} --output i", word), fmt::format("error: DIR = \"{}\": no such directory", word));
+    says(fmt::format("lm export {} --output i", word), fmt::format("error: {}: no such directory", word));
+    says(fmt::format("lm evaluate {} --text evaluate", word), fmt::format("error: {}: no such directory", word));
+  }
+  says("lm tokenize tokenize lm --tokens bytes --output o", "error: weft lm tokenize: tokenize: no such file");
+  // What is wrong elsewhere in the line is still named as such.
+  says("inspect a export", "unexpected argument \"export\" of weft inspect");
+  says("inspct train", "unknown command \"inspct\" (did you mean \"inspect\"?)");
+  says("lm evalute train", "unknown command \"evalute\" of weft lm (did you mean \"evaluate\"?)");
+  says("--quiet inspect train", "option \"--quiet\" is before its command; options follow it: weft inspect --quiet");
+  says("lm --quiet evaluate train", "options follow it: weft lm evaluate --quiet");
+  CHECK(weft_with(scratch, "help inspect").out == weft_with(scratch, "inspect train --help").out);
+}
+
 TEST_CASE("an input of the other kind of model is named as such") {
   const Scratch scratch;
   scratch.file("model.toml", "[language_model]\nlayers = 1\n");

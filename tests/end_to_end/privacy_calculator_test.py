@@ -39,6 +39,8 @@ def test_directions(weft):
     rows = by_accountant(document(weft, *little))
     assert "accountant rdp" in rows["prv"]["problem"] and rows["rdp"]["epsilon"] > 1000, rows
     assert "accountant rdp" in weft.run("privacy", *little, "--accountant", "prv", code=2)
+    # The columns of a large epsilon stay apart.
+    assert "e+05  an upper bound" in weft.run("privacy", *little, "--accountant", "rdp")
     # If none has a result, that is an error as well; and nothing can be computed where no record is used.
     assert "cannot be reached" in weft.run("privacy", "--epsilon", "1", "--delta", "1e-5", "--sample-rate", "0.01", "--steps", 2**50, code=2)
     assert "--steps above 0" in weft.run("privacy", "--epsilon", "1", "--delta", "1e-5", "--sample-rate", "0.01", "--steps", 0, code=2)

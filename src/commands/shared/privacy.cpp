@@ -124,7 +124,7 @@ AccountantRow answer(const PrivacyQuestion& question, AccountantKind kind) {
     row.document["epsilon"] = epsilon;
     note = "an approximation, no bound";
   }
-  row.text = fmt::format("  {:<12}{:<18.6g}{:<10.5g}{}\n", privacy::name_of(kind), noise, epsilon, note);
+  row.text = fmt::format("  {:<12}{:<17.6g} {:<11.5g} {}\n", privacy::name_of(kind), noise, epsilon, note);
   return row;
 }
 
