@@ -196,20 +196,20 @@ std::string reference_of_all(const input::Schema& transcoders) {
          input::reference_markdown(schema(input, Command::lm_evaluate), &transcoders);
 }
 
-using Words = std::span<const std::string>;
+using WordSpan = std::span<const std::string>;
 
 /// The position of the command in `words`: the first word, or after options (which are wrong there, and `unexpected`
 /// says so) the first word that names a command. Their number if there is none. The words after the command are its
 /// arguments, also those that name a command.
 template <class IsCommand>
-std::size_t command_in(Words words, IsCommand is_command) {
+std::size_t command_in(WordSpan words, IsCommand is_command) {
   const auto found = std::find_if(words.begin(), words.end(), is_command);
   const bool leads = found == words.begin() || is_option(words.front());
   return leads ? static_cast<std::size_t>(found - words.begin()) : words.size();
 }
 
 /// Parses `words` as the options and arguments of `app`; `extras` receives those that it does not have.
-void parse_with(CLI::App& app, const Options& options, Words words, std::vector<std::string>& extras) {
+void parse_with(CLI::App& app, const Options& options, WordSpan words, std::vector<std::string>& extras) {
   declare(app, options);
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
@@ -234,7 +234,7 @@ Request parse_words(int argc, const char* const* argv, std::string& text) {
   // Not subcommands of one CLI::App: it would take an argument that is named like a command for a second command.
   CLI::App program, family, command;
   std::vector<std::string> extras;
-  Words words = arguments;
+  WordSpan words = arguments;
   std::size_t at =
       command_in(words, [](const std::string& word) { return word == kLanguageModels || entry_named("", word); });
   program.add_flag("--reference", request.reference);  // generates documentation: not in the help
