@@ -80,8 +80,8 @@ LANGUAGE = {
                "language_model.norm_position=both", "language_model.tied=true", "language_model.attention_softcap=5.0",
                "language_model.logit_softcap=8.0", "language_model.window=8", "language_model.full_every=2"],
     "llama, scaled queries": ["language_model.preset=llama", "language_model.qk_norm=scaled", "language_model.bias=true"],
-    "gpt2, curriculum": ["data.order=curriculum"],
-    "gpt2, sequential, previous clip": ["data.order=sequential", "optimizer.clip_mode=previous"],
+    "gpt2, curriculum": ["data.order=curriculum", "data.curriculum_steps=20"],
+    "gpt2, sequential": ["data.order=sequential", "optimizer.clip_norm=0.5"],
 }
 GRIDS = {"data 2": (["ranks=2"]), "tensor 2": (["ranks=2", "parallel.tensor=2"]), "data 2, tensor 2": (["ranks=4", "parallel.tensor=2"])}
 PRIVATE = ["privacy.enabled=true", "privacy.noise_multiplier=0.8", "privacy.delta=1e-5", "privacy.noise_key=test", "optimizer.clip_norm=0.0"]
@@ -135,30 +135,23 @@ def transcoder_cases(accepted):
     draw = random.Random(5)
     names = list(TRANSCODER)
     missing = {(a, i, b, j) for a, b in itertools.combinations(names, 2) for i in range(len(TRANSCODER[a])) for j in range(len(TRANSCODER[b]))}
-    cases, tries = [], 0
-    while missing and tries < 600:
-        tries += 1
-        a, i, b, j = min(missing)
-        best = None
-        for _ in range(20):
-            chosen = {n: draw.randrange(len(TRANSCODER[n])) if draw.random() < 0.6 else 0 for n in names} | {a: i, b: j}
-            covered = sum((x, chosen[x], y, chosen[y]) in missing for x, y in itertools.combinations(names, 2))
-            if best is None or covered > best[0]:
-                best = covered, chosen
-        chosen = best[1]
-        settings = [s if "." in s or s.startswith("ranks=") else f"transcoder.{s}" for n in names for s in TRANSCODER[n][chosen[n]]]
-        if accepted(settings):
-            cases.append(settings)
-            missing -= {(x, chosen[x], y, chosen[y]) for x, y in itertools.combinations(names, 2)}
-        else:  # the pair itself may be impossible: give it three tries
-            key = (a, i, b, j)
-            transcoder_cases.failures[key] = transcoder_cases.failures.get(key, 0) + 1
-            if transcoder_cases.failures[key] >= 3:
-                missing.discard(key)
+    pairs = lambda chosen: {(a, chosen[a], b, chosen[b]) for a, b in itertools.combinations(names, 2)}
+    cases = []
+    for pair in sorted(missing):
+        if pair not in missing:
+            continue
+        a, i, b, j = pair
+        # With many other values first; in the end with the defaults alone, which tells whether the pair is possible.
+        for others in (0.5, 0.35, 0.2, 0.2, 0.1, 0):
+            drawn = [{n: draw.randrange(len(TRANSCODER[n])) if draw.random() < others else 0 for n in names} | {a: i, b: j}
+                     for _ in range(10)]
+            chosen = max(drawn, key=lambda each: len(pairs(each) & missing))
+            settings = [s if "." in s or s.startswith("ranks=") else f"transcoder.{s}" for n in names for s in TRANSCODER[n][chosen[n]]]
+            if accepted(settings):
+                cases.append(settings)
+                missing -= pairs(chosen)
+                break
     return cases
-
-
-transcoder_cases.failures = {}
 
 
 class Cases:
@@ -251,7 +244,8 @@ reward = "likelihood"
             if not (cuda and grid):
                 cases[f"private language {base} {mode}{' 2 ranks' if grid else ''}"] = ("language", LANGUAGE[base] + PRIVATE + settings + grid)
         for mode, settings in MODES.items():
-            cases[f"private transcoder {mode}"] = ("transcoder", ["transcoder.activation=relu"] + PRIVATE + settings)
+            cases[f"private transcoder {mode}"] = ("transcoder", ["transcoder.activation=relu", "privacy.unit=token",
+                                                                  f"data.validation={self.scratch / 'data' / 'validation'}"] + PRIVATE + settings)
         cases["lora"] = ("after gpt2", ["lora.rank=4", "lora.dropout=0.1"])
         cases["polychromic"] = ("polychromic", [])
         cases["polychromic, distinct"] = ("polychromic", ["polychromic.diversity=distinct", "polychromic.kl=0.1", "polychromic.epochs=2"])
@@ -264,7 +258,6 @@ reward = "likelihood"
         if kind == "transcoder":
             done = self.program.case(["train", self.transcoder], settings, run)
         else:
-            settings = settings if kind == "polychromic" else settings
             command = ["lm", "polychromic" if kind == "polychromic" else "train", self.language]
             if kind != "language":
                 settings = [f"language_model.initial={self.scratch / 'runs' / 'language_gpt2'}"] + settings
