@@ -260,5 +260,17 @@ struct Vector<float> {
   static __device__ __forceinline__ std::uint32_t nothing_word() { return kLargestKey; }
 };
 
+/// Several ranks: true if all of them filtered with the same threshold and at least K entries passed. Then nothing at
+/// or below the threshold is selected, however few of the entries are this rank's. If not, every rank continues until
+/// its own list reaches down to its own K-th key, which is never above that of all; so the loop over tiles needs no
+/// exchange.
+__device__ bool reached(const View& view, int g) {
+  if (!view.several) return false;
+  const Agreement& all = view.agreement[g];
+  const Count n = static_cast<Count>(view.n_ranks);
+  return n * all.upper_squared == all.upper * all.upper && n * all.lower_squared == all.lower * all.lower &&
+         all.passed >= view.group[g].search.wanted;
+}
+
 }  // namespace
 }  // namespace weft::kernels::cuda
