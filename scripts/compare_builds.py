@@ -226,13 +226,14 @@ reward = "likelihood"
         done = self.program.case(["train", self.transcoder, "--dry-run"], [s for s in settings if not s.startswith("ranks=")], self.scratch / "none")
         return done.returncode == 0
 
-    def listed(self):
+    def listed(self, only):
+        """Cases whose name contains `only`. Those of transcoders are sought with dry runs: about a minute."""
         cuda = self.backend == "cuda"
         ranks_of = lambda settings: next((int(s[6:]) for s in settings if s.startswith("ranks=")), 1)
         if self.program.run(1, "synth", self.transcoder).returncode != 0:
             sys.exit("weft synth failed")
         cases = {}
-        for number, settings in enumerate(transcoder_cases(self.accepted)):
+        for number, settings in enumerate(transcoder_cases(self.accepted) if only in "transcoder" or "transcoder" in only else []):
             if not cuda or ranks_of(settings) == 1:
                 cases[f"transcoder {number}"] = ("transcoder", settings)
         for name, settings in LANGUAGE.items():
@@ -249,7 +250,7 @@ reward = "likelihood"
         cases["lora"] = ("after gpt2", ["lora.rank=4", "lora.dropout=0.1"])
         cases["polychromic"] = ("polychromic", [])
         cases["polychromic, distinct"] = ("polychromic", ["polychromic.diversity=distinct", "polychromic.kl=0.1", "polychromic.epochs=2"])
-        return cases
+        return {name: case for name, case in cases.items() if only in name}
 
     def result(self, name, kind, settings):
         """What a case gives: {"exit": code, "tensors": {...}, "text": greedy continuation}."""
@@ -301,9 +302,7 @@ def main():
     cases = Cases(Program(options.weft, scratch), scratch, options.backend)
     if options.action == "record":
         recorded = {}
-        for name, (kind, settings) in cases.listed().items():
-            if options.only not in name:
-                continue
+        for name, (kind, settings) in cases.listed(options.only).items():
             recorded[name] = {"kind": kind, "case": settings, **cases.result(name, kind, settings)}
             end = recorded[name]
             print(f"{name}: {len(end['tensors']) if 'tensors' in end else end['message']} tensors" if end["exit"] == 0 else
