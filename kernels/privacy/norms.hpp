@@ -42,8 +42,8 @@ struct NormMethod {
 
 /// Relative error of a product of two inner products of `in` and of `out` terms in fp32. Linear in their numbers: terms
 /// of one sign, as those on the diagonal, are rounded in one direction, and tensor cores truncate: 2^-23 per addition.
-/// Of inner products that cancel it is the error relative to the product of the norms of their rows, of which 2^-23 per
-/// addition is not covered.
+/// Where the terms of an inner product cancel, its error relative to the product of the norms of the rows may reach
+/// 2^-23 per addition, which this bound does not cover.
 double gram_error(std::int64_t in, std::int64_t out);
 
 /// Examples of at most this many rows take the pairwise products of their rows, whatever the method.

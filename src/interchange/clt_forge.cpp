@@ -157,7 +157,7 @@ Opened open_clt_forge(const fs::path& directory) {
                 .rows = std::make_unique<LayoutRows>(directory, std::move(layout)),
                 .normalised = std::move(normalised)};
   if (const std::string model = config.text("model_name"); !model.empty()) opened.facts.emplace_back("model", model);
-  // Of the training and of the processes that performed it; jumprelu_init_threshold is where the thresholds began.
+  // Keys of the training and of its processes; jumprelu_init_threshold is the initial value of the thresholds.
   constexpr const char* kWithoutEffect[] = {"device",
                                             "dtype",
                                             "seed",

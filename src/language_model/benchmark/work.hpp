@@ -16,8 +16,8 @@ namespace weft::language_model {
 /// Phases that both passes have: weft benchmark times them by pass (report::Timers::split).
 std::vector<std::string> phases_of_both_passes();
 
-/// Of one phase on one rank, by its name in the timers ("products", or "products, forward" and "products, backward");
-/// zero for phases without such work. What is computed again for the backward pass counts to it.
+/// Work of one phase on one rank, by its name in the timers ("products", or "products, forward" and "products,
+/// backward"); zero for phases without such work. What is computed again for the backward pass counts to it.
 training::Work work_of(std::string_view phase, const Configuration&, const Architecture&);
 
 /// The bytes of every phase of a step, for --profile. by_pass: phases of both passes under their two names.

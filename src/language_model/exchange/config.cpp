@@ -281,7 +281,7 @@ void read_llama(Keys& keys, HuggingfaceConfig& out, bool own_head_size) {
   keys.require("attention_bias", false);
 }
 
-/// Of each block whether it has a window, as layer_types says, or by rule.
+/// True for each block that has a window, as layer_types says, or by rule.
 std::vector<bool> sliding_blocks(Keys& keys, const ModelSettings& model, std::vector<bool> slides) {
   if (const SortedJson* const types = keys.find("layer_types")) {
     slides.clear();
@@ -358,7 +358,7 @@ void require_readable(const ModelSettings& model, const Keys& keys) {
   const input::Schema schema = language_model::schema(configuration);
   try {
     input::read(schema, table_of(model), "");
-  } catch (const Error& failure) {  // ":7:1: language_model.…": lines of a table that nobody has seen
+  } catch (const Error& failure) {  // ":7:1: language_model.…": positions in a generated table
     std::string_view problem = failure.what();
     while (!problem.empty() && std::string_view(":0123456789 ").find(problem.front()) != std::string_view::npos)
       problem.remove_prefix(1);

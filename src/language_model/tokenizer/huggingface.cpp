@@ -256,7 +256,7 @@ class Import {
       place(token.id);
       model_.added.push_back(token);
     }
-    // Of added tokens in the vocabulary, those of single bytes are tokens of the text too; merges() finds others.
+    // Added tokens of single bytes are tokens of the text too; merges() finds other ones.
     for (int byte = 0; byte < 256; ++byte) as_token(to_alphabet(std::string(1, static_cast<char>(byte))));
     std::sort(model_.added.begin(), model_.added.end(),
               [](const Bpe::Added& a, const Bpe::Added& b) { return a.id < b.id; });

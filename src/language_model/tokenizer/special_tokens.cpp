@@ -62,7 +62,7 @@ std::string name_of(const Tokenizer& tokenizer, std::uint32_t id) {
   return !name.empty() && tokenizer.special(name) == id ? name : "";
 }
 
-/// Of a tokeniser that has none: what Weft trained, or came without one.
+/// The file for a tokeniser without one: a tokeniser that Weft trained, or a directory that had none.
 std::string tokenizer_config(const Tokenizer& tokenizer) {
   const SpecialTokens& special = tokenizer.special_tokens();
   Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};

@@ -31,7 +31,7 @@ namespace {
 
 using Complex = std::complex<double>;
 
-/// Of 16 bytes in up to four arrays: the most, the most where a larger error of epsilon needs fewer, and those of an
+/// Bins of 16 bytes in up to four arrays: at most, at most where a larger error of epsilon needs fewer, and of an
 /// estimate.
 constexpr std::int64_t kMostBins = std::int64_t{1} << 24, kFineBins = 2'500'000, kCoarseBins = std::int64_t{1} << 18;
 
