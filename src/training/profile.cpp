@@ -123,7 +123,7 @@ report::Json Profile::conclude(const std::filesystem::path& directory, const Pha
   world_.all().maximum(largest);
   const double ms = 1e-6 * static_cast<double>(largest[0]) / steps;
 
-  // Of a command that states no bytes there is no such figure.
+  // A command that states no bytes has no such figure.
   const auto known = [&](double value) { return means[3] > 0 ? report::Json(value) : report::Json(); };
   const std::string bandwidth =
       means[3] > 0 ? fmt::format(", memory bandwidth {:.0f} % of {:.1f} GB/s (at least {} per step)", means[2],

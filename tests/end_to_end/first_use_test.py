@@ -22,7 +22,7 @@ batch_tokens = 64
 features = 40
 k = 3
 """
-ORDINARY = 65534    # nobody
+ORDINARY = 65534    # an ordinary user without files of its own
 
 
 def clean_environment(folder):

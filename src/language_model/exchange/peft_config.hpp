@@ -22,8 +22,8 @@ class PeftConfig {
   explicit PeftConfig(const std::filesystem::path& file);
 
   const std::string& path() const { return path_; }
-  /// Of the adapter of a linear layer, by its full name "model.layers.0.self_attn.q_proj": the rank, and the factor of
-  /// its product, lora_alpha / r or, with use_rslora, lora_alpha / sqrt(r).
+  /// Rank of the adapter of a linear layer, and the factor of its product: lora_alpha / r or, with use_rslora,
+  /// lora_alpha / sqrt(r). `layer` is a full name, "model.layers.0.self_attn.q_proj".
   double rank(std::string_view layer) const { return number_for(layer, "rank_pattern", "r"); }
   double scale(std::string_view layer) const;
   /// True if target_modules is a list that names the layer and no key leaves layers out: then it has an adapter.
