@@ -4,7 +4,7 @@
 # Builds the CUDA program and runs every test that needs NVIDIA GPUs: kernels against plain loops, the complete program against
 # the portable kernels, stop and resume bit for bit, initcheck, memcheck and racecheck; with two or four GPUs also every grid of
 # them, a lost rank, and the exchanges under memcheck and racecheck. No failure ends it: the last line reads "N passed, N failed,
-# N skipped"; failed and skipped tests are listed above it with the reason. At most ten minutes with the build on 64 cores.
+# N skipped"; failed and skipped tests are listed above it with the reason. About ten minutes with the build on 64 cores [estimate].
 #
 #   bash scripts/test_gpu.sh             on all GPUs of this machine
 #   CUDA_VISIBLE_DEVICES=0,1 bash ...    on these GPUs only: one machine with four runs the tests of one, two and four
