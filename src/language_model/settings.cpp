@@ -483,7 +483,6 @@ input::Schema schema(Configuration& configuration) {
   parallel::add_timeout_key(schema, configuration.parallel);
   parallel::add_tensor_key(schema, configuration.parallel);
   parallel::add_world_key(schema, configuration.parallel);
-  parallel::add_overlap_key(schema, configuration.parallel);
   add_device_keys(schema, configuration);
   device::add_attention_key(schema, configuration.device, configuration.precision);
   checkpoint::add_keys(schema, configuration.checkpoint);

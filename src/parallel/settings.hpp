@@ -9,23 +9,6 @@
 
 namespace weft::parallel {
 
-/// Where a batch-wide selection is made: by all ranks together, or by rank 0 from all values.
-enum class SelectionPlace { everywhere, rank_0 };
-
-/// How ranks exchange. The defaults are for production. All other values select naive baselines with the same result
-/// bit for bit, so that the cost of each optimisation can be measured.
-struct ExchangeSettings {
-  SelectionPlace selection = SelectionPlace::everywhere;
-  bool wait = false;     ///< the host waits for each collective
-  bool together = true;  ///< one collective for all layers; false: one for each
-  ExchangeStrategy strategy;
-
-  /// True if a step never waits for the host: then it can be recorded.
-  bool leaves_the_host_free() const {
-    return selection == SelectionPlace::everywhere && !wait && strategy.keep_buffers;
-  }
-};
-
 /// Table [parallel].
 struct Settings {
   std::int64_t feature = 0;  ///< 0 = all ranks divided by `data`
@@ -35,8 +18,9 @@ struct Settings {
   std::int64_t world = 0;   ///< plan for this many ranks; dry run only
   bool nvls = false;        ///< NCCL may use NVLink multicast
   std::int64_t blocks = 4;  ///< blocks of layers whose exchanges overlap with computation; 1: no overlap
-  bool overlap = true;      ///< language models: exchange beside computation
-  ExchangeSettings exchange;
+  // No keys: a benchmark compares training with other implementations.
+  bool overlap = true;  ///< language models: exchange beside computation
+  ExchangeStrategy exchange;
 };
 
 /// The ranks of the grid: parallel.world in a dry run, else those of the job. Throws a collective Error(usage) if
@@ -76,17 +60,6 @@ void add_world_key(Schema& schema, Settings& parallel) {
       .free();
 }
 
-/// parallel.overlap, of models that exchange gradients and activations.
-template <class Schema>
-void add_overlap_key(Schema& schema, Settings& parallel) {
-  schema
-      .add("parallel.overlap", parallel.overlap,
-           "between several ranks: gradients and weights are exchanged while other layers are computed, activations of "
-           "the tensor axis beside the computation of their layer; false: the computation waits for each exchange: "
-           "slower, for measurements")
-      .free();
-}
-
 /// The keys of the table, bound to the settings, which must outlive the schema. A template because input::Schema is in
 /// a higher module.
 template <class Schema>
@@ -116,30 +89,6 @@ void add_keys(Schema& schema, Settings& parallel) {
           "between GPUs: layers are exchanged in this many blocks, each while others are computed; 1 = without overlap")
       .at_least(1)
       .at_most(256)
-      .free();
-  ExchangeSettings& exchange = parallel.exchange;
-  schema
-      .add("parallel.selection", exchange.selection,
-           {{"everywhere", SelectionPlace::everywhere}, {"rank_0", SelectionPlace::rank_0}},
-           "all ranks select together, or rank 0 alone from all pre-activations (batch_topk only): same result, slow, "
-           "for measurements")
-      .free();
-  schema
-      .add("parallel.wait", exchange.wait,
-           "true: the host waits for each exchange of GPUs (those of CPUs always wait): slower, for measurements")
-      .free();
-  schema
-      .add("parallel.together", exchange.together,
-           "false: rows and counts are exchanged layer by layer instead of all at once: slower, for measurements")
-      .free();
-  schema
-      .add("parallel.direct", exchange.strategy.direct,
-           "GPUs of one host write rows directly into the memory of the others; false, or where they cannot: NCCL "
-           "sends them")
-      .free();
-  schema
-      .add("parallel.keep_buffers", exchange.strategy.keep_buffers,
-           "false: memory of exchanges is allocated and freed each time: slower, for measurements")
       .free();
 }
 

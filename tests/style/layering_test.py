@@ -11,6 +11,7 @@ from pathlib import Path
 LEVELS = [
     ["main"],
     ["commands"],
+    ["bench"],
     ["transcoder", "language_model"],
     ["privacy", "interchange"],
     ["training"],
@@ -94,6 +95,7 @@ def self_check():
         "src/training/a.cpp": '#include "transcoder/model.hpp"',
         "src/checkpoint/b.cpp": '#include "training/loop.hpp"',
         "src/transcoder/b.cpp": '#include "language_model/model.hpp"',
+        "src/language_model/b.cpp": '#include "bench/benchmark.hpp"',
     }
     good = {
         "src/main.cpp": '#include "commands/run.hpp"\n#include <CLI/CLI.hpp>\n#include <vector>',

@@ -8,9 +8,9 @@
 #include "parallel/failure.hpp"
 #include "privacy/sampling.hpp"
 #include "report/format.hpp"
-#include "transcoder/benchmark/work.hpp"
 #include "transcoder/result.hpp"
 #include "transcoder/statistics_state.hpp"
+#include "transcoder/step_work.hpp"
 
 namespace weft::transcoder {
 
