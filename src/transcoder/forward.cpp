@@ -37,7 +37,7 @@ SelectionShape selection_shape(const Configuration& configuration, const Shape& 
   return {shape.n_layers,
           shape.n_features,
           max_tokens,
-          configuration.device.tile << 20,
+          configuration.tile << 20,
           configuration.parallel.exchange,
           configuration.alternatives.selector};
 }
