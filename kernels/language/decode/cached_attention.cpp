@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Connects the implementations in cached_attention_portable.cpp and cached_attention_cuda.cu.
 #include "kernels/language/decode/cached_attention.hpp"
 
 #include <algorithm>
@@ -16,12 +14,10 @@ namespace weft::kernels {
 
 namespace portable {
 decltype(kernels::cached_attention) cached_attention;
-decltype(kernels::store_rows) store_rows;
 }  // namespace portable
 
 namespace cuda {
 decltype(kernels::cached_attention) cached_attention;
-decltype(kernels::store_rows) store_rows;
 CachedAhead cached_ahead(const CachedAttention&, AnyMatrix cached_keys, AnyMatrix cached_values);
 }  // namespace cuda
 
@@ -59,10 +55,6 @@ CachedAhead cached_ahead(const Execution& execution, const CachedAttention& shap
   if constexpr (kCudaBuild)
     if (execution.backend == Backend::cuda) return cuda::cached_ahead(shape, cached_keys, cached_values);
   return {};
-}
-
-void store_rows(const Execution& execution, AnyMatrix in, Array<const std::int64_t> to, AnyMatrix out) {
-  dispatch<portable::store_rows, cuda::store_rows>(execution, in, to, out);
 }
 
 }  // namespace weft::kernels

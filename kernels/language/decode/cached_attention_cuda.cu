@@ -12,7 +12,6 @@ namespace weft::kernels {
 
 namespace portable {
 decltype(kernels::cached_attention) cached_attention;
-decltype(kernels::store_rows) store_rows;
 }  // namespace portable
 
 namespace cuda {

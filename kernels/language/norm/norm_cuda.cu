@@ -14,14 +14,7 @@
 #include "kernels/launch_cuda.cuh"
 #include "kernels/slow_paths.hpp"
 
-namespace weft::kernels {
-
-namespace portable {
-decltype(kernels::norm_forward) norm_forward;
-decltype(kernels::norm_backward) norm_backward;
-}  // namespace portable
-
-namespace cuda {
+namespace weft::kernels::cuda {
 namespace {
 
 constexpr std::int64_t kFewRows = 512;  ///< of a block each: a step of generation, not of training
@@ -258,5 +251,4 @@ void norm_backward(const Execution& execution, const NormWeights& weights, AnyMa
   require_launch("norm_backward");
 }
 
-}  // namespace cuda
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cuda

@@ -12,13 +12,7 @@
 #include "kernels/language/sample/rule.hpp"
 #include "kernels/launch_cuda.cuh"
 
-namespace weft::kernels {
-
-namespace portable {
-decltype(kernels::sample_kept) sample_kept;
-}  // namespace portable
-
-namespace cuda {
+namespace weft::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
@@ -337,5 +331,4 @@ void sample_kept(const Execution& execution, const SampleRule& rule, AnyMatrix l
     launch<false>(execution, arguments);
 }
 
-}  // namespace cuda
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cuda

@@ -31,7 +31,7 @@ TEST_CASE("embed takes rows of the tables and adds them") {
             const DeviceArray<std::uint32_t> device_ids(ids);
             const DeviceArray<std::int32_t> device_position(position);
             embed(execution, tokens.view(), 0, device_ids.array(), learned ? positions.view() : AnyMatrix{},
-                  device_position.array(), out.view());
+                  device_position.array(), out.view(), {});
             const std::vector<float> e = tokens.values(), p = positions.values(), got = out.values();
             for (std::int64_t i = 0; i < rows * columns; ++i) {
               const std::int64_t n = i / columns, j = i % columns;
@@ -71,7 +71,8 @@ TEST_CASE("parts of a table add up to the whole: ids of other parts add nothing"
         for (const std::int64_t begin : {0, 4, 10}) {
           const std::int64_t end = begin == 0 ? 4 : begin == 4 ? 10 : vocabulary;
           const Rows out(rows, columns, type, kMargins[0]);
-          embed(execution, tokens.view().rows_from(begin, end - begin), begin, device_ids.array(), {}, {}, out.view());
+          embed(execution, tokens.view().rows_from(begin, end - begin), begin, device_ids.array(), {}, {}, out.view(),
+                {});
           const std::vector<float> got = out.values();
           for (std::int64_t i = 0; i < rows * columns; ++i) {
             const std::int64_t id = ids[i / columns];
