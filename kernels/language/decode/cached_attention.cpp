@@ -8,7 +8,6 @@
 #include "base/error.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/language/attention/attention.hpp"
-#include "kernels/language/decode/cached_ahead.hpp"
 
 namespace weft::kernels {
 
@@ -18,15 +17,15 @@ decltype(kernels::cached_attention) cached_attention;
 
 namespace cuda {
 decltype(kernels::cached_attention) cached_attention;
-CachedAhead cached_ahead(const CachedAttention&, AnyMatrix cached_keys, AnyMatrix cached_values);
 }  // namespace cuda
 
 namespace {
 
-/// True if eight columns from any multiple of eight can be read as 16-byte words.
+/// True for numbers of 16 bits of which eight columns from any multiple of eight can be read as 16-byte words.
 bool are_in_words(std::initializer_list<AnyMatrix> matrices) {
   return std::all_of(matrices.begin(), matrices.end(), [](const AnyMatrix& matrix) {
-    return matrix.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
+    return bytes_of(matrix.type) == 2 && matrix.stride % 8 == 0 &&
+           reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
   });
 }
 
@@ -48,13 +47,6 @@ void cached_attention(const Execution& execution, const CachedAttention& shape, 
   const Execution place = words ? execution : Execution{Backend::portable, execution.stream};
   dispatch<portable::cached_attention, cuda::cached_attention>(place, shape, queries, keys, values, cached_keys,
                                                                cached_values, out);
-}
-
-CachedAhead cached_ahead(const Execution& execution, const CachedAttention& shape, AnyMatrix cached_keys,
-                         AnyMatrix cached_values) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::cached_ahead(shape, cached_keys, cached_values);
-  return {};
 }
 
 }  // namespace weft::kernels

@@ -50,18 +50,14 @@ class GenerationSubject final : public training::BenchmarkSubject {
     model_->parameters().add_to(registry_);
     transformer_.emplace(*model_, transformer_case(configuration_, generation_), timers_, *arena_);
     generator_.emplace(generation_, *transformer_, execution_, timers_, *arena_);
-    parameters_ = Generator::Parameters::changed;
   }
   void step() override {
     log_probability_ = 0;
-    generator_->run(
-        requests_, static_cast<std::uint64_t>(configuration_.run.seed), 0,
-        [this](std::size_t, const kernels::Drawn& drawn) {
-          log_probability_ += static_cast<double>(drawn.log_probability);
-          return true;
-        },
-        parameters_);
-    parameters_ = Generator::Parameters::unchanged;
+    generator_->run(requests_, static_cast<std::uint64_t>(configuration_.run.seed), 0,
+                    [this](std::size_t, const kernels::Drawn& drawn) {
+                      log_probability_ += static_cast<double>(drawn.log_probability);
+                      return true;
+                    });
   }
   void settle() override { kernels::fence(execution_); }
   report::Timers& timers() override { return timers_; }
@@ -103,7 +99,6 @@ class GenerationSubject final : public training::BenchmarkSubject {
   std::optional<Model> model_;
   std::optional<Transformer> transformer_;
   std::optional<Generator> generator_;
-  Generator::Parameters parameters_ = Generator::Parameters::changed;
   double log_probability_ = 0;
 };
 
