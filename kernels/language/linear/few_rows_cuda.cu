@@ -12,6 +12,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
+constexpr std::int64_t kMostFewRows = 64;
 constexpr std::int64_t kMiddleTile = 64, kWideTile = 128;
 constexpr std::int64_t kSeveralOutputs = 1024;  ///< from here on middle tiles
 constexpr std::int64_t kManyOutputs = 16384;    ///< from here on wide tiles

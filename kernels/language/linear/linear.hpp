@@ -46,9 +46,6 @@ void linear_coded(const Execution&, const LinearWeights& weights, const CodedRow
 void linear_activated(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix hidden, MlpActivation,
                       AnyMatrix activated, Array<std::byte> workspace);
 
-/// Most rows of a product that has a kernel for few rows.
-constexpr std::int64_t kMostFewRows = 64;
-
 /// dy [n, outputs], dx [n, inputs].
 void linear_backward(const Execution&, const LinearWeights&, AnyMatrix dy, AnyMatrix dx, Array<std::byte> workspace);
 
