@@ -4,19 +4,21 @@
 //
 // A kernel with a hand-written CUDA implementation has three parts of the same name and signature:
 //
-//   NAME.hpp           weft::kernels::f             the interface; callers see nothing else
+//   NAME.hpp           weft::kernels::f             WEFT_KERNEL(f, void(const Execution&, int n)): what callers use
 //   NAME_portable.cpp  weft::kernels::portable::f   Kokkos: the reference, and the fallback on other hardware
 //   NAME_cuda.cu       weft::kernels::cuda::f       hand-written
 //
-// NAME.cpp connects them:
+// A kernel that checks its arguments, or chooses between more implementations, is an ordinary function in NAME.hpp; its
+// NAME.cpp declares both implementations and ends with `dispatch`:
 //
 //   namespace portable { decltype(kernels::f) f; }
 //   namespace cuda { decltype(kernels::f) f; }
-//   void f(const Execution& execution, int n) { dispatch<portable::f, cuda::f>(execution, n); }
+//   void f(const Execution& execution, int n) { require(n > 0); dispatch<portable::f, cuda::f>(execution, n); }
 //
-// `dispatch` cannot be called with one implementation only, and decltype gives both the signature of the interface: an
-// implementation that is missing or has another signature is an error at compile or link time. A kernel without a CUDA
-// implementation is defined in NAME_portable.cpp directly in weft::kernels and runs through Kokkos on every backend.
+// Both forms give the implementations one signature: one that is missing or has another signature is an error at link
+// time. A kernel without a CUDA implementation is defined in NAME_portable.cpp directly in weft::kernels and runs
+// through Kokkos on every backend. A CUDA kernel without a portable one, which only some arguments have, returns false
+// if it does not apply; NAME.cpp calls it by `try_cuda`.
 #pragma once
 
 #include <type_traits>
@@ -39,4 +41,35 @@ decltype(auto) dispatch(const Where& where, Arguments&&... arguments) {
   return portable_function(where, std::forward<Arguments>(arguments)...);
 }
 
+/// Result of a CUDA kernel that has no portable counterpart: true if it did the work. False on the portable backend.
+template <auto cuda_function, class... Arguments>
+bool try_cuda(const Execution& execution, Arguments&&... arguments) {
+  if constexpr (kCudaBuild)
+    if (execution.backend == Backend::cuda) return cuda_function(execution, std::forward<Arguments>(arguments)...);
+  return false;
+}
+
+/// A kernel with two implementations, called like a function of `Signature`.
+template <class Signature, Signature* portable_function, Signature* cuda_function>
+struct Kernel;
+
+template <class Result, class Where, class... Arguments, Result (*portable_function)(Where, Arguments...),
+          Result (*cuda_function)(Where, Arguments...)>
+struct Kernel<Result(Where, Arguments...), portable_function, cuda_function> {
+  Result operator()(Where where, Arguments... arguments) const {
+    return dispatch<portable_function, cuda_function>(where, std::forward<Arguments>(arguments)...);
+  }
+};
+
 }  // namespace weft::kernels
+
+/// Declares the kernel `name` of the signature that follows, Result(const Execution&, ...) or Result(Backend, ...), and
+/// its two implementations. In namespace weft::kernels.
+#define WEFT_KERNEL(name, ...)                   \
+  namespace portable {                           \
+  std::type_identity_t<__VA_ARGS__> name;        \
+  }                                              \
+  namespace cuda {                               \
+  std::type_identity_t<__VA_ARGS__> name;        \
+  }                                              \
+  inline constexpr Kernel<__VA_ARGS__, portable::name, cuda::name> name {}

@@ -9,7 +9,7 @@
 // needs). Every output has one owning team and every sum a fixed order: results do not depend on the number of threads.
 //
 // To add a hand-written CUDA implementation of a kernel: move the Kokkos one into namespace `portable`, write the other
-// in NAME_cuda.cu in namespace `cuda` with the same name and signature, and connect both in NAME.cpp (dispatch.hpp).
+// in NAME_cuda.cu in namespace `cuda` with the same name and signature, and declare both by WEFT_KERNEL (dispatch.hpp).
 // The kernel's test needs no change: for_each_backend (tests/kernels/support.hpp) runs both.
 #pragma once
 

@@ -13,6 +13,7 @@ Recorded are the sha256 of every tensor of the checkpoints, the exit code where 
   compare_builds.py record WEFT FILE.json     runs every case with WEFT, and writes FILE.json
   compare_builds.py compare WEFT FILE.json    runs the cases of FILE.json with WEFT, and lists the differences
       --only TEXT      only cases whose name contains TEXT
+      --except TEXT    leaves out tensors whose name contains TEXT
       --backend cuda   on a GPU (record and compare): wider layers, precision "bf16"
       --keep DIR       keep runs and data in DIR
 
@@ -274,7 +275,7 @@ reward = "likelihood"
         return answer
 
 
-def differences(old, new):
+def differences(old, new, left_out):
     if old["exit"] != new["exit"]:
         return f"ended with {new['exit']} instead of {old['exit']}: {new.get('message', '')}"
     if "tensors" not in old:
@@ -282,7 +283,7 @@ def differences(old, new):
     a, b = old["tensors"], new["tensors"]
     if a.keys() != b.keys():
         return f"tensors only in one: {sorted(a.keys() ^ b.keys())[:4]}"
-    unequal = [name for name in a if a[name] != b[name]]
+    unequal = [name for name in a if a[name] != b[name] and not (left_out and left_out in name)]
     if unequal:
         return f"{len(unequal)} of {len(a)} tensors differ, first {unequal[0]}"
     return "" if old.get("text") == new.get("text") else "greedy generation differs"
@@ -294,6 +295,7 @@ def main():
     parser.add_argument("weft")
     parser.add_argument("file")
     parser.add_argument("--only", default="")
+    parser.add_argument("--except", default="", dest="left_out")
     parser.add_argument("--backend", default="portable", choices=["portable", "cuda"])
     parser.add_argument("--keep")
     options = parser.parse_args()
@@ -316,7 +318,7 @@ def main():
     for name, old in recorded.items():
         if options.only not in name:
             continue
-        problem = differences(old, cases.result(name, old["kind"], old["case"]))
+        problem = differences(old, cases.result(name, old["kind"], old["case"]), options.left_out)
         compared += 1
         failed += bool(problem)
         print(f"{name}: {problem or 'equal'}", flush=True)

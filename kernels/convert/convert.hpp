@@ -4,16 +4,16 @@
 #pragma once
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 
 namespace weft::kernels {
 
 /// out[i, j] = (raw[i, j] - mean[j]) * scale[j], computed in fp32, stored as out.type (fp32 or bf16). raw: fp32, fp16
 /// or bf16; mean and scale [columns]. *flag |= 1 when a raw value is not finite.
-void normalise_rows(const Execution&, AnyMatrix raw, Array<const float> mean, Array<const float> scale, AnyMatrix out,
-                    std::int32_t* flag);
+WEFT_KERNEL(normalise_rows, void(const Execution&, AnyMatrix raw, Array<const float> mean, Array<const float> scale,
+                                 AnyMatrix out, std::int32_t* flag));
 
 /// out = in, of the same type and size; strides may differ.
-void copy_rows(const Execution&, AnyMatrix in, AnyMatrix out);
+WEFT_KERNEL(copy_rows, void(const Execution&, AnyMatrix in, AnyMatrix out));
 
 }  // namespace weft::kernels

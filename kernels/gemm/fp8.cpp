@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Connects the implementations in fp8_portable.cpp and fp8_cuda.cu.
 #include "kernels/gemm/fp8.hpp"
 
 #include "base/error.hpp"
@@ -10,19 +8,13 @@
 namespace weft::kernels {
 
 namespace portable {
-decltype(kernels::code_rows) code_rows;
-decltype(kernels::gemm_coded_workspace) gemm_coded_workspace;
 decltype(kernels::gemm_coded) gemm_coded;
 decltype(kernels::gemm_coded_with_bias) gemm_coded_with_bias;
-decltype(kernels::coded_obstacle) coded_obstacle;
 }  // namespace portable
 
 namespace cuda {
-decltype(kernels::code_rows) code_rows;
-decltype(kernels::gemm_coded_workspace) gemm_coded_workspace;
 decltype(kernels::gemm_coded) gemm_coded;
 decltype(kernels::gemm_coded_with_bias) gemm_coded_with_bias;
-decltype(kernels::coded_obstacle) coded_obstacle;
 }  // namespace cuda
 
 std::int64_t coded_bytes(std::int64_t rows, std::int64_t columns) {
@@ -42,14 +34,6 @@ CodedRows coded_rows(Array<std::byte> memory, std::int64_t rows, std::int64_t co
   return {{codes.data, rows, columns, columns}, scales};
 }
 
-void code_rows(const Execution& execution, AnyMatrix from, Form form, const CodedRows& to) {
-  dispatch<portable::code_rows, cuda::code_rows>(execution, from, form, to);
-}
-
-std::int64_t gemm_coded_workspace(Backend backend, std::int64_t rows, std::int64_t columns, std::int64_t inner) {
-  return dispatch<portable::gemm_coded_workspace, cuda::gemm_coded_workspace>(backend, rows, columns, inner);
-}
-
 namespace {
 void require_columns(const CodedRows& x, const AnyMatrix& y) {
   if (x.codes.columns % kCodedColumns != 0 || y.columns % kCodedColumns != 0 || y.stride % 8 != 0)
@@ -67,10 +51,6 @@ bool gemm_coded_with_bias(const Execution& execution, const CodedRows& x, const 
                           Array<const bf16> bias, AnyMatrix y, Array<std::byte> workspace) {
   require_columns(x, y);
   return dispatch<portable::gemm_coded_with_bias, cuda::gemm_coded_with_bias>(execution, x, weight, bias, y, workspace);
-}
-
-std::string coded_obstacle(Backend backend) {
-  return dispatch<portable::coded_obstacle, cuda::coded_obstacle>(backend);
 }
 
 }  // namespace weft::kernels

@@ -17,7 +17,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/bf16.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 #include "kernels/gemm/gemm.hpp"
 
 namespace weft::kernels {
@@ -38,9 +38,9 @@ CodedRows coded_rows(Array<std::byte> memory, std::int64_t rows, std::int64_t co
 
 /// Rounds rows; with Form::transposed those of the transpose: row i of `to` is column i of `from`. fp32, bf16 or fp16.
 /// Elements that are not finite become NaN.
-void code_rows(const Execution&, AnyMatrix from, Form form, const CodedRows& to);
+WEFT_KERNEL(code_rows, void(const Execution&, AnyMatrix from, Form form, const CodedRows& to));
 
-std::int64_t gemm_coded_workspace(Backend, std::int64_t rows, std::int64_t columns, std::int64_t inner);
+WEFT_KERNEL(gemm_coded_workspace, std::int64_t(Backend, std::int64_t rows, std::int64_t columns, std::int64_t inner));
 
 /// y [rows, columns] = x [rows, inner] times the transpose of weight [columns, inner]; y is bf16. Throws
 /// Error(internal) if columns are no multiples of kCodedColumns.
@@ -51,6 +51,6 @@ bool gemm_coded_with_bias(const Execution&, const CodedRows& x, const CodedRows&
                           AnyMatrix y, Array<std::byte> workspace);
 
 /// Why this GPU has no products in 8 bits; "" if it has, and on the portable backend.
-std::string coded_obstacle(Backend);
+WEFT_KERNEL(coded_obstacle, std::string(Backend));
 
 }  // namespace weft::kernels

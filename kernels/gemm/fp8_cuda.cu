@@ -10,13 +10,7 @@
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/optimize/codec.hpp"
 
-namespace weft::kernels {
-
-namespace portable {
-decltype(kernels::code_rows) code_rows;
-}  // namespace portable
-
-namespace cuda {
+namespace weft::kernels::cuda {
 namespace {
 
 /// As row_sum, of largest values.
@@ -189,5 +183,4 @@ std::string coded_obstacle(Backend) {
   return "";
 }
 
-}  // namespace cuda
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cuda

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Connects the implementations in gradient_portable.cpp and gradient_cuda.cu.
 #include "kernels/gradient/gradient.hpp"
 
 #include "base/error.hpp"
@@ -13,14 +11,12 @@ namespace portable {
 decltype(kernels::add_column_sums) add_column_sums;
 decltype(kernels::add_column_products) add_column_products;
 decltype(kernels::add_rows_by_id) add_rows_by_id;
-decltype(kernels::sort_rows_by_id) sort_rows_by_id;
 }  // namespace portable
 
 namespace cuda {
 decltype(kernels::add_column_sums) add_column_sums;
 decltype(kernels::add_column_products) add_column_products;
 decltype(kernels::add_rows_by_id) add_rows_by_id;
-decltype(kernels::sort_rows_by_id) sort_rows_by_id;
 }  // namespace cuda
 
 namespace {
@@ -52,10 +48,6 @@ void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, 
                     Matrix<float> out, Array<std::byte> workspace) {
   require_workspace(rows_by_id_workspace(ids.size, out.columns), workspace);
   dispatch<portable::add_rows_by_id, cuda::add_rows_by_id>(execution, ids, g, first_row, out, workspace);
-}
-
-void sort_rows_by_id(const Execution& execution, RowsByIdWorkspace& work, std::int64_t largest_id) {
-  dispatch<portable::sort_rows_by_id, cuda::sort_rows_by_id>(execution, work, largest_id);
 }
 
 }  // namespace weft::kernels

@@ -7,6 +7,7 @@
 #include "kernels/gradient/gradient.hpp"
 #include "kernels/gradient/rows_by_id.hpp"
 #include "kernels/matrix_cuda.cuh"
+#include "kernels/scan_cuda.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -118,39 +119,6 @@ __global__ void __launch_bounds__(kSortBlock)
   __syncthreads();
   if (threadIdx.x < kDigits)
     places[static_cast<std::int64_t>(threadIdx.x) * gridDim.x + blockIdx.x] = count[threadIdx.x];
-}
-
-/// data[i] becomes the sum of data[0 .. i). One block; a thread has kScanned adjacent elements of a turn.
-constexpr int kScanThreads = 1024, kScanned = 8;
-__global__ void __launch_bounds__(kScanThreads) scan(std::int32_t* data, std::int64_t size) {
-  __shared__ std::int32_t warp_total[kWarp];
-  const int lane = static_cast<int>(threadIdx.x % kWarp), warp = static_cast<int>(threadIdx.x / kWarp);
-  std::int32_t carry = 0;
-  for (std::int64_t turn = 0; turn < size; turn += kScanThreads * kScanned) {
-    const std::int64_t first = turn + static_cast<std::int64_t>(threadIdx.x) * kScanned;
-    std::int32_t value[kScanned], own = 0;
-#pragma unroll
-    for (int i = 0; i < kScanned; ++i) {
-      value[i] = first + i < size ? data[first + i] : 0;
-      own += value[i];
-    }
-    const std::int32_t before_in_warp =
-        static_cast<std::int32_t>(warp_exclusive_sum(static_cast<std::uint32_t>(own), lane));
-    if (lane == kWarp - 1) warp_total[warp] = before_in_warp + own;
-    __syncthreads();
-    std::int32_t before = carry + before_in_warp, total = 0;
-    for (int w = 0; w < kScanThreads / kWarp; ++w) {
-      if (w < warp) before += warp_total[w];
-      total += warp_total[w];
-    }
-    __syncthreads();
-    carry += total;
-#pragma unroll
-    for (int i = 0; i < kScanned; ++i) {
-      if (first + i < size) data[first + i] = before;
-      before += value[i];
-    }
-  }
 }
 
 /// Moves the rows of a block to their places, rows of one digit in their order: within a warp by lane, then by warp.
@@ -293,7 +261,7 @@ void sort_rows_by_id(const Execution& execution, RowsByIdWorkspace& w, std::int6
   const unsigned blocks = blocks_for(n, kSortBlock);
   for (int pass = 0; pass < sort_passes(largest_id); ++pass) {
     count_digits<<<blocks, kSortBlock, 0, queue>>>(w.from.data, n, pass, w.places.data);
-    scan<<<1, kScanThreads, 0, queue>>>(w.places.data, std::int64_t{kDigits} * blocks);
+    scan_in_one_block<<<1, kScanThreads, 0, queue>>>(w.places.data, std::int64_t{kDigits} * blocks);
     move_rows<<<blocks, kSortBlock, 0, queue>>>(w.from.data, n, pass, w.places.data, w.to.data);
     std::swap(w.from, w.to);
   }

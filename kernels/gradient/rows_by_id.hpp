@@ -13,6 +13,7 @@
 // 3. The block in which a longer run begins adds its segments in order.
 #pragma once
 
+#include "kernels/dispatch.hpp"
 #include "kernels/gradient/gradient.hpp"
 #include "kernels/workspace.hpp"
 
@@ -47,7 +48,7 @@ inline RowsByIdWorkspace rows_by_id_layout(std::byte* data, std::int64_t n, std:
 }
 
 /// Step 1: sorts work.from, whose ids are at most `largest_id`, by id. Uses work.to and work.places.
-void sort_rows_by_id(const Execution&, RowsByIdWorkspace& work, std::int64_t largest_id);
+WEFT_KERNEL(sort_rows_by_id, void(const Execution&, RowsByIdWorkspace& work, std::int64_t largest_id));
 
 /// Row of a table of `rows` rows that an id means, or `rows` if another rank has it.
 WEFT_HOST_DEVICE inline std::uint32_t table_row(std::uint32_t id, std::int64_t first_row, std::int64_t rows) {

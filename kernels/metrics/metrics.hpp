@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 #include "kernels/optimize/parameters.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
@@ -21,15 +21,16 @@ struct DimensionSums {
 
 /// y (raw targets, as stored) and reconstruction (normalised) [n, L * d]: y^ = reconstruction * spread + mean is the
 /// raw-space reconstruction, with spread = 1/scale. Adds to `sums`.
-void accumulate_dimensions(const Execution&, AnyMatrix y, AnyMatrix reconstruction, Array<const float> mean,
-                           Array<const float> spread, Array<const float> pivot, DimensionSums sums);
+WEFT_KERNEL(accumulate_dimensions,
+            void(const Execution&, AnyMatrix y, AnyMatrix reconstruction, Array<const float> mean,
+                 Array<const float> spread, Array<const float> pivot, DimensionSums sums));
 
 /// fired[key] += number of hits of the feature: [L * F], for density and dead fraction.
-void accumulate_firing(const Execution&, const FeatureHits&, Array<std::int64_t> fired);
+WEFT_KERNEL(accumulate_firing, void(const Execution&, const FeatureHits&, Array<std::int64_t> fired));
 
 /// tokens_since[key] = 0 if the feature fired in the batch, else += tokens (global tokens of the batch). No effect if
 /// the step is withheld.
-void advance_clocks(const Execution&, const FeatureHits&, std::int64_t tokens, const AdamStep* step,
-                    Array<std::int64_t> tokens_since);
+WEFT_KERNEL(advance_clocks, void(const Execution&, const FeatureHits&, std::int64_t tokens, const AdamStep* step,
+                                 Array<std::int64_t> tokens_since));
 
 }  // namespace weft::kernels

@@ -11,37 +11,38 @@
 #pragma once
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 #include "kernels/optimize/parameters.hpp"
 #include "kernels/random.hpp"
 
 namespace weft::kernels {
 
 /// Rows [row_begin, row_begin + gradient.rows) of `parameters`, from an explicit gradient [n, columns] fp32.
-void adam_rows(const Execution&, const ParameterRows& parameters, std::int64_t row_begin, Matrix<const float> gradient,
-               const AdamStep* step);
+WEFT_KERNEL(adam_rows, void(const Execution&, const ParameterRows& parameters, std::int64_t row_begin,
+                            Matrix<const float> gradient, const AdamStep* step));
 
 /// A bias vector; weight decay is not applied to biases.
-void adam_vector(const Execution&, const ParameterVector& parameters, Array<const float> gradient,
-                 const AdamStep* step);
+WEFT_KERNEL(adam_vector, void(const Execution&, const ParameterVector& parameters, Array<const float> gradient,
+                              const AdamStep* step));
 
 /// Weights uniform in [-bound, bound]; a weight depends on the seed and its global index alone. Moments are not touched
 /// (the caller zeroes them; they may be elsewhere).
-void initialise_uniform(const Execution&, const ParameterRows& parameters, float bound, std::uint64_t seed,
-                        Purpose purpose);
+WEFT_KERNEL(initialise_uniform,
+            void(const Execution&, const ParameterRows& parameters, float bound, std::uint64_t seed, Purpose purpose));
 
 /// weight rows as fp32 [rows, columns], independent of the storage: for evaluation, export and tests.
-void weights_to_float(const Execution&, const ParameterRows& parameters, std::int64_t row_begin, Matrix<float> out);
+WEFT_KERNEL(weights_to_float,
+            void(const Execution&, const ParameterRows& parameters, std::int64_t row_begin, Matrix<float> out));
 
 /// The inverse: in [n, columns] becomes rows [row_begin, row_begin + n), exactly for fp32 weights (also if stored
 /// as two planes), rounded to nearest for bf16.
-void weights_from_float(const Execution&, const ParameterRows& parameters, std::int64_t row_begin,
-                        Matrix<const float> in);
+WEFT_KERNEL(weights_from_float,
+            void(const Execution&, const ParameterRows& parameters, std::int64_t row_begin, Matrix<const float> in));
 
 /// *flag |= 1 when any weight or moment is not finite.
-void flag_nonfinite(const Execution&, const ParameterRows& parameters, std::int32_t* flag);
+WEFT_KERNEL(flag_nonfinite, void(const Execution&, const ParameterRows& parameters, std::int32_t* flag));
 
 /// *flag |= 1 when any element is NaN or its magnitude is above `largest`.
-void flag_beyond(const Execution&, AnyMatrix matrix, float largest, std::int32_t* flag);
+WEFT_KERNEL(flag_beyond, void(const Execution&, AnyMatrix matrix, float largest, std::int32_t* flag));
 
 }  // namespace weft::kernels

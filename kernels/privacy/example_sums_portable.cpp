@@ -1,9 +1,109 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/gradient/gradient.hpp"
+#include "kernels/gradient/rows_by_id.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/privacy/example_sums.hpp"
 
 namespace weft::kernels {
+namespace {
+
+struct PairScratch {
+  float left[kChunkColumns], right[kChunkColumns];
+};
+
+KOKKOS_FORCEINLINE_FUNCTION double row_product(const Team& team, PairScratch& buffer, const AnyMatrix& matrix,
+                                               std::int64_t t, std::int64_t s) {
+  double total = 0;
+  for (std::int64_t column = 0; column < matrix.columns; column += kChunkColumns) {
+    const int count = smaller(kChunkColumns, matrix.columns - column);
+    team.team_barrier();  // the buffers are free again
+    const float* left = row_chunk(team, matrix, t, column, count, buffer.left);
+    const float* right = row_chunk(team, matrix, s, column, count, buffer.right);
+    total += sum_columns<double>(team, count,
+                                 [&](int c) { return static_cast<double>(left[c]) * static_cast<double>(right[c]); });
+  }
+  return total;
+}
+
+struct WeighScratch {
+  float row[kChunkColumns];
+};
+
+template <class Value>
+void gather_columns_of(const Execution& execution, const AnyMatrix& from, Array<const std::uint32_t> ids,
+                       std::int64_t first_row, const AnyMatrix& to) {
+  const Value* source = static_cast<const Value*>(from.data);
+  Value* target = static_cast<Value*>(to.data);
+  const std::int64_t stride = from.stride, table = from.columns, columns = to.columns;
+  for_all(
+      execution, "gather_columns", to.rows * columns, KOKKOS_LAMBDA(std::int64_t i) {
+        const std::int64_t row = table_row(ids[i % columns], first_row, table);
+        target[i] = row == table ? Value{} : source[i / columns * stride + row];
+      });
+}
+
+}  // namespace
+
+void add_pairwise_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, Array<const std::int64_t> offsets,
+                        std::int64_t most_rows, Array<double> norms) {
+  for_teams(
+      execution, "add_pairwise_norms", norms.size, sizeof(PairScratch), KOKKOS_LAMBDA(const Team& team) {
+        PairScratch& buffer = scratch<PairScratch>(team);
+        const std::int64_t e = team.league_rank(), begin = offsets[e], end = offsets[e + 1];
+        if (end - begin > most_rows) return;
+        double total = 0;
+        for (std::int64_t t = begin; t < end; ++t)
+          for (std::int64_t s = begin; s <= t; ++s)
+            total += (s == t ? 1.0 : 2.0) * row_product(team, buffer, x, t, s) * row_product(team, buffer, g, t, s);
+        once(team, [&] { norms[e] += total; });
+      });
+}
+
+void weigh_rows(const Execution& execution, AnyMatrix from, std::int64_t first, Array<const std::int64_t> offsets,
+                Array<const float> factors, bool exact, Matrix<float> to) {
+  for_teams(
+      execution, "weigh_rows", to.rows, sizeof(WeighScratch), KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t i = team.league_rank(), e = example_of(offsets, first + i);
+        const float factor = e < 0 ? 0.0f : factors[e];
+        float* row = to.row(i);
+        WeighScratch& buffer = scratch<WeighScratch>(team);
+        for (std::int64_t column = 0; column < from.columns; column += kChunkColumns) {
+          const int count = smaller(kChunkColumns, from.columns - column);
+          if (factor == 0.0f) {
+            for_columns(team, count, [&](int c) { row[column + c] = 0.0f; });
+            continue;
+          }
+          const float times = exact ? 1.0f : factor;
+          const float* value = row_chunk(team, from, first + i, column, count, buffer.row);
+          for_columns(team, count, [&](int c) { row[column + c] = times * value[c]; });
+        }
+      });
+}
+
+void gather_columns(const Execution& execution, AnyMatrix from, Array<const std::uint32_t> ids, std::int64_t first_row,
+                    AnyMatrix to) {
+  if (from.type == Scalar::fp32)
+    gather_columns_of<float>(execution, from, ids, first_row, to);
+  else
+    gather_columns_of<std::uint16_t>(execution, from, ids, first_row, to);
+}
+
+void multiply_rows(const Execution& execution, AnyMatrix g, Matrix<const float> rows, Array<double> products) {
+  for_teams(
+      execution, "multiply_rows", g.rows, sizeof(PairScratch), KOKKOS_LAMBDA(const Team& team) {
+        PairScratch& buffer = scratch<PairScratch>(team);
+        const std::int64_t t = team.league_rank();
+        double total = 0;
+        for (std::int64_t column = 0; column < g.columns; column += kChunkColumns) {
+          const int count = smaller(kChunkColumns, g.columns - column);
+          team.team_barrier();
+          const float* gradient = row_chunk(team, g, t, column, count, buffer.left);
+          const float* other = rows.row(t) + column;
+          total += sum_columns<double>(
+              team, count, [&](int c) { return static_cast<double>(gradient[c]) * static_cast<double>(other[c]); });
+        }
+        once(team, [&] { products[t] = total; });
+      });
+}
 
 void add_row_values(const Execution& execution, Array<const double> values, Array<const std::int64_t> offsets,
                     std::int64_t first, double weight, Array<double> norms) {

@@ -4,13 +4,13 @@
 // capability 9.0, for bf16 rows, of hopper_products.hpp. They store nothing of the size of a gradient or of T x T but
 // parts of the clipped sum. GPU only.
 //
-// Each function returns false, and enqueues nothing, where these kernels do not apply: on the portable backend, and for
+// Each function is called by try_cuda and returns false, and enqueues nothing, where these kernels do not apply: for
 // rows that are not both bf16 or both fp16, whose widths or strides are not multiples of 8 (on compute capability 9.0 G
 // may have any width), or that are not aligned to 16 bytes. The caller then uses the dense library. Which is used
 // depends on types, shapes and alignment alone.
 #pragma once
 
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 #include "kernels/privacy/examples.hpp"
 #include "kernels/privacy/hopper_products.hpp"
 #include "kernels/privacy/tiles.hpp"
@@ -41,6 +41,8 @@ constexpr std::int64_t fused_sums(std::int64_t in, std::int64_t out, const Examp
   return sliced > on_hopper ? sliced : on_hopper;
 }
 
+namespace cuda {
+
 /// norms[b] += squares of G_bᵀ X_b, of examples of more than `least` rows. parts: overwritten.
 bool form_fused_norms(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, std::int64_t least,
                       Array<double> norms, Array<double> parts);
@@ -54,4 +56,5 @@ bool form_fused_gram(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&
 bool add_fused_product(const Execution&, AnyMatrix x, AnyMatrix g, const Examples&, Array<const float> factors,
                        Matrix<float> out, Array<float> sums);
 
+}  // namespace cuda
 }  // namespace weft::kernels

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 
 namespace weft::kernels {
 
@@ -15,7 +15,7 @@ void reconstruct(const Execution&, AnyMatrix partial, std::int64_t n_parts, Arra
 
 /// out[n, j] = sum over parts of parts[p * out.rows + n, j], in their order, in fp32. Both of one type, fp32, bf16 or
 /// fp16; parts [n_parts * out.rows, out.columns].
-void sum_parts(const Execution&, AnyMatrix parts, std::int64_t n_parts, AnyMatrix out);
+WEFT_KERNEL(sum_parts, void(const Execution&, AnyMatrix parts, std::int64_t n_parts, AnyMatrix out));
 
 /// out[j] = sum over rows of rows[i, j], in their order, in fp32.
 void sum_rows(const Execution&, Matrix<const float> rows, Array<float> out);

@@ -46,8 +46,7 @@ struct Sizes {
         moments(number(training::moment_bytes(c.optimizer.state, 1, a.model.d_model, a.model.d_model)) / width),
         recompute(c.memory.recompute),
         adapted(a.lora.rank > 0),
-        slope_in_product(device::planned_backend(device_settings(c)) == kernels::Backend::cuda &&
-                         activation_type(c) == kernels::Scalar::bf16 && a.model.mlp == kernels::MlpActivation::gelu) {}
+        slope_in_product(a.model.mlp == kernels::MlpActivation::gelu && !adapted) {}
 
   static double number(std::int64_t value) { return static_cast<double>(value); }
   double projection() const { return query + 2 * key; }

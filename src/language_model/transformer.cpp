@@ -127,7 +127,6 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, U
   step_ = step;
   rows_ = tokens.rows();
   timers_.pass("forward");
-  if (joins_norms(tokens, step)) return forward_joined(tokens);
   await_weights(model_.blocks().front().first);
   embed(tokens, step);
   const std::vector<Tokens> parts = this->parts(tokens);
@@ -207,13 +206,12 @@ Transformer::Activations Transformer::activations(std::size_t layer, const Token
   return part;
 }
 
-/// moments: where nothing follows the sum of the tables; or empty.
-void Transformer::embed(const Tokens& tokens, const kernels::AdamStep* step, kernels::Array<kernels::Moments> moments) {
+void Transformer::embed(const Tokens& tokens, const kernels::AdamStep* step) {
   timers_.phase("embedding");
   const AnyMatrix out = buffers_.blocks.front().residual.rows_from(0, tokens.rows());
   const Architecture& part = settings_.architecture;
   kernels::embed(execution_, model_.token_embedding(), part.first_token, tokens.ids,
-                 part.tensor_rank == 0 ? model_.position_embedding() : AnyMatrix{}, tokens.positions, out, moments);
+                 part.tensor_rank == 0 ? model_.position_embedding() : AnyMatrix{}, tokens.positions, out);
   start_sum(out);
   await_sum(out);
   scale_embedding(out);
@@ -235,12 +233,6 @@ void Transformer::enter(std::size_t layer, const Tokens& tokens) {
 void Transformer::attend(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
   const Activations block = activations(layer, tokens);
   multiply(model_.blocks()[layer].projection, block.attention_input, block.projected);
-  mix(layer, tokens, step);
-}
-
-/// From queries, keys and values to the output of the attention.
-void Transformer::mix(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
-  const Activations block = activations(layer, tokens);
   const std::int64_t queries = settings_.architecture.query_width(), keys = settings_.architecture.key_width();
   const AnyMatrix packed = block.attended_rows;
   timers_.phase("attention");
@@ -282,14 +274,10 @@ void Transformer::transform(std::size_t layer, const Tokens& tokens) {
   const Activations block = activations(layer, tokens);
   const Linear& up = model_.blocks()[layer].up;
   timers_.phase("products");
-  const bool plain = up.index >= coded_weights_.size() && !adapts(up);
-  if (plain && kernels::linear_activated(execution_, weights_of(up), block.mlp_input, block.hidden, settings().mlp,
-                                         block.activated))
-    return;
-  // Without a backward pass nothing reads `hidden`.
-  if (plain && !settings_.gradients && settings().mlp == kernels::MlpActivation::gelu &&
-      kernels::linear_gelu(execution_, weights_of(up), block.mlp_input, block.activated, buffers_.product_workspace))
-    return;
+  // Nothing reads `hidden` where no backward pass follows: there is none of what reads a cache.
+  if ((!settings_.gradients || attention_hook_) && up.index >= coded_weights_.size() && !adapts(up))
+    return kernels::linear_activated(execution_, weights_of(up), block.mlp_input, block.hidden, settings().mlp,
+                                     block.activated, buffers_.product_workspace);
   multiply(up, block.mlp_input, block.hidden);
   timers_.phase("activation");
   kernels::mlp_activation(execution_, settings().mlp, block.hidden, block.activated);

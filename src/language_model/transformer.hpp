@@ -141,9 +141,8 @@ class Transformer {
     kernels::AnyMatrix final_residual;  ///< [rows, C]
     kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
     kernels::NormStatistics final_norm;
-    kernels::Array<kernels::Moments> moments;  ///< of the residual stream, of rows whose norms products join
-    std::int64_t head_chunk = 0;               ///< rows
-    kernels::AnyMatrix logits;                 ///< [rows of a chunk or all, at least Linear::outputs of the head]
+    std::int64_t head_chunk = 0;  ///< rows
+    kernels::AnyMatrix logits;    ///< [rows of a chunk or all, at least Linear::outputs of the head]
     /// [rows, C] each, and which of them is the gradient of the stream after each sublayer, from the last one on, and
     /// of the embedding: one that stays is not written over by the next.
     std::vector<kernels::AnyMatrix> residual_gradients;
@@ -227,37 +226,12 @@ class Transformer {
       std::function<void(std::int64_t layer, const kernels::AnyMatrix& input, const kernels::AnyMatrix& output)>;
   void tap(Tap tap) { tap_ = std::move(tap); }
 
-  /// Memory of the products that norms of inputs are joined with (JoinedNorm, kernels/language/linear/linear.hpp), as
-  /// forward passes of few rows read them: copies of the weights of `projection` and `up`.
-  struct JoinedBuffers {
-    /// Empty where such passes have no use for it: other types than bf16, other backends than cuda, models that do not
-    /// normalise the inputs of their sublayers alone, adapters.
-    JoinedBuffers(const Architecture&, kernels::Scalar type, std::int64_t rows, training::StepArena&);
-    struct Product {
-      kernels::Matrix<kernels::bf16> weights;  ///< [outputs, C]
-      kernels::Array<float> bias, sums;
-    };
-    std::vector<Product> projections, ups;  ///< by layer
-  };
-  struct JoinedBlock {
-    kernels::JoinedNorm projection, up;
-  };
-  /// Forms them from the parameters as they are. Empty if the buffers are.
-  std::vector<JoinedBlock> join_norms(const JoinedBuffers&);
-
   /// Called in the forward pass with queries | keys | values [rows, (H + 2 H_kv) d] of a block after norm and rotation,
   /// and its output of the attention [rows, H d]. True: has formed the output; false: the attention of the model forms
   /// it. For caches of keys and values.
   using AttentionHook =
       std::function<bool(std::int64_t layer, const kernels::AnyMatrix& packed, const kernels::AnyMatrix& mixed)>;
-  /// What the products before a layer may request ahead of its attention (kernels/language/decode/cached_ahead.hpp).
-  using AheadHook = std::function<kernels::CachedAhead(std::int64_t layer)>;
-  /// joined: by layer, for passes of few rows while the hooks are there; or empty.
-  void hook_attention(AttentionHook hook, AheadHook ahead = {}, std::span<const JoinedBlock> joined = {}) {
-    attention_hook_ = std::move(hook);
-    ahead_hook_ = std::move(ahead);
-    joined_ = joined;
-  }
+  void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }
 
   std::int64_t head_chunk() const { return buffers_.head_chunk; }
 
@@ -281,18 +255,15 @@ class Transformer {
   kernels::AnyMatrix sublayer(const Tokens& tokens) const {
     return buffers_.sublayer.rows_from(tokens.begin, tokens.rows());
   }
-  void embed(const Tokens&, const kernels::AdamStep*, kernels::Array<kernels::Moments> = {});
+  void embed(const Tokens&, const kernels::AdamStep*);
   void enter(std::size_t layer, const Tokens&);
   void attend(std::size_t layer, const Tokens&, const kernels::AdamStep*);
-  void mix(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void start_attention_output(std::size_t layer, const Tokens&);
   void finish_attention(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void transform(std::size_t layer, const Tokens&);
   void start_mlp_output(std::size_t layer, const Tokens&);
   void finish_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*, const Tap& tap = {});
   void leave(const Tokens&);
-  bool joins_norms(const Tokens&, const kernels::AdamStep*) const;
-  void forward_joined(const Tokens&);
   void recompute(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void compute_again(std::size_t layer, const Tokens&, const kernels::AdamStep*);
   void backward_mlp(std::size_t layer, const Tokens&, const kernels::AdamStep*, training::GradientSink&);
@@ -374,8 +345,6 @@ class Transformer {
   std::vector<kernels::CodedRows> coded_weights_;             // likewise, without the head
   Tap tap_;
   AttentionHook attention_hook_;
-  AheadHook ahead_hook_;
-  std::span<const JoinedBlock> joined_;
   WeightSource source_;
 };
 

@@ -117,15 +117,15 @@ void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const ke
                                              mlp_site(layer), tokens, step, sink);
   const AnyMatrix input = buffers_.input_gradient.rows_from(0, n);
   timers_.phase("products");
-  // The gradient before the activation: in `apart` from one product, or in place of `hidden`.
+  // The gradient before the activation: in memory of its own, or in place of `hidden`.
   AnyMatrix hidden = block.hidden.rows_from(0, n);
-  const AnyMatrix gradient = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
   const kernels::LinearWeights down = weights_of(parameters.down);
-  if (const AnyMatrix apart = block.hidden_gradient.rows_from(0, n);
-      settings().mlp == MlpActivation::gelu && !adapts(parameters.down) &&
-      kernels::linear_gelu_backward(execution_, down, output, hidden, apart, buffers_.product_workspace)) {
+  if (settings().mlp == MlpActivation::gelu && !adapts(parameters.down)) {
+    const AnyMatrix apart = block.hidden_gradient.rows_from(0, n);
+    kernels::linear_gelu_backward(execution_, down, output, hidden, apart, buffers_.product_workspace);
     hidden = apart;
   } else {
+    const AnyMatrix gradient = buffers_.wide_gradient.rows_from(0, n).columns_from(0, settings().d_mlp);
     kernels::linear_backward(execution_, down, output, gradient, buffers_.product_workspace);
     adapt_backward(parameters.down, block.activated.rows_from(0, n), output, gradient, sink);
     timers_.phase("activation");

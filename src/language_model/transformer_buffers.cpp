@@ -248,8 +248,6 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   final_residual = take(width);
   final_output = take(width);
   final_norm = take_statistics(true);
-  moments = arena.take<kernels::Moments>(
-      settings.type == Scalar::bf16 ? std::min(rows, kernels::kMostFewRows) * kernels::moment_groups(width) : 0);
   if (swaps) swap.take_host(blocks.size(), arena);
 
   arena.purpose("head");

@@ -150,7 +150,7 @@ void Auxiliary::join(const kernels::SparseActivations& of_active) {
             buffers_.row_offsets,   buffers_.key,       buffers_.value_of_entry};
   const std::vector<kernels::SparseActivations> both{of_active, of_owned()};
   if (owned == 0) return;
-  kernels::restrict_features(execution_, both, 0, joint_);
+  kernels::restrict_features(execution_, both, 0, joint_, {});
   kernels::transpose(execution_, joint_, hits_, buffers_.transpose_workspace);
 }
 

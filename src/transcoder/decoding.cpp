@@ -272,7 +272,7 @@ void DecoderBackward::add_affine_norms(const kernels::AdamStep* step, Array<doub
   for_pairs({0, n_layers}, [&](std::int64_t s, std::int64_t t) {
     const std::int64_t pair = kernels::pair_of(s, t, n_layers);
     for (const kernels::Matrix<float>& of : {gradient.offset, gradient.scale})
-      kernels::add_squares(execution_, {of.row(pair), owned, 1, 1}, step, {squared_norm.data + s * owned, owned});
+      kernels::add_row_squares(execution_, {of.row(pair), owned, 1, 1}, step, {squared_norm.data + s * owned, owned});
   });
 }
 

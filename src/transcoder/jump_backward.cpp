@@ -99,8 +99,8 @@ void JumpBackward::run(AnyMatrix x, AnyMatrix gradient_rows, const Penalties& pe
       const kernels::Matrix<const float> weights{buffers_.encoder_gradient.data, n, d, d};
       if (squared_norm.data != nullptr) {
         const Array<double> norms{squared_norm.data + layer * owned + begin, n};
-        kernels::add_squares(execution_, weights, step, norms);
-        kernels::add_squares(execution_, {buffers_.bias_gradient.data, n, 1, 1}, step, norms);
+        kernels::add_row_squares(execution_, weights, step, norms);
+        kernels::add_row_squares(execution_, {buffers_.bias_gradient.data, n, 1, 1}, step, norms);
       }
       if (step == nullptr) continue;
       kernels::adam_rows(execution_, model_.owned_encoder()[s], begin, weights, step);
@@ -184,7 +184,7 @@ void JumpBackward::form_listed(const kernels::FeatureHits& hits, Array<float> ac
 }
 
 void JumpBackward::add_norms(const kernels::AdamStep* step, Array<double> squared_norm) {
-  kernels::add_squares(execution_, {buffers_.threshold_gradient.data, squared_norm.size, 1, 1}, step, squared_norm);
+  kernels::add_row_squares(execution_, {buffers_.threshold_gradient.data, squared_norm.size, 1, 1}, step, squared_norm);
 }
 
 void JumpBackward::update(const kernels::AdamStep* step) {

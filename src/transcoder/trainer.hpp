@@ -125,7 +125,6 @@ class Trainer {
   void whole_gradients();
   kernels::Matrix<float> skip_gradient_rows() const;
   void backward(const kernels::AdamStep* step);  // null: norms only
-  kernels::Array<float> preactivation_gradient();
   void backward_and_update();
 
   void update_decoder_bias();

@@ -91,13 +91,12 @@ void Trainer::backward(const kernels::AdamStep* step) {
     jump_.form_listed(hits(), da);
     timers_.phase("encoder backward");
   }
-  const kernels::Array<float> dz = preactivation_gradient();
   const bool sparse = some && !(jump_.active() && jump_.forms_encoder());
   if (sparse && step == nullptr)
-    kernels::encode_backward_norm(execution_, all.activations, all.hits, all.inputs, dz, norm_.encoder_rows(),
+    kernels::encode_backward_norm(execution_, all.activations, all.hits, all.inputs, da, norm_.encoder_rows(),
                                   workspace);
   else if (sparse)
-    kernels::encode_backward_update(execution_, all.activations, all.hits, all.inputs, dz, model_.owned_encoder(),
+    kernels::encode_backward_update(execution_, all.activations, all.hits, all.inputs, da, model_.owned_encoder(),
                                     model_.owned_encoder_bias(), step, norm_.encoder_rows(), workspace);
   if (jumps) {
     timers_.phase("thresholds");
@@ -117,16 +116,6 @@ void Trainer::backward(const kernels::AdamStep* step) {
   if (model_.shape().affine)
     for (const kernels::Matrix<float>& of : {model_.affine().offset, model_.affine().scale})
       data_axis_.gather_vectors({of.data, kernels::Scalar::fp32, of.rows, of.columns, of.stride});
-}
-
-/// dz = da · f'(z), by position in the sparse activations; in place. Activations with f' = 1 on the lists launch
-/// nothing.
-kernels::Array<float> Trainer::preactivation_gradient() {
-  const kernels::Array<float> gradient = buffers_.activation_gradient;
-  if (const auto kind = configuration_.transcoder.activation;
-      n_keys() > 0 && !kernels::activation_passes_gradient(kind))
-    kernels::activation_backward(execution_, {kind}, backward_batch().activations, gradient, {gradient});
-  return gradient;
 }
 
 void Trainer::backward_and_update() {

@@ -175,7 +175,7 @@ TEST_CASE("exchanges run beside the decoder's backward pass") {
   step.step = 1;
   const DeviceArray<kernels::AdamStep> constants(std::vector<kernels::AdamStep>{step});
   const DeviceArray<std::byte> workspace(
-      std::max(kernels::decode_backward_workspace(kernels::Backend::cuda, n_layers, n_features, d, nnz),
+      std::max(kernels::decode_backward_workspace(kernels::Backend::cuda, n_layers, n_features, d, nnz, false),
                kernels::transpose_workspace(kernels::Backend::cuda, n_keys, nnz)));
   kernels::transpose({kernels::Backend::cuda, nullptr}, activations, hits, workspace.array());
   ok(cudaDeviceSynchronize());
@@ -183,7 +183,7 @@ TEST_CASE("exchanges run beside the decoder's backward pass") {
   const Ends ends = run_beside_exchanges("decoder backward", [&](const kernels::Execution& execution) {
     kernels::decode_backward_update(execution, activations, hits,
                                     {gradient.data(), kernels::Scalar::bf16, n_tokens, width, width}, decoder,
-                                    constants.data(), da.array(), {}, workspace.array());
+                                    constants.data(), da.array(), {}, workspace.array(), {}, {}, {});
   });
   CHECK(ends.exchanges < ends.work / 2);
 }

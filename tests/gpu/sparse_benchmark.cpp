@@ -180,7 +180,7 @@ void run(const Options& o) {
                 11,
                 20};
   const DeviceArray<AdamStep> d_step(std::vector<AdamStep>{step});
-  DeviceArray<std::byte> workspace(std::max({decode_backward_workspace(Backend::cuda, L, F, d, nnz),
+  DeviceArray<std::byte> workspace(std::max({decode_backward_workspace(Backend::cuda, L, F, d, nnz, false),
                                              encode_backward_workspace(Backend::cuda, L, F, d, nnz),
                                              transpose_workspace(Backend::cuda, keys, nnz), (N + 7) / 8 * L * 24}));
 
@@ -201,7 +201,8 @@ void run(const Options& o) {
   ms = median_ms(o.repeat, [&] { decode_forward(gpu, activations, 0, N, decoder, 0, y); });
   report("decode_forward", ms, 2 * decoder_parameters, row_bytes * pairs);
   ms = median_ms(o.repeat, [&] {
-    decode_backward_update(gpu, activations, hits, g, decoder, d_step.data(), da.array(), {}, workspace.array());
+    decode_backward_update(gpu, activations, hits, g, decoder, d_step.data(), da.array(), {}, workspace.array(), {}, {},
+                           {});
   });
   report("decode_backward_update", ms, state * decoder_parameters, row_bytes * pairs);
   ms = median_ms(o.repeat, [&] {
@@ -212,11 +213,11 @@ void run(const Options& o) {
   DeviceArray<double> norm(keys);
   ms = median_ms(o.repeat, [&] {
     decode_backward_update(gpu, activations, hits, g, decoder, d_step.data(), da.array(), norm.array(),
-                           workspace.array());
+                           workspace.array(), {}, {}, {});
   });
   report("decode_backward_update with norms", ms, state * decoder_parameters, row_bytes * pairs);
   ms = median_ms(o.repeat, [&] {
-    decode_backward_norm(gpu, activations, hits, g, decoder, da.array(), norm.array(), workspace.array());
+    decode_backward_norm(gpu, activations, hits, g, decoder, da.array(), norm.array(), workspace.array(), {}, {});
   });
   report("decode_backward_norm", ms, 2 * decoder_parameters, row_bytes * pairs);
   DeviceArray<double> sums(3 * L);

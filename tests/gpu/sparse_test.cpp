@@ -126,7 +126,7 @@ struct Step {
         std::vector<AdamStep>{{1e-3f, 0.9f, 0.999f, 0.1f, 0.001f, 1e-8f, 0.01f, 2.0f, 100.0f, 0.7f, 42, 7}});
     workspace = DeviceArray<std::byte>(
         std::max({transpose_workspace(Backend::cuda, kKeys, capacity), loss_workspace(kTokens, kLayers),
-                  decode_backward_workspace(Backend::cuda, kLayers, kFeatures, d, capacity),
+                  decode_backward_workspace(Backend::cuda, kLayers, kFeatures, d, capacity, false),
                   encode_backward_workspace(Backend::cuda, kLayers, kFeatures, d, capacity)}));
     workspace.poison();
   }
@@ -143,7 +143,7 @@ struct Step {
     residual_and_loss(execution, matrix(y), 1, matrix(target), centre.array(), centre.array(), standardise.array(),
                       kLayers, 1e-3f, matrix(gradient_rows), {sum(0), sum(1), sum(2)}, workspace.array());
     decode_backward_update(execution, activations, hits, matrix(gradient_rows), decoder.rows, adam.data(),
-                           gradient.array(), {}, workspace.array());
+                           gradient.array(), {}, workspace.array(), {}, {}, {});
     encode_backward_update(execution, activations, hits, matrix(x), gradient.array(), encoder.rows, biases, adam.data(),
                            {}, workspace.array());
     advance_clocks(execution, hits, kTokens, adam.data(), clocks.array());

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 
 namespace weft::kernels {
 
@@ -22,9 +22,9 @@ constexpr bool is_gated(MlpActivation activation) {
 }
 
 /// x [n, D], gated: [n, 2 D] = [g | u]; y [n, D]. fp32, bf16 or fp16, each on its own; arithmetic is fp32.
-void mlp_activation(const Execution&, MlpActivation, AnyMatrix x, AnyMatrix y);
+WEFT_KERNEL(mlp_activation, void(const Execution&, MlpActivation, AnyMatrix x, AnyMatrix y));
 
 /// dx from x and dy, like x. dx may be x.
-void mlp_activation_backward(const Execution&, MlpActivation, AnyMatrix x, AnyMatrix dy, AnyMatrix dx);
+WEFT_KERNEL(mlp_activation_backward, void(const Execution&, MlpActivation, AnyMatrix x, AnyMatrix dy, AnyMatrix dx));
 
 }  // namespace weft::kernels

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Connects the implementations in cached_attention_portable.cpp and cached_attention_cuda.cu.
 #include "kernels/language/decode/cached_attention.hpp"
 
 #include <algorithm>
@@ -10,27 +8,24 @@
 #include "base/error.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/language/attention/attention.hpp"
-#include "kernels/language/decode/cached_ahead.hpp"
 
 namespace weft::kernels {
 
 namespace portable {
 decltype(kernels::cached_attention) cached_attention;
-decltype(kernels::store_rows) store_rows;
 }  // namespace portable
 
 namespace cuda {
 decltype(kernels::cached_attention) cached_attention;
-decltype(kernels::store_rows) store_rows;
-CachedAhead cached_ahead(const CachedAttention&, AnyMatrix cached_keys, AnyMatrix cached_values);
 }  // namespace cuda
 
 namespace {
 
-/// True if eight columns from any multiple of eight can be read as 16-byte words.
+/// True for numbers of 16 bits of which eight columns from any multiple of eight can be read as 16-byte words.
 bool are_in_words(std::initializer_list<AnyMatrix> matrices) {
   return std::all_of(matrices.begin(), matrices.end(), [](const AnyMatrix& matrix) {
-    return matrix.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
+    return bytes_of(matrix.type) == 2 && matrix.stride % 8 == 0 &&
+           reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
   });
 }
 
@@ -52,17 +47,6 @@ void cached_attention(const Execution& execution, const CachedAttention& shape, 
   const Execution place = words ? execution : Execution{Backend::portable, execution.stream};
   dispatch<portable::cached_attention, cuda::cached_attention>(place, shape, queries, keys, values, cached_keys,
                                                                cached_values, out);
-}
-
-CachedAhead cached_ahead(const Execution& execution, const CachedAttention& shape, AnyMatrix cached_keys,
-                         AnyMatrix cached_values) {
-  if constexpr (kCudaBuild)
-    if (execution.backend == Backend::cuda) return cuda::cached_ahead(shape, cached_keys, cached_values);
-  return {};
-}
-
-void store_rows(const Execution& execution, AnyMatrix in, Array<const std::int64_t> to, AnyMatrix out) {
-  dispatch<portable::store_rows, cuda::store_rows>(execution, in, to, out);
 }
 
 }  // namespace weft::kernels

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 
 namespace weft::kernels {
 
@@ -51,6 +51,6 @@ void cached_attention(const Execution&, const CachedAttention&, AnyMatrix querie
                       AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out);
 
 /// out[to[i]] = in[i] for to[i] >= 0, of the same type; `to` [rows of in], where the kernels run.
-void store_rows(const Execution&, AnyMatrix in, Array<const std::int64_t> to, AnyMatrix out);
+WEFT_KERNEL(store_rows, void(const Execution&, AnyMatrix in, Array<const std::int64_t> to, AnyMatrix out));
 
 }  // namespace weft::kernels

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention against a cache on a GPU: how it is divided, shared by the kernels for numbers of 16 bits
-// (cached_attention_narrow_cuda.cu) and for fp32 (cached_attention_cuda.cu).
+// Attention against a cache on a GPU (cached_attention_cuda.cu): how it is divided.
 //
 // Limit: memory with many rows: the keys and values of a sequence are read once, or as often as a key head has groups
 // of query heads: 2 * positions * kv_heads * head_size elements per row. With few rows the latency of the instructions
@@ -208,8 +207,5 @@ void launch_cached(const Execution& execution, CachedArguments arguments, void (
       dim3(static_cast<unsigned>(arguments.blocks), static_cast<unsigned>(heads), static_cast<unsigned>(rows)),
       warps * kWarp, bytes(), arguments.blocks, arguments, {.shared = SharedMemoryOf::this_gpu});
 }
-
-/// The kernels for bf16 and fp16.
-void attend_narrow(const Execution&, const CachedArguments&);
 
 }  // namespace weft::kernels::cuda

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Connects the implementations in set_advantages_portable.cpp and set_advantages_cuda.cu.
 #include "kernels/language/diversity/set_advantages.hpp"
 
 #include "base/error.hpp"

@@ -7,18 +7,16 @@
 #include <cstdint>
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
-#include "kernels/language/linear/moments.hpp"
+#include "kernels/dispatch.hpp"
 #include "kernels/optimize/parameters.hpp"
 
 namespace weft::kernels {
 
 /// out[n] = tokens[ids[n]] + positions[position[n]]. positions: without data if the model has no learned positions.
 /// Tables and out fp32, bf16 or fp16. `tokens` has the rows from first_id on of a table; ids outside belong to other
-/// ranks and add nothing. The caller checks that ids are in the whole table. moments: of the rows of `out` as stored,
-/// [n, moment_groups(columns)], or empty.
-void embed(const Execution&, AnyMatrix tokens, std::int64_t first_id, Array<const std::uint32_t> ids,
-           AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out, Array<Moments> moments = {});
+/// ranks and add nothing. The caller checks that ids are in the whole table.
+WEFT_KERNEL(embed, void(const Execution&, AnyMatrix tokens, std::int64_t first_id, Array<const std::uint32_t> ids,
+                        AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out));
 
 /// Place in a model where values are dropped; separates the random numbers.
 struct DropoutSite {
@@ -31,6 +29,6 @@ struct DropoutSite {
 
 /// x = mask * x / (1 - probability), in place; the mask is drawn from the seed and number of *step. Applied to a
 /// gradient it is its own backward pass. No effect for probability 0.
-void dropout(const Execution&, const DropoutSite&, const AdamStep* step, AnyMatrix x);
+WEFT_KERNEL(dropout, void(const Execution&, const DropoutSite&, const AdamStep* step, AnyMatrix x));
 
 }  // namespace weft::kernels

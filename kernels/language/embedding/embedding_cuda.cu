@@ -16,11 +16,10 @@ struct Embed {
   const std::uint32_t* ids;
   const std::int32_t* position;
   std::int64_t columns;
-  Moments* moments;  ///< or null
 
-  /// value: as stored.
   template <int kWidth>
-  __device__ void step(std::int64_t row, std::int64_t column, float (&value)[kWidth]) const {
+  __device__ void step(std::int64_t row, std::int64_t column) const {
+    float value[kWidth] = {};
     const std::int64_t id = static_cast<std::int64_t>(ids[row]) - first_id;
     if (id >= 0 && id < tokens.rows) load_columns(tokens, id, column, value);
     if (positions.data != nullptr) {
@@ -30,30 +29,6 @@ struct Embed {
       for (int i = 0; i < kWidth; ++i) value[i] += place[i];
     }
     store_columns(out, row, column, value);
-    if constexpr (kWidth == 8)
-      round_as(out.type, value);
-    else
-      value[0] = load_element(out.data, out.type, row * out.stride + column);
-  }
-
-  /// All lanes of a warp call this, those beyond the columns as well.
-  template <int kWidth>
-  __device__ void leave_moments(std::int64_t row, std::int64_t column, const float (&value)[kWidth]) const {
-    const auto of_group = [](float x) {
-#pragma unroll
-      for (int mask = kMomentColumns / kWidth / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(kAllLanes, x, mask);
-      return x;
-    };
-    const std::int64_t group = column / kMomentColumns, left = columns - group * kMomentColumns;
-    const bool used = column < columns;
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) sum += used ? value[i] : 0.0f;
-    const float mean = of_group(sum) / static_cast<float>(left < kMomentColumns ? left : kMomentColumns);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) squares += used ? (value[i] - mean) * (value[i] - mean) : 0.0f;
-    squares = of_group(squares);
-    if (used && column % kMomentColumns == 0) moments[row * moment_groups(columns) + group] = {mean, squares};
   }
 };
 
@@ -63,9 +38,7 @@ __global__ void embed_rows(const __grid_constant__ Embed embed) {
   await_previous_kernel();
   allow_next_kernel();
   const std::int64_t column = (static_cast<std::int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * kWidth;
-  float value[kWidth] = {};
-  if (column < embed.columns) embed.step<kWidth>(blockIdx.x, column, value);
-  if (embed.moments != nullptr) embed.leave_moments<kWidth>(blockIdx.x, column, value);
+  if (column < embed.columns) embed.step<kWidth>(blockIdx.x, column);
 }
 
 struct Dropout {
@@ -92,12 +65,12 @@ struct Dropout {
 }  // namespace
 
 void embed(const Execution& execution, AnyMatrix tokens, std::int64_t first_id, Array<const std::uint32_t> ids,
-           AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out, Array<Moments> moments) {
+           AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out) {
   if (out.rows == 0 || out.columns == 0) return;
   const bool vectors = vectors_fit(out.columns, tokens, positions, out);
   const auto [grid, threads] = vector_blocks(out.rows, out.columns, vectors);
   launch_early<Embed>(execution, "embed", vectors ? embed_rows<8> : embed_rows<1>, grid, threads, 0, 1,
-                      {tokens, positions, out, first_id, ids.data, position.data, out.columns, moments.data});
+                      {tokens, positions, out, first_id, ids.data, position.data, out.columns});
 }
 
 void dropout(const Execution& execution, const DropoutSite& site, const AdamStep* step, AnyMatrix x) {

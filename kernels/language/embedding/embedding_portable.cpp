@@ -17,7 +17,7 @@ static_assert(kChunkColumns % kColumnsPerMask == 0);
 }  // namespace
 
 void embed(const Execution& execution, AnyMatrix tokens, std::int64_t first_id, Array<const std::uint32_t> ids,
-           AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out, Array<Moments> moments) {
+           AnyMatrix positions, Array<const std::int32_t> position, AnyMatrix out) {
   for_rows<EmbeddingScratch>(
       execution, "embed", out.rows, KOKKOS_LAMBDA(const Team& team, EmbeddingScratch& buffer, std::int64_t row) {
         const std::int64_t id = static_cast<std::int64_t>(ids[row]) - first_id;
@@ -33,20 +33,6 @@ void embed(const Execution& execution, AnyMatrix tokens, std::int64_t first_id, 
           } else {
             const float* place = row_chunk(team, positions, position[row], column, count, buffer.position);
             store_chunk(team, out, row, column, count, [&](int c) { return token[c] + place[c]; });
-          }
-          if (moments.size == 0) return;
-          static_assert(kChunkColumns % kMomentColumns == 0);
-          const float* const stored = row_chunk(team, out, row, column, count, buffer.token);
-          for (int begin = 0; begin < count; begin += kMomentColumns) {
-            const float* const x = stored + begin;
-            const int columns = static_cast<int>(smaller(kMomentColumns, count - begin));
-            const float mean =
-                sum_columns<float>(team, columns, [&](int c) { return x[c]; }) / static_cast<float>(columns);
-            const float squares =
-                sum_columns<float>(team, columns, [&](int c) { return (x[c] - mean) * (x[c] - mean); });
-            once(team, [&] {
-              moments[row * moment_groups(out.columns) + (column + begin) / kMomentColumns] = {mean, squares};
-            });
           }
         });
       });

@@ -15,7 +15,7 @@
 #include <cstdint>
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 
 namespace weft::kernels {
 
@@ -41,12 +41,12 @@ struct CrossEntropy {
 };
 
 /// parts [n]: of these logits. Those of ignored targets are 0.
-void softmax_parts(const Execution&, const CrossEntropy&, AnyMatrix logits, Array<const std::int32_t> targets,
-                   Array<SoftmaxPart> parts);
+WEFT_KERNEL(softmax_parts, void(const Execution&, const CrossEntropy&, AnyMatrix logits,
+                                Array<const std::int32_t> targets, Array<SoftmaxPart> parts));
 
 /// logits [n, at least vocabulary] fp32, bf16 or fp16 become their gradient if `gradient`, else stay. losses [n]: fp32,
 /// not scaled by `scale` or `weights`. Targets in [0, vocabulary) or kIgnored: the caller checks them.
-void cross_entropy(const Execution&, const CrossEntropy&, AnyMatrix logits, Array<const std::int32_t> targets,
-                   Array<float> losses, bool gradient);
+WEFT_KERNEL(cross_entropy, void(const Execution&, const CrossEntropy&, AnyMatrix logits,
+                                Array<const std::int32_t> targets, Array<float> losses, bool gradient));
 
 }  // namespace weft::kernels

@@ -14,14 +14,7 @@
 #include "kernels/language/head/softmax_part.hpp"
 #include "kernels/language/rows_cuda.cuh"
 
-namespace weft::kernels {
-
-namespace portable {
-decltype(kernels::softmax_parts) softmax_parts;
-decltype(kernels::cross_entropy) cross_entropy;
-}  // namespace portable
-
-namespace cuda {
+namespace weft::kernels::cuda {
 namespace {
 
 /// exp(x) for x <= 0: relative error 2^-22 (the power of two) + |x| 2^-23, and 0 below 2^-126.
@@ -197,5 +190,4 @@ void cross_entropy(const Execution& execution, const CrossEntropy& options, AnyM
     launch(execution, {options, logits, targets.data, losses.data, gradient, nullptr}, "cross_entropy");
 }
 
-}  // namespace cuda
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cuda

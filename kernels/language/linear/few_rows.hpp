@@ -7,28 +7,20 @@
 // eight. Each warp takes 16 outputs, all rows, and every kInnerWarps-th group of 16 inputs of a chunk; the sums of the
 // warps are added in their order.
 //
-// Of normalised rows (norm/norm.hpp) the product is that of the rows as they are, with a W that contains the weights of
-// the norm; mean and variance are applied to the sums: norm(x) Wᵀ = r (x W'ᵀ - mean s), with the sums s of the rows of
-// W'. They follow from the Moments of groups of columns, which the product that formed x has left. Nothing but the end
-// of the product waits for them.
-//
 // Invariant. The order in which a sum is formed depends on the number of outputs and inputs alone: a row has the same
 // bits whatever the other rows are and however many.
 #pragma once
 
-#include <cmath>
-
 #include "kernels/language/attention/flash_tiles.hpp"
-#include "kernels/language/linear/moments.hpp"
 
 namespace weft::kernels {
 
 /// How a block divides its work. kRows: of x, the rest are zeros; kOutputs: of the tile; kTransposed: W is stored as
-/// [inputs, outputs]; kNormalised: the product is that of normalised rows.
-template <int kRows_, int kOutputs_, bool kTransposed_, bool kNormalised_ = false>
+/// [inputs, outputs].
+template <int kRows_, int kOutputs_, bool kTransposed_>
 struct FewRowsTile {
   static constexpr int kRows = kRows_, kOutputs = kOutputs_;
-  static constexpr bool kTransposed = kTransposed_, kNormalised = kNormalised_;
+  static constexpr bool kTransposed = kTransposed_;
   static constexpr int kWarps = 8, kThreads = kWarps * 32;
   static constexpr int kChunk = 64;                       ///< inputs that are loaded together
   static constexpr int kStages = kOutputs == 32 ? 6 : 4;  ///< chunks in flight
@@ -53,21 +45,11 @@ struct FewRowsTile {
   static_assert(kRows % 8 == 0 && kOutputs % 32 == 0 && kOutputWarps * kInnerWarps == kWarps);
 };
 
-/// A norm whose weights W contains: y = r (x Wᵀ - mean s), r = 1 / sqrt(variance + epsilon).
-struct FewRowsNorm {
-  const float* sums;       ///< s [outputs]: of the rows of W
-  const Moments* moments;  ///< [rows, groups of columns] of x
-  float epsilon;
-  float share;   ///< 1 / inputs: divided before the kernel starts
-  bool centred;  ///< false: mean = 0, the variance is the mean square
-};
-
 /// Addresses and strides are multiples of 8 elements, so is `inputs`, and `outputs` if W is stored transposed.
 struct FewRowsOperands {
   const bf16 *x, *weight;
   std::int64_t x_stride, weight_stride;
   int rows, outputs, inputs;
-  FewRowsNorm norm = {};  ///< used if the tile is kNormalised
 };
 
 /// Byte of 16-byte word `word` of a row of kWords words. Words are permuted so that those which ldmatrix reads
@@ -170,86 +152,6 @@ WEFT_FLASH_INLINE void few_rows_load_rows_of(Context& context, const FewRowsOper
 struct alignas(16) FewRowsColumns {
   float value[4];
 };
-
-WEFT_FLASH_INLINE float few_rows_inverse_root(float x) {
-#ifdef __CUDA_ARCH__
-  return rsqrtf(x);
-#else
-  return 1.0f / std::sqrt(x);
-#endif
-}
-
-/// Mean and r of a row.
-struct FewRowsStatistics {
-  float mean, r;
-};
-
-/// Brings the moments of a row together. kLanes successive lanes share it, and all lanes of a warp call this together.
-/// Groups of columns are merged as deviations from the mean of the first group: their squares are not much larger than
-/// the variance, so that no digits cancel.
-class FewRowsMoments {
-  static constexpr int kLanes = 8, kAtOnce = 3;  ///< kAtOnce: groups that a lane reads at once: those of 768 columns
-
- public:
-  /// Reads the first groups.
-  WEFT_FLASH_INLINE void load(const FewRowsOperands& o, int row, int thread) {
-    groups_ = (o.inputs + kMomentColumns - 1) / kMomentColumns;
-    lane_ = thread % kLanes;
-    moments_ = o.norm.moments + std::int64_t{flash_least(row, o.rows - 1)} * groups_;
-    origin_ = moments_[0].mean;
-    load_groups(lane_);
-  }
-
-  template <class Context>
-  WEFT_FLASH_INLINE FewRowsStatistics merge(Context& context, const FewRowsOperands& o) {
-    float sum = 0.0f, squares = 0.0f, within = 0.0f;
-#pragma unroll 1
-    for (int begin = lane_;;) {
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int columns =
-            flash_most(0, flash_least(kMomentColumns, o.inputs - (begin + i * kLanes) * kMomentColumns));
-        const float distance = group_[i].mean - origin_, weighted = static_cast<float>(columns) * distance;
-        sum += weighted;
-        squares += weighted * distance;
-        within += columns > 0 ? group_[i].squares : 0.0f;
-      }
-      begin += kLanes * kAtOnce;
-      if (begin - lane_ >= groups_) break;
-      load_groups(begin);
-    }
-#pragma unroll
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
-      sum += context.shuffle_xor(sum, mask);
-      squares += context.shuffle_xor(squares, mask);
-      within += context.shuffle_xor(within, mask);
-    }
-    const float shift = sum * o.norm.share, mean = origin_ + shift;
-    float variance = (within + (squares - sum * shift)) * o.norm.share;
-    if (!o.norm.centred) variance += mean * mean;
-    return {o.norm.centred ? mean : 0.0f, few_rows_inverse_root(variance + o.norm.epsilon)};
-  }
-
- private:
-  WEFT_FLASH_INLINE void load_groups(int begin) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) group_[i] = moments_[flash_least(begin + i * kLanes, groups_ - 1)];
-  }
-
-  const Moments* moments_;
-  int groups_, lane_;
-  float origin_;
-  Moments group_[kAtOnce];
-};
-
-/// A sum of a normalised row, where s is that of its row of W.
-WEFT_FLASH_INLINE float few_rows_normalised(const FewRowsStatistics& row, float sum, float s) {
-#ifdef __CUDA_ARCH__
-  return __fmul_rn(row.r, __fmaf_rn(-row.mean, s, sum));
-#else
-  return row.r * std::fma(-row.mean, s, sum);
-#endif
-}
 
 /// Where a lane reads its part of the operands of a group of 16 inputs in a stage.
 template <class Tile>

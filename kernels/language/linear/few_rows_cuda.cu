@@ -12,8 +12,9 @@
 namespace weft::kernels::cuda {
 namespace {
 
+constexpr std::int64_t kMostFewRows = 64;
 constexpr std::int64_t kMiddleTile = 64, kWideTile = 128;
-constexpr std::int64_t kSeveralOutputs = 1024;  ///< from here on middle tiles, in products that normalise
+constexpr std::int64_t kSeveralOutputs = 1024;  ///< from here on middle tiles
 constexpr std::int64_t kManyOutputs = 16384;    ///< from here on wide tiles
 
 /// Successive outputs of a row that a thread finishes. One of a narrow tile, so that all warps have some; four of
@@ -59,16 +60,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
     return OwnOutputs<kCount>{unit / of_row, first_output + unit % of_row * 4 + item % kItems * kCount};
   };
   OwnOutputs<kCount> own = outputs_of(thread);
-  own.load_vectors(a);
-  FewRowsMoments moments;
+  own.load_bias(a);
   few_rows_sum<Tile>(
       context, o, first_output, chunks * part / parts, chunks * (part + 1) / parts, most_chunks,
       [&] {
         if (parts > 1) meet_cluster();  // shared memory of the others exists
-        request_ahead<Tile::kThreads>(a, thread);
         await_previous_kernel();
-        own.load_residual(a);
-        if constexpr (Tile::kNormalised) moments.load(o, own.row, thread);
       },
       [&](int unit, const FewRowsColumns& sums, FewRowsColumns* at) {
         const int group = unit / kWarp;
@@ -78,8 +75,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
         else
           *at = sums;
       });
-  FewRowsStatistics statistics{};
-  if constexpr (Tile::kNormalised) statistics = moments.merge(context, o);
   if (parts > 1)
     of_sums.wait();
   else
@@ -88,12 +83,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
   for (int item = thread; item < of_rank * kItems; item += Tile::kThreads) {
     if (item != thread) {
       own = outputs_of(item);
-      own.load_vectors(a);
-      own.load_residual(a);
-      if constexpr (Tile::kNormalised) {
-        moments.load(o, own.row, thread);
-        statistics = moments.merge(context, o);
-      }
+      own.load_bias(a);
     }
     if (unit_of(item - lane) / (Tile::kOutputs / 4) >= o.rows) break;  // of the whole warp
     float sum[kCount] = {};
@@ -114,11 +104,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
 #pragma unroll
         for (int i = 0; i < kCount; ++i) sum[i] += rank < parts ? of_ranks[rank].value[i] : 0.0f;
     }
-    if constexpr (Tile::kNormalised) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sum[i] = few_rows_normalised(statistics, sum[i], own.sums[i]);
-    }
-    finish_outputs<kCount>(a, own.row, own.output, sum, own.bias, own.residual);
+    finish_outputs<kCount>(a, own.row, own.output, sum, own.bias);
   }
 #endif
 }
@@ -129,7 +115,7 @@ void launch(const Execution& execution, const FewRowsArguments& arguments) {
   const int tiles = (o.outputs + Tile::kOutputs - 1) / Tile::kOutputs,
             chunks = (o.inputs + Tile::kChunk - 1) / Tile::kChunk, parts = few_rows_parts(tiles, chunks);
   if constexpr (Tile::kRows == kMostFewRows && Tile::kOutputs <= kMiddleTile) {
-    if (multiply_hopper_rows(execution, arguments, parts, Tile::kTransposed, Tile::kNormalised)) return;
+    if (multiply_hopper_rows(execution, arguments, parts, Tile::kTransposed)) return;
   }
   const int shared = few_rows_shared_bytes<Tile>((chunks + parts - 1) / parts, parts);
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(tiles));
@@ -137,13 +123,12 @@ void launch(const Execution& execution, const FewRowsArguments& arguments) {
 }
 
 template <int kRows>
-void launch(const Execution& execution, const FewRowsArguments& arguments, bool transposed, bool normalised) {
+void launch(const Execution& execution, const FewRowsArguments& arguments, bool transposed) {
   if (transposed) return launch<FewRowsTile<kRows, kNarrowTile, true>>(execution, arguments);
-  if (normalised && arguments.operands.outputs >= kSeveralOutputs)
-    return launch<FewRowsTile<kRows, kMiddleTile, false, true>>(execution, arguments);
-  if (normalised) return launch<FewRowsTile<kRows, kNarrowTile, false, true>>(execution, arguments);
   if (arguments.operands.outputs >= kManyOutputs)
     return launch<FewRowsTile<kRows, kWideTile, false>>(execution, arguments);
+  if (arguments.operands.outputs >= kSeveralOutputs)
+    return launch<FewRowsTile<kRows, kMiddleTile, false>>(execution, arguments);
   launch<FewRowsTile<kRows, kNarrowTile, false>>(execution, arguments);
 }
 
@@ -157,6 +142,30 @@ bool is_in_words(const AnyMatrix& matrix) {
   return matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
 }
 
+void multiply_fitting(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
+                      FewRowsAfter after) {
+  const FewRowsArguments arguments{.operands = {.x = static_cast<const bf16*>(x.data),
+                                                .weight = static_cast<const bf16*>(weights.matrix.data),
+                                                .x_stride = x.stride,
+                                                .weight_stride = weights.matrix.stride,
+                                                .rows = static_cast<int>(x.rows),
+                                                .outputs = static_cast<int>(y.columns),
+                                                .inputs = static_cast<int>(x.columns)},
+                                   .bias = weights.bias.size > 0 ? weights.bias.data : nullptr,
+                                   .y = static_cast<bf16*>(y.data),
+                                   .y_stride = y.stride,
+                                   .after = after};
+  if (!weights.transposed && after == FewRowsAfter::nothing && y.columns >= kManyOutputs &&
+      multiply_many_outputs(execution, {arguments.operands, arguments.bias, arguments.y, arguments.y_stride}))
+    return;
+  if (x.rows <= 8)
+    launch<8>(execution, arguments, weights.transposed);
+  else if (x.rows <= 32)
+    launch<32>(execution, arguments, weights.transposed);
+  else
+    launch<kMostFewRows>(execution, arguments, weights.transposed);
+}
+
 }  // namespace
 
 bool fits_few_rows(const LinearWeights& weights, AnyMatrix x, AnyMatrix y) {
@@ -167,45 +176,18 @@ bool fits_few_rows(const LinearWeights& weights, AnyMatrix x, AnyMatrix y) {
          (!weights.transposed || y.columns % 8 == 0);
 }
 
-void multiply_few_rows(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
-                       const FewRowsSteps& steps) {
-  FewRowsArguments arguments{.operands = {.x = static_cast<const bf16*>(x.data),
-                                          .weight = static_cast<const bf16*>(weights.matrix.data),
-                                          .x_stride = x.stride,
-                                          .weight_stride = weights.matrix.stride,
-                                          .rows = static_cast<int>(x.rows),
-                                          .outputs = static_cast<int>(y.columns),
-                                          .inputs = static_cast<int>(x.columns)},
-                             .bias = weights.bias.size > 0 ? weights.bias.data : nullptr,
-                             .residual = static_cast<const bf16*>(steps.residual.data),
-                             .y = static_cast<bf16*>(y.data),
-                             .activated = static_cast<bf16*>(steps.activated.data),
-                             .moments = steps.moments.data,
-                             .residual_stride = steps.residual.stride,
-                             .y_stride = y.stride,
-                             .activated_stride = steps.activated.stride,
-                             .after = FewRowsAfter::nothing,
-                             .ahead = steps.ahead};
-  if (steps.activation)
-    arguments.after = *steps.activation == MlpActivation::gelu ? FewRowsAfter::gelu : FewRowsAfter::relu2;
-  if (steps.norm != nullptr && !is_aligned(steps.norm->sums.data, 16))
-    throw Error(ExitCode::internal, "linear: the sums of a joined norm are not aligned to 16 bytes");
-  if (steps.norm != nullptr)
-    arguments.operands.norm = {.sums = steps.norm->sums.data,
-                               .moments = steps.norm_moments.data,
-                               .epsilon = steps.norm->epsilon,
-                               .share = 1.0f / static_cast<float>(x.columns),
-                               .centred = steps.norm->kind == Norm::layer};
-  if (!weights.transposed && steps.norm == nullptr && !steps.activation && steps.residual.data == nullptr &&
-      y.columns >= kManyOutputs &&
-      multiply_many_outputs(execution, {arguments.operands, arguments.bias, arguments.y, arguments.y_stride}))
-    return;
-  if (x.rows <= 8)
-    launch<8>(execution, arguments, weights.transposed, steps.norm != nullptr);
-  else if (x.rows <= 32)
-    launch<32>(execution, arguments, weights.transposed, steps.norm != nullptr);
-  else
-    launch<kMostFewRows>(execution, arguments, weights.transposed, steps.norm != nullptr);
+bool multiply_few_rows(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y) {
+  if (!fits_few_rows(weights, x, y)) return false;
+  multiply_fitting(execution, weights, x, y, FewRowsAfter::nothing);
+  return true;
+}
+
+bool multiply_few_rows_activated(const Execution& execution, const LinearWeights& weights, AnyMatrix x,
+                                 MlpActivation activation, AnyMatrix activated) {
+  if (is_gated(activation) || !fits_few_rows(weights, x, activated)) return false;
+  multiply_fitting(execution, weights, x, activated,
+                   activation == MlpActivation::gelu ? FewRowsAfter::gelu : FewRowsAfter::relu2);
+  return true;
 }
 
 }  // namespace weft::kernels::cuda

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Products of few rows on a GPU: what their kernels share. The sums of a tile, which blocks of a cluster send to the
-// block that adds them up, what follows a sum, and what is requested ahead.
+// block that adds them up, and what follows a sum.
 #pragma once
 
 #include <type_traits>
 
 #include "kernels/language/activation/rule.hpp"
 #include "kernels/language/attention/flash_context_cuda.cuh"
-#include "kernels/language/decode/cached_ahead.hpp"
 #include "kernels/language/linear/few_rows.hpp"
 #include "kernels/launch_cuda.cuh"
 
@@ -20,87 +19,43 @@ enum class FewRowsAfter : int { nothing, gelu, relu2 };
 
 struct FewRowsArguments {
   FewRowsOperands operands;
-  const float* bias;     ///< or null
-  const bf16* residual;  ///< or null
-  bf16 *y, *activated;   ///< y: or null, not stored
-  Moments* moments;      ///< of y; or null
-  std::int64_t residual_stride, y_stride, activated_stride;
+  const float* bias;  ///< or null
+  bf16* y;
+  std::int64_t y_stride;
   FewRowsAfter after;
-  CachedAhead ahead;
 };
 
-/// By all threads of the grid, before they wait for the kernel before.
-template <int kThreads>
-__device__ __forceinline__ void request_ahead(const FewRowsArguments& a, int thread) {
-  if (a.ahead.count == 0) return;
-  each_line_ahead(a.ahead, static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x) * kThreads + thread,
-                  static_cast<int>(gridDim.x * gridDim.y) * kThreads,
-                  [](const std::byte* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); });
-}
-
-/// Finishes `kCount` successive outputs of row `row`. All lanes of a warp call this together, with successive outputs:
-/// 32 / kCount of them have a group of kMomentColumns.
+/// Finishes `kCount` successive outputs of row `row`.
 template <int kCount>
 __device__ __forceinline__ void finish_outputs(const FewRowsArguments& a, int row, int output,
-                                               const float (&sum)[kCount], const float (&bias)[kCount],
-                                               const bf16 (&residual)[kCount]) {
-  const int outputs = a.operands.outputs,
-            count = row < a.operands.rows ? outputs - output : 0;  // at most kCount are used
-  const auto store = [count](bf16* to, const bf16(&value)[kCount]) {
-    if constexpr (kCount == 4) {
-      if (count >= 4) {
-        *reinterpret_cast<uint2*>(to) = {value[0].bits | unsigned{value[1].bits} << 16,
-                                         value[2].bits | unsigned{value[3].bits} << 16};
-        return;
-      }
-    }
+                                               const float (&sum)[kCount], const float (&bias)[kCount]) {
+  const int count = row < a.operands.rows ? a.operands.outputs - output : 0;  // at most kCount are used
+  bf16 value[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i < count) to[i] = value[i];
-    }
-  };
-  bf16 stored[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    stored[i] = to_bf16(sum[i] + bias[i]);
-    if (a.residual != nullptr) stored[i] = to_bf16(float{stored[i]} + float{residual[i]});
-  }
-  if (a.y != nullptr) store(a.y + row * a.y_stride + output, stored);
+  for (int i = 0; i < kCount; ++i) value[i] = to_bf16(sum[i] + bias[i]);
   if (a.after != FewRowsAfter::nothing) {
-    bf16 value[kCount];
     const auto activate = [&]<MlpActivation kind>(std::integral_constant<MlpActivation, kind>) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) value[i] = to_bf16(activated<kind>(stored[i]));
+      for (int i = 0; i < kCount; ++i) value[i] = to_bf16(activated<kind>(value[i]));
     };
     // One branch for all outputs: the latencies of their exponentials and divisions overlap.
     if (a.after == FewRowsAfter::gelu)
       activate(std::integral_constant<MlpActivation, MlpActivation::gelu>());
     else
       activate(std::integral_constant<MlpActivation, MlpActivation::relu2>());
-    store(a.activated + row * a.activated_stride + output, value);
   }
-  if (a.moments == nullptr) return;
-  constexpr int kLanes = kMomentColumns / kCount;
-  // In pairs of neighbours: the same bits with any kCount.
-  const auto of_group = [](float(&value)[kCount]) {
-    float sum = kCount == 1 ? value[0] : (value[0] + value[1 % kCount]) + (value[2 % kCount] + value[3 % kCount]);
-#pragma unroll
-    for (int mask = 1; mask < kLanes; mask *= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
-    return sum;
-  };
-  const int group = output / kMomentColumns, columns = max(1, min(kMomentColumns, outputs - group * kMomentColumns));
-  float value[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) value[i] = i < count ? float{stored[i]} : 0.0f;
-  const float mean = __fdividef(of_group(value), static_cast<float>(columns));
+  bf16* const to = a.y + row * a.y_stride + output;
+  if constexpr (kCount == 4) {
+    if (count >= 4) {
+      *reinterpret_cast<uint2*>(to) = {value[0].bits | unsigned{value[1].bits} << 16,
+                                       value[2].bits | unsigned{value[3].bits} << 16};
+      return;
+    }
+  }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const float distance = i < count ? value[i] - mean : 0.0f;
-    value[i] = __fmul_rn(distance, distance);
+    if (i < count) to[i] = value[i];
   }
-  const float squares = of_group(value);
-  if (output % kMomentColumns == 0 && count > 0)
-    a.moments[row * ((outputs + kMomentColumns - 1) / kMomentColumns) + group] = {mean, squares};
 }
 
 #ifndef WEFT_BEFORE_AMPERE
@@ -174,40 +129,20 @@ template <int kCount>
 struct OwnOutputs {
   int row, output;
   float bias[kCount] = {};
-  float sums[kCount] = {};  ///< of the rows of W, for normalised rows
-  bf16 residual[kCount] = {};
 
-  /// What belongs to the outputs alone.
-  __device__ __forceinline__ void load_vectors(const FewRowsArguments& a) {
-    if (a.bias != nullptr) load(a, a.bias, bias);
-    if (a.operands.norm.sums != nullptr) load(a, a.operands.norm.sums, sums);
-  }
-  __device__ __forceinline__ void load_residual(const FewRowsArguments& a) {
-    if (a.residual == nullptr || row >= a.operands.rows || output >= a.operands.outputs) return;
-    const bf16* const from = a.residual + row * a.residual_stride + output;
-    if constexpr (kCount == 4) {
-      const uint2 read = __ldcg(reinterpret_cast<const uint2*>(from));
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        residual[i].bits = static_cast<std::uint16_t>((i < 2 ? read.x : read.y) >> 16 * (i % 2));
-    } else {
-      residual[0].bits = __ldcg(&from->bits);
-    }
-  }
-
- private:
-  __device__ __forceinline__ void load(const FewRowsArguments& a, const float* from, float (&to)[kCount]) const {
+  __device__ __forceinline__ void load_bias(const FewRowsArguments& a) {
+    if (a.bias == nullptr) return;
     if constexpr (kCount == 4) {
       if (output + 4 <= a.operands.outputs) {
-        const FewRowsColumns read = *reinterpret_cast<const FewRowsColumns*>(from + output);
+        const FewRowsColumns read = *reinterpret_cast<const FewRowsColumns*>(a.bias + output);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) to[i] = read.value[i];
+        for (int i = 0; i < 4; ++i) bias[i] = read.value[i];
         return;
       }
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (output + i < a.operands.outputs) to[i] = from[output + i];
+      if (output + i < a.operands.outputs) bias[i] = a.bias[output + i];
     }
   }
 };

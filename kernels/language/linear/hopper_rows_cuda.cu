@@ -17,15 +17,15 @@ namespace weft::kernels::cuda {
 namespace {
 
 /// Names as those of FewRowsTile, whose functions load the weights.
-template <int kParts_, bool kTransposed_, bool kNormalised_>
+template <int kParts_, bool kTransposed_>
 struct HopperRowsTile {
   static constexpr int kParts = kParts_, kRows = 64, kOutputs = 64;
-  static constexpr bool kTransposed = kTransposed_, kNormalised = kNormalised_;
+  static constexpr bool kTransposed = kTransposed_;
   static constexpr int kThreads = 2 * kWarpgroup, kColumns = kOutputs / 2;  ///< outputs of a warpgroup
   static constexpr int kChunk = kSwizzledColumns, kGroups = kChunk / 16;
-  static constexpr int kStages = kNormalised ? 4 : 6;  ///< most chunks of a block: all are in shared memory
+  static constexpr int kStages = kTransposed ? 6 : 4;  ///< most chunks of a block: all are in shared memory
   static constexpr int kRowsBytes = kRows * kChunk * 2, kStageBytes = kRowsBytes + kOutputs * kChunk * 2;
-  static_assert(kStageBytes % kSwizzleAlignment == 0 && kOutputs % kMomentColumns == 0);
+  static_assert(kStageBytes % kSwizzleAlignment == 0);
   static_assert(!kTransposed || kOutputs == kSwizzledColumns);
   // A warpgroup's part of the weights: outputs in rows of a chunk, or columns of one panel of swizzled columns.
   static constexpr int kWeightsOfWarpgroup = kTransposed ? kColumns * 2 : kColumns * kChunk * 2,
@@ -46,7 +46,7 @@ struct HopperSums {
 template <class Tile>
 int shared_bytes(int most_chunks) {
   return most_chunks * Tile::kStageBytes + Tile::kParts * HopperSums<Tile>::kBytes +
-         2 * Tile::kOutputs * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(std::uint64_t));
+         Tile::kOutputs * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(std::uint64_t));
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -87,10 +87,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
             warpgroup = __shfl_sync(kAllLanes, thread / kWarpgroup, 0);
   if (context.base % kSwizzleAlignment != 0) __trap();
   FewRowsColumns* const exchanged = reinterpret_cast<FewRowsColumns*>(context.shared + most_chunks * Tile::kStageBytes);
-  // Biases of the outputs, then the sums of their rows of W.
-  FewRowsColumns* const vectors = exchanged + kParts * OfPart::kUnits;
+  FewRowsColumns* const bias = exchanged + kParts * OfPart::kUnits;
   constexpr int kUnits = Tile::kOutputs / 4;
-  const Arrivals of_sums(reinterpret_cast<std::uint64_t*>(vectors + 2 * kUnits));
+  const Arrivals of_sums(reinterpret_cast<std::uint64_t*>(bias + kUnits));
   if (thread == 0) of_sums.create();
   __syncwarp();
   if (thread == 0) of_sums.expect(Tile::kRows * Tile::kOutputs * static_cast<int>(sizeof(float)));
@@ -98,17 +97,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
   const FewRowsWords<Tile> words(thread, o, first_output, begin);
 #pragma unroll 1
   for (int i = 0; i < count; ++i) few_rows_load_weight<Tile>(context, o, words, first_output, begin + i, i, i);
-  if (thread < (Tile::kNormalised ? 2 : 1) * kUnits) {
-    const float* const from = thread < kUnits ? a.bias : o.norm.sums;
-    const int output = first_output + 4 * (thread % kUnits);
-    const bool valid = from != nullptr && output < o.outputs;
-    context.copy16(static_cast<std::uint32_t>(reinterpret_cast<unsigned char*>(vectors + thread) - context.shared),
-                   valid ? from + output : static_cast<const void*>(o.x), valid);
+  if (thread < kUnits) {
+    const int output = first_output + 4 * thread;
+    const bool valid = a.bias != nullptr && output < o.outputs;
+    context.copy16(static_cast<std::uint32_t>(reinterpret_cast<unsigned char*>(bias + thread) - context.shared),
+                   valid ? a.bias + output : static_cast<const void*>(o.x), valid);
   }
   // What this thread finishes: a warp has four rows and 32 outputs.
   const int unit = warp / (OfPart::kRows / 4) * 8 + lane % 8, row_of_part = warp % (OfPart::kRows / 4) * 4 + lane / 8;
   const bool finishes = unit < kUnits;
-  OwnOutputs<4> own{part * OfPart::kRows + row_of_part, first_output + 4 * unit};
   const FewRowsColumns* const own_sums = exchanged + OfPart::at(row_of_part, unit);
   // What it sends: lanes exchange pairs of sums with their neighbours, then each has four successive outputs of a row.
   const int odd = lane % 2, row = warp % 4 * 16 + lane / 4 + 8 * odd;
@@ -117,13 +114,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
                         OfPart::at(row % OfPart::kRows, warpgroup * (Tile::kColumns / 4) + lane % 4 / 2),
                     row / OfPart::kRows);
   meet_cluster();  // shared memory of the others exists
-  request_ahead<Tile::kThreads>(a, thread);
   await_previous_kernel();
-  FewRowsMoments moments;
-  if (finishes) {  // whole warps; eight lanes have a row
-    own.load_residual(a);
-    if constexpr (Tile::kNormalised) moments.load(o, own.row, thread);
-  }
 #pragma unroll
   for (int stage = 0; stage < Tile::kStages; ++stage) {
     if (stage < count) {
@@ -172,8 +163,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
     of_sums.send(there, i / 4 * OfPart::kOfEight * 16,
                  odd ? make_float4(x, y, value[2], value[3]) : make_float4(value[0], value[1], x, y));
   }
-  FewRowsStatistics statistics{};
-  if (Tile::kNormalised && finishes) statistics = moments.merge(context, o);
   of_sums.wait();
   if (finishes) {
     float sum[4] = {};
@@ -183,11 +172,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum[i] += of_block.value[i];
     }
-    if constexpr (Tile::kNormalised) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[i] = few_rows_normalised(statistics, sum[i], vectors[kUnits + unit].value[i]);
-    }
-    finish_outputs<4>(a, own.row, own.output, sum, vectors[unit].value, own.residual);
+    finish_outputs<4>(a, part * OfPart::kRows + row_of_part, first_output + 4 * unit, sum, bias[unit].value);
   }
 #endif
 }
@@ -207,12 +192,11 @@ bool launch(const Execution& execution, const FewRowsArguments& arguments) {
 
 }  // namespace
 
-bool multiply_hopper_rows(const Execution& execution, const FewRowsArguments& arguments, int parts, bool transposed,
-                          bool normalised) {
-  if (!is_hopper() || transposed == normalised || arguments.operands.outputs % 4 != 0) return false;
-  if (normalised) return parts == 4 && launch<HopperRowsTile<4, false, true>>(execution, arguments);
-  if (parts == 4) return launch<HopperRowsTile<4, true, false>>(execution, arguments);
-  return parts == 8 && launch<HopperRowsTile<8, true, false>>(execution, arguments);
+bool multiply_hopper_rows(const Execution& execution, const FewRowsArguments& arguments, int parts, bool transposed) {
+  if (!is_hopper() || arguments.operands.outputs % 4 != 0) return false;
+  if (!transposed) return parts == 4 && launch<HopperRowsTile<4, false>>(execution, arguments);
+  if (parts == 4) return launch<HopperRowsTile<4, true>>(execution, arguments);
+  return parts == 8 && launch<HopperRowsTile<8, true>>(execution, arguments);
 }
 
 }  // namespace weft::kernels::cuda

@@ -9,9 +9,9 @@
 namespace weft::kernels::cuda {
 
 struct ManyOutputs {
-  FewRowsOperands operands;  ///< without norm
-  const float* bias;         ///< [outputs], or null
-  bf16* y;                   ///< [rows, outputs]
+  FewRowsOperands operands;
+  const float* bias;  ///< [outputs], or null
+  bf16* y;            ///< [rows, outputs]
   std::int64_t y_stride;
 };
 

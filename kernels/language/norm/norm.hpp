@@ -21,7 +21,7 @@
 #pragma once
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 
 namespace weft::kernels {
 
@@ -42,8 +42,8 @@ struct NormStatistics {
 
 /// y from x, and the sum h. addend: [rows, columns], or without data (h = x; `sum` is then not written). `sum` may be
 /// x or addend. y may have another type than x.
-void norm_forward(const Execution&, const NormWeights&, AnyMatrix x, AnyMatrix addend, AnyMatrix sum, AnyMatrix y,
-                  const NormStatistics&);
+WEFT_KERNEL(norm_forward, void(const Execution&, const NormWeights&, AnyMatrix x, AnyMatrix addend, AnyMatrix sum,
+                               AnyMatrix y, const NormStatistics&));
 
 /// How the rows are cut into the blocks whose sums norm_backward forms (NormSums): `block` rows each, from every
 /// multiple of `length` on, where a shorter block ends.
@@ -91,7 +91,7 @@ struct NormSums {
 
 /// dh = … as above; h, dy, dh [rows, columns]; dh may be dy. addend: as dh, which it may be, or without data: nothing
 /// is added. Overwrites `sums`.
-void norm_backward(const Execution&, const NormWeights&, AnyMatrix h, const NormStatistics&, AnyMatrix dy,
-                   AnyMatrix addend, AnyMatrix dh, const NormSums& sums);
+WEFT_KERNEL(norm_backward, void(const Execution&, const NormWeights&, AnyMatrix h, const NormStatistics&, AnyMatrix dy,
+                                AnyMatrix addend, AnyMatrix dh, const NormSums& sums));
 
 }  // namespace weft::kernels

@@ -14,14 +14,7 @@
 #include "kernels/launch_cuda.cuh"
 #include "kernels/slow_paths.hpp"
 
-namespace weft::kernels {
-
-namespace portable {
-decltype(kernels::norm_forward) norm_forward;
-decltype(kernels::norm_backward) norm_backward;
-}  // namespace portable
-
-namespace cuda {
+namespace weft::kernels::cuda {
 namespace {
 
 constexpr std::int64_t kFewRows = 512;  ///< of a block each: a step of generation, not of training
@@ -123,14 +116,14 @@ __device__ __forceinline__ float2 block_sums(float2 value, float2* part) {
   return value;
 }
 
-/// kVectors: groups of 8 columns of a thread. kWide: as StoredColumns.
-template <int kVectors, bool kWide>
+/// kVectors: groups of 8 columns of a thread.
+template <int kVectors>
 __global__ void __launch_bounds__(kMostBackwardThreads) backward(const __grid_constant__ Backward a) {
   __shared__ float2 part[2][kMostBackwardThreads / kWarp];
   const std::int64_t begin = a.sums.blocks.begin(blockIdx.x), end = a.sums.blocks.end(blockIdx.x, a.h.rows);
   const float columns = static_cast<float>(a.h.columns);
   const auto column_of = [](int v) -> std::int64_t { return (v * blockDim.x + threadIdx.x) * 8; };
-  StoredColumns<kWide> h[kVectors], dy[kVectors], addend[kVectors];
+  StoredColumns<false> h[kVectors], dy[kVectors], addend[kVectors];
   float mean = 0.0f, inverse = 0.0f;
   const auto load = [&](std::int64_t row) {
     if (a.centred) mean = a.mean[row];
@@ -147,7 +140,7 @@ __global__ void __launch_bounds__(kMostBackwardThreads) backward(const __grid_co
   load(begin);
   for (std::int64_t row = begin; row < end; ++row) {
     float xhat[kVectors][8], g[kVectors][8];
-    StoredColumns<kWide> before[kVectors];
+    StoredColumns<false> before[kVectors];
     const float scale = inverse;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -233,23 +226,20 @@ void norm_forward(const Execution& execution, const NormWeights& weights, AnyMat
 void norm_backward(const Execution& execution, const NormWeights& weights, AnyMatrix h,
                    const NormStatistics& statistics, AnyMatrix dy, AnyMatrix addend, AnyMatrix dh,
                    const NormSums& sums) {
-  if (!vectors_fit(h.columns, h, dy, addend, dh) || !in_registers(h.columns, weights) || !has_vectors(sums.weight) ||
-      !has_vectors(sums.bias) || !has_vectors(sums.input))
+  const auto is_narrow = [](const AnyMatrix& rows) { return rows.data == nullptr || bytes_of(rows.type) == 2; };
+  if (!vectors_fit(h.columns, h, dy, addend, dh) || !in_registers(h.columns, weights) || !is_narrow(h) ||
+      !is_narrow(dy) || !is_narrow(addend) || !has_vectors(sums.weight) || !has_vectors(sums.bias) ||
+      !has_vectors(sums.input))
     return portable::norm_backward(execution, weights, h, statistics, dy, addend, dh, sums);
   if (h.rows == 0) return;
   Backward a{weights.kind == Norm::layer, weights.weight.data,     h,   dy, addend, dh,
              statistics.mean.data,        statistics.inverse.data, sums};
   if (a.sums.blocks.length == 0) a.sums.blocks = NormBlocks::of(h.rows);
-  const bool wide = h.type == Scalar::fp32 || dy.type == Scalar::fp32 || dh.type == Scalar::fp32 ||
-                    (addend.data != nullptr && addend.type == Scalar::fp32);
   const std::int64_t threads = (h.columns / 8 + kWarp - 1) / kWarp * kWarp;
   const auto launch = [&]<int kVectors>() {
     const unsigned blocks = static_cast<unsigned>(a.sums.blocks.count(h.rows)),
                    of_block = static_cast<unsigned>(kVectors == 1 ? threads : kMostBackwardThreads);
-    if (wide)
-      backward<kVectors, true><<<blocks, of_block, 0, stream_of(execution)>>>(a);
-    else
-      backward<kVectors, false><<<blocks, of_block, 0, stream_of(execution)>>>(a);
+    backward<kVectors><<<blocks, of_block, 0, stream_of(execution)>>>(a);
   };
   if (threads <= kMostBackwardThreads)
     launch.template operator()<1>();
@@ -258,5 +248,4 @@ void norm_backward(const Execution& execution, const NormWeights& weights, AnyMa
   require_launch("norm_backward");
 }
 
-}  // namespace cuda
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cuda

@@ -5,17 +5,17 @@
 #pragma once
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 
 namespace weft::kernels {
 
 /// rows[n, j] += bias[j]. fp32, bf16 or fp16, the sum in fp32.
-void add_bias(const Execution&, AnyMatrix rows, Array<const float> bias);
+WEFT_KERNEL(add_bias, void(const Execution&, AnyMatrix rows, Array<const float> bias));
 
 /// sum = x + addend, of equal shapes, each fp32, bf16 or fp16. `sum` may be x or addend.
-void add_rows(const Execution&, AnyMatrix x, AnyMatrix addend, AnyMatrix sum);
+WEFT_KERNEL(add_rows, void(const Execution&, AnyMatrix x, AnyMatrix addend, AnyMatrix sum));
 
 /// rows[n, j] *= factor. fp32, bf16 or fp16, the product in fp32.
-void scale_rows(const Execution&, AnyMatrix rows, float factor);
+WEFT_KERNEL(scale_rows, void(const Execution&, AnyMatrix rows, float factor));
 
 }  // namespace weft::kernels

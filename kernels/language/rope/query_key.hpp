@@ -13,7 +13,7 @@
 #pragma once
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 
 namespace weft::kernels {
 
@@ -53,14 +53,14 @@ struct RopeScaling {
 void rotary_table(double base, const RopeScaling&, std::int64_t head_size, std::int64_t longest, float* table);
 
 /// packed -> out, both [rows, columns()]; out may be packed when norm is none. inverse: [rows, inverses_per_row()].
-void query_key(const Execution&, const QueryKey&, AnyMatrix packed, AnyMatrix out, Array<float> inverse);
+WEFT_KERNEL(query_key, void(const Execution&, const QueryKey&, AnyMatrix packed, AnyMatrix out, Array<float> inverse));
 
 /// Gradients of `packed` from those of `out`, in place. packed: the input of `query_key` (not read when norm is none).
 /// Rows whose column sums are the gradients of the parameters, fp32, for a GradientSink: query_rows [rows * heads,
 /// head_size] (head), [rows, heads * head_size] (width) or empty; key_rows likewise; temperature_rows [rows, 1]
 /// (scaled) or empty.
-void query_key_backward(const Execution&, const QueryKey&, AnyMatrix packed, Array<const float> inverse,
-                        AnyMatrix gradient, Matrix<float> query_rows, Matrix<float> key_rows,
-                        Matrix<float> temperature_rows);
+WEFT_KERNEL(query_key_backward,
+            void(const Execution&, const QueryKey&, AnyMatrix packed, Array<const float> inverse, AnyMatrix gradient,
+                 Matrix<float> query_rows, Matrix<float> key_rows, Matrix<float> temperature_rows));
 
 }  // namespace weft::kernels

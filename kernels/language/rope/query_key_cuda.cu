@@ -11,14 +11,7 @@
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/slow_paths.hpp"
 
-namespace weft::kernels {
-
-namespace portable {
-decltype(kernels::query_key) query_key;
-decltype(kernels::query_key_backward) query_key_backward;
-}  // namespace portable
-
-namespace cuda {
+namespace weft::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 128;
@@ -265,5 +258,4 @@ void query_key_backward(const Execution& execution, const QueryKey& q, AnyMatrix
   require_launch("query_key_backward");
 }
 
-}  // namespace cuda
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cuda

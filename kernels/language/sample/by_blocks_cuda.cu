@@ -8,14 +8,7 @@
 #include "kernels/language/sample/rule.hpp"
 #include "kernels/launch_cuda.cuh"
 
-namespace weft::kernels {
-
-namespace portable {
-decltype(kernels::sum_blocks) sum_blocks;
-decltype(kernels::sample_by_blocks) sample_by_blocks;
-}  // namespace portable
-
-namespace cuda {
+namespace weft::kernels::cuda {
 namespace {
 
 constexpr int kDrawWarps = kDrawBlock / kWarp;  ///< a thread per id of a block
@@ -207,5 +200,4 @@ void sample_by_blocks(const Execution& execution, const BlockRule& rule, AnyMatr
                               0, 1, {rule, logits, sums, sequences});
 }
 
-}  // namespace cuda
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cuda

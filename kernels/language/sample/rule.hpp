@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/dispatch.hpp"
 #include "kernels/language/exponential.hpp"
 #include "kernels/language/sample/sample.hpp"
 #include "kernels/random.hpp"
@@ -196,10 +197,10 @@ WEFT_HOST_DEVICE inline Random4 sample_bits(const SampleStream& stream, std::int
 // Implementations that sample.cpp chooses from.
 
 /// With top_k or top_p.
-void sample_kept(const Execution&, const SampleRule&, AnyMatrix logits, const GrowingSequences&);
+WEFT_KERNEL(sample_kept, void(const Execution&, const SampleRule&, AnyMatrix logits, const GrowingSequences&));
 /// sums: [rows, draw_blocks(vocabulary)], written.
-void sum_blocks(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums);
-void sample_by_blocks(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums,
-                      const GrowingSequences&);
+WEFT_KERNEL(sum_blocks, void(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums));
+WEFT_KERNEL(sample_by_blocks,
+            void(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums, const GrowingSequences&));
 
 }  // namespace weft::kernels

@@ -1,27 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Connects the implementations: sample_portable.cpp, and sample_cuda.cu and by_blocks_cuda.cu.
 #include "kernels/language/sample/sample.hpp"
 
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "kernels/dispatch.hpp"
 #include "kernels/language/sample/rule.hpp"
 
 namespace weft::kernels {
-
-namespace portable {
-decltype(sample_kept) sample_kept;
-decltype(sum_blocks) sum_blocks;
-decltype(sample_by_blocks) sample_by_blocks;
-}  // namespace portable
-
-namespace cuda {
-decltype(sample_kept) sample_kept;
-decltype(sum_blocks) sum_blocks;
-decltype(sample_by_blocks) sample_by_blocks;
-}  // namespace cuda
 
 void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, Matrix<BlockSum> sums,
             const GrowingSequences& sequences) {
@@ -36,12 +21,12 @@ void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits
   effective.temperature = std::max(rule.temperature, 1e-6f);  // its inverse stays finite
   if (effective.top_k >= rule.vocabulary) effective.top_k = 0;
   if (!rule.draws_by_blocks())
-    return dispatch<portable::sample_kept, cuda::sample_kept>(execution, effective, logits, sequences);
+    return sample_kept(execution, effective, logits, sequences);
   if (sums.rows != logits.rows || sums.columns != draw_blocks(rule.vocabulary))
     throw Error(ExitCode::internal, "sample: there is not one sum per row and block of ids");
   const BlockRule by_blocks(rule);
-  dispatch<portable::sum_blocks, cuda::sum_blocks>(execution, by_blocks, logits, sums);
-  dispatch<portable::sample_by_blocks, cuda::sample_by_blocks>(execution, by_blocks, logits, sums, sequences);
+  sum_blocks(execution, by_blocks, logits, sums);
+  sample_by_blocks(execution, by_blocks, logits, sums, sequences);
 }
 
 }  // namespace weft::kernels

@@ -12,13 +12,7 @@
 #include "kernels/language/sample/rule.hpp"
 #include "kernels/launch_cuda.cuh"
 
-namespace weft::kernels {
-
-namespace portable {
-decltype(kernels::sample_kept) sample_kept;
-}  // namespace portable
-
-namespace cuda {
+namespace weft::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
@@ -132,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
   const int vocabulary = static_cast<int>(r.vocabulary), span = a.span();
   const int begin = min((threads.block * kWarps + warp) * span, vocabulary), end = min(begin + span, vocabulary);
 
-  const int bytes = a.logits.type == Scalar::fp32 ? 4 : 2;
+  constexpr int bytes = 2;  // of a logit
   AnyMatrix own{static_cast<char*>(a.logits.data) + (row * a.logits.stride + begin) * bytes, a.logits.type, 1, span,
                 span};
   if (a.held) {
@@ -319,7 +313,7 @@ void launch(const Execution& execution, Arguments arguments) {
   while (has_clusters() && arguments.blocks < kMostBlocks && 2 * arguments.blocks * rows <= multiprocessors() &&
          2 * arguments.blocks * kLeastIds <= arguments.rule.vocabulary)
     arguments.blocks *= 2;
-  const std::int64_t bytes = std::int64_t{kWarps} * arguments.span() * (arguments.logits.type == Scalar::fp32 ? 4 : 2);
+  const std::int64_t bytes = std::int64_t{kWarps} * arguments.span() * bytes_of(arguments.logits.type);
   arguments.held = words && bytes <= kMostHeld;
   launch_early<Arguments>(execution, "sample", kernel, dim3(static_cast<unsigned>(rows * arguments.blocks)), kThreads,
                           arguments.held ? bytes : 0, arguments.blocks, arguments);
@@ -330,6 +324,7 @@ void launch(const Execution& execution, Arguments arguments) {
 void sample_kept(const Execution& execution, const SampleRule& rule, AnyMatrix logits,
                  const GrowingSequences& sequences) {
   if (logits.rows == 0) return;
+  if (logits.type == Scalar::fp32) return portable::sample_kept(execution, rule, logits, sequences);
   const Arguments arguments{rule, logits, sequences, 1, false};
   if (rule.softcap > 0)
     launch<true>(execution, arguments);
@@ -337,5 +332,4 @@ void sample_kept(const Execution& execution, const SampleRule& rule, AnyMatrix l
     launch<false>(execution, arguments);
 }
 
-}  // namespace cuda
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cuda

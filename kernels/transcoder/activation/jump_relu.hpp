@@ -137,6 +137,6 @@ void update_thresholds(const Execution&, const JumpRule&, const ParameterVector&
 
 /// out[i] += sum of squares of gradient_scale * row i of the gradient, in column order; step == nullptr: scale 1. Adds
 /// nothing if the step is withheld.
-void add_squares(const Execution&, Matrix<const float> gradient, const AdamStep* step, Array<double> out);
+void add_row_squares(const Execution&, Matrix<const float> gradient, const AdamStep* step, Array<double> out);
 
 }  // namespace weft::kernels

@@ -11,6 +11,7 @@
 // For forms whose dz is alpha where active only.
 #pragma once
 
+#include "kernels/dispatch.hpp"
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
@@ -59,8 +60,8 @@ void jump_window_backward(const Execution&, const JumpWindow&, const SparseActiv
 
 /// Of jump_window_backward, the pass over the hits: active[key] is the number of active entries, from which the offsets
 /// follow.
-void jump_window_sums(const Execution&, const JumpWindow&, const SparseActivations& window, const FeatureHits&,
-                      Matrix<const float> theta, Array<float> activation_gradient, Array<float> theta_gradient,
-                      Array<std::int64_t> active);
+WEFT_KERNEL(jump_window_sums, void(const Execution&, const JumpWindow&, const SparseActivations& window,
+                                   const FeatureHits&, Matrix<const float> theta, Array<float> activation_gradient,
+                                   Array<float> theta_gradient, Array<std::int64_t> active));
 
 }  // namespace weft::kernels

@@ -46,7 +46,7 @@ void affine_gradient(const Execution&, const SparseActivations& of, const Featur
                      Array<const std::int64_t> begin, Array<const float> delta, const PairAffine& gradient);
 
 /// rows[i, j] *= scale[i]
-void scale_rows(const Execution&, Array<const float> scale, Matrix<float> rows);
+void scale_each_row(const Execution&, Array<const float> scale, Matrix<float> rows);
 
 /// Norms of features from those of rows, by key [L * F], in place: norm[s, f]^2 = sum over t >= s of norm[t, f]^2.
 /// Scales do not count (as in crosslayer-coding).

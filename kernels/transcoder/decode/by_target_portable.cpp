@@ -115,7 +115,7 @@ void affine_gradient(const Execution& execution, const SparseActivations& of_ent
       });
 }
 
-void scale_rows(const Execution& execution, Array<const float> scale, Matrix<float> rows) {
+void scale_each_row(const Execution& execution, Array<const float> scale, Matrix<float> rows) {
   for_all(
       execution, "scale_rows", rows.rows, KOKKOS_LAMBDA(std::int64_t i) {
         for (std::int64_t j = 0; j < rows.columns; ++j) rows(i, j) *= scale[i];

@@ -19,7 +19,7 @@
 #include <span>
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 #include "kernels/optimize/parameters.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
@@ -33,15 +33,16 @@ inline bool is_cross_layer(std::span<const ParameterRows> decoder) {
 /// Overwrites y [token_count, n * d] (fp32 or bf16) with the contribution of this rank's features to the target layers
 /// [target_begin, target_begin + n) of the tokens [token_begin, token_begin + token_count). No bias. decoder[s] for
 /// every layer s.
-void decode_forward(const Execution&, const SparseActivations&, std::int64_t token_begin, std::int64_t token_count,
-                    std::span<const ParameterRows> decoder, std::int64_t target_begin, AnyMatrix y);
+WEFT_KERNEL(decode_forward,
+            void(const Execution&, const SparseActivations&, std::int64_t token_begin, std::int64_t token_count,
+                 std::span<const ParameterRows> decoder, std::int64_t target_begin, AnyMatrix y));
 
 /// norm[key] (key = layer * F + row, [L * F]) = Euclidean norm of the decoder row, all its targets.
-void decoder_norms(const Execution&, std::span<const ParameterRows> decoder, Array<float> norm);
+WEFT_KERNEL(decoder_norms, void(const Execution&, std::span<const ParameterRows> decoder, Array<float> norm));
 
 /// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size. `norms`: with new_norms.
-std::int64_t decode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
-                                       std::int64_t capacity, bool norms = false);
+WEFT_KERNEL(decode_backward_workspace, std::int64_t(Backend, std::int64_t n_layers, std::int64_t n_features,
+                                                    std::int64_t d_model, std::int64_t capacity, bool norms));
 
 /// Gradient rows that are still being exchanged when the backward pass begins. Those of targets >= `first` are
 /// complete; all are complete for work enqueued after `wait()`, which enqueues and does not block. Empty `wait`: all
@@ -65,15 +66,16 @@ struct RowFactors {
 /// in key order) receives |gradient_scale * dW|^2 when its data is not null. `factors`: RowFactors; without data: none.
 /// `new_norms`, only with factors: what decoder_norms would give afterwards, bit for bit; the CUDA kernels form them
 /// from the weights that they hold. A step that is withheld leaves them or sets them to the same values.
-void decode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
-                            std::span<const ParameterRows> decoder, const AdamStep* step,
-                            Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
-                            const LateRows& late = {}, Array<const float> factors = {}, Array<float> new_norms = {});
+WEFT_KERNEL(decode_backward_update,
+            void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
+                 std::span<const ParameterRows> decoder, const AdamStep* step, Array<float> activation_gradient,
+                 Array<double> squared_norm, Array<std::byte> workspace, const LateRows& late,
+                 Array<const float> factors, Array<float> new_norms));
 
 /// The same da and squared_norm (without gradient_scale); parameters are left as they are.
-void decode_backward_norm(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
-                          std::span<const ParameterRows> decoder, Array<float> activation_gradient,
-                          Array<double> squared_norm, Array<std::byte> workspace, const LateRows& late = {},
-                          Array<const float> factors = {});
+WEFT_KERNEL(decode_backward_norm,
+            void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
+                 std::span<const ParameterRows> decoder, Array<float> activation_gradient, Array<double> squared_norm,
+                 Array<std::byte> workspace, const LateRows& late, Array<const float> factors));
 
 }  // namespace weft::kernels

@@ -15,7 +15,7 @@
 #include <span>
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 #include "kernels/optimize/parameters.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
@@ -52,20 +52,20 @@ struct EncoderOperands {
 };
 
 /// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size.
-std::int64_t encode_backward_workspace(Backend, std::int64_t n_layers, std::int64_t n_features, std::int64_t d_model,
-                                       std::int64_t capacity);
+WEFT_KERNEL(encode_backward_workspace, std::int64_t(Backend, std::int64_t n_layers, std::int64_t n_features,
+                                                    std::int64_t d_model, std::int64_t capacity));
 
 /// Adam on every encoder row and bias of every layer, from dz (`preactivation_gradient`, by CSR position) and the
 /// inputs x [N, L * d]. encoder[s] is [F, d], bias[s] is [F]. squared_norm as in decode_backward_update: one double per
 /// row, bias included.
-void encode_backward_update(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
-                            Array<const float> preactivation_gradient, std::span<const ParameterRows> encoder,
-                            std::span<const ParameterVector> bias, const AdamStep* step, Array<double> squared_norm,
-                            Array<std::byte> workspace);
+WEFT_KERNEL(encode_backward_update, void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
+                                         Array<const float> preactivation_gradient,
+                                         std::span<const ParameterRows> encoder, std::span<const ParameterVector> bias,
+                                         const AdamStep* step, Array<double> squared_norm, Array<std::byte> workspace));
 
 /// squared_norm only (without gradient_scale).
-void encode_backward_norm(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
-                          Array<const float> preactivation_gradient, Array<double> squared_norm,
-                          Array<std::byte> workspace);
+WEFT_KERNEL(encode_backward_norm,
+            void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
+                 Array<const float> preactivation_gradient, Array<double> squared_norm, Array<std::byte> workspace));
 
 }  // namespace weft::kernels

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 
 namespace weft::kernels {
 
@@ -47,10 +47,10 @@ constexpr std::int64_t loss_workspace(std::int64_t n_tokens, std::int64_t n_laye
 /// partial: n_parts matrices [n, L * d] one after the other (part p starts at row p * n of `partial`); target [n, L *
 /// d] raw normalised targets; bias [L * d]; centre and standardise [L * d] turn normalised targets into standardised
 /// ones. Overwrites gradient_rows [n, L * d] and `sums`. Deterministic: the order of every sum depends on n alone.
-void residual_and_loss(const Execution&, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target,
-                       Array<const float> bias, Array<const float> centre, Array<const float> standardise,
-                       std::int64_t n_layers, float gradient_factor, AnyMatrix gradient_rows, LossSums sums,
-                       Array<std::byte> workspace);
+WEFT_KERNEL(residual_and_loss,
+            void(const Execution&, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target, Array<const float> bias,
+                 Array<const float> centre, Array<const float> standardise, std::int64_t n_layers,
+                 float gradient_factor, AnyMatrix gradient_rows, LossSums sums, Array<std::byte> workspace));
 
 /// The same with weights [L * d]; squared_error is the sum of w e^2.
 void weighted_residual_and_loss(const Execution&, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target,
@@ -71,6 +71,6 @@ void unexplained_weights(const Execution&, Array<const double> moments, std::int
                          std::int64_t d_model, Array<float> weight);
 
 /// out[j] = sum over rows of matrix[i, j], fp32 in a fixed order: the gradient of the decoder bias.
-void column_sums(const Execution&, AnyMatrix matrix, Array<float> out);
+WEFT_KERNEL(column_sums, void(const Execution&, AnyMatrix matrix, Array<float> out));
 
 }  // namespace weft::kernels

@@ -20,7 +20,7 @@
 #include <span>
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 #include "kernels/optimize/parameters.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
@@ -74,8 +74,8 @@ struct PreactivationPenalty {
 };
 
 /// By key [L * F]: norm_gradient = gradient of coefficient * P by nu, value = coefficient * P. Hits in a fixed order.
-void sparsity_sums(const Execution&, const SparsityPenalty&, const SparseActivations&, const FeatureHits&,
-                   Array<const float> norm, Array<float> norm_gradient, Array<double> value);
+WEFT_KERNEL(sparsity_sums, void(const Execution&, const SparsityPenalty&, const SparseActivations&, const FeatureHits&,
+                                Array<const float> norm, Array<float> norm_gradient, Array<double> value));
 
 /// da of every entry in use += gradient of coefficient * P. By position, as `activation_gradient` of decode/.
 void add_sparsity_gradient(const Execution&, const SparsityPenalty&, const SparseActivations&, Array<const float> norm,

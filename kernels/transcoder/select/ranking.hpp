@@ -13,13 +13,13 @@
 #pragma once
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels {
 
 /// product[n, f] = max(product[n, f] + bias[f], 0) * norm[f], rounded to the type of the product. NaN stays NaN.
-void rank_tile(const Execution&, AnyMatrix product, Array<const float> bias, Array<const float> norm);
+WEFT_KERNEL(rank_tile, void(const Execution&, AnyMatrix product, Array<const float> bias, Array<const float> norm));
 
 /// products[i, j] -= sums[i] sums[j] / n_tokens: C from the sum of x~^T x~, in place; [d, d].
 void centre_products(const Execution&, Array<const float> sums, std::int64_t n_tokens, Matrix<float> products);
@@ -29,8 +29,8 @@ void feature_moments(const Execution&, AnyMatrix weight, Array<const float> bias
                      Array<const float> sums, std::int64_t n_tokens, Array<float> mean, Array<float> spread);
 
 /// product[n, f] = r of z = product[n, f] + bias[f], or 0, rounded to the type of the product. NaN stays NaN.
-void standardise_tile(const Execution&, AnyMatrix product, Array<const float> bias, Array<const float> mean,
-                      Array<const float> spread);
+WEFT_KERNEL(standardise_tile, void(const Execution&, AnyMatrix product, Array<const float> bias,
+                                   Array<const float> mean, Array<const float> spread));
 
 /// value[i] = z again, at least 0, for the entries in use. mean, spread [L * F].
 void unstandardise(const Execution&, const SparseActivations&, Array<const float> mean, Array<const float> spread);

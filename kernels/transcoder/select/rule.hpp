@@ -134,35 +134,14 @@ WEFT_HOST_DEVICE constexpr Count ties_admitted(Count ties, Count before, Count k
 }
 
 // ---- threshold of the next batch ------------------------------------------------------------------------------------
-//
-// A filter threshold slightly below the K-th key lets a little more than K entries pass. Near the K-th value the
-// logarithm of the rank falls about linearly with the value; both functions follow that line from the threshold of this
-// batch to the wanted rank of the next. Any threshold gives the same result; a bad one costs a second pass.
-//
-// The two backends use different constants and precision. Both are kept: the thresholds are checkpointed and must
-// repeat bit for bit on each backend.
 
-/// Host driver: aims at 1.5 + 4 / sqrt(K) times K entries (small batches fluctuate), in fp64. `passed`: entries of all
-/// ranks above `threshold`; `overflow`: too many for the list of some rank, so that `passed` is not known.
-inline std::uint32_t next_threshold_host(std::uint32_t kth_key, std::uint32_t threshold, bool overflow,
-                                         std::int64_t passed, std::int64_t wanted) {
-  if (kth_key == 0) return 0;
-  const double kth = bits_float(std::min(kth_key, kLargestKey - 1));
-  double below = kth / 16;
-  if (threshold > 0 && threshold < kth_key) {
-    const double width = kth - bits_float(threshold);
-    const double k = static_cast<double>(wanted);
-    const double target = 1.5 + 4 / std::sqrt(k);
-    const double growth = std::log(static_cast<double>(std::max(passed, wanted)) / k);
-    below = overflow ? width / 4 : width * std::log(target) / std::max(growth, 0.05);
-  }
-  below = std::clamp(below, kth / 4096, kth / 4);
-  return std::min(selection_key(static_cast<float>(kth - below)), kth_key - 1);
-}
-
-/// Device driver: aims at 1.375 times K entries, in fp32. `passed`: entries of all ranks above `threshold`, if `known`.
-WEFT_HOST_DEVICE inline std::uint32_t next_threshold_device(std::uint32_t kth_key, std::uint32_t threshold, bool known,
-                                                            std::uint64_t passed, std::uint64_t wanted) {
+/// The filter threshold of the next batch, slightly below the K-th key of this one: it aims at 1.375 K entries. Near
+/// the K-th value the logarithm of the rank falls about linearly with the value; the line from the threshold of this
+/// batch is followed to the wanted rank. Any threshold gives the same result; a bad one costs a second pass. `passed`:
+/// entries of all ranks above `threshold`, if `known` (too many for the list of some rank are not counted). Thresholds
+/// are checkpointed.
+WEFT_HOST_DEVICE inline std::uint32_t next_threshold(std::uint32_t kth_key, std::uint32_t threshold, bool known,
+                                                     std::uint64_t passed, std::uint64_t wanted) {
   constexpr float kLogTarget = 0.31845f;  // log(1.375)
   const float kth = bits_float(kth_key), now = bits_float(threshold);
   float next = 0;

@@ -213,8 +213,8 @@ __device__ void admit_share(const View& view, int g, int lane) {
 __device__ void set_next_threshold(const View& view, int g) {
   const Group& group = view.group[g];
   const Count passed = view.several ? view.agreement[g].passed : min(group.cursor, static_cast<Count>(view.capacity));
-  view.threshold[g] = next_threshold_device(group.kth, view.several ? group.guess : view.threshold[g],
-                                            !view.several || reached(view, g), passed, group.search.wanted);
+  view.threshold[g] = next_threshold(group.kth, view.several ? group.guess : view.threshold[g],
+                                     !view.several || reached(view, g), passed, group.search.wanted);
 }
 
 /// Tokens of a thread of the two kernels that form prefix sums over all tokens by one block.

@@ -6,6 +6,7 @@
 
 #include <span>
 
+#include "kernels/dispatch.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels {
@@ -15,7 +16,7 @@ namespace weft::kernels {
 /// equals that of one list over all tokens. `groups` agree in n_layers and n_features; out.n_tokens is the sum of
 /// theirs, and out.key and out.value must hold every entry that is kept. Overwrites `out`. With `cut` [n_layers *
 /// n_features of the groups] only entries whose value is above the cut of their key are kept.
-void restrict_features(const Execution&, std::span<const SparseActivations> groups, std::int64_t first_feature,
-                       SparseActivations out, Array<const float> cut = {});
+WEFT_KERNEL(restrict_features, void(const Execution&, std::span<const SparseActivations> groups,
+                                    std::int64_t first_feature, SparseActivations out, Array<const float> cut));
 
 }  // namespace weft::kernels

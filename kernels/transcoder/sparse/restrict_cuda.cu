@@ -3,8 +3,8 @@
 // One warp per token in two passes: the first counts the entries to keep, the second, once the counts are offsets,
 // copies them. Counts stay on the device. Limit: memory; 4 bytes per entry in the first pass (8 with cuts), 8 and the
 // kept ones in the second.
+#include "kernels/scan_cuda.cuh"
 #include "kernels/transcoder/sparse/restrict.hpp"
-#include "kernels/transcoder/sparse/scan_cuda.cuh"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {

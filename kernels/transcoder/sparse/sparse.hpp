@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
+#include "kernels/dispatch.hpp"
 
 namespace weft::kernels {
 
@@ -33,9 +33,9 @@ struct FeatureHits {
 };
 
 /// Bytes of workspace of `transpose`; n_keys = n_layers * n_features, capacity as SparseActivations::key.size.
-std::int64_t transpose_workspace(Backend, std::int64_t n_keys, std::int64_t capacity);
+WEFT_KERNEL(transpose_workspace, std::int64_t(Backend, std::int64_t n_keys, std::int64_t capacity));
 
 /// CSR -> CSC. Hits of a feature ascend by token, for any number of threads. Overwrites `hits`.
-void transpose(const Execution&, const SparseActivations&, FeatureHits hits, Array<std::byte> workspace);
+WEFT_KERNEL(transpose, void(const Execution&, const SparseActivations&, FeatureHits hits, Array<std::byte> workspace));
 
 }  // namespace weft::kernels

@@ -10,7 +10,7 @@
 // each.
 #include <algorithm>
 
-#include "kernels/transcoder/sparse/scan_cuda.cuh"
+#include "kernels/scan_cuda.cuh"
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "kernels/warp_cuda.cuh"
 #include "kernels/workspace.hpp"
@@ -60,10 +60,9 @@ __global__ void count_hits(const std::int64_t* row_offsets, std::int64_t n_token
 __global__ void __launch_bounds__(kScanThreads)
     sum_counts(const std::uint32_t* count, std::int64_t n_keys, std::int64_t* block_sum) {
   const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(kScanBlock) + threadIdx.x * 4;
-  std::int64_t sum = 0, before = 0;
-  for (int i = 0; i < 4; ++i)
-    if (first + i < n_keys) sum += count[first + i];
-  sum = block_scan(sum, before);
+  std::int64_t value[4];
+  for (int i = 0; i < 4; ++i) value[i] = first + i < n_keys ? count[first + i] : 0;
+  const std::int64_t sum = block_scan(value);
   if (threadIdx.x == 0) block_sum[blockIdx.x] = sum;
 }
 
@@ -73,18 +72,17 @@ __global__ void __launch_bounds__(kScanThreads)
                   std::uint32_t* counters, std::uint32_t* long_list) {
   const std::int64_t first = blockIdx.x * static_cast<std::int64_t>(kScanBlock) + threadIdx.x * 4;
   std::uint32_t mine[4] = {};
-  std::int64_t sum = 0, before = 0;
+  std::int64_t before[4];
   for (int i = 0; i < 4; ++i) {
     if (first + i < n_keys) mine[i] = count[first + i];
-    sum += mine[i];
+    before[i] = mine[i];
   }
-  block_scan(sum, before);
-  std::int64_t at = block_sum[blockIdx.x] + before;
+  block_scan(before);
   for (int i = 0; i < 4; ++i) {
     if (first + i >= n_keys) break;
+    const std::int64_t at = block_sum[blockIdx.x] + before[i];
     offsets[first + i] = at;
-    at += mine[i];
-    if (first + i + 1 == n_keys) offsets[n_keys] = at;
+    if (first + i + 1 == n_keys) offsets[n_keys] = at + mine[i];
     count[first + i] = 0;
     if (mine[i] > kLongList) long_list[atomicAdd(counters, 1u)] = static_cast<std::uint32_t>(first + i);
   }
@@ -138,12 +136,12 @@ __global__ void __launch_bounds__(kScanThreads)
       __syncthreads();
       const int each = (n_words + kScanThreads - 1) / kScanThreads;
       const int first = min(n_words, static_cast<int>(threadIdx.x) * each), last = min(n_words, first + each);
-      std::int64_t sum = 0, base = 0;
-      for (int w = first; w < last; ++w) sum += __popc(bits[w]);
-      const std::int64_t of_window = block_scan(sum, base);
+      std::uint32_t base[1] = {};
+      for (int w = first; w < last; ++w) base[0] += __popc(bits[w]);
+      const std::uint32_t of_window = block_scan(base);
       for (int w = first; w < last; ++w) {
-        before[w] = static_cast<std::uint32_t>(base);
-        base += __popc(bits[w]);
+        before[w] = base[0];
+        base[0] += __popc(bits[w]);
       }
       __syncthreads();
       for (std::int64_t i = begin + threadIdx.x; i < end; i += kScanThreads) {

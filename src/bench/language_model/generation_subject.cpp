@@ -54,18 +54,14 @@ class GenerationSubject final : public BenchmarkSubject {
     model_->parameters().add_to(registry_);
     transformer_.emplace(*model_, transformer_case(configuration_, generation_), timers_, *arena_);
     generator_.emplace(generation_, *transformer_, execution_, timers_, *arena_);
-    parameters_ = language_model::Generator::Parameters::changed;
   }
   void step() override {
     log_probability_ = 0;
-    generator_->run(
-        requests_, static_cast<std::uint64_t>(configuration_.run.seed), 0,
-        [this](std::size_t, const kernels::Drawn& drawn) {
-          log_probability_ += static_cast<double>(drawn.log_probability);
-          return true;
-        },
-        parameters_);
-    parameters_ = language_model::Generator::Parameters::unchanged;
+    generator_->run(requests_, static_cast<std::uint64_t>(configuration_.run.seed), 0,
+                    [this](std::size_t, const kernels::Drawn& drawn) {
+                      log_probability_ += static_cast<double>(drawn.log_probability);
+                      return true;
+                    });
   }
   void settle() override { kernels::fence(execution_); }
   report::Timers& timers() override { return timers_; }
@@ -107,7 +103,6 @@ class GenerationSubject final : public BenchmarkSubject {
   std::optional<language_model::Model> model_;
   std::optional<language_model::Transformer> transformer_;
   std::optional<language_model::Generator> generator_;
-  language_model::Generator::Parameters parameters_ = language_model::Generator::Parameters::changed;
   double log_probability_ = 0;
 };
 

@@ -225,7 +225,7 @@ void SelectorOnRankZero::share_lists(const Batch& batch) {
   of_group.n_tokens = activations().n_tokens;
   of_group.row_offsets.data += grid_.part(parallel::kDataAxis, n_tokens_total).begin;
   kernels::restrict_features(execution_, {&of_group, 1},
-                             grid_.part(parallel::kFeatureAxis, spec_.shape.n_features).begin, activations());
+                             grid_.part(parallel::kFeatureAxis, spec_.shape.n_features).begin, activations(), {});
   row_offsets_.close();
   key_.close();
   value_.close();

@@ -78,8 +78,7 @@ std::string generation_obstacle(const ModelSettings& model) {
                                     "exist yet while a text is written";
 }
 
-Generator::Buffers::Buffers(const GenerationSettings& settings, training::StepArena& arena)
-    : joined(settings.architecture, settings.type, settings.rows, arena) {
+Generator::Buffers::Buffers(const GenerationSettings& settings, training::StepArena& arena) {
   const std::int64_t columns = settings.architecture.key_width(), own = own_positions(settings),
                      cached = n_regions(settings) * longest_prefix(settings) + settings.rows * own;
   arena.purpose("cache of keys and values");
@@ -133,7 +132,7 @@ Generator::Generator(const GenerationSettings& settings, Transformer& transforme
 }
 
 void Generator::run(std::span<const GenerationRequest> requests, std::uint64_t seed, std::uint64_t step,
-                    const Receive& receive, Parameters parameters) {
+                    const Receive& receive) {
   struct HookEnd {
     Transformer& transformer;
     ~HookEnd() { transformer.hook_attention({}); }
@@ -148,7 +147,6 @@ void Generator::run(std::span<const GenerationRequest> requests, std::uint64_t s
   changed_ = true;
   enqueued_ = received_ = 0;
   transformer_.complete_weights();
-  if (parameters == Parameters::changed || joined_.empty()) joined_ = transformer_.join_norms(buffers_.joined);
   try {
     // While the host looks at the tokens of some steps, the GPU computes the next ones.
     for (std::int64_t pending = 0;;) {
@@ -278,15 +276,13 @@ void Generator::prefill_batch(std::span<const std::size_t> rows, std::int64_t le
 void Generator::compute_prefixes(std::int64_t sequences, std::int64_t length) {
   const Buffers::Prefill& device = buffers_.prefill;
   const std::int64_t queries = settings_.architecture.query_width(), keys = settings_.architecture.key_width();
-  transformer_.hook_attention(
-      [&](std::int64_t layer, const AnyMatrix& packed, const AnyMatrix&) {
-        const auto at = static_cast<std::size_t>(layer);
-        const kernels::Array<const std::int64_t> to{device.rows.data, packed.rows};
-        kernels::store_rows(execution_, packed.columns_from(queries, keys), to, buffers_.keys[at]);
-        kernels::store_rows(execution_, packed.columns_from(queries + keys, keys), to, buffers_.values[at]);
-        return at + 1 == buffers_.keys.size();  // no output is needed of the last layer
-      },
-      {}, joined_);
+  transformer_.hook_attention([&](std::int64_t layer, const AnyMatrix& packed, const AnyMatrix&) {
+    const auto at = static_cast<std::size_t>(layer);
+    const kernels::Array<const std::int64_t> to{device.rows.data, packed.rows};
+    kernels::store_rows(execution_, packed.columns_from(queries, keys), to, buffers_.keys[at]);
+    kernels::store_rows(execution_, packed.columns_from(queries + keys, keys), to, buffers_.values[at]);
+    return at + 1 == buffers_.keys.size();  // no output is needed of the last layer
+  });
   const Tokens tokens{.sequences = sequences,
                       .length = length,
                       .ids = {device.ids.data, sequences * length},
@@ -304,19 +300,13 @@ void Generator::compute() {
     shape.window = settings_.architecture.model.window_of(layer);
     return shape;
   };
-  transformer_.hook_attention(
-      [&](std::int64_t layer, const AnyMatrix& packed, const AnyMatrix& mixed) {
-        const auto at = static_cast<std::size_t>(layer);
-        kernels::cached_attention(execution_, attention(layer), packed.columns_from(0, queries),
-                                  packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
-                                  buffers_.keys[at], buffers_.values[at], mixed);
-        return true;
-      },
-      [&](std::int64_t layer) {
-        const auto at = static_cast<std::size_t>(layer);
-        return kernels::cached_ahead(execution_, attention(layer), buffers_.keys[at], buffers_.values[at]);
-      },
-      joined_);
+  transformer_.hook_attention([&](std::int64_t layer, const AnyMatrix& packed, const AnyMatrix& mixed) {
+    const auto at = static_cast<std::size_t>(layer);
+    kernels::cached_attention(execution_, attention(layer), packed.columns_from(0, queries),
+                              packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
+                              buffers_.keys[at], buffers_.values[at], mixed);
+    return true;
+  });
   const Buffers::State& state = buffers_.device;
   const Tokens tokens{.sequences = settings_.rows,
                       .length = 1,

@@ -77,7 +77,6 @@ class Generator {
 
   struct Buffers {
     Buffers(const GenerationSettings&, training::StepArena&);
-    Transformer::JoinedBuffers joined;
     std::vector<kernels::AnyMatrix> keys, values;  ///< by layer: [cache rows, H_kv d], prefixes first
     /// State of the sequences, where the kernels run and on the host.
     struct State {
@@ -106,13 +105,9 @@ class Generator {
   /// Called for each token of a request, in order. False: the request ends here.
   using Receive = std::function<bool(std::size_t request, const kernels::Drawn&)>;
 
-  /// Those of the model, since the last `run`.
-  enum class Parameters { changed, unchanged };
-
   /// Writes at most new_tokens tokens for each request. seed, step: key of the random numbers. Throws Error(numeric) if
   /// logits are not finite.
-  void run(std::span<const GenerationRequest>, std::uint64_t seed, std::uint64_t step, const Receive&,
-           Parameters = Parameters::changed);
+  void run(std::span<const GenerationRequest>, std::uint64_t seed, std::uint64_t step, const Receive&);
 
   /// False: from now on steps run eagerly, so that their phases can be timed.
   void record(bool record) { records_ = record && recordable_; }
@@ -175,7 +170,6 @@ class Generator {
   bool records_;
   Recorded step_work_;
   std::map<std::int64_t, Recorded> prefill_work_;  // by length
-  std::vector<Transformer::JoinedBlock> joined_;
 };
 
 }  // namespace weft::language_model

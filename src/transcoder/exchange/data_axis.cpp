@@ -173,7 +173,7 @@ void DataAxis::gather_lists(const kernels::SparseActivations& of_group, std::int
                       {all.key.data + r * entries, entries},
                       {all.value.data + r * entries, entries}});
   }
-  if (model_.owned().size() > 0) kernels::restrict_features(execution_, groups, model_.owned().begin, out);
+  if (model_.owned().size() > 0) kernels::restrict_features(execution_, groups, model_.owned().begin, out, {});
 }
 
 void DataAxis::by_feature() {

@@ -81,8 +81,8 @@ void decoder_rows(const Model& model, std::int64_t layer, std::int64_t begin, co
     for (std::int64_t t = layer; t < shape.n_layers; ++t) {
       kernels::weights_to_float(execution, model.decoder()[static_cast<std::size_t>(t)], begin, strip_of(t));
       if (shape.affine)
-        kernels::scale_rows(execution, {scale.row(kernels::pair_of(layer, t, shape.n_layers)) + begin, out.rows},
-                            strip_of(t));
+        kernels::scale_each_row(execution, {scale.row(kernels::pair_of(layer, t, shape.n_layers)) + begin, out.rows},
+                                strip_of(t));
     }
     return;
   }

@@ -276,8 +276,9 @@ void HostSelector::select_over_batch(const Batch& batch) {
   take_candidates(batch, found, ties_are_cut);
 
   for (std::size_t g = 0; g < found.size(); ++g) {
-    controller_[g] = kernels::next_threshold_host(found[g].key(), static_cast<std::uint32_t>(largest[g]), overflow,
-                                                  passed_[g], batch.budget);
+    controller_[g] =
+        kernels::next_threshold(found[g].key(), static_cast<std::uint32_t>(largest[g]), !overflow,
+                                static_cast<std::uint64_t>(passed_[g]), static_cast<std::uint64_t>(batch.budget));
     statistics_.threshold.push_back(kernels::bits_float(found[g].key()));
   }
 }

@@ -8,7 +8,6 @@
 #include <bit>
 #include <map>
 
-#include "kernels/language/decode/cached_ahead.hpp"
 #include "tests/kernels/language/rows_support.hpp"
 
 namespace weft::testing {
@@ -272,55 +271,6 @@ TEST_CASE("cached_attention leaves sequences that do not run") {
     CHECK(problem.stores(result));
     CHECK(row_of(result, 1, shape) == std::vector<float>(static_cast<std::size_t>(shape.query_columns())));
     CHECK(relative_error(row_of(result, 2, shape), problem.expected(2)) <= row_tolerance(Scalar::bf16));
-  });
-}
-
-TEST_CASE("rows requested ahead: those that the attention reads of the stated positions, each line once") {
-  // 200 bytes of a row are two lines. Positions before and after the first, in both parts of a sequence; one sequence
-  // has not begun, one does not run.
-  const std::vector<CachedSequence> sequences = {{0, 20, 8, 100}, {0, 60, 8, 100}, {8, 95, 3, 100}, {0, 90, 8, 5}};
-  const std::vector<std::int32_t> positions = {30, 11, 0, 5};
-  for (const std::int32_t window : {0, 9, 12})
-    for (const int threads : {1, 7, 1000}) {
-      CAPTURE(window);
-      CAPTURE(threads);
-      const std::vector<std::byte> keys(100 * 256), values(100 * 256);
-      const CachedAhead all{.sequences = sequences.data(),
-                            .positions = positions.data(),
-                            .keys = keys.data(),
-                            .values = values.data(),
-                            .stride = 256,
-                            .bytes = 200,
-                            .rows = 4,
-                            .window = window,
-                            .first = 5,
-                            .count = 20};
-      std::map<const std::byte*, int> requested, want;
-      for (std::int32_t i = 0; i < 3; ++i)
-        for (int thread = 0; thread < threads; ++thread)
-          each_line_ahead(all.part(i, 3), thread, threads, [&](const std::byte* line) { ++requested[line]; });
-      for (std::size_t row = 0; row < sequences.size(); ++row)
-        for (std::int32_t i = 5; i < 25; ++i) {
-          const std::int32_t p = i + (window > 0 ? std::max(0, positions[row] - window + 1) : 0);
-          if (positions[row] >= sequences[row].end || p >= positions[row]) continue;
-          for (const std::byte* cache : {keys.data(), values.data()})
-            for (const int line : {0, 1}) ++want[cache + sequences[row].row(p) * 256 + line * 128];
-        }
-      CHECK(requested == want);
-    }
-}
-
-TEST_CASE("rows are requested ahead on a GPU and with many sequences alone") {
-  for_each_backend([&](const Execution& execution) {
-    const AnyMatrix cache{nullptr, Scalar::bf16, 64 * 1024, 768, 768};
-    CachedAttention shape;
-    shape.longest = 1024;
-    shape.sequences.size = shape.positions.size = 64;
-    const CachedAhead ahead = cached_ahead(execution, shape, cache, cache);
-    CHECK((ahead.count > 0) == (execution.backend == Backend::cuda));
-    // Of one row memory is not the limit.
-    shape.sequences.size = shape.positions.size = 1;
-    CHECK(cached_ahead(execution, shape, cache, cache).count == 0);
   });
 }
 

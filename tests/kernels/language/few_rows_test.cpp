@@ -35,16 +35,14 @@ struct Stored {
   }
 };
 
-/// The product as the kernel forms it: parts of the inputs are added in their order, then the norm is applied.
+/// The product as the kernel forms it: parts of the inputs are added in their order.
 template <class Tile>
-std::vector<float> product(const Stored& x, const Stored& weight, const Size& size, bool reversed,
-                           const FewRowsNorm& norm = {}) {
-  const FewRowsOperands operands{x.data(),  weight.data(), x.stride,    weight.stride,
-                                 size.rows, size.outputs,  size.inputs, norm};
+std::vector<float> product(const Stored& x, const Stored& weight, const Size& size, bool reversed) {
+  const FewRowsOperands operands{x.data(),  weight.data(), x.stride,   weight.stride,
+                                 size.rows, size.outputs,  size.inputs};
   const int tiles = (size.outputs + Tile::kOutputs - 1) / Tile::kOutputs,
             chunks = (size.inputs + Tile::kChunk - 1) / Tile::kChunk, parts = few_rows_parts(tiles, chunks);
   std::vector<float> y(static_cast<std::size_t>(size.rows * size.outputs));
-  std::vector<FewRowsStatistics> statistics(static_cast<std::size_t>(size.rows));
   for (int tile = 0; tile < tiles; ++tile)
     for (int part = 0; part < parts; ++part)
       EmulatedBlock(Tile::kThreads, Tile::shared_bytes((chunks + parts - 1) / parts), reversed,
@@ -55,21 +53,11 @@ std::vector<float> product(const Stored& x, const Stored& weight, const Size& si
                           [&](int unit, const FewRowsColumns& sums, FewRowsColumns*) {
                             constexpr int kOfRow = Tile::kOutputs / 4;
                             const int row = unit / kOfRow, first = tile * Tile::kOutputs + unit % kOfRow * 4;
-                            if constexpr (Tile::kNormalised) {
-                              FewRowsMoments moments;
-                              moments.load(operands, row, context.thread);
-                              const FewRowsStatistics of_row = moments.merge(context, operands);
-                              if (row < size.rows) statistics[static_cast<std::size_t>(row)] = of_row;
-                            }
                             for (int i = 0; i < 4; ++i)
                               if (row < size.rows && first + i < size.outputs)
                                 y[static_cast<std::size_t>(row * size.outputs + first + i)] += sums.value[i];
                           });
                     });
-  if (Tile::kNormalised)
-    for (std::size_t i = 0; i < y.size(); ++i)
-      y[i] = few_rows_normalised(statistics[i / static_cast<std::size_t>(size.outputs)], y[i],
-                                 norm.sums[i % static_cast<std::size_t>(size.outputs)]);
   return y;
 }
 
@@ -129,78 +117,6 @@ TEST_CASE("a row has the same bits with one row and with 64") {
   CHECK(std::equal(alone.begin(), alone.end(), together.begin()));
 }
 
-TEST_CASE("normalised rows: as in float64, also where the mean is large") {
-  constexpr float kEpsilon = 1e-5f;
-  const auto run = [&]<int kRows, int kOutputs = 32>(const Size& size, bool centred) {
-    using Tile = FewRowsTile<kRows, kOutputs, false, true>;
-    std::vector<float> values = random_floats(std::int64_t{size.rows} * size.inputs, 1);
-    // Rows of means 0, 8, 16, …, and one column of 100: a mean of squares would lose digits.
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] += static_cast<float>(static_cast<int>(i) / size.inputs * 8 +
-                                      (static_cast<int>(i) % size.inputs == 3 ? 100 : 0));
-    const Stored x(values, size.rows, size.inputs);
-    const Stored weight(random_floats(std::int64_t{size.outputs} * size.inputs, 2), size.outputs, size.inputs);
-    std::vector<float> sums;
-    for (int o = 0; o < size.outputs; ++o) {
-      double sum = 0;
-      for (int i = 0; i < size.inputs; ++i) sum += weight.at(o, i);
-      sums.push_back(static_cast<float>(sum));
-    }
-    std::vector<Moments> moments;
-    std::vector<double> want;
-    double largest = 0;
-    for (int n = 0; n < size.rows; ++n) {
-      double mean = 0, variance = 0;
-      for (int begin = 0; begin < size.inputs; begin += kMomentColumns) {
-        const int end = std::min(begin + kMomentColumns, size.inputs);
-        double sum = 0, squares = 0;
-        for (int i = begin; i < end; ++i) sum += x.at(n, i) / (end - begin);
-        for (int i = begin; i < end; ++i) squares += (x.at(n, i) - sum) * (x.at(n, i) - sum);
-        moments.push_back({static_cast<float>(sum), static_cast<float>(squares)});
-        mean += sum * (end - begin) / size.inputs;
-      }
-      if (!centred) mean = 0;
-      for (int i = 0; i < size.inputs; ++i) variance += (x.at(n, i) - mean) * (x.at(n, i) - mean) / size.inputs;
-      const double r = 1 / std::sqrt(variance + kEpsilon);
-      for (int o = 0; o < size.outputs; ++o) {
-        double sum = 0, absolute = 0;
-        for (int i = 0; i < size.inputs; ++i) {
-          sum += (x.at(n, i) - mean) * r * weight.at(o, i);
-          absolute += std::abs(x.at(n, i) * r * weight.at(o, i));
-        }
-        want.push_back(sum);
-        largest = std::max(largest, absolute);
-      }
-    }
-    const FewRowsNorm norm{sums.data(), moments.data(), kEpsilon, 1.0f / static_cast<float>(size.inputs), centred};
-    const std::vector<float> y = product<Tile>(x, weight, size, false, norm);
-    CAPTURE(size.rows);
-    CAPTURE(size.inputs);
-    CAPTURE(centred);
-    // Sums of `inputs` products in fp32, of which the mean is subtracted: an error is that of the absolute sum.
-    double error = 0;
-    for (std::size_t i = 0; i < y.size(); ++i) error = std::max(error, std::abs(static_cast<double>(y[i]) - want[i]));
-    CHECK(error <= 1e-6 * largest);
-    CHECK(product<Tile>(x, weight, size, true, norm) == y);
-    return y;
-  };
-  for (const bool centred : {true, false}) {
-    run.operator()<8>({1, 8, 8}, centred);
-    run.operator()<8>({3, 40, 72}, centred);
-    run.operator()<64>({33, 40, 1200}, centred);
-    const std::vector<float> alone = run.operator()<8>({1, 40, 840}, centred),
-                             together = run.operator()<64>({64, 40, 840}, centred);
-    CHECK(std::equal(alone.begin(), alone.end(), together.begin()));
-    const std::vector<float> some = run.operator()<32>({17, 40, 840}, centred);
-    CHECK(std::equal(some.begin(), some.end(), together.begin()));
-  }
-  const std::vector<float> alone = run.operator()<8, 64>({1, 72, 840}, true),
-                           together = run.operator()<64, 64>({64, 72, 840}, true);
-  CHECK(std::equal(alone.begin(), alone.end(), together.begin()));
-  // One part with more chunks than stages.
-  run.operator()<8>({2, 4096, 9 * 64}, true);
-}
-
 TEST_CASE("parts of the inputs: enough blocks for a GPU, no more parts than chunks") {
   CHECK(few_rows_parts(24, 48) == 8);
   CHECK(few_rows_parts(24, 12) == 8);
@@ -223,8 +139,7 @@ TEST_CASE("a block of any product of few rows has shared memory on every GPU tha
   const auto check_rows = [&]<int kRows>() {
     check.operator()<FewRowsTile<kRows, 32, false>>(1);
     check.operator()<FewRowsTile<kRows, 32, true>>(1);
-    check.operator()<FewRowsTile<kRows, 32, false, true>>(1);
-    check.operator()<FewRowsTile<kRows, 64, false, true>>(1024 / 64);
+    check.operator()<FewRowsTile<kRows, 64, false>>(1024 / 64);
     check.operator()<FewRowsTile<kRows, 128, false>>(16384 / 128);
   };
   check_rows.operator()<8>();

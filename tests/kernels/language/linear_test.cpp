@@ -3,6 +3,7 @@
 
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
+#include "kernels/language/linear/few_rows_cuda.hpp"
 #include "tests/kernels/language/rows_support.hpp"
 
 namespace weft::testing {
@@ -52,27 +53,6 @@ bool is_aligned(const Shape& shape) { return shape.outputs % 8 == 0 && shape.inp
 /// True if a product of these bf16 rows is formed by the kernel for few rows, where the GPU has it.
 bool are_few_rows(const Shape& shape, bool transposed) {
   return shape.rows <= 64 && shape.inputs % 8 == 0 && (!transposed || shape.outputs % 8 == 0);
-}
-
-/// norm(x) of rows [rows, columns] as defined, rounded to fp32.
-std::vector<float> exactly_normalised(const std::vector<float>& x, std::int64_t rows, const NormWeights& norm,
-                                      const std::vector<float>& gamma, const std::vector<float>& beta) {
-  const std::int64_t columns = std::ssize(x) / rows;
-  std::vector<float> out;
-  for (std::int64_t n = 0; n < rows; ++n) {
-    const float* const row = x.data() + n * columns;
-    double mean = 0, variance = 0;
-    if (norm.kind == Norm::layer)
-      for (std::int64_t i = 0; i < columns; ++i) mean += static_cast<double>(row[i]) / static_cast<double>(columns);
-    for (std::int64_t i = 0; i < columns; ++i)
-      variance +=
-          (static_cast<double>(row[i]) - mean) * (static_cast<double>(row[i]) - mean) / static_cast<double>(columns);
-    for (std::int64_t i = 0; i < columns; ++i)
-      out.push_back(static_cast<float>(static_cast<double>(gamma[i]) * (static_cast<double>(row[i]) - mean) /
-                                           std::sqrt(variance + static_cast<double>(norm.epsilon)) +
-                                       (norm.bias.data != nullptr ? static_cast<double>(beta[i]) : 0.0)));
-  }
-  return out;
 }
 
 device::Buffer<std::byte> workspace_of(const Shape& shape, Scalar type) {
@@ -127,12 +107,14 @@ TEST_CASE("products of few rows: all sizes agree with float64, and a row does no
   const Shape shapes[] = {{64, 40, 72},    {64, 768, 3072},  {64, 2304, 768},  {9, 32, 8},       {8, 24, 4096},
                           {8, kMany, 264}, {16, kMany, 264}, {17, kMany, 136}, {64, kMany, 264}, {5, 13, 64}};
   for_each_backend([&](const Execution& execution) {
-    // Of GPUs before compute capability 9.0 the dense library forms all products.
+    // Of GPUs before compute capability 9.0, and on the host, the dense library forms all products.
+    const auto has_kernel = [&](const LinearWeights& weights, AnyMatrix x, AnyMatrix y) {
+      if constexpr (kCudaBuild) return execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, y);
+      return false;
+    };
     const Weights least(8, 8, false, Scalar::bf16);
     const Rows least_x(random_floats(8, 3), 1, 8, Scalar::bf16), least_y(1, 8, Scalar::bf16);
-    const bool has_kernel = linear_activated(execution, least.view(false), least_x.view(), least_y.view(),
-                                             MlpActivation::relu2, least_y.view());
-    if (execution.backend == Backend::portable) CHECK(!has_kernel);
+    const bool has_kernels = has_kernel(least.view(false), least_x.view(), least_y.view());
     for (const Shape& shape : shapes)
       for (const bool transposed : {false, true}) {
         CAPTURE(shape.rows);
@@ -160,147 +142,19 @@ TEST_CASE("products of few rows: all sizes agree with float64, and a row does no
           }
           const std::vector<float> row(got.begin() + n * shape.outputs, got.begin() + (n + 1) * shape.outputs);
           CHECK(relative_error(row, want) <= tolerance(kType));
-          if (!has_kernel || !are_few_rows(shape, transposed)) continue;
+          const bool few = has_kernel(weights.view(false), x.view(), y.view());
+          CHECK(few == (has_kernels && are_few_rows(shape, transposed)));
+          if (!few) continue;
           linear(execution, weights.view(false), x.view().rows_from(n, 1), one.view(), workspace.array());
           CHECK(one.values() == row);
         }
         for (const MlpActivation activation : {MlpActivation::gelu, MlpActivation::relu2}) {
-          const bool is_fused =
-              linear_activated(execution, weights.view(false), x.view(), hidden.view(), activation, fused.view());
-          CHECK(is_fused == (has_kernel && are_few_rows(shape, transposed)));
-          if (!is_fused) continue;
-          mlp_activation(execution, activation, hidden.view(), separate.view());
-          CHECK(hidden.values() == got);
+          linear_activated(execution, weights.view(false), x.view(), hidden.view(), activation, fused.view(),
+                           workspace.array());
+          mlp_activation(execution, activation, y.view(), separate.view());
           CHECK(fused.values() == separate.values());
         }
       }
-  });
-}
-
-TEST_CASE("products that add to the residual stream and apply the norm of what they read") {
-  // The last group of columns short or not; several parts; more chunks than stages; gated and not; one row and many.
-  // More than 32 rows, not all of a tile, the last tile and chunk short: in four and in eight parts.
-  struct Size {
-    std::int64_t rows, width, inner;
-  };
-  for_each_backend([&](const Execution& execution) {
-    for (const Size& size : {Size{1, 8, 16}, Size{64, 768, 3072}, Size{8, 776, 96}, Size{9, 2048, 40},
-                             Size{50, 776, 2008}, Size{33, 1032, 1000}})
-      for (const Norm kind : {Norm::layer, Norm::rms})
-        for (const bool transposed : {false, true}) {
-          CAPTURE(size.rows);
-          CAPTURE(size.width);
-          CAPTURE(transposed);
-          constexpr Scalar kType = Scalar::bf16;
-          const auto [rows, width, inner] = size;
-          const Weights down(width, inner, transposed, kType), up(inner, width, transposed, kType);
-          const bool joins = joins_norms(execution, up.view(false), rows, kType);
-          CHECK(joins == joins_norms(execution, down.view(false), rows, kType));
-          CHECK(!joins_norms(execution, up.view(false), kMostFewRows + 1, kType));
-          if (execution.backend == Backend::portable) CHECK(!joins);
-          if (!joins) continue;
-          const Rows x(random_floats(rows * inner, 3), rows, inner, kType, {8, 16}),
-              residual(random_floats(rows * width, 4, 3.0f), rows, width, kType), sum(rows, width, kType),
-              product(rows, width, kType), normalised(rows, width, kType), y(rows, inner, kType),
-              activated(rows, inner, kType), separate_activated(rows, inner, kType), one_sum(1, width, kType),
-              one(1, inner, kType);
-          const std::int64_t groups = moment_groups(width);
-          const DeviceArray<Moments> moments(rows * groups), one_moments(groups);
-          const DeviceArray<float> gamma(random_floats(width, 5)), beta(random_floats(width, 6)), mean(rows),
-              inverse(rows);
-          const NormWeights norm{kind, gamma.array(), kind == Norm::layer ? beta.array() : Array<float>{}, 1e-5f};
-          const DeviceArray<bf16> joined_weights(inner * width);
-          const DeviceArray<float> joined_bias(inner), joined_sums(inner);
-          const JoinedNorm joined = join_norm(execution, up.view(false), norm, joined_weights.matrix(inner, width),
-                                              joined_bias.array(), joined_sums.array());
-          linear_added(execution, down.view(false), x.view(), residual.view(), sum.view(), moments.array());
-          linear_of_norm(execution, joined, moments.array(), sum.view(), y.view(), {});
-          linear_of_norm(execution, joined, moments.array(), sum.view(), activated.view(), MlpActivation::gelu);
-
-          linear(execution, down.view(false), x.view(), product.view(), {});
-          norm_forward(execution, norm, residual.view(), product.view(), product.view(), normalised.view(),
-                       {kind == Norm::layer ? mean.array() : Array<float>{}, inverse.array()});
-          CHECK(sum.values() == product.values());
-          // Products of the weights of the norm and W are rounded instead of normalised elements.
-          const std::vector<float> normal = exactly_normalised(sum.values(), rows, norm, gamma.values(), beta.values()),
-                                   stored = up.stored.values();
-          std::vector<double> want;
-          for (std::int64_t n = 0; n < rows; ++n)
-            for (std::int64_t o = 0; o < inner; ++o) {
-              double product_of_row = static_cast<double>(up.bias[o]);
-              for (std::int64_t i = 0; i < width; ++i)
-                product_of_row += static_cast<double>(normal[n * width + i]) * up.at(stored, o, i);
-              want.push_back(product_of_row);
-            }
-          CHECK(relative_error(y.values(), want) <= row_tolerance(kType));
-          // Of the product as stored.
-          mlp_activation(execution, MlpActivation::gelu, y.view(), separate_activated.view());
-          CHECK(activated.values() == separate_activated.values());
-          // What a later attention reads may be requested meanwhile.
-          const DeviceArray<CachedSequence> sequences(
-              std::vector<CachedSequence>(static_cast<std::size_t>(rows), {.own_begin = 7, .end = 50}));
-          const DeviceArray<std::int32_t> positions(std::vector<std::int32_t>(static_cast<std::size_t>(rows), 40));
-          const DeviceArray<std::byte> keys(50 * 96), values(50 * 96);
-          const CachedAhead ahead{.sequences = sequences.data(),
-                                  .positions = positions.data(),
-                                  .keys = keys.data(),
-                                  .values = values.data(),
-                                  .stride = 96,
-                                  .bytes = 80,
-                                  .rows = static_cast<std::int32_t>(rows),
-                                  .first = 4,
-                                  .count = 60};
-          const std::vector<float> sum_without = sum.values(), y_without = y.values();
-          linear_added(execution, down.view(false), x.view(), residual.view(), sum.view(), moments.array(), ahead);
-          linear_of_norm(execution, joined, moments.array(), sum.view(), y.view(), {}, ahead);
-          CHECK(sum.values() == sum_without);
-          CHECK(y.values() == y_without);
-          // The last row alone.
-          linear_added(execution, down.view(false), x.view().rows_from(rows - 1, 1),
-                       residual.view().rows_from(rows - 1, 1), one_sum.view(), one_moments.array());
-          linear_of_norm(execution, joined, one_moments.array(), one_sum.view(), one.view(), {});
-          const std::vector<float> all = y.values();
-          CHECK(std::equal(all.end() - inner, all.end(), one.values().begin()));
-        }
-  });
-}
-
-TEST_CASE("a product joined with a norm: W', b' and s as defined") {
-  for_each_backend([&](const Execution& execution) {
-    for (const Scalar type : {Scalar::fp32, Scalar::bf16})
-      for (const bool transposed : {false, true})
-        for (const bool with_bias : {false, true}) {
-          constexpr std::int64_t kOutputs = 40, kInputs = 600;
-          const Weights weights(kOutputs, kInputs, transposed, type);
-          const std::vector<float> gamma = random_floats(kInputs, 5), beta = random_floats(kInputs, 6);
-          const DeviceArray<float> device_gamma(gamma), device_beta(beta), bias(kOutputs), sums(kOutputs);
-          const DeviceArray<bf16> joined(kOutputs * kInputs);
-          LinearWeights view = weights.view(false);
-          if (!with_bias) view.bias = {};
-          const JoinedNorm norm =
-              join_norm(execution, view,
-                        {Norm::layer, device_gamma.array(), with_bias ? device_beta.array() : Array<float>{}, 1e-5f},
-                        joined.matrix(kOutputs, kInputs), bias.array(), sums.array());
-          CHECK(!norm.weights.transposed);
-          const std::vector<float> stored = weights.stored.values(), b = bias.values(), s = sums.values();
-          const std::vector<bf16> w = joined.values();
-          std::vector<double> want_bias, want_sums;
-          bool rounded = true;
-          for (std::int64_t o = 0; o < kOutputs; ++o) {
-            double of_bias = with_bias ? static_cast<double>(weights.bias[o]) : 0.0, sum = 0;
-            for (std::int64_t i = 0; i < kInputs; ++i) {
-              const float weight = static_cast<float>(weights.at(stored, o, i));
-              rounded = rounded && w[o * kInputs + i].bits == to_bf16(weight * gamma[i]).bits;
-              sum += static_cast<double>(float{w[o * kInputs + i]});
-              if (with_bias) of_bias += static_cast<double>(weight) * static_cast<double>(beta[i]);
-            }
-            want_bias.push_back(of_bias);
-            want_sums.push_back(sum);
-          }
-          CHECK(rounded);
-          CHECK(relative_error(b, want_bias) <= 1e-5);  // sums of 600 terms in fp32
-          CHECK(relative_error(s, want_sums) <= 1e-5);
-        }
   });
 }
 
@@ -314,16 +168,16 @@ TEST_CASE("a product with its bias and a GELU agrees with float64") {
           const Weights weights(shape.outputs, shape.inputs, transposed, type);
           weights.round(execution);
           const Rows x(random_floats(shape.rows * shape.inputs, 3), shape.rows, shape.inputs, type),
-              y(shape.rows, shape.outputs, type);
+              y(shape.rows, shape.outputs, type), hidden(shape.rows, shape.outputs, type);
           const device::Buffer<std::byte> workspace = workspace_of(shape, type);
           // Of aligned bf16 rows the dense library of a GPU forms it, if it gets the bias in bf16.
-          CHECK(!linear_gelu(execution, weights.view(false), x.view(), y.view(), workspace.array()));
-          const bool is_fused = linear_gelu(execution, weights.view(true), x.view(), y.view(), workspace.array());
-          CHECK(is_fused == (execution.backend == Backend::cuda && type == Scalar::bf16 && is_aligned(shape)));
-          if (!is_fused) {
-            CHECK(std::ranges::all_of(y.values(), [](float value) { return std::isnan(value); }));
-            continue;
-          }
+          if (execution.backend == Backend::cuda)
+            CHECK(gemm_with_epilogue(execution, x.view(), Form::plain, weights.stored.view(),
+                                     transposed ? Form::plain : Form::transposed, y.view(),
+                                     {.kind = Epilogue::Kind::bias_gelu, .bias = weights.rounded.data()},
+                                     workspace.array()) == (type == Scalar::bf16 && is_aligned(shape)));
+          linear_activated(execution, weights.view(true), x.view(), hidden.view(), MlpActivation::gelu, y.view(),
+                           workspace.array());
           const std::vector<float> stored = weights.stored.values(), inputs = x.values();
           std::vector<double> want;
           for (std::int64_t n = 0; n < shape.rows; ++n)
@@ -350,8 +204,14 @@ TEST_CASE("the gradient before a GELU from one product agrees with float64 and w
               hidden(random_floats(shape.rows * shape.inputs, 4, 3.0f), shape.rows, shape.inputs, type),
               fused(shape.rows, shape.inputs, type), separate(shape.rows, shape.inputs, type);
           const device::Buffer<std::byte> workspace = workspace_of(shape, type);
-          const bool is_fused = linear_gelu_backward(execution, weights.view(false), dy.view(), hidden.view(),
-                                                     fused.view(), workspace.array());
+          // Of aligned bf16 rows the dense library of a GPU forms it.
+          if (execution.backend == Backend::cuda)
+            CHECK(gemm_with_epilogue(execution, dy.view(), Form::plain, weights.stored.view(),
+                                     transposed ? Form::transposed : Form::plain, fused.view(),
+                                     {.kind = Epilogue::Kind::gelu_gradient, .hidden = hidden.view()},
+                                     workspace.array()) == (type == Scalar::bf16 && is_aligned(shape)));
+          linear_gelu_backward(execution, weights.view(false), dy.view(), hidden.view(), fused.view(),
+                               workspace.array());
           linear_backward(execution, weights.view(false), dy.view(), separate.view(), workspace.array());
           mlp_activation_backward(execution, MlpActivation::gelu, hidden.view(), separate.view(), separate.view());
           const std::vector<float> stored = weights.stored.values(), gradient = dy.values(), x = hidden.values();
@@ -364,12 +224,7 @@ TEST_CASE("the gradient before a GELU from one product agrees with float64 and w
               want.push_back(sum * gelu_slope(x[n * shape.inputs + i]));
             }
           CHECK(relative_error(separate.values(), want) <= tolerance(type));
-          // Of aligned bf16 rows the dense library of a GPU forms it.
-          CHECK(is_fused == (execution.backend == Backend::cuda && type == Scalar::bf16 && is_aligned(shape)));
-          if (is_fused)
-            CHECK(relative_error(fused.values(), want) <= tolerance(type));
-          else
-            CHECK(std::ranges::all_of(fused.values(), [](float value) { return std::isnan(value); }));
+          CHECK(relative_error(fused.values(), want) <= tolerance(type));
         }
   });
 }

@@ -60,8 +60,8 @@ std::vector<ParameterRows> views(const std::vector<Parameters>& parameters) {
 
 /// The workspace of the backward passes, filled with garbage.
 DeviceArray<std::byte> workspace_of(const Execution& execution, const Shape& shape, const Sparse& sparse) {
-  const std::int64_t bytes =
-      decode_backward_workspace(execution.backend, shape.n_layers, shape.n_features, shape.d_model, sparse.capacity());
+  const std::int64_t bytes = decode_backward_workspace(execution.backend, shape.n_layers, shape.n_features,
+                                                       shape.d_model, sparse.capacity(), false);
   return DeviceArray<std::byte>(std::vector<std::byte>(static_cast<std::size_t>(bytes), std::byte{0x5a}));
 }
 
@@ -79,7 +79,7 @@ std::vector<Parameters> explicit_gradients(const Execution& execution, const Sha
   const DeviceArray<float> activation_gradient(sparse.capacity());
   const DeviceArray<AdamStep> step(std::vector<AdamStep>{gradient_step()});
   decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(out), step.data(),
-                         activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array());
+                         activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array(), {}, {}, {});
   return out;
 }
 
@@ -172,9 +172,9 @@ TEST_CASE("rows of one segment have columns of their own, also of different widt
         const DeviceArray<float> gradient(sparse.capacity());
         const DeviceArray<double> norms(kLayers * kFeatures);
         const DeviceArray<std::byte> workspace(
-            decode_backward_workspace(execution.backend, kLayers, kFeatures, width, sparse.capacity()));
+            decode_backward_workspace(execution.backend, kLayers, kFeatures, width, sparse.capacity(), false));
         decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters), gradient.array(),
-                             norms.array(), workspace.array());
+                             norms.array(), workspace.array(), {}, {});
         Sums expected(kTokens * width), of_activations(sparse.size());
         std::vector<std::vector<double>> dw, dw_magnitude;
         for (const auto& w : weight) dw.emplace_back(w.size());
@@ -215,7 +215,7 @@ TEST_CASE("rows of one segment have columns of their own, also of different widt
         const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
         const DeviceArray<float> again(sparse.capacity());
         decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters), step.data(),
-                               again.array(), {}, workspace.array());
+                               again.array(), {}, workspace.array(), {}, {}, {});
         CHECK(used(again, sparse) == da);
         const double most_hits = static_cast<double>(most_entries(sparse.offsets));
         for (std::size_t s = 0; s < parameters.size(); ++s) {
@@ -297,14 +297,14 @@ TEST_CASE("decode_backward_update: activation gradients, norms and updated param
 
           decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters),
                                activation_gradient.array(), norm_first.array(),
-                               workspace_of(execution, shape, sparse).array());
+                               workspace_of(execution, shape, sparse).array(), {}, {});
           const std::vector<float> da_first = used(activation_gradient, sparse);
           const std::vector<double> norms_first = norm_first.values();
           for (std::size_t s = 0; s < parameters.size(); ++s) CHECK(parameters[s].values().weight == before[s].weight);
 
           decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters), step.data(),
                                  activation_gradient.array(), norm.array(),
-                                 workspace_of(execution, shape, sparse).array());
+                                 workspace_of(execution, shape, sparse).array(), {}, {}, {});
           // da belongs to the weights before the update: the norm pass, which leaves them alone, gives the same bits.
           const std::vector<float> da = used(activation_gradient, sparse);
           CHECK(da == da_first);
@@ -355,9 +355,11 @@ TEST_CASE("the norm-only pass gives the update's norms, bit for bit, when nothin
     adam.gradient_scale = 1.0f;
     const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
     decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                         activation_gradient.array(), first.array(), workspace_of(execution, shape, sparse).array());
+                         activation_gradient.array(), first.array(), workspace_of(execution, shape, sparse).array(), {},
+                         {});
     decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters), step.data(),
-                           activation_gradient.array(), second.array(), workspace_of(execution, shape, sparse).array());
+                           activation_gradient.array(), second.array(), workspace_of(execution, shape, sparse).array(),
+                           {}, {}, {});
     CHECK(first.values() == second.values());
   });
 }
@@ -376,7 +378,8 @@ TEST_CASE("an explicit gradient and adam_rows give the bits of the fused update,
         const DeviceArray<float> activation_gradient(sparse.capacity());
         const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
         decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(fused), step.data(),
-                               activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array());
+                               activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array(), {}, {},
+                               {});
         const std::vector<Parameters> gradients = explicit_gradients(execution, shape, sparse, rows);
         for (std::int64_t s = 0; s < shape.n_layers; ++s) {
           // In two pieces.
@@ -482,13 +485,15 @@ TEST_CASE("the update gives the same bits again, also when the rows of the first
         const DeviceArray<float> da_first(sparse.capacity()), da_again(sparse.capacity());
         const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
         decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(first), step.data(),
-                               da_first.array(), {}, workspace_of(execution, shape, sparse).array());
+                               da_first.array(), {}, workspace_of(execution, shape, sparse).array(), {}, {}, {});
         decode_backward_update(execution, sparse.csr(), sparse.csc(), arriving.view(), views(again), step.data(),
                                da_again.array(), {}, workspace_of(execution, shape, sparse).array(),
-                               {shape.n_layers / 2, [&] {
+                               {shape.n_layers / 2,
+                                [&] {
                                   copy_rows(execution, rows.view().columns_from(0, late_columns),
                                             arriving.view().columns_from(0, late_columns));
-                                }});
+                                }},
+                               {}, {});
         CHECK(used(da_first, sparse) == used(da_again, sparse));
         for (std::size_t s = 0; s < first.size(); ++s) CHECK((first[s].bits() == again[s].bits()));
       }
@@ -527,7 +532,7 @@ TEST_CASE("activation and decoder gradients are the derivatives of the squared e
     const TestMatrix rows(g, shape.n_tokens, width, Scalar::fp32);
     const DeviceArray<float> activation_gradient(sparse.capacity());
     decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                         activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array());
+                         activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array(), {}, {});
     const std::vector<float> da = used(activation_gradient, sparse);
     for (std::size_t e = 0; e < da.size(); ++e) CHECK(da[e] == doctest::Approx(slope(sparse.value[e])).epsilon(1e-4));
     const std::vector<Parameters> gradients = explicit_gradients(execution, shape, sparse, rows);
@@ -571,7 +576,7 @@ TEST_CASE("the dense formulation computes the same step") {
     const Matrix<const float> row_view{static_cast<const float*>(rows.view().data), n, width, width};
     const DeviceArray<float> activation_gradient(sparse.capacity());
     decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                         activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array());
+                         activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array(), {}, {});
     const std::vector<float> da = used(activation_gradient, sparse);
     const std::vector<Parameters> gradients = explicit_gradients(execution, shape, sparse, rows);
     for (std::int64_t s = 0; s < shape.n_layers; ++s) {

@@ -158,10 +158,10 @@ TEST_CASE("thresholds move by Adam on their logarithm or on themselves; without 
       }
       CHECK(after[3] == before[3]);
       DeviceArray<double> squares(std::vector<double>{1, 0, 0, 0});
-      add_squares(execution, {gradient.data(), 4, 1, 1}, step.data(), squares.array());
+      add_row_squares(execution, {gradient.data(), 4, 1, 1}, step.data(), squares.array());
       CHECK(squares.values()[0] == 2.0);
       CHECK(squares.values()[1] == 2.25);
-      add_squares(execution, {gradient.data(), 1, 4, 4}, nullptr, squares.array());
+      add_row_squares(execution, {gradient.data(), 1, 4, 4}, nullptr, squares.array());
       CHECK(squares.values()[0] == doctest::Approx(2.0 + 13.0 + 1e-8).epsilon(1e-12));
     }
   });

@@ -154,21 +154,16 @@ TEST_CASE("ties are admitted in order: the parts of a sequence get what the whol
 
 TEST_CASE("the next threshold is below the K-th key, and follows the number of entries that passed") {
   const std::uint32_t kth = float_bits(2.0f), low = float_bits(1.5f);
-  CHECK(next_threshold_host(0, low, false, 10, 100) == 0);
-  CHECK(next_threshold_host(kth, 0, false, 0, 100) == float_bits(1.875f));   // nothing known: 1/16 below
-  CHECK(next_threshold_host(kth, low, true, 0, 100) == float_bits(1.875f));  // overflow: a quarter of the width
+  CHECK(next_threshold(0, low, true, 10, 100) == 0);
+  CHECK(next_threshold(0, low, false, 10, 100) == 0);
   for (const auto passed : {100, 110, 190, 1000, 100000}) {
-    const std::uint32_t host = next_threshold_host(kth, low, false, passed, 100);
-    CHECK(host < kth);
-    CHECK(host >= float_bits(1.5f));
-    const std::uint32_t device = next_threshold_device(kth, low, true, static_cast<std::uint64_t>(passed), 100);
-    CHECK(device < kth);
-    CHECK(device >= (passed == 100 ? float_bits(0.98f * 1.5f) : float_bits(0.93f * 2.0f)));
+    const std::uint32_t next = next_threshold(kth, low, true, static_cast<std::uint64_t>(passed), 100);
+    CHECK(next < kth);
+    CHECK(next >= (passed == 100 ? float_bits(0.98f * 1.5f) : float_bits(0.93f * 2.0f)));
   }
-  CHECK(next_threshold_host(kth, low, false, 1000, 100) > next_threshold_host(kth, low, false, 190, 100));
-  CHECK(next_threshold_device(kth, low, true, 100000, 100) > next_threshold_device(kth, low, true, 1000, 100));
-  CHECK(next_threshold_device(kth, low, true, 50, 100) == 0);
-  CHECK(next_threshold_device(kth, low, false, 0, 100) == float_bits(0.95f * 2.0f));
+  CHECK(next_threshold(kth, low, true, 100000, 100) > next_threshold(kth, low, true, 1000, 100));
+  CHECK(next_threshold(kth, low, true, 50, 100) == 0);
+  CHECK(next_threshold(kth, low, false, 0, 100) == float_bits(0.95f * 2.0f));
 }
 
 TEST_CASE("a histogram counts the keys of its round and prefix") {

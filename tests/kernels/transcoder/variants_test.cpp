@@ -392,7 +392,7 @@ TEST_CASE("norms of features tied per target are those of the rows from their la
       CHECK(norm.values()[i] == doctest::Approx(std::sqrt(squares[i])).epsilon(1e-6));
     CHECK(factor.values() == std::vector<float>{1, 2, 4, 6, 9, 12});
     const DeviceArray<float> rows(std::vector<float>{1, 2, 3, 4});
-    scale_rows(execution, norm.array(), rows.matrix(2, 2));
+    scale_each_row(execution, norm.array(), rows.matrix(2, 2));
     for (std::size_t i = 0; i < 4; ++i) CHECK(rows.values()[i] == (i + 1.0f) * norm.values()[i / 2]);
   });
 }

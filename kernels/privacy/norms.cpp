@@ -1,54 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/privacy/norms.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <string>
 
 #include "base/error.hpp"
-#include "kernels/gradient/rows_by_id.hpp"
-#include "kernels/portable.hpp"
 #include "kernels/privacy/fused.hpp"
-#include "kernels/privacy/norms.hpp"
 #include "kernels/privacy/products.hpp"
 
 namespace weft::kernels {
 namespace {
 
 // Products -----------------------------------------------------------------------------------------------------------
-
-struct PairScratch {
-  float left[kChunkColumns], right[kChunkColumns];
-};
-
-KOKKOS_FORCEINLINE_FUNCTION double row_product(const Team& team, PairScratch& buffer, const AnyMatrix& matrix,
-                                               std::int64_t t, std::int64_t s) {
-  double total = 0;
-  for (std::int64_t column = 0; column < matrix.columns; column += kChunkColumns) {
-    const int count = smaller(kChunkColumns, matrix.columns - column);
-    team.team_barrier();  // the buffers are free again
-    const float* left = row_chunk(team, matrix, t, column, count, buffer.left);
-    const float* right = row_chunk(team, matrix, s, column, count, buffer.right);
-    total += sum_columns<double>(team, count,
-                                 [&](int c) { return static_cast<double>(left[c]) * static_cast<double>(right[c]); });
-  }
-  return total;
-}
-
-/// Of examples of at most kPairwiseRows rows.
-void add_pairwise_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
-                        Array<double> norms) {
-  const Array<const std::int64_t> offsets = examples.device_offsets;
-  for_teams(
-      execution, "add_pairwise_norms", examples.count(), sizeof(PairScratch), KOKKOS_LAMBDA(const Team& team) {
-        PairScratch& buffer = scratch<PairScratch>(team);
-        const std::int64_t e = team.league_rank(), begin = offsets[e], end = offsets[e + 1];
-        if (end - begin > kPairwiseRows) return;
-        double total = 0;
-        for (std::int64_t t = begin; t < end; ++t)
-          for (std::int64_t s = begin; s <= t; ++s)
-            total += (s == t ? 1.0 : 2.0) * row_product(team, buffer, x, t, s) * row_product(team, buffer, g, t, s);
-        once(team, [&] { norms[e] += total; });
-      });
-}
 
 struct GramTiles {
   std::int64_t side = 0;      ///< positions
@@ -124,8 +88,9 @@ bool add_fused_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const
   const std::int64_t size = fused_parts(x.columns, g.columns, examples.most_rows(), examples.count(), method);
   const Array<double> parts{reinterpret_cast<double*>(workspace.data), size};
   if (method.algorithm == NormAlgorithm::gram)
-    return form_fused_gram(execution, x, g, examples, kPairwiseRows, gram_error(x.columns, g.columns), norms, parts);
-  return form_fused_norms(execution, x, g, examples, kPairwiseRows, norms, parts);
+    return try_cuda<cuda::form_fused_gram>(execution, x, g, examples, kPairwiseRows, gram_error(x.columns, g.columns),
+                                           norms, parts);
+  return try_cuda<cuda::form_fused_norms>(execution, x, g, examples, kPairwiseRows, norms, parts);
 }
 
 // Tied matrix --------------------------------------------------------------------------------------------------------
@@ -150,20 +115,6 @@ TiedRows tied_layout(std::byte* data, Scalar x, Scalar g, std::int64_t columns, 
   return out;
 }
 
-/// to[s, t] = from[s, ids[t] - first_row], 0 for ids of other ranks.
-template <class Value>
-void gather_columns(const Execution& execution, const AnyMatrix& from, Array<const std::uint32_t> ids,
-                    std::int64_t first_row, const AnyMatrix& to) {
-  const Value* source = static_cast<const Value*>(from.data);
-  Value* target = static_cast<Value*>(to.data);
-  const std::int64_t stride = from.stride, table = from.columns, columns = to.columns;
-  for_all(
-      execution, "gather_columns", to.rows * columns, KOKKOS_LAMBDA(std::int64_t i) {
-        const std::int64_t row = table_row(ids[i % columns], first_row, table);
-        target[i] = row == table ? Value{} : source[i / columns * stride + row];
-      });
-}
-
 }  // namespace
 
 double gram_error(std::int64_t in, std::int64_t out) { return 0x1p-23 * static_cast<double>(in + out); }
@@ -183,7 +134,7 @@ void add_product_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, con
                    workspace, "norms of products");
   std::int64_t n_short = 0;
   for (std::int64_t e = 0; e < examples.count(); ++e) n_short += examples.rows_of(e) <= kPairwiseRows ? 1 : 0;
-  if (n_short > 0) add_pairwise_norms(execution, x, g, examples, norms);
+  if (n_short > 0) add_pairwise_norms(execution, x, g, examples.device_offsets, kPairwiseRows, norms);
   if (n_short == examples.count()) return;
   if (method.implementation == ProductImplementation::fused &&
       add_fused_norms(execution, x, g, examples, method, norms, workspace))
@@ -226,10 +177,7 @@ void add_tied_rows(const Execution& execution, AnyMatrix x, AnyMatrix g, const E
       const AnyMatrix from = g.rows_from(product.offsets[e], n_product),
                       selected{work.selected.data, g.type, n_product, n, n};
       const Array<const std::uint32_t> chosen{ids.data + t, n};
-      if (g.type == Scalar::fp32)
-        gather_columns<float>(execution, from, chosen, first_row, selected);
-      else
-        gather_columns<std::uint16_t>(execution, from, chosen, first_row, selected);
+      gather_columns(execution, from, chosen, first_row, selected);
       gemm(exact, 1, selected, Form::transposed, x.rows_from(product.offsets[e], n_product), Form::plain, 1,
            {rows.row(t), Scalar::fp32, n, x.columns, rows.stride}, work.library);
     }
@@ -247,21 +195,7 @@ void add_tied_norms(const Execution& execution, AnyMatrix g, Matrix<const float>
   Workspace memory(workspace.data);
   const Array<double> of_rows = memory.take<double>(g.rows);
   require_examples(lookup, norms.size, memory.bytes(), workspace, "norms of a tied matrix");
-  for_teams(
-      execution, "tied_products", g.rows, sizeof(PairScratch), KOKKOS_LAMBDA(const Team& team) {
-        PairScratch& buffer = scratch<PairScratch>(team);
-        const std::int64_t t = team.league_rank();
-        double total = 0;
-        for (std::int64_t column = 0; column < g.columns; column += kChunkColumns) {
-          const int count = smaller(kChunkColumns, g.columns - column);
-          team.team_barrier();
-          const float* gradient = row_chunk(team, g, t, column, count, buffer.left);
-          const float* other = rows.row(t) + column;
-          total += sum_columns<double>(
-              team, count, [&](int c) { return static_cast<double>(gradient[c]) * static_cast<double>(other[c]); });
-        }
-        once(team, [&] { of_rows[t] = total; });
-      });
+  multiply_rows(execution, g, rows, of_rows);
   add_row_values(execution, of_rows, lookup.device_offsets, 0, 2, norms);
 }
 
