@@ -133,7 +133,7 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
                      configuration.initial);
     account_->register_in(trainer_.registry(), world.is_root());
     if (const privacy::Settings& chosen = trainer_.privacy(); chosen.algorithm != privacy::Algorithm::naive)
-      report::run_record()["clipping"] = {{"mode", privacy::name_of(chosen.mode)}, {"mode_of", chosen.mode_of}};
+      report::run_record()["clipping"] = {{"mode", privacy::name_of(chosen.mode)}};
   }
   tokenizer_.assign(stored_text.begin(), stored_text.end());
   if (!tokenizer_.empty()) trainer_.registry().add(tokenizer_tensor(tokenizer_, world.is_root()));

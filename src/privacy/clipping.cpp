@@ -39,13 +39,14 @@ GradientRows as_stored(GradientRows rows, const ParameterSpec& spec) {
 }
 
 /// Where the elements of each parameter begin in an array of an example: vectors and matrices each by themselves.
-std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, std::span<const Mode> modes) {
+std::vector<std::int64_t> begins(std::span<const ParameterSpec> specs, const Settings& settings,
+                                 const ClippingShape& shape) {
   std::vector<std::int64_t> begin;
   std::int64_t vectors = 0, matrices = 0;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     std::int64_t& end = specs[i].is_matrix() ? matrices : vectors;
     begin.push_back(end);
-    if (!specs[i].is_matrix() || modes[i] == Mode::materialise)
+    if (!specs[i].is_matrix() || (settings.mode == Mode::materialise && !is_table(shape, i)))
       end += padded_rows(specs[i], specs[i].rows()) * specs[i].columns();
   }
   return begin;
@@ -87,8 +88,6 @@ class Clipping::SumSink final : public training::GradientSink {
     if (rows.form != Form::product && rows.form != Form::lookup) return;
     clipping_.phase("clipped sums");
     clipping_.add_clipped(as_stored(rows, clipping_.specs_[rows.parameter]));
-    for (std::size_t i = rows.parameter; i < rows.parameter + rows.count; ++i)
-      clipping_.covered_[i].repeated += rows.examples.count();
   }
   void complete_from(std::size_t first) override { clipping_.sum_.complete_from(first); }
 
@@ -107,9 +106,8 @@ Clipping::Clipping(const training::Parameters& parameters, training::Accumulatin
       shape_(shape),
       execution_(execution),
       parts_(specs_, settings.scheme),
-      modes_(parameter_modes(settings, specs_, shape)),
       buffers_(std::move(buffers)),
-      begin_(begins(specs_, modes_)),
+      begin_(begins(specs_, settings, shape)),
       covered_(parameters.size()) {
   if (settings.algorithm == Algorithm::naive) {
     one_.emplace(parameters, execution, shape.examples.rows * shape.sum_rows);
@@ -338,10 +336,9 @@ void Clipping::take_product(const GradientRows& rows) {
   const AnyMatrix gradients = formed(rows);
   const std::int64_t out = gradients.columns, in = rows.inputs.columns;
   covered_[rows.parameter].formed_rows = out;
-  const Mode mode = modes_[rows.parameter];
-  if (mode == Mode::materialise) {
+  if (settings_.mode == Mode::materialise) {
     if (rows.first_example == 0)
-      summed_.push_back({mode, rows.parameter, rows.parameter + rows.count, {}, kept_bytes_});
+      summed_.push_back({true, rows.parameter, rows.parameter + rows.count, {}, kept_bytes_});
     const Matrix<kernels::bf16> stored = stored_of(rows.parameter, out * in);
     // Of a tied matrix the norm follows when the lookup has been added.
     return kernels::form_examples(execution_, rows.inputs, gradients, rows.examples,
@@ -349,8 +346,7 @@ void Clipping::take_product(const GradientRows& rows) {
                                   is_tied(rows.parameter) ? Array<double>{} : norms_of(rows), buffers_.workspace);
   }
   kernels::add_product_norms(execution_, rows.inputs, gradients, rows.examples,
-                             method_of(settings_, specs_[rows.parameter], in, held_by(rows), shape_), norms_of(rows),
-                             buffers_.workspace);
+                             method_of(settings_, in, held_by(rows), shape_), norms_of(rows), buffers_.workspace);
   if (is_tied(rows.parameter)) {
     const auto first = static_cast<std::size_t>(rows.first_example);
     const Examples lookup{.offsets = batch_->examples.offsets.subspan(first, rows.examples.offsets.size()),
@@ -359,15 +355,12 @@ void Clipping::take_product(const GradientRows& rows) {
     kernels::add_tied_rows(execution_, rows.inputs, gradients, rows.examples, batch_->ids, first_row(rows), lookup,
                            {buffers_.tied_rows.data, buffers_.tied_rows.size / in, in, in}, buffers_.workspace);
   }
-  if (mode == Mode::recompute)
-    repeat_later(rows.parameter);
-  else
-    sum_later(rows);
+  sum_later(rows);
 }
 
 void Clipping::take_lookup(const GradientRows& rows) {
   const std::int64_t table_rows = held_by(rows), columns = rows.gradients.columns;
-  if (is_tied(rows.parameter) && modes_[rows.parameter] == Mode::materialise) {
+  if (is_tied(rows.parameter) && settings_.mode == Mode::materialise) {
     const Matrix<kernels::bf16> stored = stored_of(rows.parameter, covered_[rows.parameter].formed_rows * columns);
     // Ids of other ranks are not those of the rows of zeros.
     const Matrix<kernels::bf16> table{stored.data, stored.rows, table_rows * columns, stored.stride};
@@ -412,16 +405,7 @@ GradientRows Clipping::kept(GradientRows rows) {
 void Clipping::sum_later(const GradientRows& rows) {
   if (settings_.mode == Mode::two_pass) return;
   const GradientRows copied = settings_.release == Release::end ? rows : kept(rows);
-  summed_.push_back({Mode::book_keeping, rows.parameter, rows.parameter + rows.count, copied, kept_bytes_});
-}
-
-/// The rows of the unit of this parameter come one after the other.
-void Clipping::repeat_later(std::size_t parameter) {
-  const auto is_of = [&](const ClippingUnit& unit) { return unit.first <= parameter && parameter < unit.end; };
-  const auto unit = std::find_if(shape_.units.begin(), shape_.units.end(), is_of);
-  const auto number = static_cast<std::size_t>(unit - shape_.units.begin());
-  if (!summed_.empty() && summed_.back().from == Mode::recompute && summed_.back().unit == number) return;
-  summed_.push_back({Mode::recompute, unit->first, unit->end, {}, kept_bytes_, number});
+  summed_.push_back({false, rows.parameter, rows.parameter + rows.count, copied, kept_bytes_});
 }
 
 // --- Clipped sums ---------------------------------------------------------------------------------------------------
@@ -440,19 +424,14 @@ void Clipping::add_clipped(const GradientRows& rows) {
   }
 }
 
-/// In the order of the backward pass: the last parameters are complete first. Rows that are formed again come last:
-/// they may be written over kept ones.
+/// In the order of the backward pass: the last parameters are complete first.
 void Clipping::add_sums() {
-  std::stable_partition(summed_.begin(), summed_.end(),
-                        [](const Later& later) { return later.from != Mode::recompute; });
   std::vector<std::size_t> open(summed_.size() + 1);  // parameters below still get rows from summed_[k] on
   for (std::size_t k = summed_.size(); k-- > 0;) open[k] = std::max(open[k + 1], summed_[k].end);
   for (std::size_t k = 0; k < summed_.size(); ++k) {
     const Later& later = summed_[k];
     phase("clipped sums");
-    if (later.from == Mode::book_keeping) add_clipped(later.rows);
-    if (later.from == Mode::materialise) add_stored(later.first);
-    if (later.from == Mode::recompute) add_repeated(later.unit);
+    later.is_stored ? add_stored(later.first) : add_clipped(later.rows);
     sum_.complete_from(open[k + 1]);
   }
 }
@@ -462,16 +441,6 @@ void Clipping::add_stored(std::size_t parameter) {
   kernels::add_clipped_examples(execution_, view(stored_of(parameter, elements)),
                                 factors_of(parameter, 0, batch_->examples.count()),
                                 {sum_.held(parameter).data, elements});
-}
-
-/// Throws Error(internal) if other rows come than those whose norms the factors bound.
-void Clipping::add_repeated(std::size_t unit) {
-  SumSink sum(*this);
-  batch_->repeat(unit, sum);
-  for (std::size_t i = shape_.units[unit].first; i < shape_.units[unit].end; ++i)
-    if (specs_[i].is_matrix() && covered_[i].repeated != batch_->examples.count())
-      throw error(ExitCode::internal, "the rows of parameter \"{}\" have been formed again for {} of {} examples",
-                  specs_[i].name, covered_[i].repeated, batch_->examples.count());
 }
 
 /// Explicitly, one example after the other; the factors are formed on the host.

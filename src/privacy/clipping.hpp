@@ -19,11 +19,7 @@
 //   book_keeping   one pass: inputs and output gradients of all products are kept until the factors are known; with
 //                  scheme = "per_layer" or "group", until those of the parts of a block are known
 //   materialise    one pass: dW_b of each example in bf16. The norm is that of the rounded values, which are summed
-//   recompute      norms in one backward pass; when the factors are known, the rows of one unit after the other are
-//                  formed again, with the same bits
 //   naive          examples one by one, each gradient in memory. The oracle of the others
-//
-// Units of the model (ClippingShape::units) may have modes of their own, but for two_pass and naive (mode_of).
 //
 // Vectors (biases, gains of norms) take one form in all modes: the sums of each example, [examples, size], are formed
 // in the first pass and kept.
@@ -58,12 +54,6 @@ struct ClipParts {
   std::size_t count = 1;
 };
 
-/// Parameters [first, end) of a model whose sums come from one place: a block, or the head.
-struct ClippingUnit {
-  std::string name;
-  std::size_t first = 0, end = 0;
-};
-
 /// What the memory of Clipping follows from.
 struct ClippingShape {
   kernels::ExampleSizes examples;                ///< of a micro-batch; rows: of products and lookups
@@ -75,30 +65,19 @@ struct ClippingShape {
   /// The parameter that is the table of a lookup and the matrix of a product.
   std::optional<std::size_t> tied = {};
   std::int64_t tensor_ranks = 1;  ///< ranks among which matrices are divided
-  /// What settings.mode_of may name; every matrix of a product is in one of them. Empty: all have settings.mode.
-  std::vector<ClippingUnit> units = {};
 };
 
-/// "two_pass, a second backward pass". Not of Mode::automatic.
-const char* to_text(Mode);
-/// "two_pass"
-std::string name_of(Mode);
-/// The modes of units of these names by settings.mode and mode_of. Throws a collective Error(usage) if mode_of names
-/// another one.
-std::vector<Mode> unit_modes(const Settings&, std::span<const std::string> names);
 // In the following, specs have the shapes of what a rank holds: on a tensor axis, of a part of the model.
 
 /// Which algorithm forms the norms of each product: "512 x 128 width, …".
 std::string to_text(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
-/// Of the products of a unit, in a whole micro-batch. Operations are floating-point ones.
+/// Of all products, in a whole micro-batch. Operations are floating-point ones.
 struct ProductWork {
-  std::int64_t products = 0;
   double direct = 0, gram = 0;  ///< operations of norms, by the algorithm that is chosen for each product
   double operations = 0;        ///< of the products of all rows: of the sums, or of the gradients of records
   double stored_elements = 0;   ///< of the gradients of all records
 };
-ProductWork product_work(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&,
-                         const ClippingUnit&);
+ProductWork product_work(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
 /// The most that Clipping gathers from a rank of the tensor axis at a time, bytes.
 std::int64_t gathered_bytes(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
 
@@ -125,9 +104,6 @@ class Clipping {
     /// Forward and backward pass over examples [begin, end) of the micro-batch, with the gradients of their losses. It
     /// may be called twice with the same range, and gives the same bits.
     std::function<void(parallel::Range examples, training::GradientSink&)> pass;
-    /// With units in Mode::recompute: hands the rows of the products of ClippingShape::units[unit] to the sink once
-    /// more, after `pass` over all examples, with the bits and the division into calls of that pass.
-    std::function<void(std::size_t unit, training::GradientSink&)> repeat = {};
     /// Of timers, before the work that it names: "norms of records", "clipping factors", "clipped sums", "exchange".
     std::function<void(std::string_view)> phase = {};
   };
@@ -162,7 +138,6 @@ class Clipping {
   struct Covered {
     std::int64_t by_rows = 0, by_lookup = 0;
     std::int64_t formed_rows = 0;  ///< of the gradient of a product
-    std::int64_t repeated = 0;     ///< examples whose rows have been formed again
   };
   /// Vectors whose norms go to one row, from `parameter` on, that lie one behind the other: of an example and in the
   /// sum.
@@ -180,7 +155,6 @@ class Clipping {
   void add_clipped(const training::GradientRows&);
   void add_sums();
   void add_stored(std::size_t parameter);
-  void add_repeated(std::size_t unit);
   void add_over_ranks(kernels::Array<double>);
   kernels::Matrix<float> over_ranks(kernels::Matrix<float> partial);
   bool is_partial(std::size_t parameter) const { return tensor_ != nullptr && specs_[parameter].partial_gradient; }
@@ -192,7 +166,6 @@ class Clipping {
   training::GradientRows kept(training::GradientRows);
   kernels::AnyMatrix formed(const training::GradientRows&) const;
   void sum_later(const training::GradientRows&);
-  void repeat_later(std::size_t parameter);
   kernels::AnyMatrix keep(const kernels::AnyMatrix&);
 
   kernels::Array<double> norms_of(std::size_t parameter, std::int64_t first, std::int64_t count) const;
@@ -217,20 +190,17 @@ class Clipping {
   const ClippingShape shape_;
   const kernels::Execution execution_;
   const ClipParts parts_;
-  const std::vector<Mode> modes_;  // by parameter
   Buffers buffers_;
   std::vector<std::int64_t> begin_;  // by parameter: in `vectors` or `stored`, in elements of one example
   std::vector<VectorRun> vector_runs_;
   const MicroBatch* batch_ = nullptr;
   std::vector<Covered> covered_;  // by parameter
-  /// A clipped sum that is formed when the factors are known: from rows, from the stored gradients of a product, or
-  /// from the rows of a unit that come again.
+  /// A clipped sum that is formed when the factors are known: from rows, or from the stored gradients of a product.
   struct Later {
-    Mode from = Mode::book_keeping;
+    bool is_stored = false;
     std::size_t first = 0, end = 0;  // parameters
     training::GradientRows rows = {};
     std::int64_t kept_bytes = 0;  // with the copies of its rows and of all before it
-    std::size_t unit = 0;
   };
   // Of this micro-batch: norms are formed later, from copies of the rows; clipped sums are formed later.
   std::vector<training::GradientRows> waiting_;

@@ -29,15 +29,11 @@ void for_each_product(std::span<const training::ParameterSpec> specs, const Clip
   }
 }
 
-/// Where the clipped sum of each parameter comes from. Tables of lookups have Mode::book_keeping where units differ.
-std::vector<Mode> parameter_modes(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
-
 /// Rows of a gradient as products form it where its rows of output gradients have columns of zeros for the rows of
 /// zeros after the parameter (ParameterSpec::row_multiple). `out`: those of the parameters themselves.
 std::int64_t padded_rows(const training::ParameterSpec&, std::int64_t out);
 
-/// How the norms of the product with the matrices from `spec` on are formed.
-kernels::NormMethod method_of(const Settings&, const training::ParameterSpec& spec, std::int64_t in, std::int64_t out,
-                              const ClippingShape&);
+/// How the norms of a product are formed.
+kernels::NormMethod method_of(const Settings&, std::int64_t in, std::int64_t out, const ClippingShape&);
 
 }  // namespace weft::privacy

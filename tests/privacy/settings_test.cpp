@@ -100,29 +100,4 @@ TEST_CASE("what couples records, or depends on private data without noise, is re
     check_refused(std::string("[privacy]\n") + without_effect, "no effect");
 }
 
-TEST_CASE("the mode of a block is given by its name; modes that exclude one another are refused") {
-  check_refused("[privacy]\nmode_of = [\"block_1\"]\n", "each is a block or the head and its mode");
-  check_refused("[privacy]\nmode_of = [\"block_1: two_pass\"]\n", "each is a block or the head and its mode");
-  check_refused("[privacy]\nmode = \"two_pass\"\nmode_of = [\"head: recompute\"]\n", "the whole model again");
-  check_refused("[privacy]\nrelease = \"end\"\nmode_of = [\"head: recompute\"]\n", "nothing is saved");
-  check_refused("[privacy]\nrelease = \"end\"\nmode = \"recompute\"\n", "nothing is saved");
-  check_refused("[privacy]\nalgorithm = \"naive\"\nmode_of = [\"head: recompute\"]\n", "has no effect");
-  const auto [name, mode] = read_mode("block_1: recompute");
-  CHECK(name == "block_1");
-  CHECK(mode == Mode::recompute);
-}
-
-TEST_CASE("the algorithm of a matrix is given by its name, with its block or for every block") {
-  check_refused("[privacy]\nalgorithm_of = [\"mlp/up/weight\"]\n", "each is a matrix and its algorithm");
-  check_refused("[privacy]\nalgorithm_of = [\"mlp/up/weight: naive\"]\n", "each is a matrix and its algorithm");
-  check_refused("[privacy]\nalgorithm = \"naive\"\nalgorithm_of = [\"mlp/up/weight: width\"]\n", "has no effect");
-  const auto [name, algorithm] = read_algorithm("block_0/mlp/up/weight: input_length");
-  CHECK(name == "block_0/mlp/up/weight");
-  CHECK(algorithm == Algorithm::input_length);
-  CHECK(names("block_0/mlp/up/weight", "block_0/mlp/up/weight"));
-  CHECK(names("mlp/up/weight", "block_12/mlp/up/weight"));
-  CHECK(!names("up/weight", "block_12/mlp/up/weight"));
-  CHECK(!names("block_1/mlp/up/weight", "block_12/mlp/up/weight"));
-}
-
 }  // namespace weft::privacy

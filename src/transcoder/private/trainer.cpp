@@ -12,11 +12,6 @@
 namespace weft::transcoder {
 namespace {
 
-Configuration with_mode(Configuration configuration) {
-  configuration.privacy = private_settings(configuration);
-  return configuration;
-}
-
 const parallel::Grid& without_feature_axis(const parallel::Grid& grid) {
   require_private_grid(grid.shape());
   return grid;
@@ -42,11 +37,10 @@ PrivateTrainer::Buffers::Buffers(const Configuration& configuration, const Shape
                                         clipping_shape(configuration, shape), arena);
 }
 
-training::StepArena measure_private_step(const Configuration& given, const Shape& plain,
+training::StepArena measure_private_step(const Configuration& configuration, const Shape& plain,
                                          const parallel::GridShape& grid, std::int64_t row_bytes,
                                          kernels::Backend backend) {
   training::StepArena arena(backend);
-  const Configuration configuration = with_mode(given);
   const Shape shape = private_shape(plain);
   const std::vector<training::ParameterSpec> specs = parameter_specs(shape);
   const std::int64_t rows = private_micro_rows(configuration);
@@ -67,7 +61,7 @@ training::StepArena measure_private_step(const Configuration& given, const Shape
 PrivateTrainer::PrivateTrainer(const Configuration& configuration, const Shape& shape,
                                const dataset::Normalisation& normalisation, const dataset::Statistics& statistics,
                                const parallel::Grid& grid, const kernels::Execution& execution, kernels::Scalar stored)
-    : configuration_(with_mode(configuration)),
+    : configuration_(configuration),
       execution_(execution),
       stored_(stored),
       arena_(execution, without_feature_axis(grid)),

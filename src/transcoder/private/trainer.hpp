@@ -37,8 +37,8 @@ class PrivateTrainer {
     privacy::Clipping::Buffers clipping;
   };
 
-  /// `stored`: type of the rows as stored. References must outlive the object. Throws a collective Error(usage) for a
-  /// grid with a feature axis. Collective.
+  /// privacy.mode is not automatic. `stored`: type of the rows as stored. References must outlive the object. Throws a
+  /// collective Error(usage) for a grid with a feature axis. Collective.
   PrivateTrainer(const Configuration&, const Shape&, const dataset::Normalisation&, const dataset::Statistics&,
                  const parallel::Grid&, const kernels::Execution&, kernels::Scalar stored);
 
@@ -109,7 +109,8 @@ class PrivateTrainer {
   Noise noise_;
 };
 
-/// The memory of a step, by purpose: what a PrivateTrainer takes. Needs no device and no ranks.
+/// The memory of a step, by purpose: what a PrivateTrainer takes. privacy.mode is not automatic. Needs no device and no
+/// ranks.
 training::StepArena measure_private_step(const Configuration&, const Shape&, const parallel::GridShape&,
                                          std::int64_t row_bytes, kernels::Backend);
 

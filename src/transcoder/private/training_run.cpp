@@ -9,6 +9,7 @@
 #include "privacy/sampling.hpp"
 #include "report/format.hpp"
 #include "transcoder/benchmark/work.hpp"
+#include "transcoder/plan.hpp"
 #include "transcoder/result.hpp"
 #include "transcoder/statistics_state.hpp"
 
@@ -29,7 +30,8 @@ PrivateTrainingRun::PrivateTrainingRun(const Configuration& configuration, const
                                         runtime.execution())
                       : dataset::statistics(world, *data.validation,
                                             (opened.directory.path / "statistics.txt").string(), runtime.threads())),
-      trainer_(configuration, shape_of(configuration.transcoder, data.train.n_layers, data.train.d_model),
+      trainer_(with_private_mode(configuration, data.train, grid.shape()),
+               shape_of(configuration.transcoder, data.train.n_layers, data.train.d_model),
                dataset::normalisation(statistics_, *data.validation, configuration.data.normalise), statistics_, grid,
                runtime.execution(), data.train.dtype),
       account_(configuration.privacy, sample_rate(configuration, records_),
