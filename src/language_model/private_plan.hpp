@@ -8,7 +8,7 @@
 #include "kernels/execution.hpp"
 #include "language_model/architecture.hpp"
 #include "parallel/grid.hpp"
-#include "privacy/clipping.hpp"
+#include "privacy/clipping_plan.hpp"
 
 namespace weft::language_model {
 

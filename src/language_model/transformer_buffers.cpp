@@ -9,7 +9,6 @@
 #include "kernels/gemm/fp8.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "language_model/transformer.hpp"
-#include "privacy/clipping.hpp"
 
 namespace weft::language_model {
 

@@ -12,15 +12,17 @@
 #include <string>
 #include <vector>
 
+#include "kernels/privacy/clipping.hpp"
 #include "kernels/privacy/tiles.hpp"
 #include "kernels/reduce/reduce.hpp"
+#include "privacy/kept_rows.hpp"
 
 namespace weft::privacy {
 
 using training::ParameterSpec;
 
-bool is_table(const ClippingShape& shape, std::size_t parameter) {
-  return std::find(shape.tables.begin(), shape.tables.end(), parameter) != shape.tables.end();
+bool ClippingShape::is_table(std::size_t parameter) const {
+  return std::find(tables.begin(), tables.end(), parameter) != tables.end();
 }
 
 std::int64_t padded_rows(const ParameterSpec& spec, std::int64_t out) {
@@ -28,6 +30,19 @@ std::int64_t padded_rows(const ParameterSpec& spec, std::int64_t out) {
 }
 
 namespace {
+
+/// each(first parameter, rows of all, columns) for the matrices of products that take their gradients together.
+template <class Each>
+void for_each_product(std::span<const ParameterSpec> specs, const ClippingShape& shape, const Each& each) {
+  for (std::size_t i = 0; i < specs.size();) {
+    std::int64_t out = specs[i].rows();
+    std::size_t next = i + 1;
+    while (next < specs.size() && !specs[i].group.empty() && specs[next].group == specs[i].group)
+      out += specs[next++].rows();
+    if (specs[i].is_matrix() && !shape.is_table(i)) each(i, out, specs[i].columns());
+    i = next;
+  }
+}
 
 /// Fused kernels are for rows of 16 bits, and have tiles of one size.
 kernels::ProductImplementation norm_products(const Settings& settings, const ClippingShape& shape) {
@@ -154,8 +169,8 @@ std::int64_t gathered_bytes(const Settings& settings, std::span<const ParameterS
 
 // --- Memory ---------------------------------------------------------------------------------------------------------
 
-Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape,
-                           training::StepArena& arena) {
+ClippingBuffers::ClippingBuffers(const Settings& settings, std::span<const ParameterSpec> specs,
+                                 const ClippingShape& shape, training::StepArena& arena) {
   arena.purpose("clipping");
   const std::int64_t examples = shape.examples.examples, rows = shape.examples.rows;
   if (settings.algorithm == Algorithm::naive) {
@@ -187,8 +202,8 @@ Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSp
   workspace = arena.take<std::byte>(workspace_bytes(settings, specs, shape));
 }
 
-std::int64_t Clipping::own_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
-                                 const parallel::GridShape& grid, const ClippingShape& shape) {
+std::int64_t own_bytes(const Settings& settings, std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
+                       const ClippingShape& shape) {
   return settings.algorithm == Algorithm::naive
              ? training::AccumulatingSink::bytes(specs, grid, grid.ranks() - 1, shape.examples.rows * shape.sum_rows)
              : 0;

@@ -172,7 +172,7 @@ TEST_CASE("the plan is what the largest rank takes") {
 }
 
 TEST_CASE("noise is that of one rank, drawn once per update, and all ranks keep the same parameters") {
-  const Trainer::Noise noise{.key = {9, 8, 7, 6, 5, 4, 3, 2}, .multiplier = 1, .expected = 4};
+  const privacy::Noise noise{.key = {9, 8, 7, 6, 5, 4, 3, 2}, .multiplier = 1, .expected = 4};
   const parallel::Communicator alone = testing::world().all().split(testing::world().rank(), 0);
   for (const std::int64_t tensor : tensor_sizes())
     for (const char* const model : {"", "preset = \"llama\"\nqk_norm = \"head\"\n"}) {

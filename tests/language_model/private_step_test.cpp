@@ -237,7 +237,7 @@ TEST_CASE("an example without a finite gradient is left out, and the others are 
 
 TEST_CASE("a step without examples adds noise, and noise has the deviation that is accounted for") {
   PrivateRun run(private_configuration("", "clip = 3\n"), testing::world().all());
-  const Trainer::Noise noise{.key = {1, 2, 3, 4, 5, 6, 7, 8}, .multiplier = 2, .expected = 5};
+  const privacy::Noise noise{.key = {1, 2, 3, 4, 5, 6, 7, 8}, .multiplier = 2, .expected = 5};
   run.trainer.set_noise(noise);
   run.step({});
   CHECK(run.trainer.steps_done() == 1);
@@ -262,27 +262,37 @@ TEST_CASE("a step without examples adds noise, and noise has the deviation that 
 
 namespace {
 
-/// Adds a micro-batch of two examples, whose rows the clipping gets through a `Through(sink)`.
+/// The passes of a run over two examples, whose rows the clipping gets through a `Through(sink)`.
+template <class Through>
+struct ChangedPasses final : privacy::Passes {
+  using Make = std::function<Through(training::GradientSink&)>;
+  ChangedPasses(PrivateRun& run_, const Make& make_) : run(run_), make(make_) {}
+
+  void pass(parallel::Range, training::GradientSink& sink) override {
+    Transformer& transformer = run.trainer.transformer();
+    const Tokens all = run.trainer.staging().tokens(0, 2, 16);
+    Through changed = make(sink);
+    transformer.prepare_weights();
+    transformer.forward(all, nullptr);
+    transformer.losses_and_gradient(all, run.trainer.staging().scale(), losses.array(), changed);
+    transformer.backward(all, nullptr, changed);
+  }
+  PrivateRun& run;
+  const Make make;
+  const device::Buffer<float> losses{32};
+};
+
 template <class Through>
 void add_through(PrivateRun& run, const std::function<Through(training::GradientSink&)>& through) {
   Staging& staging = run.trainer.staging();
-  Transformer& transformer = run.trainer.transformer();
   dataset::TokenBatch batch = staging.next(2, 16);
   PrivateRun::fill_example(0, 0, batch);
   PrivateRun::fill_example(1, 1, batch);
   staging.send_examples(batch);
-  const device::Buffer<float> losses(32);
   const Tokens all = staging.tokens(0, 2, 16);
-  run.trainer.clipping().begin();
-  run.trainer.clipping().add({.examples = transformer.examples(all),
-                              .ids = all.ids,
-                              .pass = [&](parallel::Range, training::GradientSink& sink) {
-                                Through changed = through(sink);
-                                transformer.prepare_weights();
-                                transformer.forward(all, nullptr);
-                                transformer.losses_and_gradient(all, staging.scale(), losses.array(), changed);
-                                transformer.backward(all, nullptr, changed);
-                              }});
+  ChangedPasses<Through> passes(run, through);
+  run.trainer.private_steps().clear();
+  run.trainer.private_steps().add({run.trainer.transformer().examples(all), all.ids}, passes);
 }
 
 struct Without final : training::GradientSink {

@@ -16,7 +16,7 @@
 #include <cstdint>
 
 #include "dataset/activations/description.hpp"
-#include "privacy/clipping.hpp"
+#include "privacy/clipping_plan.hpp"
 #include "transcoder/model.hpp"
 #include "transcoder/settings.hpp"
 
