@@ -85,7 +85,7 @@ for part in "${parts[@]}"; do
     private)
       for ranks in $WEFT_RANKS; do
         run private "$ranks" inputs/lm_gpt2_small.toml "[\"124M private, $medium tokens: data.batch_tokens=$medium, $private\", \
-\"124M private, $medium tokens, no overlap: data.batch_tokens=$medium, $private, privacy.overlap=false\"]" data.micro_tokens="$((medium / 4))"
+\"124M private, $medium tokens, no overlap: data.batch_tokens=$medium, $private, benchmark.private_overlap=false\"]" data.micro_tokens="$((medium / 4))"
       done ;;
     affinity)
       for affinity in auto none; do

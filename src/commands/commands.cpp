@@ -157,6 +157,7 @@ void read_input_of(const checkpoint::Found& found, const Request& request, const
                    const parallel::World& world, std::string_view allowed) {
   Request trained = request;
   trained.input_text = found.manifest.input;
+  trained.input_of_checkpoint = true;
   trained.subject = (found.path / checkpoint::kManifestName).string();
   read_input(trained, schema, world);
   std::string refused;

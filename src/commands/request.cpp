@@ -372,7 +372,7 @@ input::Schema schema(Input& input, Command command) {
       command == Command::lm_diversity || command == Command::lm_polychromic ||
       command == Command::language_benchmark) {
     input::Schema keys = language_model::schema(input.language);
-    language_model::add_keys(keys, input.language_benchmark);
+    bench::add_keys(keys, input.language_benchmark);
     if (command == Command::lm_train || command == Command::lm_polychromic)
       keys.at("data.train").required("\"data/text.txt\"");
     return keys;
@@ -382,7 +382,7 @@ input::Schema schema(Input& input, Command command) {
   if (command == Command::train || command == Command::benchmark)
     transcoder::add_training_rules(keys, input.configuration);
   dataset::add_keys(keys, input.synthetic);
-  transcoder::add_keys(keys, input.benchmark);
+  bench::add_keys(keys, input.benchmark, input.configuration);
   if (command == Command::evaluate || command == Command::features || command == Command::encode ||
       command == Command::convert || command == Command::export_weights || command == Command::import_weights)
     keys.at("transcoder.features").must_be_given = false;
@@ -412,7 +412,8 @@ void read_input(const Request& request, const input::Schema& schema, const paral
   parallel::note_phase("reading the input");
   // The other ranks read the input as rank 0 resolved it: their environment, and so their paths, could differ.
   const std::string resolved = world.on_root([&] {
-    input::read(schema, request.input_text, request.subject, overrides(request));
+    input::read(schema, request.input_text, request.subject, overrides(request),
+                request.input_of_checkpoint ? input::Writer::checkpoint : input::Writer::user);
     return input::print(schema);
   });
   if (!world.is_root()) input::read(schema, resolved, request.subject);

@@ -8,14 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/language_model/language_settings.hpp"
+#include "bench/transcoder/transcoder_settings.hpp"
 #include "commands/arguments.hpp"
 #include "dataset/activations/synthetic.hpp"
 #include "input/read.hpp"
 #include "input/schema.hpp"
-#include "language_model/benchmark/settings.hpp"
 #include "language_model/settings.hpp"
 #include "parallel/world.hpp"
-#include "transcoder/benchmark/settings.hpp"
 #include "transcoder/settings.hpp"
 
 namespace weft::commands {
@@ -30,8 +30,8 @@ struct Input {
   transcoder::Configuration configuration;
   language_model::Configuration language;  ///< of the commands `weft lm`
   dataset::SyntheticSettings synthetic;
-  transcoder::BenchmarkSettings benchmark;
-  language_model::BenchmarkSettings language_benchmark;
+  bench::TranscoderSettings benchmark;
+  bench::LanguageSettings language_benchmark;
 };
 
 /// The keys of `input`, and which of them this command requires. `input` must outlive the schema.

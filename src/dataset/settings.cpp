@@ -83,10 +83,6 @@ void add_keys(input::Schema& schema, Settings& data) {
       .at_least(1)
       .at_most(kMostTokens);
   schema
-      .add("data.prefetch", data.prefetch,
-           "false: read each window only when its first row is needed: slower, for measurements")
-      .free();
-  schema
       .add("data.stored_as", data.stored_as,
            "\"bf16\": 16-bit integers in the files are bf16 bit patterns; \"\" = as type and attributes of the file "
            "say")

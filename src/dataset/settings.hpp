@@ -31,7 +31,7 @@ struct Settings {
   Targets targets = Targets::outputs;  ///< what is reconstructed: the stored targets, or the inputs themselves
   std::int64_t block_rows = 256;       ///< consecutive rows read at once
   std::int64_t window_rows = 65536;    ///< rows shuffled together; all ranks together hold two windows in memory
-  bool prefetch = true;                ///< read and exchange rows in a thread, ahead of the steps
+  bool prefetch = true;                ///< no key; rows are read and exchanged ahead of the steps
   /// "bf16": unsigned 16-bit integers in the files are bf16 patterns; "" = decided by type and attribute.
   std::string stored_as = "";
   std::int64_t layers = 0;   ///< layers that the files must have; 0 = any. Given together with d_model, or not at all

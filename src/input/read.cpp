@@ -153,8 +153,14 @@ std::string unknown_table(const Schema& schema, std::string_view name) {
   return fmt::format("unknown table [{}]{}", std::string_view(shown).substr(1, shown.size() - 2), hint);
 }
 
-/// Suggests the nearest key of this table, or else of all tables.
+/// States what became of a key of earlier versions, or suggests the nearest key of this table, or else of all tables.
 std::string unknown_key(const Schema& schema, std::string_view table, std::string_view name) {
+  const std::string path = fmt::format("{}.{}", table, name);
+  if (const Key* key = schema.find_former(path))
+    return fmt::format("unknown key {} in [{}]; it is \"{}\" in [{}] now", input::quoted(name), table, key->name,
+                       key->table);
+  if (const std::string* advice = schema.advice_for(path))
+    return fmt::format("unknown key {} in [{}] (of an earlier version); {}", input::quoted(name), table, *advice);
   const std::vector<std::string> own = names_of(schema, table);
   std::string hint = nearest(name, own);
   if (!hint.empty())
@@ -184,7 +190,8 @@ std::string shown_origin(const Override& given) {
 /// Collects the values of file and overrides, and stores them if there are no problems.
 class Reader {
  public:
-  Reader(const Schema& schema, const std::string& file_name) : schema_(schema), problems_(file_name) {}
+  Reader(const Schema& schema, const std::string& file_name, Writer writer)
+      : schema_(schema), problems_(file_name), writer_(writer) {}
 
   void file(std::string_view text, const std::string& file_name) {
     try {
@@ -262,7 +269,12 @@ class Reader {
  private:
   void table(const std::string& table_name, const toml::table& table) {
     for (auto&& [name, node] : table) {
-      const Key* key = schema_.find(table_name + "." + std::string(name.str()));
+      const std::string path = table_name + "." + std::string(name.str());
+      const Key* key = schema_.find(path);
+      if (key == nullptr && writer_ == Writer::checkpoint) {
+        key = schema_.find_former(path);
+        if (key == nullptr && schema_.advice_for(path) != nullptr) continue;
+      }
       if (key == nullptr) {
         problems_.in_file(position_of(name.source()), unknown_key(schema_, table_name, name.str()));
         continue;
@@ -348,6 +360,7 @@ class Reader {
 
   const Schema& schema_;
   Problems problems_;
+  const Writer writer_;
   toml::table tree_;
   bool complete_ = true;  // the file is TOML
   std::map<std::string, Value> values_;
@@ -390,8 +403,8 @@ Override override_text(std::string_view path, std::string_view text, std::string
 }
 
 void read(const Schema& schema, std::string_view text, const std::string& file_name,
-          const std::vector<Override>& overrides) {
-  Reader reader(schema, file_name);
+          const std::vector<Override>& overrides, Writer writer) {
+  Reader reader(schema, file_name, writer);
   reader.file(text, file_name);
   for (std::size_t i = 0; i < overrides.size(); ++i) reader.override_with(overrides[i], i + 1);
   reader.finish(overrides);
@@ -407,10 +420,16 @@ toml::table parse_resolved(std::string_view text, const std::string& name) {
   }
 }
 
-/// nullptr if the tree has no such key.
+/// nullptr if the tree has no such key, by its present or former name.
 const toml::node* node_of(const toml::table& tree, const Key& key) {
-  const toml::table* table = tree[key.table].as_table();
-  return table == nullptr ? nullptr : table->get(key.name);
+  const auto at = [&](const std::string& table, const std::string& name) {
+    const toml::table* keys = tree[table].as_table();
+    return keys == nullptr ? nullptr : keys->get(name);
+  };
+  const toml::node* node = at(key.table, key.name);
+  if (node != nullptr || key.former.empty()) return node;
+  const std::size_t dot = key.former.find('.');
+  return at(key.former.substr(0, dot), key.former.substr(dot + 1));
 }
 
 }  // namespace

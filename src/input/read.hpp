@@ -34,10 +34,14 @@ struct Override {
 /// The override "path=text" with `text` quoted as a TOML string.
 Override override_text(std::string_view path, std::string_view text, std::string_view origin);
 
+/// Who wrote an input: in a resolved input that a checkpoint keeps, perhaps of an earlier version, keys may have their
+/// former names, and retired ones are skipped.
+enum class Writer { user, checkpoint };
+
 /// Sets the member of each key to the override, the value of the file or the default, then checks the rules. Throws one
 /// collective Error(usage) with one line per problem; the members are then unspecified.
 void read(const Schema& schema, std::string_view text, const std::string& file_name,
-          const std::vector<Override>& overrides = {});
+          const std::vector<Override>& overrides = {}, Writer writer = Writer::user);
 
 /// A key whose value differs between two runs.
 struct Change {

@@ -64,6 +64,13 @@ Key& Key::changeable() {
   return *this;
 }
 
+Key& Key::formerly(std::string path) {
+  former = std::move(path);
+  return *this;
+}
+
+void Schema::retired(std::string_view path, std::string_view advice) { retired_.emplace_back(path, advice); }
+
 void Schema::table(std::string_view name, std::string_view help) {
   for (Table& table : tables_)
     if (table.name == name) {
@@ -80,6 +87,18 @@ bool Schema::has_table(std::string_view table) const {
 const Key* Schema::find(std::string_view path) const {
   for (const Key& key : keys_)
     if (key.path() == path) return &key;
+  return nullptr;
+}
+
+const Key* Schema::find_former(std::string_view path) const {
+  for (const Key& key : keys_)
+    if (key.former == path) return &key;
+  return nullptr;
+}
+
+const std::string* Schema::advice_for(std::string_view path) const {
+  for (const auto& [known, advice] : retired_)
+    if (known == path) return &advice;
   return nullptr;
 }
 

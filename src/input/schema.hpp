@@ -59,6 +59,7 @@ struct Key {
   bool is_path = false;
   Resume resume = Resume::fixed;
   std::function<Value()> derive;            ///< the value of a key that the input does not give; empty: `initial`
+  std::string former;                       ///< path in earlier versions; "": the same
   std::string derivation;                   ///< how, for templates and documentation: "of the preset"
   std::function<void(const Value&)> store;  ///< assigns a checked value to the member
   std::function<Value()> load;              ///< current value of the member
@@ -82,6 +83,9 @@ struct Key {
   Key& derived(std::string how, std::function<Value()> value);
   Key& free();
   Key& changeable();
+  /// The path that earlier versions gave the key: an error that states the new one, except in the input of a
+  /// checkpoint.
+  Key& formerly(std::string path);
 };
 
 struct Table {
@@ -116,6 +120,10 @@ class Schema {
                                          std::vector<std::pair<std::string, std::type_identity_t<Enum>>> names,
                                          std::string_view help);
 
+  /// A path of earlier versions that has no key any more: an error with this advice, except in the input of a
+  /// checkpoint.
+  void retired(std::string_view path, std::string_view advice);
+
   /// Rules are checked after reading, unless one of their keys has an error.
   void rule(std::vector<std::string> paths, std::function<std::string()> problem);
 
@@ -124,6 +132,10 @@ class Schema {
   const std::vector<Rule>& rules() const { return rules_; }
   bool has_table(std::string_view table) const;
   const Key* find(std::string_view path) const;
+  /// The key that earlier versions had at this path; null if there is none.
+  const Key* find_former(std::string_view path) const;
+  /// Null unless the path is retired.
+  const std::string* advice_for(std::string_view path) const;
   /// For commands that change requirements of a key. The path must exist.
   Key& at(std::string_view path);
 
@@ -133,6 +145,7 @@ class Schema {
   std::vector<Table> tables_;
   std::deque<Key> keys_;  // a deque: references from `add` stay valid
   std::vector<Rule> rules_;
+  std::vector<std::pair<std::string, std::string>> retired_;  // path, advice
 };
 
 template <class Enum>

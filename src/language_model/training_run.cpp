@@ -3,7 +3,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "language_model/benchmark/work.hpp"
+#include "language_model/pass_work.hpp"
 #include "language_model/exchange/peft.hpp"
 #include "parallel/watchdog.hpp"
 #include "privacy/mode_choice.hpp"

@@ -114,7 +114,7 @@ std::array<std::pair<std::int64_t, std::int64_t>, 4> block_products(const Archit
 TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture,
                                          const parallel::GridShape& grid, std::int64_t rank) {
   AttentionKernels attention = configuration.attention;
-  if (library_attention(configuration)) attention.implementation = configuration.device.attention;
+  if (library_attention(configuration)) attention.implementation = configuration.attention_kernels;
   const bool book_keeping = configuration.privacy.enabled && configuration.privacy.mode == privacy::Mode::book_keeping;
   return {.architecture = part_of(architecture, grid, rank),
           .type = activation_type(configuration),

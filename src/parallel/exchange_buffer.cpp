@@ -7,21 +7,6 @@
 
 namespace weft::parallel {
 
-/// No memory; base of the implementations. Those that keep their memory have nothing to open or close.
-class ExchangeBuffer::Memory {
- public:
-  Memory() = default;
-  Memory(const Memory&) = delete;
-  virtual ~Memory() = default;
-  virtual void open() {}
-  virtual void close() {}
-  std::byte* data() const { return data_; }
-
- protected:
-  explicit Memory(void* data) : data_(static_cast<std::byte*>(data)) {}
-  std::byte* data_ = nullptr;
-};
-
 namespace {
 
 /// Memory that a library or the peers know, or plain memory: any type with `data()`.
@@ -37,27 +22,9 @@ class Kept : public ExchangeBuffer::Memory {
   const Block block_;
 };
 
-/// Allocated anew for each use (parallel.keep_buffers = false).
-class Fresh : public ExchangeBuffer::Memory {
- public:
-  explicit Fresh(std::int64_t bytes) : bytes_(bytes) {}
-  void open() override {
-    block_ = device::Buffer<std::byte>(bytes_);
-    data_ = block_.data();
-  }
-  void close() override {
-    block_ = {};
-    data_ = nullptr;
-  }
-
- private:
-  const std::int64_t bytes_;
-  device::Buffer<std::byte> block_;
-};
-
 std::unique_ptr<ExchangeBuffer::Memory> memory_for(const Communicator& ranks, std::int64_t bytes,
                                                    const ExchangeStrategy& strategy) {
-  if (!strategy.keep_buffers) return std::make_unique<Fresh>(bytes);
+  if (strategy.memory != nullptr) return strategy.memory->make(bytes);
   if (bytes == 0) return std::make_unique<ExchangeBuffer::Memory>();
   if (strategy.is_direct(ranks)) return std::make_unique<Kept<Peers::Memory>>(*ranks.peers(), bytes);
   if (nccl::Group* const gpus = ranks.gpus(); gpus != nullptr)

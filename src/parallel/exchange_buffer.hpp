@@ -12,22 +12,42 @@
 
 namespace weft::parallel {
 
-/// How ranks exchange, where there is a choice.
-struct ExchangeStrategy {
-  bool direct = true;        ///< GPUs that reach one another's memory write there themselves; false: through NCCL
-  bool keep_buffers = true;  ///< memory of exchanges stays allocated; false: allocated for each use
-  const ExchangeObserver* observer = nullptr;  ///< null: none; must outlive what is made with it
+class ExchangeMemory;
 
-  /// Of memory that stays allocated in any case.
-  ExchangeStrategy kept() const { return {direct && keep_buffers, true, observer}; }
+/// How ranks exchange, where there is a choice. The defaults are those of training; others have the same result bit for
+/// bit.
+struct ExchangeStrategy {
+  bool direct = true;  ///< GPUs that reach one another's memory write there themselves; false: through NCCL
+  const ExchangeMemory* memory = nullptr;      ///< where other memory than ExchangeBuffer's own is measured
+  const ExchangeObserver* observer = nullptr;  ///< null: none; must outlive what is made with it, like `memory`
+
+  /// The same with memory that stays allocated.
+  ExchangeStrategy kept() const { return {direct && memory == nullptr, nullptr, observer}; }
   /// True if GPUs of these ranks write into one another's ExchangeBuffers. Collective on first use.
-  bool is_direct(const Communicator& ranks) const { return direct && keep_buffers && ranks.peers() != nullptr; }
+  bool is_direct(const Communicator& ranks) const { return direct && memory == nullptr && ranks.peers() != nullptr; }
+  /// True if a step never waits for the host: then it can be recorded.
+  bool leaves_the_host_free() const { return memory == nullptr && observer == nullptr; }
 };
 
-/// Memory that an axis of ranks exchanges: between GPUs known to the other ranks, or to NCCL. `keep_buffers` selects
-/// the implementation at construction: memory for the life of the object, or plain memory between `open` and `close`.
+/// Memory that an axis of ranks exchanges: between GPUs known to the other ranks, or to NCCL. It stays allocated for
+/// the life of the object, unless ExchangeStrategy::memory replaces it.
 class ExchangeBuffer {
  public:
+  /// The implementation; this one has no memory. One that keeps its memory has nothing to open or close.
+  class Memory {
+   public:
+    Memory() = default;
+    Memory(const Memory&) = delete;
+    virtual ~Memory() = default;
+    virtual void open() {}
+    virtual void close() {}
+    std::byte* data() const { return data_; }
+
+   protected:
+    explicit Memory(void* data) : data_(static_cast<std::byte*>(data)) {}
+    std::byte* data_ = nullptr;
+  };
+
   ExchangeBuffer();
   /// As many bytes on every rank. Collective.
   ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeStrategy strategy = {});
@@ -42,10 +62,15 @@ class ExchangeBuffer {
   /// Null where there are no bytes, or outside `open` and `close` of memory that is not kept.
   std::byte* data() const;
 
-  class Memory;
-
  private:
   std::unique_ptr<Memory> memory_;
+};
+
+/// Makes the memory of ExchangeBuffers.
+class ExchangeMemory {
+ public:
+  virtual ~ExchangeMemory() = default;
+  virtual std::unique_ptr<ExchangeBuffer::Memory> make(std::int64_t bytes) const = 0;
 };
 
 }  // namespace weft::parallel

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens around every exchange of a DeviceCommunicator besides the exchange itself. Training has no observer; a
-// benchmark or a baseline installs one.
+// What happens around every exchange of a DeviceCommunicator besides the exchange itself. Training has no observer;
+// where a step is timed phase by phase, or compared with a baseline (bench/), there is one.
 #pragma once
 
 #include "kernels/execution.hpp"
@@ -19,6 +19,15 @@ class ExchangeObserver {
   virtual void after(const kernels::Execution& execution) const = 0;
   /// True if the exchange alone lies between `before` and `after`, so that the host can time it on GPUs too.
   virtual bool isolates() const = 0;
+};
+
+/// Before an exchange the host waits for the GPU and then for the other ranks, and after it for the GPU: the time
+/// between is that of the exchange itself.
+class IsolateExchange final : public ExchangeObserver {
+ public:
+  void before(const kernels::Execution&, const Communicator&) const override;
+  void after(const kernels::Execution&) const override;
+  bool isolates() const override { return true; }
 };
 
 }  // namespace weft::parallel

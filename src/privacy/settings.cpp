@@ -152,11 +152,6 @@ void add_keys(input::Schema& schema, Settings& privacy) {
   schema.add("privacy.unit", privacy.unit, {{"sequence", Unit::sequence}, {"token", Unit::token}},
              "a record, what the guarantee protects");
   schema
-      .add("privacy.overlap", privacy.overlap,
-           "between several ranks: exchange clipped sums while those of other parameters are formed (not with naive); "
-           "false: after the last one, for measurements")
-      .free();
-  schema
       .add("privacy.release", privacy.release, {{"eager", Release::eager}, {"end", Release::end}},
            "free what a layer no longer needs after the layer, or at the end of the backward pass, to measure the "
            "difference")

@@ -64,7 +64,7 @@ struct Settings {
   Unit unit = Unit::sequence;
   /// What forms norms and clipped sums of products.
   kernels::ProductImplementation products = kernels::ProductImplementation::fused;
-  bool overlap = true;  ///< between ranks: clipped sums are exchanged while those of other parameters are formed
+  bool overlap = true;  ///< no key; between ranks: clipped sums are exchanged while others are formed
   Release release = Release::eager;
   KeySource noise_key = KeySource::system;
   /// The factors of a part are known when the backward pass leaves it: its rows need not be kept until the end.

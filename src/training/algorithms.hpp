@@ -6,10 +6,10 @@
 // kernels of attention. `weft benchmark --tune` writes such a file. Without CUDA there is nothing to choose.
 #pragma once
 
-#include <filesystem>
 #include <string>
 
-#include "kernels/execution.hpp"
+#include "kernels/gemm/gemm_cuda.hpp"
+#include "kernels/language/attention/attention_cudnn.hpp"
 #include "parallel/world.hpp"
 #include "report/json.hpp"
 
@@ -23,8 +23,9 @@ void use_recorded_algorithms(const std::string& path, const parallel::World&, co
 /// Algorithms that this process has used so far, for the run record: [] without CUDA.
 report::Json algorithms_in_use();
 
-/// Times the algorithms that the library proposes for the products that this process has made, and both implementations
-/// of its attention, and writes the fastest of each. Synchronises.
-void tune_algorithms(const kernels::Execution&, const std::filesystem::path& file);
+/// An algorithm as files, manifests and run records have it. Attention is in the list of products, marked by
+/// "operation".
+report::Json to_json(const kernels::cuda::GemmRecord&);
+report::Json to_json(const kernels::AttentionRecord&);
 
 }  // namespace weft::training

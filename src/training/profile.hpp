@@ -18,6 +18,12 @@
 
 namespace weft::training {
 
+/// The work of a phase on one rank.
+struct Work {
+  double bytes = 0;  ///< that must be moved
+  double flops = 0;  ///< of dense products
+};
+
 /// Phase -> bytes that one rank must move in it per step, at least: each datum once per phase, whatever a kernel reads
 /// again.
 using PhaseBytes = std::vector<std::pair<std::string, double>>;

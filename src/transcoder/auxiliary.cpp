@@ -11,10 +11,9 @@
 namespace weft::transcoder {
 namespace {
 
-/// The dead features are selected on every rank, wherever the active ones are.
 SelectionShape shape_of_selection(const Configuration& configuration, const Shape& shape) {
   SelectionShape of = selection_shape(configuration, shape, configuration.data.batch_tokens);
-  of.exchange.selection = SelectionPlace::everywhere;
+  of.factory = nullptr;  // it follows, as only the drivers do
   of.follows = true;
   return of;
 }

@@ -11,7 +11,7 @@
 #include "kernels/transcoder/select/ranking.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
 #include "parallel/failure.hpp"
-#include "transcoder/benchmark/exchange_observers.hpp"
+#include "transcoder/selection/drivers.hpp"
 #include "transcoder/skip.hpp"
 
 namespace weft::transcoder {
@@ -34,9 +34,12 @@ std::int64_t largest_own(std::int64_t chunk, std::int64_t group, std::int64_t fe
 }  // namespace
 
 SelectionShape selection_shape(const Configuration& configuration, const Shape& shape, std::int64_t max_tokens) {
-  ExchangeSettings exchange = configuration.parallel.exchange;
-  exchange.strategy = exchange_strategy(exchange);
-  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20, exchange};
+  return {shape.n_layers,
+          shape.n_features,
+          max_tokens,
+          configuration.tile << 20,
+          configuration.parallel.exchange,
+          configuration.alternatives.selector};
 }
 
 TokenLayout::TokenLayout(std::int64_t total_tokens, const parallel::Grid& grid)
@@ -126,8 +129,8 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
     no_bias = arena.take<float>(selection.max_features);
     moments = FeatureMoments::Buffers(configuration, shape, grid, arena);
   }
-  arena.count(training::StepArena::Where::device, selection.device_bytes + selection.rank_0_device_bytes);
-  arena.count(training::StepArena::Where::host, selection.host_bytes + selection.rank_0_host_bytes);
+  arena.count(training::StepArena::Where::device, selection.device_bytes);
+  arena.count(training::StepArena::Where::host, selection.host_bytes);
 }
 
 Forward::Forward(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,

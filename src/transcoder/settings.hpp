@@ -22,8 +22,6 @@
 namespace weft::transcoder {
 
 using device::Precision;
-using parallel::ExchangeSettings;
-using parallel::SelectionPlace;
 using training::NonFinite;
 
 using kernels::Activation;
@@ -125,6 +123,8 @@ double k_at(const ModelSettings&, std::int64_t step, std::int64_t steps);
 /// With the largest k of a run: what lists of active features must hold.
 ModelSettings with_largest_k(const ModelSettings&);
 
+class SelectorFactory;
+
 struct Configuration {
   training::RunSettings run;
   dataset::Settings data;
@@ -134,9 +134,17 @@ struct Configuration {
   parallel::Settings parallel;
   device::Settings device;
   Precision precision = Precision::fp32;  ///< device.precision
+  std::int64_t tile = 0;  ///< device.tile, MiB of pre-activations made at a time; 0 = as many as suit the backend
   checkpoint::Settings checkpoint;
   training::LogSettings log;
   training::ResumeSettings resume;
+
+  /// No keys: implementations with the same result bit for bit, which a benchmark compares with those of training. They
+  /// must outlive what is made with them.
+  struct Alternatives {
+    const SelectorFactory* selector = nullptr;  ///< selection/drivers.hpp
+    bool rows_by_layer = false;                 ///< one exchange per layer on the feature axis
+  } alternatives;
 };
 
 /// Table [device] as the runtime takes it.

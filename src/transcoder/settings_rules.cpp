@@ -167,21 +167,6 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "the warm-up",
         configuration.optimizer.warmup_steps, configuration.run.steps);
   });
-  schema.rule({"parallel.selection", "transcoder.k_initial"}, [&configuration]() -> std::string {
-    if (configuration.parallel.exchange.selection == SelectionPlace::everywhere ||
-        configuration.transcoder.k_initial == 0)
-      return {};
-    return "parallel.selection = \"rank_0\" does not go with transcoder.k_initial (it is a baseline with a constant "
-           "k); "
-           "take \"everywhere\"";
-  });
-  schema.rule({"parallel.selection", "transcoder.activation"}, [&configuration]() -> std::string {
-    if (configuration.parallel.exchange.selection == SelectionPlace::everywhere ||
-        configuration.transcoder.activation == Activation::batch_topk)
-      return {};
-    return "parallel.selection = \"rank_0\" is for transcoder.activation = \"batch_topk\" only (the others do not "
-           "compare tokens with one another); take \"everywhere\"";
-  });
 }
 
 void add_training_rules(input::Schema& schema, const Configuration& configuration) {

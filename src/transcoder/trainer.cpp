@@ -15,7 +15,6 @@
 #include "kernels/transcoder/encode/encode.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
 #include "optimizer/schedule.hpp"
-#include "transcoder/benchmark/exchange_observers.hpp"
 #include "transcoder/skip.hpp"
 
 namespace weft::transcoder {
@@ -102,7 +101,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
       data_axis_(configuration, model_, grid, execution, arena_),
       auxiliary_(configuration, model_, forward_, data_axis_, grid, execution, arena_),
       world_(grid.all_on_an_axis(), execution, largest_message(configuration, shape, grid.world().size()),
-             exchange_strategy(configuration.parallel.exchange)),
+             configuration.parallel.exchange),
       decoder_(model_, world_, execution, buffers_.decoder),
       error_weights_(configuration, shape, normalisation_, grid.shape(), world_, execution, arena_),
       norm_(configuration.optimizer, n_keys(), world_, execution, buffers_.norm),
@@ -409,10 +408,9 @@ void Trainer::settle() {
 }
 
 void Trainer::time_phases(bool one_by_one) {
-  static const IsolateExchange isolate;
-  const parallel::ExchangeObserver* const observer = one_by_one && device::is_asynchronous(execution_)
-                                                         ? &isolate
-                                                         : exchange_strategy(configuration_.parallel.exchange).observer;
+  static const parallel::IsolateExchange isolate;
+  const parallel::ExchangeObserver* const observer =
+      one_by_one && device::is_asynchronous(execution_) ? &isolate : configuration_.parallel.exchange.observer;
   forward_.axis().ranks.observe(observer);
   forward_.selection().observe(observer);
   if (auxiliary_.active()) auxiliary_.selector().observe(observer);

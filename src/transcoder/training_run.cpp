@@ -8,9 +8,9 @@
 #include "device/memory.hpp"
 #include "kernels/runtime.hpp"
 #include "report/format.hpp"
-#include "transcoder/benchmark/work.hpp"
 #include "transcoder/result.hpp"
 #include "transcoder/statistics_state.hpp"
+#include "transcoder/step_work.hpp"
 
 namespace weft::transcoder {
 
@@ -200,7 +200,7 @@ std::vector<std::pair<std::string, double>> TrainingRun::phase_bytes() {
   StepSizes sizes =
       step_sizes(configuration_, trainer_.model().shape(), grid_, validated() ? step_l0_ : trainer_.metrics().l0);
   sizes.stores_products = !trainer_.forms_products();
-  return transcoder::phase_bytes(Formulation::sparse, sizes);
+  return transcoder::phase_bytes(sizes);
 }
 
 void TrainingRun::conclude(report::Json& result) {

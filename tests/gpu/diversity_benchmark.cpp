@@ -14,7 +14,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/language/benchmark/unfused_diversity.hpp"
+#include "kernels/language/diversity/unfused_diversity.hpp"
 #include "kernels/language/diversity/set_advantages.hpp"
 #include "kernels/runtime.hpp"
 #include "tests/gpu/device_array.hpp"

@@ -99,6 +99,30 @@ TEST_CASE("values of every type are read") {
   CHECK(s.cases == std::vector<std::string>{"dense", "sparse"});
 }
 
+TEST_CASE("keys of earlier versions are errors that state the new ones, except in the input of a checkpoint") {
+  Settings s;
+  input::Schema schema = schema_of(s);
+  schema.at("run.steps").formerly("optimizer.iterations");
+  schema.retired("run.colour", "leave it out");
+  const std::string old = good + "[run]\ncolour = 3\n[optimizer]\niterations = 7\n";
+  std::string problems;
+  try {
+    input::read(schema, old, "a.toml");
+  } catch (const Error& error) {
+    problems = error.what();
+  }
+  CHECK(problems.find("a.toml:4:1: unknown key \"colour\" in [run] (of an earlier version); leave it out") !=
+        std::string::npos);
+  CHECK(problems.find("a.toml:6:1: unknown key \"iterations\" in [optimizer]; it is \"steps\" in [run] now") !=
+        std::string::npos);
+  input::read(schema, old, "a.toml", {}, input::Writer::checkpoint);
+  CHECK(s.steps == 7);
+  CHECK(input::value_in(schema, "run.steps", "[optimizer]\niterations = 8\n", "old") == input::Value(std::int64_t{8}));
+  CHECK(input::changed_keys(schema, "[optimizer]\niterations = 7\n[transcoder]\nfeatures = 768\n", "old").empty());
+  CHECK_THROWS_AS(input::read(schema, good, "a.toml", {{"optimizer.iterations=3", ""}}, input::Writer::checkpoint),
+                  Error);
+}
+
 TEST_CASE("each mistake is reported with position, reason and hint") {
   const auto says = [](const std::string& text, const std::string& expected) { CHECK(message(text) == expected); };
   says(good + "[optimizer]\nlerning_rate = 1\n",

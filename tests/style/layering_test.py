@@ -11,15 +11,17 @@ from pathlib import Path
 LEVELS = [
     ["main"],
     ["commands"],
+    ["bench"],
     ["transcoder", "language_model"],
     ["privacy", "interchange"],
     ["training"],
     ["dataset", "checkpoint", "optimizer"],
-    ["storage", "input"],
+    ["storage"],
     ["report"],
     ["parallel"],
     ["device"],
     ["kernels"],
+    ["input"],
     ["base"],
 ]
 LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}
@@ -94,6 +96,7 @@ def self_check():
         "src/training/a.cpp": '#include "transcoder/model.hpp"',
         "src/checkpoint/b.cpp": '#include "training/loop.hpp"',
         "src/transcoder/b.cpp": '#include "language_model/model.hpp"',
+        "src/language_model/b.cpp": '#include "bench/benchmark.hpp"',
     }
     good = {
         "src/main.cpp": '#include "commands/run.hpp"\n#include <CLI/CLI.hpp>\n#include <vector>',

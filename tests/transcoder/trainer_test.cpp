@@ -166,7 +166,7 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   per_token.transcoder.k = 3;
   whole.transcoder.activation = Activation::relu;
   whole.data.micro_tokens = 0;
-  by_layer.parallel.exchange.together = false;
+  by_layer.alternatives.rows_by_layer = true;
   skipping.transcoder.skip = Skip::linear;
   skipping.optimizer.clip_norm = 0.02;
   per_layer.transcoder.decoder = Decoder::per_layer;
@@ -212,25 +212,6 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
             taken.device_bytes() + run.trainer.model().parameters().bytes().total() + normalisation);
       CHECK(now.host_bytes - before.host_bytes == taken.host_bytes());
     }
-}
-
-TEST_CASE("with the selection on rank 0, the plan is that of rank 0") {
-  const Data data;
-  Configuration configuration = configuration_for(Scope::layer);
-  configuration.parallel.exchange.selection = SelectionPlace::rank_0;
-  for (const parallel::GridShape& shape : grids()) {
-    const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);
-    const training::StepArena planned =
-        measure_step(configuration, sizes, shape, kLayers * kWidth * 4, testing::execution().backend);
-    const device::MemoryUse before = device::memory_use();
-    const Run run(configuration, data, shape);
-    const std::int64_t state = run.trainer.model().parameters().bytes().total() + 8 * 4 * kLayers * kWidth,
-                       taken = device::memory_use().device_bytes - before.device_bytes - state;
-    if (testing::world().rank() == 0)
-      CHECK(taken == planned.device_bytes());
-    else
-      CHECK(taken <= planned.device_bytes());
-  }
 }
 
 TEST_CASE("entries of the ranks add up to those of the step") {

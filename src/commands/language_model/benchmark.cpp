@@ -4,9 +4,9 @@
 // row counts if the baseline was measured and has the same loss after as many steps.
 #include "commands/shared/benchmark.hpp"
 
+#include "bench/language_model/language_subject.hpp"
+#include "bench/language_model/named_cases.hpp"
 #include "kernels/gemm/fp8.hpp"
-#include "language_model/benchmark/cases.hpp"
-#include "language_model/benchmark/subject.hpp"
 #include "report/format.hpp"
 #include "training/usable_memory.hpp"
 
@@ -15,7 +15,7 @@ namespace {
 
 class LanguageModelBenchmark final : public BenchmarkFamily {
  public:
-  training::BenchmarkSettings& settings(Input& input) const override { return input.language_benchmark; }
+  bench::BenchmarkSettings& settings(Input& input) const override { return input.language_benchmark; }
   const training::RunSettings& run(const Input& input) const override { return input.language.run; }
   device::Settings device(const Input& input) const override { return language_model::device_settings(input.language); }
   parallel::GridShape grid(const Input& input, const parallel::World&) const override {
@@ -30,19 +30,18 @@ class LanguageModelBenchmark final : public BenchmarkFamily {
     return training::measure_product(execution, input.language.micro_tokens(), model.d_mlp, model.d_model,
                                      grid.world());
   }
-  void resolve(const Input& input, training::BenchmarkCase& one) const override {
-    language_model::resolve(input.language, input.language_benchmark, one);
+  void resolve(const Input& input, bench::BenchmarkCase& one) const override {
+    bench::resolve(input.language, input.language_benchmark, one);
   }
   void check(const Input& input, const parallel::World& world) const override {
-    language_model::check_data(input.language, input.language_benchmark, world);
+    bench::check_data(input.language, input.language_benchmark, world);
   }
   std::string obstacle(const Input& input, const parallel::World& world, bool dry) const override {
-    if (std::string reason = language_model::obstacle(input.language, input.language_benchmark); !reason.empty())
-      return reason;
+    if (std::string reason = bench::obstacle(input.language, input.language_benchmark); !reason.empty()) return reason;
     if (!dry && input.language.fp8_forward)
       if (std::string reason = kernels::coded_obstacle(device::planned_backend(device(input))); !reason.empty())
         return reason;
-    const language_model::Plan plan = language_model::plan(input.language, input.language_benchmark);
+    const language_model::Plan plan = bench::plan(input.language, input.language_benchmark);
     const auto check = [](std::int64_t needed, std::int64_t available, const std::string& memory) -> std::string {
       if (available == 0 || needed <= available) return "";
       return fmt::format("it needs {} of {}, {} are available", report::binary_bytes_text(needed), memory,
@@ -58,18 +57,19 @@ class LanguageModelBenchmark final : public BenchmarkFamily {
                  fmt::format("host memory ({})", host.limit));
   }
   std::string plan(const Input& input) const override {
-    const language_model::Plan plan = language_model::plan(input.language, input.language_benchmark);
+    const language_model::Plan plan = bench::plan(input.language, input.language_benchmark);
     return fmt::format("{} parameters, {} where the kernels run, {} on the host", report::grouped(plan.parameters),
                        report::binary_bytes_text(plan.device_total()), report::binary_bytes_text(plan.host_total()));
   }
-  std::unique_ptr<training::BenchmarkSubject> subject(const Input& input, const parallel::Grid& grid,
-                                                      const device::Runtime& runtime) const override {
-    return language_model::benchmark_subject(input.language, input.language_benchmark, grid, runtime.execution());
+  std::unique_ptr<bench::BenchmarkSubject> subject(const Input& input, const parallel::Grid& grid,
+                                                   const device::Runtime& runtime,
+                                                   const parallel::World&) const override {
+    return bench::language_subject(input.language, input.language_benchmark, grid, runtime.execution());
   }
   void take_checkpoint_case(Input& input) const override { input.language_benchmark.batches = 1; }
-  void judge(const Input& input, training::BenchmarkResult& result) const override {
+  void judge(const Input& input, bench::BenchmarkResult& result) const override {
     result.peak_tflops = input.language_benchmark.peak_tflops;
-    training::judge(result, language_model::kBaseline, input.language_benchmark.loss_tolerance);
+    bench::judge(result, bench::kBaseline, input.language_benchmark.loss_tolerance);
   }
 };
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "bench/tune_algorithms.hpp"
 #include "commands/commands.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/affinity.hpp"
@@ -23,7 +24,7 @@
 namespace weft::commands {
 namespace {
 
-struct Case : training::BenchmarkCase {
+struct Case : bench::BenchmarkCase {
   Input input;
   parallel::GridShape shape;
 };
@@ -41,7 +42,7 @@ constexpr std::string_view kShared[] = {"run.output",
                                         "benchmark.peak_tflops",
                                         "benchmark.loss_tolerance"};
 
-void refuse_shared_keys(const training::BenchmarkCase& one) {
+void refuse_shared_keys(const bench::BenchmarkCase& one) {
   for (const std::string& set : one.sets) {
     std::string key = set.substr(0, set.find('='));
     key.erase(key.find_last_not_of(" \t") + 1);
@@ -56,7 +57,7 @@ void refuse_shared_keys(const training::BenchmarkCase& one) {
 /// The input once more, with the overrides of one case and the grid that they give. Collective.
 std::unique_ptr<Case> read_case(const Request& request, const Input& input, const std::string& text,
                                 const BenchmarkFamily& family, const parallel::World& world) {
-  auto one = std::make_unique<Case>(Case{training::parse_case(text), {}, {}});
+  auto one = std::make_unique<Case>(Case{bench::parse_case(text), {}, {}});
   refuse_shared_keys(*one);
   family.resolve(input, *one);
   Request own = request;
@@ -73,17 +74,16 @@ std::unique_ptr<Case> read_case(const Request& request, const Input& input, cons
 }
 
 /// A checkpoint of the state that the input itself describes. Collective.
-training::CheckpointResult measure_own_checkpoint(Input input, const BenchmarkFamily& family,
-                                                  const parallel::World& world, const parallel::Grid& grid,
-                                                  const device::Runtime& runtime) {
+bench::CheckpointResult measure_own_checkpoint(Input input, const BenchmarkFamily& family, const parallel::World& world,
+                                               const parallel::Grid& grid, const device::Runtime& runtime) {
   family.take_checkpoint_case(input);
-  const auto subject = family.subject(input, grid, runtime);
+  const auto subject = family.subject(input, grid, runtime, world);
   subject->build();
-  return training::measure_checkpoint(std::filesystem::path(family.run(input).output) / "benchmark_checkpoint",
-                                      subject->registry(), runtime.execution(), world, [&] {
-                                        subject->step();
-                                        subject->settle();
-                                      });
+  return bench::measure_checkpoint(std::filesystem::path(family.run(input).output) / "benchmark_checkpoint",
+                                   subject->registry(), runtime.execution(), world, [&] {
+                                     subject->step();
+                                     subject->settle();
+                                   });
 }
 
 }  // namespace
@@ -99,12 +99,12 @@ int benchmark(const Request& request, const parallel::World& world) {
   Input input;
   read_input(request, schema(input, request.command), world);
   family->use_ranks(input, world);
-  const training::BenchmarkSettings& settings = family->settings(input);
+  const bench::BenchmarkSettings& settings = family->settings(input);
   std::vector<std::unique_ptr<Case>> cases;
   for (const std::string& text : settings.cases) cases.push_back(read_case(request, input, text, *family, world));
   report::Json reference;
   if (!request.compare.empty())
-    world.on_root([&]() -> std::string { return reference = training::read_reference(request.compare), ""; });
+    world.on_root([&]() -> std::string { return reference = bench::read_reference(request.compare), ""; });
   const std::filesystem::path directory = family->run(input).output;
   const parallel::GridShape shape = family->grid(input, world);
   training::require_usable_output(world, directory);
@@ -128,7 +128,7 @@ int benchmark(const Request& request, const parallel::World& world) {
   const device::Settings device = family->device(input);
   const device::Runtime runtime(device, world.node_rank(), parallel::bind_to_cpus(world, device));
   const parallel::Grid grid(world, shape);
-  training::BenchmarkResult result;
+  bench::BenchmarkResult result;
   result.device = runtime.description();
   result.gpu = device::gpu_name(world.node_rank());
   result.input = std::filesystem::path(request.subject).stem().string();
@@ -150,37 +150,37 @@ int benchmark(const Request& request, const parallel::World& world) {
     }
     std::optional<parallel::Grid> own;
     const bool same = one->shape.sizes() == shape.sizes();
-    const auto subject = family->subject(one->input, same ? grid : own.emplace(world, one->shape), runtime);
+    const auto subject = family->subject(one->input, same ? grid : own.emplace(world, one->shape), runtime, world);
     if (request.tune) {
       subject->build();
       subject->step();
       subject->settle();
       continue;
     }
-    result.cases.push_back(training::measure(*one, *subject, family->settings(one->input), result.machine, world));
+    result.cases.push_back(bench::measure(*one, *subject, family->settings(one->input), result.machine, world));
     result.cases.back().grid = one->shape.sizes();
     log::info("{}: {:.1f} ms/step{}", result.cases.back().name, result.cases.back().ms_per_step,
               same ? "" : fmt::format(", grid {}", one->shape.text()));
     if (profile.active()) result.profile = profile.conclude(directory, subject->phase_bytes());
   }
   if (request.tune) {
-    training::tune_algorithms(runtime.execution(), directory / "algorithms.json");
+    bench::tune_algorithms(runtime.execution(), directory / "algorithms.json");
     return 0;
   }
   if (settings.checkpoint) result.checkpoint = measure_own_checkpoint(input, *family, world, grid, runtime);
   family->judge(input, result);
 
   // 4. Print, write, compare.
-  const report::Json document = training::to_json(result);
-  print_result(request, training::to_table(result), document);
+  const report::Json document = bench::to_json(result);
+  print_result(request, bench::to_table(result), document);
   std::int64_t slower = 0;
   world.on_root([&]() -> std::string {
     report::write_json(directory / "benchmark.json", document);
-    storage::write_text_atomically(directory / "benchmark.csv", training::to_csv(result));
-    storage::write_text_atomically(directory / "benchmark.svg", training::to_svg(result));
+    storage::write_text_atomically(directory / "benchmark.csv", bench::to_csv(result));
+    storage::write_text_atomically(directory / "benchmark.svg", bench::to_svg(result));
     log::info("results in {}: benchmark.json, benchmark.csv, benchmark.svg", directory.string());
     if (request.compare.empty()) return {};
-    const training::Comparison comparison = training::compare(result, reference, settings.compare_ratio);
+    const bench::Comparison comparison = bench::compare(result, reference, settings.compare_ratio);
     log::info("{}", comparison.text);
     slower = comparison.slower;
     return {};

@@ -6,10 +6,10 @@
 #include <memory>
 #include <string>
 
+#include "bench/benchmark.hpp"
 #include "commands/request.hpp"
 #include "device/runtime.hpp"
 #include "parallel/grid.hpp"
-#include "training/benchmark.hpp"
 
 namespace weft::commands {
 
@@ -17,7 +17,7 @@ class BenchmarkFamily {
  public:
   virtual ~BenchmarkFamily() = default;
 
-  virtual training::BenchmarkSettings& settings(Input&) const = 0;
+  virtual bench::BenchmarkSettings& settings(Input&) const = 0;
   virtual const training::RunSettings& run(const Input&) const = 0;
   virtual device::Settings device(const Input&) const = 0;
   /// Tells a model whose grid has no keys the number of ranks. Throws a collective Error(usage).
@@ -30,18 +30,18 @@ class BenchmarkFamily {
   virtual double measure_product(const Input&, const parallel::Grid&, const kernels::Execution&) const = 0;
 
   /// Gives a case what its name stands for; `input`: without the case. Throws a collective Error(usage).
-  virtual void resolve(const Input& input, training::BenchmarkCase&) const = 0;
+  virtual void resolve(const Input& input, bench::BenchmarkCase&) const = 0;
   /// Why a case cannot be measured here, "" if it can. `dry`: the device was not started. Collective.
   virtual std::string obstacle(const Input&, const parallel::World&, bool dry) const = 0;
   /// What a case needs, for --dry-run.
   virtual std::string plan(const Input&) const = 0;
   /// The input and the grid must outlive the subject. Collective.
-  virtual std::unique_ptr<training::BenchmarkSubject> subject(const Input&, const parallel::Grid&,
-                                                              const device::Runtime&) const = 0;
+  virtual std::unique_ptr<bench::BenchmarkSubject> subject(const Input&, const parallel::Grid&, const device::Runtime&,
+                                                           const parallel::World&) const = 0;
   /// Changes the input to the one whose state benchmark.checkpoint writes and reads.
   virtual void take_checkpoint_case(Input&) const = 0;
   /// Compares the cases, where they are comparable.
-  virtual void judge(const Input&, training::BenchmarkResult&) const = 0;
+  virtual void judge(const Input&, bench::BenchmarkResult&) const = 0;
 };
 
 std::unique_ptr<BenchmarkFamily> transcoder_benchmark();

@@ -49,7 +49,7 @@ std::string check_language_model(const std::filesystem::path& path, const checkp
   if (std::none_of(manifest.tensors.begin(), manifest.tensors.end(), is_embedding)) return "";
   Input own;
   input::read(schema(own, Command::lm_evaluate), manifest.input,
-              (path / checkpoint::kManifestName).string() + ", \"input\"");
+              (path / checkpoint::kManifestName).string() + ", \"input\"", {}, input::Writer::checkpoint);
   const language_model::Configuration& configuration = own.language;
   const language_model::Architecture architecture = language_model::stored_architecture(configuration, manifest);
   const std::vector<training::ParameterSpec> specs = language_model::parameter_specs(architecture);

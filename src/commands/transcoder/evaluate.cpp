@@ -8,8 +8,8 @@
 #include "report/format.hpp"
 #include "storage/durable.hpp"
 #include "training/profile.hpp"
-#include "transcoder/benchmark/work.hpp"
 #include "transcoder/result.hpp"
+#include "transcoder/step_work.hpp"
 
 namespace weft::commands {
 
@@ -47,10 +47,9 @@ int evaluate(const Request& request, const parallel::World& world) {
   print_result(request, text, record);
   if (request.output.empty()) return 0;
   if (profile.active())
-    record["profile"] = profile.conclude(
-        request.output, transcoder::phase_bytes(transcoder::Formulation::sparse,
-                                                transcoder::step_sizes(loaded.configuration(), loaded.model.shape(),
-                                                                       loaded.grid, result.l0)));
+    record["profile"] =
+        profile.conclude(request.output, transcoder::phase_bytes(transcoder::step_sizes(
+                                             loaded.configuration(), loaded.model.shape(), loaded.grid, result.l0)));
   if (world.is_root()) report::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
   return 0;
 }

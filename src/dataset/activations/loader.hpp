@@ -7,7 +7,7 @@
 // The rows of a batch are those of order.hpp, for any number of ranks. With prefetching a thread keeps two slots filled
 // and reads the blocks of the next window in proportion to the rows consumed of the current one, so that no step waits
 // for a whole window. Rows that a source computes are read ahead likewise, but in the thread that calls `next`, since
-// they are computed with the kernels of the steps. Without prefetching (data.prefetch = false, for measurements) `next`
+// they are computed with the kernels of the steps. Without prefetching (a baseline of bench/) `next`
 // reads each window when its first row is needed: same batches, bit for bit.
 //
 // All ranks construct, call `next` and `release` equally often, and destroy the Loader in the same order relative to

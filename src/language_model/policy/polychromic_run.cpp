@@ -7,7 +7,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "language_model/benchmark/work.hpp"
+#include "language_model/pass_work.hpp"
 #include "language_model/generation/growing_text.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/json.hpp"

@@ -7,7 +7,6 @@
 #include "kernels/transcoder/sparse/restrict.hpp"
 #include "training/data_parallel.hpp"
 #include "transcoder/auxiliary.hpp"
-#include "transcoder/benchmark/exchange_observers.hpp"
 #include "transcoder/forward.hpp"
 #include "transcoder/selection/selection.hpp"
 
@@ -135,11 +134,10 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
     : model_(model),
       execution_(execution),
       ranks_(grid.axis(parallel::kDataAxis), execution, largest_message(configuration, model.shape(), grid.shape()),
-             exchange_strategy(configuration.parallel.exchange)),
+             configuration.parallel.exchange),
       stream_(execution),
       overlapped_(grid.axis(parallel::kDataAxis), stream_.execution(),
-                  largest_matrix(configuration, model.shape(), grid.shape()),
-                  exchange_strategy(configuration.parallel.exchange)),
+                  largest_matrix(configuration, model.shape(), grid.shape()), configuration.parallel.exchange),
       buffers_(configuration, model.shape(), grid.shape(), arena) {
   if (!active()) return;
   hits_ = {{buffers_.hit_offsets.data, model.shape().n_layers * model.owned().size() + 1},

@@ -3,22 +3,19 @@
 
 #include <algorithm>
 
-#include "transcoder/benchmark/exchange_observers.hpp"
-
 namespace weft::transcoder {
 namespace {
 
 bool exchanges_overlap(const Configuration& configuration, const parallel::GridShape& grid) {
   return kernels::kCudaBuild && grid.size(parallel::kFeatureAxis) > 1 && configuration.parallel.blocks > 1 &&
-         !configuration.parallel.exchange.wait;
+         configuration.parallel.exchange.observer == nullptr;
 }
 
-/// One block per layer for the baseline of one collective per layer (parallel.together = false).
 std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers,
                              const parallel::GridShape& grid) {
   const Decoder decoder = configuration.transcoder.decoder;
   if (decoder == Decoder::tied || decoder == Decoder::low_rank) return 1;  // sums over layers, before and after
-  if (grid.size(parallel::kFeatureAxis) > 1 && !configuration.parallel.exchange.together) return n_layers;
+  if (grid.size(parallel::kFeatureAxis) > 1 && configuration.alternatives.rows_by_layer) return n_layers;
   return exchanges_overlap(configuration, grid) ? std::min(configuration.parallel.blocks, n_layers) : 1;
 }
 
@@ -49,7 +46,7 @@ std::vector<parallel::Range> layer_blocks(std::int64_t n_layers, std::int64_t n_
 
 FeatureAxisSizes::FeatureAxisSizes(const Configuration& configuration, const Shape& shape,
                                    const parallel::GridShape& grid, std::int64_t max_tokens)
-    : strategy(exchange_strategy(configuration.parallel.exchange)),
+    : strategy(configuration.parallel.exchange),
       scalar(scalar_of(configuration.precision)),
       overlap(exchanges_overlap(configuration, grid)),
       group(parallel::largest_part(max_tokens, grid.size(parallel::kDataAxis))),

@@ -7,10 +7,10 @@
 #include "base/log.hpp"
 #include "parallel/failure.hpp"
 #include "report/format.hpp"
-#include "transcoder/benchmark/work.hpp"
 #include "transcoder/plan.hpp"
 #include "transcoder/result.hpp"
 #include "transcoder/statistics_state.hpp"
+#include "transcoder/step_work.hpp"
 
 namespace weft::transcoder {
 

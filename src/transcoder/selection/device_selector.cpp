@@ -80,7 +80,7 @@ class DeviceSelector final : public Selector {
                                  .data_index = grid.index(parallel::kDataAxis),
                                  .feature_begin = features.begin,
                                  .n_features_total = spec.shape.n_features};
-    const parallel::ExchangeStrategy strategy = spec.shape.exchange.strategy;
+    const parallel::ExchangeStrategy strategy = spec.shape.exchange;
     if (position.feature_ranks > 1)
       shards_.emplace(grid.axis(parallel::kFeatureAxis), execution, largest_message(spec, sizes), strategy);
     all_.emplace(grid.all_on_an_axis(), execution, 0, strategy);

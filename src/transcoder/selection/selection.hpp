@@ -5,12 +5,10 @@
 // The rule is in kernels/transcoder/select/rule.hpp. It does not depend on ranks, nor does the result: for given
 // products the set and its values have the same bits on every grid.
 //
-// One interface, `Selector`, with two drivers, chosen at construction:
+// One interface, `Selector`, with two drivers, chosen at construction (drivers.hpp):
 //
 //   host_selector.cpp     portable kernels; the host between the passes, MPI between the ranks
 //   device_selector.cpp   hand-written CUDA kernels; everything on the GPU, so that a step can be recorded as a graph
-//
-// and baselines to measure against in transcoder/benchmark/ (parallel.selection = "rank_0", parallel.together = false).
 #pragma once
 
 #include <cstdint>
@@ -39,20 +37,19 @@ struct SelectionShape {
   std::int64_t n_features = 0;  ///< per layer
   std::int64_t max_tokens = 0;  ///< of the largest batch
   std::int64_t tile_bytes = 0;  ///< products computed at a time; 0: chosen for the backend
-  ExchangeSettings exchange = {};
+  parallel::ExchangeStrategy exchange = {};
+  const SelectorFactory* factory = nullptr;  ///< null: the drivers of this folder
   bool follows = false;  ///< takes the tiles of another selector (Selector::follow): no memory for its own
 };
 
 /// What a selection needs on a rank: the largest rank where parts are uneven.
 struct SelectionSizes {
-  std::int64_t capacity = 0;             ///< entries of the sparse activations (list_capacity)
-  std::int64_t tile_tokens = 0;          ///< a tile of products has at most this many tokens ...
-  std::int64_t tile_features = 0;        ///< ... and features
-  std::int64_t device_bytes = 0;         ///< all buffers of the selector, where the kernels run
-  std::int64_t host_bytes = 0;           ///< staging memory on the host
-  std::int64_t on_gpu_bytes = 0;         ///< of device_bytes, the workspace of the device driver; 0: another driver
-  std::int64_t rank_0_device_bytes = 0;  ///< selection on rank 0: additional bytes there
-  std::int64_t rank_0_host_bytes = 0;
+  std::int64_t capacity = 0;       ///< entries of the sparse activations (list_capacity)
+  std::int64_t tile_tokens = 0;    ///< a tile of products has at most this many tokens ...
+  std::int64_t tile_features = 0;  ///< ... and features
+  std::int64_t device_bytes = 0;   ///< all buffers of the selector, where the kernels run
+  std::int64_t host_bytes = 0;     ///< staging memory on the host
+  std::int64_t on_gpu_bytes = 0;   ///< of device_bytes, the workspace of the device driver; 0: another driver
 
   std::int64_t max_tokens = 0;    ///< of one data group
   std::int64_t max_features = 0;  ///< per layer, of one rank
@@ -64,11 +61,6 @@ std::int64_t list_capacity(const ModelSettings&, const SelectionShape&, const pa
 /// The same for the lists of the features that a rank updates, over the tokens of the whole batch
 /// (exchange/data_axis.hpp): enough for whatever the lists of all groups hold.
 std::int64_t owned_list_capacity(const ModelSettings&, const SelectionShape&, const parallel::GridShape&);
-
-/// Needs no device and no other ranks. Throws a collective Error(usage) if the lists needed more than 2^32 entries;
-/// with a data axis also those of the features that a rank updates (exchange/data_axis.hpp).
-SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, const parallel::GridShape&, Precision,
-                               kernels::Backend);
 
 /// K of each group (rule.hpp) for n_tokens_total tokens of the whole batch. relu, jumprelu: the largest integer.
 std::int64_t selection_budget(const ModelSettings&, std::int64_t n_layers, std::int64_t n_tokens_total);
@@ -144,6 +136,9 @@ class Selector {
     kernels::Array<std::uint32_t> keys;
     bool on_device = false;
   };
+
+  /// Adds the buffers that every driver has to sizes.device_bytes and host_bytes.
+  static void add_bytes(const SelectionSpec&, SelectionSizes& sizes);
 
   virtual ~Selector() = default;
   Selector(const Selector&) = delete;
@@ -224,8 +219,6 @@ class Selector {
 
  private:
   Batch start(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer);
-  friend SelectionSizes selection_sizes(const ModelSettings&, const SelectionShape&, const parallel::GridShape&,
-                                        Precision, kernels::Backend);
   struct ResultArrays {
     ResultArrays(const SelectionSpec&, const SelectionSizes&, kernels::Workspace& device, kernels::Workspace& host);
 
@@ -245,13 +238,9 @@ class Selector {
   kernels::FeatureHits hits_;
 };
 
-/// The driver that settings and execution ask for. Collective over the grid.
-std::unique_ptr<Selector> make_selector(const ModelSettings&, const SelectionShape&, const parallel::Grid&,
-                                        const kernels::Execution&, Precision);
-
 /// Sums values over all ranks, in place.
 using SumOverRanks = std::function<void(kernels::Array<std::int64_t>)>;
-/// Wraps the sum of histograms that a driver uses; the identity, except for baselines.
+/// Wraps the sum of histograms that a driver uses.
 using SumDecorator = std::function<SumOverRanks(SumOverRanks)>;
 
 }  // namespace weft::transcoder

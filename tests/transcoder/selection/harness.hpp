@@ -17,7 +17,7 @@
 #include "kernels/runtime.hpp"
 #include "tests/shared_grid.hpp"
 #include "tests/test.hpp"
-#include "transcoder/selection/selection.hpp"
+#include "transcoder/selection/drivers.hpp"
 
 namespace weft::transcoder {
 
@@ -145,8 +145,9 @@ class Harness {
   struct Options {
     std::int64_t max_tokens = 0;  ///< 0: those of the problem
     std::int64_t tile_bytes = 8192;
-    ExchangeSettings exchange = {};
     bool follows = false;
+    const SelectorFactory* factory = nullptr;
+    parallel::ExchangeStrategy exchange = {};
   };
 
   Harness(const kernels::Execution& execution, const Problem& problem, const ModelSettings& settings,
@@ -156,7 +157,7 @@ class Harness {
         grid_(grid),
         selector_(make_selector(settings,
                                 {problem.n_layers, problem.n_features, std::max(options.max_tokens, problem.n_tokens),
-                                 options.tile_bytes, options.exchange, options.follows},
+                                 options.tile_bytes, options.exchange, options.factory, options.follows},
                                 grid, execution, Precision::fp32)),
         features_(grid.part(parallel::kFeatureAxis, problem.n_features)),
         tokens_(grid.part(parallel::kDataAxis, problem.n_tokens)) {

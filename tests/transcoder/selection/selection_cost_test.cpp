@@ -5,60 +5,6 @@
 
 namespace weft::transcoder {
 
-TEST_CASE("selection on rank 0, and exchange histogram by histogram, have the same result") {
-  const auto all = cases();
-  ExchangeSettings on_rank_0, one_by_one;
-  on_rank_0.selection = SelectionPlace::rank_0;
-  on_rank_0.strategy.keep_buffers = false;
-  one_by_one.together = false;
-  for (const ExchangeSettings& exchange : {on_rank_0, one_by_one})
-    for (const Scope scope : {Scope::layer, Scope::all_layers})
-      for (const Case& c : all) {
-        const ModelSettings settings = settings_of(Activation::batch_topk, scope, 5.3, c.problem.n_features);
-        const auto expected = full_sort(c.problem, settings);
-        for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
-          INFO(c.name, ", scope ", scope == Scope::layer ? "layer" : "all_layers");
-          Harness harness(execution, c.problem, settings, grid, {.max_tokens = 50, .exchange = exchange});
-          for (int repeat = 0; repeat < 2; ++repeat) {
-            harness.run();
-            CHECK(harness.holds(expected));
-          }
-        });
-      }
-  for (const auto& [n, f] : {std::pair<std::int64_t, std::int64_t>{1, 50}, {3, 1}, {1, 1}, {40, 3}}) {
-    const Problem problem = Problem(n, 2, f).fill([](auto t, auto s, auto i) { return noise(20, t, s, i); });
-    const ModelSettings settings = settings_of(Activation::batch_topk, Scope::all_layers, 1.5, f);
-    const auto expected = full_sort(problem, settings);
-    for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
-      Harness harness(execution, problem, settings, grid, {.max_tokens = 100, .exchange = on_rank_0});
-      harness.run();
-      CHECK(harness.holds(expected));
-    });
-  }
-}
-
-TEST_CASE("selection on rank 0 allocates the bytes of its sizes there, and fewer on other ranks") {
-  ExchangeSettings exchange;
-  exchange.selection = SelectionPlace::rank_0;
-  const ModelSettings settings = settings_of(Activation::batch_topk, Scope::all_layers, 5, 200);
-  for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
-    const device::MemoryUse before = device::memory_use();
-    const auto selector = make_selector(settings, {3, 200, 50, 0, exchange}, grid, execution, Precision::bf16);
-    const device::MemoryUse after = device::memory_use();
-    const SelectionSizes& sizes = selector->sizes();
-    const std::int64_t device = after.device_bytes - before.device_bytes, host = after.host_bytes - before.host_bytes;
-    CHECK((sizes.rank_0_device_bytes > 0) == (grid.world().size() > 1));
-    // Between GPUs the communicator allocates too, as their connection requires.
-    if (kernels::kCudaBuild && grid.world().size() > 1) return;
-    if (grid.world().rank() == 0) {
-      CHECK(device == sizes.device_bytes + sizes.rank_0_device_bytes);
-      CHECK(host == sizes.host_bytes + sizes.rank_0_host_bytes);
-    } else {
-      CHECK(device < sizes.device_bytes + sizes.rank_0_device_bytes);
-    }
-  });
-}
-
 TEST_CASE("relu and jumprelu with bounded room: enough room changes nothing, too little is reported with counts") {
   const Problem dense = Problem(37, 3, 200).fill([](auto n, auto s, auto f) { return noise(50, n, s, f); });
   for (const Activation activation : {Activation::relu, Activation::jumprelu}) {

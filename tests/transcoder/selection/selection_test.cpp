@@ -98,8 +98,6 @@ TEST_CASE("more ranks than features or tokens, and batches shorter than the larg
 }
 
 TEST_CASE("a selector that follows another one selects from its tiles, however often they are computed") {
-  ExchangeSettings everywhere, on_rank_0;
-  on_rank_0.selection = SelectionPlace::rank_0;
   for (const Case& c : cases()) {
     // Only these features may be selected, of one layer none.
     Problem few = c.problem;
@@ -107,24 +105,22 @@ TEST_CASE("a selector that follows another one selects from its tiles, however o
       for (std::int64_t f = 0; f < few.n_features; ++f)
         if (s == 1 || f % 3 == s)
           few.bias[static_cast<std::size_t>(s * few.n_features + f)] = -std::numeric_limits<float>::infinity();
-    for (const ExchangeSettings& exchange : {everywhere, on_rank_0})
-      for (const double k : {4.0, 90.0}) {
-        const ModelSettings lead = settings_of(Activation::batch_topk, Scope::all_layers, 3, few.n_features),
-                            settings = settings_of(Activation::topk, Scope::layer, k, few.n_features);
-        const auto expected = full_sort(few, settings), expected_of_lead = full_sort(c.problem, lead);
-        for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
-          INFO(c.name, ", k = ", k);
-          Harness leader(execution, c.problem, lead, grid, {.exchange = exchange}),
-              follower(execution, few, settings, grid, {.follows = true});
-          for (int repeat = 0; repeat < 3; ++repeat) {  // at first the leader computes its tiles several times
-            follower.follow();
-            leader.run(&follower.selector());
-            follower.selector().finish();
-            CHECK(leader.holds(expected_of_lead));
-            CHECK(follower.holds(expected));
-          }
-        });
-      }
+    for (const double k : {4.0, 90.0}) {
+      const ModelSettings lead = settings_of(Activation::batch_topk, Scope::all_layers, 3, few.n_features),
+                          settings = settings_of(Activation::topk, Scope::layer, k, few.n_features);
+      const auto expected = full_sort(few, settings), expected_of_lead = full_sort(c.problem, lead);
+      for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
+        INFO(c.name, ", k = ", k);
+        Harness leader(execution, c.problem, lead, grid), follower(execution, few, settings, grid, {.follows = true});
+        for (int repeat = 0; repeat < 3; ++repeat) {  // at first the leader computes its tiles several times
+          follower.follow();
+          leader.run(&follower.selector());
+          follower.selector().finish();
+          CHECK(leader.holds(expected_of_lead));
+          CHECK(follower.holds(expected));
+        }
+      });
+    }
   }
 }
 

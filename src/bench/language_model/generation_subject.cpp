@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/language_model/generation_subject.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "kernels/random.hpp"
+#include "kernels/runtime.hpp"
+#include "language_model/pass_work.hpp"
+
+namespace weft::bench {
+namespace {
+
+language_model::TransformerSettings transformer_case(const language_model::Configuration& configuration,
+                                                     const language_model::GenerationSettings& generation) {
+  language_model::TransformerSettings settings =
+      language_model::transformer_settings(configuration, generation.architecture);
+  settings.gradients = false;
+  settings.rows = generation.most_rows();
+  settings.memory.head_chunk = generation.rows;
+  return settings;
+}
+
+class GenerationSubject final : public BenchmarkSubject {
+ public:
+  GenerationSubject(const language_model::Configuration& configuration, const LanguageSettings& settings,
+                    const language_model::Architecture& architecture, const parallel::Grid& grid,
+                    const kernels::Execution& execution)
+      : configuration_(configuration),
+        grid_(grid),
+        execution_{device::planned_backend(language_model::device_settings(configuration)), execution.stream,
+                   language_model::device_settings(configuration).tf32},
+        generation_(generation_case(configuration, settings, architecture, execution_.backend)) {
+    for (std::int64_t i = 0; i < generation_.prompts * generation_.longest_prompt; ++i)
+      ids_.push_back(static_cast<std::uint32_t>(
+          kernels::uniform_below(kernels::philox(static_cast<std::uint64_t>(configuration.run.seed),
+                                                 kernels::Purpose::benchmark, 0, static_cast<std::uint64_t>(i)),
+                                 static_cast<std::uint64_t>(architecture.vocabulary))));
+    const auto length = static_cast<std::size_t>(generation_.longest_prompt);
+    for (std::int64_t row = 0; row < generation_.rows; ++row) {
+      const std::int64_t prompt = row / settings.generate_samples;
+      requests_.push_back({.prompt = std::span(ids_).subspan(static_cast<std::size_t>(prompt) * length, length),
+                           .number = static_cast<std::uint32_t>(prompt),
+                           .sample = static_cast<std::uint32_t>(row % settings.generate_samples)});
+    }
+  }
+
+  void build() override {
+    arena_.emplace(execution_, grid_);
+    model_.emplace(generation_.architecture, configuration_.optimizer.state, grid_.shape(), 0, execution_,
+                   training::Moments::none);
+    model_->initialise(static_cast<std::uint64_t>(configuration_.run.seed));
+    model_->parameters().add_to(registry_);
+    transformer_.emplace(*model_, transformer_case(configuration_, generation_), timers_, *arena_);
+    generator_.emplace(generation_, *transformer_, execution_, timers_, *arena_);
+    parameters_ = language_model::Generator::Parameters::changed;
+  }
+  void step() override {
+    log_probability_ = 0;
+    generator_->run(
+        requests_, static_cast<std::uint64_t>(configuration_.run.seed), 0,
+        [this](std::size_t, const kernels::Drawn& drawn) {
+          log_probability_ += static_cast<double>(drawn.log_probability);
+          return true;
+        },
+        parameters_);
+    parameters_ = language_model::Generator::Parameters::unchanged;
+  }
+  void settle() override { kernels::fence(execution_); }
+  report::Timers& timers() override { return timers_; }
+  checkpoint::Registry& registry() override { return registry_; }
+  const kernels::Execution& execution() const override { return execution_; }
+  parallel::Exchanges exchanges() const override { return {}; }
+  double step_exposed_seconds() const override { return 0; }
+  void time_phases(bool one_by_one) override {
+    generator_->record(!one_by_one);
+    timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); })
+                                     : std::function<void()>());
+  }
+  std::int64_t tokens_per_step() const override { return generation_.rows * generation_.new_tokens; }
+  double row_bytes() const override { return 0; }  // nothing is read
+  std::int64_t state_bytes() const override { return model_->parameters().bytes().weights; }
+  void count_work() override {}
+  training::Work work_of(std::string_view phase) const override {
+    return language_model::generation_work(phase, configuration_, generation_);
+  }
+  training::PhaseBytes phase_bytes() const override {
+    training::PhaseBytes all;
+    for (const char* phase : {"embedding", "norms", "products", "attention", "activation", "sampling"})
+      all.emplace_back(phase, work_of(phase).bytes);
+    return all;
+  }
+  /// Of the tokens that were written, under the model that wrote them.
+  std::optional<double> loss() override { return -log_probability_ / static_cast<double>(tokens_per_step()); }
+
+ private:
+  const language_model::Configuration configuration_;
+  const parallel::Grid& grid_;
+  const kernels::Execution execution_;
+  const language_model::GenerationSettings generation_;
+  std::vector<std::uint32_t> ids_;
+  std::vector<language_model::GenerationRequest> requests_;
+  report::Timers timers_;
+  checkpoint::Registry registry_;
+  std::optional<training::StepArena> arena_;
+  std::optional<language_model::Model> model_;
+  std::optional<language_model::Transformer> transformer_;
+  std::optional<language_model::Generator> generator_;
+  language_model::Generator::Parameters parameters_ = language_model::Generator::Parameters::changed;
+  double log_probability_ = 0;
+};
+
+}  // namespace
+
+std::string generation_case_obstacle(const language_model::Configuration& configuration,
+                                     const LanguageSettings& settings) {
+  if (std::string why = language_model::generation_obstacle(configuration.language_model); !why.empty()) return why;
+  if (settings.generate_prompt + settings.generate_tokens > configuration.data.sequence)
+    return fmt::format("a prompt of {} and {} new tokens do not fit data.sequence = {}", settings.generate_prompt,
+                       settings.generate_tokens, configuration.data.sequence);
+  if (settings.generate_rows % settings.generate_samples != 0)
+    return fmt::format("benchmark.generate_rows = {} is no multiple of generate_samples = {}", settings.generate_rows,
+                       settings.generate_samples);
+  return "";
+}
+
+language_model::GenerationSettings generation_case(const language_model::Configuration& configuration,
+                                                   const LanguageSettings& settings,
+                                                   const language_model::Architecture& architecture,
+                                                   kernels::Backend backend) {
+  return {.architecture = architecture,
+          .type = language_model::activation_type(configuration),
+          .rows = settings.generate_rows,
+          .prompts = settings.generate_rows / settings.generate_samples,
+          .longest_prompt = settings.generate_prompt,
+          .new_tokens = settings.generate_tokens,
+          .prefill_rows = backend == kernels::Backend::cuda ? language_model::kDevicePrefillRows : 0,
+          .graphs = configuration.device.graphs};
+}
+
+language_model::Plan generation_plan(const language_model::Configuration& configuration,
+                                     const LanguageSettings& settings,
+                                     const language_model::Architecture& architecture) {
+  const kernels::Backend backend = device::planned_backend(language_model::device_settings(configuration));
+  const language_model::GenerationSettings generation = generation_case(configuration, settings, architecture, backend);
+  const std::vector<training::ParameterSpec> specs = language_model::parameter_specs(architecture);
+  const training::StateBytes state = training::largest_state_bytes(
+      specs, language_model::single_process(), configuration.optimizer.state, backend, training::Moments::none);
+  training::StepArena arena(backend);
+  const language_model::Transformer::Buffers transformer(transformer_case(configuration, generation), arena);
+  const language_model::Generator::Buffers generator(generation, arena);
+  language_model::Plan plan;
+  plan.architecture = architecture;
+  plan.parameters = training::elements_of(specs);
+  plan.device = {{"weights", state.weights},
+                 {"conversion of weights", state.conversion},
+                 {"rotary positions", 4 * language_model::rotary_elements(architecture)},
+                 {"CUDA context and libraries", kernels::kCudaBuild ? language_model::kContextBytes : 0}};
+  for (const training::StepArena::Bytes& bytes : arena.bytes()) {
+    plan.device.emplace_back(bytes.purpose, bytes.device);
+    plan.host.emplace_back(bytes.purpose, bytes.host);
+  }
+  return plan;
+}
+
+std::unique_ptr<BenchmarkSubject> generation_subject(const language_model::Configuration& configuration,
+                                                     const LanguageSettings& settings,
+                                                     const language_model::Architecture& architecture,
+                                                     const parallel::Grid& grid, const kernels::Execution& execution) {
+  return std::make_unique<GenerationSubject>(configuration, settings, architecture, grid, execution);
+}
+
+}  // namespace weft::bench

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/language_model/language_subject.hpp"
+
+#include <optional>
+
+#include "bench/language_model/generation_subject.hpp"
+#include "bench/language_model/harvest_subject.hpp"
+#include "bench/language_model/matrix_attention.hpp"
+#include "bench/language_model/resident_tokens.hpp"
+#include "language_model/pass_work.hpp"
+#include "language_model/trainer.hpp"
+
+namespace weft::bench {
+namespace {
+
+/// With the attention of the case, sequences of full length, and without what a benchmark does not allocate.
+language_model::Configuration configuration_of(language_model::Configuration configuration,
+                                               const LanguageSettings& settings) {
+  if (settings.attention == BenchmarkAttention::matrix) configuration.attention = matrix_attention();
+  configuration.parallel.overlap = settings.overlap;
+  configuration.privacy.overlap = settings.private_overlap;
+  configuration.data.sequence_start = 0;
+  configuration.checkpoint.staging = checkpoint::Staging::chunked;
+  return configuration;
+}
+
+language_model::Architecture architecture_of(const language_model::Configuration& configuration,
+                                             const LanguageSettings& settings) {
+  return {.model = configuration.language_model,
+          .vocabulary = settings.vocabulary,
+          .positions = configuration.data.sequence,
+          .lora = configuration.lora};
+}
+
+ResidentTokens batches(const language_model::Configuration& configuration, const LanguageSettings& settings) {
+  const std::int64_t length = configuration.data.sequence, sequences = configuration.data.batch_tokens / length;
+  if (!settings.data.empty()) return {settings.batches, sequences, length, dataset::TokenSet::open(settings.data)};
+  return {settings.batches,    sequences,     length,
+          settings.vocabulary, settings.zipf, static_cast<std::uint64_t>(configuration.run.seed)};
+}
+
+/// Operations per token of forward and backward pass, without recomputation.
+ModelFlops model_flops(const language_model::Architecture& architecture, std::int64_t length) {
+  const double causal = language_model::flops_per_token(architecture, length);
+  const double attention =
+      6.0 * static_cast<double>(architecture.model.layers) * static_cast<double>(length * architecture.query_width());
+  return {.causal = causal, .full = causal + attention};
+}
+
+class LanguageSubject final : public BenchmarkSubject {
+ public:
+  LanguageSubject(const language_model::Configuration& configuration, const LanguageSettings& settings,
+                  const parallel::Grid& grid, const kernels::Execution& execution)
+      : configuration_(configuration_of(configuration, settings)),
+        architecture_(architecture_of(configuration, settings)),
+        grid_(grid),
+        execution_{device::planned_backend(language_model::device_settings(configuration)), execution.stream,
+                   language_model::device_settings(configuration).tf32},
+        tokens_(batches(configuration, settings)) {}
+
+  void build() override {
+    trainer_.emplace(configuration_, architecture_, grid_, execution_);
+    trainer_->timers().split(language_model::phases_of_both_passes());
+    trainer_->initialise();
+    trainer_->set_noise({.key = {}, .multiplier = 1, .expected = static_cast<double>(sequences())});
+  }
+  void step() override {
+    const std::int64_t first = trainer_->first_sequence();
+    if (configuration_.privacy.enabled) {
+      // As many examples as a private step has on average, in every step.
+      const parallel::Communicator& ranks = grid_.axis(parallel::kDataAxis);
+      return trainer_->private_step(
+          parallel::part(sequences(), ranks.size(), ranks.rank()).size(),
+          [&](std::int64_t at, dataset::TokenBatch& batch) { tokens_.fill(batch, first + at); });
+    }
+    dataset::TokenBatch batch = trainer_->next_batch();
+    tokens_.fill(batch, first);
+    trainer_->step(batch);
+  }
+  void settle() override { trainer_->settle(); }
+  report::Timers& timers() override { return trainer_->timers(); }
+  checkpoint::Registry& registry() override { return trainer_->registry(); }
+  const kernels::Execution& execution() const override { return execution_; }
+  parallel::Exchanges exchanges() const override { return trainer_->exchanges(); }
+  double step_exposed_seconds() const override { return trainer_->step_exposed_seconds(); }
+  void time_phases(bool one_by_one) override { trainer_->time_phases(one_by_one); }
+  std::int64_t tokens_per_step() const override { return configuration_.data.batch_tokens; }
+  double row_bytes() const override { return architecture_.vocabulary <= 1 << 16 ? 2 : 4; }  // of token files
+  std::int64_t state_bytes() const override {
+    const training::StateBytes& bytes = trainer_->model().parameters().bytes();
+    return bytes.weights + bytes.moments + bytes.host;
+  }
+  void count_work() override {}
+  training::Work work_of(std::string_view phase) const override {
+    return language_model::work_of(phase, configuration_, architecture_);
+  }
+  training::PhaseBytes phase_bytes() const override {
+    return language_model::phase_bytes(configuration_, architecture_, true);
+  }
+  std::optional<double> loss() override {
+    if (configuration_.privacy.enabled) return std::nullopt;
+    return trainer_->metrics().loss;
+  }
+  ModelFlops flops_per_token() const override { return model_flops(architecture_, configuration_.data.sequence); }
+
+ private:
+  std::int64_t sequences() const { return configuration_.data.batch_tokens / configuration_.data.sequence; }
+
+  const language_model::Configuration configuration_;
+  const language_model::Architecture architecture_;
+  const parallel::Grid& grid_;
+  const kernels::Execution execution_;
+  ResidentTokens tokens_;
+  std::optional<language_model::Trainer> trainer_;
+};
+
+}  // namespace
+
+std::string obstacle(const language_model::Configuration& configuration, const LanguageSettings& settings) {
+  if (settings.generate_tokens > 0 && settings.harvest != BenchmarkHarvest::off)
+    return "benchmark.generate_tokens and benchmark.harvest exclude each other";
+  if (!settings.data.empty() && (settings.generate_tokens > 0 || settings.harvest != BenchmarkHarvest::off))
+    return "benchmark.data has no effect on generation and harvest, which take random ids";
+  if (settings.generate_tokens > 0) return generation_case_obstacle(configuration, settings);
+  if (settings.attention == BenchmarkAttention::flash || configuration.language_model.attention_dropout == 0) return "";
+  return "benchmark.attention = \"matrix\" has no language_model.attention_dropout";
+}
+
+void check_data(const language_model::Configuration& configuration, const LanguageSettings& settings,
+                const parallel::World& world) {
+  if (settings.data.empty()) return;
+  const dataset::TokenSet set = dataset::open_tokens(world, settings.data);
+  if (set.size() <= configuration.data.sequence)
+    throw collective_error(
+        ExitCode::usage,
+        "benchmark.data = \"{}\": has {} ids, a sequence of data.sequence = {} tokens needs {}; take "
+        "shorter sequences",
+        settings.data, set.size(), configuration.data.sequence, configuration.data.sequence + 1);
+  if (set.vocabulary() > settings.vocabulary)
+    throw collective_error(ExitCode::usage,
+                           "benchmark.data = \"{}\": its ids are below {} (benchmark.vocabulary is {}); set "
+                           "benchmark.vocabulary = {}",
+                           settings.data, set.vocabulary(), settings.vocabulary, set.vocabulary());
+}
+
+language_model::Plan plan(const language_model::Configuration& configuration, const LanguageSettings& settings) {
+  if (settings.generate_tokens > 0)
+    return generation_plan(configuration, settings, architecture_of(configuration, settings));
+  if (settings.harvest != BenchmarkHarvest::off)
+    return harvest_plan(configuration, settings, architecture_of(configuration, settings));
+  return language_model::plan(configuration_of(configuration, settings), architecture_of(configuration, settings), 0);
+}
+
+std::unique_ptr<BenchmarkSubject> language_subject(const language_model::Configuration& configuration,
+                                                   const LanguageSettings& settings, const parallel::Grid& grid,
+                                                   const kernels::Execution& execution) {
+  if (settings.generate_tokens > 0)
+    return generation_subject(configuration, settings, architecture_of(configuration, settings), grid, execution);
+  if (settings.harvest != BenchmarkHarvest::off)
+    return harvest_subject(configuration, settings, architecture_of(configuration, settings), grid, execution);
+  return std::make_unique<LanguageSubject>(configuration, settings, grid, execution);
+}
+
+}  // namespace weft::bench

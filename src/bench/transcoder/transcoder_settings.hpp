@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "bench/benchmark.hpp"
+#include "transcoder/settings.hpp"
+
+namespace weft::bench {
+
+enum class Formulation { sparse, dense };
+
+/// Where a batch-wide selection is made: by all ranks together, or by rank 0 from all values.
+enum class SelectionPlace { everywhere, rank_0 };
+
+/// Where batches come from: memory, or the data of the input, read while steps run.
+enum class Batches { resident, data };
+
+/// Table [benchmark] of a transcoder.
+struct TranscoderSettings : BenchmarkSettings {
+  std::int64_t layers = 12;
+  std::int64_t d_model = 768;
+  Batches from = Batches::resident;
+  Formulation formulation = Formulation::sparse;
+  // Baselines (baselines.hpp).
+  SelectionPlace selection = SelectionPlace::everywhere;
+  bool wait = false;
+  bool together = true;
+  bool keep_buffers = true;
+  bool direct = true;
+  bool prefetch = true;
+};
+
+/// The keys of the table, bound to the settings, which must outlive the schema, and their conditions.
+void add_keys(input::Schema&, TranscoderSettings&, const transcoder::Configuration&);
+
+}  // namespace weft::bench

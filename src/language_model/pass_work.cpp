@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Of one rank: n tokens per step in m micro-batches of sequences of T, L layers, C = d_model, Q and K the widths of
+// queries and keys, D = d_mlp, V ids, e bytes of an activation, w of a weight. A block's matrices have B = C (Q + 2 K)
+// + Q C + C hidden + D C parameters, the head V C. Each datum counts once per phase, and twice where it is read and
+// written. With adapters the matrices are frozen; theirs have P parameters, which pass forward, again, and twice
+// backward.
+#include "language_model/pass_work.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+
+#include "language_model/private_plan.hpp"
+#include "language_model/trainer.hpp"
+
+namespace weft::language_model {
+namespace {
+
+/// The sizes as floating-point numbers.
+struct Sizes {
+  double n, m, length, layers, width, query, key, mlp, hidden, vocabulary, trained;
+  double owned;  ///< of the trained parameters: those that a rank updates
+  double e, w, moments;
+  Recompute recompute;
+  bool adapted;
+  bool slope_in_product;  ///< of a GELU: kernels/language/linear/linear.hpp
+
+  Sizes(const Configuration& c, const Architecture& a)
+      : n(number(c.rank_tokens())),
+        m(number((c.rank_tokens() + c.micro_tokens() - 1) / c.micro_tokens())),
+        length(number(c.data.sequence)),
+        layers(number(a.model.layers)),
+        width(number(a.model.d_model)),
+        query(number(a.query_width())),
+        key(number(a.key_width())),
+        mlp(number(a.model.d_mlp)),
+        hidden(number(a.hidden_width())),
+        vocabulary(number(a.vocabulary)),
+        trained(number(training::trained_elements_of(parameter_specs(a)))),
+        owned(trained / number(c.parallel.data)),
+        e(number(kernels::bytes_of(activation_type(c)))),
+        w(number(training::weight_bytes(c.optimizer.state, 1, 1))),
+        moments(number(training::moment_bytes(c.optimizer.state, 1, a.model.d_model, a.model.d_model)) / width),
+        recompute(c.memory.recompute),
+        adapted(a.lora.rank > 0),
+        slope_in_product(device::planned_backend(device_settings(c)) == kernels::Backend::cuda &&
+                         activation_type(c) == kernels::Scalar::bf16 && a.model.mlp == kernels::MlpActivation::gelu) {}
+
+  static double number(std::int64_t value) { return static_cast<double>(value); }
+  double projection() const { return query + 2 * key; }
+  double down() const { return mlp * width; }
+  double block() const { return width * (projection() + query + hidden) + down(); }
+  double head() const { return vocabulary * width; }
+  double matrices() const { return layers * block() + head(); }
+  /// Inputs and outputs of the products of a block, in columns.
+  double block_columns() const { return 4 * width + projection() + query + hidden + mlp; }
+  double columns() const { return layers * block_columns() + width + vocabulary; }
+  /// Blocks whose forward pass is computed again for this policy or a stronger one. The last one is still there.
+  double again(Recompute policy) const { return recompute >= policy ? layers - 1 : 0; }
+};
+
+/// Of a private step: what replaces the weight gradients.
+training::Work clipping_work(std::string_view phase, const Sizes& s, const privacy::Settings& settings,
+                             const Configuration& configuration, const Architecture& architecture) {
+  if (phase == "noise") return {8 * s.owned, 0};
+  const bool norms = phase == "norms of records";
+  if (!norms && phase != "clipped sums") return {};
+  const privacy::ClippingShape shape = clipping_shape(configuration, architecture);
+  const privacy::ProductWork products = privacy::product_work(settings, parameter_specs(architecture), shape);
+  const double micro_batches = s.n / s.length / static_cast<double>(shape.examples.examples),
+               rows = s.n * s.e * s.columns(), weights = s.m * 8 * s.matrices(),
+               operations = micro_batches * products.operations, stored = 2 * micro_batches * products.stored_elements;
+  if (settings.mode == privacy::Mode::materialise) return {(norms ? rows : weights) + stored, norms ? operations : 0};
+  if (norms) return {rows, micro_batches * (products.direct + products.gram)};
+  return {weights + rows * operations / (2 * s.n * s.matrices()), operations};
+}
+
+/// The work of a phase. Of one that only one pass has, all is in `forward`.
+struct Passes {
+  training::Work forward, backward;
+};
+
+training::Work operator+(const training::Work& a, const training::Work& b) {
+  return {a.bytes + b.bytes, a.flops + b.flops};
+}
+
+/// Of a rank that has the whole model.
+Passes undivided_work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
+  Sizes s(configuration, architecture);
+  if (configuration.privacy.enabled && configuration.privacy.algorithm != privacy::Algorithm::naive) {
+    const privacy::Settings settings = clipping_settings(configuration, architecture, grid_shape(configuration),
+                                                         device::planned_backend(device_settings(configuration)));
+    if (phase == "weight gradients") return {};
+    if (const training::Work work = clipping_work(phase, s, settings, configuration, architecture); work.bytes > 0)
+      return {work, {}};
+    // Forward and backward pass twice.
+    if (settings.mode == privacy::Mode::two_pass && phase != "update" && phase != "check") s.m *= 2, s.n *= 2;
+  }
+  if (phase == "tokens") return {{s.n * 12, 0}, {}};
+  if (phase == "embedding") return {{s.n * s.width * (s.w + s.e), 0}, {s.n * s.width * (s.e + 2 * 4), 0}};
+  if (phase == "products") {
+    // Outputs; then input gradients, and outputs computed again (all of a block but the last product).
+    const double again = s.again(Recompute::block), outputs = s.matrices(),
+                 gradients = s.matrices() + again * (s.block() - s.down());
+    const double slopes = s.slope_in_product ? s.layers * s.hidden : 0;
+    // In 8 bits: inputs are read, coded and read as codes; weights are coded once and read as codes.
+    const auto coded = [&](double inputs, double weights, double once) {
+      return configuration.fp8_forward ? 2 * s.n * inputs + once * (s.w + 1) - s.m * (s.w - 1) * weights : 0;
+    };
+    const double of_blocks = s.layers * s.block();
+    return {{s.m * outputs * s.w + s.n * s.e * s.columns() +
+                 coded(s.layers * (2 * s.width + s.query + s.mlp), of_blocks, of_blocks),
+             2 * s.n * outputs},
+            {s.m * gradients * s.w + s.n * s.e * (s.columns() + again * s.block_columns() + slopes) +
+                 coded(again * (2 * s.width + s.query), again * (s.block() - s.down()), 0),
+             2 * s.n * gradients}};
+  }
+  if (phase == "adapters" && s.adapted) {
+    const double weights = s.m * s.trained * s.w, rows = s.n * s.e * s.layers * s.block_columns();
+    return {{weights + rows, 2 * s.n * s.trained}, {3 * weights + 2 * rows, 2 * s.n * 2.5 * s.trained}};
+  }
+  if (phase == "weight gradients" && !s.adapted)
+    return {{s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.matrices()}, {}};
+  if (phase == "attention") {
+    // Causal: 2 T Q operations per token forward, 2.5 times as many backward.
+    const double again = s.again(Recompute::block), rows = s.n * s.e * (s.projection() + s.query),
+                 operations = 2 * s.n * s.length * s.query;
+    return {{rows * s.layers, operations * s.layers},
+            {rows * (2 * s.layers + again), operations * (2.5 * s.layers + again)}};
+  }
+  if (phase == "norms") {
+    // Forward with the sum of the residual stream: two read, two written; backward the same. Computed again: one and
+    // one.
+    const double norms = 2 * s.layers + 1, rows = s.n * s.e * s.width;
+    return {{rows * 4 * norms, 0}, {rows * 4 * (norms + s.again(Recompute::norm)), 0}};
+  }
+  if (phase == "activation") {
+    const double rows = s.n * s.e, forward = s.hidden + s.mlp,
+                 backward = s.slope_in_product ? 0 : (2 * s.hidden + s.mlp) * s.layers;
+    return {{rows * forward * s.layers, 0}, {rows * (forward * s.again(Recompute::activation) + backward), 0}};
+  }
+  if (phase == "loss") return {{2 * s.n * s.e * s.vocabulary, 0}, {}};
+  if (phase == "check") return {{4 * s.owned, 0}, {}};
+  if (phase == "update") return {{s.owned * (4 + 2 * (s.w + s.moments)), 0}, {}};
+  return {};
+}
+
+constexpr std::string_view kForward = ", forward", kBackward = ", backward";
+
+/// Sum over `phases` of work_of.
+double bytes_of(std::span<const char* const> phases, std::string_view pass, const Configuration& configuration,
+                const Architecture& architecture) {
+  double bytes = 0;
+  for (const char* phase : phases)
+    bytes += work_of(fmt::format("{}{}", phase, pass), configuration, architecture).bytes;
+  return bytes;
+}
+
+double generation_bytes(const Configuration& configuration, const GenerationSettings& generation) {
+  double bytes = 0;
+  for (const char* phase : {"embedding", "norms", "products", "attention", "activation", "sampling"})
+    bytes += generation_work(phase, configuration, generation).bytes;
+  return bytes;
+}
+
+constexpr const char* kOfBothPasses[] = {"embedding", "norms", "products", "attention", "activation", "adapters"};
+
+}  // namespace
+
+std::vector<std::string> phases_of_both_passes() { return {std::begin(kOfBothPasses), std::end(kOfBothPasses)}; }
+
+training::Work work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
+  const bool forward = phase.ends_with(kForward), backward = phase.ends_with(kBackward);
+  if (forward) phase.remove_suffix(kForward.size());
+  if (backward) phase.remove_suffix(kBackward.size());
+  const Passes passes = undivided_work_of(phase, configuration, architecture);
+  training::Work work = forward ? passes.forward : backward ? passes.backward : passes.forward + passes.backward;
+  // Ranks of the tensor axis divide the matrices and heads; each has all rows of the residual stream.
+  if (phase != "tokens" && phase != "embedding" && phase != "norms") {
+    const auto ranks = static_cast<double>(configuration.parallel.tensor);
+    work.bytes /= ranks;
+    work.flops /= ranks;
+  }
+  return work;
+}
+
+training::PhaseBytes phase_bytes(const Configuration& configuration, const Architecture& architecture, bool by_pass) {
+  training::PhaseBytes all;
+  const auto add = [&](const std::string& phase) {
+    if (const double bytes = work_of(phase, configuration, architecture).bytes; bytes > 0)
+      all.emplace_back(phase, bytes);
+  };
+  for (const char* phase : {"tokens", "embedding", "norms", "products", "attention", "activation", "loss", "adapters",
+                            "weight gradients", "norms of records", "clipped sums", "noise", "check", "update"}) {
+    const bool both = std::find(std::begin(kOfBothPasses), std::end(kOfBothPasses), std::string_view(phase)) !=
+                      std::end(kOfBothPasses);
+    if (!by_pass || !both) {
+      add(phase);
+      continue;
+    }
+    for (const std::string_view pass : {kForward, kBackward}) add(fmt::format("{}{}", phase, pass));
+  }
+  return all;
+}
+
+training::PhaseBytes answer_bytes(const AnswerWork& answers, const Configuration& configuration,
+                                  const Architecture& architecture) {
+  const std::int64_t count = answers.prompts * answers.samples, length = answers.prompt_tokens + answers.answer_tokens;
+  if (count == 0 || answers.answer_tokens == 0) return {};
+  const GenerationSettings drawn{.architecture = architecture,
+                                 .type = activation_type(configuration),
+                                 .rows = count,
+                                 .prompts = answers.prompts,
+                                 .longest_prompt = std::max<std::int64_t>(1, answers.prompt_tokens),
+                                 .new_tokens = answers.answer_tokens};
+  // A forward pass over all positions, without logits.
+  GenerationSettings embedded = drawn;
+  embedded.prompts = count;
+  embedded.longest_prompt = length + 1;
+  embedded.new_tokens = 0;
+  Configuration rows = configuration;
+  rows.data.batch_tokens = count * length;
+  rows.data.sequence = length;
+  rows.parallel.data = 1;
+  rows.memory.micro_tokens = std::max(length, configuration.micro_tokens() / length * length);
+  const double forward = bytes_of(kOfBothPasses, kForward, rows, architecture),
+               loss = work_of("loss", rows, architecture).bytes,
+               trained = forward + bytes_of(kOfBothPasses, kBackward, rows, architecture) + loss +
+                         work_of("weight gradients", rows, architecture).bytes;
+  training::PhaseBytes all = {{"generate", answers.drawn * generation_bytes(configuration, drawn)},
+                              {"embed", answers.drawn * generation_bytes(configuration, embedded)},
+                              {"policy forward", answers.scored * (forward + loss / 2)},
+                              {"policy backward", answers.trained * trained}};
+  std::erase_if(all, [](const auto& phase) { return phase.second == 0; });
+  return all;
+}
+
+training::Work generation_work(std::string_view phase, const Configuration& configuration,
+                               const GenerationSettings& generation) {
+  const Architecture& a = generation.architecture;
+  const auto number = [](std::int64_t value) { return static_cast<double>(value); };
+  const double layers = number(a.model.layers), width = number(a.model.d_model), query = number(a.query_width()),
+               key = number(a.key_width()), hidden = number(a.hidden_width()), mlp = number(a.model.d_mlp),
+               vocabulary = number(a.vocabulary), rows = number(generation.rows), steps = number(generation.new_tokens),
+               prefix = number(generation.longest_prompt - 1), prompts = number(generation.prompts);
+  const double e = number(kernels::bytes_of(generation.type)),
+               w = number(training::weight_bytes(configuration.optimizer.state, 1, 1));
+  // Rows through the blocks: prompts once, then one row per sequence and step.
+  const double through = prompts * prefix + rows * steps,
+               passes = steps + (prefix > 0 ? 1 : 0);  // that read the weights, at least
+  const double block = width * (query + 2 * key + query + hidden) + mlp * width, head = vocabulary * width;
+  if (phase == "embedding") return {through * width * (w + e), 0};
+  if (phase == "norms") return {through * e * width * 4 * (2 * layers + 1), 0};
+  if (phase == "activation") return {through * e * (hidden + mlp) * layers, 0};
+  if (phase == "products")
+    return {(passes * layers * block + steps * head) * w +
+                e * (through * layers * (4 * width + 2 * query + 2 * key + hidden + mlp) +
+                     rows * steps * (width + vocabulary)),
+            2 * (through * layers * block + rows * steps * head)};
+  if (phase == "attention") {
+    // Keys and values of all positions so far: prefix + 1, …, prefix + steps.
+    const double positions = steps * prefix + steps * (steps + 1) / 2;
+    return {layers * e * (rows * positions * 2 * key + through * (2 * query + 2 * key)),
+            layers * 2 * query * (2 * rows * positions + prompts * prefix * prefix)};
+  }
+  if (phase == "sampling") return {rows * steps * vocabulary * e, 0};
+  return {};
+}
+
+}  // namespace weft::language_model
