@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/language/residual/residual.hpp"
+#include "kernels/convert/convert.hpp"
 
 namespace weft::privacy {
 

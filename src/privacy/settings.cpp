@@ -122,7 +122,11 @@ void add_keys(input::Schema& schema, Settings& privacy) {
            "where the clipped sum comes from: gradients of the records of a micro-batch in bf16 (materialise), kept "
            "inputs and output gradients of all layers (book_keeping), or a second pass (two_pass); auto: the first of "
            "these that fits the memory (a transcoder: of the last two)")
+      .retired_value("recompute", "take \"auto\", or \"two_pass\", which takes least memory")
       .changeable();
+  schema.retired("privacy.mode_of", "privacy.mode holds for all blocks and the head; leave it out");
+  schema.retired("privacy.algorithm_of",
+                 "privacy.algorithm = \"auto\" takes the cheaper algorithm of each matrix; leave it out");
   schema
       .add("privacy.tile", privacy.tile,
            "positions that the norm kernels take at a time, which are then those of products = \"library\"; 0 = "

@@ -3,6 +3,8 @@
 // Table [privacy]: what enables it, and that each option that would break the guarantee is refused with its reason.
 #include "privacy/settings.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "input/read.hpp"
 #include "language_model/settings.hpp"
@@ -98,6 +100,26 @@ TEST_CASE("what couples records, or depends on private data without noise, is re
         "algorithm = \"naive\"\nrelease = \"end\"\n", "mode = \"materialise\"\nalgorithm = \"width\"\n",
         "mode = \"materialise\"\ntile = 64\n"})
     check_refused(std::string("[privacy]\n") + without_effect, "no effect");
+}
+
+TEST_CASE("keys and modes of earlier versions are errors that say what to use, and inputs of checkpoints are read") {
+  const std::string text = kPrivate + "mode = \"recompute\"\nmode_of = [\"block_0: materialise\"]\nalgorithm_of = []\n";
+  const std::string message = problem(text);
+  CAPTURE(message);
+  for (const char* part : {"mode = \"recompute\" is of an earlier version; take \"auto\", or \"two_pass\"",
+                           "unknown key \"mode_of\" in [privacy] (of an earlier version); privacy.mode holds",
+                           "unknown key \"algorithm_of\" in [privacy] (of an earlier version); privacy.algorithm"})
+    CHECK(message.find(part) != std::string::npos);
+  language_model::Configuration configuration;
+  const input::Schema keys = language_model::schema(configuration);
+  input::read(keys, text, "manifest.json", {}, input::Writer::checkpoint);
+  CHECK(configuration.privacy.enabled);
+  CHECK(configuration.privacy.mode == Mode::automatic);
+  // Resumed with "auto": a change that has to be accepted.
+  const std::vector<input::Change> changes = input::changed_keys(keys, text, "manifest.json");
+  CHECK(std::any_of(changes.begin(), changes.end(), [](const input::Change& change) {
+    return change.path == "privacy.mode" && change.resume == input::Resume::changeable;
+  }));
 }
 
 }  // namespace weft::privacy
