@@ -15,7 +15,6 @@
 #include "kernels/privacy/clipping.hpp"
 #include "kernels/privacy/tiles.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "privacy/kept_rows.hpp"
 
 namespace weft::privacy {
 

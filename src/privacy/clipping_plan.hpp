@@ -45,6 +45,8 @@ struct ClippingShape {
 
 // In the following, specs have the shapes of what a rank holds: on a tensor axis, of a part of the model.
 
+inline constexpr std::int64_t kKeptAlignment = 256;  ///< bytes, of the copy of a matrix in ClippingBuffers::kept
+
 /// The device memory of clipping.
 struct ClippingBuffers {
   ClippingBuffers() = default;

@@ -11,8 +11,6 @@
 
 namespace weft::privacy {
 
-inline constexpr std::int64_t kKeptAlignment = 256;  ///< bytes, of the copy of a matrix
-
 class KeptRows {
  public:
   KeptRows(const kernels::Execution& execution, kernels::Array<std::byte> memory)

@@ -66,7 +66,8 @@ void PrivateStep::clear() {
 
 /// Sums leave for the owners of their rows as soon as they are complete, in the last micro-batch.
 void PrivateStep::reduce_beside_sums(bool wanted) {
-  if (!wanted || !parts_.update.exchange().active()) return context_.sum.when_complete({});
+  if (!wanted || !context_.settings.overlap || !parts_.update.exchange().active())
+    return context_.sum.when_complete({});
   context_.sum.when_complete([this](std::size_t parameter) {
     parts_.timers.phase("exchange");
     parts_.update.exchange().reduce_from(parameter);
