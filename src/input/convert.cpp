@@ -35,6 +35,9 @@ std::string check_text(const Key& key, std::string& text) {
       return fmt::format("{} expands to {} (too long, with control characters, or not UTF-8)", key.path(),
                          input::quoted(text));
   }
+  for (const auto& [name, advice] : key.retired_values)
+    if (name == text)
+      return fmt::format("{} = {} is of an earlier version; {}", key.path(), input::quoted(text), advice);
   if (!key.choices.empty() && std::find(key.choices.begin(), key.choices.end(), text) == key.choices.end()) {
     const std::string hint = nearest(text, key.choices);
     return fmt::format("{} = {} is not known (valid: \"{}\"){}", key.path(), input::quoted(text),

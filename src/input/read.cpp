@@ -175,6 +175,12 @@ std::string unknown_key(const Schema& schema, std::string_view table, std::strin
   return fmt::format("unknown key {} in [{}] (valid: {})", input::quoted(name), table, fmt::join(own, ", "));
 }
 
+bool has_retired_value(const Key& key, const toml::node& node) {
+  const toml::value<std::string>* const text = node.as_string();
+  return text != nullptr && std::any_of(key.retired_values.begin(), key.retired_values.end(),
+                                        [&](const auto& retired) { return retired.first == text->get(); });
+}
+
 /// Origin of the value of a key, for messages of rules.
 struct Origin {
   Position at;
@@ -279,6 +285,7 @@ class Reader {
         problems_.in_file(position_of(name.source()), unknown_key(schema_, table_name, name.str()));
         continue;
       }
+      if (writer_ == Writer::checkpoint && has_retired_value(*key, node)) continue;
       std::string problem;
       const Value value = convert(*key, node, problem);
       if (problem.empty()) {

@@ -64,6 +64,11 @@ Key& Key::changeable() {
   return *this;
 }
 
+Key& Key::retired_value(std::string value, std::string advice) {
+  retired_values.emplace_back(std::move(value), std::move(advice));
+  return *this;
+}
+
 Key& Key::formerly(std::string path) {
   former = std::move(path);
   return *this;

@@ -58,8 +58,9 @@ struct Key {
   std::string alternative;  ///< path of the key that may be given in place of a required one
   bool is_path = false;
   Resume resume = Resume::fixed;
-  std::function<Value()> derive;            ///< the value of a key that the input does not give; empty: `initial`
-  std::string former;                       ///< path in earlier versions; "": the same
+  std::function<Value()> derive;  ///< the value of a key that the input does not give; empty: `initial`
+  std::string former;             ///< path in earlier versions; "": the same
+  std::vector<std::pair<std::string, std::string>> retired_values;  ///< name, advice
   std::string derivation;                   ///< how, for templates and documentation: "of the preset"
   std::function<void(const Value&)> store;  ///< assigns a checked value to the member
   std::function<Value()> load;              ///< current value of the member
@@ -86,6 +87,9 @@ struct Key {
   /// The path that earlier versions gave the key: an error that states the new one, except in the input of a
   /// checkpoint.
   Key& formerly(std::string path);
+  /// A name that earlier versions accepted: an error with this advice; in the input of a checkpoint the key has its
+  /// default instead.
+  Key& retired_value(std::string name, std::string advice);
 };
 
 struct Table {

@@ -121,14 +121,6 @@ void add_mlp(Specs& specs, const Architecture& a, const std::string& block) {
 
 std::string block_name(std::int64_t layer) { return fmt::format("block_{}/", layer); }
 
-std::vector<std::string> unit_names(const Architecture& architecture) {
-  std::vector<std::string> names;
-  for (std::int64_t layer = 0; layer < architecture.model.layers; ++layer)
-    names.push_back(fmt::format("block_{}", layer));
-  names.emplace_back("head");
-  return names;
-}
-
 std::vector<ParameterSpec> parameter_specs(const Architecture& architecture) {
   const ModelSettings& model = architecture.model;
   Specs specs(model);

@@ -43,8 +43,6 @@ struct Architecture {
 
 /// "block_3/"
 std::string block_name(std::int64_t layer);
-/// Of the blocks, without '/', and of the head: "head", also where its matrix is that of the embedding.
-std::vector<std::string> unit_names(const Architecture&);
 
 /// Matrices are [outputs, inputs]. Over the axis "tensor", query, key, value, gate and up are cut by outputs, the
 /// attention's output and down by inputs, embedding and head by the vocabulary (Shoeybi et al. 2019); heads that share

@@ -52,12 +52,6 @@ struct Sizes {
   double projection() const { return query + 2 * key; }
   double down() const { return mlp * width; }
   double block() const { return width * (projection() + query + hidden) + down(); }
-  /// Of a block whose rows are formed once more: the inputs of its last product, unless they are kept, and the
-  /// gradients of the inputs of all but the first one (Transformer::repeat_block).
-  double block_again() const {
-    const double forward = recompute == Recompute::none ? width * hidden : block() - down();
-    return forward + block() - width * projection();
-  }
   double head() const { return vocabulary * width; }
   double matrices() const { return layers * block() + head(); }
   /// Inputs and outputs of the products of a block, in columns.
@@ -74,35 +68,13 @@ training::Work clipping_work(std::string_view phase, const Sizes& s, const priva
   const bool norms = phase == "norms of records";
   if (!norms && phase != "clipped sums") return {};
   const privacy::ClippingShape shape = clipping_shape(configuration, architecture);
-  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
-  const std::vector<privacy::Mode> modes = privacy::unit_modes(settings, unit_names(architecture));
+  const privacy::ProductWork products = privacy::product_work(settings, parameter_specs(architecture), shape);
   const double micro_batches = s.n / s.length / static_cast<double>(shape.examples.examples),
-               rows = s.n * s.e * s.columns(), products = 2 * s.n * s.matrices();
-  training::Work work{norms ? rows : s.m * 8 * s.matrices(), 0};
-  for (std::size_t unit = 0; unit < modes.size(); ++unit) {
-    const privacy::ProductWork of_unit = privacy::product_work(settings, specs, shape, shape.units[unit]);
-    const double operations = micro_batches * of_unit.operations;
-    const bool stores = modes[unit] == privacy::Mode::materialise;
-    if (stores)
-      work.bytes += 2 * micro_batches * of_unit.stored_elements;
-    else if (!norms)
-      work.bytes += rows * operations / products;
-    if (norms)
-      work.flops += stores ? operations : micro_batches * (of_unit.direct + of_unit.gram);
-    else
-      work.flops += stores ? 0 : operations;
-  }
-  return work;
-}
-
-/// Of a private step: blocks, and the head (0 or 1), whose rows are formed once more.
-struct Repeated {
-  double blocks = 0, head = 0;
-};
-Repeated repeated_of(const privacy::Settings& settings, const Architecture& architecture) {
-  const std::vector<privacy::Mode> modes = privacy::unit_modes(settings, unit_names(architecture));
-  const double head = modes.back() == privacy::Mode::recompute ? 1 : 0;
-  return {static_cast<double>(std::count(modes.begin(), modes.end(), privacy::Mode::recompute)) - head, head};
+               rows = s.n * s.e * s.columns(), weights = s.m * 8 * s.matrices(),
+               operations = micro_batches * products.operations, stored = 2 * micro_batches * products.stored_elements;
+  if (settings.mode == privacy::Mode::materialise) return {(norms ? rows : weights) + stored, norms ? operations : 0};
+  if (norms) return {rows, micro_batches * (products.direct + products.gram)};
+  return {weights + rows * operations / (2 * s.n * s.matrices()), operations};
 }
 
 /// The work of a phase. Of one that only one pass has, all is in `forward`.
@@ -117,14 +89,12 @@ training::Work operator+(const training::Work& a, const training::Work& b) {
 /// Of a rank that has the whole model.
 Passes undivided_work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
   Sizes s(configuration, architecture);
-  Repeated repeated;
   if (configuration.privacy.enabled && configuration.privacy.algorithm != privacy::Algorithm::naive) {
     const privacy::Settings settings = clipping_settings(configuration, architecture, grid_shape(configuration),
                                                          device::planned_backend(device_settings(configuration)));
     if (phase == "weight gradients") return {};
     if (const training::Work work = clipping_work(phase, s, settings, configuration, architecture); work.bytes > 0)
       return {work, {}};
-    repeated = repeated_of(settings, architecture);
     // Forward and backward pass twice.
     if (settings.mode == privacy::Mode::two_pass && phase != "update" && phase != "check") s.m *= 2, s.n *= 2;
   }
@@ -132,19 +102,18 @@ Passes undivided_work_of(std::string_view phase, const Configuration& configurat
   if (phase == "embedding") return {{s.n * s.width * (s.w + s.e), 0}, {s.n * s.width * (s.e + 2 * 4), 0}};
   if (phase == "products") {
     // Outputs; then input gradients, and outputs computed again (all of a block but the last product).
-    const double again = s.again(Recompute::block), outputs = s.matrices() + repeated.head * s.head(),
-                 gradients = s.matrices() + again * (s.block() - s.down()) + repeated.blocks * s.block_again();
+    const double again = s.again(Recompute::block), outputs = s.matrices(),
+                 gradients = s.matrices() + again * (s.block() - s.down());
     const double slopes = s.slope_in_product ? s.layers * s.hidden : 0;
     // In 8 bits: inputs are read, coded and read as codes; weights are coded once and read as codes.
     const auto coded = [&](double inputs, double weights, double once) {
       return configuration.fp8_forward ? 2 * s.n * inputs + once * (s.w + 1) - s.m * (s.w - 1) * weights : 0;
     };
     const double of_blocks = s.layers * s.block();
-    return {{s.m * outputs * s.w + s.n * s.e * (s.columns() + repeated.head * (s.width + s.vocabulary)) +
+    return {{s.m * outputs * s.w + s.n * s.e * s.columns() +
                  coded(s.layers * (2 * s.width + s.query + s.mlp), of_blocks, of_blocks),
              2 * s.n * outputs},
-            {s.m * gradients * s.w +
-                 s.n * s.e * (s.columns() + (again + 2 * repeated.blocks) * s.block_columns() + slopes) +
+            {s.m * gradients * s.w + s.n * s.e * (s.columns() + again * s.block_columns() + slopes) +
                  coded(again * (2 * s.width + s.query), again * (s.block() - s.down()), 0),
              2 * s.n * gradients}};
   }
@@ -156,27 +125,23 @@ Passes undivided_work_of(std::string_view phase, const Configuration& configurat
     return {{s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.matrices()}, {}};
   if (phase == "attention") {
     // Causal: 2 T Q operations per token forward, 2.5 times as many backward.
-    const double again = s.again(Recompute::block) + (s.recompute == Recompute::none ? 0 : repeated.blocks),
-                 rows = s.n * s.e * (s.projection() + s.query), operations = 2 * s.n * s.length * s.query;
+    const double again = s.again(Recompute::block), rows = s.n * s.e * (s.projection() + s.query),
+                 operations = 2 * s.n * s.length * s.query;
     return {{rows * s.layers, operations * s.layers},
-            {rows * (2 * s.layers + 2 * repeated.blocks + again),
-             operations * (2.5 * s.layers + 2.5 * repeated.blocks + again)}};
+            {rows * (2 * s.layers + again), operations * (2.5 * s.layers + again)}};
   }
   if (phase == "norms") {
     // Forward with the sum of the residual stream: two read, two written; backward the same. Computed again: one and
     // one.
     const double norms = 2 * s.layers + 1, rows = s.n * s.e * s.width;
-    return {{rows * 4 * norms, 0}, {rows * 4 * (norms + s.again(Recompute::norm) + repeated.blocks), 0}};
+    return {{rows * 4 * norms, 0}, {rows * 4 * (norms + s.again(Recompute::norm)), 0}};
   }
   if (phase == "activation") {
     const double rows = s.n * s.e, forward = s.hidden + s.mlp,
                  backward = s.slope_in_product ? 0 : (2 * s.hidden + s.mlp) * s.layers;
-    return {{rows * forward * s.layers, 0},
-            {rows * (forward * (s.again(Recompute::activation) + repeated.blocks) +
-                     backward * (1 + repeated.blocks / s.layers)),
-             0}};
+    return {{rows * forward * s.layers, 0}, {rows * (forward * s.again(Recompute::activation) + backward), 0}};
   }
-  if (phase == "loss") return {{2 * s.n * s.e * s.vocabulary * (1 + repeated.head), 0}, {}};
+  if (phase == "loss") return {{2 * s.n * s.e * s.vocabulary, 0}, {}};
   if (phase == "check") return {{4 * s.owned, 0}, {}};
   if (phase == "update") return {{s.owned * (4 + 2 * (s.w + s.moments)), 0}, {}};
   return {};

@@ -56,8 +56,8 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture
   runner = training::StepRunner::Buffers(arena);
   tuning = training::LearningRateTuning::Buffers(configuration.optimizer, configuration.data.batch_tokens, arena);
   if (configuration.privacy.enabled)
-    clipping = privacy::Clipping::Buffers(configuration.privacy, parameter_specs(part),
-                                          clipping_shape(configuration, part), arena);
+    clipping = privacy::ClippingBuffers(configuration.privacy, parameter_specs(part),
+                                        clipping_shape(configuration, part), arena);
 }
 
 training::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& configuration,
@@ -105,7 +105,7 @@ training::StepArena measure_step(const Configuration& given, const Architecture&
               training::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens()));
   if (configuration.privacy.enabled)
     arena.count(training::StepArena::Where::device,
-                privacy::Clipping::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, part)));
+                privacy::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, part)));
   return arena;
 }
 
@@ -138,9 +138,18 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
               }),
       tuning_(configuration.optimizer, execution, buffers_.tuning) {
   if (configuration_.privacy.enabled)
-    clipping_.emplace(model_.parameters(), sink_, configuration_.privacy,
-                      clipping_shape(configuration_, part_of(architecture, grid.shape(), grid.world().rank())),
-                      execution, std::move(buffers_.clipping), tensor_ ? &*tensor_ : nullptr);
+    private_.emplace(
+        privacy::PrivateStep::Parts{*this, update_, runner_, timers_},
+        privacy::ClippingContext{
+            .parameters = model_.parameters(),
+            .sum = sink_,
+            .settings = configuration_.privacy,
+            .shape = clipping_shape(configuration_, part_of(architecture, grid.shape(), grid.world().rank())),
+            .execution = execution,
+            .tensor = tensor_ ? &*tensor_ : nullptr,
+            .timers = &timers_},
+        configuration_.micro_tokens() / configuration_.data.sequence, "clipped sums", buffers_.flags,
+        std::move(buffers_.clipping));
   model_.parameters().add_to(registry_);
   registry_.add({.name = "run/skipped_steps",
                  .type = kernels::Scalar::i64,
@@ -232,71 +241,29 @@ void Trainer::step(const dataset::TokenBatch& batch, const kernels::AdamStep& co
   timers_.stop();
 }
 
-void Trainer::private_step(std::int64_t examples,
-                           const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill) {
+void Trainer::private_step(std::int64_t examples, const Fill& fill) {
   timers_.phase("tokens");
   length_ = configuration_.data.sequence;
-  runner_.begin(constants());
-  runner_.run([&] { compute_private(examples, fill); });
-  end_exchanges();
-  timers_.phase("waiting for the device");
-  runner_.end([step = steps_done() + 1] { return fmt::format("batch of step {}", step); });
-  timers_.stop();
+  fill_ = &fill;
+  private_->run(constants(), examples);
 }
 
-void Trainer::compute_private(std::int64_t examples,
-                              const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill) {
-  begin_exchanges();
-  device::zero(execution_, buffers_.flags);
-  timers_.phase("clipped sums");
-  clipping_->begin();
-  transformer_.prepare_weights();
-  const std::int64_t micro = configuration_.micro_tokens() / length_;
-  for (std::int64_t first = 0; first < examples; first += micro) {
-    const std::int64_t count = std::min(micro, examples - first);
-    timers_.phase("tokens");
-    // The copies from the slots that are filled next are over.
-    if (++sent_ % Staging::kSlots == 0) kernels::fence(execution_);
-    dataset::TokenBatch batch = staging_.next(count, length_);
-    fill(first, batch);
-    staging_.send_examples(batch);
-    if (first + micro >= examples && configuration_.privacy.overlap && update_.exchange().active())
-      sink_.when_complete([this](std::size_t parameter) {
-        timers_.phase("exchange");
-        update_.exchange().reduce_from(parameter);
-        timers_.phase("clipped sums");
-      });
-    const Tokens all = staging_.tokens(0, count, length_);
-    clipping_->add(
-        {.examples = transformer_.examples(all),
-         .ids = all.ids,
-         .pass =
-             [&](parallel::Range range, training::GradientSink& sink) {
-               const Tokens tokens = staging_.tokens(range.begin, range.size(), length_);
-               transformer_.forward(tokens, runner_.constants());
-               transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data, tokens.rows()}, sink);
-               transformer_.backward(tokens, runner_.constants(), sink);
-             },
-         .repeat =
-             [&](std::size_t unit, training::GradientSink& sink) {
-               if (unit == model_.blocks().size())
-                 transformer_.repeat_head(all, staging_.scale(), {buffers_.losses.data, all.rows()}, sink);
-               else
-                 transformer_.repeat_block(unit, all, runner_.constants(), sink);
-             },
-         .phase = [&](std::string_view name) { timers_.phase(name); }});
-  }
-  sink_.when_complete({});
-  timers_.phase("exchange");
-  kernels::StepFlags* const flags = buffers_.flags.data;
-  update_.form_norm(flags, [&] {
-    timers_.phase("noise");
-    clipping_->add_noise(noise_.key, static_cast<std::uint64_t>(steps_done() + 1), noise_.multiplier, noise_.expected);
-    timers_.phase("check");
-  });
-  runner_.guard(flags, nullptr);
-  timers_.phase("update");
-  update_.apply(runner_.constants(), nullptr);
+privacy::MicroBatch Trainer::load(std::int64_t first, std::int64_t count) {
+  timers_.phase("tokens");
+  // The copies from the slots that are filled next are over.
+  if (++sent_ % Staging::kSlots == 0) kernels::fence(execution_);
+  dataset::TokenBatch batch = staging_.next(count, length_);
+  (*fill_)(first, batch);
+  staging_.send_examples(batch);
+  const Tokens all = staging_.tokens(0, count, length_);
+  return {transformer_.examples(all), all.ids};
+}
+
+void Trainer::pass(parallel::Range examples, training::GradientSink& sink) {
+  const Tokens tokens = staging_.tokens(examples.begin, examples.size(), length_);
+  transformer_.forward(tokens, runner_.constants());
+  transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data, tokens.rows()}, sink);
+  transformer_.backward(tokens, runner_.constants(), sink);
 }
 
 /// Exchanges of evaluations, between steps, do not count as idle time of a step.
@@ -348,6 +315,7 @@ void Trainer::compute() {
   sink_.when_complete({});
   timers_.phase("check");
   kernels::StepFlags* const flags = buffers_.flags.data;
+  update_.reduce();
   update_.form_norm(flags);
   gather_losses(length);
   kernels::flag_beyond(execution_,
@@ -382,7 +350,7 @@ parallel::Exchanges Trainer::exchanges() const {
 Trainer::Metrics Trainer::metrics() {
   runner_.settle();
   // Losses of a private step are not kept.
-  std::vector<float> losses(static_cast<std::size_t>(clipping_ ? 0 : buffers_.losses.size));
+  std::vector<float> losses(static_cast<std::size_t>(private_ ? 0 : buffers_.losses.size));
   device::copy(execution_, losses.data(), buffers_.losses.data, 4 * std::ssize(losses), device::Direction::to_host);
   kernels::fence(execution_);
   double sum = 0;

@@ -15,7 +15,7 @@
 #include "dataset/tokens/batches.hpp"
 #include "language_model/staging.hpp"
 #include "language_model/transformer.hpp"
-#include "privacy/clipping.hpp"
+#include "privacy/private_step.hpp"
 #include "report/timers.hpp"
 #include "training/parameter_update.hpp"
 #include "training/step_arena.hpp"
@@ -24,7 +24,7 @@
 
 namespace weft::language_model {
 
-class Trainer {
+class Trainer : private privacy::PrivateModel {
  public:
   struct Buffers {
     /// `part`: of the model, on a rank (part_of).
@@ -35,7 +35,7 @@ class Trainer {
     kernels::Array<float> loss_factor;              ///< [1], likewise: scale / counted targets
     training::StepRunner::Buffers runner;
     training::LearningRateTuning::Buffers tuning;
-    privacy::Clipping::Buffers clipping;  ///< of private training
+    privacy::ClippingBuffers clipping;  ///< of private training
   };
   /// What ranks of the tensor axis exchange.
   static training::TensorAxis::Buffers tensor_buffers(const Configuration&, const Architecture&,
@@ -44,14 +44,8 @@ class Trainer {
   /// References must outlive the object.
   Trainer(const Configuration&, const Architecture&, const parallel::Grid&, const kernels::Execution&);
 
-  /// What a private step adds to the sum of the clipped gradients, and divides it by.
-  struct Noise {
-    kernels::NoiseKey key = {};
-    double multiplier = 0;  ///< standard deviation / privacy.clip
-    double expected = 1;    ///< examples of a step: the public expectation, never the number that was drawn
-  };
-  /// Of all later steps. Before the first private step.
-  void set_noise(const Noise& noise) { noise_ = noise; }
+  /// Of all later private steps. Before the first one.
+  void set_noise(const privacy::Noise& noise) { private_->set_noise(noise); }
 
   /// Fresh parameters. A resumed run loads the registry instead.
   void initialise();
@@ -74,11 +68,11 @@ class Trainer {
   /// One step on the batch that `next_batch` returned, filled. Collective. Throws Error(numeric) when loss or gradient
   /// of this step or one of the two before it are not finite (run.nonfinite).
   void step(const dataset::TokenBatch&);
-  /// One step of private training (privacy/clipping.hpp) on `examples` sequences on this rank, which may be none: in
-  /// micro-batches of at most data.micro_tokens, filled by fill(number of the first sequence, batch). No group of the
-  /// data axis waits for another between micro-batches, so that they may have different numbers of them. Collective.
-  /// Throws as `step`, for a sum that is not finite with its noise.
-  void private_step(std::int64_t examples, const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill);
+  /// fill(number of the first sequence, batch)
+  using Fill = std::function<void(std::int64_t first, dataset::TokenBatch&)>;
+  /// One step of private training (privacy/private_step.hpp) on `examples` sequences on this rank, which may be none:
+  /// in micro-batches of at most data.micro_tokens, filled by `fill`. Collective.
+  void private_step(std::int64_t examples, const Fill& fill);
   /// The same as `step` with this learning rate instead of the schedule's.
   void step_at_rate(const dataset::TokenBatch&, double learning_rate);
 
@@ -108,7 +102,7 @@ class Trainer {
   Staging& staging() { return staging_; }
   const parallel::Communicator& ranks() const { return ranks_; }  ///< of the data axis
   training::LearningRateTuning& tuning() { return tuning_; }
-  privacy::Clipping& clipping() { return *clipping_; }  ///< of private training
+  privacy::PrivateStep& private_steps() { return *private_; }  ///< of private training
   /// With the modes that privacy.mode = "auto" means.
   const privacy::Settings& privacy() const { return configuration_.privacy; }
   const training::AccumulatingSink& gradients() const { return sink_; }
@@ -126,8 +120,9 @@ class Trainer {
   void begin_exchanges();
   void end_exchanges();
   void compute();
-  void compute_private(std::int64_t examples,
-                       const std::function<void(std::int64_t first, dataset::TokenBatch&)>& fill);
+  void prepare_weights() override { transformer_.prepare_weights(); }
+  privacy::MicroBatch load(std::int64_t first, std::int64_t count) override;
+  void pass(parallel::Range examples, training::GradientSink&) override;
   training::StepRunner::Settings runner_settings();
   parallel::Range sequences(std::int64_t length) const;  // of a step, on this rank
   void gather_losses(std::int64_t length);
@@ -142,12 +137,12 @@ class Trainer {
   Transformer transformer_;
   training::AccumulatingSink sink_;
   Buffers buffers_;
-  std::optional<privacy::Clipping> clipping_;
-  Noise noise_;
-  std::int64_t sent_ = 0;  // micro-batches of private steps
   training::ParameterUpdate update_;
   const parallel::Communicator& ranks_;  // of the data axis
   training::StepRunner runner_;
+  std::optional<privacy::PrivateStep> private_;
+  const Fill* fill_ = nullptr;  // of the present private step
+  std::int64_t sent_ = 0;       // micro-batches of private steps
   training::LearningRateTuning tuning_;
   checkpoint::Registry registry_;
   std::int64_t counted_ = 1;  // targets of the last step

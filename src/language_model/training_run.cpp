@@ -6,7 +6,7 @@
 #include "language_model/pass_work.hpp"
 #include "language_model/exchange/peft.hpp"
 #include "parallel/watchdog.hpp"
-#include "privacy/sampling.hpp"
+#include "privacy/mode_choice.hpp"
 #include "report/format.hpp"
 #include "report/run_record.hpp"
 #include "storage/token_file.hpp"
@@ -133,7 +133,7 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
                      configuration.initial);
     account_->register_in(trainer_.registry(), world.is_root());
     if (const privacy::Settings& chosen = trainer_.privacy(); chosen.algorithm != privacy::Algorithm::naive)
-      report::run_record()["clipping"] = {{"mode", privacy::name_of(chosen.mode)}, {"mode_of", chosen.mode_of}};
+      report::run_record()["clipping"] = {{"mode", privacy::name_of(chosen.mode)}};
   }
   tokenizer_.assign(stored_text.begin(), stored_text.end());
   if (!tokenizer_.empty()) trainer_.registry().add(tokenizer_tensor(tokenizer_, world.is_root()));
@@ -204,18 +204,12 @@ void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
 /// The number of records of the step is private: work and position in the data are expectations.
 training::Step TrainingRun::private_step() {
   const std::int64_t tokens = configuration_.data.batch_tokens;
-  const std::int64_t step = trainer_.steps_done() + 1;
-  const PrivateRecords records = private_records(configuration_, corpus_.train.size());
-  const std::vector<std::int64_t> drawn = privacy::poisson_sample(account_->key(), static_cast<std::uint64_t>(step),
-                                                                  records.count, account_->sample_rate());
-  const parallel::Range own = parallel::part(std::ssize(drawn), data_ranks_.size(), data_ranks_.rank());
-  trainer_.set_noise(
-      {.key = account_->key(), .multiplier = account_->noise_multiplier(), .expected = records.expected});
-  trainer_.private_step(own.size(), [&](std::int64_t first, dataset::TokenBatch& batch) {
-    dataset::fill_disjoint_windows(corpus_.train,
-                                   std::span(drawn).subspan(static_cast<std::size_t>(own.begin + first),
-                                                            static_cast<std::size_t>(batch.sequences)),
-                                   batch);
+  const std::vector<std::int64_t> own = account_->draw(trainer_.steps_done() + 1, data_ranks_);
+  trainer_.set_noise(account_->noise(private_records(configuration_, corpus_.train.size()).expected));
+  trainer_.private_step(std::ssize(own), [&](std::int64_t first, dataset::TokenBatch& batch) {
+    dataset::fill_disjoint_windows(
+        corpus_.train,
+        std::span(own).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(batch.sequences)), batch);
   });
   account_->count_step();
   token_ += tokens;

@@ -344,10 +344,9 @@ void Transformer::losses(const Tokens& tokens, kernels::Array<float> losses) {
   });
 }
 
-/// take(first row, input, gradient of the logits) for each chunk.
-template <class Take>
-void Transformer::head_gradients(const Tokens& tokens, const float* scale, kernels::Array<float> losses,
-                                 const Take& take) {
+void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, kernels::Array<float> losses,
+                                      GradientSink& sink) {
+  keeps_ = settings_.keeps_head_rows();
   head(tokens, [&](std::int64_t begin, const AnyMatrix& logits) {
     timers_.phase("loss");
     const kernels::CrossEntropy loss{
@@ -359,15 +358,8 @@ void Transformer::head_gradients(const Tokens& tokens, const float* scale, kerne
         .temperature = tokens.temperature};
     cross_entropy(loss, logits, {tokens.targets.data + begin, logits.rows}, {losses.data + begin, logits.rows}, true);
     timers_.pass("backward");
-    take(begin, buffers_.final_output.rows_from(begin, logits.rows), logits);
-  });
-}
-
-void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, kernels::Array<float> losses,
-                                      GradientSink& sink) {
-  keeps_ = settings_.keeps_head_rows();
-  head_gradients(tokens, scale, losses, [&](std::int64_t begin, const AnyMatrix& input, const AnyMatrix& logits) {
-    const AnyMatrix gradient = buffers_.input_gradient.rows_from(begin, logits.rows);
+    const AnyMatrix input = buffers_.final_output.rows_from(begin, logits.rows),
+                    gradient = buffers_.input_gradient.rows_from(begin, logits.rows);
     propagate(model_.head(), input, logits, gradient, sink);
     if (!keeps_) give_gradients(model_.head(), input, logits, sink, begin);
     await_sum(gradient);
@@ -375,14 +367,6 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
   if (keeps_)
     give_gradients(model_.head(), buffers_.final_output.rows_from(0, tokens.rows()),
                    buffers_.logits.rows_from(0, tokens.rows()).columns_from(0, model_.head().outputs()), sink);
-}
-
-void Transformer::repeat_head(const Tokens& tokens, const float* scale, kernels::Array<float> losses,
-                              GradientSink& sink) {
-  keeps_ = false;
-  head_gradients(tokens, scale, losses, [&](std::int64_t begin, const AnyMatrix& input, const AnyMatrix& logits) {
-    give_gradients(model_.head(), input, logits, sink, begin);
-  });
 }
 
 /// Of the vocabulary of all ranks.

@@ -48,10 +48,6 @@ struct Tokens {
   std::int64_t rows() const { return sequences * length; }
 };
 
-/// What becomes of the rows of the products of a block, or of the head, after the backward pass: they may be written
-/// over (passing), they stay (kept), or Transformer::repeat_block or repeat_head forms them once more (repeated).
-enum class RowUse { passing, kept, repeated };
-
 /// Sizes and types of a Transformer.
 struct TransformerSettings {
   Architecture architecture;                     ///< of the part of this rank (part_of)
@@ -67,20 +63,20 @@ struct TransformerSettings {
   /// Sinks get the rows of each example (GradientRows::examples): of each sequence, all of `length`. The head is then
   /// applied to whole sequences.
   bool examples = false;
-  std::vector<RowUse> block_rows = {};  ///< by block; empty: passing
-  RowUse head_rows = RowUse::passing;
+  /// Inputs and output gradients of the products stay until the end of the backward pass where that costs no copies
+  /// (keeps_block_rows), those of the head always: for sinks that need them then (privacy.mode = "book_keeping").
+  bool block_rows_stay = false, head_rows_stay = false;
   bool adapters = true;  ///< false: those of the model are left out, it is its base
   AttentionKernels attention = {};
 
   bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }
-  RowUse rows_of(std::size_t block) const { return block < block_rows.size() ? block_rows[block] : RowUse::passing; }
-  /// True if inputs and output gradients of the products of a block stay where they are formed, but gradients before a
-  /// norm of a sublayer's output (GradientRows::inputs_stay). Where activations are formed twice or swapped, blocks
+  /// True if inputs and output gradients of the products of the blocks stay where they are formed, but gradients before
+  /// a norm of a sublayer's output (GradientRows::inputs_stay). Where activations are formed twice or swapped, blocks
   /// share their memory, and sinks copy the rows.
-  bool keeps_rows(std::size_t block) const {
-    return gradients && rows_of(block) == RowUse::kept && memory.recompute == Recompute::none && !swaps();
+  bool keeps_block_rows() const {
+    return gradients && block_rows_stay && memory.recompute == Recompute::none && !swaps();
   }
-  bool keeps_head_rows() const { return gradients && head_rows == RowUse::kept; }
+  bool keeps_head_rows() const { return gradients && head_rows_stay; }
   /// True if products add their bias in bf16 (kernels/language/linear/linear.hpp).
   bool rounds_biases(kernels::Backend backend) const {
     return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 && architecture.model.bias;
@@ -134,7 +130,6 @@ class Transformer {
 
   struct Buffers {
     Buffers(const TransformerSettings&, training::StepArena&);
-    void place_residual_gradients(const TransformerSettings&);
     std::vector<Activations> blocks;
     ActivationSwap::Buffers swap;
     kernels::AnyMatrix sublayer;        ///< [rows, C] output of the last sublayer, to be added to the residual stream
@@ -143,15 +138,14 @@ class Transformer {
     kernels::NormStatistics final_norm;
     std::int64_t head_chunk = 0;  ///< rows
     kernels::AnyMatrix logits;    ///< [rows of a chunk or all, at least Linear::outputs of the head]
-    /// [rows, C] each, and which of them is the gradient of the stream after each sublayer, from the last one on, and
-    /// of the embedding: one that stays is not written over by the next.
+    /// [rows, C] of the residual stream: one that each sublayer overwrites, or where rows stay one after each sublayer,
+    /// from the last one on, and that of the embedding.
     std::vector<kernels::AnyMatrix> residual_gradients;
-    std::vector<std::size_t> residual_places;  ///< [2 layers + 1]
-    kernels::AnyMatrix input_gradient;         ///< [rows, C] of the input of a sublayer, or of the head
-    kernels::AnyMatrix output_gradient;        ///< [rows, C] of the output of a sublayer
-    kernels::AnyMatrix wide_gradient;          ///< [rows, max(D, H d)]
-    kernels::AnyMatrix mixed_gradient;         ///< [rows, H d], of the output of the attention; in `wide_gradient`
-    kernels::AnyMatrix projection_gradient;    ///< [rows, (H + 2 H_kv) d]
+    kernels::AnyMatrix input_gradient;       ///< [rows, C] of the input of a sublayer, or of the head
+    kernels::AnyMatrix output_gradient;      ///< [rows, C] of the output of a sublayer
+    kernels::AnyMatrix wide_gradient;        ///< [rows, max(D, H d)]
+    kernels::AnyMatrix mixed_gradient;       ///< [rows, H d], of the output of the attention; in `wide_gradient`
+    kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
     kernels::Array<float> query_rows, key_rows, temperature_rows;
     kernels::NormSums norm_sums;            ///< of the last norm_backward, [blocks, C] each
     kernels::Array<std::int64_t> examples;  ///< first rows, [kExampleRows, sequences + 1]
@@ -207,12 +201,6 @@ class Transformer {
   void losses_and_gradient(const Tokens&, const float* scale, kernels::Array<float> losses, training::GradientSink&);
   /// After `losses_and_gradient`: everything below the head. `step` as in `forward`.
   void backward(const Tokens&, const kernels::AdamStep* step, training::GradientSink&);
-
-  /// After `backward`, where RowUse is repeated: hands the rows of the products of a block, or of the head, to a sink
-  /// that takes no sums, with the bits and the division into calls of the pass before. Once each, blocks in descending
-  /// order.
-  void repeat_block(std::size_t layer, const Tokens&, const kernels::AdamStep* step, training::GradientSink&);
-  void repeat_head(const Tokens&, const float* scale, kernels::Array<float> losses, training::GradientSink&);
 
   /// After `forward`: logits of all rows, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
   /// next call of this object.
@@ -301,8 +289,6 @@ class Transformer {
   bool drops(const kernels::AdamStep* step) const { return step != nullptr && settings().dropout > 0; }
   template <class EachChunk>
   void head(const Tokens&, const EachChunk&);
-  template <class Take>
-  void head_gradients(const Tokens&, const float* scale, kernels::Array<float> losses, const Take&);
   void cross_entropy(kernels::CrossEntropy, kernels::AnyMatrix logits, kernels::Array<const std::int32_t> targets,
                      kernels::Array<float> losses, bool gradient);
   void start_sum(kernels::AnyMatrix rows);
@@ -334,9 +320,8 @@ class Transformer {
   std::int64_t first_row_ = 0;
   const kernels::AdamStep* step_ = nullptr;
   std::int64_t rows_ = 0;         ///< of its micro-batch
-  std::size_t residual_ = 0;      ///< the present one of buffers_.residual_places
+  std::size_t residual_ = 0;      ///< sublayers that the backward pass has left
   bool keeps_ = false;            ///< rows of the present block or of the head stay
-  bool repeats_ = false;          ///< in repeat_block
   const void* summed_ = nullptr;  ///< the matrix whose sums norm_sums.input holds
   std::optional<ActivationSwap> swap_;
   std::vector<std::int64_t> examples_;  // buffers_.examples on the host

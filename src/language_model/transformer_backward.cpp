@@ -34,7 +34,7 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
                      buffers_.input_gradient.rows_from(0, n), {}, residual_gradient(n), sink);
   for (std::size_t layer = buffers_.blocks.size(); layer-- > 0;) {
     if (swap_) swap_->before_backward(layer);
-    keeps_ = settings_.keeps_rows(layer);
+    keeps_ = settings_.keeps_block_rows();
     recompute(layer, tokens, step);
     backward_mlp(layer, tokens, step, sink);
     backward_attention(layer, tokens, step, sink);
@@ -85,27 +85,6 @@ void Transformer::compute_again(std::size_t layer, const Tokens& tokens, const k
   }
   if (parameters.mlp_post_norm)
     for (const Tokens& part : parts) finish_mlp(layer, part, step);
-}
-
-void Transformer::repeat_block(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step,
-                               GradientSink& sink) {
-  timers_.pass("backward");
-  first_row_ = tokens.first_row;
-  step_ = step;
-  rows_ = tokens.rows();
-  keeps_ = false;
-  repeats_ = true;
-  residual_ = 2 * (buffers_.blocks.size() - 1 - layer);
-  // Where activations of all blocks are kept, the backward pass has written over `hidden` alone, and that of a block
-  // below whose rows stay over `projected`.
-  const bool kept = settings_.memory.recompute == Recompute::none && (layer == 0 || !settings_.keeps_rows(layer - 1));
-  if (kept)
-    for (const Tokens& part : parts(tokens)) transform(layer, part);
-  else
-    compute_again(layer, tokens, step);
-  backward_mlp(layer, tokens, step, sink);
-  backward_attention(layer, tokens, step, sink);
-  repeats_ = false;
 }
 
 void Transformer::backward_mlp(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step,
@@ -196,10 +175,9 @@ void Transformer::backward_attention(std::size_t layer, const Tokens& tokens, co
   }
   const AnyMatrix input = buffers_.input_gradient.rows_from(0, n),
                   attention_input = block.attention_input.rows_from(0, n);
-  if (!repeats_) propagate(parameters.projection, attention_input, gradient, input, sink);
+  propagate(parameters.projection, attention_input, gradient, input, sink);
   give_gradients(parameters.attention_output, block.mixed.rows_from(0, n), output, sink);
   give_gradients(parameters.projection, attention_input, gradient, sink);
-  if (repeats_) return;
   await_sum(input);
   const AnyMatrix residual = residual_gradient(n), next = next_residual_gradient(n);
   if (parameters.attention_norm)
@@ -337,12 +315,12 @@ bool Transformer::stays(const AnyMatrix& gradient) const {
 }
 
 AnyMatrix Transformer::residual_gradient(std::int64_t rows) const {
-  return buffers_.residual_gradients[buffers_.residual_places[residual_]].rows_from(0, rows);
+  const bool stay = buffers_.residual_gradients.size() > 1;
+  return buffers_.residual_gradients[stay ? residual_ : 0].rows_from(0, rows);
 }
 
-/// Of a block whose rows come once more, it takes the place of the present one, which is read for the last time.
 AnyMatrix Transformer::next_residual_gradient(std::int64_t rows) {
-  if (!repeats_) ++residual_;
+  ++residual_;
   return residual_gradient(rows);
 }
 

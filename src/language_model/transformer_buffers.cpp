@@ -5,12 +5,10 @@
 #include <array>
 #include <cmath>
 #include <optional>
-#include <utility>
 
 #include "kernels/gemm/fp8.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "language_model/transformer.hpp"
-#include "privacy/clipping.hpp"
 
 namespace weft::language_model {
 
@@ -117,16 +115,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
                                          const parallel::GridShape& grid, std::int64_t rank) {
   AttentionKernels attention = configuration.attention;
   if (library_attention(configuration)) attention.implementation = configuration.attention_kernels;
-  std::vector<RowUse> uses;  // of the blocks and the head
-  if (configuration.privacy.enabled)
-    for (const privacy::Mode mode : privacy::unit_modes(configuration.privacy, unit_names(architecture)))
-      uses.push_back(mode == privacy::Mode::book_keeping ? RowUse::kept
-                     : mode == privacy::Mode::recompute  ? RowUse::repeated
-                                                         : RowUse::passing);
-  const RowUse head = uses.empty() ? RowUse::passing : uses.back();
-  if (!uses.empty()) uses.pop_back();
-  // Sums that are formed when a block is left need no rows of it afterwards.
-  if (configuration.privacy.sums_by_part()) uses.clear();
+  const bool book_keeping = configuration.privacy.enabled && configuration.privacy.mode == privacy::Mode::book_keeping;
   return {.architecture = part_of(architecture, grid, rank),
           .type = activation_type(configuration),
           .fp8_forward = configuration.fp8_forward,
@@ -136,24 +125,10 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .shortest = configuration.data.shortest(),
           .memory = configuration.memory,
           .examples = configuration.privacy.enabled,
-          .block_rows = std::move(uses),
-          .head_rows = head,
+          // Sums that are formed when a block is left need no rows of it afterwards.
+          .block_rows_stay = book_keeping && !configuration.privacy.sums_by_part(),
+          .head_rows_stay = book_keeping,
           .attention = attention};
-}
-
-/// Of a block whose rows stay, both of its gradients do; of one that is repeated, that of its output.
-void Transformer::Buffers::place_residual_gradients(const TransformerSettings& settings) {
-  const ModelSettings& model = settings.architecture.model;
-  std::size_t place = 0;
-  for (std::size_t layer = blocks.size(); layer-- > 0;)
-    for (const bool of_output : {true, false}) {
-      residual_places.push_back(place);
-      // Products before a norm have other gradients.
-      const bool kept = settings.keeps_rows(layer) && !model.normalises_outputs(),
-                 repeated = settings.rows_of(layer) == RowUse::repeated && of_output;
-      if (kept || repeated) ++place;
-    }
-  residual_places.push_back(place);
 }
 
 Transformer::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena) {
@@ -265,25 +240,24 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   });
   arena.purpose("backward pass");
   if (settings.gradients) {
-    place_residual_gradients(settings);
-    for (std::size_t i = 0; i <= residual_places.back(); ++i) residual_gradients.push_back(take(width));
+    const bool stay = settings.keeps_block_rows();
+    // Products before a norm have other gradients than those of the residual stream.
+    const std::size_t residuals = stay && !model.normalises_outputs() ? 2 * blocks.size() + 1 : 1;
+    while (residual_gradients.size() < residuals) residual_gradients.push_back(take(width));
     input_gradient = take(width);
     if (model.dropout > 0 || model.normalises_outputs()) output_gradient = take(width);
     wide_gradient = take(std::max(model.d_mlp, a.query_width()));
     projection_gradient = take(a.projection_width());
-    bool all_stay = true;
-    for (std::size_t layer = 0; layer < blocks.size(); ++layer) all_stay = all_stay && settings.keeps_rows(layer);
-    // Where all rows stay, those of the last block are in `wide_gradient`.
-    mixed_gradient = all_stay ? take(a.query_width()) : wide_gradient.columns_from(0, a.query_width());
+    // Where rows stay, those of the last block are in `wide_gradient`.
+    mixed_gradient = stay ? take(a.query_width()) : wide_gradient.columns_from(0, a.query_width());
     for (std::size_t layer = 0; layer < blocks.size(); ++layer) {
       Activations& block = blocks[layer];
       block.hidden_gradient = wide_gradient.columns_from(0, model.d_mlp);
       block.projection_gradient = projection_gradient;
-      if (!settings.keeps_rows(layer) || (layer + 1 == blocks.size() && all_stay)) continue;
+      if (!stay || layer + 1 == blocks.size()) continue;
       // Rows that stay lie where the later block, whose backward pass is complete, had its own.
-      const bool last = layer + 1 == blocks.size(), apart = model.mlp == kernels::MlpActivation::gelu;
-      if (apart) block.hidden_gradient = last ? take(model.d_mlp) : blocks[layer + 1].hidden;
-      block.projection_gradient = last ? take(a.projection_width()) : blocks[layer + 1].projected;
+      if (model.mlp == kernels::MlpActivation::gelu) block.hidden_gradient = blocks[layer + 1].hidden;
+      block.projection_gradient = blocks[layer + 1].projected;
     }
     const bool trained = a.lora.rank == 0;
     const bool has_weights = trained && (model.qk_norm == QueryKeyNorm::head || model.qk_norm == QueryKeyNorm::width);

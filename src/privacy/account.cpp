@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
+#include "privacy/sampling.hpp"
 
 namespace weft::privacy {
 namespace {
@@ -207,6 +208,13 @@ void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, 
     make_key(seed, done, ranks);
   }
   plan(done, steps, ranks);
+}
+
+std::vector<std::int64_t> Account::draw(std::int64_t step, const parallel::Communicator& data_ranks) const {
+  const std::vector<std::int64_t> drawn =
+      poisson_sample(key_, static_cast<std::uint64_t>(step), record_.count, sample_rate_);
+  const parallel::Range own = parallel::part(std::ssize(drawn), data_ranks.size(), data_ranks.rank());
+  return {drawn.begin() + own.begin, drawn.begin() + own.end};
 }
 
 void Account::count_step() {

@@ -12,8 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.hpp"
-#include "base/text.hpp"
+#include "kernels/privacy/clipping.hpp"
 #include "kernels/privacy/tiles.hpp"
 #include "kernels/reduce/reduce.hpp"
 
@@ -21,35 +20,8 @@ namespace weft::privacy {
 
 using training::ParameterSpec;
 
-bool is_table(const ClippingShape& shape, std::size_t parameter) {
-  return std::find(shape.tables.begin(), shape.tables.end(), parameter) != shape.tables.end();
-}
-
-std::vector<Mode> unit_modes(const Settings& settings, std::span<const std::string> names) {
-  std::vector<Mode> modes(names.size(), settings.mode);
-  for (const std::string& entry : settings.mode_of) {
-    const auto [name, mode] = read_mode(entry);
-    const auto unit = std::find(names.begin(), names.end(), name);
-    if (unit == names.end())
-      throw collective_error(ExitCode::usage,
-                             "privacy.mode_of names \"{}\" (the model has no part of this name); there are {}",
-                             printable(name), fmt::join(names, ", "));
-    modes[static_cast<std::size_t>(unit - names.begin())] = mode;
-  }
-  return modes;
-}
-
-std::vector<Mode> parameter_modes(const Settings& settings, std::span<const ParameterSpec> specs,
-                                  const ClippingShape& shape) {
-  std::vector<std::string> names;
-  for (const ClippingUnit& unit : shape.units) names.push_back(unit.name);
-  const std::vector<Mode> of_units = unit_modes(settings, names);
-  const bool differ = !shape.units.empty() && settings.mode != Mode::two_pass;
-  std::vector<Mode> modes(specs.size(), differ ? Mode::book_keeping : settings.mode);
-  for (std::size_t unit = 0; unit < of_units.size(); ++unit)
-    for (std::size_t i = shape.units[unit].first; i < shape.units[unit].end; ++i)
-      if (!is_table(shape, i)) modes[i] = of_units[unit];
-  return modes;
+bool ClippingShape::is_table(std::size_t parameter) const {
+  return std::find(tables.begin(), tables.end(), parameter) != tables.end();
 }
 
 std::int64_t padded_rows(const ParameterSpec& spec, std::int64_t out) {
@@ -57,6 +29,19 @@ std::int64_t padded_rows(const ParameterSpec& spec, std::int64_t out) {
 }
 
 namespace {
+
+/// each(first parameter, rows of all, columns) for the matrices of products that take their gradients together.
+template <class Each>
+void for_each_product(std::span<const ParameterSpec> specs, const ClippingShape& shape, const Each& each) {
+  for (std::size_t i = 0; i < specs.size();) {
+    std::int64_t out = specs[i].rows();
+    std::size_t next = i + 1;
+    while (next < specs.size() && !specs[i].group.empty() && specs[next].group == specs[i].group)
+      out += specs[next++].rows();
+    if (specs[i].is_matrix() && !shape.is_table(i)) each(i, out, specs[i].columns());
+    i = next;
+  }
+}
 
 /// Fused kernels are for rows of 16 bits, and have tiles of one size.
 kernels::ProductImplementation norm_products(const Settings& settings, const ClippingShape& shape) {
@@ -71,12 +56,9 @@ std::int64_t norm_tile(const Settings& settings, const ClippingShape& shape) {
 
 }  // namespace
 
-kernels::NormMethod method_of(const Settings& settings, const ParameterSpec& spec, std::int64_t in, std::int64_t out,
-                              const ClippingShape& shape) {
+kernels::NormMethod method_of(const Settings& settings, std::int64_t in, std::int64_t out, const ClippingShape& shape) {
   using kernels::NormAlgorithm;
-  Algorithm algorithm = settings.algorithm;
-  for (const std::string& entry : settings.algorithm_of)
-    if (const auto [name, of_name] = read_algorithm(entry); names(name, spec.name)) algorithm = of_name;
+  const Algorithm algorithm = settings.algorithm;
   const kernels::ProductImplementation products = norm_products(settings, shape);
   if (algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile, products};
   if (algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile, products};
@@ -89,35 +71,17 @@ kernels::NormMethod method_of(const Settings& settings, const ParameterSpec& spe
 
 namespace {
 
-/// Every entry of algorithm_of means the matrix of a product.
-void check_names(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
-  for (const std::string& entry : settings.algorithm_of) {
-    const std::string name = read_algorithm(entry).first;
-    std::vector<std::string> known;
-    bool found = false;
-    for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t, std::int64_t) {
-      known.push_back(specs[parameter].name);
-      found = found || names(name, known.back());
-    });
-    if (!found)
-      throw collective_error(ExitCode::usage,
-                             "privacy.algorithm_of names \"{}\" (no product has a matrix of this name); there are {}",
-                             printable(name), fmt::join(known, ", "));
-  }
-}
-
 std::int64_t workspace_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
                              const ClippingShape& shape) {
   const kernels::ExampleSizes& sizes = shape.examples;
-  const std::vector<Mode> modes = parameter_modes(settings, specs, shape);
   std::int64_t bytes = 0, vectors = 0;
   const auto need = [&](std::int64_t more) { bytes = std::max(bytes, more); };
   for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t held, std::int64_t in) {
-    const kernels::NormMethod method = method_of(settings, specs[parameter], in, held, shape);
+    const kernels::NormMethod method = method_of(settings, in, held, shape);
     for (const std::int64_t out : {held, padded_rows(specs[parameter], held)}) {
       need(kernels::product_norms_workspace(shape.type, shape.type, in, out, sizes, method));
       need(kernels::clipped_product_workspace(shape.type, shape.type, in, out, sizes, settings.products));
-      if (modes[parameter] != Mode::materialise) continue;
+      if (settings.mode != Mode::materialise) continue;
       need(kernels::form_examples_workspace(shape.type, shape.type, in, out, sizes));
       need(kernels::stored_norms_workspace(sizes.examples, in * out));
       need(kernels::lookup_to_examples_workspace(sizes));
@@ -171,45 +135,22 @@ ClipParts::ClipParts(std::span<const ParameterSpec> specs, Scheme scheme) {
   count = parts.size();
 }
 
-const char* to_text(Mode mode) {
-  switch (mode) {
-    case Mode::two_pass:
-      return "two_pass, a second backward pass";
-    case Mode::materialise:
-      return "materialise, gradients of records in bf16";
-    case Mode::recompute:
-      return "recompute, rows are formed again";
-    case Mode::book_keeping:
-    case Mode::automatic:
-      break;
-  }
-  return "book_keeping, rows are kept";
-}
-
-std::string name_of(Mode mode) {
-  const std::string text = to_text(mode);
-  return text.substr(0, text.find(','));
-}
-
 std::string to_text(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
   if (settings.algorithm == Algorithm::naive) return "naive, the gradient of each record";
   std::set<std::string> products;
-  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
-    const kernels::NormMethod method = method_of(settings, specs[parameter], in, out, shape);
+  for_each_product(specs, shape, [&](std::size_t, std::int64_t out, std::int64_t in) {
+    const kernels::NormMethod method = method_of(settings, in, out, shape);
     products.insert(fmt::format("{} x {} {}", out, in, name_of(method.algorithm)));
   });
   return fmt::format("{}", fmt::join(products, ", "));
 }
 
-ProductWork product_work(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape,
-                         const ClippingUnit& unit) {
+ProductWork product_work(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
   ProductWork work;
   const auto examples = static_cast<double>(shape.examples.examples);
-  for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
-    if (parameter < unit.first || parameter >= unit.end) return;
-    const kernels::NormAlgorithm algorithm = method_of(settings, specs[parameter], in, out, shape).algorithm;
+  for_each_product(specs, shape, [&](std::size_t, std::int64_t out, std::int64_t in) {
+    const kernels::NormAlgorithm algorithm = method_of(settings, in, out, shape).algorithm;
     const double elements = static_cast<double>(in) * static_cast<double>(out);
-    ++work.products;
     (algorithm == kernels::NormAlgorithm::direct ? work.direct : work.gram) +=
         examples * kernels::norm_cost(algorithm, in, out, shape.examples.most_rows, norm_tile(settings, shape));
     work.operations += 2 * static_cast<double>(shape.examples.rows) * elements;
@@ -227,10 +168,9 @@ std::int64_t gathered_bytes(const Settings& settings, std::span<const ParameterS
 
 // --- Memory ---------------------------------------------------------------------------------------------------------
 
-Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape,
-                           training::StepArena& arena) {
+ClippingBuffers::ClippingBuffers(const Settings& settings, std::span<const ParameterSpec> specs,
+                                 const ClippingShape& shape, training::StepArena& arena) {
   arena.purpose("clipping");
-  check_names(settings, specs, shape);
   const std::int64_t examples = shape.examples.examples, rows = shape.examples.rows;
   if (settings.algorithm == Algorithm::naive) {
     squares = arena.take<double>(largest_rows(specs));
@@ -241,30 +181,28 @@ Clipping::Buffers::Buffers(const Settings& settings, std::span<const ParameterSp
   const auto parts = static_cast<std::int64_t>(ClipParts(specs, settings.scheme).count);
   norms = arena.take<double>((parts + 1) * examples);
   factors = arena.take<float>(parts * examples);
-  const std::vector<Mode> modes = parameter_modes(settings, specs, shape);
-  const bool keeps = std::find(modes.begin(), modes.end(), Mode::book_keeping) != modes.end();
   std::int64_t in_vectors = 0, in_products = 0;
   for (const ParameterSpec& spec : specs)
     if (!spec.is_matrix()) in_vectors += spec.elements();
   for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
     // `out` is that of all matrices which take their gradients together.
-    if (modes[parameter] == Mode::materialise) in_products += padded_rows(specs[parameter], out) * in;
+    if (settings.mode == Mode::materialise) in_products += padded_rows(specs[parameter], out) * in;
   });
   vectors = arena.take<float>(examples * in_vectors);
   partial = arena.take<float>(examples * partial_elements(specs, shape));
-  if (shape.tied && modes[*shape.tied] != Mode::materialise)
+  if (shape.tied && settings.mode != Mode::materialise)
     tied_rows = arena.take<float>(rows * specs[*shape.tied].columns());
   stored = arena.take<kernels::bf16>(examples * in_products);
-  const std::int64_t kept_columns = keeps || settings.release == Release::end ? shape.kept_columns : 0;
+  const bool keeps = settings.mode == Mode::book_keeping || settings.release == Release::end;
   // The head comes in chunks of whole examples, each with its own copies.
   const auto copies = 2 * (static_cast<std::int64_t>(specs.size()) + examples);
-  if (kept_columns > 0)
-    kept = arena.take<std::byte>(kept_columns * rows * kernels::bytes_of(shape.type) + kKeptAlignment * copies);
+  if (keeps && shape.kept_columns > 0)
+    kept = arena.take<std::byte>(shape.kept_columns * rows * kernels::bytes_of(shape.type) + kKeptAlignment * copies);
   workspace = arena.take<std::byte>(workspace_bytes(settings, specs, shape));
 }
 
-std::int64_t Clipping::own_bytes(const Settings& settings, std::span<const ParameterSpec> specs,
-                                 const parallel::GridShape& grid, const ClippingShape& shape) {
+std::int64_t own_bytes(const Settings& settings, std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
+                       const ClippingShape& shape) {
   return settings.algorithm == Algorithm::naive
              ? training::AccumulatingSink::bytes(specs, grid, grid.ranks() - 1, shape.examples.rows * shape.sum_rows)
              : 0;

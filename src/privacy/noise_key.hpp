@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The secret from which a private run draws its noise and its batches: who knows it can subtract the noise. It is kept
-// in the checkpoint, in a file that its owner alone can read, and is never printed.
+// The secret from which a private run draws its noise and its batches: anyone who knows it can subtract the noise. It
+// is kept in the checkpoint, in a file that its owner alone can read, and is never printed.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,13 @@
 #include "privacy/settings.hpp"
 
 namespace weft::privacy {
+
+/// What a private step adds to the sum of the clipped gradients, and divides it by.
+struct Noise {
+  kernels::NoiseKey key = {};
+  double multiplier = 0;  ///< standard deviation / privacy.clip
+  double expected = 1;    ///< records of a step: the public expectation, never the number that was drawn
+};
 
 /// 256 bits from the operating system, or for KeySource::test of `seed` and `step`, after which the key is used. Throws
 /// Error(io) if the system has none.

@@ -3,9 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
-#include "base/text.hpp"
 #include "dataset/settings.hpp"
 #include "dataset/tokens/settings.hpp"
 #include "input/schema.hpp"
@@ -26,13 +23,9 @@ const std::string kChangedData =
 
 /// A key that the others leave without effect.
 std::string without_effect(const Settings& privacy) {
-  const bool naive = privacy.algorithm == Algorithm::naive,
-             stores = privacy.mode == Mode::materialise && privacy.mode_of.empty();
-  const bool of_matrix = !privacy.algorithm_of.empty();
+  const bool naive = privacy.algorithm == Algorithm::naive, stores = privacy.mode == Mode::materialise;
   if (naive)
     if (const char* key = privacy.mode != Mode::automatic     ? "mode"
-                          : !privacy.mode_of.empty()          ? "mode_of"
-                          : of_matrix                         ? "algorithm_of"
                           : privacy.tile > 0                  ? "tile"
                           : privacy.release != Release::eager ? "release"
                                                               : nullptr)
@@ -41,35 +34,11 @@ std::string without_effect(const Settings& privacy) {
           "sums it at once); leave it out",
           key);
   if (stores)
-    if (const char* key = privacy.algorithm != Algorithm::automatic ? "algorithm"
-                          : of_matrix                               ? "algorithm_of"
-                          : privacy.tile > 0                        ? "tile"
-                                                                    : nullptr)
+    if (const char* key = privacy.algorithm != Algorithm::automatic ? "algorithm" : privacy.tile > 0 ? "tile" : nullptr)
       return fmt::format(
           "privacy.{} has no effect with privacy.mode = \"materialise\" (norms are those of the stored gradients of "
           "records); leave it out",
           key);
-  return {};
-}
-
-/// Why single blocks cannot have modes of their own.
-std::string obstacle_to_modes(const Settings& privacy) {
-  for (const std::string& entry : privacy.mode_of)
-    if (read_mode(entry).second == Mode::automatic)
-      return fmt::format(
-          "privacy.mode_of has the entry \"{}\" (each is a block or the head and its mode); write \"NAME: "
-          "book_keeping\", \"NAME: materialise\" or \"NAME: recompute\"",
-          printable(entry));
-  if (!privacy.mode_of.empty() && privacy.mode == Mode::two_pass)
-    return "privacy.mode_of with privacy.mode = \"two_pass\" (the second pass forms the rows of the whole model "
-           "again); "
-           "take mode = \"recompute\", which forms those of single blocks again";
-  if (privacy.release == Release::end && (!privacy.mode_of.empty() || privacy.mode == Mode::recompute))
-    return fmt::format(
-        "privacy.release = \"end\" with privacy.{} (it keeps the rows of all blocks until the end of the backward "
-        "pass, "
-        "so that nothing is saved); leave it out",
-        privacy.mode == Mode::recompute ? "mode = \"recompute\"" : "mode_of");
   return {};
 }
 
@@ -101,49 +70,14 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
         "for shuffled or fixed batches their epsilon would be too small); take \"poisson\"",
         privacy.sampling);
   });
-  schema.rule({"privacy.algorithm_of"}, [&privacy]() -> std::string {
-    for (const std::string& entry : privacy.algorithm_of)
-      if (read_algorithm(entry).second == Algorithm::automatic)
-        return fmt::format(
-            "privacy.algorithm_of has the entry \"{}\" (each is a matrix and its algorithm); write \"NAME: "
-            "input_length\" or \"NAME: width\"",
-            printable(entry));
-    return {};
-  });
-  schema.rule({"privacy.algorithm", "privacy.mode", "privacy.mode_of", "privacy.algorithm_of", "privacy.tile",
-               "privacy.release"},
+  schema.rule({"privacy.algorithm", "privacy.mode", "privacy.tile", "privacy.release"},
               [&privacy] { return privacy.enabled ? without_effect(privacy) : std::string(); });
-  schema.rule({"privacy.mode_of", "privacy.mode", "privacy.release"},
-              [&privacy] { return obstacle_to_modes(privacy); });
 }
 
 }  // namespace
 
-std::pair<std::string, Algorithm> read_algorithm(const std::string& entry) {
-  const std::size_t colon = entry.find(": ");
-  if (colon == std::string::npos || colon == 0) return {entry, Algorithm::automatic};
-  const std::string name = entry.substr(0, colon), algorithm = entry.substr(colon + 2);
-  return {name, algorithm == "input_length" ? Algorithm::input_length
-                : algorithm == "width"      ? Algorithm::width
-                                            : Algorithm::automatic};
-}
-
-std::pair<std::string, Mode> read_mode(const std::string& entry) {
-  const std::size_t colon = entry.find(": ");
-  if (colon == std::string::npos || colon == 0) return {entry, Mode::automatic};
-  const std::string name = entry.substr(0, colon), mode = entry.substr(colon + 2);
-  return {name, mode == "book_keeping"  ? Mode::book_keeping
-                : mode == "materialise" ? Mode::materialise
-                : mode == "recompute"   ? Mode::recompute
-                                        : Mode::automatic};
-}
-
-bool names(std::string_view name, std::string_view parameter) {
-  return parameter == name || parameter.substr(std::min(parameter.find('/'), parameter.size() - 1) + 1) == name;
-}
-
 // A resumed run must not change what its guarantee depends on: such keys are neither changeable nor free. algorithm,
-// mode, mode_of, tile, products, overlap and release change speed, memory and rounding only.
+// mode, tile, products, overlap and release change speed, memory and rounding only.
 void add_keys(input::Schema& schema, Settings& privacy) {
   schema.table("privacy", "Differentially private training: the gradient of each record is clipped, noise is added.");
   schema
@@ -180,28 +114,19 @@ void add_keys(input::Schema& schema, Settings& privacy) {
            "comparison)")
       .changeable();
   schema
-      .add("privacy.algorithm_of", privacy.algorithm_of,
-           "the algorithm of single matrices, as \"NAME: input_length\" or \"NAME: width\". NAME: of the matrix, or "
-           "what follows its block (\"mlp/up/weight\": of every block); of matrices that are multiplied together, the "
-           "first")
+      .add("privacy.mode", privacy.mode,
+           {{"auto", Mode::automatic},
+            {"book_keeping", Mode::book_keeping},
+            {"two_pass", Mode::two_pass},
+            {"materialise", Mode::materialise}},
+           "where the clipped sum comes from: gradients of the records of a micro-batch in bf16 (materialise), kept "
+           "inputs and output gradients of all layers (book_keeping), or a second pass (two_pass); auto: the first of "
+           "these that fits the memory (a transcoder: of the last two)")
+      .retired_value("recompute", "take \"auto\", or \"two_pass\", which takes least memory")
       .changeable();
-  schema
-      .add(
-          "privacy.mode", privacy.mode,
-          {{"auto", Mode::automatic},
-           {"book_keeping", Mode::book_keeping},
-           {"two_pass", Mode::two_pass},
-           {"materialise", Mode::materialise},
-           {"recompute", Mode::recompute}},
-          "where the clipped sum comes from: kept inputs and output gradients of all layers (book_keeping), a second "
-          "pass (two_pass), gradients of the records of a micro-batch in bf16 (materialise), rows of one block after "
-          "the other that are formed again (recompute); auto: for each block the fastest by sizes that fits the memory")
-      .changeable();
-  schema
-      .add("privacy.mode_of", privacy.mode_of,
-           "the mode of single blocks and of the head, as \"block_3: recompute\" or \"head: materialise\": of "
-           "book_keeping, materialise and recompute. Of an entry of the same name the last one holds")
-      .changeable();
+  schema.retired("privacy.mode_of", "privacy.mode holds for all blocks and the head; leave it out");
+  schema.retired("privacy.algorithm_of",
+                 "privacy.algorithm = \"auto\" takes the cheaper algorithm of each matrix; leave it out");
   schema
       .add("privacy.tile", privacy.tile,
            "positions that the norm kernels take at a time, which are then those of products = \"library\"; 0 = "

@@ -8,9 +8,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
-#include <utility>
-#include <vector>
 
 #include "device/settings.hpp"
 #include "kernels/privacy/clipping.hpp"
@@ -37,9 +34,8 @@ using kernels::ClipFunction;
 /// its rows (width), by the cheaper of both per layer (automatic), or from the whole gradient of each record (naive).
 enum class Algorithm { automatic, input_length, width, naive };
 /// Where the clipped sum comes from: rows kept until the factors are known (book_keeping; Bu et al. 2022,
-/// arXiv:2210.00038), a second backward pass (two_pass), the gradient of each record (materialise), or rows of one
-/// block after the other that are formed again (recompute).
-enum class Mode { automatic, book_keeping, two_pass, materialise, recompute };
+/// arXiv:2210.00038), a second backward pass (two_pass), or the gradient of each record (materialise).
+enum class Mode { automatic, book_keeping, two_pass, materialise };
 /// What is clipped: the whole gradient to C, or K parts to C / sqrt(K) each, so that their norms together are at most
 /// C: a part per parameter (per_layer) or per block (group).
 enum class Scheme { flat, per_layer, group };
@@ -60,10 +56,8 @@ struct Settings {
   double clip = 1;              ///< C, the largest norm of a record's contribution
   std::string sampling = "poisson";
   Algorithm algorithm = Algorithm::automatic;
-  std::vector<std::string> algorithm_of = {};  ///< "NAME: input_length" or "NAME: width", of single matrices
   Mode mode = Mode::automatic;
-  std::vector<std::string> mode_of = {};  ///< "NAME: mode" of single blocks and the head; not two_pass
-  std::int64_t tile = 0;                  ///< positions per tile of the norm kernels; 0: automatic
+  std::int64_t tile = 0;  ///< positions per tile of the norm kernels; 0: automatic
   Scheme scheme = Scheme::flat;
   ClipFunction clip_function = ClipFunction::abadi;
   AccountantKind accountant = AccountantKind::prv;
@@ -75,17 +69,10 @@ struct Settings {
   KeySource noise_key = KeySource::system;
   /// The factors of a part are known when the backward pass leaves it: its rows need not be kept until the end.
   bool sums_by_part() const {
-    return scheme != Scheme::flat && mode == Mode::book_keeping && mode_of.empty() && release == Release::eager;
+    return scheme != Scheme::flat && mode == Mode::book_keeping && release == Release::eager;
   }
   std::int64_t record_rows = 0;  ///< of a transcoder with Unit::sequence: rows of a record; 0: not given
 };
-
-/// NAME and algorithm of an entry of algorithm_of. Algorithm::automatic: the entry has another form.
-std::pair<std::string, Algorithm> read_algorithm(const std::string& entry);
-/// NAME and mode of an entry of mode_of. Mode::automatic: the entry has another form.
-std::pair<std::string, Mode> read_mode(const std::string& entry);
-/// True if NAME means this parameter: its name, or the part after the block ("mlp/up/weight": that of every block).
-bool names(std::string_view name, std::string_view parameter);
 
 /// Keys of the table and the conditions between them, bound to the settings, which must outlive the schema.
 void add_keys(input::Schema&, Settings&);

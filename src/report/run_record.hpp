@@ -6,7 +6,7 @@
 //
 //   build.{version,revision,modified,compiler,build_type,cuda}   libraries.*   ranks
 //   hosts[].{host,device,ranks[],cpus[]} input.<table>.<key>   device.peak_bytes   timings.<phase>.{min,mean,max,count}
-//   clipping.{mode,mode_of}   of private training of a language model: what mode = "auto" has chosen
+//   clipping.mode             of private training of a language model: what privacy.mode = "auto" has chosen
 //   result.{step,tokens,tokens_per_second,train,validation,recovery}   exit.{code,reason}   start_number
 //
 // exit.code is null while the run is active; start_number counts the starts of the run from 1. Not thread-safe, unless

@@ -31,12 +31,14 @@ ParameterUpdate::ParameterUpdate(const Parameters& parameters, AccumulatingSink&
   if (parameters.moments() == Moments::on_host) state_.emplace(execution, buffers_.state);
 }
 
-void ParameterUpdate::form_norm(kernels::StepFlags* flags, const std::function<void()>& change) {
+void ParameterUpdate::reduce() {
   exchange_.reduce();
   if (const kernels::Array<float> partial = gradients_.partial_vectors(); tensor_ != nullptr && partial.size > 0)
     kernels::sum_rows(
         execution_, {tensor_->gather(partial, "gradients").data, tensor_->size(), partial.size, partial.size}, partial);
-  if (change) change();
+}
+
+void ParameterUpdate::form_norm(kernels::StepFlags* flags) {
   device::zero(execution_, buffers_.squares);
   const kernels::Matrix<const float> matrices = gradients_.matrix_rows(), vectors = gradients_.vector_rows();
   kernels::add_row_norms(execution_, matrices, {buffers_.squares.data, matrices.rows});

@@ -2,6 +2,7 @@
 //
 // The update of all parameters from gradients in memory (AccumulatingSink): norm, finiteness, clipping, AdamW.
 //
+//   update.reduce();            // sums over the ranks
 //   update.form_norm(flags);    // |g|², fp64 sums in a fixed order; flags a gradient that is not finite
 //   runner.guard(flags);        // StepRunner: withholds the step
 //   update.apply(constants);    // clips by the norm of this step, then updates
@@ -43,10 +44,11 @@ class ParameterUpdate {
                   const kernels::Execution&, Buffers&&, bool overlap = false, TensorAxis* tensor = nullptr,
                   GatheredWeights gathered = GatheredWeights::all);
 
-  /// First the gradients of all ranks of the data axis are added up, and partial ones of the tensor axis.
-  /// *flags.not_finite |= 1 if a gradient is not finite, on all ranks. `change`: changes the sums in the owned rows and
-  /// the vectors before their norm is taken, the vectors alike on all ranks. Collective.
-  void form_norm(kernels::StepFlags* flags, const std::function<void()>& change = {});
+  /// Adds up the gradients of all ranks of the data axis, and partial ones of the tensor axis: in owned rows and in the
+  /// vectors. Collective.
+  void reduce();
+  /// *flags.not_finite |= 1 if a gradient is not finite, on all ranks. Collective.
+  void form_norm(kernels::StepFlags* flags);
   /// No effect if the step is withheld. Weights of rows that other ranks own arrive in the next step (DataParallel).
   /// Collective. `scale`: of the loss whose gradients these are; null: it is not scaled.
   /// `own`: true for a vector that it has updated itself, from this gradient.

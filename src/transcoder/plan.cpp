@@ -10,6 +10,7 @@
 #include "checkpoint/writer.hpp"
 #include "dataset/activations/loader.hpp"
 #include "kernels/slow_paths.hpp"
+#include "privacy/mode_choice.hpp"
 #include "report/format.hpp"
 #include "transcoder/evaluation.hpp"
 #include "transcoder/private/trainer.hpp"
@@ -97,6 +98,23 @@ std::string too_large(const Configuration& configuration, const dataset::Descrip
           (by_count ? "" : " or transcoder.capacity (0 is room for all features)"));
 }
 
+privacy::ModeChoice mode_choice(const Configuration& configuration, const dataset::Description& description,
+                                const parallel::GridShape& grid) {
+  privacy::ModeChoice choice;
+  Configuration with = configuration;
+  std::vector<privacy::Mode> modes = {privacy::Mode::book_keeping, privacy::Mode::two_pass};
+  // Never chosen: records of few rows are faster in the other modes.
+  if (configuration.privacy.mode == privacy::Mode::materialise) modes.push_back(privacy::Mode::materialise);
+  for (const privacy::Mode mode : modes) {
+    with.privacy.mode = mode;
+    choice.bytes.emplace_back(mode, plan(with, description, grid).device_total());
+  }
+  const double memory = configuration.device.memory;
+  choice.limit = memory > 0 ? static_cast<std::int64_t>(1e9 * memory) : choice.bytes.front().second;
+  choice.reason = memory > 0 ? "the first that fits device.memory" : "the faster one";
+  return choice;
+}
+
 /// Advice is given when a grid sends this many times the bytes of the best.
 constexpr double kNoticeably = 1.1;
 
@@ -105,8 +123,8 @@ constexpr double kNoticeably = 1.1;
 std::int64_t Plan::device_total() const { return total(device); }
 std::int64_t Plan::host_total() const { return total(host); }
 
-Plan plan(const Configuration& configuration, const dataset::Description& description,
-          const parallel::GridShape& grid) {
+Plan plan(const Configuration& given, const dataset::Description& description, const parallel::GridShape& grid) {
+  const Configuration configuration = with_private_mode(given, description, grid);
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   Plan plan;
   plan.shape = shape_of(configuration.transcoder, description.n_layers, description.d_model);
@@ -187,6 +205,33 @@ std::string lacks_host_memory(const Configuration& configuration, const dataset:
                               const parallel::GridShape& grid, std::int64_t available, const std::string& limit) {
   if (available == 0 || host_need(plan(configuration, description, grid)) <= available) return {};
   return too_large(configuration, description, grid, host_need, available, fmt::format("of host memory ({})", limit));
+}
+
+Configuration with_private_mode(const Configuration& given, const dataset::Description& description,
+                                const parallel::GridShape& grid) {
+  Configuration configuration = given;
+  privacy::Settings& settings = configuration.privacy;
+  if (settings.enabled && settings.mode == privacy::Mode::automatic && settings.algorithm != privacy::Algorithm::naive)
+    settings.mode = mode_choice(given, description, grid).chosen();
+  return configuration;
+}
+
+std::string private_text(const Configuration& configuration, const dataset::Description& train,
+                         const parallel::GridShape& grid) {
+  const std::int64_t rows = record_rows(configuration);
+  std::string text;
+  if (train.n_rows > 0) {
+    const RecordTable records(train, rows);
+    text += fmt::format(
+        "  private: {} records of at most {} row{}, each in a step with probability {:.4g}: {:g} expected\n",
+        report::grouped(records.count()), rows, rows == 1 ? "" : "s", sample_rate(configuration, records),
+        expected_records(configuration));
+  }
+  if (configuration.privacy.algorithm != privacy::Algorithm::naive)
+    text += mode_choice(configuration, train, grid).text(configuration.privacy);
+  const Shape shape = shape_of(configuration.transcoder, train.n_layers, train.d_model);
+  return text + fmt::format("  norms: {}\n", privacy::to_text(configuration.privacy, parameter_specs(shape),
+                                                              clipping_shape(configuration, shape)));
 }
 
 std::string grid_advice(const Plan& plan) {

@@ -53,6 +53,12 @@ std::string lacks_host_memory(const Configuration&, const dataset::Description&,
 std::int64_t micro_tokens_that_fit(const Configuration&, const dataset::Description&, const parallel::GridShape&,
                                    std::int64_t available);
 
+/// The configuration of a private run with the mode that privacy.mode = "auto" means: book_keeping, or two_pass where
+/// that alone fits device.memory. Records have few rows, whose norms cost less than gradients of their own would.
+Configuration with_private_mode(const Configuration&, const dataset::Description&, const parallel::GridShape&);
+/// Lines for the plan of a private run: records, mode and memory, algorithms.
+std::string private_text(const Configuration&, const dataset::Description& train, const parallel::GridShape&);
+
 /// A warning when another grid of as many ranks would send clearly less per step; otherwise "".
 std::string grid_advice(const Plan&);
 

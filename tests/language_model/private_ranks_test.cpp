@@ -80,9 +80,8 @@ TEST_CASE("the clipped sum is that of one rank, in every mode and on every grid"
         Case{"algorithm = \"naive\"\n", "preset = \"llama\"\nqk_norm = \"head\"\n"},
         Case{"mode = \"two_pass\"\n", "qk_norm = \"scaled\"\ntied = false\nnorm_position = \"post\"\n"},
         Case{"mode = \"book_keeping\"\nscheme = \"group\"\n"},
-        Case{"mode = \"recompute\"\n", "preset = \"llama\"\nqk_norm = \"head\"\n"},
-        Case{"mode_of = [\"block_0: recompute\", \"head: materialise\"]\n"},
-        Case{"mode_of = [\"block_0: materialise\", \"head: recompute\"]\nscheme = \"group\"\n", "tied = false\n"},
+        Case{"mode = \"two_pass\"\n", "preset = \"llama\"\nqk_norm = \"head\"\n"},
+        Case{"mode = \"materialise\"\nscheme = \"group\"\n", "tied = false\n"},
         Case{"mode = \"materialise\"\n", "tied = false\nmlp = \"relu2\"\n"},
         Case{"mode = \"book_keeping\"\nscheme = \"per_layer\"\nrelease = \"end\"\n",
              "preset = \"llama\"\nqk_norm = \"head\"\nlogit_softcap = 8\n"},
@@ -105,9 +104,7 @@ TEST_CASE("the clipped sum is that of one rank, in every mode and on every grid"
 TEST_CASE("sums that are exchanged while others are formed have the same bits") {
   for (const std::int64_t tensor : tensor_sizes())
     for (const std::string privacy : {"mode = \"two_pass\"\n", "mode = \"book_keeping\"\n", "mode = \"materialise\"\n",
-                                      "mode = \"book_keeping\"\nscheme = \"group\"\n",
-                                      "mode_of = [\"block_0: book_keeping\", \"block_1: recompute\", "
-                                      "\"head: materialise\"]\n"}) {
+                                      "mode = \"book_keeping\"\nscheme = \"group\"\n"}) {
       CAPTURE(tensor);
       CAPTURE(privacy);
       const auto sum = [&](bool overlap) {
@@ -176,7 +173,7 @@ TEST_CASE("the plan is what the largest rank takes") {
 }
 
 TEST_CASE("noise is that of one rank, drawn once per update, and all ranks keep the same parameters") {
-  const Trainer::Noise noise{.key = {9, 8, 7, 6, 5, 4, 3, 2}, .multiplier = 1, .expected = 4};
+  const privacy::Noise noise{.key = {9, 8, 7, 6, 5, 4, 3, 2}, .multiplier = 1, .expected = 4};
   const parallel::Communicator alone = testing::world().all().split(testing::world().rank(), 0);
   for (const std::int64_t tensor : tensor_sizes())
     for (const char* const model : {"", "preset = \"llama\"\nqk_norm = \"head\"\n"}) {

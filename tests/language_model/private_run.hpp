@@ -40,7 +40,6 @@ struct PrivateRun {
         arithmetic{device::planned_backend(device_settings(settings)), execution().stream},
         trainer(settings, {settings.language_model, kPrivateVocabulary, settings.data.sequence}, grid, arithmetic) {
     trainer.initialise();
-    trainer.set_noise({});
     // Gradients of all parameters well above rounding; the gains of norms not all alike.
     const training::Parameters& parameters = trainer.model().parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -3,6 +3,8 @@
 // Table [privacy]: what enables it, and that each option that would break the guarantee is refused with its reason.
 #include "privacy/settings.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "input/read.hpp"
 #include "language_model/settings.hpp"
@@ -100,29 +102,24 @@ TEST_CASE("what couples records, or depends on private data without noise, is re
     check_refused(std::string("[privacy]\n") + without_effect, "no effect");
 }
 
-TEST_CASE("the mode of a block is given by its name; modes that exclude one another are refused") {
-  check_refused("[privacy]\nmode_of = [\"block_1\"]\n", "each is a block or the head and its mode");
-  check_refused("[privacy]\nmode_of = [\"block_1: two_pass\"]\n", "each is a block or the head and its mode");
-  check_refused("[privacy]\nmode = \"two_pass\"\nmode_of = [\"head: recompute\"]\n", "the whole model again");
-  check_refused("[privacy]\nrelease = \"end\"\nmode_of = [\"head: recompute\"]\n", "nothing is saved");
-  check_refused("[privacy]\nrelease = \"end\"\nmode = \"recompute\"\n", "nothing is saved");
-  check_refused("[privacy]\nalgorithm = \"naive\"\nmode_of = [\"head: recompute\"]\n", "has no effect");
-  const auto [name, mode] = read_mode("block_1: recompute");
-  CHECK(name == "block_1");
-  CHECK(mode == Mode::recompute);
-}
-
-TEST_CASE("the algorithm of a matrix is given by its name, with its block or for every block") {
-  check_refused("[privacy]\nalgorithm_of = [\"mlp/up/weight\"]\n", "each is a matrix and its algorithm");
-  check_refused("[privacy]\nalgorithm_of = [\"mlp/up/weight: naive\"]\n", "each is a matrix and its algorithm");
-  check_refused("[privacy]\nalgorithm = \"naive\"\nalgorithm_of = [\"mlp/up/weight: width\"]\n", "has no effect");
-  const auto [name, algorithm] = read_algorithm("block_0/mlp/up/weight: input_length");
-  CHECK(name == "block_0/mlp/up/weight");
-  CHECK(algorithm == Algorithm::input_length);
-  CHECK(names("block_0/mlp/up/weight", "block_0/mlp/up/weight"));
-  CHECK(names("mlp/up/weight", "block_12/mlp/up/weight"));
-  CHECK(!names("up/weight", "block_12/mlp/up/weight"));
-  CHECK(!names("block_1/mlp/up/weight", "block_12/mlp/up/weight"));
+TEST_CASE("keys and modes of earlier versions are errors that say what to use, and inputs of checkpoints are read") {
+  const std::string text = kPrivate + "mode = \"recompute\"\nmode_of = [\"block_0: materialise\"]\nalgorithm_of = []\n";
+  const std::string message = problem(text);
+  CAPTURE(message);
+  for (const char* part : {"mode = \"recompute\" is of an earlier version; take \"auto\", or \"two_pass\"",
+                           "unknown key \"mode_of\" in [privacy] (of an earlier version); privacy.mode holds",
+                           "unknown key \"algorithm_of\" in [privacy] (of an earlier version); privacy.algorithm"})
+    CHECK(message.find(part) != std::string::npos);
+  language_model::Configuration configuration;
+  const input::Schema keys = language_model::schema(configuration);
+  input::read(keys, text, "manifest.json", {}, input::Writer::checkpoint);
+  CHECK(configuration.privacy.enabled);
+  CHECK(configuration.privacy.mode == Mode::automatic);
+  // Resumed with "auto": a change that has to be accepted.
+  const std::vector<input::Change> changes = input::changed_keys(keys, text, "manifest.json");
+  CHECK(std::any_of(changes.begin(), changes.end(), [](const input::Change& change) {
+    return change.path == "privacy.mode" && change.resume == input::Resume::changeable;
+  }));
 }
 
 }  // namespace weft::privacy

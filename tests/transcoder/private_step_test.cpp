@@ -151,7 +151,7 @@ TEST_CASE("a record that is not finite is left out, and the others are not chang
 TEST_CASE("noise is that of one rank, drawn once per update, and steps give the parameters of one rank") {
   for (const PrivateVariant& variant : {kVariants[0], kVariants[4]}) {
     CAPTURE(variant.keys);
-    const PrivateTrainer::Noise noise{.key = {9, 8, 7, 6, 5, 4, 3, 2}, .multiplier = 1.5, .expected = 4};
+    const privacy::Noise noise{.key = {9, 8, 7, 6, 5, 4, 3, 2}, .multiplier = 1.5, .expected = 4};
     const Configuration settings = private_configuration(variant.keys, kSequence);
     const parallel::Communicator alone = testing::world().all().split(testing::world().rank(), 0);
     PrivateSteps together(settings, testing::world().all()), single(settings, alone);

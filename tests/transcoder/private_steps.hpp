@@ -29,6 +29,7 @@ inline double random_normal(std::uint64_t stream, std::int64_t index) {
 }
 
 /// `model`: keys of [transcoder]; `privacy`: of [privacy], clip = 0.8 unless it says otherwise; `more`: other tables.
+/// The mode "auto" is book_keeping, as for a run without device.memory (with_private_mode).
 inline Configuration private_configuration(const std::string& model, const std::string& privacy = "",
                                            const std::string& more = "") {
   Configuration read;
@@ -40,6 +41,8 @@ inline Configuration private_configuration(const std::string& model, const std::
                   privacy + (privacy.find("clip =") == std::string::npos ? "clip = 0.8\n" : "") +
                   "[optimizer]\nlearning_rate = 1e-2\n" + more,
               "test.toml");
+  if (read.privacy.mode == privacy::Mode::automatic && read.privacy.algorithm != privacy::Algorithm::naive)
+    read.privacy.mode = privacy::Mode::book_keeping;
   return read;
 }
 
@@ -58,7 +61,6 @@ struct PrivateSteps {
         trainer(settings, shape_of(settings.transcoder, kPrivateLayers, kPrivateWidth), normalisation(), statistics(),
                 grid, execution(), kernels::Scalar::fp32) {
     trainer.initialise();
-    trainer.set_noise({});
     // Gradients of all parameters well above rounding.
     const training::Parameters& parameters = trainer.model().parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {

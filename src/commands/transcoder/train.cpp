@@ -74,7 +74,7 @@ int train(const Request& request, const parallel::World& world) {
   const transcoder::Plan plan = transcoder::plan(configuration, data.train, shape);
   const std::string plan_text =
       transcoder::to_text(plan, configuration) +
-      (configuration.privacy.enabled ? transcoder::private_text(configuration, plan.shape, data.train) : "");
+      (configuration.privacy.enabled ? transcoder::private_text(configuration, data.train, shape) : "");
   if (const std::string advice = transcoder::grid_advice(plan);
       !advice.empty() && !configuration.privacy.enabled && world.is_root())
     log::warning("{}", advice);

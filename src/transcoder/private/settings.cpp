@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "report/format.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -65,11 +64,6 @@ std::string refusal(const Configuration& configuration) {
         "{} with privacy.enabled (private steps form the gradients of records for plain cross-layer and per-layer "
         "decoders in fp32 only); leave it out",
         missing);
-  if (!configuration.privacy.mode_of.empty() || configuration.privacy.mode == privacy::Mode::recompute)
-    return fmt::format(
-        "privacy.{} of a transcoder (the rows of encoder and decoder are formed in one pass); take mode = "
-        "\"two_pass\", which forms them twice",
-        configuration.privacy.mode_of.empty() ? "mode = \"recompute\"" : "mode_of");
   if (configuration.optimizer.clip_norm > 0 && configuration.optimizer.clip_mode != optimizer::ClipMode::exact)
     return "optimizer.clip_mode = \"previous\" with privacy.enabled (a private step has its gradient in memory before "
            "the update, so the exact norm costs no further pass); take \"exact\"";
@@ -158,13 +152,6 @@ double sample_rate(const Configuration& configuration, const RecordTable& record
   return rate;
 }
 
-privacy::Settings private_settings(const Configuration& configuration) {
-  privacy::Settings settings = configuration.privacy;
-  if (settings.mode == privacy::Mode::automatic && settings.algorithm != privacy::Algorithm::naive)
-    settings.mode = privacy::Mode::book_keeping;
-  return settings;
-}
-
 privacy::ClippingShape clipping_shape(const Configuration& configuration, const Shape& shape) {
   const std::int64_t rows = private_micro_rows(configuration), of_record = record_rows(configuration);
   privacy::ClippingShape clipping{.examples = {.examples = rows / of_record, .most_rows = of_record, .rows = rows}};
@@ -177,22 +164,6 @@ privacy::ClippingShape clipping_shape(const Configuration& configuration, const 
 Shape private_shape(Shape shape) {
   shape.vectors_everywhere = true;
   return shape;
-}
-
-std::string private_text(const Configuration& configuration, const Shape& shape, const dataset::Description& train) {
-  const privacy::Settings settings = private_settings(configuration);
-  std::string text;
-  if (train.n_rows > 0) {
-    const RecordTable records(train, record_rows(configuration));
-    text += fmt::format(
-        "  private: {} records of at most {} row{}, each in a step with probability {:.4g}: {:g} expected\n",
-        report::grouped(records.count()), record_rows(configuration), record_rows(configuration) == 1 ? "" : "s",
-        sample_rate(configuration, records), expected_records(configuration));
-  }
-  if (settings.algorithm != privacy::Algorithm::naive)
-    text += fmt::format("  clipping: {}\n", privacy::to_text(settings.mode));
-  return text + fmt::format("  norms: {}\n",
-                            privacy::to_text(settings, parameter_specs(shape), clipping_shape(configuration, shape)));
 }
 
 }  // namespace weft::transcoder

@@ -16,7 +16,7 @@
 #include <cstdint>
 
 #include "dataset/activations/description.hpp"
-#include "privacy/clipping.hpp"
+#include "privacy/clipping_plan.hpp"
 #include "transcoder/model.hpp"
 #include "transcoder/settings.hpp"
 
@@ -57,14 +57,8 @@ double expected_records(const Configuration&);
 /// there are.
 double sample_rate(const Configuration&, const RecordTable&);
 
-/// Table [privacy] with the mode that "auto" means: book_keeping, whose rows take about twice the memory of the
-/// activations.
-privacy::Settings private_settings(const Configuration&);
 privacy::ClippingShape clipping_shape(const Configuration&, const Shape&);
 /// The shape of a model whose encoder biases and thresholds every rank updates.
 Shape private_shape(Shape);
-
-/// For the plan: records, mode, algorithms.
-std::string private_text(const Configuration&, const Shape&, const dataset::Description& train);
 
 }  // namespace weft::transcoder

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/private/trainer.hpp"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <utility>
 
 #include "kernels/runtime.hpp"
@@ -11,11 +8,6 @@
 
 namespace weft::transcoder {
 namespace {
-
-Configuration with_mode(Configuration configuration) {
-  configuration.privacy = private_settings(configuration);
-  return configuration;
-}
 
 const parallel::Grid& without_feature_axis(const parallel::Grid& grid) {
   require_private_grid(grid.shape());
@@ -38,15 +30,14 @@ PrivateTrainer::Buffers::Buffers(const Configuration& configuration, const Shape
   }
   flags = arena.take<kernels::StepFlags>(1);
   runner = training::StepRunner::Buffers(arena);
-  clipping = privacy::Clipping::Buffers(configuration.privacy, parameter_specs(shape),
-                                        clipping_shape(configuration, shape), arena);
+  clipping = privacy::ClippingBuffers(configuration.privacy, parameter_specs(shape),
+                                      clipping_shape(configuration, shape), arena);
 }
 
-training::StepArena measure_private_step(const Configuration& given, const Shape& plain,
+training::StepArena measure_private_step(const Configuration& configuration, const Shape& plain,
                                          const parallel::GridShape& grid, std::int64_t row_bytes,
                                          kernels::Backend backend) {
   training::StepArena arena(backend);
-  const Configuration configuration = with_mode(given);
   const Shape shape = private_shape(plain);
   const std::vector<training::ParameterSpec> specs = parameter_specs(shape);
   const std::int64_t rows = private_micro_rows(configuration);
@@ -57,17 +48,16 @@ training::StepArena measure_private_step(const Configuration& given, const Shape
   const training::ParameterUpdate::Buffers update(training::AccumulatingSink::elements(specs, grid, 0), arena, {},
                                                   training::DataParallel::Buffers(specs, grid, 0, arena));
   arena.purpose("gradients");
-  arena.count(
-      training::StepArena::Where::device,
-      training::AccumulatingSink::bytes(specs, grid, 0, rows) +
-          privacy::Clipping::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, shape)));
+  arena.count(training::StepArena::Where::device,
+              training::AccumulatingSink::bytes(specs, grid, 0, rows) +
+                  privacy::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, shape)));
   return arena;
 }
 
 PrivateTrainer::PrivateTrainer(const Configuration& configuration, const Shape& shape,
                                const dataset::Normalisation& normalisation, const dataset::Statistics& statistics,
                                const parallel::Grid& grid, const kernels::Execution& execution, kernels::Scalar stored)
-    : configuration_(with_mode(configuration)),
+    : configuration_(configuration),
       execution_(execution),
       stored_(stored),
       arena_(execution, without_feature_axis(grid)),
@@ -78,15 +68,21 @@ PrivateTrainer::PrivateTrainer(const Configuration& configuration, const Shape& 
       pass_(configuration_, model_, normalisation_, execution, arena_),
       sink_(model_.parameters(), execution, private_micro_rows(configuration)),
       buffers_(configuration_, model_.shape(), shape.width() * kernels::bytes_of(stored), arena_),
-      clipping_(model_.parameters(), sink_, configuration_.privacy, clipping_shape(configuration_, model_.shape()),
-                execution, std::move(buffers_.clipping)),
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
               training::ParameterUpdate::Buffers(
                   training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
                   arena_, {}, training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), 0, arena_)),
               configuration.privacy.overlap),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
-              [this] { return training::StepRunner::ExchangeGroups{update_.exchange().exchanges()}; }) {
+              [this] { return training::StepRunner::ExchangeGroups{update_.exchange().exchanges()}; }),
+      private_({*this, update_, runner_, timers_},
+               {.parameters = model_.parameters(),
+                .sum = sink_,
+                .settings = configuration.privacy,
+                .shape = clipping_shape(configuration, model_.shape()),
+                .execution = execution},
+               private_micro_rows(configuration) / record_rows(configuration), "gradients of records", buffers_.flags,
+               std::move(buffers_.clipping)) {
   model_.add_to(registry_);
   registry_.add({.name = "run/skipped_steps",
                  .type = kernels::Scalar::i64,
@@ -104,80 +100,55 @@ training::StepRunner::Settings PrivateTrainer::runner_settings() const {
           .may_skip = false};
 }
 
-void PrivateTrainer::step(std::span<const std::int64_t> lengths,
-                          const std::function<void(std::int64_t first, std::int64_t count, Rows)>& read) {
+void PrivateTrainer::step(std::span<const std::int64_t> lengths, const Read& read) {
   const Shape& shape = model_.shape();
-  runner_.begin(optimizer::adam_step(
-      configuration_.optimizer, steps_done() + 1, configuration_.run.steps,
-      static_cast<std::uint64_t>(configuration_.run.seed),
-      2 / error_divisor(configuration_.transcoder, configuration_.data.batch_tokens, shape.n_layers, shape.d_model)));
-  runner_.run([&] { compute(lengths, read); });
-  update_.exchange().end_step();
-  timers_.phase("waiting for the device");
-  runner_.end([step = steps_done() + 1] { return fmt::format("batch of step {}", step); });
-  timers_.stop();
+  lengths_ = lengths;
+  read_ = &read;
+  private_.run(optimizer::adam_step(configuration_.optimizer, steps_done() + 1, configuration_.run.steps,
+                                    static_cast<std::uint64_t>(configuration_.run.seed),
+                                    2 / error_divisor(configuration_.transcoder, configuration_.data.batch_tokens,
+                                                      shape.n_layers, shape.d_model)),
+               std::ssize(lengths));
 }
 
-void PrivateTrainer::compute(std::span<const std::int64_t> lengths,
-                             const std::function<void(std::int64_t first, std::int64_t count, Rows)>& read) {
-  update_.exchange().begin_step();
+void PrivateTrainer::prepare_weights() {
   timers_.phase("exchange");
   update_.exchange().start_weights();
   update_.exchange().await_weights(model_.parameters().size());
-  device::zero(execution_, buffers_.flags);
-  clipping_.begin();
-  const std::int64_t micro = private_micro_rows(configuration_) / record_rows(configuration_);
-  const std::int64_t width = model_.shape().width(), records = std::ssize(lengths);
-  for (std::int64_t first = 0; first < records; first += micro) {
-    const std::int64_t count = std::min(micro, records - first);
-    timers_.phase("reading rows");
-    kernels::fence(execution_);  // the copies of the micro-batch before are over
-    std::int64_t* const offsets = buffers_.host_offsets.data;
-    offsets[0] = 0;
-    for (std::int64_t i = 0; i < count; ++i) offsets[i + 1] = offsets[i] + lengths[static_cast<std::size_t>(first + i)];
-    const std::int64_t rows = offsets[count], bytes = rows * width * kernels::bytes_of(stored_);
-    read(first, count, {buffers_.host_inputs.data, buffers_.host_targets.data});
-    if constexpr (kernels::kCudaBuild) {
-      device::copy(execution_, buffers_.raw_inputs.data, buffers_.host_inputs.data, bytes,
-                   device::Direction::to_device);
-      device::copy(execution_, buffers_.raw_targets.data, buffers_.host_targets.data, bytes,
-                   device::Direction::to_device);
-      device::copy(execution_, buffers_.offsets.data, offsets, 8 * (count + 1), device::Direction::to_device);
-    }
-    timers_.phase("gradients of records");
-    if (first + micro >= records && update_.exchange().active())
-      sink_.when_complete([this](std::size_t parameter) {
-        timers_.phase("exchange");
-        update_.exchange().reduce_from(parameter);
-        timers_.phase("gradients of records");
-      });
-    pass_.load({buffers_.raw_inputs.data, stored_, rows, width, width},
-               {buffers_.raw_targets.data, stored_, rows, width, width});
-    const kernels::Examples all{.offsets = {offsets, static_cast<std::size_t>(count + 1)},
-                                .device_offsets = {buffers_.offsets.data, count + 1}};
-    clipping_.add({.examples = all, .pass = [&](parallel::Range range, training::GradientSink& sink) {
-                     // Only the naive mode takes examples one by one; it needs no limits of examples.
-                     pass_.run({offsets[range.begin], offsets[range.end]},
-                               range.size() == count ? all : kernels::Examples{}, steps_done() + 1, sink);
-                   }});
+}
+
+privacy::MicroBatch PrivateTrainer::load(std::int64_t first, std::int64_t count) {
+  timers_.phase("reading rows");
+  kernels::fence(execution_);  // the copies of the micro-batch before are over
+  const std::int64_t width = model_.shape().width();
+  std::int64_t* const offsets = buffers_.host_offsets.data;
+  offsets[0] = 0;
+  for (std::int64_t i = 0; i < count; ++i) offsets[i + 1] = offsets[i] + lengths_[static_cast<std::size_t>(first + i)];
+  const std::int64_t rows = offsets[count], bytes = rows * width * kernels::bytes_of(stored_);
+  (*read_)(first, count, {buffers_.host_inputs.data, buffers_.host_targets.data});
+  if constexpr (kernels::kCudaBuild) {
+    device::copy(execution_, buffers_.raw_inputs.data, buffers_.host_inputs.data, bytes, device::Direction::to_device);
+    device::copy(execution_, buffers_.raw_targets.data, buffers_.host_targets.data, bytes,
+                 device::Direction::to_device);
+    device::copy(execution_, buffers_.offsets.data, offsets, 8 * (count + 1), device::Direction::to_device);
   }
-  sink_.when_complete({});
-  timers_.phase("exchange");
-  kernels::StepFlags* const flags = buffers_.flags.data;
-  update_.form_norm(flags, [&] {
-    timers_.phase("noise");
-    clipping_.add_noise(noise_.key, static_cast<std::uint64_t>(steps_done() + 1), noise_.multiplier, noise_.expected);
-    timers_.phase("check");
-  });
-  runner_.guard(flags);
-  timers_.phase("update");
-  update_.apply(runner_.constants(), nullptr, [&](std::size_t parameter, kernels::Array<const float> gradient) {
-    return update_threshold(parameter, gradient);
-  });
+  timers_.phase("gradients of records");
+  pass_.load({buffers_.raw_inputs.data, stored_, rows, width, width},
+             {buffers_.raw_targets.data, stored_, rows, width, width});
+  batch_.examples = {.offsets = {offsets, static_cast<std::size_t>(count + 1)},
+                     .device_offsets = {buffers_.offsets.data, count + 1}};
+  return batch_;
+}
+
+void PrivateTrainer::pass(parallel::Range records, training::GradientSink& sink) {
+  const kernels::Examples& all = batch_.examples;
+  // Only the naive mode takes records one by one; it needs no limits of records.
+  pass_.run({all.offsets[static_cast<std::size_t>(records.begin)], all.offsets[static_cast<std::size_t>(records.end)]},
+            records.size() == all.count() ? all : kernels::Examples{}, steps_done() + 1, sink);
 }
 
 /// Thresholds are held as theta, whatever the trained parameter is.
-bool PrivateTrainer::update_threshold(std::size_t parameter, kernels::Array<const float> gradient) {
+bool PrivateTrainer::update(std::size_t parameter, kernels::Array<const float> gradient) {
   if (!model_.parameters().specs()[parameter].name.ends_with("/threshold")) return false;
   kernels::update_thresholds(execution_, jump_rule(configuration_.transcoder),
                              model_.parameters().owned_vector(parameter), gradient, runner_.constants());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One step of private training of a transcoder (privacy/clipping.hpp), and the state that a run carries from step to
-// step: gradients of records, clipped, summed over micro-batches and ranks; noise; Adam, not fused with the backward
-// pass. Ranks of the data axis hold different records and whole parameters.
+// One step of private training of a transcoder (privacy/private_step.hpp), and the state that a run carries from step
+// to step. Adam is not fused with the backward pass. Ranks of the data axis hold different records and whole
+// parameters.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 #include "checkpoint/registry.hpp"
 #include "dataset/activations/description.hpp"
-#include "privacy/clipping.hpp"
+#include "privacy/private_step.hpp"
 #include "report/timers.hpp"
 #include "training/parameter_update.hpp"
 #include "training/step_arena.hpp"
@@ -24,7 +24,7 @@
 
 namespace weft::transcoder {
 
-class PrivateTrainer {
+class PrivateTrainer : private privacy::PrivateModel {
  public:
   struct Buffers {
     /// row_bytes: of one row of inputs (or targets) as stored.
@@ -34,22 +34,16 @@ class PrivateTrainer {
     kernels::Array<std::int64_t> host_offsets, offsets;   ///< of the records of a micro-batch
     kernels::Array<kernels::StepFlags> flags;             ///< [1]
     training::StepRunner::Buffers runner;
-    privacy::Clipping::Buffers clipping;
+    privacy::ClippingBuffers clipping;
   };
 
-  /// `stored`: type of the rows as stored. References must outlive the object. Throws a collective Error(usage) for a
-  /// grid with a feature axis. Collective.
+  /// privacy.mode is not automatic. `stored`: type of the rows as stored. References must outlive the object. Throws a
+  /// collective Error(usage) for a grid with a feature axis. Collective.
   PrivateTrainer(const Configuration&, const Shape&, const dataset::Normalisation&, const dataset::Statistics&,
                  const parallel::Grid&, const kernels::Execution&, kernels::Scalar stored);
 
-  /// What a step adds to the sum of the clipped gradients, and divides it by.
-  struct Noise {
-    kernels::NoiseKey key = {};
-    double multiplier = 0;  ///< standard deviation / privacy.clip
-    double expected = 1;    ///< records of a step: the public expectation, never the number that was drawn
-  };
   /// Of all later steps. Before the first step.
-  void set_noise(const Noise& noise) { noise_ = noise; }
+  void set_noise(const privacy::Noise& noise) { private_.set_noise(noise); }
 
   /// Fresh parameters. A resumed run loads the registry instead.
   void initialise() { model_.initialise(static_cast<std::uint64_t>(configuration_.run.seed)); }
@@ -58,11 +52,11 @@ class PrivateTrainer {
   struct Rows {
     std::byte *inputs, *targets;
   };
-  /// One step on records of `lengths` rows on this rank, which may be none. read(first, count, rows): the rows of
-  /// records [first, first + count). Ranks may have different numbers of records. Collective. Throws Error(numeric) if
-  /// the sum with its noise is not finite.
-  void step(std::span<const std::int64_t> lengths,
-            const std::function<void(std::int64_t first, std::int64_t count, Rows)>& read);
+  /// read(first, count, rows): the rows of records [first, first + count)
+  using Read = std::function<void(std::int64_t first, std::int64_t count, Rows)>;
+  /// One step on records of `lengths` rows on this rank, which may be none. Ranks may have different numbers of
+  /// records. Collective. Throws Error(numeric) if the sum with its noise is not finite.
+  void step(std::span<const std::int64_t> lengths, const Read& read);
 
   /// Waits for all steps, and completes the weights on this rank. Collective; throws as `step`.
   void settle();
@@ -86,9 +80,10 @@ class PrivateTrainer {
   std::int64_t step_bytes_sent() const { return runner_.step_traffic().bytes_sent; }
 
  private:
-  void compute(std::span<const std::int64_t> lengths,
-               const std::function<void(std::int64_t first, std::int64_t count, Rows)>& read);
-  bool update_threshold(std::size_t parameter, kernels::Array<const float> gradient);
+  void prepare_weights() override;
+  privacy::MicroBatch load(std::int64_t first, std::int64_t count) override;
+  void pass(parallel::Range records, training::GradientSink&) override;
+  bool update(std::size_t parameter, kernels::Array<const float> gradient) override;
   training::StepRunner::Settings runner_settings() const;
 
   const Configuration configuration_;
@@ -102,14 +97,18 @@ class PrivateTrainer {
   ExamplePass pass_;
   training::AccumulatingSink sink_;
   Buffers buffers_;
-  privacy::Clipping clipping_;
   training::ParameterUpdate update_;
   training::StepRunner runner_;
+  privacy::PrivateStep private_;
   checkpoint::Registry registry_;
-  Noise noise_;
+  // Of the present step, and of its present micro-batch.
+  std::span<const std::int64_t> lengths_;
+  const Read* read_ = nullptr;
+  privacy::MicroBatch batch_;
 };
 
-/// The memory of a step, by purpose: what a PrivateTrainer takes. Needs no device and no ranks.
+/// The memory of a step, by purpose: what a PrivateTrainer takes. privacy.mode is not automatic. Needs no device and no
+/// ranks.
 training::StepArena measure_private_step(const Configuration&, const Shape&, const parallel::GridShape&,
                                          std::int64_t row_bytes, kernels::Backend);
 

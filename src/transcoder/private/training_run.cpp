@@ -6,8 +6,8 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "parallel/failure.hpp"
-#include "privacy/sampling.hpp"
 #include "report/format.hpp"
+#include "transcoder/plan.hpp"
 #include "transcoder/result.hpp"
 #include "transcoder/statistics_state.hpp"
 #include "transcoder/step_work.hpp"
@@ -29,7 +29,8 @@ PrivateTrainingRun::PrivateTrainingRun(const Configuration& configuration, const
                                         runtime.execution())
                       : dataset::statistics(world, *data.validation,
                                             (opened.directory.path / "statistics.txt").string(), runtime.threads())),
-      trainer_(configuration, shape_of(configuration.transcoder, data.train.n_layers, data.train.d_model),
+      trainer_(with_private_mode(configuration, data.train, grid.shape()),
+               shape_of(configuration.transcoder, data.train.n_layers, data.train.d_model),
                dataset::normalisation(statistics_, *data.validation, configuration.data.normalise), statistics_, grid,
                runtime.execution(), data.train.dtype),
       account_(configuration.privacy, sample_rate(configuration, records_),
@@ -59,18 +60,12 @@ void PrivateTrainingRun::resume_at(std::int64_t step, const training::Cursor& cu
 
 /// The number of records of the step is private: work and position in the data are expectations.
 training::Step PrivateTrainingRun::step() {
-  const std::int64_t step = trainer_.steps_done() + 1;
-  const std::vector<std::int64_t> drawn = privacy::poisson_sample(account_.key(), static_cast<std::uint64_t>(step),
-                                                                  records_.count(), account_.sample_rate());
-  const parallel::Range part = grid_.part(parallel::kDataAxis, std::ssize(drawn));
-  const auto own =
-      std::span(drawn).subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
+  const std::vector<std::int64_t> own = account_.draw(trainer_.steps_done() + 1, grid_.axis(parallel::kDataAxis));
   std::vector<std::int64_t> lengths;
   for (const std::int64_t record : own) lengths.push_back(records_.rows_of(record).count);
-  trainer_.set_noise(
-      {.key = account_.key(), .multiplier = account_.noise_multiplier(), .expected = expected_records(configuration_)});
+  trainer_.set_noise(account_.noise(expected_records(configuration_)));
   trainer_.step(lengths, [&](std::int64_t first, std::int64_t count, PrivateTrainer::Rows rows) {
-    read(own.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)), rows);
+    read(std::span(own).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)), rows);
   });
   account_.count_step();
   token_ += configuration_.data.batch_tokens;
@@ -115,7 +110,8 @@ training::Communication PrivateTrainingRun::communication() const {
 }
 
 std::vector<std::pair<std::string, double>> PrivateTrainingRun::phase_bytes() {
-  return private_phase_bytes(configuration_, trainer_.model().shape(), grid_, data_.train.row_bytes());
+  return private_phase_bytes(with_private_mode(configuration_, data_.train, grid_.shape()), trainer_.model().shape(),
+                             grid_, data_.train.row_bytes());
 }
 
 void PrivateTrainingRun::conclude(report::Json& result) {

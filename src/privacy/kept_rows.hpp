@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of products and lookups that are needed after the backward pass has gone on: copies of those that it writes
+// over.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "privacy/clipping.hpp"
+
+namespace weft::privacy {
+
+class KeptRows {
+ public:
+  KeptRows(const kernels::Execution& execution, kernels::Array<std::byte> memory)
+      : execution_(execution), memory_(memory) {}
+
+  /// The rows, which stay. Throws Error(internal) if copies do not fit the planned memory.
+  training::GradientRows keep(training::GradientRows);
+  /// Frees all copies but those of `rows` and the ones before them.
+  void free_all_but(std::span<const training::GradientRows> rows);
+
+ private:
+  kernels::AnyMatrix copied(const kernels::AnyMatrix&);
+  std::int64_t end_of(const kernels::AnyMatrix&) const;
+
+  const kernels::Execution execution_;
+  const kernels::Array<std::byte> memory_;
+  std::int64_t size_ = 0;  // bytes of all copies
+};
+
+/// A pass over all records of a micro-batch. With release = "end" the sink gets products and lookups after the whole
+/// pass, from rows that were kept until then.
+void pass_over_all(Passes&, const MicroBatch&, training::GradientSink&, Release, KeptRows&);
+
+}  // namespace weft::privacy

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "privacy/private_step.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/runtime.hpp"
+#include "privacy/modes.hpp"
+
+namespace weft::privacy {
+
+PrivateStep::PrivateStep(const Parts& parts, const ClippingContext& context, std::int64_t micro_records,
+                         std::string_view sums_phase, kernels::Array<kernels::StepFlags> flags,
+                         ClippingBuffers&& buffers)
+    : parts_(parts),
+      context_(context),
+      micro_records_(micro_records),
+      sums_phase_(sums_phase),
+      flags_(flags),
+      clipping_(make_clipping(context, std::move(buffers))) {}
+
+void PrivateStep::run(const kernels::AdamStep& constants, std::int64_t records) {
+  training::DataParallel& exchange = parts_.update.exchange();
+  parts_.runner.begin(constants);
+  exchange.begin_step();
+  if (context_.tensor != nullptr) context_.tensor->mark(&exchange.idle());
+  parts_.runner.run([&] { compute(records); });
+  exchange.end_step();
+  if (context_.tensor != nullptr) context_.tensor->mark(nullptr);
+  parts_.timers.phase("waiting for the device");
+  parts_.runner.end([step = parts_.runner.steps_done() + 1] { return fmt::format("batch of step {}", step); });
+  parts_.timers.stop();
+}
+
+void PrivateStep::compute(std::int64_t records) {
+  device::zero(context_.execution, flags_);
+  parts_.timers.phase(sums_phase_);
+  clear();
+  parts_.model.prepare_weights();
+  for (std::int64_t first = 0; first < records; first += micro_records_) {
+    const MicroBatch batch = parts_.model.load(first, std::min(micro_records_, records - first));
+    reduce_beside_sums(first + micro_records_ >= records);
+    add(batch, parts_.model);
+  }
+  reduce_beside_sums(false);
+  parts_.timers.phase("exchange");
+  parts_.update.reduce();
+  parts_.timers.phase("noise");
+  add_noise();
+  parts_.timers.phase("check");
+  parts_.update.form_norm(flags_.data);
+  parts_.runner.guard(flags_.data);
+  parts_.timers.phase("update");
+  parts_.update.apply(parts_.runner.constants(), nullptr,
+                      [this](std::size_t parameter, kernels::Array<const float> gradient) {
+                        return parts_.model.update(parameter, gradient);
+                      });
+}
+
+void PrivateStep::clear() {
+  context_.sum.clear();
+  context_.sum.end_micro_batch();
+}
+
+/// Sums leave for the owners of their rows as soon as they are complete, in the last micro-batch.
+void PrivateStep::reduce_beside_sums(bool wanted) {
+  if (!wanted || !context_.settings.overlap || !parts_.update.exchange().active())
+    return context_.sum.when_complete({});
+  context_.sum.when_complete([this](std::size_t parameter) {
+    parts_.timers.phase("exchange");
+    parts_.update.exchange().reduce_from(parameter);
+    parts_.timers.phase(sums_phase_);
+  });
+}
+
+/// The gradients of the owned rows become (S + deviation xi) / expected, xi standard normal by (key, update, parameter,
+/// global element): once per update, the same on any grid.
+void PrivateStep::add_noise() {
+  const training::Parameters& parameters = context_.parameters;
+  // Clipping bounds what one record adds to S, or removes from it: the sensitivity.
+  const double deviation = noise_.multiplier * context_.settings.clip;
+  const auto update = static_cast<std::uint64_t>(parts_.runner.steps_done() + 1);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const bool is_matrix = parameters.specs()[i].is_matrix();
+    const training::RowParts& parts = parameters.parts(i);
+    const kernels::Array<float> vector = context_.sum.vector(i);
+    const kernels::Matrix<float> owned =
+        is_matrix ? context_.sum.matrix(i) : kernels::Matrix<float>{vector.data, 1, vector.size, vector.size};
+    // Of a vector every rank has all elements, and takes the same noise.
+    const std::int64_t first = is_matrix ? parts.owned.begin * owned.columns : parts.held.begin;
+    kernels::add_noise(context_.execution, {owned.data, owned.rows * owned.columns}, deviation,
+                       kernels::noise_stream(noise_.key, update, i), static_cast<std::uint64_t>(first),
+                       1 / noise_.expected);
+  }
+}
+
+}  // namespace weft::privacy

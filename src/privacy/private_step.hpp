@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One step of private training, whatever the model (DP-SGD, Abadi et al. 2016, arXiv 1607.00133):
+//
+//   S = sum over the drawn records b of c_b g_b        clipping.hpp, micro-batch by micro-batch; then over the ranks
+//   g = (S + sigma C xi) / expected records            xi standard normal, once per update
+//   AdamW with g                                       training/parameter_update.hpp
+//
+//   const std::vector<std::int64_t> records = account.draw(step, ranks);
+//   step.set_noise(account.noise(expected));
+//   step.run(constants, records.size());
+//   account.count_step();
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "privacy/clipping.hpp"
+#include "privacy/noise_key.hpp"
+#include "training/parameter_update.hpp"
+#include "training/step_runner.hpp"
+
+namespace weft::privacy {
+
+/// What a model does in a private step.
+class PrivateModel : public Passes {
+ public:
+  /// Before the first pass of a step: makes the weights ready that other ranks have updated.
+  virtual void prepare_weights() = 0;
+  /// Makes records [first, first + count) of those of this rank the micro-batch of the passes that follow.
+  virtual MicroBatch load(std::int64_t first, std::int64_t count) = 0;
+  /// True for a vector that the model has updated itself, from its noisy gradient.
+  virtual bool update(std::size_t /*parameter*/, kernels::Array<const float> /*gradient*/) { return false; }
+};
+
+class PrivateStep {
+ public:
+  /// What the step works with; all must outlive it.
+  struct Parts {
+    PrivateModel& model;
+    training::ParameterUpdate& update;
+    training::StepRunner& runner;
+    report::Timers& timers;
+  };
+
+  /// micro_records: of a micro-batch. sums_phase: of timers, while sums are formed.
+  PrivateStep(const Parts&, const ClippingContext&, std::int64_t micro_records, std::string_view sums_phase,
+              kernels::Array<kernels::StepFlags> flags, ClippingBuffers&&);
+
+  /// Of all later steps. Before the first step.
+  void set_noise(const Noise& noise) { noise_ = noise; }
+  /// One step on `records` records on this rank, which may be none. No group of the data axis waits for another between
+  /// micro-batches, so that they may have different numbers of them. Collective. Throws Error(numeric) if the sum with
+  /// its noise is not finite, in this step or one of the two before it.
+  void run(const kernels::AdamStep& constants, std::int64_t records);
+
+  /// Clears the sum: before the first micro-batch of a step, also of a step without any.
+  void clear();
+  /// Adds the clipped gradients of a micro-batch to the sum.
+  void add(const MicroBatch& batch, Passes& passes) { clipping_->add(batch, passes); }
+
+ private:
+  void compute(std::int64_t records);
+  void reduce_beside_sums(bool wanted);
+  void add_noise();
+
+  const Parts parts_;
+  const ClippingContext context_;
+  const std::int64_t micro_records_;
+  const std::string_view sums_phase_;
+  const kernels::Array<kernels::StepFlags> flags_;
+  const std::unique_ptr<Clipping> clipping_;
+  Noise noise_;
+};
+
+}  // namespace weft::privacy
