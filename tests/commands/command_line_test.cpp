@@ -404,8 +404,7 @@ TEST_CASE("an output that cannot be there, or a path that the system refuses, is
 
 TEST_CASE("results that cannot be printed end with 6") {
   const Trained there;
-  for (const char* arguments :
-       {"evaluate runs/a", "inspect runs/a", "inspect data/train", "train a.toml --dry-run"})
+  for (const char* arguments : {"evaluate runs/a", "inspect runs/a", "inspect data/train", "train a.toml --dry-run"})
     CHECK_MESSAGE(weft_with(there, std::string(arguments) + " > /dev/full").code == 6, arguments);
   // The run itself is in files: a broken output does not end it.
   CHECK(weft_with(there, "train a.toml --output runs/c > /dev/full").code == 0);
