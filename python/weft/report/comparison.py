@@ -136,7 +136,7 @@ def _curves_section(comparison, parts):
 
 def comparison_page(comparison):
     """One self-contained page."""
-    parts = [comparison.family.part(run.facts) for run in comparison.runs]
+    parts = [comparison.family.part(run.facts, with_sections=False) for run in comparison.runs]
     best, keys = comparison.runs[0], comparison.keys
     finished = sum(run.facts.state == "finished" for run in comparison.runs)
     page = Page(f"{len(comparison.runs)} {comparison.family.name}", source="from the files of the run directories",

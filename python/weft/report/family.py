@@ -34,7 +34,7 @@ class FamilyPart:
 class Family:
     table: str          # the table of the input (run.json, `input`) that marks its runs
     name: str           # "transcoders"
-    part: Callable      # RunFacts -> FamilyPart
+    part: Callable      # RunFacts, with sections or without -> FamilyPart
     results: list       # (name, path in `result`) by which runs are compared; smaller is better in the first one that any run has
 
 

@@ -119,7 +119,7 @@ def _about(facts):
                    facts.setting("language_model", "d_model", "d_model"), facts.setting("optimizer", "learning_rate", "learning rate")])
 
 
-def language_model_part(facts):
+def language_model_part(facts, with_sections=True):
     validation = _validation_of(facts)
-    sections = [*privacy_sections(facts), _answers_section(facts), _model_section(facts, validation)]
+    sections = [*privacy_sections(facts), _answers_section(facts), _model_section(facts, validation)] if with_sections else []
     return FamilyPart(_about(facts), _curves(facts, validation), _tiles(facts, validation), [one for one in sections if one])

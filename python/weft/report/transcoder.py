@@ -179,7 +179,7 @@ def _about(facts):
                    facts.setting("transcoder", "k", "k"), facts.setting("optimizer", "learning_rate", "learning rate")])
 
 
-def transcoder_part(facts):
+def transcoder_part(facts, with_sections=True):
     validation = Validation(facts)
-    return FamilyPart(_about(facts), _curves(facts, validation), _tiles(facts, validation),
-                      [*privacy_sections(facts), _layers_section(validation), _decoder_section(facts)])
+    sections = [*privacy_sections(facts), _layers_section(validation), _decoder_section(facts)] if with_sections else []
+    return FamilyPart(_about(facts), _curves(facts, validation), _tiles(facts, validation), sections)

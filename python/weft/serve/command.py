@@ -7,7 +7,7 @@ from pathlib import Path
 
 from weft.errors import IO, USAGE, Output, Parser, WeftError, require_page_path, run, write_atomically
 from weft.serve.catalogue import Catalogue, find_features
-from weft.serve.server import Server, features_page
+from weft.serve.server import LOOPBACK, Server, features_page
 from weft.text import grouped
 
 DESCRIPTION = """Shows the features of a transcoder in a browser: a table that is sorted, searched and filtered by the server, and the details
@@ -66,7 +66,7 @@ def serve(arguments):
         server = Server(catalogue, given.host, given.port)
     except OSError as failure:
         raise WeftError(IO, f"port {given.port} of {given.host}: cannot be used ({failure.strerror}); --port 0 takes a free one") from None
-    if given.host not in ("127.0.0.1", "localhost", "::1"):
+    if given.host not in LOOPBACK:
         output.warning(f"{given.host}: every program that reaches this address can read the features; there is no password")
     output.written(f"{catalogue.path}: {grouped(len(catalogue.fired))} features at {server.url} (Ctrl-C ends)", {"url": server.url})
 

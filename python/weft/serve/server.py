@@ -13,6 +13,7 @@ from weft.serve.catalogue import MOST_EXAMPLES, ORDERS
 from weft.text import grouped
 
 ROWS = 200      # of an answer
+LOOPBACK = ("127.0.0.1", "localhost")
 
 
 def features_page(catalogue, chosen=None):
@@ -62,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         # A page of another site whose name was made to resolve to this machine sends that name.
         host = self.headers.get("Host", "").rpartition(":")[0].strip("[]")
-        if host not in self.server.names:
+        if self.server.names and host not in self.server.names:
             self.answer(403, "text/plain", f"this server answers to {', '.join(sorted(self.server.names))} only")
             return
         url = urlsplit(self.path)
@@ -119,7 +120,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, catalogue, host, port):
         super().__init__((host, port), Handler)
         self.catalogue, self.page = catalogue, features_page(catalogue)
-        self.names = {"localhost", "127.0.0.1", host, self.server_name}
+        self.names = {"localhost", "127.0.0.1"} if host in LOOPBACK else set()      # that requests may be addressed to; empty: any
 
     def server_bind(self):
         """Without the look-up of the machine's name, which can take seconds."""
