@@ -11,7 +11,7 @@ LARGEST = 1e100     # beyond it, sums and axes would overflow
 def parse_json(text):
     """The value of a JSON text; None if it is none. Long integers become floats: converting them exactly takes quadratic time."""
     try:
-        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 19 else float(digits))
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 25 else float(digits))
     except (ValueError, RecursionError):
         return None
 
