@@ -21,7 +21,7 @@ class Section:
 
     def paragraph(self, text, tone=""):
         """tone: "", "state" (faint), "bad" (failed or damaged) or "missing" (why a part of the page is absent)."""
-        self.parts.append(f"<p{f' class={chr(34)}{tone}{chr(34)}' if tone else ''}>{escaped(text)}</p>\n")
+        self.parts.append(f"<p{_class(tone)}>{escaped(text)}</p>\n")
 
     def figure(self, title, chart, caption):
         """chart: of weft.charts."""
@@ -29,15 +29,14 @@ class Section:
 
     def table(self, head, rows, numbers_from):
         """An empty head makes a table without one. Columns from `numbers_from` on are aligned right."""
-        kind = ' class="facts"' if not head else ""
-        self.parts.append(f'<div class="wide"><table{kind}>\n')
+        self.parts.append(f'<div class="wide"><table{_class("" if head else "facts")}>\n')
         if head:
             self.parts.append("<thead>" + _row(head, "th", numbers_from) + "</thead>\n")
         self.parts.append("<tbody>\n" + "".join(_row(row, "td", numbers_from) for row in rows) + "</tbody></table></div>\n")
 
     def listing(self, text, columns=False):
         """Text with its line breaks, in a font of fixed width; columns: short lines, in as many columns as fit the page."""
-        self.parts.append(f"<pre{' class=' + chr(34) + 'columns' + chr(34) if columns else ''}>{escaped(text)}</pre>\n")
+        self.parts.append(f"<pre{_class('columns' if columns else '')}>{escaped(text)}</pre>\n")
 
     def application(self, data, script):
         """A part that a script draws: it finds the data in `data` and its element in `root`."""
@@ -63,6 +62,10 @@ class Section:
     end_block = end_columns
 
 
+def _class(name):
+    return f' class="{name}"' if name else ""
+
+
 def _row(cells, kind, numbers_from):
     """Names in a head, as of settings, may be broken after a dot or an underscore."""
     text = "<tr>"
@@ -70,8 +73,7 @@ def _row(cells, kind, numbers_from):
         shown = escaped(cell)
         if kind == "th":
             shown = shown.replace(".", ".<wbr/>").replace("_", "_<wbr/>")
-        align = ' class="n"' if i >= numbers_from else ""
-        text += f"<{kind}{align}>{shown}</{kind}>"
+        text += f"<{kind}{_class('n' if i >= numbers_from else '')}>{shown}</{kind}>"
     return text + "</tr>\n"
 
 
@@ -92,7 +94,6 @@ class Page:
         style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
         about = f" ({escaped(self.subtitle)})" if self.subtitle else ""
         subtitle = f"<p>{escaped(self.subtitle)}</p>\n" if self.subtitle else ""
-        bad = ' class="bad"' if self.state_is_bad else ""
         tiles = "".join(f"<li><b>{escaped(value)}</b><span>{escaped(name)}</span></li>\n" for value, name in self.tiles)
         notes = "".join(f'<p class="bad">{escaped(note)}</p>\n' for note in self.notes)
         sections = "".join(f"<section>\n<h2>{escaped(section.title)}</h2>\n{section.body}</section>\n" for section in self.sections)
@@ -109,7 +110,7 @@ class Page:
 <body>
 <header>
 <h1>{escaped(self.title)}</h1>
-{subtitle}<p class="state"><span{bad}>{escaped(self.state)}</span>{escaped(self.state_detail)}</p>
+{subtitle}<p class="state"><span{_class("bad" if self.state_is_bad else "")}>{escaped(self.state)}</span>{escaped(self.state_detail)}</p>
 {f'<ul class="tiles">{tiles}</ul>' if tiles else ""}
 {notes}</header>
 {sections}<footer>Written by weft {weft.__version__} {escaped(self.source)}; nothing in this page is fetched.</footer>
