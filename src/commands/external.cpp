@@ -63,7 +63,7 @@ void hand_over_to_external(int argc, const char* const* argv) {
     words.erase(words.begin());
     words.emplace_back("--help");
   }
-  if (words.empty() || words.front() == "help" || words.front().find_first_of("-/") == 0 ||
+  if (words.empty() || words.front() == "help" || words.front().starts_with('-') ||
       words.front().find('/') != std::string::npos || is_built_in(words.front()))
     return;
   const std::string name = words.front(), program = "weft-" + name;
