@@ -18,9 +18,6 @@ from pathlib import Path
 from weft import program
 from weft.errors import USAGE, Output, Parser, WeftError, read_bytes, run, write_atomically
 from weft.reader import parse_toml
-from weft.report.comparison import compare, comparison_page, to_csv, to_json, to_text
-from weft.report.facts import read_facts
-from weft.report.families import family_of
 from weft.sweep.grid import Point, parse_grid, points_of
 from weft.sweep.submission import submit
 from weft.text import member, number, parse_json
@@ -184,6 +181,10 @@ class Sweep:
 
     def conclude(self):
         """The table of all points that have run, and the files of the comparison."""
+        # The library of charts takes most of a second to load, which a check of the input need not wait for.
+        from weft.report.comparison import compare, comparison_page, to_csv, to_json, to_text
+        from weft.report.facts import read_facts
+        from weft.report.families import family_of
         runs = [read_facts(job.run) for job in self.jobs if (job.run / "run.json").exists()]
         runs = [facts for facts in runs if family_of(facts)]
         if not runs:
