@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The program, inputs, job scripts and tools; the guide; manual pages and completion in shells; a file for environment modules. No
-# absolute path: the tree can be moved.
+# The program, inputs, job scripts and the Python package (for pip install); the guide; completion in bash; a file for environment modules.
+# No absolute path: the tree can be moved.
 include(GNUInstallDirs)
 install(TARGETS weft RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 if(WEFT_ENABLE_CUDA)
@@ -9,7 +9,7 @@ if(WEFT_ENABLE_CUDA)
     install(PROGRAMS ${WEFT_CPU_PROGRAM} DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME weft-cpu)
   endif()
 endif()
-install(DIRECTORY inputs jobscripts tools DESTINATION ${CMAKE_INSTALL_DATADIR}/weft PATTERN __pycache__ EXCLUDE)
+install(DIRECTORY inputs jobscripts python DESTINATION ${CMAKE_INSTALL_DATADIR}/weft PATTERN __pycache__ EXCLUDE)
 install(FILES README.md CHANGELOG.md CITATION.cff CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY ${PROJECT_BINARY_DIR}/share/ DESTINATION ${CMAKE_INSTALL_DATADIR})

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds the CUDA program and measures the training step on one NVIDIA GPU: the tables of docs/performance.md. Results are in
-# runs/benchmark_gpt2_small, runs/benchmark_llama_3_2_1b and runs/benchmark_gemma_2_2b: benchmark.json, benchmark.svg.
+# runs/benchmark_gpt2_small, runs/benchmark_llama_3_2_1b and runs/benchmark_gemma_2_2b: benchmark.json.
 #
 #   bash scripts/benchmark_gpu.sh [gpt2_small] [llama_3_2_1b] [gemma_2_2b]     which cases; none: all
 #   WEFT_BUNDLE=DIR      without network access: libraries from a bundle (scripts/bundle.sh)

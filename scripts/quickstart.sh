@@ -21,7 +21,7 @@ done
 say() { printf '\n== %s\n' "$*"; }
 
 say "1. Required packages"
-bash scripts/setup.sh
+bash scripts/setup.sh --tools
 echo "ready"
 
 say "2. Build"
@@ -35,6 +35,8 @@ if ! { cmake --preset cpu-release -DWEFT_ENABLE_TESTS=OFF "${launcher[@]}" && cm
   exit 1
 fi
 weft=build/cpu-release/weft
+bash scripts/python.sh   # reports and other pages
+PATH=$PATH:$PWD/.deps/python/bin
 # Waiting threads sleep instead of spinning: on a shared machine, spinning made this run ten times slower.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 "$weft" --version
@@ -56,6 +58,7 @@ tail -c 16384 inputs/text/genesis_to_ruth.txt >"$data/held_out.txt"
 
 say "7. What the features respond to, and the pages of both runs: open them in a browser"
 "$weft" features "$run" --output "$run/features"
+"$weft" serve "$run/features" --export "$run/features/features.html"
 "$weft" report "$run"
 "$weft" report "$model"
 
@@ -70,12 +73,13 @@ cat <<TEXT
 
 Everything is in $model/ and $run/
   report.html                the run: curves, result, timings
-  features/features.html     features of the transcoder, with the text that they respond to
+  features/features.html     features of the transcoder that fire most, with the text that they respond to
   evaluation.json            losses with replaced MLPs, per layer and together
   run.json, metrics.jsonl    result, timings, versions and input; one line per logged step
-  checkpoints/               can be read with h5py (bash scripts/setup.sh --tools installs it)
+  checkpoints/               can be read with h5py, or: import weft, in .deps/python/bin/python
 Next steps
   source build/cpu-release/env.sh          then the program is found as weft
+  weft serve $run/features     all features, in a browser
   weft synth inputs/quickstart.toml        planted features: how many does a transcoder find?
   weft train inputs/quickstart.toml
   weft train inputs/character_transcoder.toml --set transcoder.k=16 --output runs/fewer

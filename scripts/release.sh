@@ -6,7 +6,7 @@
 #
 #   bash scripts/release.sh             then: git push origin HEAD vVERSION
 #
-# Before it: the version in CMakeLists.txt and CITATION.cff, and a first section "## VERSION (tag vVERSION)" of CHANGELOG.md.
+# Before it: the version in CMakeLists.txt, CITATION.cff and python/weft/__init__.py, and a first section "## VERSION (tag vVERSION)" of CHANGELOG.md.
 # Exit codes: 0 the tag is set; 2 this tree cannot be released (nothing was changed).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

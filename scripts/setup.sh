@@ -5,7 +5,7 @@
 # if none is installed. Running it again changes nothing; an interruption leaves no partial results.
 #
 #   bash scripts/setup.sh [--tools] [--tests] [--cuda] [--scheduler]
-#     --tools      also what tools/ and the Python examples of docs/ need (NumPy, h5py)
+#     --tools      also what the Python package needs (NumPy, h5py, matplotlib; scripts/python.sh installs it)
 #     --tests      also the dependencies of the tests (doctest, shellcheck, PyYAML, those of --tools)
 #     --cuda       also Kokkos for CUDA, if nvcc is found, and the headers for attention by cuDNN (without network: left out)
 #                  Kokkos is built again if it is for another GPU than WEFT_CUDA_ARCH names, or than this machine has
@@ -54,7 +54,8 @@ packages=(
   "libtomlplusplus-dev" "libcli11-dev" "libspdlog-dev" "libfmt-dev" "nlohmann-json3-dev" "libssl-dev"
   "libpcre2-dev" "libkissfft-dev" "libzstd-dev" "liblz4-dev"
 )
-[[ $want_tools == yes ]] && packages+=("python3-numpy" "python3-h5py")
+[[ $want_tools == yes ]] &&
+  packages+=("python3-numpy" "python3-h5py" "python3-matplotlib" "python3-venv" "python3-pip" "python3-setuptools" "python3-wheel")
 [[ $want_tests == yes ]] && packages+=("doctest-dev" "python3-yaml" "shellcheck")
 [[ $want_scheduler == yes ]] && packages+=("slurm-wlm" "munge" "slurm-wlm-torque")
 bundle=${WEFT_BUNDLE:-}

@@ -5,6 +5,7 @@
 
 #include "base/log.hpp"
 #include "commands/commands.hpp"
+#include "commands/external.hpp"
 #include "commands/options.hpp"
 #include "commands/request.hpp"
 #include "device/host_program.hpp"
@@ -29,6 +30,8 @@ int give_up(const Error& failure, const parallel::World& world) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // 0. A command of another program, as of the Python package, replaces this process.
+  commands::hand_over_to_external(argc, argv);
   // 1. Join the other ranks, for a command that calculates or if there are others. Nothing may fail alone before this.
   const commands::Needs needs = commands::needs_of(argc, argv);
   if (needs == commands::Needs::device) device::hand_over_without_gpu(argv);

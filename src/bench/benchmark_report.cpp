@@ -8,7 +8,6 @@
 
 #include "base/error.hpp"
 #include "report/build.hpp"
-#include "report/chart.hpp"
 #include "report/format.hpp"
 
 namespace weft::bench {
@@ -295,23 +294,6 @@ std::string to_csv(const BenchmarkResult& result) {
   for (const NotMeasured& c : result.not_measured)
     out += fmt::format("{},,,,,,,,,,,,,,{}\n", quoted(c.name), quoted("not measured: " + c.reason));
   return out;
-}
-
-std::string to_svg(const BenchmarkResult& result) {
-  report::StackedBars chart;
-  chart.title = "weft benchmark: one step, phase by phase";
-  chart.subtitle = "upper bar: milliseconds on a common scale; lower bar: share of the step";
-  for (const CaseResult& c : result.cases) {
-    report::StackedBars::Case& one = chart.cases.emplace_back();
-    one.name = c.name;
-    one.total = c.ms_per_step;
-    one.text = fmt::format("{:.1f} ms", c.ms_per_step);
-    for (const Phase& phase : c.phases)
-      one.parts.push_back({phase.name, phase.ms,
-                           fmt::format("{}: {:.2f} ms, {:.1f} %, {} of the limit", phase.name, phase.ms,
-                                       100 * phase.ms / c.ms_per_step, percent(phase.percent_of_limit))});
-  }
-  return report::stacked_bars(chart);
 }
 
 namespace {

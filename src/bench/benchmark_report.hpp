@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The results of `weft benchmark`: a table for the log, benchmark.json, benchmark.csv, benchmark.svg.
+// The results of `weft benchmark`: a table for the log, benchmark.json, benchmark.csv.
 #pragma once
 
 #include <map>
@@ -90,8 +90,6 @@ report::Json to_json(const BenchmarkResult&);
 std::string to_table(const BenchmarkResult&);
 /// One line per case, measured or not (docs/numbers.md).
 std::string to_csv(const BenchmarkResult&);
-/// The phases of each case as stacked bars (report/chart.hpp).
-std::string to_svg(const BenchmarkResult&);
 
 /// One line per case that both have; `slower`: a case takes more than `ratio` times the reference's time. `reference`:
 /// a benchmark.json, or docs/reference_speeds.json, of which the cases of this type of GPU, input and number of ranks

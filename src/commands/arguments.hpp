@@ -22,8 +22,6 @@ enum class Command {
   inspect,
   benchmark,
   language_benchmark,
-  report,
-  sweep,
   export_weights,
   import_weights,
   lm_train,
@@ -70,24 +68,23 @@ struct Request {
   bool help = false, version = false;
   bool json = false;  ///< the result as one JSON document on standard output
   bool quiet = false, verbose = false;
-  std::string device_memory;         ///< train with --dry-run: "" or an amount of memory, as "141GB"
-  std::string subject;               ///< INPUT, CHECKPOINT, PATH or RUN; "" with --defaults
-  std::vector<std::string> files;    ///< lm tokenize: FILES; lm harvest: --text FILES; report: RUNs
-  std::string input_text;            ///< contents of INPUT, for the commands that take one
+  std::string device_memory;       ///< train with --dry-run: "" or an amount of memory, as "141GB"
+  std::string subject;             ///< INPUT, CHECKPOINT or PATH; "" with --defaults
+  std::vector<std::string> files;  ///< lm tokenize: FILES; lm harvest: --text FILES
+  std::string input_text;          ///< contents of INPUT, for the commands that take one
   bool input_of_checkpoint = false;  ///< input_text was written by this program, perhaps by an earlier version
-  std::vector<std::string> sets;     ///< --set table.key=value, in order
-  std::vector<std::string> point;    ///< sweep: table.key=value of one point, after those
+  std::vector<std::string> sets;   ///< --set table.key=value, in order
   bool print_config = false;
   bool defaults = false;
   bool reference = false;  ///< --reference: the keys as Markdown, for docs/input_reference.md
   bool dry_run = false;
   bool tune = false;            ///< benchmark
-  bool profile = false;         ///< all but inspect and report
+  bool profile = false;         ///< all but inspect
   std::string resume = "auto";  ///< auto | never | PATH
   bool take_over = false;       ///< train: the run directory, from a run that may be alive
   std::string walltime;         ///< "" or hh:mm:ss, checked
   std::string start_id;         ///< train: recorded in run.json as start_id
-  std::string output;           ///< "" or DIR; report: FILE
+  std::string output;           ///< "" or DIR
   std::string data;             ///< evaluate, features, encode, convert: DIR
   std::string thresholds;       ///< convert: "" or per_feature | per_layer
   std::string text;             ///< lm evaluate: "" or FILE
@@ -112,13 +109,6 @@ struct Request {
   std::string split;               ///< harvest: "" or train | validation
   std::int64_t rows = 0;           ///< harvest: --tokens; 0 = all
   std::int64_t rows_per_file = 0;  ///< harvest: about; 0 = default
-
-  // sweep
-  std::vector<std::string> grid;  ///< --grid table.key=VALUE,VALUE, in order
-  std::int64_t jobs = 1;          ///< processes at a time
-  bool slurm = false;             ///< submit an array of jobs
-  bool pbs = false;               ///< likewise
-  std::string script;             ///< "" or the job script of the site
 
   // features
   std::vector<std::string> features;  ///< --feature LAYER:INDEX, in order

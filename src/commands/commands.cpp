@@ -6,7 +6,6 @@
 #include <filesystem>
 
 #include "base/log.hpp"
-#include "commands/sweep/processes.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/nccl.hpp"
 #include "report/json.hpp"
@@ -39,10 +38,6 @@ int call(const Request& request, const parallel::World& world) {
     case Command::benchmark:
     case Command::language_benchmark:
       return benchmark(request, world);
-    case Command::report:
-      return report(request, world);
-    case Command::sweep:
-      return sweep(request, world);
     case Command::export_weights:
       return export_weights(request, world);
     case Command::import_weights:
@@ -84,7 +79,6 @@ bool prints_its_result(const Request& request) {
 }  // namespace
 
 int run(const Request& request, const parallel::World& world) {
-  stop_with_parent();
   const int code = call(request, world);
   if (prints_its_result(request)) world.on_root([] { require_printed(); });
   return code;

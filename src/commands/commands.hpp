@@ -23,8 +23,6 @@ int encode(const Request& request, const parallel::World& world);
 int convert(const Request& request, const parallel::World& world);
 int inspect(const Request& request, const parallel::World& world);
 int benchmark(const Request& request, const parallel::World& world);
-int report(const Request& request, const parallel::World& world);
-int sweep(const Request& request, const parallel::World& world);
 int export_weights(const Request& request, const parallel::World& world);
 int import_weights(const Request& request, const parallel::World& world);
 int language_model_train(const Request& request, const parallel::World& world);

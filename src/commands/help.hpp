@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Texts about the commands, from the lists of options.hpp: --help, manual pages, and completion in shells.
+// Texts about the commands, from the lists of options.hpp: --help, and completion in bash.
 #pragma once
 
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "commands/options.hpp"
 
@@ -16,8 +14,7 @@ std::string help_of_program();
 std::string help_of_family();
 std::string help_of(const CommandEntry& entry);
 
-/// Paths below the share directory of an installation, and contents: manual pages in roff, completion for bash, zsh and
-/// fish. `version`: of the program.
-std::vector<std::pair<std::string, std::string>> shared_files(const std::string& version);
+/// The script with which bash completes commands, options and their values.
+std::string bash_completion();
 
 }  // namespace weft::commands

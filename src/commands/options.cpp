@@ -20,7 +20,7 @@ constexpr CommandEntry entries[] = {
      "per layer; on planted data the features recovered."},
     {Command::features, "features", "CHECKPOINT", false, "what features respond to: tokens, densities, decoder rows",
      "Collects what features respond to: their strongest activations with the tokens around them, densities and "
-     "decoder rows. With --output as features.h5 and features.html, with --feature as JSON of single features."},
+     "decoder rows. With --output as features.h5 (weft serve shows it), with --feature as JSON of single features."},
     {Command::encode, "encode", "CHECKPOINT", false, "sparse activations of a dataset, for other programs",
      "Writes the active features of every row of a dataset as sparse matrices, for other programs."},
     {Command::convert, "convert", "CHECKPOINT", false, "batch_topk or topk to thresholds (jumprelu)",
@@ -31,14 +31,7 @@ constexpr CommandEntry entries[] = {
      "Face, and checks them."},
     {Command::benchmark, "benchmark", "INPUT", true, "time the phases of a step, of either kind of model",
      "Times the phases of a training step and compares them with the limits of the machine, for every case of table "
-     "[benchmark]. Writes benchmark.json, benchmark.csv and benchmark.svg."},
-    {Command::report, "report", "RUN", false, "one HTML page of a run, or of several to compare them",
-     "Writes one HTML page of a run: curves, settings, results and timings. Of several runs, which may be of either "
-     "kind of "
-     "model but all of one, a page that compares them."},
-    {Command::sweep, "sweep", "INPUT", true, "train at every point of a grid, and compare",
-     "Trains at every point of a grid of settings, each in a directory of its own, and writes a table and a page that "
-     "compare the runs. Finished points are left as they are and others resume when the same command is given again."},
+     "[benchmark]. Writes benchmark.json and benchmark.csv; weft report makes a page of them."},
     {Command::export_weights, "export", "CHECKPOINT", false, "weights in the files of other programs",
      "Writes the weights of a transcoder, which then apply to raw activations, in the files of another program "
      "(docs/interchange.md)."},
@@ -93,7 +86,6 @@ constexpr Subject subjects[] = {
      "a checkpoint, a run, which stands for its newest one, or a directory of Hugging Face with a GPT-2, Llama, Qwen3, "
      "OLMo 2 or Gemma 2"},
     {"PATH", "what to inspect: its kind is recognised"},
-    {"RUN", "a run directory; several are compared"},
     {"DIR", "a directory of another program"},
     {"FILES", "text files"},
     {"FILE", "the answers"},
@@ -118,8 +110,8 @@ void add_common(Options& options, Request& request) {
 }  // namespace
 
 bool Option::takes_path() const {
-  static constexpr std::array<std::string_view, 10> paths = {
-      "FILE", "FILES", "DIR", "PATH", "INPUT", "RUN", "MODEL", "CHECKPOINT", "auto|never|PATH", "bytes|PATH"};
+  static constexpr std::array<std::string_view, 9> paths = {
+      "FILE", "FILES", "DIR", "PATH", "INPUT", "MODEL", "CHECKPOINT", "auto|never|PATH", "bytes|PATH"};
   return std::find(paths.begin(), paths.end(), is_argument() ? names : value) != paths.end();
 }
 
@@ -138,7 +130,7 @@ Options options_of(Command command, Request& request) {
                        command == Command::convert;
   const bool of_language_model = command == Command::lm_evaluate || command == Command::lm_harvest ||
                                  command == Command::lm_generate || command == Command::lm_diversity;
-  if (command == Command::lm_tokenize || command == Command::report)
+  if (command == Command::lm_tokenize)
     options.add(entry.subject, request.files, "", help_of_subject(entry.subject));
   else if (entry.subject[0] != '\0')
     options.add(entry.subject, request.subject, "", help_of_subject(entry.subject));
@@ -247,14 +239,6 @@ Options options_of(Command command, Request& request) {
     options.add("--input", privacy.input, "FILE",
                 "an input of weft lm train: what is not given above is taken from it, also the accountant");
   }
-  if (command == Command::sweep) {
-    options.add("--grid", request.grid, "KEY=VALUE,VALUE", "values of a key, as in transcoder.k=8,16; repeatable");
-    options.add("--jobs", request.jobs, "N", "runs at a time (default 1)").between(1, 1024);
-    options.flag("--slurm", request.slurm, "submit the points as an array of jobs of Slurm");
-    options.flag("--pbs", request.pbs, "the same for PBS");
-    options.add("--script", request.script, "FILE",
-                "their job script (default: slurm.sbatch or pbs.pbs of jobscripts/)");
-  }
   if (command == Command::benchmark) {
     options.add("--compare", request.compare, "FILE",
                 "end with 1 when a case takes longer than benchmark.compare_ratio times this benchmark.json's");
@@ -270,7 +254,7 @@ Options options_of(Command command, Request& request) {
                 command == Command::inspect
                     ? "of a dataset: replace a value of table [data], as in data.stored_as=bf16; repeatable"
                     : "replace a value of the input, as in run.steps=500; repeatable");
-  if (entry.takes_input && command != Command::sweep) {
+  if (entry.takes_input) {
     options.flag("--defaults", request.defaults, "print a commented template of an input");
     options.flag("--print-config", request.print_config, "print the input with every key, as it will run");
     if (is_training(command))
@@ -279,9 +263,7 @@ Options options_of(Command command, Request& request) {
   }
   if (entry.takes_input)
     options.flag("--dry-run", request.dry_run,
-                 command == Command::sweep
-                     ? "check the input of every point; print the points"
-                     : "check input, data headers and memory; print what is needed and whether it fits");
+                 "check input, data headers and memory; print what is needed and whether it fits");
 
   // 3. Where results go, and how the run continues.
   const auto output = [&](const char* value, const char* help) {
@@ -290,11 +272,9 @@ Options options_of(Command command, Request& request) {
   if (is_training(command) || command == Command::benchmark) output("DIR", "the run directory (run.output)");
   if (command == Command::synth) output("DIR", "receives train/, validation/ and ground_truth.h5 (synthetic.output)");
   if (command == Command::evaluate || command == Command::lm_evaluate) output("DIR", "receives evaluation.json");
-  if (command == Command::features) output("DIR", "receives features.h5 and features.html");
+  if (command == Command::features) output("DIR", "receives features.h5");
   if (command == Command::encode) output("DIR", "receives the encoded files");
   if (command == Command::convert) output("DIR", "a new directory: the checkpoint and conversion.json");
-  if (command == Command::report) output("FILE", "the page (default RUN/report.html; of several runs comparison.html)");
-  if (command == Command::sweep) output("DIR", "receives a directory per point, the table and the page");
   if (command == Command::import_weights) output("DIR", "the checkpoint, or the dataset");
   if (command == Command::lm_harvest) output("DIR", "the dataset");
   if (command == Command::lm_export) output("DIR", "the directory to write");
@@ -307,7 +287,7 @@ Options options_of(Command command, Request& request) {
     options.flag("--take-over", request.take_over, "take the run directory from a live run, which stops");
     options.add("--start-id", request.start_id, "ID", "recorded in run.json, for job scripts");
   }
-  if ((entry.takes_input && command != Command::sweep) || command == Command::evaluate)
+  if (entry.takes_input || command == Command::evaluate)
     options.flag("--profile", request.profile,
                  command == Command::evaluate
                      ? "with --output: write a time line (profile.json, for ui.perfetto.dev) and five figures"

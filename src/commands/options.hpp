@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The commands and their options, each with its help: parsing (request.cpp), --help, manual pages and shell completion
-// (help.hpp) follow from these lists.
+// The commands and their options, each with its help: parsing (request.cpp), --help and completion in bash (help.hpp)
+// follow from these lists.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +66,7 @@ class Options {
 struct CommandEntry {
   Command command;
   std::string_view name;    ///< "train", or with its family "lm train"
-  const char* subject;      ///< INPUT, CHECKPOINT, MODEL, PATH, RUN, DIR, FILES; "" = none
+  const char* subject;      ///< INPUT, CHECKPOINT, MODEL, PATH, DIR, FILES; "" = none
   bool takes_input;         ///< the subject is a TOML file
   const char* summary;      ///< in lists of commands: lower case, without a full stop
   const char* description;  ///< one or more sentences

@@ -16,6 +16,7 @@
 #include <span>
 
 #include "commands/commands.hpp"
+#include "commands/external.hpp"
 #include "commands/help.hpp"
 #include "commands/options.hpp"
 #include "input/print.hpp"
@@ -155,6 +156,8 @@ Error unexpected(const std::vector<std::string>& extras, const CLI::App& app, bo
     for (const CommandEntry& entry : command_entries())
       if (entry.family() == (of_family ? kLanguageModels : "")) known.emplace_back(entry.word());
     if (!of_family) known.emplace_back(kLanguageModels);
+    if (!of_family)
+      for (const PackageCommand& command : package_commands()) known.emplace_back(command.name);
   }
   // The dashes are no part of the name: they would make any two options look alike.
   const std::string dashes = first[0] == '-' ? "--" : "";
@@ -269,7 +272,6 @@ Request parse_words(int argc, const char* const* argv, std::string& text) {
   if (chosen == nullptr && !request.defaults && !request.reference) throw usage(nullptr, "no command was given");
   if (chosen == nullptr) chosen = entry_of(Command::train);  // weft --defaults
   request.command = chosen->command;
-  if (request.command == Command::report && !request.files.empty()) request.subject = request.files.front();
   const bool given_subject =
       request.command == Command::lm_tokenize ? !request.files.empty() : !request.subject.empty();
   if (!given_subject && chosen->subject[0] != '\0' && !request.defaults && !request.reference)
@@ -295,8 +297,6 @@ Needs needs_of(const Request& request) {
   switch (request.command) {
     case Command::nothing:
     case Command::inspect:
-    case Command::report:
-    case Command::sweep:
     case Command::privacy:
     case Command::lm_tokenize:
       return Needs::nothing;
@@ -397,7 +397,6 @@ input::Schema schema(Input& input, Command command) {
 std::vector<input::Override> overrides(const Request& request) {
   std::vector<input::Override> all;
   for (const std::string& set : request.sets) all.push_back({set, ""});
-  for (const std::string& set : request.point) all.push_back({set, "--grid " + set});
   if (!request.output.empty())
     all.push_back(input::override_text(request.command == Command::synth ? "synthetic.output" : "run.output",
                                        request.output, "--output " + request.output));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Hook points: the values of a model to which a transcoder applies. Data sets name them by module and side, {} for the
-// layer: "block_{}.mlp.input" (weft lm harvest), "model.layers.{}.mlp.input" (tools/harvest.py). TransformerLens, and
+// layer: "block_{}.mlp.input" (weft lm harvest), "model.layers.{}.mlp.input" (weft harvest). TransformerLens, and
 // the programs that build on it, have names of their own; a transcoder at another point than its own computes other
 // features without a sign of it.
 #pragma once

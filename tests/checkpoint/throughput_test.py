@@ -42,7 +42,7 @@ def check(weft):
             assert one["seconds"] > 0 and abs(one["percent_of_plain"] - 100 * one["plain_seconds"] / one["seconds"]) < 1e-6, result
         assert 0 < result["pause_seconds"] <= result["write"]["seconds"] and result["copy_seconds"] > 0, result
         assert "of plain files with fsync" in output and f"by {ranks} rank" in output, output
-        assert sorted(path.name for path in (weft.folder / state).iterdir()) == ["benchmark.csv", "benchmark.json", "benchmark.svg"]
+        assert sorted(path.name for path in (weft.folder / state).iterdir()) == ["benchmark.csv", "benchmark.json"]
 
 
 program.main(check)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The program as its users meet it: options, texts and exit codes, by running it.
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -355,7 +354,6 @@ TEST_CASE("a path that does not exist, or is of another kind, ends with 2 in eve
     says(std::string(command) + " nowhere", "nowhere: cannot be read");
   says("evaluate nowhere", "nowhere: no such directory; name a checkpoint");
   says("inspect nowhere", "nowhere: no such file or directory");
-  says("report nowhere", "nowhere: no such directory");
   says("evaluate runs/a --data nowhere", "--data = \"nowhere\": no such directory (relative paths begin at ");
   says("evaluate runs/a --data a.toml", "--data = \"a.toml\" is a file");
   says("evaluate data/train", "data/train: a dataset, not a checkpoint");
@@ -390,10 +388,6 @@ TEST_CASE("an output that cannot be there, or a path that the system refuses, is
   for (const char* command : {"train a.toml", "encode runs/a", "features runs/a", "evaluate runs/a"})
     says(std::string(command) + " --output a.toml/x", 6,
          "a.toml/x: cannot be created (a.toml: File exists); choose another");
-  // A page in place of a device would replace it.
-  REQUIRE(mkfifo((there.path / "pipe").c_str(), 0600) == 0);
-  says("report runs/a --output pipe", 2, "--output pipe: is a device or FIFO");
-  CHECK(std::filesystem::is_fifo(there.path / "pipe"));
   // A run of the other kind of model.
   there.file("text.txt", std::string(2000, 'a'));
   there.file("lm.toml",
@@ -410,8 +404,7 @@ TEST_CASE("an output that cannot be there, or a path that the system refuses, is
 
 TEST_CASE("results that cannot be printed end with 6") {
   const Trained there;
-  for (const char* arguments :
-       {"evaluate runs/a", "inspect runs/a", "inspect data/train", "train a.toml --dry-run", "report runs/a"})
+  for (const char* arguments : {"evaluate runs/a", "inspect runs/a", "inspect data/train", "train a.toml --dry-run"})
     CHECK_MESSAGE(weft_with(there, std::string(arguments) + " > /dev/full").code == 6, arguments);
   // The run itself is in files: a broken output does not end it.
   CHECK(weft_with(there, "train a.toml --output runs/c > /dev/full").code == 0);

@@ -94,7 +94,7 @@ def links(repository):
 def messages(repository):
     """Searches each quoted message, split at "…", in the string literals of the sources (joined; {} matches anything)."""
     sources = ""
-    for path in sorted([*(repository / "src").rglob("*.cpp"), *(repository / "src").rglob("*.hpp")]):
+    for path in sorted([*(repository / "src").rglob("*.cpp"), *(repository / "src").rglob("*.hpp"), *(repository / "python").rglob("*.py")]):
         sources += re.sub(r'"\s*\n\s*"', "", path.read_text()).replace('\\"', '"') + "\n"
     page = repository / "docs" / "troubleshooting.md"
     problems, count = [], 0
@@ -132,7 +132,7 @@ def reference(repository, weft):
 def workspace(folder, repository, weft):
     """Makes a folder like the root of the repository, with smaller inputs; returns the environment of the commands."""
     shutil.copytree(repository / "inputs", folder / "inputs")
-    for name in ("tools", "scripts", "docs"):
+    for name in ("python", "scripts", "docs"):
         (folder / name).symlink_to(repository / name)
     quickstart = folder / "inputs" / "quickstart.toml"
     text = quickstart.read_text()
@@ -142,7 +142,8 @@ def workspace(folder, repository, weft):
     quickstart.write_text(text)
     (folder / "bin").mkdir()
     (folder / "bin" / "weft").symlink_to(weft)
-    environment = dict(os.environ, PATH=f"{folder / 'bin'}:{os.environ['PATH']}", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive",
+    program.install_programs(folder / "bin")
+    environment = dict(os.environ, PATH=f"{folder / 'bin'}:{os.environ['PATH']}", PYTHONPATH=f"{program.PACKAGE}:{os.environ['PYTHONPATH']}", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive",
                        OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1",
                        PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe", OMPI_MCA_hwloc_base_binding_policy="none")
     return environment

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version is the same everywhere: CMakeLists.txt, the first section of CHANGELOG.md (with the name of its tag) and CITATION.cff.
+"""The version is the same everywhere: CMakeLists.txt, the Python package, the first section of CHANGELOG.md (with the name of its tag) and
+CITATION.cff.
 The Spack recipe names the tags of released versions alone: those whose section has a date, which scripts/release.sh enters with the
 tag. CITATION.cff has the required fields. The script is run on a copy.
 
@@ -15,7 +16,7 @@ from pathlib import Path
 
 RECIPE = Path("spack_repo/weft/packages/weft/package.py")
 FILES = [Path(name) for name in ("CMakeLists.txt", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "LICENSE",
-                                 "scripts/release.sh", "tests/docs/release_test.py")] + [RECIPE]
+                                 "scripts/release.sh", "tests/docs/release_test.py", "python/weft/__init__.py")] + [RECIPE]
 
 
 def check_metadata(repository):
@@ -23,6 +24,8 @@ def check_metadata(repository):
     sections = re.findall(r"^## (\S+) \(tag (\S+?)(?:, (\d{4}-\d\d-\d\d))?\)$", (repository / "CHANGELOG.md").read_text(), flags=re.M)
     assert sections and sections[0][0] == version, f"CHANGELOG.md begins with {sections[:1]}, the version is {version}"
     assert all(tag == f"v{number}" for number, tag, _ in sections), sections
+    package = re.search(r'^__version__ = "(.*)"', (repository / "python/weft/__init__.py").read_text(), flags=re.M)[1]
+    assert package == version, f"python/weft/__init__.py has {package}, the version is {version}"
     citation = dict(re.findall(r"^([\w-]+): *(.*)$", (repository / "CITATION.cff").read_text(), flags=re.M))
     assert citation["version"] == version and citation["cff-version"] == "1.2.0", citation
     assert {"message", "title", "authors", "license", "type"} <= set(citation), citation

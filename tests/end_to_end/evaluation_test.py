@@ -80,9 +80,9 @@ def check(weft):
     assert tensors(killed) == tensors(evaluated)
     assert of_validation(killed) == curve
 
-    weft.run("report", evaluated)
-    page = (evaluated / "report.html").read_text()
-    assert "Validation error" in page
+    if weft.has_package():
+        weft.run("report", evaluated)
+        assert "Validation error" in (evaluated / "report.html").read_text()
     printed = weft.run("train", "plain.toml", "--output", "none", "--set", "data.validation=", *often, ranks=RANKS)
     assert "log.evaluate_every = 6 has no effect" in printed, printed
 

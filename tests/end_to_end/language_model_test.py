@@ -80,10 +80,11 @@ def learns_and_reports(weft):
 
     inspected = weft.run("inspect", run)
     assert "language model of 2 layers, d_model 32, 2 heads" in inspected and "all tensors present" in inspected, inspected
-    weft.run("report", run)
-    page = (run / "report.html").read_text()
-    for words in ("Validation loss", "perplexity", "bits per byte", "d_model"):
-        assert words in page, words
+    if weft.has_package():
+        weft.run("report", run)
+        page = (run / "report.html").read_text()
+        for words in ("Validation loss", "perplexity", "bits per byte", "d_model"):
+            assert words in page, words
     return run
 
 

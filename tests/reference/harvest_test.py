@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`weft lm harvest`: values against the float64 reference, the layout of tools/harvest.py, resumption, refusals.
+"""`weft lm harvest`: values against the float64 reference, the layout of weft harvest, resumption, refusals.
 
 harvest_test.py WEFT
 """

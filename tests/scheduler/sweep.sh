@@ -10,7 +10,15 @@
 # shellcheck disable=SC1091,SC2154   # tools.sh is checked by itself
 set -euo pipefail
 
+python=${WEFT_PYTHON:-/usr/bin/python3}
+"$python" -c 'import numpy, h5py, matplotlib' 2>/dev/null || { echo "skipped: $python has no NumPy, h5py and matplotlib (scripts/setup.sh --tests)"; exit 77; }
+package=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../python" && pwd)
 source "$(dirname "${BASH_SOURCE[0]}")/tools.sh"
+
+mkdir programs
+printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s" -m weft.sweep.command "$@"\n' "$package" "$python" >programs/weft-sweep
+chmod +x programs/weft-sweep
+PATH=$PATH:$PWD/programs
 
 edited slurm.sbatch >site.sbatch
 sweep=(weft sweep quickstart.toml --grid "optimizer.learning_rate=1e-3,3e-3" --grid "transcoder.k=4,8" --output runs

@@ -203,6 +203,18 @@ def check_configure(repository, recipe, cmake):
         yield f"CMake does not accept the recipe's arguments:\n{done.stdout}"
 
 
+def check_package(repository):
+    """The recipe of the Python package depends on what python/pyproject.toml requires."""
+    text = (repository / "python" / "pyproject.toml").read_text()
+    requirements = re.search(r"^requires = \[(.*?)\]", text, re.M)[1] + "," + re.search(r"^dependencies = \[(.*?)\]", text, re.M)[1]
+    wanted = {(f"py-{name}", least) for name, least in re.findall(r'"([\w-]+)(?:>=([\d.]+))?"', requirements)}
+    wanted.add(("python", re.search(r'^requires-python = ">=([\d.]+)"', text, re.M)[1]))
+    recipe = stand_in.Recipe(repository / "spack_repo" / "weft" / "packages" / "py_weft" / "package.py")
+    found = {(name, lowest(versions)) for name, versions, _ in (parse(arguments[0]) for arguments, _ in recipe.of("depends_on"))}
+    if found - {("weft", "")} != wanted:
+        yield f"py-weft depends on {sorted(found)}, pyproject.toml requires {sorted(wanted)}"
+
+
 def self_check(recipe, upstream, own_packages, text):
     """The checks detect the errors that a concretizer or a user would encounter."""
     def broken(change, to, check, *arguments):
@@ -233,7 +245,7 @@ def main():
     own_packages = {path.parent.name for path in recipe.path.parent.parent.glob("*/package.py")} - {"weft"}
     text = cmake_text(repository)
     found = [*check_names(recipe, upstream, own_packages), *check_cmake(recipe, text), *check_gpu(recipe, upstream), *check_style(recipe),
-             *check_environment(repository, recipe, upstream)]
+             *check_environment(repository, recipe, upstream), *check_package(repository)]
     if not found:
         self_check(recipe, upstream, own_packages, text)
     if len(sys.argv) > 2:

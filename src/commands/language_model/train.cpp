@@ -30,10 +30,8 @@ namespace {
 /// Every key of the table has a default, but what answers are worth is for the user to say.
 void require_polychromic_table(const Request& request, const parallel::World& world) {
   world.on_root([&] {
-    std::vector<std::string> given = request.sets;
-    given.insert(given.end(), request.point.begin(), request.point.end());
     if (!input::has_table(request.input_text, "polychromic") &&
-        std::none_of(given.begin(), given.end(),
+        std::none_of(request.sets.begin(), request.sets.end(),
                      [](const std::string& set) { return set.starts_with("polychromic."); }))
       throw error(ExitCode::usage,
                   "{}: has no table [polychromic], which says what answers are worth (all would have the same reward); "

@@ -177,8 +177,7 @@ int benchmark(const Request& request, const parallel::World& world) {
   world.on_root([&]() -> std::string {
     report::write_json(directory / "benchmark.json", document);
     storage::write_text_atomically(directory / "benchmark.csv", bench::to_csv(result));
-    storage::write_text_atomically(directory / "benchmark.svg", bench::to_svg(result));
-    log::info("results in {}: benchmark.json, benchmark.csv, benchmark.svg", directory.string());
+    log::info("results in {}: benchmark.json, benchmark.csv", directory.string());
     if (request.compare.empty()) return {};
     const bench::Comparison comparison = bench::compare(result, reference, settings.compare_ratio);
     log::info("{}", comparison.text);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft features CHECKPOINT --data DIR: what the features of a transcoder respond to and write, as features.h5, as a
-// page for browsing, and as JSON of single features.
+// weft features CHECKPOINT --data DIR: what the features of a transcoder respond to and write, as features.h5 (weft
+// serve shows it), and as JSON of single features.
 #include <charconv>
 #include <filesystem>
 #include <optional>
@@ -12,7 +12,7 @@
 #include "report/format.hpp"
 #include "report/pass.hpp"
 #include "storage/durable.hpp"
-#include "transcoder/features/page.hpp"
+#include "transcoder/features/catalogue.hpp"
 
 namespace weft::commands {
 namespace {
@@ -44,7 +44,7 @@ FeatureName feature_named(const std::string& text, const transcoder::Shape& shap
 int features(const Request& request, const parallel::World& world) {
   if (request.output.empty() && request.features.empty())
     throw collective_error(ExitCode::usage,
-                           "nothing to write; give --output DIR (features.h5, features.html) or --feature LAYER:INDEX");
+                           "nothing to write; give --output DIR (features.h5) or --feature LAYER:INDEX");
 
   // 1. The transcoder, the data, and what is asked for.
   LoadedTranscoder loaded(request, world);
@@ -79,14 +79,12 @@ int features(const Request& request, const parallel::World& world) {
   if (description.has_tokens) tokens.emplace(description);
   dataset::Vocabulary vocabulary;
   std::optional<transcoder::CatalogueFile> file;
-  std::optional<transcoder::CataloguePage> page;
   const std::filesystem::path output = request.output;
   world.on_root([&] {
     vocabulary = dataset::read_vocabulary(description);
     if (request.output.empty()) return;
     storage::make_directory(output);
     file.emplace(output / "features.h5", facts, vocabulary);
-    page.emplace(facts, vocabulary);
   });
   std::string lines;
   report::Pass pass("features", shape.n_layers, "layers");
@@ -96,10 +94,7 @@ int features(const Request& request, const parallel::World& world) {
     const transcoder::LayerCatalogue catalogue = transcoder::gather_layer(
         facts, layer, collection, loaded.model, tokens ? &*tokens : nullptr, loaded.grid, loaded.execution());
     world.on_root([&] {
-      if (file) {
-        file->add(catalogue);
-        page->add(catalogue);
-      }
+      if (file) file->add(catalogue);
       for (const auto& [of_layer, feature] : requested)
         if (of_layer == layer)
           document["features"].push_back(transcoder::to_json(facts, catalogue, feature, vocabulary));
@@ -109,10 +104,8 @@ int features(const Request& request, const parallel::World& world) {
   world.on_root([&] {
     if (file) {
       file->finish();
-      storage::write_text_atomically(output / "features.html", page->html());
-      log::info("{} features of step {} on {} tokens: {} and {}", report::grouped(shape.n_layers * shape.n_features),
-                facts.step, report::grouped(facts.tokens), (output / "features.h5").string(),
-                (output / "features.html").string());
+      log::info("{} features of step {} on {} tokens: {}", report::grouped(shape.n_layers * shape.n_features),
+                facts.step, report::grouped(facts.tokens), (output / "features.h5").string());
     }
   });
   if (!request.output.empty()) document["output"] = request.output;

@@ -17,7 +17,7 @@ class Weft(CMakePackage, CudaPackage):
 
     license("Apache-2.0")
 
-    sanity_check_is_file = [join_path("bin", "weft"), join_path("share", "man", "man1", "weft.1")]
+    sanity_check_is_file = [join_path("bin", "weft"), join_path("share", "bash-completion", "completions", "weft")]
     sanity_check_is_dir = [join_path("share", "weft", "inputs"), join_path("share", "weft", "jobscripts"),
                            join_path("share", "doc", "weft", "docs")]
 

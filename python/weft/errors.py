@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors and output of the programs: messages are *problem (why) suggestion*, exit codes those of `weft --help`."""
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+USAGE, DATA, IO = 2, 3, 6
+LARGEST_JSON = 64 << 20
+
+
+class WeftError(Exception):
+    """Ends the program with this message and exit code."""
+
+    def __init__(self, code, message):
+        super().__init__(message)
+        self.code = code
+
+
+class Parser(argparse.ArgumentParser):
+    """Arguments of `weft NAME`."""
+
+    def __init__(self, name, **options):
+        super().__init__(prog=f"weft {name}", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message):
+        raise WeftError(USAGE, f"{message}; see {self.prog} --help")
+
+
+class Output:
+    """Where a program prints: its result on standard output, with `--json` as one document; the rest is left out with `--quiet`."""
+
+    def __init__(self, as_json=False, quiet=False):
+        self.as_json, self.quiet = as_json, quiet
+
+    @staticmethod
+    def add_options(parser):
+        parser.add_argument("--json", action="store_true", help="print the result as one JSON document; all else goes to standard error")
+        parser.add_argument("--quiet", action="store_true", help="print results, warnings and errors alone")
+
+    def info(self, text):
+        if not self.quiet:
+            print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def warning(self, text):
+        sys.stdout.flush()
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    def result(self, text, document):
+        """The result: `text`, or with `--json` the document."""
+        if self.as_json:
+            print(json.dumps(document, indent=2), flush=True)
+        else:
+            print(text, flush=True)
+
+    def written(self, text, document):
+        """The same for a result that is a file: the text is left out with `--quiet`."""
+        self.info(text)
+        if self.as_json:
+            print(json.dumps(document, indent=2), flush=True)
+
+
+def run(function, arguments):
+    """Calls function(arguments) and returns its exit code; prints an error as the program does."""
+    try:
+        code = function(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return code or 0
+    except WeftError as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return failure.code
+    except OSError as failure:
+        try:
+            sys.stdout.flush()
+        except OSError:     # what could not be printed is not tried again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(failure, BrokenPipeError):    # the reader of standard output has read enough
+            return 0
+        print(f"error: {failure.filename or 'standard output'}: {failure.strerror or failure} (reading or writing failed); check the path and "
+              "the file system", file=sys.stderr)
+        return IO
+    except KeyboardInterrupt:
+        return 130
+
+
+def read_bytes(path, most):
+    """The contents of a file of at most `most` bytes."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(most + 1)
+    except OSError as failure:
+        raise WeftError(IO, f"{path}: cannot be read ({failure.strerror}); check the file") from None
+    if len(content) > most:
+        raise WeftError(DATA, f"{path}: is larger than {most:,} bytes (too large for its kind); is it damaged?")
+    return content
+
+
+def write_atomically(path, text):
+    """The file appears complete, in place of an older one, or not at all."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        umask = os.umask(0)
+        os.umask(umask)
+        os.fchmod(handle, 0o666 & ~umask)
+        with open(handle, "wb") as file:
+            file.write(text.encode("utf-8", "replace"))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def require_page_path(page):
+    """Raises unless a page can be written there."""
+    page = Path(page)
+    if not page.parent.is_dir():
+        raise WeftError(USAGE, f"--output {page}: {page.parent} is no directory; create it, or name a file elsewhere")
+    if page.is_dir():
+        raise WeftError(USAGE, f"--output {page}: is a directory (the page is a file); name a file, as {page / 'report.html'}")
+    if page.exists() and not page.is_file():     # it would be replaced
+        raise WeftError(USAGE, f"--output {page}: is a device or FIFO (the page is a file); name a file")

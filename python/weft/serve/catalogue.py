@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""features.h5, as `weft features` writes it: sorting, searching and filtering over all features with NumPy; details of single features
+are read on demand. The file is not trusted: shapes, types and stored bytes are compared with the attributes before anything is read."""
+import json
+import math
+import threading
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from weft.errors import DATA, IO, USAGE, WeftError
+from weft.text import text_of
+
+MOST_LAYERS, MOST_FEATURES = 256, 1 << 28       # of a file, all layers together
+MOST_EXAMPLES = 8       # whose tokens are listed and searched
+BINS = 32
+ORDERS = ("layer and index", "density, highest first", "density, lowest first", "strongest activation", "nearest feature")
+
+
+def find_features(path):
+    """features.h5 itself, or the one in a directory or in DIR/features."""
+    path = Path(path)
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise WeftError(USAGE, f"{path}: no such file or directory; name the directory that weft features wrote (--output)")
+    for found in (path / "features.h5", path / "features" / "features.h5"):
+        if found.is_file():
+            return found
+    raise WeftError(USAGE, f"{path}: has no features.h5; write it with weft features CHECKPOINT --output {path}")
+
+
+class Catalogue:
+    def __init__(self, path):
+        self.path, self._lock, self._orders, self._centres = Path(path), threading.Lock(), {}, None
+        try:
+            self._file = h5py.File(self.path, "r")
+        except OSError as failure:
+            raise WeftError(IO, f"{path}: cannot be opened ({str(failure).splitlines()[0]}); is it complete?") from None
+        attributes = dict(self._file.attrs)
+        if text_of(attributes.get("format")) != "weft-features":
+            raise self._wrong("not a file of weft features (its attribute format is another)")
+        if self._integer(attributes, "format_version", 0) > 1:
+            raise self._wrong("written by a newer version of Weft; take the package of that version")
+        self.n_layers = self._integer(attributes, "n_layers", 1, MOST_LAYERS)
+        self.n_features = self._integer(attributes, "n_features", 1, MOST_FEATURES // self.n_layers)
+        self.tokens = self._integer(attributes, "tokens", 1)
+        self.step = self._integer(attributes, "step", 0)
+        self.top = self._integer(attributes, "top", 1, 1 << 16)
+        self.context = self._integer(attributes, "context", 0, 1 << 16)
+        self.checkpoint, self.data, self.model = (text_of(attributes.get(name)) for name in ("checkpoint", "data", "model"))
+        self.has_tokens = "layer_0/top_tokens" in self._file
+        self.edges = self._read(self._dataset("histogram_edges", (BINS,), "f"), slice(None)).tolist()
+        self.vocabulary = self._read_vocabulary()
+        self._layers = [self._layer(layer) for layer in range(self.n_layers)]
+        whole = {name: np.concatenate([self._read(layer[name], slice(None)) for layer in self._layers]) for name in ("fired", "mean")}
+        self.fired, self.mean = whole["fired"], whole["mean"]
+        self.strongest = np.concatenate([self._read(layer["top_value"], (slice(None), 0)) for layer in self._layers])
+        self.nearest = np.concatenate([self._read(layer["nearest_cosine"], (slice(None), 0)) if layer["nearest_cosine"] is not None
+                                       else np.full(self.n_features, -1.0) for layer in self._layers])
+
+    # --- Reading ------------------------------------------------------------------------------------------------------------
+
+    def _wrong(self, problem):
+        return WeftError(DATA, f"{self.path}: {problem}; write it again with weft features")
+
+    def _integer(self, attributes, name, least, most=1 << 60):
+        value = attributes.get(name)
+        if not isinstance(value, (int, np.integer)) or not least <= value <= most:
+            raise self._wrong(f"its attribute {name} is {text_of(str(value))[:40]} (from {least} to {most})")
+        return int(value)
+
+    def _dataset(self, name, shape, kind):
+        """An array of this shape and kind of number, whose values are all in the file."""
+        found = self._file.get(name)
+        if not isinstance(found, h5py.Dataset):
+            raise self._wrong(f"/{name} is missing")
+        if found.shape != shape or found.dtype.kind != kind or found.dtype.itemsize > 8:
+            raise self._wrong(f"/{name} is {found.dtype} {found.shape}, not the {shape} of its attributes")
+        if found.id.get_storage_size() < math.prod(shape) * found.dtype.itemsize and not found.compression:
+            raise self._wrong(f"/{name} has fewer bytes than its shape")
+        return found
+
+    def _layer(self, layer):
+        """The arrays of a layer by name; None: without token ids, or with a single feature."""
+        n, group, targets = self.n_features, f"layer_{layer}/", self.n_layers - layer
+        share = self._file.get(group + "target_share")      # of transcoders that write to their own layer only
+        if isinstance(share, h5py.Dataset) and len(share.shape) == 2 and 1 <= share.shape[1] <= targets:
+            targets = share.shape[1]
+        n_nearest = min(5, n - 1)
+        shapes = {"fired": ((n,), "i"), "mean": ((n,), "f"), "histogram": ((n, BINS), "i"), "top_value": ((n, self.top), "f"),
+                  "top_row": ((n, self.top), "i"), "target_share": ((n, targets), "f")}
+        if self.has_tokens:
+            shapes.update(top_position=((n, self.top), "i"), top_tokens=((n, self.top, 2 * self.context + 1), "i"))
+        if n_nearest:
+            shapes.update(nearest=((n, n_nearest), "i"), nearest_cosine=((n, n_nearest), "f"))
+        arrays = {name: self._dataset(group + name, shape, kind) for name, (shape, kind) in shapes.items()}
+        return {"nearest": None, "nearest_cosine": None, **arrays}
+
+    def _read(self, dataset, where):
+        try:
+            return dataset[where]
+        except OSError as failure:
+            raise WeftError(IO, f"{self.path}: {dataset.name} cannot be read ({str(failure).splitlines()[0]}); is the file complete?") from None
+
+    def _read_vocabulary(self):
+        if "vocabulary" not in self._file:
+            return []
+        found = self._file["vocabulary"]
+        if not isinstance(found, h5py.Dataset) or found.ndim != 1 or found.dtype != np.uint8:
+            raise self._wrong("/vocabulary is not a text")
+        texts = None
+        try:
+            texts = json.loads(bytes(self._read(self._dataset("vocabulary", found.shape, "u"), slice(None))))["texts"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+        if not isinstance(texts, list):
+            raise self._wrong("/vocabulary is not a vocabulary")
+        return [text_of(text) for text in texts]
+
+    def text(self, token):
+        return self.vocabulary[token] if 0 <= token < len(self.vocabulary) else f"[{token}]"
+
+    # --- Many features ------------------------------------------------------------------------------------------------------
+
+    def _order(self, name):
+        """All features in this order, as layer * n_features + index."""
+        if name not in self._orders:
+            keys = {"density, highest first": -self.fired, "density, lowest first": self.fired, "strongest activation": -self.strongest,
+                    "nearest feature": -self.nearest}
+            self._orders[name] = (np.argsort(keys[name], kind="stable") if name in keys else np.arange(len(self.fired))).astype(np.int64)
+        return self._orders[name]
+
+    def _examples(self):
+        """Token ids at the strongest activations of all features: [features, examples]."""
+        if self._centres is None:
+            self._centres = np.concatenate([self._read(layer["top_tokens"], (slice(None), slice(0, MOST_EXAMPLES), self.context))
+                                            for layer in self._layers])
+        return self._centres
+
+    def _matching(self, search, layer, fired_only):
+        """Mask of all features."""
+        mask = self.fired > 0 if fired_only else np.ones(len(self.fired), bool)
+        if layer is not None:
+            mask[:layer * self.n_features] = False
+            mask[(layer + 1) * self.n_features:] = False
+        search = search.strip()
+        if not search:
+            return mask
+        of_layer, _, index = search.rpartition(":")
+        if index.isascii() and index.isdigit() and len(index) < 10 and (not of_layer or (of_layer.isascii() and of_layer.isdigit() and len(of_layer) < 4)):
+            wanted = np.zeros(len(mask), bool)
+            layers = [int(of_layer)] if of_layer else range(self.n_layers)
+            for one in layers:
+                if one < self.n_layers and int(index) < self.n_features:
+                    wanted[one * self.n_features + int(index)] = True
+            return mask & wanted
+        if not self.has_tokens:
+            return np.zeros(len(mask), bool)
+        ids = [token for token, text in enumerate(self.vocabulary) if search in text]
+        return mask & np.isin(self._examples(), ids).any(axis=1)
+
+    def select(self, search="", layer=None, order=ORDERS[0], fired_only=True, offset=0, most=200):
+        """(number of features that match, rows of a part of them for the table)."""
+        with self._lock:
+            ordered = self._order(order)
+            found = ordered[self._matching(search, layer, fired_only)[ordered]]
+            return len(found), [self._row(int(one)) for one in found[offset:offset + most]]
+
+    def _row(self, feature):
+        layer, index = divmod(feature, self.n_features)
+        texts = []
+        if self.has_tokens:
+            if self._centres is None:
+                ids = self._read(self._layers[layer]["top_tokens"], (index, slice(0, MOST_EXAMPLES), self.context))
+            else:
+                ids = self._centres[feature]
+            texts = list(dict.fromkeys(self.text(int(token)) for token in ids if token >= 0))
+        return {"layer": layer, "feature": index, "fired": int(self.fired[feature]), "mean": float(self.mean[feature]),
+                "strongest": float(self.strongest[feature]), "tokens": texts}
+
+    def most_active(self, most):
+        """Of each layer the same number of features, those that fired on most tokens."""
+        of_layer = max(1, most // self.n_layers)
+        chosen = []
+        for layer in range(self.n_layers):
+            fired = self.fired[layer * self.n_features:(layer + 1) * self.n_features]
+            order = np.argsort(-fired, kind="stable")[:of_layer]
+            chosen += [(layer, int(index)) for index in sorted(order) if fired[index] > 0]
+        return chosen
+
+    # --- One feature --------------------------------------------------------------------------------------------------------
+
+    def feature(self, layer, index, most_examples=1 << 16):
+        """Everything about a feature, with the members of `weft features --feature`."""
+        if not (0 <= layer < self.n_layers and 0 <= index < self.n_features):
+            raise WeftError(USAGE, f"{layer}:{index} is not a feature of {self.path} (LAYER:INDEX, layers 0 to {self.n_layers - 1}, features 0 "
+                            f"to {self.n_features - 1})")
+        with self._lock:
+            row = {name: self._read(dataset, index).tolist() for name, dataset in self._layers[layer].items() if dataset is not None}
+        nearest = [{"feature": other, "cosine": cosine} for other, cosine in zip(row.get("nearest", []), row.get("nearest_cosine", []))
+                   if other >= 0]
+        top = []
+        for i in range(min(self.top, most_examples)):
+            if row["top_row"][i] < 0:
+                break
+            example = {"activation": row["top_value"][i], "row": row["top_row"][i]}
+            if self.has_tokens:
+                example["position"] = row["top_position"][i]
+                example["context"] = [{"id": token, "text": self.text(token), **({"here": True} if at == self.context else {})}
+                                      for at, token in enumerate(row["top_tokens"][i]) if token >= 0]
+            top.append(example)
+        return {"layer": layer, "feature": index, "checkpoint": self.checkpoint, "data": self.data, "tokens": self.tokens, "fired": row["fired"],
+                "density": row["fired"] / self.tokens, "mean": row["mean"], "histogram": {"edges": self.edges, "counts": row["histogram"]},
+                "targets": [{"layer": layer + t, "share": share} for t, share in enumerate(row["target_share"])], "nearest": nearest, "top": top}
+
+    def row(self, layer, index):
+        """The row of the table of one feature."""
+        with self._lock:
+            return self._row(layer * self.n_features + index)
+
+    @property
+    def facts(self):
+        """What the page says about the file."""
+        return {"layers": self.n_layers, "features": self.n_features, "tokens": self.tokens, "orders": list(ORDERS)}

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of features: served on demand, or exported with a chosen subset in one file."""
+import json
+import math
+import socketserver
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from weft.errors import WeftError
+from weft.page import Page, Section
+from weft.serve.catalogue import MOST_EXAMPLES, ORDERS
+from weft.text import grouped
+
+ROWS = 200      # of an answer
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+def features_page(catalogue, chosen=None):
+    """The page. chosen: [(layer, index)] that it holds; None: it requests rows and details from the server."""
+    n_all = catalogue.n_layers * catalogue.n_features
+    page = Page(f"Features of {catalogue.checkpoint}", kind="weft serve", source="from features.h5",
+                state=f"Step {grouped(catalogue.step)}, on {grouped(catalogue.tokens)} tokens of {catalogue.data}.")
+    fired = [int((catalogue.fired[begin:begin + catalogue.n_features] > 0).sum()) for begin in range(0, n_all, catalogue.n_features)]
+    page.tiles = [(grouped(n_all), "features"), (grouped(sum(fired)), "fired"), (grouped(catalogue.n_layers), "layers"),
+                  (grouped(catalogue.tokens), "tokens")]
+    browse, data = Section("Features"), {"facts": catalogue.facts}
+    if chosen is not None:
+        data["features"] = [{"row": _rounded(catalogue.row(*one)), "details": _rounded(catalogue.feature(*one, MOST_EXAMPLES))} for one in chosen]
+        if len(chosen) < n_all:
+            browse.paragraph(f"The page holds {grouped(len(chosen))} of {grouped(n_all)} features. weft serve shows all; weft features "
+                             "--feature LAYER:INDEX prints one.")
+    if not catalogue.has_tokens:
+        browse.paragraph("The dataset has no token ids: examples are rows of the dataset.", "missing")
+    browse.application(data, (Path(__file__).parent / "browser.js").read_text(encoding="utf-8"))
+    layers = Section("Layers")
+    on_page = [sum(layer == one for one, _ in chosen) for layer in range(catalogue.n_layers)] if chosen is not None else []
+    layers.table(["layer", "features", "fired", *(["on this page"] if on_page else [])],
+                 [[str(layer), grouped(catalogue.n_features), grouped(fired[layer]), *([grouped(on_page[layer])] if on_page else [])]
+                  for layer in range(catalogue.n_layers)], 1)
+    page.sections = [browse, layers]
+    return page.html()
+
+
+def _rounded(value):
+    """Four significant digits: the page is read by people. JSON has no numbers that are not finite."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}") if math.isfinite(value) else 0.0
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list) else value
+
+
+class Refused(Exception):
+    """What is wrong with a request."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET /, /features?layer&search&order&fired&offset and /feature?layer&feature; nothing else, and nothing is written."""
+    server_version, sys_version, protocol_version = "weft", "", "HTTP/1.1"
+    timeout = 60
+
+    def do_GET(self):
+        # A page of another site whose name was made to resolve to this machine sends that name.
+        host = self.headers.get("Host", "").rpartition(":")[0].strip("[]")
+        if self.server.names and host not in self.server.names:
+            self.answer(403, "text/plain", f"this server answers to {', '.join(sorted(self.server.names))} only")
+            return
+        url = urlsplit(self.path)
+        values = {name: values[-1] for name, values in parse_qs(url.query, max_num_fields=16, keep_blank_values=True).items()}
+        catalogue = self.server.catalogue
+        try:
+            if url.path == "/":
+                self.answer(200, "text/html", self.server.page)
+            elif url.path == "/features":
+                order = values.get("order", ORDERS[0])
+                if order not in ORDERS:
+                    raise Refused(f"order: one of {', '.join(ORDERS)}")
+                layer = whole(values, "layer", catalogue.n_layers) if values.get("layer") else None
+                count, rows = catalogue.select(values.get("search", ""), layer, order, bool(values.get("fired")),
+                                               whole(values, "offset", 1 << 40) if values.get("offset") else 0, ROWS)
+                self.answer(200, "application/json", json.dumps({"count": count, "rows": _rounded(rows)}))
+            elif url.path == "/feature":
+                feature = catalogue.feature(whole(values, "layer", catalogue.n_layers), whole(values, "feature", catalogue.n_features))
+                self.answer(200, "application/json", json.dumps(_rounded(feature)))
+            else:
+                self.answer(404, "text/plain", f"{url.path[:80]}: there is no such page")
+        except Refused as problem:
+            self.answer(400, "text/plain", str(problem))
+        except WeftError as problem:
+            self.answer(500, "text/plain", str(problem))
+
+    def answer(self, code, kind, text):
+        content = text.encode("utf-8", "replace")
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Content-Security-Policy", "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+                                                    "connect-src 'self'; frame-ancestors 'none'")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_):
+        pass
+
+
+def whole(values, name, end):
+    """A number from 0 to end - 1 of a query."""
+    text = values.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text) < end):
+        raise Refused(f"{name}: an integer from 0 to {end - 1}")
+    return int(text)
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, catalogue, host, port):
+        super().__init__((host, port), Handler)
+        self.catalogue, self.page = catalogue, features_page(catalogue)
+        self.names = {"localhost", "127.0.0.1"} if host in LOOPBACK else set()      # that requests may be addressed to; empty: any
+
+    def server_bind(self):
+        """Without the look-up of the machine's name, which can take seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]
+
+    @property
+    def url(self):
+        return f"http://{self.server_address[0]}:{self.server_port}/"
