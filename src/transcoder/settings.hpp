@@ -113,6 +113,11 @@ inline bool lists_windows(const ModelSettings& settings) {
   return settings.activation == Activation::jumprelu && settings.threshold_gradient == ThresholdGradient::listed;
 }
 
+/// True if the loss has a penalty besides the error of the reconstruction.
+inline bool has_penalties(const ModelSettings& settings) {
+  return settings.sparsity > 0 || settings.preactivation_penalty > 0;
+}
+
 /// The number by which a sum over n_tokens, all layers and `elements` per layer is divided.
 double divisor(Reduction, std::int64_t n_tokens, std::int64_t n_layers, std::int64_t elements);
 /// That of the squared errors. Twice its inverse is the factor of the gradient rows.
