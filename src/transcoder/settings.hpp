@@ -39,7 +39,7 @@ enum class DecoderInitial { uniform, zero };
 enum class Skip { none, linear };
 enum class Ranking { value, decoder_norm, z_score };
 enum class Decline { linear, exponential };
-/// From what the gradient of jumprelu's thresholds is formed: all pre-activations again (jump_backward.hpp), or lists
+/// From what the gradient of jumprelu's thresholds is formed: all pre-activations again (parts/thresholds.hpp), or lists
 /// of those in the windows (kernels/transcoder/activation/jump_window.hpp).
 enum class ThresholdGradient { dense, listed };
 /// Whose conventions fill in what the input does not give (presets.hpp).
