@@ -21,7 +21,7 @@
 
 #include "dataset/activations/description.hpp"
 #include "parallel/world.hpp"
-#include "transcoder/forward.hpp"
+#include "transcoder/forward/forward.hpp"
 
 namespace weft::transcoder {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dataset/activations/description.hpp"
-#include "transcoder/forward.hpp"
+#include "transcoder/forward/forward.hpp"
 
 namespace weft::transcoder {
 

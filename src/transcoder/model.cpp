@@ -258,6 +258,15 @@ Model::Model(const Shape& shape, kernels::StatePolicy policy, const parallel::Gr
   clocks_ = parameters_.group_state<std::int64_t>("encoder_bias", "tokens_since_fired");
 }
 
+std::vector<kernels::AnyMatrix> Model::feature_vectors() const {
+  std::vector<kernels::AnyMatrix> all{encoder_biases()};
+  if (shape_.threshold) all.push_back(thresholds());
+  if (shape_.affine)
+    for (const kernels::Matrix<float>& vectors : {affine_.offset, affine_.scale})
+      all.push_back({vectors.data, kernels::Scalar::fp32, vectors.rows, vectors.columns, vectors.stride});
+  return all;
+}
+
 kernels::PairAffine Model::owned_affine() const {
   if (affine_.scale.data == nullptr) return {};
   const auto owned = [&](kernels::Matrix<float> all) -> kernels::Matrix<float> {

@@ -130,6 +130,9 @@ class Model {
   kernels::AnyMatrix thresholds() const {
     return shape_.threshold ? parameters_.group("threshold") : kernels::AnyMatrix{};
   }
+  /// All vectors that have an element for each feature of this rank, [n, F_local] fp32 each: encoder biases,
+  /// thresholds, offsets and scales.
+  std::vector<kernels::AnyMatrix> feature_vectors() const;
   /// [L * d]
   kernels::ParameterVector decoder_bias() const { return decoder_bias_; }
   /// By layer, [d, d]: output, input. Empty without a skip connection.

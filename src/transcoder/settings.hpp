@@ -39,7 +39,7 @@ enum class DecoderInitial { uniform, zero };
 enum class Skip { none, linear };
 enum class Ranking { value, decoder_norm, z_score };
 enum class Decline { linear, exponential };
-/// From what the gradient of jumprelu's thresholds is formed: all pre-activations again (jump_backward.hpp), or lists
+/// From what the gradient of jumprelu's thresholds is formed: all pre-activations again (parts/thresholds.hpp), or lists
 /// of those in the windows (kernels/transcoder/activation/jump_window.hpp).
 enum class ThresholdGradient { dense, listed };
 /// Whose conventions fill in what the input does not give (presets.hpp).
@@ -111,6 +111,11 @@ inline bool passes_below_threshold(const ModelSettings& settings) {
 /// True if the selection of a step also lists what is in the windows of thresholds.
 inline bool lists_windows(const ModelSettings& settings) {
   return settings.activation == Activation::jumprelu && settings.threshold_gradient == ThresholdGradient::listed;
+}
+
+/// True if the loss has a penalty besides the error of the reconstruction.
+inline bool has_penalties(const ModelSettings& settings) {
+  return settings.sparsity > 0 || settings.preactivation_penalty > 0;
 }
 
 /// The number by which a sum over n_tokens, all layers and `elements` per layer is divided.

@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "transcoder/forward.hpp"
+#include "transcoder/forward/forward.hpp"
 #include "transcoder/private/settings.hpp"
 
 namespace weft::transcoder {

@@ -15,7 +15,7 @@
 #include "training/trainable.hpp"
 #include "transcoder/evaluation.hpp"
 #include "transcoder/settings.hpp"
-#include "transcoder/trainer.hpp"
+#include "transcoder/step/trainer.hpp"
 
 namespace weft::transcoder {
 

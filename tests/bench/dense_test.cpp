@@ -8,7 +8,7 @@
 
 #include "bench/transcoder/resident_batches.hpp"
 #include "tests/test.hpp"
-#include "transcoder/trainer.hpp"
+#include "transcoder/step/trainer.hpp"
 
 namespace weft::transcoder {
 namespace {

@@ -2,7 +2,7 @@
 #include "transcoder/plan.hpp"
 
 #include "tests/test.hpp"
-#include "transcoder/exchange/row_gather.hpp"
+#include "transcoder/axes/row_gather.hpp"
 
 namespace weft::transcoder {
 namespace {

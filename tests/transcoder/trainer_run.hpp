@@ -14,7 +14,7 @@
 #include "tests/test.hpp"
 #include "tests/training/registry_bits.hpp"
 #include "tests/transcoder/dense_reference.hpp"
-#include "transcoder/trainer.hpp"
+#include "transcoder/step/trainer.hpp"
 
 namespace weft::transcoder {
 

@@ -2,7 +2,7 @@
 //
 // The whole step, on every grid that fits the ranks: against a dense float64 trainer, and its memory, exchanges and
 // repeatability. Variants of the model: trainer_variants_test.cpp.
-#include "transcoder/trainer.hpp"
+#include "transcoder/step/trainer.hpp"
 
 #include <algorithm>
 #include <cstring>

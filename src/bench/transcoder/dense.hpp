@@ -12,7 +12,7 @@
 #include "checkpoint/registry.hpp"
 #include "dataset/activations/loader.hpp"
 #include "report/timers.hpp"
-#include "transcoder/forward.hpp"
+#include "transcoder/forward/forward.hpp"
 #include "transcoder/model.hpp"
 #include "transcoder/selection/drivers.hpp"
 #include "transcoder/step_work.hpp"

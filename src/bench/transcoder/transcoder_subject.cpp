@@ -5,7 +5,7 @@
 
 #include "bench/transcoder/baselines.hpp"
 #include "transcoder/step_work.hpp"
-#include "transcoder/trainer.hpp"
+#include "transcoder/step/trainer.hpp"
 #ifndef WEFT_ENABLE_CUDA
 #include "bench/transcoder/dense.hpp"
 #endif

@@ -18,7 +18,7 @@
 #include "transcoder/conversion.hpp"
 #include "transcoder/result.hpp"
 #include "transcoder/statistics_state.hpp"
-#include "transcoder/trainer.hpp"
+#include "transcoder/step/trainer.hpp"
 
 namespace weft::commands {
 namespace {

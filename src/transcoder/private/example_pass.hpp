@@ -20,7 +20,7 @@
 #include "kernels/privacy/examples.hpp"
 #include "training/gradient_sink.hpp"
 #include "training/step_arena.hpp"
-#include "transcoder/forward.hpp"
+#include "transcoder/forward/forward.hpp"
 #include "transcoder/model.hpp"
 
 namespace weft::transcoder {

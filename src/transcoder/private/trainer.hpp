@@ -18,7 +18,7 @@
 #include "training/parameter_update.hpp"
 #include "training/step_arena.hpp"
 #include "training/step_runner.hpp"
-#include "transcoder/forward.hpp"
+#include "transcoder/forward/forward.hpp"
 #include "transcoder/private/example_pass.hpp"
 #include "transcoder/private/settings.hpp"
 

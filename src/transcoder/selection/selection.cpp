@@ -18,6 +18,24 @@ using kernels::Array;
 
 }  // namespace
 
+SelectionShape selection_shape(const Configuration& configuration, const Shape& shape, std::int64_t max_tokens) {
+  return {shape.n_layers,
+          shape.n_features,
+          max_tokens,
+          configuration.tile << 20,
+          configuration.parallel.exchange,
+          configuration.alternatives.selector};
+}
+
+ModelSettings selection_of_dead_features(const ModelSettings& settings) {
+  ModelSettings dead = settings;
+  dead.activation = Activation::topk;
+  dead.scope = Scope::layer;
+  dead.k_initial = 0;
+  dead.k = static_cast<double>(std::min(settings.auxk_features, settings.features));
+  return dead;
+}
+
 std::int64_t selection_budget(const ModelSettings& settings, std::int64_t n_layers, std::int64_t n_tokens_total) {
   if (!activation_keeps_k(settings.activation)) return std::numeric_limits<std::int64_t>::max();
   return kernels::selection_budget(settings.k, settings.scope == Scope::all_layers ? n_layers : 1,

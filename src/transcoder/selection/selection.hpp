@@ -27,6 +27,7 @@
 #include "kernels/workspace.hpp"
 #include "parallel/grid.hpp"
 #include "parallel/traffic.hpp"
+#include "transcoder/model.hpp"
 #include "transcoder/settings.hpp"
 
 namespace weft::transcoder {
@@ -41,6 +42,11 @@ struct SelectionShape {
   const SelectorFactory* factory = nullptr;  ///< null: the drivers of this folder
   bool follows = false;  ///< takes the tiles of another selector (Selector::follow): no memory for its own
 };
+
+/// Sizes of the selection of batches of at most `max_tokens`, over all ranks.
+SelectionShape selection_shape(const Configuration&, const Shape&, std::int64_t max_tokens);
+/// The selection of dead features (transcoder.auxk), as settings of a selector.
+ModelSettings selection_of_dead_features(const ModelSettings&);
 
 /// What a selection needs on a rank: the largest rank where parts are uneven.
 struct SelectionSizes {

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/decoder/decoder.hpp"
+
+#include "transcoder/decoder/low_rank.hpp"
+#include "transcoder/decoder/strips.hpp"
+#include "transcoder/decoder/tied.hpp"
+#include "transcoder/decoder/tied_by_target.hpp"
+
+namespace weft::transcoder {
+
+std::unique_ptr<SparseDecoder> make_decoder(const SparseDecoder::Sizes& sizes,
+                                            const SparseDecoder::ForwardSizes& forward, training::StepArena& arena) {
+  switch (sizes.shape.decoder) {
+    case Decoder::cross_layer:
+    case Decoder::per_layer:
+      return std::make_unique<Strips>(sizes.shape);
+    case Decoder::tied:
+      return std::make_unique<Tied>(sizes.shape);
+    case Decoder::tied_target:
+      return std::make_unique<TiedByTarget>(sizes, forward, arena);
+    case Decoder::low_rank:
+      return std::make_unique<LowRank>(sizes, forward, arena);
+  }
+  return nullptr;
+}
+
+void SparseDecoder::form(parallel::Range tokens, parallel::Range layers, kernels::AnyMatrix partial) const {
+  kernels::decode_forward(execution_, lists_, tokens.begin, tokens.size(), model().decoder(), layers.begin, partial);
+}
+
+void SparseDecoder::take_workspace(const Sizes& sizes, std::int64_t entries, std::int64_t columns,
+                                   training::StepArena& arena) {
+  arena.purpose("backward pass");
+  workspace_ = arena.take<std::byte>(
+      kernels::decode_backward_workspace(arena.backend(), shape_.n_layers, largest_owned(shape_, sizes.grid), columns,
+                                         entries, has_penalties(sizes.configuration.transcoder)));
+}
+
+void SparseDecoder::take_backward(const Sizes& sizes, const BackwardSizes& backward, training::StepArena& arena) {
+  take_workspace(sizes, backward.entries, shape_.d_model, arena);
+}
+
+std::int64_t SparseDecoder::whole_rows(const Shape& shape) {
+  return shape.decoder == Decoder::low_rank ? LowRank::code_columns(shape) : 0;
+}
+
+std::int64_t SparseDecoder::largest_message(const Shape& shape, std::int64_t n_ranks) {
+  return n_ranks * whole_rows(shape) * shape.d_model * static_cast<std::int64_t>(sizeof(float));
+}
+
+SparseDecoder::Prepared SparseDecoder::prepare(const Lists&, kernels::AnyMatrix gradient_rows, device::Event&,
+                                               parallel::DeviceCommunicator&) {
+  return {gradient_rows, {}};
+}
+
+void SparseDecoder::backward(const Lists& lists, kernels::AnyMatrix rows, const BackwardStep& of) {
+  if (owned() == 0) return;  // more ranks than features leave some without any
+  if (of.step != nullptr)
+    kernels::decode_backward_update(execution_, lists.activations, lists.hits, rows, model().owned_decoder(), of.step,
+                                    of.gradient, of.squared_norm, workspace_, of.late, of.row_factors, of.new_norms);
+  else
+    kernels::decode_backward_norm(execution_, lists.activations, lists.hits, rows, model().owned_decoder(), of.gradient,
+                                  of.squared_norm, workspace_, of.late, of.row_factors);
+}
+
+}  // namespace weft::transcoder

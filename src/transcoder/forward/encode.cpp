@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Encode and select: z = x~ W_enc^T + b, tile by tile and never whole, and the entries that the activation keeps.
+#include "kernels/transcoder/encode/encode.hpp"
+
+#include <utility>
+
+#include "kernels/runtime.hpp"
+#include "kernels/transcoder/activation/jump_relu.hpp"
+#include "kernels/transcoder/decode/decode.hpp"
+#include "kernels/transcoder/select/ranking.hpp"
+#include "kernels/transcoder/sparse/restrict.hpp"
+#include "transcoder/forward/forward.hpp"
+
+namespace weft::transcoder {
+
+/// Later work on `execution` waits until the inputs of a layer have arrived. Called before each product: layers ascend
+/// in the first pass over the tiles, and later passes come after it.
+void Forward::await_inputs(std::int64_t layer, const kernels::Execution& execution) {
+  for (; blocks_here_ < axis_.blocks.size() && axis_.blocks[blocks_here_].begin <= layer; ++blocks_here_)
+    input_gather_.wait(blocks_here_, execution);
+}
+
+/// True if own inputs of the first block are encoded while those of other ranks are in transit: they are in their
+/// place.
+bool Forward::begins_with_own_inputs() const {
+  return axis_.blocks.size() > 1 && axis_.staging == nullptr && layout_->own.size() > 0;
+}
+
+/// Block by block of layers, as inputs arrive.
+std::vector<kernels::EncoderOperands::Part> Forward::parts_to_encode() const {
+  std::vector<kernels::EncoderOperands::Part> parts;
+  const parallel::Range own = layout_->own;
+  for (const parallel::Range& layers : axis_.blocks) {
+    const auto add = [&](std::int64_t begin, std::int64_t end) {
+      if (begin < end) parts.push_back({layers.begin, layers.end, begin, end - begin});
+    };
+    if (parts.empty() && begins_with_own_inputs()) {
+      add(own.begin, own.end);
+      add(0, own.begin);
+      add(own.end, layout_->group.size());
+    } else {
+      add(0, layout_->group.size());
+    }
+  }
+  return parts;
+}
+
+/// Selects what exceeds the thresholds as they are now, with a window also what is in it.
+void Forward::select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::JumpWindow* window) {
+  const kernels::AnyMatrix thresholds = model_.thresholds();
+  const std::int64_t n = thresholds.columns;
+  const kernels::Array<const float> theta{static_cast<const float*>(thresholds.data), thresholds.rows * n};
+  kernels::jump_cuts(execution_, jump_rule(settings_), theta, buffers_.cuts);
+  if (window != nullptr) kernels::jump_window_cuts(execution_, *window, theta, buffers_.window_cuts);
+  const float* const cuts = window != nullptr ? buffers_.window_cuts.data : buffers_.cuts.data;
+  std::vector<kernels::Array<const float>> of_layer;
+  for (std::int64_t s = 0; s < thresholds.rows; ++s) of_layer.push_back({cuts + s * n, n});
+  select(bias, of_layer);
+  if (window == nullptr) return;
+  const kernels::SparseActivations& list = listed();
+  activations_ = {list.n_tokens,       list.n_layers,
+                  list.n_features,     {buffers_.active_offsets.data, list.n_tokens + 1},
+                  buffers_.active_key, buffers_.active_value};
+  kernels::restrict_features(execution_, {&list, 1}, 0, activations_, buffers_.cuts);
+}
+
+void Forward::gather_inputs() {
+  for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
+  input_gather_.wait(axis_.blocks.size() - 1, execution_);
+}
+
+void Forward::encode(const kernels::JumpWindow* window, Selector* follower) {
+  idle_.restart();
+  follower_ = follower;
+  std::vector<kernels::Array<const float>> bias;
+  for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
+  timers_.phase("exchange");
+  for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
+  blocks_here_ = 0;
+  if (settings_.activation == Activation::jumprelu) {
+    select_above_cuts(bias, window);
+    if (window != nullptr) return;
+  } else if (ranks_by_decoder()) {
+    encode_by_norm();
+  } else if (settings_.ranking == Ranking::z_score) {
+    encode_by_z_score();
+  } else {
+    select(bias, {});
+  }
+  activations_ = listed();
+}
+
+/// Selects by the products of pre-activations and norms of decoder rows.
+void Forward::encode_by_norm() {
+  const std::int64_t n = model_.n_local();
+  const kernels::Array<const float> norms{buffers_.norms.data, model_.shape().n_layers * n};
+  if (n > 0) {
+    kernels::decoder_norms(execution_, model_.decoder(), {buffers_.norms.data, norms.size});
+    buffers_.decoder->to_feature_norms({buffers_.norms.data, norms.size});
+  }
+  const std::vector<kernels::Array<const float>> no_bias(model_.encoder().size(), {buffers_.no_bias.data, n});
+  timers_.phase("select");
+  selection_->select(layout_->total, no_bias,
+                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+                       encode_tile(execution, tile, product);
+                       const kernels::Array<float> bias =
+                           model_.encoder_bias()[static_cast<std::size_t>(tile.layer)].weight;
+                       kernels::rank_tile(execution, product, {bias.data + tile.feature_begin, tile.feature_count},
+                                          {norms.data + tile.layer * n + tile.feature_begin, tile.feature_count});
+                     });
+  kernels::unrank(execution_, listed(), norms);
+}
+
+/// Selects by pre-activations in deviations of the batch from their mean.
+void Forward::encode_by_z_score() {
+  const std::int64_t n = model_.n_local(), n_layers = model_.shape().n_layers;
+  timers_.phase("moments");
+  await_inputs(n_layers - 1, execution_);
+  moments_.form(inputs());
+  const std::vector<kernels::Array<const float>> no_bias(model_.encoder().size(), {buffers_.no_bias.data, n});
+  timers_.phase("select");
+  selection_->select(
+      layout_->total, no_bias,
+      [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+        encode_tile(execution, tile, product);
+        const kernels::Array<float> bias = model_.encoder_bias()[static_cast<std::size_t>(tile.layer)].weight;
+        const auto of_tile = [&](kernels::Array<const float> all) -> kernels::Array<const float> {
+          return {all.data + tile.layer * n + tile.feature_begin, tile.feature_count};
+        };
+        kernels::standardise_tile(execution, product, {bias.data + tile.feature_begin, tile.feature_count},
+                                  of_tile(moments_.mean()), of_tile(moments_.spread()));
+      });
+  kernels::unstandardise(execution_, listed(), moments_.mean(), moments_.spread());
+}
+
+void Forward::encode_tile(const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+  const std::int64_t d = model_.shape().d_model;
+  timers_.phase("encode");
+  await_inputs(tile.layer, execution);
+  const kernels::AnyMatrix x = inputs().rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d);
+  kernels::encode_tile(execution, x, model_.encoder()[static_cast<std::size_t>(tile.layer)], tile.feature_begin,
+                       product, buffers_.encode_workspace);
+  if (follower_ != nullptr) {
+    timers_.phase("dead features");
+    follower_->take(execution, tile, product);
+  }
+  timers_.phase("select");
+}
+
+void Forward::select(std::span<const kernels::Array<const float>> bias,
+                     std::span<const kernels::Array<const float>> cuts) {
+  timers_.phase("select");
+  std::vector<kernels::AnyMatrix> weight;
+  for (const kernels::ParameterRows& encoder : model_.encoder()) weight.push_back(kernels::product_weights(encoder));
+  const std::vector<kernels::EncoderOperands::Part> parts = parts_to_encode();
+  const kernels::EncoderOperands operands{
+      .x = inputs(),
+      .weight = weight,
+      .arrive = [&](const kernels::Execution& execution, std::size_t i) -> kernels::EncoderOperands::Part {
+        timers_.phase(i < parts.size() ? "encode" : "select");
+        if (i == parts.size()) return {};
+        if (i > 0 || !begins_with_own_inputs()) await_inputs(parts[i].layer_begin, execution);
+        return parts[i];
+      },
+      .arrive_layer =
+          [&](const kernels::Execution& execution, std::int64_t layer) {
+            const bool products = layer < std::ssize(weight);
+            timers_.phase(products ? "encode" : "select");
+            if (products) await_inputs(layer, execution);
+          }};
+  selection_->select(
+      layout_->total, bias,
+      [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+        encode_tile(execution, tile, product);
+      },
+      cuts, follower_ != nullptr ? nullptr : &operands);
+}
+
+}  // namespace weft::transcoder

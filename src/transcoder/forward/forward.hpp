@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The forward half of a step, shared by training and evaluation: raw rows -> normalised inputs -> sparse activations ->
+// partial reconstructions, exchanged so that each rank receives all parts of its own tokens.
+//
+// Three files: forward.cpp (memory, rows of a batch), encode.cpp, decode.cpp. Which rank has which tokens:
+// axes/layout.hpp.
+//
+// Several GPUs. Inputs and partial reconstructions are sent in blocks of layers on the communication stream
+// (axes/feature_axis.hpp): inputs of a block arrive while layers before it are encoded, of the first block while
+// the own tokens are; a block's partial reconstructions are sent while the next block is decoded.
+//
+// Invariant. Every buffer is allocated once, for the largest batch; a smaller batch uses the front of it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dataset/activations/loader.hpp"
+#include "device/memory.hpp"
+#include "kernels/optimize/guard.hpp"
+#include "kernels/transcoder/activation/jump_window.hpp"
+#include "parallel/device_communicator.hpp"
+#include "report/timers.hpp"
+#include "training/step_arena.hpp"
+#include "transcoder/axes/feature_axis.hpp"
+#include "transcoder/axes/layout.hpp"
+#include "transcoder/axes/row_gather.hpp"
+#include "transcoder/decoder/decoder.hpp"
+#include "transcoder/forward/feature_moments.hpp"
+#include "transcoder/forward/normalisation.hpp"
+#include "transcoder/model.hpp"
+#include "transcoder/selection/selection.hpp"
+#include "transcoder/settings.hpp"
+
+namespace weft::transcoder {
+
+class Forward {
+ public:
+  /// Sizes on the largest rank.
+  struct Sizes : FeatureAxisSizes {
+    Sizes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens);
+
+    std::int64_t chunk;     ///< tokens decoded at a time
+    std::int64_t inputs;    ///< elements: of the whole batch; twice with dead features (parts/auxiliary.hpp),
+    std::int64_t partial;   ///< of a chunk and the largest block of layers,
+    std::int64_t received;  ///< of the own tokens of a chunk, from all feature ranks; 0 with one
+    std::size_t n_slots;    ///< of both: two where exchange and computation overlap
+  };
+
+  /// What is decoded and what arrives.
+  struct ChunkBuffers {
+    parallel::ExchangeBuffer partial;   ///< [chunk, columns of the largest block]
+    parallel::ExchangeBuffer received;  ///< [n_parts * chunk's own tokens, the same]
+  };
+
+  /// Includes what the selection allocates. Less is taken where GPUs write rows straight to their place, which a plan
+  /// cannot know.
+  struct Buffers {
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens,
+            training::StepArena&);
+    parallel::ExchangeBuffer staging;  ///< FeatureAxis::staging
+    parallel::ExchangeBuffer inputs;   ///< [largest batch, L * d]
+    RowGather::Buffers own_inputs;
+    std::vector<ChunkBuffers> chunks;  ///< by slot
+    kernels::Array<std::byte> encode_workspace, skip_workspace;
+    std::unique_ptr<SparseDecoder> decoder;
+    kernels::Array<float> cuts;                   ///< [L * F_local]; with thresholds
+    kernels::Array<float> window_cuts;            ///< the same; if the settings list windows, as
+    kernels::Array<std::int64_t> active_offsets;  ///< [group tokens + 1], and
+    kernels::Array<std::uint32_t> active_key;     ///< [capacity],
+    kernels::Array<float> active_value;           ///< the lists without entries that are not active
+    kernels::Array<float> norms;                  ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
+    kernels::Array<float> no_bias;                ///< [F_local] zeros; also with Ranking::z_score, as
+    FeatureMoments::Buffers moments;
+    kernels::Array<kernels::StepFlags> flags;  ///< [1]
+  };
+
+  /// `max_tokens`: the largest batch, over all ranks. What is passed by reference must outlive this object. Collective.
+  Forward(const Configuration&, const Model&, const NormalisationOnDevice&, const parallel::Grid&,
+          const kernels::Execution&, report::Timers&, std::int64_t max_tokens, training::StepArena&);
+
+  /// Takes a batch: the inputs of the own tokens, normalised. They may be anywhere the kernels reach.
+  void load(const dataset::RawBatch& batch);
+  /// True if `encode` needs the decoder's weights.
+  bool ranks_by_decoder() const { return settings_.ranking == Ranking::decoder_norm; }
+  /// All inputs of the group, to be used before `encode`, which gathers them again. Collective.
+  void gather_inputs();
+  /// Encodes and selects: `activations`. With a window, which the settings must ask for, `listed` also has what is in
+  /// it. `follower`: takes the products of all tiles too, before they are ranked (Selector::follow). Collective.
+  void encode(const kernels::JumpWindow* window = nullptr, Selector* follower = nullptr);
+
+  /// Some layers of one stretch of this rank's own tokens, with the partial reconstructions of all feature ranks.
+  struct OwnPart {
+    std::int64_t begin;  ///< first token, counted from the first own token
+    std::int64_t count;
+    std::size_t block;           ///< of `axis().blocks`
+    parallel::Range layers;      ///< of that block
+    kernels::AnyMatrix partial;  ///< [n_parts * count, layers * d], part after part in rank order
+    std::int64_t n_parts;
+  };
+  /// Decodes block by block of layers, the first of them first, in chunks of tokens, and hands over what arrives for
+  /// the own tokens. The skip connection is added to the first part. Collective.
+  void decode(const std::function<void(const OwnPart&)>& consume) {
+    decode(activations(), model_.shape().skip, consume);
+  }
+  /// The same of another selection of the batch, without a skip connection.
+  void decode(const kernels::SparseActivations& of, const std::function<void(const OwnPart&)>& consume) {
+    decode(of, false, consume);
+  }
+
+  /// False if a selection since construction was not valid on some rank: `activations` must not be read then. Waits for
+  /// the device. Collective.
+  bool selections_are_valid();
+  /// Throws a collective Error with layer and counts if a selection since construction was not valid on some rank:
+  /// usage if more features were active than there is room for, else internal. `which`: "of step 7". Waits for the
+  /// device.
+  void require_valid_selections(const std::string& which);
+
+  /// With the memory of the forward pass; who trains takes that of the backward pass.
+  SparseDecoder& decoder() { return *buffers_.decoder; }
+  const Shape& shape() const { return model_.shape(); }
+  const TokenLayout& layout() const { return *layout_; }
+  kernels::AnyMatrix inputs() const;  ///< x~ [group tokens, L * d]
+  /// [all tokens of the batch, L * d]: space for x~ of every group, this one's in its place. The backward pass of the
+  /// data axis gathers the others (axes/data_axis.hpp).
+  kernels::AnyMatrix all_inputs() const;
+  const kernels::SparseActivations& activations() const { return activations_; }
+  /// What the selection has listed: with a window more than `activations`, and the values are pre-activations.
+  const kernels::SparseActivations& listed() const { return selection_->activations(); }
+  /// The entries of `listed` by feature, once `by_feature` has formed them.
+  void by_feature();
+  const kernels::FeatureHits& hits() const { return selection_->hits(); }
+  Selector& selection() { return *selection_; }
+  const Selector& selection() const { return *selection_; }
+  /// For all exchanges of a step along the feature axis.
+  const FeatureAxis& axis() const { return axis_; }
+  /// How long the computation has waited for exchanges since the last `encode` began.
+  device::IdleClock& idle() { return idle_; }
+  const device::IdleClock& idle() const { return idle_; }
+  /// Where the kernels run: not_finite is set when a raw input of this rank was not finite, model_fault when its
+  /// selection is not valid. Others may add their findings; `load` clears both.
+  kernels::StepFlags* flags() const { return buffers_.flags.data; }
+  std::int32_t* not_finite() const { return &flags()->not_finite; }
+
+ private:
+  void decode(const kernels::SparseActivations&, bool with_skip, const std::function<void(const OwnPart&)>& consume);
+  void encode_tile(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix product);
+  void select(std::span<const kernels::Array<const float>> bias, std::span<const kernels::Array<const float>> cuts);
+  void encode_by_norm();
+  void encode_by_z_score();
+  void await_inputs(std::int64_t layer, const kernels::Execution&);
+  bool begins_with_own_inputs() const;
+  std::vector<kernels::EncoderOperands::Part> parts_to_encode() const;
+  void select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::JumpWindow*);
+
+  const ModelSettings settings_;
+  const Model& model_;
+  const NormalisationOnDevice& normalisation_;
+  const parallel::Grid& grid_;
+  kernels::Execution execution_;
+  report::Timers& timers_;
+  const Sizes sizes_;
+  device::IdleClock idle_;
+  std::unique_ptr<device::Stream> stream_;  // null without overlap
+  kernels::Execution communication_;
+  parallel::DeviceCommunicator exchange_;
+  Buffers buffers_;
+  FeatureMoments moments_;
+  FeatureAxis axis_;
+  std::optional<TokenLayout> layout_;
+  std::unique_ptr<Selector> selection_;
+  kernels::SparseActivations activations_;
+  RowGather input_gather_;
+  Selector* follower_ = nullptr;  // of this `encode`
+  std::size_t blocks_here_ = 0;   // of inputs, that the computation has waited for
+  struct ChunkEvents {
+    device::Event decoded, arrived;
+  };
+  std::vector<ChunkEvents> events_;  // by slot
+};
+
+/// Tokens decoded at a time on a rank that works on `group_tokens`: data.micro_tokens, or as many as keep partial
+/// reconstructions of `columns` within 512 MiB.
+std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tokens, std::int64_t columns,
+                               kernels::Scalar);
+
+}  // namespace weft::transcoder

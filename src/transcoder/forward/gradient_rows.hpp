@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The gradient rows g = d loss / d y^ of a batch: each rank forms those of its own tokens, and all ranks need all.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/transcoder/decode/decode.hpp"
+#include "parallel/exchange_buffer.hpp"
+#include "training/step_arena.hpp"
+#include "transcoder/axes/data_axis.hpp"
+#include "transcoder/axes/row_gather.hpp"
+#include "transcoder/forward/forward.hpp"
+
+namespace weft::transcoder {
+
+class GradientRows {
+ public:
+  struct Buffers {
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    /// [largest batch, L * d]; this group's in their place. With dead features (parts/auxiliary.hpp) theirs come after
+    /// them.
+    parallel::ExchangeBuffer rows;
+    RowGather::Buffers own;
+  };
+
+  /// What is passed by reference must outlive this object. Collective.
+  GradientRows(const Configuration&, const Forward&, DataAxis&, const parallel::Grid&, const kernels::Execution&,
+               training::StepArena&);
+
+  /// Starts a step. Until then the rows are those of the step before.
+  void open();
+  /// The own tokens' rows of a part, [count, its layers * d], to be written before `send`.
+  kernels::AnyMatrix own(const Forward::OwnPart&) const;
+  /// Sends the own rows to all ranks, the last layers first: the backward pass begins with them, and those of the
+  /// others arrive while it runs. Collective.
+  void send();
+  /// Waits for the rows with which the backward pass begins; returns those that it must wait for itself. With a data
+  /// axis all are awaited, and those of the other groups gathered. Collective.
+  kernels::LateRows await();
+  /// Waits for all rows.
+  void await_all();
+
+  kernels::AnyMatrix all() const;      ///< [all tokens, L * d]
+  kernels::AnyMatrix group() const;    ///< [group tokens, L * d], of them
+  kernels::AnyMatrix of_dead() const;  ///< [all tokens, L * d]: space for the rows of dead features, after `all`
+  /// 2 / (what the sum of the squared errors is divided by): g is this times the error.
+  float factor() const;
+
+ private:
+  const Configuration configuration_;
+  const Forward& forward_;
+  DataAxis& data_axis_;
+  const kernels::Execution execution_;
+  Buffers buffers_;
+  RowGather gather_;  // over the feature axis
+};
+
+}  // namespace weft::transcoder

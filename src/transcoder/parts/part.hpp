@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Optional terms and techniques of a training step. Each is a class in a file of its own, in the list of parts
+// (parts/list.cpp), and present only if the input asks for it. step/step.cpp calls all parts that are present at the
+// named places of a step; nothing else knows them.
+//
+//   before_step       initial biases, norms for penalties         not part of what a GPU captures
+//   begin             dead features, thresholds, error weights    before the encoder
+//   on_loss           dead features                               the gradient rows of the own tokens are known
+//   before_backward   thresholds, skip connection, dead features  lists and gradient rows of the whole batch are known
+//   before_decoder    penalties, thresholds                       before da and dW_dec
+//   after_decoder     penalties, thresholds                       da is known
+//   update            thresholds, skip connection                 after the encoder's update
+//   after_step        resampling                                  not part of what a GPU captures
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kernels/transcoder/activation/jump_window.hpp"
+#include "transcoder/axes/data_axis.hpp"
+#include "transcoder/decoder/decoder.hpp"
+#include "transcoder/forward/forward.hpp"
+#include "transcoder/forward/gradient_rows.hpp"
+#include "transcoder/parts/clipping.hpp"
+#include "transcoder/parts/training_metrics.hpp"
+
+namespace weft::transcoder {
+
+/// Largest residual, in deviations of the data, that counts as finite: the square of a larger one would soon overflow
+/// fp32. A sum of squares above its square has such a residual, or is no better.
+constexpr double kLargestResidual = 1e18;
+
+/// What parts ask of the forward pass.
+struct ForwardRequest {
+  const kernels::JumpWindow* window = nullptr;     ///< the selection also lists entries in the windows of thresholds
+  Selector* follower = nullptr;                    ///< takes the products of all tiles, too
+  kernels::Array<const float> error_weights = {};  ///< [L * d] of the squared errors; empty: all 1
+};
+
+/// What the backward pass of this rank works on: the features that it updates, over the tokens of the whole batch.
+struct BackwardPass {
+  /// Null: squared norms of the gradients only, no parameter changes.
+  const kernels::AdamStep* step = nullptr;
+  /// False in the second of two passes over the same batch: what depends on gradients alone exists.
+  bool first = true;
+
+  Lists selected;                    ///< selected entries; the value is 0 where thresholds list more than is active
+  Lists all;                         ///< all entries with a gradient: those selected, then those of dead features
+  kernels::AnyMatrix inputs;         ///< of the tokens of `all` [n, L * d]
+  kernels::AnyMatrix gradient_rows;  ///< likewise
+  kernels::AnyMatrix decoder_rows;   ///< likewise, as the decoder needs them (SparseDecoder::Prepared)
+  kernels::LateRows late;            ///< gradient rows that have not arrived
+  kernels::Array<std::int64_t> active_offsets;  ///< FeatureHits::offsets of the active entries alone
+
+  kernels::Array<float> gradient;                        ///< da, then dz, by position in `all`
+  kernels::Array<const float> row_factors = {};          ///< of decoder rows in their gradient; empty: none
+  kernels::Array<float> new_norms = {};                  ///< where the norms of updated decoder rows go; empty: nowhere
+  bool encoder_is_formed = false;                        ///< a part has formed the encoder's gradient
+  std::vector<kernels::Matrix<const float>> whole = {};  ///< gradients that every rank has whole
+  /// Where those are formed: they overlap with the backward pass.
+  const kernels::Execution& communication;
+};
+
+class Part {
+ public:
+  virtual ~Part() = default;
+  /// step: from 1. The inputs of the batch are loaded.
+  virtual void before_step(std::int64_t) {}
+  virtual void begin(ForwardRequest&) {}
+  virtual void on_loss() {}
+  virtual void before_backward(BackwardPass&) {}
+  virtual void before_decoder(BackwardPass&) {}
+  virtual void after_decoder(BackwardPass&) {}
+  virtual void update(BackwardPass&) {}
+  /// Gradient rows and inputs are still those of the step.
+  virtual void after_step(std::int64_t) {}
+};
+
+class Penalties;
+
+/// What parts are made of. All references outlive them.
+struct PartContext {
+  const Configuration& configuration;
+  const Model& model;
+  const NormalisationOnDevice& normalisation;
+  const parallel::Grid& grid;
+  const kernels::Execution& execution;
+  report::Timers& timers;
+  training::StepArena& arena;
+  Forward& forward;
+  DataAxis& data_axis;
+  GradientRows& gradient_rows;
+  const Clipping& clipping;
+  parallel::DeviceCommunicator& world;  ///< of all ranks
+  const kernels::AdamStep* constants;   ///< of the present step; read by kernels
+  /// [largest own slice, L * d] normalised targets.
+  kernels::Array<float> targets;
+  /// Number of times that parameters were changed by other means than a step.
+  std::int64_t& changes;
+
+  /// Parts add their selectors, whose exchanges are observed and counted,
+  std::vector<Selector*>& selectors;
+  /// and their values in the metrics of a step: of this rank, waiting for the device.
+  struct Value {
+    double TrainingMetrics::*metric;
+    std::function<double()> of_rank;
+  };
+  std::vector<Value>& values;
+  /// Of this step, once it is made: thresholds form sums of it. Null: none.
+  Penalties* penalties = nullptr;
+};
+
+}  // namespace weft::transcoder

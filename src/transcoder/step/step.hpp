@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One training step of a transcoder: step.cpp has its formulas, in order. What is optional is a part
+// (parts/part.hpp); what differs between decoders is a SparseDecoder (decoder/decoder.hpp); what ranks exchange is in
+// axes/ and forward/.
+//
+// A step launches the same work each time: on a GPU it is captured once and replayed (training/step_runner.hpp). Data
+// for other ranks are sent as early as possible and awaited as late as possible.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "training/step_runner.hpp"
+#include "transcoder/parts/part.hpp"
+#include "transcoder/step/decoder_bias.hpp"
+#include "transcoder/step/loss.hpp"
+
+namespace weft::transcoder {
+
+class Step {
+ public:
+  struct Buffers {
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, SparseDecoder&, training::StepArena&);
+    Loss::Buffers loss;
+    DecoderBiasUpdate::Buffers bias;
+    Clipping::Buffers clipping;
+    kernels::Array<float> activation_gradient;  ///< by position in the lists of the backward pass
+    kernels::Array<std::byte> encoder_workspace;
+  };
+  /// Bytes of the largest message between all ranks.
+  static std::int64_t largest_message(const Configuration&, const Shape&, std::int64_t n_ranks);
+
+  /// world: of all ranks, for messages of at most `largest_message`. What is passed by reference must outlive this
+  /// object. Collective.
+  Step(const Configuration&, const Model&, const NormalisationOnDevice&, Forward&, const parallel::Grid&,
+       const kernels::Execution&, report::Timers&, parallel::DeviceCommunicator& world, training::StepRunner&,
+       training::StepArena&);
+
+  /// Takes a batch where the kernels reach it: normalised inputs and targets of the own tokens.
+  void load(kernels::AnyMatrix targets) { loss_.load(targets); }
+  /// Before and after `run`, outside of what a GPU captures. step: from 1. Collective.
+  void begin(std::int64_t step);
+  void end(std::int64_t step);
+  /// Everything between the normalised rows of a batch and the updated parameters. Collective.
+  void run();
+
+  /// Parameters were changed by other means than a step.
+  void parameters_changed() { ++changes_; }
+  /// Brings the decoder of the last update to all ranks; it would go with the next step. Collective.
+  void complete_decoder();
+  void observe(const parallel::ExchangeObserver*);
+  /// Waits until nothing is in flight, before a phase is timed.
+  void fence();
+  void fill(TrainingMetrics&) const;  ///< values of parts, of this rank; waits for the device
+
+  const Loss& loss() const { return loss_; }
+  const Clipping& clipping() const { return clipping_; }
+  DataAxis& data_axis() { return data_axis_; }
+  /// The selections of a step; the first one is that of the forward pass.
+  const std::vector<Selector*>& selectors() const { return selectors_; }
+
+ private:
+  BackwardPass whole_batch();
+  void backward(BackwardPass&);
+  void encoder_backward(BackwardPass&);
+  void check_finite();
+  void count(const BackwardPass&);
+
+  const Model& model_;
+  Forward& forward_;
+  kernels::Execution execution_;
+  report::Timers& timers_;
+  parallel::DeviceCommunicator& world_;
+  training::StepRunner& runner_;
+  const Buffers buffers_;
+  DataAxis data_axis_;
+  GradientRows gradient_rows_;
+  Loss loss_;
+  DecoderBiasUpdate bias_;
+  Clipping clipping_;
+  device::Event rows_complete_, whole_formed_;
+  std::int64_t changes_ = 0;
+  std::vector<Selector*> selectors_;
+  std::vector<PartContext::Value> values_;
+  std::vector<std::unique_ptr<Part>> parts_;
+  bool decoder_is_ahead_ = false;  // this rank has updated what other ranks of the data axis do not have yet
+};
+
+}  // namespace weft::transcoder

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What surrounds the formulas of step.cpp: memory, parts, what happens between steps.
+#include <algorithm>
+#include <utility>
+
+#include "kernels/runtime.hpp"
+#include "kernels/transcoder/encode/encode.hpp"
+#include "transcoder/parts/auxiliary.hpp"
+#include "transcoder/parts/error_weights.hpp"
+#include "transcoder/parts/list.hpp"
+#include "transcoder/step/step.hpp"
+
+namespace weft::transcoder {
+
+Step::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
+                       SparseDecoder& decoder, training::StepArena& arena)
+    : loss(configuration, shape, grid, arena), bias(configuration, shape, arena) {
+  const bool with_dead = configuration.transcoder.auxk > 0;
+  const std::int64_t owned = largest_owned(shape, grid),
+                     n_tokens = (with_dead ? 2 : 1) * configuration.data.batch_tokens,
+                     entries = with_dead ? Auxiliary::capacity(configuration, shape, grid)
+                                         : DataAxis::capacity(configuration, shape, grid);
+  arena.purpose("backward pass");
+  activation_gradient = arena.take<float>(entries);
+  arena.communicator(grid.ranks(), largest_message(configuration, shape, grid.ranks()));
+  encoder_workspace = arena.take<std::byte>(
+      kernels::encode_backward_workspace(arena.backend(), shape.n_layers, owned, shape.d_model, entries));
+  decoder.take_backward({configuration, shape, grid}, {n_tokens, entries}, arena);
+  clipping = Clipping::Buffers(configuration.optimizer, shape.n_layers * owned,
+                               1 + (shape.skip ? shape.width() : 0) + SparseDecoder::whole_rows(shape), arena);
+}
+
+std::int64_t Step::largest_message(const Configuration& configuration, const Shape& shape, std::int64_t n_ranks) {
+  return std::max(ErrorWeights::largest_message(configuration, shape, n_ranks),
+                  SparseDecoder::largest_message(shape, n_ranks));
+}
+
+Step::Step(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
+           Forward& forward, const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers,
+           parallel::DeviceCommunicator& world, training::StepRunner& runner, training::StepArena& arena)
+    : model_(model),
+      forward_(forward),
+      execution_(execution),
+      timers_(timers),
+      world_(world),
+      runner_(runner),
+      buffers_(configuration, model.shape(), grid.shape(), forward.decoder(), arena),
+      data_axis_(configuration, model, grid, execution, arena),
+      gradient_rows_(configuration, forward, data_axis_, grid, execution, arena),
+      loss_(model, normalisation, forward, gradient_rows_, execution, timers, buffers_.loss),
+      bias_(model, execution, buffers_.bias),
+      clipping_(configuration.optimizer, model.shape().n_layers * model.owned().size(), world, execution,
+                buffers_.clipping),
+      selectors_{&forward.selection()},
+      parts_(make_parts({.configuration = configuration,
+                         .model = model,
+                         .normalisation = normalisation,
+                         .grid = grid,
+                         .execution = execution_,
+                         .timers = timers,
+                         .arena = arena,
+                         .forward = forward,
+                         .data_axis = data_axis_,
+                         .gradient_rows = gradient_rows_,
+                         .clipping = clipping_,
+                         .world = world,
+                         .constants = runner.constants(),
+                         .targets = buffers_.loss.targets,
+                         .changes = changes_,
+                         .selectors = selectors_,
+                         .values = values_})) {
+  data_axis_.ranks().mark(&forward.idle());
+}
+
+void Step::begin(std::int64_t step) {
+  for (const auto& part : parts_) part->before_step(step);
+}
+
+void Step::end(std::int64_t step) {
+  for (const auto& part : parts_) part->after_step(step);
+  decoder_is_ahead_ = true;
+}
+
+void Step::complete_decoder() {
+  if (!data_axis_.active() || !std::exchange(decoder_is_ahead_, false)) return;
+  data_axis_.ranks().mark(nullptr);  // not part of a step
+  data_axis_.gather_weights(model_.decoder());
+  data_axis_.ranks().mark(&forward_.idle());
+}
+
+void Step::observe(const parallel::ExchangeObserver* observer) {
+  forward_.axis().ranks.observe(observer);
+  for (Selector* selector : selectors_) selector->observe(observer);
+  data_axis_.ranks().observe(observer);
+  data_axis_.overlapped().observe(observer);
+  world_.observe(observer);
+}
+
+void Step::fence() {
+  kernels::fence(forward_.axis().communication);
+  kernels::fence(data_axis_.communication());
+  kernels::fence(execution_);
+}
+
+void Step::fill(TrainingMetrics& metrics) const {
+  for (const PartContext::Value& value : values_) metrics.*value.metric = value.of_rank();
+}
+
+}  // namespace weft::transcoder

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One training step, and the state that a run carries from step to step.
+//
+// The mathematics of a step is step.cpp. How steps are given to a device is training/step_runner.hpp; where their
+// memory comes from, training/step_arena.hpp. Its registry names all state of a run: what is in it is saved and
+// resumed; no other state survives a step.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "checkpoint/registry.hpp"
+#include "dataset/activations/loader.hpp"
+#include "device/stream.hpp"
+#include "report/timers.hpp"
+#include "training/step_arena.hpp"
+#include "training/step_runner.hpp"
+#include "transcoder/forward/forward.hpp"
+#include "transcoder/parts/training_metrics.hpp"
+#include "transcoder/step/step.hpp"
+
+namespace weft::transcoder {
+
+class Trainer {
+ public:
+  /// Describes the rows of the batch of a step without an update, for messages; or throws a collective Error. Called on
+  /// all ranks.
+  using Locate = std::function<std::string(const dataset::RawBatch&, std::int64_t step)>;
+
+  struct Buffers {
+    /// row_bytes: of one token's inputs (or targets) as the loader delivers them, for rows that a GPU has to be sent.
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
+            training::StepArena&);
+    kernels::Array<std::int64_t> dead;  ///< [1]
+    device::Upload::Slot raw_rows[2];   ///< [largest own slice, row_bytes]; on a GPU
+    training::StepRunner::Buffers runner;
+  };
+
+  /// row_bytes: as for Buffers; 0 when all batches are resident. What is passed by reference must outlive this object.
+  /// Collective.
+  Trainer(const Configuration&, const Shape&, const dataset::Normalisation&, const dataset::Statistics&,
+          const parallel::Grid&, const kernels::Execution&, std::int64_t row_bytes, Locate);
+
+  /// Fresh parameters. A resumed run loads the registry instead.
+  void initialise();
+
+  /// One step on one batch, whose memory is free again on return. Collective. Throws Error(numeric) when loss or
+  /// gradient rows of this step or one of the two before it are not finite (run.nonfinite).
+  void step(const dataset::RawBatch& batch);
+
+  /// Of the last step. Waits for it. Collective.
+  TrainingMetrics metrics();
+
+  /// Waits for all steps, and completes the state on this rank for a checkpoint or an evaluation. Collective; throws as
+  /// `step`.
+  void settle();
+
+  /// True: from now on the host waits between phases and isolates exchanges, so that each can be timed, and no graph is
+  /// used. For benchmarks.
+  void time_phases(bool one_by_one);
+
+  checkpoint::Registry& registry() { return registry_; }
+  const Model& model() const { return model_; }
+  const NormalisationOnDevice& normalisation() const { return normalisation_; }
+  std::int64_t steps_done() const { return runner_.steps_done(); }
+  /// After a resume: the step of the loaded state.
+  void resume_at(std::int64_t step) {
+    runner_.resume_at(step);
+    step_.parameters_changed();
+  }
+  report::Timers& timers() { return timers_; }
+  Forward& forward() { return forward_; }
+  /// Active features per token and layer that the last step kept (batch_topk, topk).
+  double k() const { return k_; }
+  double learning_rate() const { return learning_rate_; }  ///< of the last step
+  /// What this object's step takes, by purpose.
+  const training::StepArena& memory() const { return arena_; }
+  /// Selector::forms_products.
+  bool forms_products() const { return forward_.selection().forms_products(); }
+  parallel::Traffic feature_traffic() const { return runner_.exchanges()[kFeature].total(); }
+  parallel::Traffic data_traffic() const { return runner_.exchanges()[kData].total(); }
+  /// Of this rank and object: both axes, the selection, flags and norms.
+  parallel::Exchanges exchanges() const;
+  /// Whether their `seconds` are known: on GPUs only where phases are timed.
+  bool traffic_is_timed() const { return world_.is_timed(); }
+  /// By this rank in the last step.
+  std::int64_t step_bytes_sent() const { return runner_.step_traffic().bytes_sent; }
+  /// Seconds that the computation of the last step, which must be over (`settle`), waited for exchanges.
+  double step_exposed_seconds() const;
+
+ private:
+  void keep_k();
+  void load(const dataset::RawBatch&);
+  double error_divisor(std::int64_t n_tokens) const;
+  enum ExchangeGroup : std::size_t { kFeature, kData, kOthers };
+  training::StepRunner::ExchangeGroups counted_exchanges();
+  training::StepRunner::Settings runner_settings() const;
+  void name_state();
+
+  const Configuration configuration_;
+  const Locate locate_;
+  const parallel::Grid& grid_;
+  kernels::Execution execution_;
+  report::Timers timers_;
+  training::StepArena arena_;
+  Model model_;
+  NormalisationOnDevice normalisation_;
+  Forward forward_;
+  Buffers buffers_;
+  parallel::DeviceCommunicator world_;  // flags, norms, gradients that all ranks sum
+  device::Upload upload_;
+  training::StepRunner runner_;
+  Step step_;
+  checkpoint::Registry registry_;
+  double learning_rate_ = 0;
+  double k_ = 0;  // of the last step
+};
+
+/// The memory of a step on the largest rank, by purpose: what a Trainer takes. Needs no device and no ranks.
+training::StepArena measure_step(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
+                                 kernels::Backend);
+
+}  // namespace weft::transcoder
