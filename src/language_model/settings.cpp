@@ -5,6 +5,7 @@
 
 #include "kernels/gemm/fp8.hpp"
 #include "kernels/language/attention/attention.hpp"
+#include "kernels/language/attention/attention_cudnn.hpp"
 #include "language_model/activation_swap.hpp"
 #include "language_model/architecture.hpp"
 

@@ -7,6 +7,7 @@
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/transcoder/loss/auxiliary.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
+#include "transcoder/selection/drivers.hpp"
 
 namespace weft::transcoder {
 namespace {
