@@ -5,6 +5,7 @@
 
 #include "kernels/gemm/fp8.hpp"
 #include "kernels/language/attention/attention.hpp"
+#include "kernels/language/attention/attention_cudnn.hpp"
 #include "language_model/activation_swap.hpp"
 #include "language_model/architecture.hpp"
 
@@ -214,7 +215,28 @@ void add_initial_key(input::Schema& schema, Configuration& configuration) {
       .free();
 }
 
+void add_parallel_keys(input::Schema& schema, parallel::Settings& parallel) {
+  schema.table("parallel", "The processes of the run.");
+  parallel::add_timeout_key(schema, parallel);
+  schema
+      .add("parallel.tensor", parallel.tensor,
+           "ranks that share every matrix and compute on the same tokens, a divisor of the number of ranks; the others "
+           "divide the batch. For models that do not fit one GPU: ranks of one node, which exchange in every layer")
+      .in("ranks")
+      .at_least(1)
+      .at_most(1 << 10)
+      .free();
+  parallel::add_world_key(schema, parallel);
+  schema
+      .add("parallel.overlap", parallel.overlap,
+           "between several ranks: gradients and weights are exchanged while other layers are computed, activations of "
+           "the tensor axis beside the computation of their layer; false: the computation waits for each exchange: "
+           "slower, for measurements")
+      .free();
+}
+
 void add_device_keys(input::Schema& schema, Configuration& configuration) {
+  using kernels::AttentionImplementation;
   device::add_keys(
       schema, configuration.device, configuration.precision,
       {{"fp32", Precision::fp32}, {"tf32", Precision::tf32}, {"bf16", Precision::bf16}, {"fp16", Precision::fp16}},
@@ -225,6 +247,24 @@ void add_device_keys(input::Schema& schema, Configuration& configuration) {
            "with precision = \"bf16\": products of the blocks round their operands to 8 bits (e4m3) in the forward "
            "pass, with a scale per row; the backward pass stays bf16")
       .free();
+  schema
+      .add("device.attention", configuration.attention_kernels,
+           {{"auto", AttentionImplementation::recorded},
+            {"own", AttentionImplementation::own},
+            {"cudnn", AttentionImplementation::cudnn}},
+           "kernels of attention on a GPU: those that device.algorithms records, own where it has none; or always "
+           "Weft's own, or cuDNN's")
+      .free();
+  schema.rule({"device.attention", "device.precision", "device.backend"}, [&configuration]() -> std::string {
+    if (configuration.attention_kernels != AttentionImplementation::cudnn) return {};
+    if (!kernels::kCudnnBuild)
+      return "device.attention = \"cudnn\" is not available (built without cuDNN); take \"auto\", or build with "
+             "WEFT_ENABLE_CUDA and the headers of cuDNN (scripts/setup.sh --cuda)";
+    if (device::is_wide(configuration.precision) || configuration.device.backend == "portable")
+      return "device.attention = \"cudnn\" without the CUDA kernels in 16 bits (cuDNN computes attention in them "
+             "alone); take device.precision = \"bf16\", or attention = \"auto\"";
+    return {};
+  });
 }
 
 void add_keys(input::Schema& schema, SampleSettings& sample) {
@@ -383,7 +423,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   schema.rule({"device.attention", "language_model.attention_softcap", "language_model.attention_dropout",
                "language_model.sparse_blocks", "language_model.d_model", "language_model.heads", "data.document_mask"},
               [&configuration]() -> std::string {
-                if (configuration.device.attention != kernels::AttentionImplementation::cudnn ||
+                if (configuration.attention_kernels != kernels::AttentionImplementation::cudnn ||
                     library_attention(configuration))
                   return {};
                 return "device.attention = \"cudnn\" with a cap, dropout, sparse blocks, a document mask or heads of "
@@ -479,13 +519,8 @@ input::Schema schema(Configuration& configuration) {
   privacy::add_rules(schema, configuration.privacy, configuration.data);
   add_keys(schema, configuration.lora, configuration.language_model, configuration.privacy.enabled);
   add_keys(schema, configuration.memory);
-  schema.table("parallel", "The processes of the run.");
-  parallel::add_timeout_key(schema, configuration.parallel);
-  parallel::add_tensor_key(schema, configuration.parallel);
-  parallel::add_world_key(schema, configuration.parallel);
-  parallel::add_overlap_key(schema, configuration.parallel);
+  add_parallel_keys(schema, configuration.parallel);
   add_device_keys(schema, configuration);
-  device::add_attention_key(schema, configuration.device, configuration.precision);
   checkpoint::add_keys(schema, configuration.checkpoint);
   training::add_keys(schema, configuration.log);
   add_keys(schema, configuration.sample);

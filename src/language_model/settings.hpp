@@ -120,6 +120,8 @@ struct Configuration {
   device::Settings device;
   Precision precision = Precision::fp32;  ///< device.precision
   bool fp8_forward = false;               ///< device.fp8_forward
+  /// device.attention; recorded: those that device.algorithms names, else the own ones.
+  kernels::AttentionImplementation attention_kernels = kernels::AttentionImplementation::recorded;
   checkpoint::Settings checkpoint;
   training::LogSettings log;
   SampleSettings sample;

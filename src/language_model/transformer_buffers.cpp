@@ -116,7 +116,7 @@ std::array<std::pair<std::int64_t, std::int64_t>, 4> block_products(const Archit
 TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture,
                                          const parallel::GridShape& grid, std::int64_t rank) {
   AttentionKernels attention = configuration.attention;
-  if (library_attention(configuration)) attention.implementation = configuration.device.attention;
+  if (library_attention(configuration)) attention.implementation = configuration.attention_kernels;
   std::vector<RowUse> uses;  // of the blocks and the head
   if (configuration.privacy.enabled)
     for (const privacy::Mode mode : privacy::unit_modes(configuration.privacy, unit_names(architecture)))

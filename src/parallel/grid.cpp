@@ -3,7 +3,6 @@
 
 #include "base/contract.hpp"
 #include "parallel/nccl.hpp"
-#include "parallel/settings.hpp"
 #include "parallel/watchdog.hpp"
 
 namespace weft::parallel {
@@ -71,15 +70,6 @@ GridShape grid_shape(std::int64_t data, Axis inner, std::int64_t world) {
         "in the grid); start {} ranks or change the grid",
         data, inner.name, inner.size, world, world == 1 ? "" : "s", data * inner.size);
   return GridShape({{std::string(kDataAxis), data}, std::move(inner)});
-}
-
-std::int64_t ranks_of_grid(const Settings& settings, std::int64_t n_ranks, bool dry_run) {
-  if (settings.world > 0 && !dry_run)
-    throw collective_error(ExitCode::usage,
-                           "parallel.world = {} only plans (this is no --dry-run); leave it out, and start the ranks "
-                           "with mpirun or srun",
-                           settings.world);
-  return settings.world > 0 ? settings.world : n_ranks;
 }
 
 Grid::Grid(const Communicator& ranks, GridShape shape) : shape_(std::move(shape)), world_(ranks.duplicate()) {

@@ -36,7 +36,7 @@ std::int64_t largest_own(std::int64_t chunk, std::int64_t group, std::int64_t fe
 SelectionShape selection_shape(const Configuration& configuration, const Shape& shape, std::int64_t max_tokens) {
   ExchangeSettings exchange = configuration.parallel.exchange;
   exchange.strategy = exchange_strategy(exchange);
-  return {shape.n_layers, shape.n_features, max_tokens, configuration.device.tile << 20, exchange};
+  return {shape.n_layers, shape.n_features, max_tokens, configuration.tile << 20, exchange};
 }
 
 TokenLayout::TokenLayout(std::int64_t total_tokens, const parallel::Grid& grid)

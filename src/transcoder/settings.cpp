@@ -126,7 +126,13 @@ input::Schema schema(Configuration& configuration) {
   device::add_keys(schema, configuration.device, configuration.precision,
                    {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
                    "type of activations, products and gradient rows; sums are fp32 in both");
-  device::add_tile_key(schema, configuration.device);
+  schema
+      .add("device.tile", configuration.tile,
+           "pre-activations made at a time; 0 = as many as suit the processor or GPU")
+      .in("MiB")
+      .at_least(0)
+      .at_most(1 << 16)
+      .free();
   checkpoint::add_keys(schema, configuration.checkpoint);
   training::add_keys(schema, configuration.log);
   training::add_keys(schema, configuration.resume);

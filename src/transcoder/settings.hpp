@@ -134,6 +134,7 @@ struct Configuration {
   parallel::Settings parallel;
   device::Settings device;
   Precision precision = Precision::fp32;  ///< device.precision
+  std::int64_t tile = 0;  ///< device.tile, MiB of pre-activations made at a time; 0 = as many as suit the backend
   checkpoint::Settings checkpoint;
   training::LogSettings log;
   training::ResumeSettings resume;

@@ -15,11 +15,12 @@ LEVELS = [
     ["privacy", "interchange"],
     ["training"],
     ["dataset", "checkpoint", "optimizer"],
-    ["storage", "input"],
+    ["storage"],
     ["report"],
     ["parallel"],
     ["device"],
     ["kernels"],
+    ["input"],
     ["base"],
 ]
 LEVEL = {module: number for number, modules in enumerate(LEVELS) for module in modules}
