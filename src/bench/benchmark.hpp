@@ -63,9 +63,9 @@ class BenchmarkSubject {
   virtual report::Timers& timers() = 0;
   virtual checkpoint::Registry& registry() = 0;
   virtual const kernels::Execution& execution() const = 0;
-  virtual parallel::Exchanges exchanges() const = 0;
+  virtual parallel::Exchanges exchanges() const { return {}; }
   /// Time that the computation of the last step, which is over, waited for exchanges.
-  virtual double step_exposed_seconds() const = 0;
+  virtual double step_exposed_seconds() const { return 0; }
   /// true: waits for the device between phases, so that each is timed by itself.
   virtual void time_phases(bool one_by_one) = 0;
 
@@ -73,7 +73,7 @@ class BenchmarkSubject {
   virtual double row_bytes() const = 0;              ///< a token in the files that training reads
   virtual std::int64_t state_bytes() const = 0;      ///< parameters and moments on this rank
   /// Called once after the steps: what the counts below depend on. Collective.
-  virtual void count_work() = 0;
+  virtual void count_work() {}
   virtual training::Work work_of(std::string_view phase) const = 0;
   virtual training::PhaseBytes phase_bytes() const = 0;
 

@@ -3,8 +3,8 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "language_model/pass_work.hpp"
 #include "language_model/exchange/peft.hpp"
+#include "language_model/pass_work.hpp"
 #include "parallel/watchdog.hpp"
 #include "privacy/mode_choice.hpp"
 #include "report/format.hpp"

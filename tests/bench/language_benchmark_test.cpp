@@ -25,9 +25,9 @@ Configuration configuration() {
   return settings;
 }
 
-bench::BenchmarkCase resolved(const std::string& name, const bench::LanguageSettings& settings = {}) {
+bench::BenchmarkCase resolved(const std::string& name, std::int64_t batch_tokens = 0) {
   bench::BenchmarkCase one = bench::parse_case(name);
-  resolve(configuration(), settings, one);
+  bench::resolve(configuration(), batch_tokens, one);
   return one;
 }
 
@@ -48,7 +48,7 @@ TEST_CASE("the baseline has every optimisation off, a toggle changes one key of 
   }
   CHECK(baseline.sets.size() == 12);
   CHECK(baseline.toggles.empty());
-  for (const std::string& name : default_cases()) {
+  for (const std::string& name : bench::default_cases()) {
     CAPTURE(name);
     const bench::BenchmarkCase one = resolved(name);
     if (one.obstacle.empty() && name != "input") CHECK(one.sets.size() == baseline.sets.size());
@@ -60,10 +60,8 @@ TEST_CASE("the baseline has every optimisation off, a toggle changes one key of 
   CHECK(sets(resolved("accumulation"), "data.micro_tokens=1024"));
   CHECK(resolved("input").sets.empty());
   CHECK(resolved("own: optimizer.state=bf16").sets == std::vector<std::string>{"optimizer.state=bf16"});
-  bench::LanguageSettings smaller;
-  smaller.batch_tokens = 512;
-  CHECK(sets(resolved("all", smaller), "data.batch_tokens=512"));
-  CHECK(sets(resolved("all", smaller), "data.micro_tokens=256"));
+  CHECK(sets(resolved("all", 512), "data.batch_tokens=512"));
+  CHECK(sets(resolved("all", 512), "data.micro_tokens=256"));
 }
 
 TEST_CASE("combinations name what is on, and what is not available with its reason") {
@@ -94,9 +92,9 @@ TEST_CASE("a name that stands for nothing and optimisations that exclude each ot
 TEST_CASE("batches are functions of the seed, with ids in range and targets one ahead") {
   const std::int64_t sequences = 3, length = 50, vocabulary = 17;
   dataset::TokenRows rows(sequences, length, true), again(sequences, length, true);
-  ResidentTokens tokens(2, sequences, length, vocabulary, 1.0, 5), same(2, sequences, length, vocabulary, 1.0, 5),
-      other(2, sequences, length, vocabulary, 1.0, 6);
-  const auto ids = [&](ResidentTokens& from) {
+  bench::ResidentTokens tokens(2, sequences, length, vocabulary, 1.0, 5),
+      same(2, sequences, length, vocabulary, 1.0, 5), other(2, sequences, length, vocabulary, 1.0, 6);
+  const auto ids = [&](bench::ResidentTokens& from) {
     from.fill(rows.batch(), 0);
     return std::vector<std::uint32_t>(rows.batch().ids.begin(), rows.batch().ids.end());
   };
@@ -116,9 +114,9 @@ TEST_CASE("batches are functions of the seed, with ids in range and targets one 
     if ((row + 1) % length != 0) CHECK(batch.targets[at] == static_cast<std::int32_t>(batch.ids[at + 1]));
   }
   // zipf = 0: the ids that do not follow from others are equally frequent; zipf = 1: id 0 leads.
-  ResidentTokens equal(1, 40, 100, 1000, 0.0, 5), ranked(1, 40, 100, 1000, 1.0, 5);
+  bench::ResidentTokens equal(1, 40, 100, 1000, 0.0, 5), ranked(1, 40, 100, 1000, 1.0, 5);
   dataset::TokenRows many(40, 100, false);
-  const auto count_zero = [&](ResidentTokens& from) {
+  const auto count_zero = [&](bench::ResidentTokens& from) {
     from.fill(many.batch(), 0);
     return std::count(many.batch().ids.begin(), many.batch().ids.end(), 0u);
   };
@@ -129,7 +127,7 @@ TEST_CASE("batches are functions of the seed, with ids in range and targets one 
 TEST_CASE("both conventions of the operations per token, GPT-2 124M at T = 1024") {
   Configuration small = configuration();
   const Architecture architecture{small.language_model, 50257, 1024};
-  const training::ModelFlops flops = model_flops(architecture, 1024);
+  const bench::ModelFlops flops = bench::model_flops(architecture, 1024);
   CHECK(flops.causal == doctest::Approx(803.26e6).epsilon(1e-5));
   CHECK(flops.full == doctest::Approx(859.89e6).epsilon(1e-5));
 }
@@ -152,7 +150,7 @@ TEST_CASE("the counted operations are those of the convention, and recomputation
   // 6N counts embeddings of positions, biases and norms, which are in no product: 0.7 % of this model. Causal attention
   // takes 7 LCT operations, because the backward pass forms the scores again.
   const double attention = 12.0 * 768 * 1024;
-  const double convention = model_flops(architecture, 1024).causal + attention;
+  const double convention = bench::model_flops(architecture, 1024).causal + attention;
   CHECK(total() / 2048 == doctest::Approx(convention).epsilon(0.01));
   const double kept = total();
   settings.memory.recompute = Recompute::block;
@@ -206,7 +204,7 @@ TEST_CASE("batches of a token set are its windows in order, from the beginning a
   std::vector<std::uint16_t> ids(35);
   for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint16_t>(i);
   const dataset::TokenSet set("ids", ids, 40, 0);
-  ResidentTokens tokens(2, 2, 9, set);  // windows of 10 ids: three
+  bench::ResidentTokens tokens(2, 2, 9, set);  // windows of 10 ids: three
   dataset::TokenRows rows(2, 9, false);
   tokens.fill(rows.batch(), 0);
   CHECK(rows.batch().ids[0] == 0);

@@ -35,7 +35,7 @@ void check_agreement(const Case& c) {
     return part == 0 ? packed.view().columns_from(0, queries)
                      : packed.view().columns_from(queries + (part - 1) * keys, keys);
   };
-  const language_model::AttentionKernels attention = language_model::matrix_attention();
+  const language_model::AttentionKernels attention = bench::matrix_attention();
   const TestMatrix out(std::vector<float>(rows * queries, std::nanf("")), rows, queries, c.type);
   const TestMatrix gradients(std::vector<float>(rows * r.stride(), std::nanf("")), rows, r.stride(), c.type);
   const DeviceArray<float> log_sum(c.sequences * c.heads * c.length);
@@ -78,7 +78,7 @@ TEST_CASE("sizes beyond 64 bits need more memory than there is, not less") {
                         .kv_heads = 1,
                         .head_size = 8,
                         .scale = 1};
-  CHECK(language_model::matrix_attention().workspace(execution(), shape, Scalar::fp32) >= std::int64_t{1} << 60);
+  CHECK(bench::matrix_attention().workspace(execution(), shape, Scalar::fp32) >= std::int64_t{1} << 60);
 }
 
 }  // namespace weft::testing

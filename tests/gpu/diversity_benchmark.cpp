@@ -14,8 +14,8 @@
 #include <string>
 #include <utility>
 
-#include "kernels/language/diversity/unfused_diversity.hpp"
 #include "kernels/language/diversity/set_advantages.hpp"
+#include "kernels/language/diversity/unfused_diversity.hpp"
 #include "kernels/runtime.hpp"
 #include "tests/gpu/device_array.hpp"
 

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <vector>
 
+#include "bench/fresh_memory.hpp"
 #include "kernels/runtime.hpp"
 #include "parallel/device_communicator.hpp"
 #include "parallel/grid.hpp"
@@ -121,13 +122,14 @@ TEST_CASE("pieces are exchanged between exchange buffers, in many rounds") {
   const kernels::Execution& execution = testing::execution();
   const std::int64_t p = all.size(), r = all.rank();
   constexpr std::int64_t kWords = 1000, kRounds = 50;
-  std::vector<ExchangeStrategy> ways{{}, {.direct = false}, {.keep_buffers = false}};
+  const bench::FreshMemory fresh;
+  std::vector<ExchangeStrategy> ways{{}, {.direct = false}, {.memory = &fresh}};
   for (const ExchangeStrategy strategy : ways) {
     // Rank a receives (a + 1) * kWords words from each.
     const std::int64_t sent = kWords * p * (p + 1) / 2, received = kWords * (r + 1) * p;
     DeviceCommunicator axis(all, execution, 8 * kWords * p * (p + 1), strategy);
     ExchangeBuffer from(all, 8 * kWords * p * (p + 1) / 2, strategy), to(all, 8 * kWords * p * p, strategy);
-    if (!strategy.direct || !strategy.keep_buffers) CHECK(!axis.is_direct());
+    if (!strategy.direct || strategy.memory != nullptr) CHECK(!axis.is_direct());
     std::vector<std::int64_t> bytes;
     for (std::int64_t a = 0; a < p; ++a) bytes.push_back(8 * kWords * (a + 1));
     device::HostBuffer<std::int64_t> values(kRounds * sent), results(kRounds * received);

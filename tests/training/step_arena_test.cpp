@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "training/step_arena.hpp"
 
+#include "bench/fresh_memory.hpp"
 #include "tests/test.hpp"
 
 namespace weft::training {
@@ -71,7 +72,8 @@ TEST_CASE("exchange memory that is not kept is counted, and exists between open 
   const parallel::Grid grid(testing::world(), parallel::GridShape({{"data", testing::world().size()}}));
   StepArena arena(testing::execution(), grid);
   const std::int64_t before = device::memory_use().device_bytes;
-  parallel::ExchangeBuffer buffer = arena.exchange(parallel::kDataAxis, 640, {.keep_buffers = false});
+  const bench::FreshMemory fresh;
+  parallel::ExchangeBuffer buffer = arena.exchange(parallel::kDataAxis, 640, {.memory = &fresh});
   CHECK(arena.device_bytes() == 640);
   CHECK(device::memory_use().device_bytes == before);
   CHECK(buffer.open() != nullptr);

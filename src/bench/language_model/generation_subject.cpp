@@ -5,8 +5,8 @@
 
 #include <optional>
 
+#include "bench/language_model/forward_subject.hpp"
 #include "kernels/random.hpp"
-#include "kernels/runtime.hpp"
 #include "language_model/pass_work.hpp"
 
 namespace weft::bench {
@@ -22,15 +22,12 @@ language_model::TransformerSettings transformer_case(const language_model::Confi
   return settings;
 }
 
-class GenerationSubject final : public BenchmarkSubject {
+class GenerationSubject final : public ForwardSubject {
  public:
   GenerationSubject(const language_model::Configuration& configuration, const LanguageSettings& settings,
                     const language_model::Architecture& architecture, const parallel::Grid& grid,
                     const kernels::Execution& execution)
-      : configuration_(configuration),
-        grid_(grid),
-        execution_{device::planned_backend(language_model::device_settings(configuration)), execution.stream,
-                   language_model::device_settings(configuration).tf32},
+      : ForwardSubject(configuration, architecture, grid, execution),
         generation_(generation_case(configuration, settings, architecture, execution_.backend)) {
     for (std::int64_t i = 0; i < generation_.prompts * generation_.longest_prompt; ++i)
       ids_.push_back(static_cast<std::uint32_t>(
@@ -47,12 +44,7 @@ class GenerationSubject final : public BenchmarkSubject {
   }
 
   void build() override {
-    arena_.emplace(execution_, grid_);
-    model_.emplace(generation_.architecture, configuration_.optimizer.state, grid_.shape(), 0, execution_,
-                   training::Moments::none);
-    model_->initialise(static_cast<std::uint64_t>(configuration_.run.seed));
-    model_->parameters().add_to(registry_);
-    transformer_.emplace(*model_, transformer_case(configuration_, generation_), timers_, *arena_);
+    build_model(transformer_case(configuration_, generation_));
     generator_.emplace(generation_, *transformer_, execution_, timers_, *arena_);
   }
   void step() override {
@@ -63,21 +55,11 @@ class GenerationSubject final : public BenchmarkSubject {
                       return true;
                     });
   }
-  void settle() override { kernels::fence(execution_); }
-  report::Timers& timers() override { return timers_; }
-  checkpoint::Registry& registry() override { return registry_; }
-  const kernels::Execution& execution() const override { return execution_; }
-  parallel::Exchanges exchanges() const override { return {}; }
-  double step_exposed_seconds() const override { return 0; }
   void time_phases(bool one_by_one) override {
     generator_->record(!one_by_one);
-    timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); })
-                                     : std::function<void()>());
+    ForwardSubject::time_phases(one_by_one);
   }
   std::int64_t tokens_per_step() const override { return generation_.rows * generation_.new_tokens; }
-  double row_bytes() const override { return 0; }  // nothing is read
-  std::int64_t state_bytes() const override { return model_->parameters().bytes().weights; }
-  void count_work() override {}
   training::Work work_of(std::string_view phase) const override {
     return language_model::generation_work(phase, configuration_, generation_);
   }
@@ -91,17 +73,9 @@ class GenerationSubject final : public BenchmarkSubject {
   std::optional<double> loss() override { return -log_probability_ / static_cast<double>(tokens_per_step()); }
 
  private:
-  const language_model::Configuration configuration_;
-  const parallel::Grid& grid_;
-  const kernels::Execution execution_;
   const language_model::GenerationSettings generation_;
   std::vector<std::uint32_t> ids_;
   std::vector<language_model::GenerationRequest> requests_;
-  report::Timers timers_;
-  checkpoint::Registry registry_;
-  std::optional<training::StepArena> arena_;
-  std::optional<language_model::Model> model_;
-  std::optional<language_model::Transformer> transformer_;
   std::optional<language_model::Generator> generator_;
   double log_probability_ = 0;
 };

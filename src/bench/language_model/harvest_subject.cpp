@@ -7,9 +7,9 @@
 #include <optional>
 #include <span>
 
+#include "bench/language_model/forward_subject.hpp"
 #include "bench/language_model/generation_subject.hpp"
 #include "kernels/random.hpp"
-#include "kernels/runtime.hpp"
 #include "language_model/mlp_recorder.hpp"
 #include "language_model/pass_work.hpp"
 
@@ -43,28 +43,18 @@ language_model::GenerationSettings forward_passes(const language_model::Configur
           .new_tokens = 0};
 }
 
-class HarvestSubject final : public BenchmarkSubject {
+class HarvestSubject final : public ForwardSubject {
  public:
   HarvestSubject(const language_model::Configuration& configuration, const LanguageSettings& settings,
                  const language_model::Architecture& architecture, const parallel::Grid& grid,
                  const kernels::Execution& execution)
-      : configuration_(configuration),
-        architecture_(architecture),
+      : ForwardSubject(configuration, architecture, grid, execution),
         to_host_(settings.harvest == BenchmarkHarvest::host),
-        grid_(grid),
-        execution_{device::planned_backend(language_model::device_settings(configuration)), execution.stream,
-                   language_model::device_settings(configuration).tf32},
         text_(random_text(configuration, architecture)) {}
 
   void build() override {
     const std::int64_t rows = rows_together(configuration_);
-    arena_.emplace(execution_, grid_);
-    model_.emplace(architecture_, configuration_.optimizer.state, grid_.shape(), 0, execution_,
-                   training::Moments::none);
-    model_->initialise(static_cast<std::uint64_t>(configuration_.run.seed));
-    model_->parameters().add_to(registry_);
-    transformer_.emplace(*model_, language_model::forward_settings(configuration_, architecture_, rows), timers_,
-                         *arena_);
+    build_model(language_model::forward_settings(configuration_, architecture_, rows));
     staging_.emplace(rows, configuration_.data.document_mask, execution_, *arena_);
     transformer_->prepare_weights();
     recorder_.emplace(rows, language_model::activation_type(configuration_), configuration_.language_model,
@@ -86,20 +76,7 @@ class HarvestSubject final : public BenchmarkSubject {
     if (to_host_) recorder_->finish();
     settle();
   }
-  void settle() override { kernels::fence(execution_); }
-  report::Timers& timers() override { return timers_; }
-  checkpoint::Registry& registry() override { return registry_; }
-  const kernels::Execution& execution() const override { return execution_; }
-  parallel::Exchanges exchanges() const override { return {}; }
-  double step_exposed_seconds() const override { return 0; }
-  void time_phases(bool one_by_one) override {
-    timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); })
-                                     : std::function<void()>());
-  }
   std::int64_t tokens_per_step() const override { return configuration_.data.batch_tokens; }
-  double row_bytes() const override { return 0; }  // nothing is read
-  std::int64_t state_bytes() const override { return model_->parameters().bytes().weights; }
-  void count_work() override {}
   training::Work work_of(std::string_view phase) const override {
     return language_model::generation_work(phase, configuration_, forward_passes(configuration_, architecture_));
   }
@@ -121,17 +98,8 @@ class HarvestSubject final : public BenchmarkSubject {
   }
 
  private:
-  const language_model::Configuration configuration_;
-  const language_model::Architecture architecture_;
   const bool to_host_;
-  const parallel::Grid& grid_;
-  const kernels::Execution execution_;
   const language_model::TextStream text_;
-  report::Timers timers_;
-  checkpoint::Registry registry_;
-  std::optional<training::StepArena> arena_;
-  std::optional<language_model::Model> model_;
-  std::optional<language_model::Transformer> transformer_;
   std::optional<language_model::Staging> staging_;
   std::array<device::HostBuffer<std::byte>, 2> host_;  // inputs, targets: [2 batches, rows, layers * d_model]
   std::optional<language_model::MlpRecorder> recorder_;

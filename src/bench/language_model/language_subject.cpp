@@ -7,8 +7,11 @@
 #include "bench/language_model/harvest_subject.hpp"
 #include "bench/language_model/matrix_attention.hpp"
 #include "bench/language_model/resident_tokens.hpp"
+#include "kernels/gemm/fp8.hpp"
 #include "language_model/pass_work.hpp"
 #include "language_model/trainer.hpp"
+#include "report/format.hpp"
+#include "training/usable_memory.hpp"
 
 namespace weft::bench {
 namespace {
@@ -37,14 +40,6 @@ ResidentTokens batches(const language_model::Configuration& configuration, const
   if (!settings.data.empty()) return {settings.batches, sequences, length, dataset::TokenSet::open(settings.data)};
   return {settings.batches,    sequences,     length,
           settings.vocabulary, settings.zipf, static_cast<std::uint64_t>(configuration.run.seed)};
-}
-
-/// Operations per token of forward and backward pass, without recomputation.
-ModelFlops model_flops(const language_model::Architecture& architecture, std::int64_t length) {
-  const double causal = language_model::flops_per_token(architecture, length);
-  const double attention =
-      6.0 * static_cast<double>(architecture.model.layers) * static_cast<double>(length * architecture.query_width());
-  return {.causal = causal, .full = causal + attention};
 }
 
 class LanguageSubject final : public BenchmarkSubject {
@@ -90,7 +85,6 @@ class LanguageSubject final : public BenchmarkSubject {
     const training::StateBytes& bytes = trainer_->model().parameters().bytes();
     return bytes.weights + bytes.moments + bytes.host;
   }
-  void count_work() override {}
   training::Work work_of(std::string_view phase) const override {
     return language_model::work_of(phase, configuration_, architecture_);
   }
@@ -114,9 +108,8 @@ class LanguageSubject final : public BenchmarkSubject {
   std::optional<language_model::Trainer> trainer_;
 };
 
-}  // namespace
-
-std::string obstacle(const language_model::Configuration& configuration, const LanguageSettings& settings) {
+/// Why a case cannot be measured whatever the machine; "" if it can.
+std::string obstacle_anywhere(const language_model::Configuration& configuration, const LanguageSettings& settings) {
   if (settings.generate_tokens > 0 && settings.harvest != BenchmarkHarvest::off)
     return "benchmark.generate_tokens and benchmark.harvest exclude each other";
   if (!settings.data.empty() && (settings.generate_tokens > 0 || settings.harvest != BenchmarkHarvest::off))
@@ -124,6 +117,44 @@ std::string obstacle(const language_model::Configuration& configuration, const L
   if (settings.generate_tokens > 0) return generation_case_obstacle(configuration, settings);
   if (settings.attention == BenchmarkAttention::flash || configuration.language_model.attention_dropout == 0) return "";
   return "benchmark.attention = \"matrix\" has no language_model.attention_dropout";
+}
+
+}  // namespace
+
+ModelFlops model_flops(const language_model::Architecture& architecture, std::int64_t length) {
+  const double causal = language_model::flops_per_token(architecture, length);
+  const double attention =
+      6.0 * static_cast<double>(architecture.model.layers) * static_cast<double>(length * architecture.query_width());
+  return {.causal = causal, .full = causal + attention};
+}
+
+std::string obstacle(const language_model::Configuration& configuration, const LanguageSettings& settings,
+                     const parallel::World& world, bool dry) {
+  if (std::string reason = obstacle_anywhere(configuration, settings); !reason.empty()) return reason;
+  if (!dry && configuration.fp8_forward) {
+    const kernels::Backend backend = device::planned_backend(device_settings(configuration));
+    if (std::string reason = kernels::coded_obstacle(backend); !reason.empty()) return reason;
+  }
+  const language_model::Plan needed = plan(configuration, settings);
+  const auto check = [](std::int64_t bytes, std::int64_t available, const std::string& memory) -> std::string {
+    if (available == 0 || bytes <= available) return "";
+    return fmt::format("it needs {} of {}, {} are available", report::binary_bytes_text(bytes), memory,
+                       report::binary_bytes_text(available));
+  };
+  const training::HostShare host = training::usable_host_memory(world);
+  const std::int64_t on_device =
+      dry ? static_cast<std::int64_t>(configuration.device.memory * 1e9)
+          : training::usable_device_bytes(configuration.device, language_model::kContextBytes, world);
+  const std::string refused = check(needed.device_total(), on_device, "device memory");
+  if (!refused.empty()) return refused;
+  return check(needed.host_total() + (kernels::kCudaBuild ? 0 : needed.device_total()), host.bytes,
+               fmt::format("host memory ({})", host.limit));
+}
+
+std::string plan_text(const language_model::Configuration& configuration, const LanguageSettings& settings) {
+  const language_model::Plan needed = plan(configuration, settings);
+  return fmt::format("{} parameters, {} where the kernels run, {} on the host", report::grouped(needed.parameters),
+                     report::binary_bytes_text(needed.device_total()), report::binary_bytes_text(needed.host_total()));
 }
 
 void check_data(const language_model::Configuration& configuration, const LanguageSettings& settings,

@@ -150,10 +150,7 @@ void backward(const Execution& execution, const Attention& shape, AnyMatrix quer
 }  // namespace
 
 language_model::AttentionKernels matrix_attention() {
-  return {.workspace = forward_bytes,
-          .backward_workspace = backward_bytes,
-          .forward = forward,
-          .backward = backward};
+  return {.workspace = forward_bytes, .backward_workspace = backward_bytes, .forward = forward, .backward = backward};
 }
 
 }  // namespace weft::bench

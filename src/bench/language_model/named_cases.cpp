@@ -93,9 +93,9 @@ std::vector<std::string> default_cases() {
   return names;
 }
 
-void resolve(const language_model::Configuration& configuration, const LanguageSettings& settings, BenchmarkCase& one) {
+void resolve(const language_model::Configuration& configuration, std::int64_t batch_tokens, BenchmarkCase& one) {
   if (!one.sets.empty() || one.name == kInput) return;
-  const std::int64_t batch_tokens = settings.batch_tokens > 0 ? settings.batch_tokens : configuration.data.batch_tokens;
+  if (batch_tokens == 0) batch_tokens = configuration.data.batch_tokens;
   const std::vector<Toggle> all = toggles(configuration, batch_tokens);
   const std::vector<Combination> combinations = bench::combinations();
   const auto named = std::find_if(combinations.begin(), combinations.end(),

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/language_model/language_settings.hpp"
+#include "bench/benchmark.hpp"
 #include "language_model/settings.hpp"
 
 namespace weft::bench {
@@ -29,7 +29,7 @@ std::vector<std::string> default_cases();
 
 /// Gives a case without overrides of its own those that its name stands for. Toggles that this program or the input
 /// does not have are left out of A, B, safe and all; any other case with one of them is not measured. Throws a
-/// collective Error(usage) for a name that stands for nothing.
-void resolve(const language_model::Configuration&, const LanguageSettings&, BenchmarkCase&);
+/// collective Error(usage) for a name that stands for nothing. `batch_tokens`: benchmark.batch_tokens.
+void resolve(const language_model::Configuration&, std::int64_t batch_tokens, BenchmarkCase&);
 
 }  // namespace weft::bench

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "bench/fresh_memory.hpp"
 #include "bench/transcoder/selection_on_rank_0.hpp"
-#include "device/memory.hpp"
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/select/rule.hpp"
 #include "transcoder/selection/drivers.hpp"
@@ -17,31 +17,6 @@ class WaitAfterExchange final : public parallel::ExchangeObserver {
   void before(const kernels::Execution&, const parallel::Communicator&) const override {}
   void after(const kernels::Execution& execution) const override { kernels::fence(execution); }
   bool isolates() const override { return false; }
-};
-
-class FreshMemory final : public parallel::ExchangeMemory {
- public:
-  std::unique_ptr<parallel::ExchangeBuffer::Memory> make(std::int64_t bytes) const override {
-    return std::make_unique<Fresh>(bytes);
-  }
-
- private:
-  class Fresh final : public parallel::ExchangeBuffer::Memory {
-   public:
-    explicit Fresh(std::int64_t bytes) : bytes_(bytes) {}
-    void open() override {
-      block_ = device::Buffer<std::byte>(bytes_);
-      data_ = block_.data();
-    }
-    void close() override {
-      block_ = {};
-      data_ = nullptr;
-    }
-
-   private:
-    const std::int64_t bytes_;
-    device::Buffer<std::byte> block_;
-  };
 };
 
 /// The drivers, with one sum over the ranks per histogram.

@@ -92,8 +92,6 @@ class Dense final : public TranscoderSubject<DenseTrainer> {
     trainer_->initialise();
   }
   void settle() override {}
-  parallel::Exchanges exchanges() const override { return {}; }
-  double step_exposed_seconds() const override { return 0; }
   void time_phases(bool) override {}
   void count_work() override {
     sizes_ = transcoder::step_sizes(configuration_, shape_, grid_, {});

@@ -2,9 +2,9 @@
 //
 // Diversity and advantages of sets of answers against all pairs and all sets in fp64, the published values, answers
 // that are nearly equal or empty; the baseline of the benchmark; pooled rows.
-#include "kernels/language/diversity/unfused_diversity.hpp"
 #include "kernels/language/diversity/pool_rows.hpp"
 #include "kernels/language/diversity/set_advantages.hpp"
+#include "kernels/language/diversity/unfused_diversity.hpp"
 #include "tests/kernels/language/set_reference.hpp"
 #include "tests/kernels/support.hpp"
 
