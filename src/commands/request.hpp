@@ -16,7 +16,7 @@
 #include "input/schema.hpp"
 #include "language_model/settings.hpp"
 #include "parallel/world.hpp"
-#include "transcoder/settings.hpp"
+#include "transcoder/settings/settings.hpp"
 
 namespace weft::commands {
 

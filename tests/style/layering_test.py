@@ -95,7 +95,7 @@ def self_check():
         "kernels/decode/a.cpp": '#include "device/memory.hpp"',
         "src/report/a.cpp": '#include "../base/error.hpp"',
         "src/attic/a.cpp": "",
-        "src/training/a.cpp": '#include "transcoder/model.hpp"',
+        "src/training/a.cpp": '#include "transcoder/parameters/model.hpp"',
         "src/checkpoint/b.cpp": '#include "training/loop.hpp"',
         "src/transcoder/b.cpp": '#include "language_model/model.hpp"',
         "src/language_model/b.cpp": '#include "bench/benchmark.hpp"',

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transcoder/model.hpp"
+#include "transcoder/parameters/model.hpp"
 
 #include <fmt/ranges.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transcoder/plan.hpp"
+#include "transcoder/run/plan.hpp"
 
 #include "tests/test.hpp"
 #include "transcoder/axes/row_gather.hpp"

@@ -15,7 +15,7 @@
 #include "kernels/optimize/adam.hpp"
 #include "tests/test.hpp"
 #include "tests/transcoder/private_reference.hpp"
-#include "transcoder/private/trainer.hpp"
+#include "transcoder/private/private_trainer.hpp"
 
 namespace weft::testing {
 

@@ -2,7 +2,7 @@
 //
 // Measures that are not defined are shown as "-" and recorded as null, and are not part of means; columns of the table
 // stay apart whatever the numbers.
-#include "transcoder/result.hpp"
+#include "transcoder/run/result.hpp"
 
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transcoder/step_work.hpp"
+#include "transcoder/run/step_work.hpp"
 
 #include <doctest/doctest.h>
 

@@ -13,7 +13,7 @@
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 #include "tests/transcoder/trainer_run.hpp"
-#include "transcoder/plan.hpp"
+#include "transcoder/run/plan.hpp"
 
 namespace weft::transcoder {
 

@@ -9,7 +9,7 @@
 #include "kernels/optimize/adam.hpp"
 #include "kernels/runtime.hpp"
 #include "tests/transcoder/trainer_run.hpp"
-#include "transcoder/plan.hpp"
+#include "transcoder/run/plan.hpp"
 
 namespace weft::transcoder {
 

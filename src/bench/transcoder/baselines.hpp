@@ -12,7 +12,7 @@
 #pragma once
 
 #include "bench/transcoder/transcoder_settings.hpp"
-#include "transcoder/settings.hpp"
+#include "transcoder/settings/settings.hpp"
 
 namespace weft::bench {
 

@@ -13,9 +13,9 @@
 #include "dataset/activations/loader.hpp"
 #include "report/timers.hpp"
 #include "transcoder/forward/forward.hpp"
-#include "transcoder/model.hpp"
+#include "transcoder/parameters/model.hpp"
 #include "transcoder/selection/drivers.hpp"
-#include "transcoder/step_work.hpp"
+#include "transcoder/run/step_work.hpp"
 
 namespace weft::bench {
 

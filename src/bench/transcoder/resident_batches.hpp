@@ -13,7 +13,7 @@
 #include "dataset/activations/loader.hpp"
 #include "dataset/activations/statistics.hpp"
 #include "device/memory.hpp"
-#include "transcoder/model.hpp"
+#include "transcoder/parameters/model.hpp"
 
 namespace weft::bench {
 

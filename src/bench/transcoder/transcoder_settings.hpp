@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "bench/benchmark.hpp"
-#include "transcoder/settings.hpp"
+#include "transcoder/settings/settings.hpp"
 
 namespace weft::bench {
 

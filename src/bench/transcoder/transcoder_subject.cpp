@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "bench/transcoder/baselines.hpp"
-#include "transcoder/step_work.hpp"
+#include "transcoder/run/step_work.hpp"
 #include "transcoder/step/trainer.hpp"
 #ifndef WEFT_ENABLE_CUDA
 #include "bench/transcoder/dense.hpp"

@@ -11,7 +11,7 @@
 #include "bench/transcoder/streamed_batches.hpp"
 #include "bench/transcoder/transcoder_settings.hpp"
 #include "parallel/grid.hpp"
-#include "transcoder/settings.hpp"
+#include "transcoder/settings/settings.hpp"
 
 namespace weft::bench {
 

@@ -14,7 +14,7 @@
 #include "commands/language_model/loaded.hpp"
 #include "commands/language_model/texts.hpp"
 #include "language_model/text_rows.hpp"
-#include "transcoder/training_run.hpp"
+#include "transcoder/run/training_run.hpp"
 
 namespace weft::commands {
 

@@ -8,7 +8,7 @@
 #include "commands/language_model/loaded.hpp"
 #include "language_model/replacement.hpp"
 #include "transcoder/forward/forward.hpp"
-#include "transcoder/statistics_state.hpp"
+#include "transcoder/run/statistics_state.hpp"
 
 namespace weft::commands {
 

@@ -19,7 +19,7 @@
 #include "language_model/model.hpp"
 #include "report/format.hpp"
 #include "report/json.hpp"
-#include "transcoder/model.hpp"
+#include "transcoder/parameters/model.hpp"
 
 namespace weft::commands {
 namespace {

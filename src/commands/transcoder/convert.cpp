@@ -15,9 +15,9 @@
 #include "parallel/nccl.hpp"
 #include "report/build.hpp"
 #include "report/format.hpp"
-#include "transcoder/conversion.hpp"
-#include "transcoder/result.hpp"
-#include "transcoder/statistics_state.hpp"
+#include "transcoder/run/conversion.hpp"
+#include "transcoder/run/result.hpp"
+#include "transcoder/run/statistics_state.hpp"
 #include "transcoder/step/trainer.hpp"
 
 namespace weft::commands {

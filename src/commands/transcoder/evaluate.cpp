@@ -8,8 +8,8 @@
 #include "report/format.hpp"
 #include "storage/durable.hpp"
 #include "training/profile.hpp"
-#include "transcoder/result.hpp"
-#include "transcoder/step_work.hpp"
+#include "transcoder/run/result.hpp"
+#include "transcoder/run/step_work.hpp"
 
 namespace weft::commands {
 

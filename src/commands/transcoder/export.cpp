@@ -13,8 +13,8 @@
 #include "interchange/formats.hpp"
 #include "interchange/hooks.hpp"
 #include "language_model/mlp_recorder.hpp"
-#include "transcoder/model.hpp"
-#include "transcoder/statistics_state.hpp"
+#include "transcoder/parameters/model.hpp"
+#include "transcoder/run/statistics_state.hpp"
 
 namespace weft::commands {
 namespace {

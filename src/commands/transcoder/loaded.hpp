@@ -8,7 +8,7 @@
 #include "commands/commands.hpp"
 #include "device/runtime.hpp"
 #include "transcoder/forward/forward.hpp"
-#include "transcoder/statistics_state.hpp"
+#include "transcoder/run/statistics_state.hpp"
 
 namespace weft::commands {
 

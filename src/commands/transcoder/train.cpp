@@ -17,9 +17,9 @@
 #include "training/algorithms.hpp"
 #include "training/loop.hpp"
 #include "training/usable_memory.hpp"
-#include "transcoder/plan.hpp"
-#include "transcoder/private/training_run.hpp"
-#include "transcoder/training_run.hpp"
+#include "transcoder/run/plan.hpp"
+#include "transcoder/run/private_training_run.hpp"
+#include "transcoder/run/training_run.hpp"
 
 namespace weft::commands {
 namespace {

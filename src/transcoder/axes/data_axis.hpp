@@ -30,8 +30,8 @@
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "parallel/device_communicator.hpp"
 #include "training/step_arena.hpp"
-#include "transcoder/model.hpp"
-#include "transcoder/settings.hpp"
+#include "transcoder/parameters/model.hpp"
+#include "transcoder/settings/settings.hpp"
 
 namespace weft::transcoder {
 

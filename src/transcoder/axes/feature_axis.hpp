@@ -14,8 +14,8 @@
 #include "parallel/device_communicator.hpp"
 #include "parallel/grid.hpp"
 #include "training/step_arena.hpp"
-#include "transcoder/model.hpp"
-#include "transcoder/settings.hpp"
+#include "transcoder/parameters/model.hpp"
+#include "transcoder/settings/settings.hpp"
 
 namespace weft::transcoder {
 

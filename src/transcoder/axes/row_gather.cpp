@@ -2,7 +2,7 @@
 #include "transcoder/axes/row_gather.hpp"
 
 #include "kernels/convert/convert.hpp"
-#include "transcoder/axes/layout.hpp"
+#include "transcoder/axes/token_layout.hpp"
 
 namespace weft::transcoder {
 

@@ -1,28 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/decoder/decoder.hpp"
 
-#include "transcoder/decoder/low_rank.hpp"
-#include "transcoder/decoder/strips.hpp"
-#include "transcoder/decoder/tied.hpp"
-#include "transcoder/decoder/tied_by_target.hpp"
-
 namespace weft::transcoder {
-
-std::unique_ptr<SparseDecoder> make_decoder(const SparseDecoder::Sizes& sizes,
-                                            const SparseDecoder::ForwardSizes& forward, training::StepArena& arena) {
-  switch (sizes.shape.decoder) {
-    case Decoder::cross_layer:
-    case Decoder::per_layer:
-      return std::make_unique<Strips>(sizes.shape);
-    case Decoder::tied:
-      return std::make_unique<Tied>(sizes.shape);
-    case Decoder::tied_target:
-      return std::make_unique<TiedByTarget>(sizes, forward, arena);
-    case Decoder::low_rank:
-      return std::make_unique<LowRank>(sizes, forward, arena);
-  }
-  return nullptr;
-}
 
 void SparseDecoder::form(parallel::Range tokens, parallel::Range layers, kernels::AnyMatrix partial) const {
   kernels::decode_forward(execution_, lists_, tokens.begin, tokens.size(), model().decoder(), layers.begin, partial);
@@ -41,7 +20,7 @@ void SparseDecoder::take_backward(const Sizes& sizes, const BackwardSizes& backw
 }
 
 std::int64_t SparseDecoder::whole_rows(const Shape& shape) {
-  return shape.decoder == Decoder::low_rank ? LowRank::code_columns(shape) : 0;
+  return shape.decoder == Decoder::low_rank ? shape.decoder_begin(shape.n_layers) : 0;
 }
 
 std::int64_t SparseDecoder::largest_message(const Shape& shape, std::int64_t n_ranks) {

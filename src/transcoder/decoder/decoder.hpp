@@ -5,7 +5,7 @@
 // class in a file of its own:
 //
 //   strips.hpp           a row per feature with all of its targets (cross_layer), or with one (per_layer)
-//   tied.hpp             a row per feature, the same for all of its targets
+//   tied_strips.hpp      a row per feature, the same for all of its targets
 //   tied_by_target.hpp   a row per feature and layer, which all earlier layers write with, too
 //   low_rank.hpp         a row of factors per feature, and a dense second factor per target
 //
@@ -14,15 +14,14 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "device/stream.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "parallel/device_communicator.hpp"
 #include "training/step_arena.hpp"
-#include "transcoder/model.hpp"
-#include "transcoder/settings.hpp"
+#include "transcoder/parameters/model.hpp"
+#include "transcoder/settings/settings.hpp"
 
 namespace weft::transcoder {
 
@@ -119,9 +118,5 @@ class SparseDecoder {
  private:
   const Model* model_ = nullptr;
 };
-
-/// The decoder that the shape asks for, with its memory of the forward pass.
-std::unique_ptr<SparseDecoder> make_decoder(const SparseDecoder::Sizes&, const SparseDecoder::ForwardSizes&,
-                                            training::StepArena&);
 
 }  // namespace weft::transcoder

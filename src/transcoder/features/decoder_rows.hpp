@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "parallel/grid.hpp"
-#include "transcoder/model.hpp"
+#include "transcoder/parameters/model.hpp"
 
 namespace weft::transcoder {
 

@@ -11,7 +11,7 @@
 
 #include "dataset/activations/description.hpp"
 #include "transcoder/features/sparse_rows.hpp"
-#include "transcoder/model.hpp"
+#include "transcoder/parameters/model.hpp"
 
 namespace weft::transcoder {
 

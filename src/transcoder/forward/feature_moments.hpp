@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "training/step_arena.hpp"
-#include "transcoder/model.hpp"
-#include "transcoder/settings.hpp"
+#include "transcoder/parameters/model.hpp"
+#include "transcoder/settings/settings.hpp"
 
 namespace weft::transcoder {
 

@@ -8,6 +8,7 @@
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
 #include "parallel/failure.hpp"
+#include "transcoder/decoder/kinds.hpp"
 #include "transcoder/forward/skip.hpp"
 #include "transcoder/selection/drivers.hpp"
 

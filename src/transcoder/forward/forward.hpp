@@ -3,8 +3,8 @@
 // The forward half of a step, shared by training and evaluation: raw rows -> normalised inputs -> sparse activations ->
 // partial reconstructions, exchanged so that each rank receives all parts of its own tokens.
 //
-// Three files: forward.cpp (memory, rows of a batch), encode.cpp, decode.cpp. Which rank has which tokens:
-// axes/layout.hpp.
+// Three files: forward.cpp (memory, rows of a batch), encode_select.cpp, decode_exchange.cpp. Which rank has which tokens:
+// axes/token_layout.hpp.
 //
 // Several GPUs. Inputs and partial reconstructions are sent in blocks of layers on the communication stream
 // (axes/feature_axis.hpp): inputs of a block arrive while layers before it are encoded, of the first block while
@@ -28,14 +28,14 @@
 #include "report/timers.hpp"
 #include "training/step_arena.hpp"
 #include "transcoder/axes/feature_axis.hpp"
-#include "transcoder/axes/layout.hpp"
+#include "transcoder/axes/token_layout.hpp"
 #include "transcoder/axes/row_gather.hpp"
 #include "transcoder/decoder/decoder.hpp"
 #include "transcoder/forward/feature_moments.hpp"
 #include "transcoder/forward/normalisation.hpp"
-#include "transcoder/model.hpp"
+#include "transcoder/parameters/model.hpp"
 #include "transcoder/selection/selection.hpp"
-#include "transcoder/settings.hpp"
+#include "transcoder/settings/settings.hpp"
 
 namespace weft::transcoder {
 
@@ -46,7 +46,7 @@ class Forward {
     Sizes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens);
 
     std::int64_t chunk;     ///< tokens decoded at a time
-    std::int64_t inputs;    ///< elements: of the whole batch; twice with dead features (parts/auxiliary.hpp),
+    std::int64_t inputs;    ///< elements: of the whole batch; twice with dead features (parts/auxiliary_loss.hpp),
     std::int64_t partial;   ///< of a chunk and the largest block of layers,
     std::int64_t received;  ///< of the own tokens of a chunk, from all feature ranks; 0 with one
     std::size_t n_slots;    ///< of both: two where exchange and computation overlap

@@ -13,8 +13,8 @@
 #include "kernels/execution.hpp"
 #include "kernels/optimize/parameters.hpp"
 #include "parallel/grid.hpp"
-#include "transcoder/model.hpp"
-#include "transcoder/settings.hpp"
+#include "transcoder/parameters/model.hpp"
+#include "transcoder/settings/settings.hpp"
 
 namespace weft::transcoder {
 

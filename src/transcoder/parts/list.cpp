@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/parts/list.hpp"
 
-#include "transcoder/parts/auxiliary.hpp"
+#include "transcoder/parts/auxiliary_loss.hpp"
 #include "transcoder/parts/error_weights.hpp"
-#include "transcoder/parts/initial_bias.hpp"
+#include "transcoder/parts/initial_biases.hpp"
 #include "transcoder/parts/penalties.hpp"
 #include "transcoder/parts/resampling.hpp"
 #include "transcoder/parts/skip_gradient.hpp"

@@ -23,7 +23,7 @@
 #include "transcoder/decoder/decoder.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/forward/gradient_rows.hpp"
-#include "transcoder/parts/clipping.hpp"
+#include "transcoder/parts/norm_clipping.hpp"
 #include "transcoder/parts/training_metrics.hpp"
 
 namespace weft::transcoder {

@@ -5,8 +5,6 @@
 #include <limits>
 #include <numeric>
 
-#include "transcoder/evaluation.hpp"
-
 namespace weft::transcoder {
 namespace {
 
@@ -15,6 +13,17 @@ double mean(const std::vector<double>& values) {
 }
 
 }  // namespace
+
+double mean_over_layers(const std::vector<double>& values) {
+  double sum = 0;
+  int n = 0;
+  for (const double value : values)
+    if (!std::isnan(value)) {
+      sum += value;
+      ++n;
+    }
+  return n > 0 ? sum / n : kUndefined;
+}
 
 double TrainingMetrics::nmse_standardised_mean() const { return mean_over_layers(nmse_standardised); }
 double TrainingMetrics::l0_mean() const { return mean(l0); }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "parallel/communicator.hpp"
-#include "transcoder/model.hpp"
+#include "transcoder/parameters/model.hpp"
 
 namespace weft::transcoder {
 
@@ -35,6 +35,9 @@ struct TrainingMetrics {
     double minimum = 0, mean = 0, maximum = 0;
   } entries_per_rank;
 };
+
+/// Mean of the values that are defined (not NaN); NaN if none is.
+double mean_over_layers(const std::vector<double>& values);
 
 /// What one rank adds to the metrics of a step.
 struct MetricSums {

@@ -12,7 +12,7 @@
 #include "kernels/transcoder/loss/loss.hpp"
 #include "kernels/transcoder/rows/rows.hpp"
 #include "kernels/transcoder/select/rule.hpp"
-#include "transcoder/private/settings.hpp"
+#include "transcoder/settings/private_settings.hpp"
 
 namespace weft::transcoder {
 

@@ -21,7 +21,7 @@
 #include "training/gradient_sink.hpp"
 #include "training/step_arena.hpp"
 #include "transcoder/forward/forward.hpp"
-#include "transcoder/model.hpp"
+#include "transcoder/parameters/model.hpp"
 
 namespace weft::transcoder {
 

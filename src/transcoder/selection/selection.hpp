@@ -27,8 +27,8 @@
 #include "kernels/workspace.hpp"
 #include "parallel/grid.hpp"
 #include "parallel/traffic.hpp"
-#include "transcoder/model.hpp"
-#include "transcoder/settings.hpp"
+#include "transcoder/parameters/model.hpp"
+#include "transcoder/settings/settings.hpp"
 
 namespace weft::transcoder {
 

@@ -14,7 +14,7 @@
 #include "training/step_runner.hpp"
 #include "transcoder/parts/part.hpp"
 #include "transcoder/step/decoder_bias.hpp"
-#include "transcoder/step/loss.hpp"
+#include "transcoder/step/reconstruction_loss.hpp"
 
 namespace weft::transcoder {
 

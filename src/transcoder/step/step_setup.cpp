@@ -6,7 +6,7 @@
 
 #include "kernels/runtime.hpp"
 #include "kernels/transcoder/encode/encode.hpp"
-#include "transcoder/parts/auxiliary.hpp"
+#include "transcoder/parts/auxiliary_loss.hpp"
 #include "transcoder/parts/error_weights.hpp"
 #include "transcoder/parts/list.hpp"
 #include "transcoder/step/step.hpp"

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The list of decoders. A new one is a file with a class and a line in kinds.cpp.
+#pragma once
+
+#include <memory>
+
+#include "transcoder/decoder/decoder.hpp"
+
+namespace weft::transcoder {
+
+/// The decoder that the shape asks for, with its memory of the forward pass.
+std::unique_ptr<SparseDecoder> make_decoder(const SparseDecoder::Sizes&, const SparseDecoder::ForwardSizes&,
+                                            training::StepArena&);
+
+}  // namespace weft::transcoder

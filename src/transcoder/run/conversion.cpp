@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/run/conversion.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <span>
+
+#include "base/error.hpp"
+#include "dataset/activations/stored_order.hpp"
+#include "kernels/optimize/adam.hpp"
+#include "kernels/runtime.hpp"
+#include "report/pass.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+/// Of the least value that is wanted: lower ones are not collected. The (K+1)-th is above it, unless the values are far
+/// apart.
+constexpr float kMargin = 0.9f;
+/// Positive values by their upper 16 bits: 2^-7 of a value.
+constexpr int kSizeShift = 16;
+constexpr std::size_t kSizes = (kernels::kLargestKey >> kSizeShift) + 1;
+/// Shares of the kept values that may lie below the floor of a group, tried one after the other.
+constexpr std::array<double, 4> kShares = {0.5, 0.1, 0.01, 0};
+constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
+constexpr std::int64_t kPieceElements = std::int64_t{1} << 22;
+/// Room for active features per token and layer: that of the first attempt, in multiples of k, and that of the result,
+/// in multiples of what the fullest batch needs. Never less than kLeastRoom: in few tokens the average varies.
+constexpr double kFirstRoom = 4, kRoom = 2;
+constexpr std::int64_t kLeastRoom = 64;
+
+float rounded(float value) { return kernels::to_bf16(value); }
+
+template <class T>
+std::vector<T> to_host(const kernels::Execution& execution, const T* data, std::int64_t n) {
+  std::vector<T> values(static_cast<std::size_t>(n));
+  device::copy(execution, values.data(), data, n * static_cast<std::int64_t>(sizeof(T)), device::Direction::to_host);
+  kernels::fence(execution);
+  return values;
+}
+
+void to_device(const kernels::Execution& execution, float* to, const std::vector<float>& values) {
+  device::copy(execution, to, values.data(), std::ssize(values) * 4, device::Direction::to_device);
+  kernels::fence(execution);
+}
+
+/// Keys and values of the entries that are active on this rank, batch by batch.
+using Visit = std::function<void(std::span<const std::uint32_t> keys, std::span<const float> values)>;
+
+/// Visits the batches of a data set. False if a batch had more active features than there is room for on some rank:
+/// then the rest was not visited. Collective.
+bool for_each_batch(const dataset::Description& description, Forward& forward, const parallel::Grid& grid,
+                    const kernels::Execution& execution, std::int64_t batch_tokens, const Visit& visit) {
+  dataset::StoredOrder rows(description, batch_tokens, grid, 1);
+  report::Pass pass("encoding the data", rows.n_batches(), "batches");
+  for (std::int64_t i = 0; i < rows.n_batches(); ++i) {
+    forward.load(rows.read(i));
+    forward.encode();
+    if (!forward.selections_are_valid()) return false;
+    const kernels::SparseActivations& a = forward.activations();
+    const std::int64_t n = to_host(execution, a.row_offsets.data + a.n_tokens, 1).front();
+    visit(to_host(execution, a.key.data, n), to_host(execution, a.value.data, n));
+    pass.done(i + 1);
+  }
+  return true;
+}
+
+/// The rank-th largest value of all ranks, each with `values` in descending order; 0 if there are fewer. Collective.
+float largest(const parallel::Communicator& world, const std::vector<float>& values, std::int64_t rank) {
+  const auto reaching = [&](std::uint32_t key) {
+    std::int64_t count =
+        std::upper_bound(values.begin(), values.end(), kernels::bits_float(key), std::greater<>()) - values.begin();
+    world.sum(std::span<std::int64_t>(&count, 1));
+    return count;
+  };
+  // Bits of positive numbers are in their order: bit by bit, the largest key that enough values reach.
+  std::uint32_t key = 0;
+  for (int bit = 30; bit >= 0; --bit)
+    if (const std::uint32_t with = key | 1u << bit; with <= kernels::kLargestKey && reaching(with) >= rank) key = with;
+  return kernels::bits_float(key);
+}
+
+}  // namespace
+
+void round_to_bf16(const Model& model, const kernels::Execution& execution) {
+  const auto round_vector = [&](kernels::Array<float> vector) {
+    std::vector<float> values = to_host<float>(execution, vector.data, vector.size);
+    std::transform(values.begin(), values.end(), values.begin(), rounded);
+    to_device(execution, vector.data, values);
+  };
+  for (const kernels::ParameterVector& bias : model.encoder_bias()) round_vector(bias.weight);
+  round_vector(model.decoder_bias().weight);
+  for (const auto matrices : {model.encoder(), model.decoder(), model.basis(), model.skip()})
+    for (const kernels::ParameterRows& matrix : matrices) {
+      if (matrix.policy != kernels::StatePolicy::fp32) continue;  // stored as bf16
+      const std::int64_t most = std::max<std::int64_t>(1, kPieceElements / matrix.columns);
+      const device::Buffer<float> piece(std::min(most, matrix.rows) * matrix.columns);
+      for (std::int64_t row = 0; row < matrix.rows; row += most) {
+        const std::int64_t count = std::min(most, matrix.rows - row);
+        const kernels::Matrix<float> rows{piece.data(), count, matrix.columns, matrix.columns};
+        kernels::weights_to_float(execution, matrix, row, rows);
+        round_vector({piece.data(), count * matrix.columns});
+        kernels::weights_from_float(execution, matrix, row, rows);
+      }
+    }
+}
+
+float threshold_between(float dropped, float kept, bool bf16) {
+  const auto below = [&](float value) {  // the next lower number of the type
+    if (!bf16) return kernels::bits_float(kernels::float_bits(value) - 1);
+    const kernels::bf16 near = kernels::to_bf16(value);
+    return near < value ? near : kernels::bits_float((static_cast<std::uint32_t>(near.bits) - 1) << 16);
+  };
+  const float middle = dropped + (kept - dropped) / 2;
+  const float candidate = bf16 ? rounded(middle) : middle;
+  return candidate < kept ? candidate : below(kept);
+}
+
+Calibrated calibrate(const Conversion& conversion, const dataset::Description& description,
+                     const ModelSettings& trained, const Model& model, Forward& counting,
+                     const JumpingPass& jumping_with, const parallel::Grid& grid, const kernels::Execution& execution,
+                     std::int64_t batch_tokens) {
+  const std::int64_t n_layers = model.shape().n_layers, n_local = model.n_local(), n_features = trained.features;
+  const auto layer_of = [&](std::size_t key) { return key / static_cast<std::size_t>(n_local); };
+  const bool together = trained.scope == Scope::all_layers;
+  const auto n_groups = static_cast<std::size_t>(together ? 1 : n_layers);
+  const auto group_of = [&](std::size_t key) { return together ? 0 : layer_of(key); };
+  const parallel::Communicator& world = grid.world();
+
+  // 1. What the training activation keeps: entries and the least value of each feature; of each group the number, by
+  //    the upper bits of the value.
+  std::vector<std::int64_t> fired(static_cast<std::size_t>(n_layers * n_local), 0), kept(n_groups, 0),
+      by_size(n_groups * kSizes, 0);
+  std::vector<float> least(fired.size(), std::numeric_limits<float>::infinity());
+  const bool counted = for_each_batch(description, counting, grid, execution, batch_tokens,
+                                      [&](std::span<const std::uint32_t> keys, std::span<const float> values) {
+                                        for (std::size_t j = 0; j < keys.size(); ++j) {
+                                          const std::size_t key = keys[j], g = group_of(key);
+                                          ++fired[key];
+                                          ++kept[g];
+                                          ++by_size[g * kSizes + (kernels::float_bits(values[j]) >> kSizeShift)];
+                                          least[key] = std::min(least[key], values[j]);
+                                        }
+                                      });
+  if (!counted) counting.require_valid_selections("of the calibration");
+  world.sum(std::span<std::int64_t>(kept));
+  world.sum(std::span<std::int64_t>(by_size));
+
+  // 2. All values above a floor, with as much room as the fullest batch needs. Of a group with K kept entries the K-th
+  //    largest value is at least the least that was kept. With topk, where each token keeps its own, it is far above
+  //    that: a floor that a share of the kept values are below does as well if more than K values exceed it. A feature
+  //    with a threshold of its own also needs its values down to the least that was kept.
+  std::vector<std::size_t> share(n_groups, trained.activation == Activation::topk ? 0 : kShares.size() - 1);
+  std::vector<float> floor(n_groups);
+  const auto set_floor = [&](std::size_t g) {
+    const auto* const sizes = by_size.data() + g * kSizes;
+    auto below = static_cast<std::int64_t>(kShares[share[g]] * static_cast<double>(kept[g]));
+    std::size_t size = 0;
+    while (size + 1 < kSizes && (below -= sizes[size]) >= 0) ++size;
+    const float edge = kernels::bits_float(static_cast<std::uint32_t>(size) << kSizeShift);
+    floor[g] = std::max(edge * kMargin, std::numeric_limits<float>::min());
+  };
+  for (std::size_t g = 0; g < n_groups; ++g) set_floor(g);
+  const kernels::AnyMatrix thresholds = model.thresholds();
+  std::vector<float> theta(fired.size());
+  std::vector<std::vector<float>> values(theta.size());
+  std::int64_t entries = 0;
+  const auto collect = [&](std::span<const std::uint32_t> keys, std::span<const float> of_batch) {
+    entries += std::ssize(keys);
+    if (entries > kMostEntries)
+      throw error(ExitCode::usage,
+                  "{}: more than {} activations on a rank (the calibration holds them in memory); give less data, or "
+                  "take more ranks",
+                  description.path, kMostEntries);
+    for (std::size_t j = 0; j < keys.size(); ++j) values[keys[j]].push_back(of_batch[j]);
+  };
+  std::int64_t capacity =
+      std::min(n_features, std::max<std::int64_t>(kLeastRoom, std::llround(kFirstRoom * trained.k)));
+  std::unique_ptr<Pass> jumping = jumping_with(capacity);
+  const auto collect_all = [&] {
+    for (std::size_t key = 0; key < theta.size(); ++key) {
+      theta[key] = floor[group_of(key)];
+      if (conversion.per_feature) theta[key] = std::min(theta[key], kMargin * least[key]);
+      values[key].clear();
+    }
+    entries = 0;
+    to_device(execution, static_cast<float*>(thresholds.data), theta);
+    return for_each_batch(description, jumping->forward, grid, execution, batch_tokens, collect);
+  };
+  for (bool lower = true; lower;) {
+    while (!collect_all()) {
+      if (capacity == n_features) jumping->forward.require_valid_selections("of the calibration");  // had room for all
+      capacity = std::min(n_features, 2 * capacity);
+      jumping.reset();
+      jumping = jumping_with(capacity);
+    }
+    std::vector<std::int64_t> above(n_groups, 0);
+    for (std::size_t key = 0; key < values.size(); ++key)
+      above[group_of(key)] +=
+          std::count_if(values[key].begin(), values[key].end(), [&](float v) { return v > floor[group_of(key)]; });
+    world.sum(std::span<std::int64_t>(above));
+    lower = false;
+    for (std::size_t g = 0; g < n_groups; ++g)
+      if (above[g] <= kept[g] && share[g] + 1 < kShares.size()) {
+        ++share[g];
+        set_floor(g);
+        lower = true;
+      }
+  }
+
+  // 3. The thresholds.
+  std::vector<float> of_group;
+  for (std::size_t g = 0; g < n_groups; ++g) {
+    std::vector<float> all;
+    for (std::size_t key = 0; key < values.size(); ++key)
+      if (group_of(key) == g) all.insert(all.end(), values[key].begin(), values[key].end());
+    std::sort(all.begin(), all.end(), std::greater<>());
+    const float last = largest(world, all, kept[g]), next = largest(world, all, kept[g] + 1);
+    of_group.push_back(kept[g] > 0 ? threshold_between(std::max(next, floor[g]), last, conversion.bf16)
+                                   : std::numeric_limits<float>::max());
+  }
+  for (std::size_t key = 0; key < theta.size(); ++key) {
+    const std::size_t g = group_of(key);
+    theta[key] = of_group[g];
+    const auto n = static_cast<std::size_t>(fired[key]);
+    std::vector<float>& own = values[key];
+    if (!conversion.per_feature || n == 0 || own.size() < n) continue;
+    std::sort(own.begin(), own.end(), std::greater<>());
+    const float dropped = own.size() > n ? own[n] : std::min(floor[g], kMargin * least[key]);
+    theta[key] = threshold_between(dropped, own[n - 1], conversion.bf16);
+  }
+  to_device(execution, static_cast<float*>(thresholds.data), theta);
+
+  // 4. How many are active with them.
+  std::int64_t fullest = 0;
+  const auto count = [&](std::span<const std::uint32_t> keys, std::span<const float>) {
+    fullest = std::max(fullest, std::ssize(keys));
+  };
+  if (!for_each_batch(description, jumping->forward, grid, execution, batch_tokens, count))
+    jumping->forward.require_valid_selections("of the calibration");  // thresholds are not below what was collected
+  world.maximum(std::span<std::int64_t>(&fullest, 1));
+  const double active = static_cast<double>(fullest * world.size()) /
+                        static_cast<double>(std::min(batch_tokens, description.n_rows) * n_layers);
+  const double room = std::max<double>(kLeastRoom, std::ceil(kRoom * active));
+  return {std::move(jumping), active, std::min(n_features, static_cast<std::int64_t>(room))};
+}
+
+}  // namespace weft::transcoder

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/run/plan.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "base/error.hpp"
+#include "checkpoint/writer.hpp"
+#include "dataset/activations/loader.hpp"
+#include "kernels/slow_paths.hpp"
+#include "privacy/mode_choice.hpp"
+#include "report/format.hpp"
+#include "transcoder/run/evaluation.hpp"
+#include "transcoder/private/private_trainer.hpp"
+#include "transcoder/step/trainer.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+std::int64_t total(const std::vector<std::pair<std::string, std::int64_t>>& parts) {
+  return std::accumulate(parts.begin(), parts.end(), std::int64_t{0},
+                         [](std::int64_t sum, const auto& part) { return sum + part.second; });
+}
+
+/// Bytes that the largest rank sends per step. In a feature group: inputs and gradient rows to all, partial
+/// reconstructions to their owners. Between groups: inputs, gradient rows, lists and new weights.
+struct SentBytes {
+  std::int64_t feature = 0, data = 0;
+  std::int64_t total() const { return feature + data; }
+};
+
+SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
+  // Gradients to the owners of the rows, their new weights back.
+  if (const std::int64_t ranks = grid.ranks(); configuration.privacy.enabled)
+    return {0, 8 * shape.parameters() * (ranks - 1) / ranks};
+  const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
+  const std::int64_t row = sizes.bytes(sizes.width);
+  // Dead features have partial reconstructions and gradient rows of their own.
+  const std::int64_t decoded = configuration.transcoder.auxk > 0 ? 2 : 1;
+  return {decoded * (sizes.group - sizes.own) * row +
+              (1 + decoded) * sizes.own * (grid.size(parallel::kFeatureAxis) - 1) * row,
+          DataAxis::sent_bytes(configuration, shape, grid)};
+}
+
+/// Memory of NCCL 2.28 for each communicator of n GPUs joined by NVLink, measured on 2 and 4 H200: 1.30 and 1.95 GiB.
+std::int64_t connection_bytes(const parallel::GridShape& grid) {
+  constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+  const auto communicator = [](std::int64_t n) { return n > 1 ? (665 + 333 * n) * kMiB : 0; };
+  const bool both = grid.size(parallel::kDataAxis) > 1 && grid.size(parallel::kFeatureAxis) > 1;
+  return communicator(grid.size(parallel::kFeatureAxis)) + communicator(grid.size(parallel::kDataAxis)) +
+         (both ? communicator(grid.ranks()) : 0);
+}
+
+using Need = std::int64_t (*)(const Plan&);
+
+std::int64_t device_need(const Plan& plan) { return plan.device_total(); }
+/// Without a GPU, what the plan lists under the device is in host memory as well.
+std::int64_t host_need(const Plan& plan) { return plan.host_total() + (kernels::kCudaBuild ? 0 : plan.device_total()); }
+
+/// The largest value of `number`, a member of `tried`, from `least` to its present value, with which the run needs at
+/// most `available` bytes; 0 if there is none. What a run needs rises with features and tokens.
+std::int64_t largest_that_fits(Configuration& tried, std::int64_t& number, std::int64_t least,
+                               const dataset::Description& description, const parallel::GridShape& grid, Need need,
+                               std::int64_t available) {
+  std::int64_t fits = least - 1, too_large = number;
+  while (too_large - fits > 1) {
+    number = fits + (too_large - fits) / 2;
+    (need(plan(tried, description, grid)) <= available ? fits : too_large) = number;
+  }
+  return fits < least ? 0 : fits;
+}
+
+/// The message for a run that does not fit, with what does. `memory`: "of device memory".
+std::string too_large(const Configuration& configuration, const dataset::Description& description,
+                      const parallel::GridShape& grid, Need need, std::int64_t available, const std::string& memory) {
+  Configuration fewer = configuration, smaller = configuration;
+  const bool by_count = kernels::activation_keeps_k(configuration.transcoder.activation);
+  const std::int64_t features =
+      largest_that_fits(fewer, fewer.transcoder.features,
+                        by_count ? std::max<std::int64_t>(1, std::llround(std::ceil(configuration.transcoder.k))) : 1,
+                        description, grid, need, available);
+  smaller.data.micro_tokens = 0;
+  const std::int64_t tokens =
+      largest_that_fits(smaller, smaller.data.batch_tokens, 1, description, grid, need, available);
+  std::string suggestion;
+  if (features > 0) suggestion = fmt::format("transcoder.features = {}", features);
+  if (tokens > 0) suggestion += fmt::format("{}data.batch_tokens = {}", suggestion.empty() ? "" : ", or ", tokens);
+  return fmt::format(
+      "the run needs {} {} per rank, {} are available (transcoder.features = {}, data.batch_tokens = {}); {}",
+      report::binary_bytes_text(need(plan(configuration, description, grid))), memory,
+      report::binary_bytes_text(available), configuration.transcoder.features, configuration.data.batch_tokens,
+      (suggestion.empty()
+           ? "neither fewer features nor a smaller batch suffice: take more ranks or nodes, a smaller "
+             "optimizer.state or data.window_rows"
+           : "what fits: " + suggestion + "; or take more ranks or nodes, or a smaller optimizer.state") +
+          (by_count ? "" : " or transcoder.capacity (0 is room for all features)"));
+}
+
+privacy::ModeChoice mode_choice(const Configuration& configuration, const dataset::Description& description,
+                                const parallel::GridShape& grid) {
+  privacy::ModeChoice choice;
+  Configuration with = configuration;
+  std::vector<privacy::Mode> modes = {privacy::Mode::book_keeping, privacy::Mode::two_pass};
+  // Never chosen: records of few rows are faster in the other modes.
+  if (configuration.privacy.mode == privacy::Mode::materialise) modes.push_back(privacy::Mode::materialise);
+  for (const privacy::Mode mode : modes) {
+    with.privacy.mode = mode;
+    choice.bytes.emplace_back(mode, plan(with, description, grid).device_total());
+  }
+  const double memory = configuration.device.memory;
+  choice.limit = memory > 0 ? static_cast<std::int64_t>(1e9 * memory) : choice.bytes.front().second;
+  choice.reason = memory > 0 ? "the first that fits device.memory" : "the faster one";
+  return choice;
+}
+
+/// Advice is given when a grid sends this many times the bytes of the best.
+constexpr double kNoticeably = 1.1;
+
+}  // namespace
+
+std::int64_t Plan::device_total() const { return total(device); }
+std::int64_t Plan::host_total() const { return total(host); }
+
+Plan plan(const Configuration& given, const dataset::Description& description, const parallel::GridShape& grid) {
+  const Configuration configuration = with_private_mode(given, description, grid);
+  const kernels::Backend backend = device::planned_backend(device_settings(configuration));
+  Plan plan;
+  plan.shape = shape_of(configuration.transcoder, description.n_layers, description.d_model);
+  plan.grid = grid;
+  const Shape& shape = plan.shape;
+  const kernels::StatePolicy policy = configuration.optimizer.state;
+  const std::int64_t rows = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
+                     owned = parallel::largest_part(rows, grid.size(parallel::kDataAxis));
+  const std::int64_t batch = configuration.data.batch_tokens,
+                     group = parallel::largest_part(batch, grid.size(parallel::kDataAxis));
+  const std::int64_t width = shape.width();
+  const std::vector<training::ParameterSpec> parameters = parameter_specs(shape);
+  const training::StateBytes state = training::largest_state_bytes(parameters, grid, policy, backend, Moments::held);
+  plan.device = {{"weights", state.weights},
+                 {"moments", state.moments},
+                 {"dead-feature clocks", state.row_state},
+                 {"conversion of weights", state.conversion}};
+  const bool is_private = configuration.privacy.enabled;
+  const training::StepArena step =
+      is_private ? measure_private_step(configuration, shape, grid, description.row_bytes(), backend)
+                 : measure_step(configuration, shape, grid, description.row_bytes(), backend);
+  for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
+  if (configuration.data.validates())
+    plan.device.emplace_back("evaluation", evaluation_device_bytes(shape, grid, batch));
+  plan.device.emplace_back("language model", description.source_bytes);
+  plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
+  plan.device.emplace_back("connections between GPUs", kernels::kCudaBuild ? connection_bytes(grid) : 0);
+  // Private steps read the rows of a micro-batch when they need them.
+  plan.host = {{"data loader", is_private ? 0 : dataset::loader_memory(description, configuration.data, grid).total()},
+               {"step staging", step.host_bytes()}};
+  // After the last step the loader is gone.
+  if (configuration.data.validates() && configuration.log.evaluate_every > 0)
+    plan.host.emplace_back("evaluation", 2 * grid.largest_part(batch) * description.row_bytes());
+  plan.checkpoint_bytes = training::checkpoint_bytes(parameters, policy);
+  plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
+  if (configuration.checkpoint.staging == checkpoint::Staging::full)
+    plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes / (grid.ranks()));
+
+  plan.read_bytes_per_step = 2 * batch * description.row_bytes();
+  plan.optimizer_bytes_per_step =
+      2 * (state.moments + state.weights * owned / std::max<std::int64_t>(1, rows));  // read once, written once
+  const SentBytes sent = sent_bytes(configuration, shape, grid);
+  plan.feature_bytes_per_step = sent.feature;
+  plan.data_bytes_per_step = sent.data;
+  const std::int64_t world = grid.ranks();
+  for (std::int64_t groups = 1; groups <= world; ++groups) {
+    if (world % groups != 0) continue;
+    const parallel::GridShape other = parallel::data_by_feature(groups, world / groups);
+    const SentBytes there = sent_bytes(configuration, shape, other);
+    if (groups > 1 && there.total() >= plan.quietest_bytes_per_step) continue;
+    plan.quietest = other;
+    plan.quietest_bytes_per_step = there.total();
+  }
+  plan.encoder_flops_per_step =
+      2.0 * static_cast<double>(group) * static_cast<double>(rows) * static_cast<double>(width);
+  plan.steps_per_epoch = static_cast<double>(description.n_rows) / static_cast<double>(batch);
+  return plan;
+}
+
+std::int64_t micro_tokens_that_fit(const Configuration& configuration, const dataset::Description& description,
+                                   const parallel::GridShape& grid, std::int64_t available) {
+  constexpr std::int64_t kFewest = 64;
+  Configuration tried = configuration;
+  const auto total = [&] { return plan(tried, description, grid).device_total(); };
+  if (total() <= available) return configuration.data.micro_tokens;
+  if (configuration.data.micro_tokens == 0)
+    for (tried.data.micro_tokens =
+             parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis));
+         tried.data.micro_tokens > kFewest;) {
+      tried.data.micro_tokens = std::max(kFewest, tried.data.micro_tokens / 2);
+      if (total() <= available) return tried.data.micro_tokens;
+    }
+  throw Error(ExitCode::usage, too_large(configuration, description, grid, device_need, available, "of device memory"),
+              KnownTo::all_ranks);
+}
+
+std::string lacks_host_memory(const Configuration& configuration, const dataset::Description& description,
+                              const parallel::GridShape& grid, std::int64_t available, const std::string& limit) {
+  if (available == 0 || host_need(plan(configuration, description, grid)) <= available) return {};
+  return too_large(configuration, description, grid, host_need, available, fmt::format("of host memory ({})", limit));
+}
+
+Configuration with_private_mode(const Configuration& given, const dataset::Description& description,
+                                const parallel::GridShape& grid) {
+  Configuration configuration = given;
+  privacy::Settings& settings = configuration.privacy;
+  if (settings.enabled && settings.mode == privacy::Mode::automatic && settings.algorithm != privacy::Algorithm::naive)
+    settings.mode = mode_choice(given, description, grid).chosen();
+  return configuration;
+}
+
+std::string private_text(const Configuration& configuration, const dataset::Description& train,
+                         const parallel::GridShape& grid) {
+  const std::int64_t rows = record_rows(configuration);
+  std::string text;
+  if (train.n_rows > 0) {
+    const RecordTable records(train, rows);
+    text += fmt::format(
+        "  private: {} records of at most {} row{}, each in a step with probability {:.4g}: {:g} expected\n",
+        report::grouped(records.count()), rows, rows == 1 ? "" : "s", sample_rate(configuration, records),
+        expected_records(configuration));
+  }
+  if (configuration.privacy.algorithm != privacy::Algorithm::naive)
+    text += mode_choice(configuration, train, grid).text(configuration.privacy);
+  const Shape shape = shape_of(configuration.transcoder, train.n_layers, train.d_model);
+  return text + fmt::format("  norms: {}\n", privacy::to_text(configuration.privacy, parameter_specs(shape),
+                                                              clipping_shape(configuration, shape)));
+}
+
+std::string grid_advice(const Plan& plan) {
+  const std::int64_t here = plan.feature_bytes_per_step + plan.data_bytes_per_step;
+  if (static_cast<double>(here) <= kNoticeably * static_cast<double>(plan.quietest_bytes_per_step)) return {};
+  return fmt::format(
+      "on a grid of {} each rank sends {} per step, on {} it would send {} (the feature axis "
+      "moves tokens, the data axis moves weights); consider parallel.data = {}",
+      plan.grid.text(), report::binary_bytes_text(here), plan.quietest.text(),
+      report::binary_bytes_text(plan.quietest_bytes_per_step), plan.quietest.size(parallel::kDataAxis));
+}
+
+std::string slow_paths_text(const Shape& shape, kernels::Scalar type) {
+  std::string text;
+  const auto slow = [&](const char* phase, const std::string& reason) {
+    if (!reason.empty())
+      text += fmt::format("  {}: kernels without vectors, several times slower, because of {}\n", phase, reason);
+  };
+  const bool low_rank = shape.decoder == Decoder::low_rank;
+  slow("decode, decoder backward and update",
+       kernels::slow_feature_rows(low_rank ? shape.rank : shape.d_model, !low_rank || shape.n_layers == 1, type));
+  slow("encoder backward and update", kernels::slow_feature_rows(shape.d_model, true, type));
+  return text;
+}
+
+std::string to_text(const Plan& plan, const Configuration& configuration) {
+  const Shape& shape = plan.shape;
+  std::string text = fmt::format("plan: {}, {:.1f} M parameters, grid {}\n", to_text(shape),
+                                 static_cast<double>(shape.parameters()) * 1e-6, plan.grid.text());
+  const auto row = [&](const std::string& name, const std::string& value) {
+    text += fmt::format("  {:<34}{:>14}\n", name, value);
+  };
+  for (const auto& [name, bytes] : plan.device)
+    if (bytes > 0) row(name, report::binary_bytes_text(bytes));
+  row("on the device, per rank", report::binary_bytes_text(plan.device_total()));
+  for (const auto& [name, bytes] : plan.host)
+    if (bytes > 0) row(name, report::binary_bytes_text(bytes));
+  row("on the host, per rank", report::binary_bytes_text(plan.host_total()));
+  row("one checkpoint", report::binary_bytes_text(plan.checkpoint_bytes));
+  row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep),
+      report::binary_bytes_text(plan.disk_bytes));
+  row("read per step", report::binary_bytes_text(plan.read_bytes_per_step));
+  row("optimizer traffic per step and rank", report::binary_bytes_text(plan.optimizer_bytes_per_step));
+  if (plan.feature_bytes_per_step > 0)
+    row("sent per step, feature axis", report::binary_bytes_text(plan.feature_bytes_per_step));
+  if (plan.data_bytes_per_step > 0)
+    row("sent per step, data axis", report::binary_bytes_text(plan.data_bytes_per_step));
+  if (plan.grid.ranks() > 1)
+    row(fmt::format("grid that sends least: {} x {}", plan.quietest.size(parallel::kDataAxis),
+                    plan.quietest.size(parallel::kFeatureAxis)),
+        report::binary_bytes_text(plan.quietest_bytes_per_step));
+  row("encoder product per step and rank", fmt::format("{:.1f} GFLOP", plan.encoder_flops_per_step * 1e-9));
+  if (device::planned_backend(device_settings(configuration)) == kernels::Backend::cuda)
+    text += slow_paths_text(shape, scalar_of(configuration.precision));
+  if (plan.steps_per_epoch <= 0) return text;
+  row("steps per epoch", fmt::format("{:.1f}", plan.steps_per_epoch));
+  row("epochs in this run", fmt::format("{:.2f}", static_cast<double>(configuration.run.steps) / plan.steps_per_epoch));
+  return text;
+}
+
+}  // namespace weft::transcoder

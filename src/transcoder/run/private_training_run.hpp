@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Private training of a transcoder as a Trainable: Poisson samples of records, the PrivateTrainer's steps, the account,
+// and the measures on validation data. Training losses are not written: no noise protects them.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dataset/activations/reader.hpp"
+#include "device/runtime.hpp"
+#include "privacy/account.hpp"
+#include "training/run_directory.hpp"
+#include "training/trainable.hpp"
+#include "transcoder/private/private_trainer.hpp"
+#include "transcoder/run/training_run.hpp"
+
+namespace weft::transcoder {
+
+class PrivateTrainingRun final : public training::Trainable {
+ public:
+  /// Allocates the model; its normalisation comes from the checkpoint to resume from or else from the validation data.
+  /// `changed`: training::check_same_run. All references must outlive the object. Collective. Throws a collective
+  /// Error(usage) for a grid with a feature axis, and for steps of more records than there are.
+  PrivateTrainingRun(const Configuration&, const Datasets&, const training::OpenedRun&, bool changed,
+                     const parallel::World&, const parallel::Grid&, const device::Runtime&);
+
+  std::string work_unit() const override { return "tokens"; }
+  checkpoint::Registry& registry() override { return trainer_.registry(); }
+  void initialise() override;
+  void resume_at(std::int64_t step, const training::Cursor&) override;
+  training::Cursor cursor() const override { return {{"token", token_}}; }
+
+  training::Step step() override;
+  void settle() override { trainer_.settle(); }
+  training::Metrics metrics() override;
+  training::Metrics evaluate() override;
+  training::Communication communication() const override;
+  report::Timers& timers() override { return trainer_.timers(); }
+  std::vector<std::pair<std::string, double>> phase_bytes() override;
+  void conclude(report::Json& result) override;
+  std::string last_line() const override { return guarantee_; }
+
+ private:
+  void read(std::span<const std::int64_t> records, PrivateTrainer::Rows);
+  const EvaluationResult& validate();
+
+  const Configuration& configuration_;
+  const Datasets& data_;
+  const parallel::World& world_;
+  const parallel::Grid& grid_;
+  const device::Runtime& runtime_;
+  const bool changed_;
+  const RecordTable records_;
+  dataset::Statistics statistics_;  // of the validation data
+  PrivateTrainer trainer_;
+  privacy::Account account_;
+  dataset::Reader reader_;
+  std::int64_t token_ = 0;  // tokens of all steps so far, on average
+  std::optional<EvaluationResult> validation_;
+  std::string guarantee_;  // of a finished private run
+  std::int64_t validated_step_ = -1;
+};
+
+}  // namespace weft::transcoder

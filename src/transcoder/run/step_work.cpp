@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// N tokens (n own ones), L layers, d, F features of this rank, W = L d; P_e = L F d encoder and P_d = F d L(L+1)/2
+// decoder parameters (per layer: F d L). Each datum counts once per phase, and twice where it is read and written;
+// repeated reads count only where no cache could hold the data (the decoder's strips, one per entry). A phase with a
+// high cache hit rate may therefore exceed 100 %.
+#include "transcoder/run/step_work.hpp"
+
+#include <string>
+
+#include "transcoder/forward/forward.hpp"
+#include "transcoder/settings/private_settings.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+/// Weights of a feature's decoder rows, all source layers together.
+double decoder_elements(const Shape& shape) {
+  double sum = 0;
+  for (std::int64_t s = 0; s < shape.n_layers; ++s) sum += static_cast<double>(shape.decoder_columns(s));
+  return sum;
+}
+
+}  // namespace
+
+training::Work work_of(std::string_view phase, const StepSizes& s) {
+  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+  const double n = number(s.group_tokens), own = number(s.own_tokens), width = number(s.shape.width());
+  const double layers = number(s.shape.n_layers), d = number(s.shape.d_model), features = number(s.n_features);
+  const double encoder = layers * features * d, decoder = features * decoder_elements(s.shape);
+  const double e = number(s.row_bytes), w = number(s.weight_bytes), update = 2 * (w + s.moments_bytes);
+  const double raw = 4, products = n * layers * features, stored = s.stores_products ? products : 0;
+
+  if (phase == "normalise") return {n * width * (raw + e) + own * width * (raw + 4), 0};
+  if (phase == "encode") return {encoder * w + n * width * e + stored * e, 2 * n * encoder};
+  if (phase == "select") return {stored * e + s.entries * 16, 0};
+  if (phase == "transpose") return {s.entries * 12 + layers * features * 8, 0};
+  if (phase == "skip" && s.shape.skip) {
+    const double batch = number(s.batch_tokens);
+    return {own * width * 3 * e + batch * width * 2 * e + width * d * (update + w + 8), 2 * (own + batch) * width * d};
+  }
+  // jumprelu, from lists: value and gradient of the entries, of which only the active ones are known, and the sums.
+  if (phase == "thresholds" && s.lists_windows) return {s.entries * 16 + layers * features * 24, 0};
+  // Else pre-activations again, and the products of the gradient rows with the decoder.
+  if (phase == "thresholds")
+    return {(encoder + decoder) * w + 2 * n * width * e + products * (2 * e + 8), 2 * n * (encoder + decoder)};
+  if (phase == "loss") return {own * width * (e + 4 + e), 0};
+  if (phase == "check") return {n * width * e, 0};
+  if (phase == "bookkeeping") return {layers * features * 24, 0};
+  if (phase == "biases") return {n * width * e, 0};
+  if (phase == "decode") return {s.entry_columns * w + n * width * e, 0};
+  if (phase == "decoder backward") return {decoder * update + n * width * e + s.entries * 12, 0};
+  if (phase == "encoder backward") return {encoder * update + n * width * e + s.entries * 12, 0};
+  return {};
+}
+
+StepSizes step_sizes(const Configuration& configuration, const Shape& shape, const parallel::Grid& grid,
+                     std::span<const double> l0) {
+  const std::int64_t tokens = configuration.data.batch_tokens, columns = shape.decoder_columns(0);
+  const kernels::StatePolicy policy = configuration.optimizer.state;
+  StepSizes sizes;
+  sizes.shape = shape;
+  sizes.n_features = grid.part(parallel::kFeatureAxis, shape.n_features).size();
+  sizes.group_tokens = grid.part(parallel::kDataAxis, tokens).size();
+  sizes.own_tokens = grid.own_part(tokens).size();
+  sizes.batch_tokens = tokens;
+  sizes.lists_windows = lists_windows(configuration.transcoder);
+  sizes.row_bytes = kernels::bytes_of(scalar_of(configuration.precision));
+  sizes.weight_bytes = training::weight_bytes(policy, 1, 1);
+  sizes.moments_bytes = static_cast<double>(moment_bytes(
+                            policy, 1, columns, shape.decoder == Decoder::low_rank ? columns : shape.d_model)) /
+                        static_cast<double>(columns);
+  const double tokens_per_rank = static_cast<double>(tokens) / grid.world().size();
+  for (std::size_t s = 0; s < l0.size(); ++s) {
+    sizes.entries += l0[s] * tokens_per_rank;
+    sizes.entry_columns +=
+        l0[s] * tokens_per_rank * static_cast<double>(shape.decoder_columns(static_cast<std::int64_t>(s)));
+  }
+  return sizes;
+}
+
+training::PhaseBytes phase_bytes(const StepSizes& sizes) {
+  training::PhaseBytes all;
+  for (const char* phase : {"normalise", "encode", "select", "transpose", "decode", "skip", "loss", "check", "biases",
+                            "thresholds", "decoder backward", "encoder backward", "bookkeeping"})
+    all.emplace_back(phase, work_of(phase, sizes).bytes);
+  return all;
+}
+
+training::PhaseBytes private_phase_bytes(const Configuration& configuration, const Shape& shape,
+                                         const parallel::Grid& grid, std::int64_t row_bytes) {
+  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+  const std::int64_t rows = grid.part(parallel::kDataAxis, configuration.data.batch_tokens).size();
+  const bool naive = configuration.privacy.algorithm == privacy::Algorithm::naive;
+  const double n = number(rows), width = number(shape.width()),
+               products = n * number(shape.n_layers * shape.n_features),
+               encoder = number(shape.n_layers * shape.d_model) * number(shape.n_features),
+               decoder = number(shape.n_features) * decoder_elements(shape), matrices = encoder + decoder,
+               owned = matrices / number(grid.size(parallel::kDataAxis)),
+               w = number(training::weight_bytes(configuration.optimizer.state, 1, 1)),
+               moments =
+                   number(training::moment_bytes(configuration.optimizer.state, 1, shape.d_model, shape.d_model)) /
+                   number(shape.d_model);
+  // Passes over the weights and the sums of gradients: one per micro-batch, of the naive algorithm one per record.
+  const std::int64_t together = naive ? record_rows(configuration) : private_micro_rows(configuration);
+  const double passes = number((rows + together - 1) / together),
+               two = configuration.privacy.mode == privacy::Mode::two_pass ? 2 : 1;
+  // In fp32: inputs and targets normalised; products formed and selected from; reconstructions and their errors;
+  // gradients of activations formed and masked.
+  const double forward = 2 * n * (number(row_bytes) + 4 * width) +
+                         4 * (n * width + 3 * products + products + n * width) + 12 * n * width,
+               backward = 4 * (n * width + products + 3 * products),
+               of_rows = 4 * (2 * n * width + 2 * products);  // of all products of gradients
+  const double norms = naive ? 8 * passes * matrices : of_rows, sums = of_rows + passes * 8 * matrices;
+  return {{"gradients of records", two * (forward + backward + 2 * passes * matrices * w) + norms + sums},
+          {"noise", 8 * owned},
+          {"check", 4 * owned},
+          {"update", owned * (4 + 2 * (w + moments))}};
+}
+
+}  // namespace weft::transcoder

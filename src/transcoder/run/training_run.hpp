@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A transcoder as a Trainable: batches of activations, the Trainer's steps, its metrics by name, and the measures on
+// validation data.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dataset/activations/loader.hpp"
+#include "device/runtime.hpp"
+#include "training/run_directory.hpp"
+#include "training/trainable.hpp"
+#include "transcoder/run/evaluation.hpp"
+#include "transcoder/settings/settings.hpp"
+#include "transcoder/step/trainer.hpp"
+
+namespace weft::transcoder {
+
+/// Training data and, if the input names them, validation data of the same model.
+struct Datasets {
+  dataset::Description train;
+  std::optional<dataset::Description> validation;
+};
+
+/// Reads the headers of data.train and data.validation; or with `computed`, those of data.validation alone. Collective.
+/// Throws a collective Error(data), also if they are not of one model.
+Datasets describe_datasets(const dataset::Settings&, const parallel::World&, std::optional<Datasets> computed = {});
+
+/// Means over the layers of measures on validation data, as metrics of a step.
+training::Metrics validation_metrics(const EvaluationResult&);
+
+class TrainingRun final : public training::Trainable {
+ public:
+  /// Allocates the model; its normalisation comes from the checkpoint to resume from or else from the training data.
+  /// All references must outlive the object. Collective.
+  TrainingRun(const Configuration&, const Datasets&, const training::OpenedRun&, const parallel::World&,
+              const parallel::Grid&, const device::Runtime&);
+
+  std::string work_unit() const override { return "tokens"; }
+  checkpoint::Registry& registry() override { return trainer_.registry(); }
+  void initialise() override { trainer_.initialise(); }
+  void resume_at(std::int64_t step, const training::Cursor&) override;
+  training::Cursor cursor() const override;
+
+  void start() override;
+  training::Step step() override;
+  void stop() noexcept override { loader_.reset(); }
+
+  void settle() override { trainer_.settle(); }
+  training::Metrics metrics() override;
+  training::Metrics evaluate() override;
+  training::Communication communication() const override;
+  report::Timers& timers() override { return trainer_.timers(); }
+  std::vector<std::pair<std::string, double>> phase_bytes() override;
+  void conclude(report::Json& result) override;
+
+ private:
+  /// Where the files have a value of this batch that is not finite, else which rows it has. Throws a collective
+  /// Error(data) for such a value, unless such steps are skipped. Collective.
+  std::string locate(const dataset::RawBatch&, std::int64_t step) const;
+  /// On the validation data, which exist; once per step. Collective.
+  const EvaluationResult& validate();
+  bool validated() const { return validated_step_ == trainer_.steps_done(); }
+
+  const Configuration& configuration_;
+  const Datasets& data_;
+  const parallel::World& world_;
+  const parallel::Grid& grid_;
+  const device::Runtime& runtime_;
+  dataset::Statistics statistics_;
+  Trainer trainer_;
+  dataset::Cursor cursor_;
+  std::int64_t tokens_;                    // trained on since the begin of the run
+  std::optional<dataset::Loader> loader_;  // between `start` and `stop`
+  decltype(training::Communication::rows) rows_;
+  std::optional<EvaluationResult> validation_;  // after step `validated_step_`
+  std::int64_t validated_step_ = -1;
+  // Of the step before the last evaluation, which uses the same buffers and communicators.
+  std::vector<double> step_l0_;
+  double step_exposed_seconds_ = 0;
+  parallel::Exchanges evaluation_exchanges_;  // of all evaluations
+};
+
+}  // namespace weft::transcoder

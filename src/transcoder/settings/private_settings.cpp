@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/settings/private_settings.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+constexpr double kMostRecordRows = 1 << 20;
+/// Rows of a micro-batch where the input gives none: products large enough for the dense library.
+constexpr std::int64_t kMicroRows = 512;
+
+/// What a private step refuses, with the reason; "" if there is nothing.
+std::string refusal(const Configuration& configuration) {
+  const ModelSettings& model = configuration.transcoder;
+  if (model.activation == Activation::batch_topk)
+    return "transcoder.activation = \"batch_topk\" with privacy.enabled (a record more in the batch changes which "
+           "features of the others are active: their gradients would depend on it); take \"topk\", \"relu\" or "
+           "\"jumprelu\"";
+  if (model.ranking == Ranking::z_score)
+    return "transcoder.ranking = \"z_score\" with privacy.enabled (mean and deviation over the batch couple its "
+           "records); leave it out";
+  if (model.auxk > 0 || model.resample_every > 0)
+    return fmt::format(
+        "transcoder.{} with privacy.enabled (which features are dead follows from private data, to which no noise is "
+        "added); leave it out",
+        model.auxk > 0 ? "auxk" : "resample_every");
+  if (model.encoder_bias_initial == EncoderBiasInitial::data)
+    return "transcoder.encoder_bias_initial = \"data\" with privacy.enabled (the biases would follow from the first "
+           "batch, to which no noise is added); take \"zero\"";
+  if (model.error == ErrorForm::unexplained)
+    return "transcoder.error = \"unexplained\" with privacy.enabled (the variance of the batch couples its records); "
+           "take \"normalised\"";
+  if (model.sparsity > 0 || model.preactivation_penalty > 0)
+    return fmt::format(
+        "transcoder.{} with privacy.enabled (its gradient by the norms of decoder rows is not a product of the rows of "
+        "a record, from which the norm of a record's gradient is formed); leave it out, and take activation = \"topk\" "
+        "for sparse features",
+        model.sparsity > 0 ? "sparsity" : "preactivation_penalty");
+  if (!configuration.data.model.empty())
+    return "data.model with privacy.enabled (records are drawn one by one, a language model computes blocks of rows); "
+           "write its activations with weft lm harvest, and give data.train";
+  if (configuration.data.statistics_rows > 0)
+    return "data.statistics_rows with privacy.enabled (mean and scale are those of the validation data, all of them); "
+           "leave it out";
+  if (configuration.data.validation.empty())
+    return "privacy.enabled without data.validation (normalisation and measures are taken from the validation data, "
+           "which are public: statistics of the training data would be released without noise); give it";
+  // What could be private, and is not written.
+  const char* missing = model.ranking != Ranking::value              ? "transcoder.ranking = \"decoder_norm\""
+                        : model.error != ErrorForm::normalised       ? "transcoder.error = \"raw\""
+                        : model.skip != Skip::none                   ? "transcoder.skip"
+                        : model.decoder_bias != DecoderBias::target  ? "transcoder.decoder_bias = \"pair\""
+                        : configuration.precision != Precision::fp32 ? "device.precision = \"bf16\""
+                        : model.decoder != Decoder::cross_layer && model.decoder != Decoder::per_layer
+                            ? "this transcoder.decoder"
+                            : nullptr;
+  if (missing != nullptr)
+    return fmt::format(
+        "{} with privacy.enabled (private steps form the gradients of records for plain cross-layer and per-layer "
+        "decoders in fp32 only); leave it out",
+        missing);
+  if (configuration.optimizer.clip_norm > 0 && configuration.optimizer.clip_mode != optimizer::ClipMode::exact)
+    return "optimizer.clip_mode = \"previous\" with privacy.enabled (a private step has its gradient in memory before "
+           "the update, so the exact norm costs no further pass); take \"exact\"";
+  return {};
+}
+
+}  // namespace
+
+void add_private_keys(input::Schema& schema, Configuration& configuration) {
+  schema
+      .add("privacy.record_rows", configuration.privacy.record_rows,
+           "unit = \"sequence\": consecutive rows of a file that are one record")
+      .in("rows")
+      .at_least(0)
+      .at_most(kMostRecordRows);
+  const privacy::Settings& privacy = configuration.privacy;
+  privacy::add_rules(schema, privacy, configuration.run, configuration.optimizer, configuration.precision);
+  privacy::add_rules(schema, privacy, configuration.data);
+  schema.rule({"privacy.enabled"},
+              [&configuration] { return configuration.privacy.enabled ? refusal(configuration) : std::string(); });
+  schema.rule({"privacy.record_rows", "privacy.unit"}, [&configuration]() -> std::string {
+    const privacy::Settings& settings = configuration.privacy;
+    if (!settings.enabled) return {};
+    if (settings.unit == privacy::Unit::sequence && settings.record_rows == 0)
+      return "privacy.unit = \"sequence\" without privacy.record_rows (activation files do not say where a sequence "
+             "ends); give the rows of a record, or take unit = \"token\", which protects each row alone";
+    if (settings.unit == privacy::Unit::token && settings.record_rows > 1)
+      return fmt::format(
+          "privacy.record_rows = {} with privacy.unit = \"token\" (a record is one row); leave it out, or take unit = "
+          "\"sequence\"",
+          settings.record_rows);
+    if (configuration.data.batch_tokens % record_rows(configuration) == 0) return {};
+    return fmt::format(
+        "data.batch_tokens = {} is not a multiple of privacy.record_rows = {} (a step consists of whole records); take "
+        "{}",
+        configuration.data.batch_tokens, settings.record_rows,
+        (configuration.data.batch_tokens / settings.record_rows + 1) * settings.record_rows);
+  });
+}
+
+void require_private_grid(const parallel::GridShape& grid) {
+  if (grid.size(parallel::kFeatureAxis) == 1) return;
+  throw collective_error(ExitCode::usage,
+                         "private training on a grid of {} (the norm of a record's gradient is formed on one rank, "
+                         "which needs all features); take parallel.data = {}",
+                         grid.text(), grid.ranks());
+}
+
+std::int64_t record_rows(const Configuration& configuration) {
+  const privacy::Settings& settings = configuration.privacy;
+  return settings.unit == privacy::Unit::token ? 1 : std::max<std::int64_t>(1, settings.record_rows);
+}
+
+std::int64_t private_micro_rows(const Configuration& configuration) {
+  const std::int64_t of_record = record_rows(configuration), given = configuration.data.micro_tokens;
+  const std::int64_t rows = given > 0 ? given : std::min(kMicroRows, configuration.data.batch_tokens);
+  return std::max<std::int64_t>(1, rows / of_record) * of_record;
+}
+
+RecordTable::RecordTable(const dataset::Description& data, std::int64_t record_rows) : record_rows_(record_rows) {
+  first_.push_back(0);
+  for (const dataset::FileDescription& file : data.files) {
+    rows_.push_back(file.rows);
+    first_.push_back(first_.back() + (file.rows + record_rows - 1) / record_rows);
+  }
+}
+
+RecordTable::Rows RecordTable::rows_of(std::int64_t record) const {
+  const auto after = std::upper_bound(first_.begin(), first_.end(), record);
+  const auto file = static_cast<std::size_t>(after - first_.begin()) - 1;
+  const std::int64_t begin = (record - first_[file]) * record_rows_;
+  return {static_cast<std::int64_t>(file), begin, std::min(record_rows_, rows_[file] - begin)};
+}
+
+double expected_records(const Configuration& configuration) {
+  return static_cast<double>(configuration.data.batch_tokens / record_rows(configuration));
+}
+
+double sample_rate(const Configuration& configuration, const RecordTable& records) {
+  const double expected = expected_records(configuration), rate = expected / static_cast<double>(records.count());
+  if (rate > 1)
+    throw collective_error(
+        ExitCode::usage,
+        "data.batch_tokens = {} asks for {} records per step, the training data have {}; take fewer tokens per step",
+        configuration.data.batch_tokens, expected, records.count());
+  return rate;
+}
+
+privacy::ClippingShape clipping_shape(const Configuration& configuration, const Shape& shape) {
+  const std::int64_t rows = private_micro_rows(configuration), of_record = record_rows(configuration);
+  privacy::ClippingShape clipping{.examples = {.examples = rows / of_record, .most_rows = of_record, .rows = rows}};
+  // Inputs and output gradients of encoder and decoder.
+  for (std::int64_t s = 0; s < shape.n_layers; ++s)
+    clipping.kept_columns += shape.d_model + shape.decoder_columns(s) + 2 * shape.n_features;
+  return clipping;
+}
+
+Shape private_shape(Shape shape) {
+  shape.vectors_everywhere = true;
+  return shape;
+}
+
+}  // namespace weft::transcoder

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/constants.hpp"
+#include "transcoder/settings/settings_schema.hpp"
+
+namespace weft::transcoder {
+namespace {
+
+// Bounded so that no product of features, layers, widths and bytes of an element exceeds 64 bits.
+constexpr double kMostFeatures = 1 << 28;
+constexpr double kMostAuxiliary = 8192;  // per token and layer, on a GPU
+
+/// Of each published form: initial threshold and bandwidth as its project sets them.
+struct JumpDefaults {
+  double threshold, bandwidth;
+};
+JumpDefaults jump_defaults(JumpForm form) {
+  switch (form) {
+    case JumpForm::anthropic:
+    case JumpForm::openmoss:  // which has no threshold of its own
+      return {0.1, 2};
+    case JumpForm::crosslayer_coding:
+    case JumpForm::clt_forge:
+      return {0.03, 1};
+    case JumpForm::goreg:
+      return {0.03, 0.01};
+    case JumpForm::saelens:
+      return {0.01, 0.05};
+  }
+  return {0.1, 2};
+}
+
+/// A key of what a sum is divided by.
+void add_reduction(input::Schema& schema, const char* path, Reduction& member, const std::string& of) {
+  schema
+      .add(path, member,
+           {{"sum", Reduction::sum},
+            {"tokens", Reduction::tokens},
+            {"elements", Reduction::elements},
+            {"layers", Reduction::layers},
+            {"all", Reduction::all}},
+           "what " + of + " is divided by: nothing, N, N E, N L or N L E")
+      .changeable();
+}
+
+void add_table(input::Schema& schema, ModelSettings& model) {
+  schema.table("transcoder", "The model: L layers of features, each of which writes to its own and every later layer.");
+  schema
+      .add("transcoder.preset", model.preset,
+           {{"weft", Preset::weft},
+            {"crosslayer-coding", Preset::crosslayer_coding},
+            {"eleuther", Preset::eleuther},
+            {"goreg", Preset::goreg},
+            {"clt-forge", Preset::clt_forge},
+            {"openmoss", Preset::openmoss},
+            {"anthropic", Preset::anthropic}},
+           "the project whose conventions fill in what the input does not give: normalisation, losses with their "
+           "reductions, thresholds, k, initial weights, optimizer")
+      .changeable();
+  schema.add("transcoder.features", model.features, "features per layer")
+      .at_least(1)
+      .at_most(kMostFeatures)
+      .required("768");
+  schema
+      .add("transcoder.activation", model.activation,
+           {{"batch_topk", Activation::batch_topk},
+            {"topk", Activation::topk},
+            {"relu", Activation::relu},
+            {"jumprelu", Activation::jumprelu}},
+           "which features are active: the largest of the batch, the largest of each token, all that are positive, all "
+           "that exceed a learned threshold of their own")
+      .changeable();
+  schema
+      .add("transcoder.k", model.k,
+           "active features per token and layer; batch_topk: on average, and may be fractional")
+      .in("features")
+      .more_than(0)
+      .at_most(kMostFeatures)
+      .changeable();
+  schema
+      .add("transcoder.k_total", model.k_total,
+           "active features per token over all layers together: k = k_total / layers, in either scope; 0: k as given")
+      .in("features")
+      .at_least(0)
+      .at_most(kMostFeatures)
+      .changeable();
+  schema
+      .add("transcoder.k_initial", model.k_initial,
+           "batch_topk, topk: active features of the first step, from which they decline to k; 0: k at once")
+      .in("features")
+      .at_least(0)
+      .at_most(kMostFeatures)
+      .changeable();
+  schema.add("transcoder.k_end", model.k_end, "fraction of the run from which k holds")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema
+      .add("transcoder.k_decline", model.k_decline,
+           {{"linear", Decline::linear}, {"exponential", Decline::exponential}},
+           "course from k_initial to k, in whole features: equal differences, or equal ratios")
+      .changeable();
+  schema
+      .add("transcoder.ranking", model.ranking,
+           {{"value", Ranking::value}, {"decoder_norm", Ranking::decoder_norm}, {"z_score", Ranking::z_score}},
+           "batch_topk, topk: what the largest of are active, pre-activations, their products with the norm of the "
+           "feature's decoder row, or their deviations from the mean over the batch in standard deviations")
+      .changeable();
+  schema
+      .add("transcoder.scope", model.scope, {{"layer", Scope::layer}, {"all_layers", Scope::all_layers}},
+           "one budget of active features for each layer, or one for all layers together")
+      .changeable();
+  schema.add(
+      "transcoder.decoder", model.decoder,
+      {{"cross_layer", Decoder::cross_layer},
+       {"per_layer", Decoder::per_layer},
+       {"tied", Decoder::tied},
+       {"tied_target", Decoder::tied_target},
+       {"low_rank", Decoder::low_rank}},
+      "what a feature writes to its own and every later layer: a vector of its own for each (per_layer: to its own "
+      "alone), one vector for all, the vector that the feature of this index of any layer writes to it, or for "
+      "each a vector out of a space of transcoder.rank dimensions");
+  schema
+      .add("transcoder.rank", model.rank,
+           "low_rank: dimensions of what the features of a layer write to a layer; required there")
+      .at_least(0)
+      .at_most(kMostFeatures);
+  schema.add("transcoder.decoder_affine", model.decoder_affine,
+             "tied_target: a feature writes (activation + offset) * scale to each of its layers, both learned");
+  schema
+      .add("transcoder.decoder_scale_initial", model.decoder_scale_initial,
+           "decoder_affine: initial scale of the layers after the feature's own, whose scale is 1 at first")
+      .at_least(0)
+      .at_most(1e3);
+  schema.add("transcoder.encoder_initial", model.encoder_initial,
+             {{"features", EncoderInitial::features}, {"width", EncoderInitial::width}},
+             "bound of the uniform initial encoder weights: 1 / sqrt(features) or 1 / sqrt(d_model)");
+  schema.add("transcoder.decoder_initial", model.decoder_initial,
+             {{"uniform", DecoderInitial::uniform}, {"zero", DecoderInitial::zero}},
+             "initial decoder weights: uniform within 1 / sqrt(columns of the first decoder), or zero");
+  schema.add(
+      "transcoder.encoder_bias_initial", model.encoder_bias_initial,
+      {{"zero", EncoderBiasInitial::zero}, {"data", EncoderBiasInitial::data}},
+      "initial encoder biases: zero, or such that initially_active features are active on the first batch, each on "
+      "as many tokens as the others");
+  schema
+      .add("transcoder.initially_active", model.initially_active,
+           "encoder_bias_initial = \"data\": features active per token and layer, at most half of all")
+      .in("features")
+      .at_least(1)
+      .at_most(kMostFeatures);
+  schema.add("transcoder.skip", model.skip, {{"none", Skip::none}, {"linear", Skip::linear}},
+             "linear: every layer has a matrix that adds a linear map of its input to its target");
+  schema
+      .add("transcoder.decoder_bias", model.decoder_bias,
+           {{"target", DecoderBias::target}, {"pair", DecoderBias::pair}},
+           "pair: as if every pair of layers had a bias of its own; equal ones add up, so that the sum of target layer "
+           "t, counted from 0, moves t + 1 times as far per step")
+      .changeable();
+  schema
+      .add("transcoder.capacity", model.capacity,
+           "relu, jumprelu: room for active features per token and layer, on average over the batch and of equal size "
+           "on each rank, with threshold_gradient = \"listed\" also for those in the windows; a step that needs more "
+           "ends "
+           "the run; 0: room for all features")
+      .in("features")
+      .at_least(0)
+      .at_most(kMostFeatures)
+      .free();
+  schema
+      .add("transcoder.pseudo_derivative", model.pseudo_derivative,
+           {{"anthropic", JumpForm::anthropic},
+            {"crosslayer-coding", JumpForm::crosslayer_coding},
+            {"goreg", JumpForm::goreg},
+            {"clt-forge", JumpForm::clt_forge},
+            {"openmoss", JumpForm::openmoss},
+            {"saelens", JumpForm::saelens}},
+           "jumprelu: how thresholds learn, in the form that this project publishes")
+      .changeable();
+  schema.add("transcoder.threshold", model.threshold, "jumprelu: initial threshold of every feature")
+      .more_than(0)
+      .at_most(1e6)
+      .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).threshold; });
+  schema
+      .add("transcoder.bandwidth", model.bandwidth,
+           "jumprelu: width of the window about a threshold in which pre-activations move it")
+      .more_than(0)
+      .at_most(1e6)
+      .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).bandwidth; })
+      .changeable();
+  schema
+      .add("transcoder.bandwidth_initial", model.bandwidth_initial,
+           "jumprelu: bandwidth of the first step, from which it changes linearly to bandwidth; 0: bandwidth at once")
+      .at_least(0)
+      .at_most(1e6)
+      .changeable();
+  schema.add("transcoder.bandwidth_end", model.bandwidth_end, "fraction of the run from which bandwidth holds")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema
+      .add(
+          "transcoder.error", model.error,
+          {{"normalised", ErrorForm::normalised}, {"raw", ErrorForm::raw}, {"unexplained", ErrorForm::unexplained}},
+          "the loss of the reconstruction: squared errors of normalised targets, of raw targets, or their sum over the "
+          "variance of the batch's targets, added over layers")
+      .changeable();
+  add_reduction(schema, "transcoder.error_reduction", model.error_reduction,
+                "the sum of squared errors (but \"unexplained\") over N tokens, L layers and E = d_model dimensions");
+  schema
+      .add("transcoder.sparsity", model.sparsity,
+           "coefficient of the penalty on activations, the mean over tokens of the sum over features of tanh(scale * "
+           "activation * norm of the decoder row); 0: none")
+      .at_least(0)
+      .at_most(1e12)
+      .changeable();
+  schema
+      .add("transcoder.sparsity_form", model.sparsity_form,
+           {{"tanh", SparsityForm::tanh}, {"linear", SparsityForm::linear}},
+           "tanh as above, or its argument itself: the L1 norm of activations, weighted by the decoder's norms")
+      .changeable();
+  schema.add("transcoder.sparsity_scale", model.sparsity_scale, "scale inside that penalty")
+      .more_than(0)
+      .at_most(1e6)
+      .changeable();
+  add_reduction(schema, "transcoder.sparsity_reduction", model.sparsity_reduction,
+                "that penalty over N tokens, L layers and E = features of each");
+  schema
+      .add("transcoder.sparsity_begin", model.sparsity_begin,
+           "fraction of the run from which the coefficient rises linearly from 0")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema
+      .add("transcoder.sparsity_end", model.sparsity_end,
+           "fraction of the run from which the coefficient is transcoder.sparsity; equal to sparsity_begin: a step")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+  schema
+      .add("transcoder.preactivation_penalty", model.preactivation_penalty,
+           "jumprelu: coefficient of the penalty on inactive pre-activations, the mean over tokens of its sum over "
+           "features; 0: none")
+      .at_least(0)
+      .at_most(1e12)
+      .changeable();
+  schema
+      .add("transcoder.preactivation_form", model.preactivation_form,
+           {{"below_threshold", PreactivationForm::below_threshold}, {"negative", PreactivationForm::negative}},
+           "what that penalty sums: relu(threshold - z) * norm of the decoder row, or relu(-z)")
+      .changeable();
+  add_reduction(schema, "transcoder.preactivation_reduction", model.preactivation_reduction,
+                "that penalty over N tokens, L layers and E = features of each");
+  schema
+      .add("transcoder.dead_window", model.dead_window,
+           "a feature that has not fired for this many tokens counts as dead")
+      .in("tokens")
+      .at_least(1)
+      .changeable();
+  schema
+      .add("transcoder.auxk", model.auxk,
+           "coefficient of the auxiliary loss, in which dead features reconstruct the remaining error: relative to the "
+           "loss of the reconstruction; 0: none")
+      .at_least(0)
+      .at_most(1e6)
+      .changeable();
+  schema
+      .add("transcoder.auxk_features", model.auxk_features,
+           "dead features that the auxiliary loss takes per token and layer: those with the largest positive "
+           "pre-activations")
+      .in("features")
+      .at_least(1)
+      .at_most(kMostAuxiliary)
+      .changeable();
+}
+
+/// After the keys from which the default follows.
+void add_threshold_gradient(input::Schema& schema, ModelSettings& model) {
+  schema
+      .add("transcoder.threshold_gradient", model.threshold_gradient,
+           {{"dense", ThresholdGradient::dense}, {"listed", ThresholdGradient::listed}},
+           "jumprelu: how the gradient of thresholds is formed, with equal results but for rounding: from every "
+           "pre-activation and its product of gradient row and decoder row, or from lists of those in the windows, for "
+           "which transcoder.capacity needs room")
+      .derived(
+          "\"listed\" if capacity > 0, threshold >= half of the bandwidth and inactive features have no gradient of "
+          "their own (goreg, preactivation_penalty), else \"dense\"",
+          [&model] {
+            const double widest = std::max(model.bandwidth, model.bandwidth_initial);
+            const bool lists = model.activation == Activation::jumprelu && model.capacity > 0 &&
+                               2 * model.threshold >= widest && !passes_below_threshold(model);
+            return input::Value(lists ? "listed" : "dense");
+          })
+      .free();
+}
+
+void add_resampling(input::Schema& schema, ModelSettings& model) {
+  schema
+      .add("transcoder.resample_every", model.resample_every,
+           "dead features are directed at poorly reconstructed tokens after every so many steps; 0: never")
+      .in("steps")
+      .at_least(0)
+      .at_most(input::kMostSteps)
+      .changeable();
+  schema.add("transcoder.resample_end", model.resample_end, "fraction of the run after which none is resampled")
+      .at_least(0)
+      .at_most(1)
+      .changeable();
+}
+
+}  // namespace
+
+void add_model_keys(input::Schema& schema, ModelSettings& model) {
+  add_table(schema, model);
+  add_threshold_gradient(schema, model);
+  add_resampling(schema, model);
+}
+
+}  // namespace weft::transcoder
