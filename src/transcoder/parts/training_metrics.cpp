@@ -2,6 +2,7 @@
 #include "transcoder/parts/training_metrics.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -22,7 +23,7 @@ double mean_over_layers(const std::vector<double>& values) {
       sum += value;
       ++n;
     }
-  return n > 0 ? sum / n : kUndefined;
+  return n > 0 ? sum / n : std::numeric_limits<double>::quiet_NaN();
 }
 
 double TrainingMetrics::nmse_standardised_mean() const { return mean_over_layers(nmse_standardised); }
