@@ -33,7 +33,7 @@ def check(weft):
     assert "weft train needs its INPUT" in weft.run("train", code=2)
     assert "unknown command \"plain\"" in weft.run("plain", code=2)
     for arguments in (("--version",), ("--help",), ("help",), ("lm", "--help")):
-        assert "show" not in weft.run(*arguments)
+        assert f"{weft.binary}|" not in weft.run(*arguments)
     assert "unknown command \"../programs/weft-show\"" in weft.run("../programs/weft-show", code=2)
 
     # Under a launcher rank 0 alone starts it; harvest divides its work.
