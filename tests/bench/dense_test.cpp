@@ -71,7 +71,7 @@ TEST_CASE("four steps of the dense formulation are four steps of the sparse one"
 
 TEST_CASE("resident rows do not depend on their batch") {
   const parallel::Grid grid(testing::world(), parallel::data_by_feature(1, 1));
-  ResidentBatches whole(kShape, 40, 1, 1.0, 7, grid, testing::execution(), 2),
+  bench::ResidentBatches whole(kShape, 40, 1, 1.0, 7, grid, testing::execution(), 2),
       halves(kShape, 20, 2, 1.0, 7, grid, testing::execution(), 2);
   const dataset::RawBatch& all = whole.next();
   halves.next();
