@@ -44,7 +44,7 @@ jobs=${WEFT_TEST_JOBS:-$(($(nproc) / 4))}
 jobs=$((jobs < 2 ? 2 : jobs > 8 ? 8 : jobs))
 
 build=$([[ $virtual == yes ]] && echo cuda-virtual || echo cuda-release)
-results=$PWD/build/test-results-gpu
+results=$PWD/build/test-results-gpu/$build-$n_gpus   # runs on other GPUs of the machine can go on meanwhile
 rm -rf "$results"
 mkdir -p "$results"
 started=$SECONDS
@@ -131,17 +131,20 @@ stage build "configure $build" 300 cmake --preset cuda-release -B "build/$build"
 stage build "build $build" 1800 cmake --build "build/$build" --target gpu_tests || summary
 since=$SECONDS
 
-# Tests of one process. Those that compare the driver's bytes or times run alone (RUN_SERIAL).
-tests one_process --label-exclude '^(ranks|full)$' --parallel "$jobs"
-if [[ $virtual == yes ]]; then
-  note ranks skipped "tests of several ranks, sanitizers" "--virtual"
-  summary
-fi
-
 sanitized=yes
-if ! command -v compute-sanitizer >/dev/null; then
+if [[ $virtual == yes ]]; then
+  sanitized=no
+  note ranks skipped "tests of several ranks, sanitizers" "--virtual"
+elif ! command -v compute-sanitizer >/dev/null; then
   sanitized=no
   note sanitizers skipped "initcheck, memcheck and racecheck" "compute-sanitizer, part of the CUDA toolkit, is missing"
+fi
+
+# Tests of one process. Those that compare the driver's bytes or times run alone on their GPU (RUN_SERIAL).
+one_process() { tests one_process --label-exclude '^(ranks|full)$' --parallel "$jobs"; }
+if [[ $virtual == yes ]]; then
+  one_process
+  summary
 fi
 
 # Tests of several ranks: each needs a GPU for every rank, except that two ranks also share one. Ranks that share a GPU exchange
@@ -156,22 +159,20 @@ for test in $(ctest --test-dir "build/$build" -N --label-regex '^gpu$' --label-e
 done
 several=(--label-regex '^ranks$' --label-exclude '^full$')
 if ((n_gpus < 4)); then
+  one_process
   [[ $sanitized == yes ]] && sanitizers_of_one_gpu
   tests ranks "${several[@]}" --exclude-regex "${left_out:-^$}"
   ((n_gpus >= 2)) && [[ $sanitized == yes ]] && sanitizers_of_two_gpus
 else
-  # Two GPUs for the tests of at most two ranks, two others for the sanitizers; then all for the rest.
-  if [[ $sanitized == yes ]]; then
-    (
-      CUDA_VISIBLE_DEVICES=${gpus[2]} sanitizers_of_one_gpu &
-      CUDA_VISIBLE_DEVICES=${gpus[2]},${gpus[3]} tests lost "${several[@]}" --tests-regex '^gpu_lost_rank$'
-      wait
-      CUDA_VISIBLE_DEVICES=${gpus[2]},${gpus[3]} sanitizers_of_two_gpus
-    ) &
-  else
-    CUDA_VISIBLE_DEVICES=${gpus[2]},${gpus[3]} tests lost "${several[@]}" --tests-regex '^gpu_lost_rank$' &
-  fi
-  CUDA_VISIBLE_DEVICES=${gpus[0]},${gpus[1]} tests two_ranks "${several[@]}" --tests-regex '_r[12]$'
+  # One GPU for the tests of one process, one for the sanitizers, two for what needs two; then all four for the rest.
+  if [[ $sanitized == yes ]]; then CUDA_VISIBLE_DEVICES=${gpus[1]} sanitizers_of_one_gpu & fi
+  (
+    export CUDA_VISIBLE_DEVICES=${gpus[2]},${gpus[3]}
+    tests two_ranks "${several[@]}" --tests-regex '_r[12]$'
+    tests lost "${several[@]}" --tests-regex '^gpu_lost_rank$'
+    [[ $sanitized == yes ]] && sanitizers_of_two_gpus
+  ) &
+  CUDA_VISIBLE_DEVICES=${gpus[0]} one_process
   wait
   tests ranks "${several[@]}" --exclude-regex "_r[12]\$|^gpu_lost_rank\$${left_out:+|$left_out}"
 fi
