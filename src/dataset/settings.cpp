@@ -26,9 +26,11 @@ void add_keys(input::Schema& schema, Settings& data) {
            "checkpoint "
            "or a directory of Hugging Face; \"\" = none")
       .path_name()
+      .not_with("data.train", {}, "rows come from a model or from files")
       .free();
   schema.add("data.text", data.text, "text or token files for data.model; [] = the text that the model was trained on")
       .path_name()
+      .only_with("data.model")
       .free();
   schema
       .add(
@@ -36,6 +38,8 @@ void add_keys(input::Schema& schema, Settings& data) {
           "text or token files for validation with data.model; [\"held_out\"] = the part of its text that its training "
           "held out")
       .path_name()
+      .only_with("data.model")
+      .not_with("data.validation", {}, "one set is evaluated")
       .free();
   schema
       .add("data.sequence", data.sequence,
@@ -43,7 +47,8 @@ void add_keys(input::Schema& schema, Settings& data) {
            "directory of Hugging Face")
       .in("tokens")
       .at_least(0)
-      .at_most(kMostTokens);
+      .at_most(kMostTokens)
+      .only_with("data.model");
   schema
       .add("data.statistics_rows", data.statistics_rows,
            "rows at the beginning of the training data that mean and scale are computed from; 0 = all")
@@ -96,6 +101,7 @@ void add_keys(input::Schema& schema, Settings& data) {
   schema.add("data.d_model", data.d_model, "dimensions that the files must have; 0 = what they have")
       .at_least(0)
       .at_most(1 << 20)
+      .required_with("data.layers", {}, "one alone does not determine the sizes of the model")
       .free();
   schema.add("data.accept_changed", data.accept_changed, "resume although the fingerprint of the dataset changed")
       .free();
@@ -106,33 +112,6 @@ void add_keys(input::Schema& schema, Settings& data) {
         "data.micro_tokens = {} is more than data.batch_tokens = {} (a part cannot exceed the whole); take 0 to let "
         "Weft choose",
         data.micro_tokens, data.batch_tokens);
-  });
-  schema.rule({"data.model", "data.train"}, [&data]() -> std::string {
-    if (data.model.empty() || data.train.empty()) return {};
-    return "data.model and data.train are both given (rows come from a model or from files); remove one of them";
-  });
-  schema.rule({"data.text", "data.validation_text", "data.sequence", "data.model"}, [&data]() -> std::string {
-    if (!data.model.empty()) return {};
-    const char* const given = !data.text.empty()              ? "data.text"
-                              : !data.validation_text.empty() ? "data.validation_text"
-                              : data.sequence > 0             ? "data.sequence"
-                                                              : nullptr;
-    return given == nullptr ? std::string()
-                            : fmt::format(
-                                  "{} without data.model (texts are for a language model); add model = "
-                                  "\"runs/lm\" to [data]",
-                                  given);
-  });
-  schema.rule({"data.validation_text", "data.validation"}, [&data]() -> std::string {
-    if (data.validation_text.empty() || data.validation.empty()) return {};
-    return "data.validation_text and data.validation are both given (one set is evaluated); remove one of them";
-  });
-  schema.rule({"data.layers", "data.d_model"}, [&data]() -> std::string {
-    if ((data.layers > 0) == (data.d_model > 0)) return {};
-    return fmt::format(
-        "data.layers = {} and data.d_model = {} (one alone does not determine the sizes of the model); give both or "
-        "neither",
-        data.layers, data.d_model);
   });
   schema.rule({"data.window_rows", "data.block_rows"}, [&data]() -> std::string {
     if (data.window_rows % data.block_rows == 0) return {};

@@ -35,6 +35,16 @@ std::string toml_of(const Key& key, const Value& value) {
   return toml_value(paths);
 }
 
+/// "", or what the key needs of others: "; only with transcoder.decoder = "low_rank"".
+std::string conditions_text(const Key& key) {
+  std::string text;
+  for (const Condition& condition : key.conditions) {
+    constexpr const char* kinds[] = {"only with", "not with", "only with, and required with,"};
+    text += fmt::format("; {} {}", kinds[static_cast<int>(condition.kind)], text_of(condition));
+  }
+  return text;
+}
+
 /// "largest learning rate [unit]; at least …"
 std::string description(const Key& key) {
   std::string text = key.help;
@@ -42,7 +52,7 @@ std::string description(const Key& key) {
   if (const std::string range = range_text(key); !range.empty())
     text += fmt::format(
         "; {}{}", key.choices.empty() || std::holds_alternative<std::int64_t>(key.initial) ? "" : "one of ", range);
-  return text;
+  return text + conditions_text(key);
 }
 
 /// Escaped for a cell of a Markdown table.
@@ -61,12 +71,12 @@ std::string keys_markdown(const Schema& schema, const Table& table) {
   for (const Key& key : schema.keys()) {
     if (key.table != table.name) continue;
     constexpr const char* on_resume[] = {"fixed", "free", "with `resume.accept_changed`"};
-    out +=
-        fmt::format("| `{}` | {} | {} | {} | {} | {} | {} |\n", key.name, type_name(key),
-                    key.must_be_given ? "required"
-                    : key.derive      ? markdown(key.derivation)
-                                      : fmt::format("`{}`", markdown(toml_of(key, key.initial))),
-                    markdown(range_text(key)), key.unit, on_resume[static_cast<int>(key.resume)], markdown(key.help));
+    out += fmt::format("| `{}` | {} | {} | {} | {} | {} | {} |\n", key.name, type_name(key),
+                       key.must_be_given ? "required"
+                       : key.derive      ? markdown(key.derivation)
+                                         : fmt::format("`{}`", markdown(toml_of(key, key.initial))),
+                       markdown(range_text(key)), key.unit, on_resume[static_cast<int>(key.resume)],
+                       markdown(key.help + conditions_text(key)));
   }
   return out;
 }

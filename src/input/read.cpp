@@ -266,6 +266,9 @@ class Reader {
     }
     for (const Key& key : schema_.keys())
       if (key.derive && !values_.count(key.path())) key.store(key.derive());
+    for (const Key& key : schema_.keys())
+      for (const Condition& condition : key.conditions)
+        check({{key.path(), condition.path}, [&] { return schema_.problem(key, condition); }}, overrides);
     for (const Rule& rule : schema_.rules()) check(rule, overrides);
     problems_.throw_if_any();
   }

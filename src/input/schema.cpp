@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "input/schema.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -55,6 +58,18 @@ Key& Key::derived(std::string how, std::function<Value()> value) {
   derive = std::move(value);
   return *this;
 }
+Key& Key::only_with(std::string other, std::vector<std::string> values, std::string why) {
+  conditions.push_back({Condition::Kind::only_with, std::move(other), std::move(values), std::move(why), derive});
+  return *this;
+}
+Key& Key::not_with(std::string other, std::vector<std::string> values, std::string why) {
+  conditions.push_back({Condition::Kind::not_with, std::move(other), std::move(values), std::move(why), derive});
+  return *this;
+}
+Key& Key::required_with(std::string other, std::vector<std::string> values, std::string why) {
+  conditions.push_back({Condition::Kind::required_with, std::move(other), std::move(values), std::move(why), derive});
+  return *this;
+}
 Key& Key::free() {
   resume = Resume::free;
   return *this;
@@ -75,6 +90,11 @@ Key& Key::formerly(std::string path) {
 }
 
 void Schema::retired(std::string_view path, std::string_view advice) { retired_.emplace_back(path, advice); }
+
+std::string text_of(const Condition& condition) {
+  if (condition.values.empty()) return condition.path;
+  return fmt::format("{} = \"{}\"", condition.path, fmt::join(condition.values, "\" or \""));
+}
 
 void Schema::table(std::string_view name, std::string_view help) {
   for (Table& table : tables_)
@@ -111,6 +131,31 @@ Key& Schema::at(std::string_view path) {
   const Key* key = find(path);
   if (key == nullptr) contract_broken(std::string(path).c_str(), __FILE__, __LINE__);
   return const_cast<Key&>(*key);
+}
+
+std::string Schema::problem(const Key& key, const Condition& condition) const {
+  const Key* const other = find(condition.path);
+  WEFT_ASSERT(other != nullptr);
+  const Value value = key.load(), its_value = other->load();
+  const bool given = value != key.initial && !(condition.usual && value == condition.usual());
+  const bool holds = condition.values.empty() ? its_value != other->initial
+                                              : std::count(condition.values.begin(), condition.values.end(),
+                                                           std::get<std::string>(its_value)) > 0;
+  const std::string asked = text_of(condition), why = condition.why.empty() ? "" : fmt::format(" ({})", condition.why);
+  switch (condition.kind) {
+    case Condition::Kind::not_with:
+      if (!given || !holds) return {};
+      return fmt::format("{} does not go with {}{}; leave one of them out", key.path(), asked, why);
+    case Condition::Kind::required_with:
+      if (!given && holds) return fmt::format("{} needs {} ({}); give it", asked, key.path(), key.help);
+      [[fallthrough]];
+    case Condition::Kind::only_with:
+      if (!given || holds) return {};
+      return condition.values.empty() ? fmt::format("{} has no effect without {}{}; give {}, or leave {} out",
+                                                    key.path(), asked, why, other->name, key.name)
+                                      : fmt::format("{} is for {} only{}; leave it out", key.path(), asked, why);
+  }
+  return {};
 }
 
 Key& Schema::append(std::string_view path, Value initial, std::string_view help) {

@@ -7,6 +7,7 @@
 //   input::Schema schema;
 //   schema.table("optimizer", "Adam, its schedule and its storage.");
 //   schema.add("optimizer.learning_rate", settings.learning_rate, "largest learning rate").more_than(0).changeable();
+//   schema.add("optimizer.tuning_patience", settings.patience, "…").only_with("optimizer.tuning");
 //   schema.add("optimizer.schedule", settings.schedule, {{"constant", Schedule::constant}, …}, "decay of the rate");
 //   schema.rule({"optimizer.warmup_steps", "run.steps"}, [&] { return steps < warmup ? "… (why) suggestion" : ""; });
 // clang-format on
@@ -47,6 +48,17 @@ struct Bound {
   bool excluded;
 };
 
+/// How a key depends on another one. Check, message and documentation of both follow from it. A key counts as given if
+/// its value is not the default, so that a printed input, which has every key, can be read again.
+struct Condition {
+  enum class Kind { only_with, not_with, required_with };
+  Kind kind;
+  std::string path;                 ///< the other key
+  std::vector<std::string> values;  ///< names of its values; empty: all but its default
+  std::string why;                  ///< "" or the reason
+  std::function<Value()> usual;     ///< what the key derives without this condition; empty: nothing
+};
+
 /// One key. Created by Schema::add; the member functions can be chained.
 struct Key {
   std::string table, name, help, unit;
@@ -61,7 +73,8 @@ struct Key {
   std::function<Value()> derive;  ///< the value of a key that the input does not give; empty: `initial`
   std::string former;             ///< path in earlier versions; "": the same
   std::vector<std::pair<std::string, std::string>> retired_values;  ///< name, advice
-  std::string derivation;                   ///< how, for templates and documentation: "of the preset"
+  std::string derivation;         ///< how, for templates and documentation: "of the preset"
+  std::vector<Condition> conditions;
   std::function<void(const Value&)> store;  ///< assigns a checked value to the member
   std::function<Value()> load;              ///< current value of the member
 
@@ -82,6 +95,12 @@ struct Key {
   Key& required(std::string toml_example, std::string in_place = "");
   /// Where the input does not give the key, its value follows from keys that were added before it.
   Key& derived(std::string how, std::function<Value()> value);
+  /// An error unless the key `other` has one of these values (or, without values, another one than its default).
+  Key& only_with(std::string other, std::vector<std::string> values = {}, std::string why = "");
+  /// An error if it has.
+  Key& not_with(std::string other, std::vector<std::string> values = {}, std::string why = "");
+  /// As `only_with`; an error as well if the key `other` has one of these values and this one is not given.
+  Key& required_with(std::string other, std::vector<std::string> values = {}, std::string why = "");
   Key& free();
   Key& changeable();
   /// The path that earlier versions gave the key: an error that states the new one, except in the input of a
@@ -91,6 +110,9 @@ struct Key {
   /// default instead.
   Key& retired_value(std::string name, std::string advice);
 };
+
+/// "transcoder.decoder = "low_rank"", "lora.rank": what `condition` asks of the other key.
+std::string text_of(const Condition& condition);
 
 struct Table {
   std::string name, help;
@@ -140,7 +162,10 @@ class Schema {
   const Key* find_former(std::string_view path) const;
   /// Null unless the path is retired.
   const std::string* advice_for(std::string_view path) const;
-  /// For commands that change requirements of a key. The path must exist.
+  /// Why the values of the members do not meet the condition of `key`: "problem (why) suggestion", or "".
+  std::string problem(const Key& key, const Condition& condition) const;
+  /// For commands that change requirements of a key, and modules that add conditions to keys of others. The path must
+  /// exist.
   Key& at(std::string_view path);
 
  private:

@@ -59,54 +59,40 @@ std::vector<LoraTarget> lora_targets(const ModelSettings& model) {
   return targets;
 }
 
-void add_keys(input::Schema& schema, LoraSettings& lora, const ModelSettings& model, const bool& is_private) {
+void add_keys(input::Schema& schema, LoraSettings& lora, const ModelSettings& model) {
   schema.table("lora", "Low-rank adapters: the initial model stays as it is, small matrices beside it are trained.");
   schema
       .add("lora.rank", lora.rank,
            "rows of A and columns of B in W + alpha / rank B A; 0 = no adapters, all parameters are trained")
       .at_least(0)
-      .at_most(kMostRank);
+      .at_most(kMostRank)
+      .not_with("privacy.enabled", {},
+                "the norms of records are formed over the gradients of all parameters, which frozen ones do not have");
   schema.add("lora.alpha", lora.alpha, "the product B A is multiplied by alpha / rank")
       .more_than(0)
-      .at_most(kMostAlpha);
+      .at_most(kMostAlpha)
+      .only_with("lora.rank", {}, "there are no adapters");
   schema
       .add("lora.targets", lora.targets,
            "linear layers of each block with adapters: query, key, value, output (of the attention), gate (of a gated "
            "MLP), up, down")
-      .derived("all of the model", [&model] { return input::Value(names_of_targets(model)); });
+      .derived("all of the model", [&model] { return input::Value(names_of_targets(model)); })
+      .only_with("lora.rank", {}, "there are no adapters");
   schema
       .add("lora.dropout", lora.dropout,
            "probability with which an element of the input of an adapter is dropped in training")
       .at_least(0)
       .at_most(0.99)
+      .only_with("lora.rank", {}, "there are no adapters")
       .changeable();
   schema
       .add("lora.initial", lora.initial,
            "directory with the adapters of a PEFT library (adapter_config.json) that the training begins with; \"\" = "
            "new ones, with which the model begins as it is")
-      .path_name();
-  schema.rule({"lora.alpha", "lora.targets", "lora.dropout", "lora.initial", "lora.rank"},
-              [&lora, &model]() -> std::string {
-                if (lora.rank > 0) return {};
-                const LoraSettings none;
-                const char* const key = lora.alpha != none.alpha                                           ? "alpha"
-                                        : lora.dropout != none.dropout                                     ? "dropout"
-                                        : !lora.initial.empty()                                            ? "initial"
-                                        : !lora.targets.empty() && lora.targets != names_of_targets(model) ? "targets"
-                                                                                                           : nullptr;
-                if (key == nullptr) return {};
-                return fmt::format(
-                    "lora.{} has no effect with lora.rank = 0 (there are no adapters); give lora.rank, or leave it "
-                    "out",
-                    key);
-              });
+      .path_name()
+      .only_with("lora.rank", {}, "there are no adapters");
   schema.rule({"lora.targets", "lora.rank"}, [&lora, &model]() -> std::string {
     return lora.rank > 0 ? targets_problem(lora, model) : std::string();
-  });
-  schema.rule({"lora.rank", "privacy.enabled"}, [&lora, &is_private]() -> std::string {
-    if (lora.rank == 0 || !is_private) return {};
-    return "lora.rank > 0 with privacy.enabled (the norms of records are formed over the gradients of all parameters, "
-           "which frozen ones do not have); take lora.rank = 0";
   });
 }
 

@@ -34,8 +34,7 @@ struct LoraTarget {
 /// Those of a model, in the order of its parameters.
 std::vector<LoraTarget> lora_targets(const ModelSettings&);
 
-/// Keys of [lora] with their conditions. `model` and `is_private` (privacy.enabled) must outlive the schema; their keys
-/// were added before.
-void add_keys(input::Schema&, LoraSettings&, const ModelSettings& model, const bool& is_private);
+/// Keys of [lora] with their conditions. `model` must outlive the schema; its keys were added before.
+void add_keys(input::Schema&, LoraSettings&, const ModelSettings& model);
 
 }  // namespace weft::language_model

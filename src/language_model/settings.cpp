@@ -76,13 +76,15 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
           "language_model.rope_factor", model.rope_scaling.factor,
           "long wavelengths of rotary positions are multiplied by this, for contexts longer than those of the training")
       .at_least(1)
-      .at_most(kMostScale);
+      .at_most(kMostScale)
+      .only_with("language_model.position", {"rope"});
   schema
       .add("language_model.rope_length", model.rope_scaling.length,
-           "with rope_factor: length of the contexts of the training; 0 = all wavelengths are multiplied")
+           "length of the contexts of the training; 0 = all wavelengths are multiplied")
       .in("tokens")
       .at_least(0)
-      .at_most(kMostRows);
+      .at_most(kMostRows)
+      .only_with("language_model.rope_factor");
   schema
       .add("language_model.rope_low", model.rope_scaling.low,
            "with rope_length: wavelengths that fit into it less often than this are multiplied")
@@ -113,12 +115,18 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
            "probability with which an element of the embedding and of each sublayer's output is dropped in training")
       .at_least(0)
       .at_most(0.99)
+      .not_with(
+          "privacy.enabled", {},
+          "masks are drawn by the place in the batch, so that one record more would change the gradients of the others")
       .changeable();
   schema
       .add("language_model.attention_dropout", model.attention_dropout,
            "probability with which an attention probability is dropped in training (on a GPU the portable kernel)")
       .at_least(0)
       .at_most(0.99)
+      .not_with(
+          "privacy.enabled", {},
+          "masks are drawn by the place in the batch, so that one record more would change the gradients of the others")
       .changeable();
   schema.add("language_model.logit_softcap", model.logit_softcap, "logits z become c tanh(z / c); 0 = not")
       .at_least(0)
@@ -138,12 +146,11 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .in("tokens")
       .at_least(0)
       .at_most(kMostRows);
-  schema
-      .add("language_model.full_every", model.full_every,
-           "with window: every such block reads all positions before it; 0 = none")
+  schema.add("language_model.full_every", model.full_every, "every such block reads all positions before it; 0 = none")
       .in("blocks")
       .at_least(0)
-      .at_most(kMostLayers);
+      .at_most(kMostLayers)
+      .only_with("language_model.window", {}, "all blocks read all positions");
   schema
       .add("language_model.sparse_blocks", model.sparse_blocks,
            "sparse attention: earlier blocks of 64 keys that a block of 64 queries reads, those with the largest "
@@ -159,6 +166,7 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .in("blocks")
       .at_least(1)
       .at_most(kMostRows)
+      .only_with("language_model.sparse_blocks", {}, "dense attention; a block is 64 tokens of language_model.window")
       .changeable();
   schema.add("language_model.norm_epsilon", model.norm_epsilon, "added to the variance in norms")
       .at_least(kSmallest)
@@ -238,8 +246,9 @@ void add_device_keys(input::Schema& schema, Configuration& configuration) {
       "operands to TF32, on a GPU; fp16: with dynamic loss scaling");
   schema
       .add("device.fp8_forward", configuration.fp8_forward,
-           "with precision = \"bf16\": products of the blocks round their operands to 8 bits (e4m3) in the forward "
+           "products of the blocks round their operands to 8 bits (e4m3) in the forward "
            "pass, with a scale per row; the backward pass stays bf16")
+      .only_with("device.precision", {"bf16"}, "the backward pass and all other operations compute in it")
       .free();
   schema
       .add("device.attention", configuration.attention_kernels,
@@ -268,6 +277,8 @@ void add_keys(input::Schema& schema, SampleSettings& sample) {
       .in("tokens")
       .at_least(0)
       .at_most(1 << 16)
+      .not_with("language_model.sparse_blocks", {},
+                "which chooses keys for blocks of queries, which do not exist yet while a text is written")
       .free();
   schema
       .add("log.sample_temperature", sample.temperature,
@@ -280,12 +291,6 @@ void add_keys(input::Schema& schema, SampleSettings& sample) {
 /// Conditions between keys.
 void add_rules(input::Schema& schema, const Configuration& configuration) {
   const ModelSettings& model = configuration.language_model;
-  schema.rule({"log.sample_tokens", "language_model.sparse_blocks"}, [&configuration, &model]() -> std::string {
-    if (configuration.sample.tokens == 0 || model.sparse_blocks == 0) return {};
-    return "log.sample_tokens > 0 is not available with language_model.sparse_blocks > 0 (which chooses keys for "
-           "blocks "
-           "of queries, which do not exist yet while a text is written); set log.sample_tokens = 0";
-  });
   schema.rule(
       {"language_model.head_size", "language_model.d_model", "language_model.heads"}, [&model]() -> std::string {
         if (model.own_head_size == 0 && model.d_model % model.heads != 0)
@@ -320,29 +325,10 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
             name, cap);
     return {};
   });
-  schema.rule({"language_model.rope_factor", "language_model.position"}, [&model]() -> std::string {
-    if (model.rope_scaling.factor == 1 || model.position == Position::rope) return {};
-    return "language_model.rope_factor has no effect with learned positions; leave it out";
-  });
-  schema.rule({"language_model.rope_length", "language_model.rope_factor"}, [&model]() -> std::string {
-    if (model.rope_scaling.factor > 1 || model.rope_scaling.length == 0) return {};
-    return "language_model.rope_length has no effect with rope_factor = 1; give rope_factor, or leave it out";
-  });
   schema.rule({"language_model.rope_low", "language_model.rope_high"}, [&model]() -> std::string {
     if (model.rope_scaling.low < model.rope_scaling.high) return {};
     return fmt::format("language_model.rope_low = {} is not less than rope_high = {}; exchange them",
                        model.rope_scaling.low, model.rope_scaling.high);
-  });
-  schema.rule({"language_model.full_every", "language_model.window"}, [&model]() -> std::string {
-    if (model.full_every == 0 || model.window > 0) return {};
-    return "language_model.full_every has no effect with window = 0 (all blocks read all positions); leave it out";
-  });
-  schema.rule({"language_model.sparse_local", "language_model.sparse_blocks"}, [&model]() -> std::string {
-    if (model.sparse_blocks > 0 || model.sparse_local == 1) return {};
-    return fmt::format(
-        "language_model.sparse_local = {} has no effect (language_model.sparse_blocks = 0 is dense attention); give "
-        "sparse_blocks, or take language_model.window = {}",
-        model.sparse_local, model.sparse_local * kernels::kKeyBlock);
   });
   schema.rule({"memory.offload_optimizer", "memory.swap_activations"}, [&configuration]() -> std::string {
     const MemorySettings& memory = configuration.memory;
@@ -364,11 +350,6 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     if (configuration.precision != Precision::tf32 || kernels::kCudaBuild) return {};
     return "device.precision = \"tf32\" needs a GPU (TF32 is a format of its matrix units, and this program was built "
            "without CUDA); take \"fp32\"";
-  });
-  schema.rule({"device.fp8_forward", "device.precision"}, [&configuration]() -> std::string {
-    if (!configuration.fp8_forward || configuration.precision == Precision::bf16) return {};
-    return "device.fp8_forward with another device.precision than \"bf16\" (the backward pass and all other "
-           "operations then compute in it); take precision = \"bf16\"";
   });
   // Keys and values, in pairs of heads of a multiple of 8, have such widths together.
   schema.rule(
@@ -422,14 +403,6 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                   return {};
                 return "device.attention = \"cudnn\" with a cap, dropout, sparse blocks, a document mask or heads of "
                        "more than 128 (which its kernels do not have); take \"auto\"";
-              });
-  schema.rule({"language_model.dropout", "language_model.attention_dropout", "privacy.enabled"},
-              [&configuration, &model]() -> std::string {
-                if (!configuration.privacy.enabled || (model.dropout == 0 && model.attention_dropout == 0)) return {};
-                return fmt::format(
-                    "language_model.{} with privacy.enabled (masks are drawn by the place in the batch, so that one "
-                    "record more would change the gradients of the others); take 0",
-                    model.dropout > 0 ? "dropout" : "attention_dropout");
               });
   schema.rule({"parallel.tensor", "language_model.kv_heads", "language_model.d_mlp", "language_model.qk_norm",
                "device.fp8_forward", "lora.dropout", "log.sample_tokens"},
@@ -508,10 +481,7 @@ input::Schema schema(Configuration& configuration) {
   optimizer::add_keys(schema, configuration.optimizer);
   optimizer::add_tuning_keys(schema, configuration.optimizer);
   privacy::add_keys(schema, configuration.privacy);
-  privacy::add_rules(schema, configuration.privacy, configuration.run, configuration.optimizer,
-                     configuration.precision);
-  privacy::add_rules(schema, configuration.privacy, configuration.data);
-  add_keys(schema, configuration.lora, configuration.language_model, configuration.privacy.enabled);
+  add_keys(schema, configuration.lora, configuration.language_model);
   add_keys(schema, configuration.memory);
   add_parallel_keys(schema, configuration.parallel);
   add_device_keys(schema, configuration);
@@ -520,6 +490,11 @@ input::Schema schema(Configuration& configuration) {
   add_keys(schema, configuration.sample);
   add_keys(schema, configuration.polychromic);
   training::add_keys(schema, configuration.resume);
+  privacy::add_rules(schema, configuration.privacy, configuration.precision);
+  privacy::add_sequence_rules(schema, configuration.privacy);
+  schema.at("optimizer.tuning")
+      .not_with("privacy.enabled", {},
+                "the learning rate would follow the loss on private data, to which no noise is added");
   add_rules(schema, configuration);
   return schema;
 }

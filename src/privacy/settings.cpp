@@ -3,11 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "base/text.hpp"
 #include "dataset/settings.hpp"
 #include "dataset/tokens/settings.hpp"
 #include "input/schema.hpp"
-#include "optimizer/settings.hpp"
-#include "training/settings.hpp"
 
 namespace weft::privacy {
 namespace {
@@ -17,9 +18,9 @@ constexpr double kLargestEpsilon = 1e3, kLargestNoise = 1e6, kLargestClip = 1e6;
 constexpr double kSmallestNoise = 1e-2;
 constexpr double kLargestTile = 1 << 16;
 
-const std::string kChangedData =
-    "data.accept_changed = true with privacy.enabled (the steps so far are accounted for the records of the data that "
-    "the run began with; records of others are cut in other places); leave it out, or start a new run";
+constexpr const char* kChangedData =
+    "the steps so far are accounted for the records of the data that the run began with; records of others are cut in "
+    "other places, and need a new run";
 
 /// A key that the others leave without effect.
 std::string without_effect(const Settings& privacy) {
@@ -167,52 +168,33 @@ void add_keys(input::Schema& schema, Settings& privacy) {
   add_value_rules(schema, privacy);
 }
 
-void add_rules(input::Schema& schema, const Settings& privacy, const training::RunSettings& run,
-               const optimizer::Settings& optimizer, const device::Precision& precision) {
-  schema.rule({"run.nonfinite", "privacy.enabled"}, [&privacy, &run]() -> std::string {
-    if (!privacy.enabled || run.nonfinite != training::NonFinite::skip) return {};
-    return "run.nonfinite = \"skip\" with privacy.enabled (whether a step is skipped would depend on private data; a "
-           "record without a finite gradient is left out of the sum alone); take \"stop\"";
-  });
+void add_rules(input::Schema& schema, const Settings& privacy, const device::Precision& precision) {
+  schema.at("run.nonfinite")
+      .not_with(
+          "privacy.enabled", {},
+          "whether a step is skipped would depend on private data; a record without a finite gradient is left out "
+          "of the sum alone");
+  schema.at("data.accept_changed").not_with("privacy.enabled", {}, kChangedData);
   schema.rule({"device.precision", "privacy.enabled"}, [&privacy, &precision]() -> std::string {
     if (!privacy.enabled || precision != device::Precision::fp16) return {};
     return "device.precision = \"fp16\" with privacy.enabled (its loss scaling skips steps depending on private data); "
            "take \"bf16\"";
   });
-  schema.rule({"optimizer.tuning", "privacy.enabled"}, [&privacy, &optimizer]() -> std::string {
-    if (!privacy.enabled || optimizer.tuning == optimizer::Tuning::none) return {};
-    return "optimizer.tuning with privacy.enabled (the learning rate would follow the loss on private data, to which "
-           "no "
-           "noise is added); take \"none\"";
-  });
 }
 
-void add_rules(input::Schema& schema, const Settings& privacy, const dataset::TokenSettings& data) {
-  schema.rule({"data.order", "privacy.enabled"}, [&privacy, &data]() -> std::string {
-    if (!privacy.enabled || data.order == dataset::TokenOrder::random_windows) return {};
-    if (data.order == dataset::TokenOrder::curriculum)
-      return "data.order = \"curriculum\" with privacy.enabled (the order would depend on statistics of private data, "
-             "and records would not be drawn with one probability); leave it out";
-    return "data.order = \"sequential\" with privacy.enabled (each step draws every record with the same probability: "
-           "the guarantee depends on it); leave it out";
-  });
-  schema.rule({"data.accept_changed", "privacy.enabled"},
-              [&privacy, &data] { return privacy.enabled && data.accept_changed ? kChangedData : std::string(); });
-  schema.rule({"data.sequence_start", "privacy.enabled"}, [&privacy, &data]() -> std::string {
-    if (!privacy.enabled || data.sequence_start == 0) return {};
-    return "data.sequence_start with privacy.enabled (a record is a sequence: its length, and with it what is "
-           "protected, would change during the run); leave it out";
-  });
+void add_sequence_rules(input::Schema& schema, const Settings& privacy) {
+  schema.at("data.order")
+      .not_with("privacy.enabled", {},
+                "each step draws every record with the same probability: the guarantee depends on it; a curriculum "
+                "would also follow statistics of private data");
+  schema.at("data.sequence_start")
+      .not_with("privacy.enabled", {},
+                "a record is a sequence: its length, and with it what is protected, would change during the run");
   schema.rule({"privacy.unit"}, [&privacy]() -> std::string {
     if (!privacy.enabled || privacy.unit == Unit::sequence) return {};
     return "privacy.unit = \"token\" (attention couples the tokens of a sequence: the gradient of a token's loss "
            "depends on the tokens before it, so no token has a contribution of its own); take \"sequence\"";
   });
-}
-
-void add_rules(input::Schema& schema, const Settings& privacy, const dataset::Settings& data) {
-  schema.rule({"data.accept_changed", "privacy.enabled"},
-              [&privacy, &data] { return privacy.enabled && data.accept_changed ? kChangedData : std::string(); });
 }
 
 }  // namespace weft::privacy

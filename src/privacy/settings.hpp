@@ -77,12 +77,10 @@ struct Settings {
 /// Keys of the table and the conditions between them, bound to the settings, which must outlive the schema.
 void add_keys(input::Schema&, Settings&);
 
-/// What a private run refuses of tables that all model families have: options that couple records or whose choices
-/// depend on training data without noise. The arguments must outlive the schema.
-void add_rules(input::Schema&, const Settings&, const training::RunSettings&, const optimizer::Settings&,
-               const device::Precision&);
-/// The same of the data of a language model, and of a transcoder.
-void add_rules(input::Schema&, const Settings&, const dataset::TokenSettings&);
-void add_rules(input::Schema&, const Settings&, const dataset::Settings&);
+/// What a private run excludes of tables that all model families have: options that couple records or whose choices
+/// depend on training data without noise. After the keys of these tables; the arguments must outlive the schema.
+void add_rules(input::Schema&, const Settings&, const device::Precision&);
+/// What it excludes of sequences of tokens.
+void add_sequence_rules(input::Schema&, const Settings&);
 
 }  // namespace weft::privacy

@@ -146,10 +146,10 @@ def takes_files_and_directories(weft):
 def refusals(weft):
     model = f'model = "{weft.folder}/lm"'
     for data, words, code in (
-            (f'{model}\ntrain = "data/train"', "are both given", 2),
-            ('train = "data/train"\ntext = ["text.txt"]', "data.text without data.model", 2),
+            (f'{model}\ntrain = "data/train"', "data.model does not go with data.train", 2),
+            ('train = "data/train"\ntext = ["text.txt"]', "data.text has no effect without data.model", 2),
             ("", "or give data.model", 2),
-            (f'{model}\nvalidation = "data/validation"\nvalidation_text = ["held_out"]', "are both given", 2),
+            (f'{model}\nvalidation = "data/validation"\nvalidation_text = ["held_out"]', "data.validation_text does not go with data.validation", 2),
             ('model = "nowhere"', "nowhere", 2),
             ('model = "data/train"', "data/train", 2),
             (f'model = "{weft.folder}/from_files"', "another kind of model", 2),

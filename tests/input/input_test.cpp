@@ -123,6 +123,53 @@ TEST_CASE("keys of earlier versions are errors that state the new ones, except i
                   Error);
 }
 
+TEST_CASE("a key that depends on another one is checked, and the reference says so") {
+  struct Parts {
+    State kind = State::fp32;
+    std::int64_t rank = 0, window = 0, every = 0;
+    double scale = 1;
+    bool enabled = false;
+  };
+  const auto keys_of = [](Parts& p) {
+    input::Schema keys;
+    keys.add("a.kind", p.kind, {{"fp32", State::fp32}, {"bf16", State::bf16}, {"8bit", State::eight_bit}}, "the kind");
+    keys.add("a.rank", p.rank, "rank of the product").required_with("a.kind", {"8bit"});
+    keys.add("a.scale", p.scale, "factor").only_with("a.kind", {"bf16", "8bit"}, "fp32 has none").free();
+    keys.add("a.window", p.window, "positions").not_with("a.enabled", {}, "it couples them");
+    keys.add("a.every", p.every, "blocks").only_with("a.window");
+    keys.add("a.enabled", p.enabled, "on or off");
+    return keys;
+  };
+  const auto problem = [&](const std::string& text, const std::vector<input::Override>& overrides = {}) -> std::string {
+    Parts parts;
+    try {
+      input::read(keys_of(parts), "[a]\n" + text, "a.toml", overrides);
+    } catch (const Error& failure) {
+      CHECK(failure.code() == ExitCode::usage);
+      return failure.what();
+    }
+    return {};
+  };
+  CHECK(problem("") == "");
+  CHECK(problem("kind = '8bit'\nrank = 2\nscale = 2\nwindow = 4\nevery = 2\n") == "");
+  CHECK(problem("rank = 2\n") == "a.toml:2:1: a.rank is for a.kind = \"8bit\" only; leave it out");
+  CHECK(problem("kind = '8bit'\n") == "a.toml:2:1: a.kind = \"8bit\" needs a.rank (rank of the product); give it");
+  CHECK(problem(" scale = 2\n") ==
+        "a.toml:2:2: a.scale is for a.kind = \"bf16\" or \"8bit\" only (fp32 has none); leave it out");
+  CHECK(problem("every = 2\n") ==
+        "a.toml:2:1: a.every has no effect without a.window; give window, or leave every out");
+  CHECK(problem("enabled = true\n", {{"a.window=4", ""}}) ==
+        "--set a.window=4: a.window does not go with a.enabled (it couples them); leave one of them out");
+  // A default may be given explicitly, as in a printed input.
+  Parts parts;
+  input::Schema keys = keys_of(parts);
+  CHECK(problem("kind = 'fp32'\nrank = 0\nscale = 1.0\nwindow = 0\nevery = 0\nenabled = true\n") == "");
+  const std::string reference = input::reference_markdown(keys);
+  CHECK(reference.find("rank of the product; only with, and required with, a.kind = \"8bit\" |") != std::string::npos);
+  CHECK(reference.find("positions; not with a.enabled |") != std::string::npos);
+  CHECK(input::defaults(keys).find("# factor; only with a.kind = \"bf16\" or \"8bit\"\n") != std::string::npos);
+}
+
 TEST_CASE("each mistake is reported with position, reason and hint") {
   const auto says = [](const std::string& text, const std::string& expected) { CHECK(message(text) == expected); };
   says(good + "[optimizer]\nlerning_rate = 1\n",

@@ -411,13 +411,13 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[lora]\nrank = 8\ntargets = [\"up\", \"up\"]\n", "twice");
   refused("[lora]\nrank = 8\ntargets = []\n", "nothing would be trained");
   refused("[lora]\nrank = -1\n", "lora.rank");
-  refused("[lora]\nalpha = 4\n", "lora.alpha has no effect with lora.rank = 0");
+  refused("[lora]\nalpha = 4\n", "lora.alpha has no effect without lora.rank (there are no adapters)");
   refused("[lora]\ntargets = [\"up\"]\n", "lora.targets has no effect");
   refused("[lora]\ninitial = \"adapters\"\n", "lora.initial has no effect");
   refused("[lora]\nrank = 8\nalpha = 0\n", "lora.alpha");
   refused("[lora]\nrank = 8\ndropout = 1.0\n", "lora.dropout");
   refused("[lora]\nrank = 8\n[privacy]\nenabled = true\nepsilon = 8\ndelta = 1e-5\nclip = 1\n",
-          "lora.rank > 0 with privacy.enabled");
+          "lora.rank does not go with privacy.enabled");
 }
 
 }  // namespace weft::language_model

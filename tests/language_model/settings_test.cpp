@@ -109,16 +109,16 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[data]\nbatch_tokens = 100\nsequence = 64\n", "not a multiple of data.sequence");
   refused("[data]\nsequence_start = 48\nsequence_growth_steps = 9\n", "take 32");
   refused("[data]\nsequence_start = 512\nsequence_growth_steps = 9\n", "does not become data.sequence = 256");
-  refused("[data]\nsequence_start = 64\n", "give both or none");
-  refused("[data]\nsequence_growth_steps = 5\n", "give both or none");
+  refused("[data]\nsequence_start = 64\n", "data.sequence_start needs data.sequence_growth_steps");
+  refused("[data]\nsequence_growth_steps = 5\n", "no effect without data.sequence_start");
   refused("[data]\nsequence_start = 64\nsequence_growth_steps = 2000\n", "more than run.steps = 1000");
-  refused("[data]\norder = \"curriculum\"\n", "without data.curriculum_steps");
-  refused("[data]\ncurriculum_steps = 5\n", "data.order is not \"curriculum\"");
+  refused("[data]\norder = \"curriculum\"\n", "data.order = \"curriculum\" needs data.curriculum_steps");
+  refused("[data]\ncurriculum_steps = 5\n", "is for data.order = \"curriculum\" only");
   refused("[data]\norder = \"curriculum\"\ncurriculum_steps = 2000\n", "more than run.steps = 1000");
-  refused("[language_model]\nsparse_local = 4\n", "take language_model.window = 256");
+  refused("[language_model]\nsparse_local = 4\n", "64 tokens of language_model.window");
   refused("[language_model]\nattention_dropout = 1.0\n", "language_model.attention_dropout");
   if (!kernels::kCudaBuild) refused("[device]\nprecision = \"tf32\"\n", "needs a GPU");
-  refused("[device]\nfp8_forward = true\n", "take precision = \"bf16\"");
+  refused("[device]\nfp8_forward = true\n", "is for device.precision = \"bf16\" only");
   refused("[device]\nprecision = \"bf16\"\nfp8_forward = true\n[language_model]\nheads = 3\nd_model = 24\n",
           "multiples of 16");
   refused("[data]\nmicro_tokens = 100\n", "not a multiple of data.sequence");

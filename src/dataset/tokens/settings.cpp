@@ -66,6 +66,7 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
       .in("steps")
       .at_least(0)
       .at_most(input::kMostSteps)
+      .required_with("data.sequence_start")
       .changeable();
   schema.add("data.order", data.order,
              {{"random_windows", TokenOrder::random_windows},
@@ -73,20 +74,18 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
               {"curriculum", TokenOrder::curriculum}},
              "windows at uniformly random positions; the stream cut into windows, in order; or random windows of which "
              "the first steps draw the easiest, those whose tokens are frequent");
-  schema
-      .add("data.curriculum_steps", data.curriculum_steps,
-           "order = \"curriculum\": steps after which windows of any difficulty are drawn")
+  schema.add("data.curriculum_steps", data.curriculum_steps, "steps after which windows of any difficulty are drawn")
       .in("steps")
       .at_least(0)
       .at_most(input::kMostSteps)
+      .required_with("data.order", {"curriculum"})
       .changeable();
   schema.add("data.document_mask", data.document_mask,
              "true: documents inside a sequence do not see each other, and positions restart with each");
-  schema
-      .add("data.validation_fraction", data.validation_fraction,
-           "tail of train that is held out for validation, if validation is not given")
+  schema.add("data.validation_fraction", data.validation_fraction, "tail of train that is held out for validation")
       .at_least(0)
-      .less_than(1);
+      .less_than(1)
+      .not_with("data.validation", {}, "there is one validation set");
   schema.add("data.accept_changed", data.accept_changed, "resume although the fingerprint of the data changed").free();
 
   schema.rule({"data.batch_tokens", "data.sequence"}, [&data]() -> std::string {
@@ -105,20 +104,6 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
         "it); take {}",
         data.sequence_start, data.sequence, length);
   });
-  schema.rule({"data.sequence_start", "data.sequence_growth_steps"}, [&data]() -> std::string {
-    if ((data.sequence_start > 0) == (data.sequence_growth_steps > 0)) return {};
-    return fmt::format(
-        "data.sequence_start = {} and data.sequence_growth_steps = {} (neither has an effect without the other); give "
-        "both or none",
-        data.sequence_start, data.sequence_growth_steps);
-  });
-  schema.rule({"data.order", "data.curriculum_steps"}, [&data]() -> std::string {
-    if ((data.order == TokenOrder::curriculum) == (data.curriculum_steps > 0)) return {};
-    return data.curriculum_steps > 0
-               ? fmt::format("data.curriculum_steps = {} has no effect (data.order is not \"curriculum\"); remove it",
-                             data.curriculum_steps)
-               : "data.order = \"curriculum\" without data.curriculum_steps (the length of the curriculum); give it";
-  });
   schema.rule({"data.special", "data.tokens"}, [&data]() -> std::string {
     for (auto symbol = data.special.begin(); symbol != data.special.end(); ++symbol) {
       if (*symbol != "PAD" && *symbol != "UNK" && *symbol != "BOS" && *symbol != "EOS")
@@ -131,12 +116,6 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
           "data.special is given with data.tokens = \"{}\" (a tokeniser file has its own symbols); remove data.special",
           data.tokens);
     return {};
-  });
-  schema.rule({"data.validation_fraction", "data.validation"}, [&data]() -> std::string {
-    if (data.validation_fraction == 0 || data.validation.empty()) return {};
-    return fmt::format(
-        "data.validation_fraction = {} and data.validation = \"{}\" (one validation set); give one of them",
-        data.validation_fraction, data.validation);
   });
 }
 

@@ -25,14 +25,14 @@ constexpr const char* kRead[] = {
     "target_modules"};
 /// Keys that do not change what the adapters of a file compute: names, training, how first values were drawn, and which
 /// layers have adapters, which the tensors say.
-constexpr const char* kHarmless[] = {"auto_mapping",        "base_model_name_or_path",
-                                     "ensure_weight_tying", "eva_config",
-                                     "exclude_modules",     "fan_in_fan_out",
-                                     "inference_mode",      "layers_pattern",
-                                     "layers_to_transform", "lora_dropout",
-                                     "megatron_core",       "peft_version",
-                                     "qalora_group_size",   "revision",
-                                     "runtime_config",      "task_type"};
+constexpr const char* kHarmlessAdapterKeys[] = {"auto_mapping",        "base_model_name_or_path",
+                                                "ensure_weight_tying", "eva_config",
+                                                "exclude_modules",     "fan_in_fan_out",
+                                                "inference_mode",      "layers_pattern",
+                                                "layers_to_transform", "lora_dropout",
+                                                "megatron_core",       "peft_version",
+                                                "qalora_group_size",   "revision",
+                                                "runtime_config",      "task_type"};
 /// Values of init_lora_weights after which the base model is as it was.
 constexpr const char* kPlainInitial[] = {"gaussian", "orthogonal", "eva"};
 
@@ -126,7 +126,7 @@ void PeftConfig::check_keys() const {
     return std::find(keys.begin(), keys.end(), key) != keys.end();
   };
   for (const auto& [key, value] : config_.items())
-    if (!in(kRead, key) && !in(kHarmless, key) && !is_off(value))
+    if (!in(kRead, key) && !in(kHarmlessAdapterKeys, key) && !is_off(value))
       refuse(fmt::format("{} is {} (which Weft does not have); merge the adapters with PEFT, or name another directory",
                          printable(key), printable(json_text(value), 100)));
 }

@@ -80,13 +80,17 @@ void add_reward_keys(input::Schema& schema, PolychromicSettings& polychromic) {
               {"command", RewardKind::command}},
              "score of an answer: 1; the geometric mean of its probabilities under the initial model; 1 if it is the "
              "reference of the prompt; 1 if reward_pattern matches; from reward_file; from reward_command");
-  schema.add("polychromic.reward_pattern", polychromic.reward_pattern, "with reward = \"regex\": a pattern of PCRE2");
+  schema.add("polychromic.reward_pattern", polychromic.reward_pattern, "a pattern of PCRE2")
+      .required_with("polychromic.reward", {"regex"});
   schema
       .add("polychromic.reward_file", polychromic.reward_file,
-           "with reward = \"file\": JSON lines {\"prompt\": TEXT, \"answer\": TEXT, \"score\": NUMBER}")
-      .path_name();
-  schema.add("polychromic.reward_command", polychromic.reward_command,
-             "with reward = \"command\": a command of the shell that reads and writes JSON lines");
+           "JSON lines {\"prompt\": TEXT, \"answer\": TEXT, \"score\": NUMBER}")
+      .path_name()
+      .required_with("polychromic.reward", {"file"});
+  schema
+      .add("polychromic.reward_command", polychromic.reward_command,
+           "a command of the shell that reads and writes JSON lines")
+      .required_with("polychromic.reward", {"command"});
   schema.add("polychromic.reward_time_limit", polychromic.reward_time_limit, "its time for a batch of answers")
       .in("s")
       .more_than(0)
@@ -108,12 +112,12 @@ void add_objective_keys(input::Schema& schema, PolychromicSettings& polychromic)
       .at_least(1)
       .at_most(input::kMostSteps);
   schema
-      .add(
-          "polychromic.clip", polychromic.clip,
-          "with epochs > 1: a token has no gradient once its probability has changed by this fraction in the direction "
-          "of the advantage")
+      .add("polychromic.clip", polychromic.clip,
+           "a token has no gradient once its probability has changed by this fraction in the direction "
+           "of the advantage")
       .more_than(0)
-      .at_most(1);
+      .at_most(1)
+      .only_with("polychromic.epochs", {}, "in one step the ratio of probabilities is 1");
   schema
       .add("polychromic.kl", polychromic.kl,
            "factor of the divergence from the initial model, estimated on the tokens of the answers; 0 = none")
@@ -122,27 +126,33 @@ void add_objective_keys(input::Schema& schema, PolychromicSettings& polychromic)
   schema.add("polychromic.objective", polychromic.objective,
              {{"product", SetObjective::product}, {"additive", SetObjective::additive}},
              "of a set: mean reward times diversity, or mean reward plus diversity_weight times diversity");
-  schema
-      .add("polychromic.diversity_weight", polychromic.diversity_weight,
-           "with objective = \"additive\": factor of the diversity")
+  schema.add("polychromic.diversity_weight", polychromic.diversity_weight, "factor of the diversity")
       .at_least(0)
-      .at_most(1e6);
-  schema.add("polychromic.hold_reward", polychromic.hold_reward,
-             {{"none", HoldReward::none}, {"initial", HoldReward::initial}, {"target", HoldReward::target}},
-             "mean reward of the answers that is held by changing the weight of the diversity, which begins as "
-             "diversity_weight: none; that of the initial model; reward_target");
-  schema.add("polychromic.reward_target", polychromic.reward_target, "with hold_reward = \"target\"");
+      .at_most(1e6)
+      .only_with("polychromic.objective", {"additive"});
+  schema
+      .add("polychromic.hold_reward", polychromic.hold_reward,
+           {{"none", HoldReward::none}, {"initial", HoldReward::initial}, {"target", HoldReward::target}},
+           "mean reward of the answers that is held by changing the weight of the diversity, which begins as "
+           "diversity_weight: none; that of the initial model; reward_target")
+      .only_with("polychromic.objective", {"additive"},
+                 "it changes the weight of the diversity, which a product does not have")
+      .not_with("polychromic.reward", {"constant"}, "the reward is the same for all answers");
+  schema.add("polychromic.reward_target", polychromic.reward_target, "the mean reward that is held")
+      .only_with("polychromic.hold_reward", {"target"});
   schema
       .add("polychromic.hold_gain", polychromic.hold_gain,
-           "with hold_reward: change of the logarithm of the weight per unit of reward above the target")
+           "change of the logarithm of the weight per unit of reward above the target")
       .more_than(0)
-      .at_most(1e6);
+      .at_most(1e6)
+      .only_with("polychromic.hold_reward");
   schema
       .add("polychromic.hold_horizon", polychromic.hold_horizon,
-           "with hold_reward: a constant error changes the weight once more after so many")
+           "a constant error changes the weight once more after so many")
       .in("batches of answers")
       .at_least(1)
-      .at_most(input::kMostSteps);
+      .at_most(input::kMostSteps)
+      .only_with("polychromic.hold_reward");
   schema.add("polychromic.diversity", polychromic.diversity,
              {{"semantic", DiversityMeasure::semantic},
               {"distinct", DiversityMeasure::distinct},
@@ -151,9 +161,10 @@ void add_objective_keys(input::Schema& schema, PolychromicSettings& polychromic)
              "1 - BLEU-2 of one against the other");
   schema
       .add("polychromic.semantic_weight", polychromic.semantic_weight,
-           "with another diversity than semantic: it has so many times the semantic distance added")
+           "so many times the semantic distance is added to the diversity")
       .at_least(0)
-      .at_most(1e6);
+      .at_most(1e6)
+      .not_with("polychromic.diversity", {"semantic"});
 }
 
 }  // namespace
@@ -175,27 +186,6 @@ void add_keys(input::Schema& schema, PolychromicSettings& polychromic) {
         "all advantages would be 0); take more samples",
         polychromic.samples, polychromic.set_size);
   });
-  schema.rule(
-      {"polychromic.reward", "polychromic.reward_pattern", "polychromic.reward_file", "polychromic.reward_command"},
-      [&polychromic]() -> std::string {
-        struct Argument {
-          const char *kind, *key;
-          bool needed, given;
-        };
-        const RewardKind kind = polychromic.reward;
-        for (const Argument& one :
-             {Argument{"regex", "reward_pattern", kind == RewardKind::regex, !polychromic.reward_pattern.empty()},
-              Argument{"file", "reward_file", kind == RewardKind::file, !polychromic.reward_file.empty()},
-              Argument{"command", "reward_command", kind == RewardKind::command,
-                       !polychromic.reward_command.empty()}}) {
-          if (one.needed && !one.given)
-            return fmt::format("polychromic.reward = \"{}\" needs polychromic.{}; give it", one.kind, one.key);
-          if (one.given && !one.needed)
-            return fmt::format("polychromic.{} has no effect without polychromic.reward = \"{}\"; leave it out",
-                               one.key, one.kind);
-        }
-        return {};
-      });
   schema.rule({"polychromic.reward", "polychromic.prompts_file"}, [&polychromic]() -> std::string {
     if (polychromic.reward != RewardKind::exact || is_named_json_lines(polychromic.prompts_file)) return {};
     return "polychromic.reward = \"exact\" needs references, which prompts of a FILE.jsonl have; give such a "
@@ -208,50 +198,11 @@ void add_keys(input::Schema& schema, PolychromicSettings& polychromic) {
         "drawn before); take fewer",
         polychromic.epochs, polychromic.every);
   });
-  schema.rule({"polychromic.clip", "polychromic.epochs"}, [&polychromic]() -> std::string {
-    if (polychromic.epochs > 1 || polychromic.clip == PolychromicSettings{}.clip) return {};
-    return "polychromic.clip has no effect with epochs = 1 (the ratio of probabilities is 1); leave it out";
-  });
-  schema.rule({"polychromic.semantic_weight", "polychromic.diversity"}, [&polychromic]() -> std::string {
-    if (polychromic.semantic_weight == 0 || polychromic.diversity != DiversityMeasure::semantic) return {};
-    return "polychromic.semantic_weight has no effect with diversity = \"semantic\"; leave it out";
-  });
-  schema.rule({"polychromic.hold_reward", "polychromic.objective", "polychromic.reward"},
-              [&polychromic]() -> std::string {
-                if (polychromic.hold_reward == HoldReward::none) return {};
-                if (polychromic.objective != SetObjective::additive)
-                  return "polychromic.hold_reward needs objective = \"additive\" (it changes the weight of the "
-                         "diversity, which a "
-                         "product does not have)";
-                if (polychromic.reward == RewardKind::constant)
-                  return "polychromic.hold_reward has no effect with reward = \"constant\" (it is the same for all "
-                         "answers); choose "
-                         "another reward, or leave hold_reward out";
-                if (polychromic.diversity_weight == 0)
-                  return "polychromic.hold_reward with diversity_weight = 0 (the weight is multiplied, and remains 0); "
-                         "give it a "
-                         "first value, 1 for example";
-                return {};
-              });
-  schema.rule({"polychromic.reward_target", "polychromic.hold_reward"}, [&polychromic]() -> std::string {
-    if (polychromic.hold_reward == HoldReward::target ||
-        polychromic.reward_target == PolychromicSettings{}.reward_target)
-      return {};
-    return "polychromic.reward_target has no effect without hold_reward = \"target\"; leave it out";
-  });
-  schema.rule({"polychromic.hold_gain", "polychromic.hold_horizon", "polychromic.hold_reward"},
-              [&polychromic]() -> std::string {
-                const PolychromicSettings defaults;
-                if (polychromic.hold_reward != HoldReward::none ||
-                    (polychromic.hold_gain == defaults.hold_gain && polychromic.hold_horizon == defaults.hold_horizon))
-                  return {};
-                return "polychromic.hold_gain and hold_horizon have no effect without hold_reward; leave them out";
-              });
-  schema.rule({"polychromic.diversity_weight", "polychromic.objective"}, [&polychromic]() -> std::string {
-    if (polychromic.objective == SetObjective::additive ||
-        polychromic.diversity_weight == PolychromicSettings{}.diversity_weight)
-      return {};
-    return "polychromic.diversity_weight has no effect with objective = \"product\"; leave it out";
+  schema.rule({"polychromic.hold_reward", "polychromic.diversity_weight"}, [&polychromic]() -> std::string {
+    if (polychromic.hold_reward == HoldReward::none || polychromic.diversity_weight > 0) return {};
+    return "polychromic.hold_reward with diversity_weight = 0 (the weight is multiplied, and remains 0); give it a "
+           "first "
+           "value, 1 for example";
   });
 }
 

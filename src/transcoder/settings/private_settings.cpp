@@ -14,56 +14,44 @@ constexpr double kMostRecordRows = 1 << 20;
 /// Rows of a micro-batch where the input gives none: products large enough for the dense library.
 constexpr std::int64_t kMicroRows = 512;
 
-/// What a private step refuses, with the reason; "" if there is nothing.
+constexpr const char* kWritten =
+    "private steps form the gradients of records for plain cross-layer and per-layer decoders in fp32 only";
+
+/// Keys that a private step excludes, with the reason.
+void add_exclusions(input::Schema& schema) {
+  const auto exclude = [&](const char* path, const char* why) { schema.at(path).not_with("privacy.enabled", {}, why); };
+  const char* const of_dead = "which features are dead follows from private data, to which no noise is added";
+  const char* const of_norms =
+      "its gradient by the norms of decoder rows is not a product of the rows of a record, from which the norm of a "
+      "record's gradient is formed; activation = \"topk\" has sparse features without it";
+  exclude("transcoder.auxk", of_dead);
+  exclude("transcoder.resample_every", of_dead);
+  exclude("transcoder.encoder_bias_initial",
+          "the biases would follow from the first batch, to which no noise is added");
+  exclude("transcoder.sparsity", of_norms);
+  exclude("transcoder.preactivation_penalty", of_norms);
+  exclude("data.model",
+          "records are drawn one by one, a language model computes blocks of rows; weft lm harvest writes "
+          "its activations for data.train");
+  exclude("data.statistics_rows", "mean and scale are those of the validation data, all of them");
+  exclude("transcoder.ranking",
+          "mean and deviation over the batch couple its records; a ranking by norms of decoder rows is not written");
+  exclude("transcoder.error", "the variance of the batch couples its records; errors of raw targets are not written");
+  for (const char* path : {"transcoder.skip", "transcoder.decoder_bias", "device.precision"}) exclude(path, kWritten);
+}
+
+/// What else a private step refuses, with the reason; "" if there is nothing.
 std::string refusal(const Configuration& configuration) {
   const ModelSettings& model = configuration.transcoder;
   if (model.activation == Activation::batch_topk)
     return "transcoder.activation = \"batch_topk\" with privacy.enabled (a record more in the batch changes which "
            "features of the others are active: their gradients would depend on it); take \"topk\", \"relu\" or "
            "\"jumprelu\"";
-  if (model.ranking == Ranking::z_score)
-    return "transcoder.ranking = \"z_score\" with privacy.enabled (mean and deviation over the batch couple its "
-           "records); leave it out";
-  if (model.auxk > 0 || model.resample_every > 0)
-    return fmt::format(
-        "transcoder.{} with privacy.enabled (which features are dead follows from private data, to which no noise is "
-        "added); leave it out",
-        model.auxk > 0 ? "auxk" : "resample_every");
-  if (model.encoder_bias_initial == EncoderBiasInitial::data)
-    return "transcoder.encoder_bias_initial = \"data\" with privacy.enabled (the biases would follow from the first "
-           "batch, to which no noise is added); take \"zero\"";
-  if (model.error == ErrorForm::unexplained)
-    return "transcoder.error = \"unexplained\" with privacy.enabled (the variance of the batch couples its records); "
-           "take \"normalised\"";
-  if (model.sparsity > 0 || model.preactivation_penalty > 0)
-    return fmt::format(
-        "transcoder.{} with privacy.enabled (its gradient by the norms of decoder rows is not a product of the rows of "
-        "a record, from which the norm of a record's gradient is formed); leave it out, and take activation = \"topk\" "
-        "for sparse features",
-        model.sparsity > 0 ? "sparsity" : "preactivation_penalty");
-  if (!configuration.data.model.empty())
-    return "data.model with privacy.enabled (records are drawn one by one, a language model computes blocks of rows); "
-           "write its activations with weft lm harvest, and give data.train";
-  if (configuration.data.statistics_rows > 0)
-    return "data.statistics_rows with privacy.enabled (mean and scale are those of the validation data, all of them); "
-           "leave it out";
   if (configuration.data.validation.empty())
     return "privacy.enabled without data.validation (normalisation and measures are taken from the validation data, "
            "which are public: statistics of the training data would be released without noise); give it";
-  // What could be private, and is not written.
-  const char* missing = model.ranking != Ranking::value              ? "transcoder.ranking = \"decoder_norm\""
-                        : model.error != ErrorForm::normalised       ? "transcoder.error = \"raw\""
-                        : model.skip != Skip::none                   ? "transcoder.skip"
-                        : model.decoder_bias != DecoderBias::target  ? "transcoder.decoder_bias = \"pair\""
-                        : configuration.precision != Precision::fp32 ? "device.precision = \"bf16\""
-                        : model.decoder != Decoder::cross_layer && model.decoder != Decoder::per_layer
-                            ? "this transcoder.decoder"
-                            : nullptr;
-  if (missing != nullptr)
-    return fmt::format(
-        "{} with privacy.enabled (private steps form the gradients of records for plain cross-layer and per-layer "
-        "decoders in fp32 only); leave it out",
-        missing);
+  if (model.decoder != Decoder::cross_layer && model.decoder != Decoder::per_layer)
+    return fmt::format("this transcoder.decoder with privacy.enabled ({}); leave it out", kWritten);
   if (configuration.optimizer.clip_norm > 0 && configuration.optimizer.clip_mode != optimizer::ClipMode::exact)
     return "optimizer.clip_mode = \"previous\" with privacy.enabled (a private step has its gradient in memory before "
            "the update, so the exact norm costs no further pass); take \"exact\"";
@@ -80,8 +68,8 @@ void add_private_keys(input::Schema& schema, Configuration& configuration) {
       .at_least(0)
       .at_most(kMostRecordRows);
   const privacy::Settings& privacy = configuration.privacy;
-  privacy::add_rules(schema, privacy, configuration.run, configuration.optimizer, configuration.precision);
-  privacy::add_rules(schema, privacy, configuration.data);
+  privacy::add_rules(schema, privacy, configuration.precision);
+  add_exclusions(schema);
   schema.rule({"privacy.enabled"},
               [&configuration] { return configuration.privacy.enabled ? refusal(configuration) : std::string(); });
   schema.rule({"privacy.record_rows", "privacy.unit"}, [&configuration]() -> std::string {

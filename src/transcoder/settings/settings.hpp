@@ -163,7 +163,7 @@ inline device::Settings device_settings(const Configuration& configuration) {
 input::Schema schema(Configuration& configuration);
 
 /// Conditions of a training run that evaluation, export and the like do not have: those of imported transcoders.
-void add_training_rules(input::Schema&, const Configuration&);
+void add_training_rules(input::Schema&);
 
 /// With k_total: k of each of n_layers layers.
 void resolve_k(Configuration&, std::int64_t n_layers);

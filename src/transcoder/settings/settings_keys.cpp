@@ -30,8 +30,8 @@ JumpDefaults jump_defaults(JumpForm form) {
 }
 
 /// A key of what a sum is divided by.
-void add_reduction(input::Schema& schema, const char* path, Reduction& member, const std::string& of) {
-  schema
+input::Key& add_reduction(input::Schema& schema, const char* path, Reduction& member, const std::string& of) {
+  return schema
       .add(path, member,
            {{"sum", Reduction::sum},
             {"tokens", Reduction::tokens},
@@ -85,10 +85,12 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .changeable();
   schema
       .add("transcoder.k_initial", model.k_initial,
-           "batch_topk, topk: active features of the first step, from which they decline to k; 0: k at once")
+           "active features of the first step, from which they decline to k; 0: k at once")
       .in("features")
       .at_least(0)
       .at_most(kMostFeatures)
+      .only_with("transcoder.activation", {"batch_topk", "topk"}, "the others keep no number of features")
+      .not_with("transcoder.k_total", {}, "transcoder.k_initial counts features of each layer, as transcoder.k does")
       .changeable();
   schema.add("transcoder.k_end", model.k_end, "fraction of the run from which k holds")
       .at_least(0)
@@ -102,8 +104,9 @@ void add_table(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.ranking", model.ranking,
            {{"value", Ranking::value}, {"decoder_norm", Ranking::decoder_norm}, {"z_score", Ranking::z_score}},
-           "batch_topk, topk: what the largest of are active, pre-activations, their products with the norm of the "
-           "feature's decoder row, or their deviations from the mean over the batch in standard deviations")
+           "features are ranked by their pre-activations, by these times the norm of the feature's decoder row, or by "
+           "their deviations from the mean over the batch in standard deviations")
+      .only_with("transcoder.activation", {"batch_topk", "topk"}, "the others compare no features with one another")
       .changeable();
   schema
       .add("transcoder.scope", model.scope, {{"layer", Scope::layer}, {"all_layers", Scope::all_layers}},
@@ -121,11 +124,15 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       "each a vector out of a space of transcoder.rank dimensions");
   schema
       .add("transcoder.rank", model.rank,
-           "low_rank: dimensions of what the features of a layer write to a layer; required there")
+           "dimensions of what the features of a layer write to a layer, fewer than d_model")
       .at_least(0)
-      .at_most(kMostFeatures);
-  schema.add("transcoder.decoder_affine", model.decoder_affine,
-             "tied_target: a feature writes (activation + offset) * scale to each of its layers, both learned");
+      .at_most(kMostFeatures)
+      .required_with("transcoder.decoder", {"low_rank"});
+  schema
+      .add("transcoder.decoder_affine", model.decoder_affine,
+           "a feature writes (activation + offset) * scale to each of its layers, both learned")
+      .only_with("transcoder.decoder", {"tied_target"},
+                 "other decoders have a vector for each feature, which includes its scale");
   schema
       .add("transcoder.decoder_scale_initial", model.decoder_scale_initial,
            "decoder_affine: initial scale of the layers after the feature's own, whose scale is 1 at first")
@@ -148,8 +155,10 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .in("features")
       .at_least(1)
       .at_most(kMostFeatures);
-  schema.add("transcoder.skip", model.skip, {{"none", Skip::none}, {"linear", Skip::linear}},
-             "linear: every layer has a matrix that adds a linear map of its input to its target");
+  schema
+      .add("transcoder.skip", model.skip, {{"none", Skip::none}, {"linear", Skip::linear}},
+           "linear: every layer has a matrix that adds a linear map of its input to its target")
+      .not_with("data.targets", {"inputs"}, "the identity reconstructs the inputs without any feature");
   schema
       .add("transcoder.decoder_bias", model.decoder_bias,
            {{"target", DecoderBias::target}, {"pair", DecoderBias::pair}},
@@ -189,9 +198,10 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .changeable();
   schema
       .add("transcoder.bandwidth_initial", model.bandwidth_initial,
-           "jumprelu: bandwidth of the first step, from which it changes linearly to bandwidth; 0: bandwidth at once")
+           "bandwidth of the first step, from which it changes linearly to bandwidth; 0: bandwidth at once")
       .at_least(0)
       .at_most(1e6)
+      .only_with("transcoder.activation", {"jumprelu"})
       .changeable();
   schema.add("transcoder.bandwidth_end", model.bandwidth_end, "fraction of the run from which bandwidth holds")
       .at_least(0)
@@ -205,7 +215,8 @@ void add_table(input::Schema& schema, ModelSettings& model) {
           "variance of the batch's targets, added over layers")
       .changeable();
   add_reduction(schema, "transcoder.error_reduction", model.error_reduction,
-                "the sum of squared errors (but \"unexplained\") over N tokens, L layers and E = d_model dimensions");
+                "the sum of squared errors over N tokens, L layers and E = d_model dimensions")
+      .not_with("transcoder.error", {"unexplained"}, "it is divided by the variance of the targets");
   schema
       .add("transcoder.sparsity", model.sparsity,
            "coefficient of the penalty on activations, the mean over tokens of the sum over features of tanh(scale * "
@@ -238,10 +249,11 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .changeable();
   schema
       .add("transcoder.preactivation_penalty", model.preactivation_penalty,
-           "jumprelu: coefficient of the penalty on inactive pre-activations, the mean over tokens of its sum over "
-           "features; 0: none")
+           "coefficient of the penalty on inactive pre-activations, the mean over tokens of its sum over features; 0: "
+           "none")
       .at_least(0)
       .at_most(1e12)
+      .only_with("transcoder.activation", {"jumprelu"}, "the others form no gradient of inactive pre-activations")
       .changeable();
   schema
       .add("transcoder.preactivation_form", model.preactivation_form,
@@ -262,6 +274,7 @@ void add_table(input::Schema& schema, ModelSettings& model) {
            "loss of the reconstruction; 0: none")
       .at_least(0)
       .at_most(1e6)
+      .only_with("transcoder.error", {"normalised"}, "dead features reconstruct the error in normalised space")
       .changeable();
   schema
       .add("transcoder.auxk_features", model.auxk_features,
@@ -278,7 +291,7 @@ void add_threshold_gradient(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.threshold_gradient", model.threshold_gradient,
            {{"dense", ThresholdGradient::dense}, {"listed", ThresholdGradient::listed}},
-           "jumprelu: how the gradient of thresholds is formed, with equal results but for rounding: from every "
+           "how the gradient of thresholds is formed, with equal results but for rounding: from every "
            "pre-activation and its product of gradient row and decoder row, or from lists of those in the windows, for "
            "which transcoder.capacity needs room")
       .derived(
@@ -290,6 +303,7 @@ void add_threshold_gradient(input::Schema& schema, ModelSettings& model) {
                                2 * model.threshold >= widest && !passes_below_threshold(model);
             return input::Value(lists ? "listed" : "dense");
           })
+      .only_with("transcoder.activation", {"jumprelu"}, "the others have no thresholds")
       .free();
 }
 
@@ -300,6 +314,9 @@ void add_resampling(input::Schema& schema, ModelSettings& model) {
       .in("steps")
       .at_least(0)
       .at_most(input::kMostSteps)
+      .not_with("transcoder.decoder", {"tied_target", "low_rank"},
+                "a dead feature has no decoder row of its own that could be directed at a token; transcoder.auxk "
+                "revives it")
       .changeable();
   schema.add("transcoder.resample_end", model.resample_end, "fraction of the run after which none is resampled")
       .at_least(0)
