@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/architecture.hpp"
+#include "kernels/gpu_architecture.hpp"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {

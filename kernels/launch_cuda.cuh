@@ -15,7 +15,7 @@
 
 #include <type_traits>
 
-#include "kernels/architecture.hpp"
+#include "kernels/gpu_architecture.hpp"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {

@@ -12,7 +12,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/dispatch.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/random.hpp"
 
 namespace weft::kernels {

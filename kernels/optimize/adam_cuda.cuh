@@ -15,7 +15,7 @@
 
 #include "kernels/optimize/codec.hpp"
 #include "kernels/optimize/epilogue.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {

@@ -9,7 +9,7 @@
 #include "kernels/optimize/adam_rule.hpp"
 #include "kernels/optimize/codec.hpp"
 #include "kernels/optimize/epilogue.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "kernels/array.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/random.hpp"
 
 namespace weft::kernels {

@@ -5,7 +5,7 @@
 
 #include "kernels/bf16.hpp"
 #include "kernels/execution.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 
 namespace weft::kernels {
 

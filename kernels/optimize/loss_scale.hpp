@@ -22,7 +22,7 @@
 
 #include "kernels/execution.hpp"
 #include "kernels/optimize/guard.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 
 namespace weft::kernels {
 

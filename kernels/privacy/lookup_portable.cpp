@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "kernels/gradient/rows_by_id.hpp"
 #include "kernels/portable.hpp"
-#include "kernels/privacy/clipping.hpp"
+#include "kernels/privacy/clipped_sums.hpp"
 #include "kernels/privacy/norms.hpp"
 #include "kernels/privacy/products.hpp"
 

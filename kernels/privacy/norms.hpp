@@ -17,7 +17,7 @@
 // component and the gradients sum to little. So it adds to each of its terms gram_error of its magnitude: norms are
 // then larger than the true ones, by about that fraction without cancellation, and by much more where the rows of an
 // example share a component of many times their deviation, where the direct form is as exact as otherwise. clip_factors
-// (clipping.hpp) rounds norms up.
+// (clipped_sums.hpp) rounds norms up.
 //
 // A NaN or infinity in the rows of an example makes its norm NaN or infinite, and no other.
 #pragma once
@@ -60,7 +60,7 @@ void add_product_norms(const Execution&, AnyMatrix x, AnyMatrix g, const Example
 
 /// sums[b] = sum over the rows t of example b of g[t], or of (x[t] - shift[t]) scale[t] ∘ g[t]: the per-example
 /// gradient of a vector, [examples, columns]; for norms and clipped sums see add_stored_norms and add_clipped_examples
-/// (clipping.hpp). Statistics of the rows as in kernels/gradient/gradient.hpp: without data 0 and 1.
+/// (clipped_sums.hpp). Statistics of the rows as in kernels/gradient/gradient.hpp: without data 0 and 1.
 void form_column_sums(const Execution&, AnyMatrix g, const Examples&, Matrix<float> sums);
 void form_column_products(const Execution&, AnyMatrix x, AnyMatrix g, Array<const float> shift,
                           Array<const float> scale, const Examples&, Matrix<float> sums);

@@ -22,7 +22,7 @@
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
 #include "device/memory.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "parallel/failure.hpp"
 
 namespace weft::bench {

@@ -5,8 +5,8 @@
 
 #include "base/log.hpp"
 #include "device/memory.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/runtime.hpp"
 #include "training/algorithms.hpp"
 
 namespace weft::bench {

@@ -9,7 +9,7 @@
 #include "checkpoint/directory.hpp"
 #include "checkpoint/lease.hpp"
 #include "device/memory.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/format.hpp"

@@ -18,7 +18,7 @@
 #include "checkpoint/shard.hpp"
 #include "device/memory.hpp"
 #include "device/stream.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
 #include "report/format.hpp"

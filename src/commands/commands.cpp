@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "base/log.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "parallel/nccl.hpp"
 #include "report/json.hpp"
 #include "report/log.hpp"

@@ -12,7 +12,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 
 namespace weft::device {
 

@@ -11,12 +11,12 @@
 #include "base/system.hpp"
 #include "device/gpu.hpp"
 #include "device/host_program.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 
 #ifdef WEFT_ENABLE_CUDA
 #include <cuda_runtime_api.h>
 
-#include "kernels/architecture.hpp"
+#include "kernels/gpu_architecture.hpp"
 #endif
 #ifndef WEFT_KOKKOS_ARCH
 #define WEFT_KOKKOS_ARCH 0

@@ -7,8 +7,8 @@
 #include "base/error.hpp"
 #include "base/progress.hpp"
 #include "kernels/gemm/gemm.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/runtime.hpp"
 
 namespace weft::language_model {
 

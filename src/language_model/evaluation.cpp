@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/progress.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "report/format.hpp"
 #include "report/pass.hpp"
 

@@ -9,8 +9,8 @@
 #include "base/progress.hpp"
 #include "dataset/activations/description.hpp"
 #include "kernels/convert/affine.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
-#include "kernels/runtime.hpp"
 #include "storage/digest.hpp"
 
 namespace weft::language_model {

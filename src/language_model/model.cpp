@@ -2,7 +2,7 @@
 #include "language_model/model.hpp"
 
 #include "base/error.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 
 namespace weft::language_model {
 namespace {

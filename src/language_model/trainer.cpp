@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/optimize/loss_scale.hpp"
-#include "kernels/runtime.hpp"
 #include "language_model/private_plan.hpp"
 #include "optimizer/schedule.hpp"
 

@@ -10,14 +10,14 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
 #include "kernels/gemm/fp8.hpp"
 #include "kernels/gemm/gemm.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/language/residual/residual.hpp"
 #include "kernels/optimize/half_weights.hpp"
-#include "kernels/runtime.hpp"
 
 namespace weft::language_model {
 

@@ -10,10 +10,10 @@
 //
 // On the tensor axis A is divided by its inputs where W is, and B by its outputs. h is then a sum over the ranks, or g
 // is: both are thin. All ranks add the same rows to y, or to dx.
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
 #include "kernels/gemm/gemm.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/residual/residual.hpp"
-#include "kernels/runtime.hpp"
 #include "language_model/transformer.hpp"
 
 namespace weft::language_model {

@@ -2,7 +2,7 @@
 //
 // The backward pass: from the gradient of the last norm's output to the rows from which the gradients of all parameters
 // are formed (training/gradient_sink.hpp).
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
 #include "kernels/language/residual/residual.hpp"
 #include "language_model/transformer.hpp"

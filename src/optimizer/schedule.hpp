@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "optimizer/settings.hpp"
 
 namespace weft::optimizer {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 
 namespace weft::input {
 class Schema;

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/optimize/tuning.hpp"
+#include "kernels/optimize/rate_tuning.hpp"
 #include "optimizer/settings.hpp"
 
 namespace weft::optimizer {

@@ -10,8 +10,8 @@
 #include "base/error.hpp"
 #include "base/trace.hpp"
 #include "device/ranges.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "kernels/runtime.hpp"
 #include "parallel/nccl.hpp"
 
 namespace weft::parallel {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "parallel/exchange_observer.hpp"
 
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "parallel/communicator.hpp"
 
 namespace weft::parallel {

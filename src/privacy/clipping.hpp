@@ -27,7 +27,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/privacy/clipping.hpp"
+#include "kernels/privacy/clipped_sums.hpp"
 #include "privacy/clipping_plan.hpp"
 #include "report/timers.hpp"
 #include "training/gradient_sink.hpp"

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/privacy/clipping.hpp"
+#include "kernels/privacy/clipped_sums.hpp"
 #include "kernels/privacy/tiles.hpp"
 #include "kernels/reduce/reduce.hpp"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
 
 namespace weft::privacy {
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/residual/residual.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "kernels/runtime.hpp"
 #include "privacy/modes.hpp"
 
 namespace weft::privacy {

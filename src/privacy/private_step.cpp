@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "privacy/modes.hpp"
 
 namespace weft::privacy {

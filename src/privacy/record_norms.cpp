@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "kernels/runtime.hpp"
 
 namespace weft::privacy {
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "device/settings.hpp"
-#include "kernels/privacy/clipping.hpp"
+#include "kernels/privacy/clipped_sums.hpp"
 
 namespace weft::input {
 class Schema;

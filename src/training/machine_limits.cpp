@@ -6,8 +6,8 @@
 #include "base/clock.hpp"
 #include "device/memory.hpp"
 #include "kernels/gemm/gemm.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/limits/limits.hpp"
-#include "kernels/runtime.hpp"
 
 namespace weft::training {
 namespace {

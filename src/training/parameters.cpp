@@ -10,8 +10,8 @@
 
 #include "base/error.hpp"
 #include "base/progress.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/runtime.hpp"
 
 namespace weft::training {
 

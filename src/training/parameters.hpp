@@ -11,7 +11,7 @@
 // so that a new parameter (threshold vector, low-rank factor, transformer block) is a new entry of a list and no code.
 //
 // Storage. A parameter has one or two axes. One axis: a vector, fp32 with fp32 moments. Two axes: a matrix in the
-// storage of a StatePolicy (kernels/optimize/parameters.hpp). At most one axis is cut over a process axis, into
+// storage of a StatePolicy (kernels/optimize/parameter_rows.hpp). At most one axis is cut over a process axis, into
 // contiguous parts. The cut axis is the first axis in memory and in checkpoints: a matrix [out, in] that is cut over
 // `in` is stored as its transpose [in, out]. Parts are therefore whole rows, and blocks of 8-bit moments, ownership on
 // the data axis and checkpoints need no second case. "Row" always means a row of the stored array, or one element of a
@@ -33,8 +33,8 @@
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/registry.hpp"
 #include "device/memory.hpp"
-#include "kernels/optimize/initial.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/initial_values.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/random.hpp"
 #include "parallel/grid.hpp"
 #include "training/moments.hpp"

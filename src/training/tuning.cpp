@@ -6,8 +6,8 @@
 
 #include "base/error.hpp"
 #include "device/memory.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "kernels/runtime.hpp"
 
 namespace weft::training {
 namespace {

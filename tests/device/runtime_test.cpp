@@ -14,7 +14,7 @@
 #include "base/system.hpp"
 #include "device/gpu.hpp"
 #include "device/host_program.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "tests/test.hpp"
 
 namespace weft::device {

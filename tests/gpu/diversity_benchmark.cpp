@@ -14,9 +14,9 @@
 #include <string>
 #include <utility>
 
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/diversity/set_advantages.hpp"
 #include "kernels/language/diversity/unfused_diversity.hpp"
-#include "kernels/runtime.hpp"
 #include "tests/gpu/device_array.hpp"
 
 namespace weft::testing {

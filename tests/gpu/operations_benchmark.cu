@@ -14,12 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/language/norm/norm.hpp"
 #include "kernels/language/residual/residual.hpp"
 #include "kernels/language/rope/query_key.hpp"
-#include "kernels/runtime.hpp"
 #include "tests/gpu/device_array.hpp"
 
 namespace weft::testing {

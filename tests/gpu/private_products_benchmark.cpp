@@ -19,10 +19,10 @@
 #include <string>
 
 #include "kernels/gemm/gemm.hpp"
-#include "kernels/privacy/clipping.hpp"
+#include "kernels/kokkos_runtime.hpp"
+#include "kernels/privacy/clipped_sums.hpp"
 #include "kernels/privacy/norms.hpp"
 #include "kernels/privacy/tiles.hpp"
-#include "kernels/runtime.hpp"
 #include "tests/gpu/device_array.hpp"
 
 namespace weft::testing {

@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-#include "kernels/architecture.hpp"
+#include "kernels/gpu_architecture.hpp"
 #include "tests/gpu/select_inputs.hpp"
 
 namespace weft::testing {

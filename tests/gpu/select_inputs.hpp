@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Inputs of the selection on a device, and the rows that it must give: a full sort by the rule
-// (kernels/transcoder/select/rule.hpp).
+// (kernels/transcoder/select/selection_rule.hpp).
 #pragma once
 
 #include <cuda_runtime.h>

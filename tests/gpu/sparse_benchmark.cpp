@@ -14,11 +14,11 @@
 #include <random>
 #include <string>
 
-#include "kernels/convert/convert.hpp"
-#include "kernels/metrics/metrics.hpp"
+#include "kernels/convert/convert_rows.hpp"
+#include "kernels/metrics/metric_sums.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "tests/gpu/device_array.hpp"

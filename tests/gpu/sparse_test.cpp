@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/metrics/metrics.hpp"
+#include "kernels/metrics/metric_sums.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
 #include "tests/gpu/device_array.hpp"
 

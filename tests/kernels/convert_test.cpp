@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/convert/convert.hpp"
-
 #include <limits>
 
+#include "kernels/convert/convert_rows.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace weft::testing {

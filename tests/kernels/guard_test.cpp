@@ -4,7 +4,7 @@
 #include <limits>
 #include <tuple>
 
-#include "kernels/metrics/metrics.hpp"
+#include "kernels/metrics/metric_sums.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "tests/kernels/support.hpp"
 

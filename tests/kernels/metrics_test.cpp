@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/metrics/metrics.hpp"
-
+#include "kernels/metrics/metric_sums.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace weft::testing {

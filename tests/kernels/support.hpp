@@ -13,11 +13,11 @@
 
 #include "device/memory.hpp"
 #include "kernels/bf16.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam_rule.hpp"
 #include "kernels/optimize/codec.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/random.hpp"
-#include "kernels/runtime.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "tests/test.hpp"
 

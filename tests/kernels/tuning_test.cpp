@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The rule itself is tested in tests/optimizer/tuning_test.cpp.
-#include "kernels/optimize/tuning.hpp"
-
 #include <cmath>
 
+#include "kernels/optimize/rate_tuning.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace weft::testing {

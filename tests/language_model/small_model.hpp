@@ -6,9 +6,9 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/runtime.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/staging.hpp"
 #include "language_model/transformer.hpp"

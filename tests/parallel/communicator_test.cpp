@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "bench/fresh_memory.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "parallel/device_communicator.hpp"
 #include "parallel/grid.hpp"
 #include "tests/test.hpp"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "device/memory.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/runtime.hpp"
 #include "tests/test.hpp"
 
 namespace weft::parallel {

@@ -17,8 +17,8 @@
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
 #include "kernels/bf16.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/runtime.hpp"
 #include "tests/checkpoint/sample.hpp"
 #include "tests/test.hpp"
 

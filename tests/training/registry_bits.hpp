@@ -10,7 +10,7 @@
 
 #include "checkpoint/registry.hpp"
 #include "device/memory.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "tests/test.hpp"
 
 namespace weft::testing {

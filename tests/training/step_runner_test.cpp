@@ -3,7 +3,7 @@
 // The order of a step on the host: constants, guard, outcome, counts. Recording and running ahead need a GPU.
 #include "training/step_runner.hpp"
 
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "tests/test.hpp"
 
 namespace weft::training {

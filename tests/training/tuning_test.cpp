@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "tests/test.hpp"
 
 namespace weft::training {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "device/memory.hpp"
-#include "kernels/runtime.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/kokkos_runtime.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 #include "tests/transcoder/trainer_run.hpp"
 #include "transcoder/run/plan.hpp"
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "device/memory.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/runtime.hpp"
 #include "tests/transcoder/trainer_run.hpp"
 #include "transcoder/run/plan.hpp"
 

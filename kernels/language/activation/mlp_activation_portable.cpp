@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/language/activation/rule.hpp"
+#include "kernels/language/activation/activation_rule.hpp"
 #include "kernels/language/rows_portable.hpp"
 
 namespace weft::kernels::portable {

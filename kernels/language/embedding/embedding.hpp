@@ -8,7 +8,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/dispatch.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 
 namespace weft::kernels {
 

@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "kernels/language/activation/rule.hpp"
+#include "kernels/language/activation/activation_rule.hpp"
 #include "kernels/language/attention/flash_context_cuda.cuh"
 #include "kernels/language/linear/few_rows.hpp"
 #include "kernels/launch_cuda.cuh"

@@ -5,7 +5,7 @@
 // logits of one block of ids.
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/language/sample/larger_cuda.cuh"
-#include "kernels/language/sample/rule.hpp"
+#include "kernels/language/sample/sample_rule.hpp"
 #include "kernels/launch_cuda.cuh"
 
 namespace weft::kernels::cuda {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "kernels/language/sample/rule.hpp"
+#include "kernels/language/sample/sample_rule.hpp"
 
 namespace weft::kernels {
 
@@ -20,8 +20,7 @@ void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits
   SampleRule effective = rule;
   effective.temperature = std::max(rule.temperature, 1e-6f);  // its inverse stays finite
   if (effective.top_k >= rule.vocabulary) effective.top_k = 0;
-  if (!rule.draws_by_blocks())
-    return sample_kept(execution, effective, logits, sequences);
+  if (!rule.draws_by_blocks()) return sample_kept(execution, effective, logits, sequences);
   if (sums.rows != logits.rows || sums.columns != draw_blocks(rule.vocabulary))
     throw Error(ExitCode::internal, "sample: there is not one sum per row and block of ids");
   const BlockRule by_blocks(rule);

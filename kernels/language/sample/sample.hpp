@@ -61,7 +61,7 @@ constexpr std::int64_t draw_blocks(std::int64_t vocabulary) { return (vocabulary
 
 /// Of the logits of a row whose ids are in [128 block, 128 (block + 1)) and below the vocabulary.
 struct BlockSum {
-  std::uint32_t weight = 0;  ///< sum of PowerWeight (rule.hpp) at the temperature of the rule
+  std::uint32_t weight = 0;  ///< sum of PowerWeight (sample_rule.hpp) at the temperature of the rule
   std::uint32_t plain = 0;   ///< at temperature 1
   float largest = 0;         ///< before the soft cap; NaN if one of them is
 };

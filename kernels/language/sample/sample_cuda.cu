@@ -9,7 +9,7 @@
 // fit, each pass reads them from global memory.
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/language/sample/larger_cuda.cuh"
-#include "kernels/language/sample/rule.hpp"
+#include "kernels/language/sample/sample_rule.hpp"
 #include "kernels/launch_cuda.cuh"
 
 namespace weft::kernels::cuda {

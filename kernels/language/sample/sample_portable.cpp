@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/language/rows_portable.hpp"
-#include "kernels/language/sample/rule.hpp"
+#include "kernels/language/sample/sample_rule.hpp"
 
 namespace weft::kernels::portable {
 namespace {

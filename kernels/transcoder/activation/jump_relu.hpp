@@ -28,7 +28,7 @@
 #include "kernels/array.hpp"
 #include "kernels/bf16.hpp"
 #include "kernels/execution.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/transcoder/loss/penalty.hpp"
 
 namespace weft::kernels {

@@ -2,7 +2,7 @@
 //
 // The encoder's backward pass: the stream of feature_stream_cuda.cuh without dot products, one target per source; then
 // the biases, whose gradients are sums over the same hits.
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 #include "kernels/transcoder/sparse/feature_rows_cuda.cuh"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
 

@@ -3,7 +3,7 @@
 // The sparse backward pass of the encoder: only features that fired contribute, every row is updated.
 #include "kernels/optimize/adam_row.hpp"
 #include "kernels/portable.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 
 namespace weft::kernels::portable {
 namespace {

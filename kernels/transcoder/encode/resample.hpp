@@ -13,7 +13,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 
 namespace weft::kernels {
 

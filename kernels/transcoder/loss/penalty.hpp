@@ -21,7 +21,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/dispatch.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels {

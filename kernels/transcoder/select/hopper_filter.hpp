@@ -15,7 +15,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 
 namespace weft::kernels::cuda {
 

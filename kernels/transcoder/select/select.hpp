@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Exact selection of active features from pre-activations that are computed tile by tile and never stored whole: the
-// portable kernels. The rule is in rule.hpp; transcoder/selection/host_selector.hpp combines these steps into a
-// selection over all ranks. Every list has a fixed order, so results have the same bits for any number of threads.
+// portable kernels. The rule is in selection_rule.hpp; transcoder/selection/host_selector.hpp combines these steps into
+// a selection over all ranks. Every list has a fixed order, so results have the same bits for any number of threads.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
-#include "kernels/transcoder/select/rule.hpp"
+#include "kernels/transcoder/select/selection_rule.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels {
@@ -74,8 +74,8 @@ void take_candidates(const Execution&, const CandidateLists&, Array<const std::u
 
 // ---- per token -----------------------------------------------------------------------------------------------------
 
-/// The best words (rule.hpp) so far, one row per (token, group), as a heap with the least word in front. Features per
-/// layer in a word's index: n_features_total.
+/// The best words (selection_rule.hpp) so far, one row per (token, group), as a heap with the least word in front.
+/// Features per layer in a word's index: n_features_total.
 struct BestLists {
   std::int64_t n_groups = 0;          ///< rows of a token: layers, or 1
   std::int64_t n_features_total = 0;  ///< per layer, over all ranks

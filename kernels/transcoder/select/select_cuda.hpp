@@ -2,7 +2,7 @@
 //
 // Encode and select on one GPU without the host: from tiles of products to the CSR of kernels/transcoder/sparse.
 //
-// The rule is in rule.hpp; the result has the same bits as that of the portable kernels.
+// The rule is in selection_rule.hpp; the result has the same bits as that of the portable kernels.
 //
 // batch_topk. Every tile is computed once and read once: entries above their group's threshold are appended to a list.
 // The threshold comes from the batch before and aims at 1.375 budgets. If too few or too many entries passed, a loop on
@@ -51,8 +51,8 @@
 #include "kernels/constants.hpp"
 #include "kernels/execution.hpp"
 #include "kernels/shared_memory.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
-#include "kernels/transcoder/select/rule.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
+#include "kernels/transcoder/select/selection_rule.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels::cuda {
@@ -185,8 +185,9 @@ class DeviceSelection {
   void take(const Execution&, const TileRange&, AnyMatrix product);
   void finish(const Execution&, const SparseActivations& activations);
 
-  /// For each group the key (rule.hpp) that an entry of the next batch must exceed to enter the list, on the device;
-  /// not for topk. Part of a checkpoint, so that the time repeats too. Any content is safe. 0xffffffff: unknown.
+  /// For each group the key (selection_rule.hpp) that an entry of the next batch must exceed to enter the list, on the
+  /// device; not for topk. Part of a checkpoint, so that the time repeats too. Any content is safe. 0xffffffff:
+  /// unknown.
   Array<std::uint32_t> thresholds() const;
 
   /// The first selection since construction that was not valid. Waits for the stream.

@@ -9,8 +9,8 @@
 
 #include "kernels/bf16.hpp"
 #include "kernels/constants.hpp"
-#include "kernels/transcoder/select/rule.hpp"
 #include "kernels/transcoder/select/select_cuda.hpp"
+#include "kernels/transcoder/select/selection_rule.hpp"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {
@@ -191,7 +191,7 @@ __device__ Count block_exclusive(Count value, Count& total) {
   return (warp > 0 ? of_warp[warp - 1] : 0) + sum - value;
 }
 
-/// pick_bin (rule.hpp) by a block of threads: all of them call it and get the same. Rank 0 gives bin -1.
+/// pick_bin (selection_rule.hpp) by a block of threads: all of them call it and get the same. Rank 0 gives bin -1.
 __device__ PickedBin<Count> pick_bin_by_block(const Count* histogram, Count rank) {
   __shared__ PickedBin<Count> result;
   const int per = kHistogramBins / blockDim.x;

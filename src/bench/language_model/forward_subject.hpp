@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "bench/benchmark.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "language_model/transformer.hpp"
 
 namespace weft::bench {

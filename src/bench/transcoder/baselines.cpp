@@ -5,8 +5,8 @@
 
 #include "bench/fresh_memory.hpp"
 #include "bench/transcoder/selection_on_rank_0.hpp"
-#include "kernels/runtime.hpp"
-#include "kernels/transcoder/select/rule.hpp"
+#include "kernels/kokkos_runtime.hpp"
+#include "kernels/transcoder/select/selection_rule.hpp"
 #include "transcoder/selection/drivers.hpp"
 
 namespace weft::bench {

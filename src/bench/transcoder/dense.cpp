@@ -2,10 +2,10 @@
 #include "bench/transcoder/dense.hpp"
 
 #include "base/error.hpp"
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/transcoder/dense/dense.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/dense/dense_products.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
 #include "optimizer/schedule.hpp"
 

@@ -7,8 +7,8 @@
 
 #include "device/stream.hpp"
 #include "kernels/bf16.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/random.hpp"
-#include "kernels/runtime.hpp"
 
 namespace weft::bench {
 namespace {

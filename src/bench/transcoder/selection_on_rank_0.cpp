@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
 #include "parallel/device_communicator.hpp"
 

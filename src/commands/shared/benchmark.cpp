@@ -15,7 +15,7 @@
 #include "base/log.hpp"
 #include "bench/tune_algorithms.hpp"
 #include "commands/commands.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "parallel/affinity.hpp"
 #include "storage/durable.hpp"
 #include "training/algorithms.hpp"

@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/progress.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 
 namespace weft::language_model {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "base/error.hpp"
 #include "base/progress.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
-#include "kernels/runtime.hpp"
 
 namespace weft::language_model {
 namespace {

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
-#include "kernels/runtime.hpp"
 
 namespace weft::language_model {
 

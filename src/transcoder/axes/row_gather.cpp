@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/axes/row_gather.hpp"
 
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
 #include "transcoder/axes/token_layout.hpp"
 
 namespace weft::transcoder {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "device/memory.hpp"
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/reduce/reduce.hpp"

@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "kernels/runtime.hpp"
 #include "kernels/transcoder/decode/by_target.hpp"
 #include "transcoder/selection/selection.hpp"
 
@@ -97,7 +97,7 @@ void TiedByTarget::update_rest(const kernels::AdamStep* step, Array<double> squa
         const std::int64_t pair = kernels::pair_of(s, t, shape_.n_layers);
         for (const kernels::Matrix<float>& vectors : {gradient.offset, gradient.scale})
           kernels::add_row_squares(execution_, {vectors.row(pair), owned(), 1, 1}, step,
-                               {squared_norm.data + s * owned(), owned()});
+                                   {squared_norm.data + s * owned(), owned()});
       }
   if (step == nullptr) return;
   std::int64_t i = 0;  // all offsets, then all scales

@@ -7,8 +7,8 @@
 
 #include "device/memory.hpp"
 #include "kernels/gemm/gemm.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/runtime.hpp"
 #include "report/pass.hpp"
 
 namespace weft::transcoder {

@@ -3,7 +3,7 @@
 
 #include "base/trace.hpp"
 #include "dataset/activations/stored_order.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "report/pass.hpp"
 
 namespace weft::transcoder {

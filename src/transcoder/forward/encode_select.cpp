@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Encode and select: z = x~ W_enc^T + b, tile by tile and never whole, and the entries that the activation keeps.
-#include "kernels/transcoder/encode/encode.hpp"
-
 #include <utility>
 
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 #include "kernels/transcoder/select/ranking.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
 #include "transcoder/forward/forward.hpp"

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/convert/convert.hpp"
-#include "kernels/runtime.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/convert/convert_rows.hpp"
+#include "kernels/kokkos_runtime.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 #include "parallel/failure.hpp"
 #include "transcoder/decoder/kinds.hpp"
 #include "transcoder/forward/skip.hpp"

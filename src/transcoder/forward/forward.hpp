@@ -46,7 +46,7 @@ class Forward {
     Sizes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens);
 
     std::int64_t chunk;     ///< tokens decoded at a time
-    std::int64_t inputs;    ///< elements: of the whole batch; twice with dead features (parts/auxiliary_loss.hpp),
+    std::int64_t inputs;    ///< elements: of the whole batch; twice with dead features (parts/dead_features.hpp),
     std::int64_t partial;   ///< of a chunk and the largest block of layers,
     std::int64_t received;  ///< of the own tokens of a chunk, from all feature ranks; 0 with one
     std::size_t n_slots;    ///< of both: two where exchange and computation overlap

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 
 namespace weft::transcoder {
 namespace {

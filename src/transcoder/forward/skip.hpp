@@ -11,7 +11,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "parallel/grid.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/settings.hpp"

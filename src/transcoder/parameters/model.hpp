@@ -17,7 +17,7 @@
 
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/registry.hpp"
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/transcoder/decode/by_target.hpp"
 #include "parallel/grid.hpp"
 #include "training/parameters.hpp"

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "kernels/transcoder/encode/encode.hpp"
-#include "kernels/transcoder/encode/initial_bias.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
+#include "kernels/transcoder/encode/quantile_bias.hpp"
 
 namespace weft::transcoder {
 namespace {

@@ -2,7 +2,7 @@
 //
 // Encoder biases from the first batch (transcoder.encoder_bias_initial = "data"): every feature is active on
 // floor(r N) of its N tokens, r = initially_active / features, at most 1/2
-// (kernels/transcoder/encode/initial_bias.hpp). Every rank fits all features that it holds from all tokens, so the
+// (kernels/transcoder/encode/quantile_bias.hpp). Every rank fits all features that it holds from all tokens, so the
 // ranks of the data axis have the same biases.
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/parts/list.hpp"
 
-#include "transcoder/parts/auxiliary_loss.hpp"
+#include "transcoder/parts/dead_features.hpp"
 #include "transcoder/parts/error_weights.hpp"
 #include "transcoder/parts/initial_biases.hpp"
 #include "transcoder/parts/penalties.hpp"
@@ -27,7 +27,7 @@ void visit_parts(const Configuration& configuration, const Shape& shape, const V
   one(Kind<Penalties>());
   one(Kind<Thresholds>());  // after the penalties, whose sums over pre-activations they form
   one(Kind<SkipGradient>());
-  one(Kind<Auxiliary>());  // after the thresholds, which say what is active
+  one(Kind<DeadFeatures>());  // after the thresholds, which say what is active
   one(Kind<Resampling>());
 }
 

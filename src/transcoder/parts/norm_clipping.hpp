@@ -11,7 +11,7 @@
 #include <functional>
 #include <span>
 
-#include "kernels/optimize/parameters.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/device_communicator.hpp"
 #include "training/step_arena.hpp"

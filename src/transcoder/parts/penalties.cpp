@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "device/memory.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "kernels/runtime.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
 
 namespace weft::transcoder {

@@ -5,9 +5,9 @@
 
 #include "device/memory.hpp"
 #include "kernels/gemm/gemm.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/runtime.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 
 namespace weft::transcoder {
 

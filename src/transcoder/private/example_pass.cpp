@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
-#include "kernels/transcoder/rows/rows.hpp"
-#include "kernels/transcoder/select/rule.hpp"
+#include "kernels/transcoder/rows/dense_rows.hpp"
+#include "kernels/transcoder/select/selection_rule.hpp"
 #include "transcoder/settings/private_settings.hpp"
 
 namespace weft::transcoder {

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "optimizer/schedule.hpp"
 
 namespace weft::transcoder {

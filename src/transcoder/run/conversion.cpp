@@ -10,8 +10,8 @@
 
 #include "base/error.hpp"
 #include "dataset/activations/stored_order.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/runtime.hpp"
 #include "report/pass.hpp"
 
 namespace weft::transcoder {

@@ -9,9 +9,9 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "dataset/activations/stored_order.hpp"
-#include "kernels/metrics/metrics.hpp"
+#include "kernels/kokkos_runtime.hpp"
+#include "kernels/metrics/metric_sums.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "kernels/runtime.hpp"
 #include "report/pass.hpp"
 
 namespace weft::transcoder {

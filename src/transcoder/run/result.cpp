@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "base/log.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "transcoder/features/decoder_rows.hpp"
 
 namespace weft::transcoder {

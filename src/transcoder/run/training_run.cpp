@@ -6,7 +6,7 @@
 #include "base/log.hpp"
 #include "dataset/activations/reader.hpp"
 #include "device/memory.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "report/format.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/statistics_state.hpp"

@@ -8,7 +8,7 @@
 
 #include "base/contract.hpp"
 #include "base/error.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/transcoder/select/select.hpp"
 
 namespace weft::transcoder {

@@ -8,7 +8,7 @@
 
 #include "base/contract.hpp"
 #include "base/error.hpp"
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 
 namespace weft::transcoder {
 namespace {

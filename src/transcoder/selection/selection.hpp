@@ -2,8 +2,8 @@
 //
 // Selects the active features of a batch: exact, over all ranks, from pre-activations that are never stored whole.
 //
-// The rule is in kernels/transcoder/select/rule.hpp. It does not depend on ranks, nor does the result: for given
-// products the set and its values have the same bits on every grid.
+// The rule is in kernels/transcoder/select/selection_rule.hpp. It does not depend on ranks, nor does the result: for
+// given products the set and its values have the same bits on every grid.
 //
 // One interface, `Selector`, with two drivers, chosen at construction (drivers.hpp):
 //
@@ -21,8 +21,8 @@
 
 #include "device/memory.hpp"
 #include "device/stream.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
-#include "kernels/transcoder/select/rule.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
+#include "kernels/transcoder/select/selection_rule.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "kernels/workspace.hpp"
 #include "parallel/grid.hpp"
@@ -68,7 +68,8 @@ std::int64_t list_capacity(const ModelSettings&, const SelectionShape&, const pa
 /// (exchange/data_axis.hpp): enough for whatever the lists of all groups hold.
 std::int64_t owned_list_capacity(const ModelSettings&, const SelectionShape&, const parallel::GridShape&);
 
-/// K of each group (rule.hpp) for n_tokens_total tokens of the whole batch. relu, jumprelu: the largest integer.
+/// K of each group (kernels/transcoder/select/selection_rule.hpp) for n_tokens_total tokens of the whole batch. relu,
+/// jumprelu: the largest integer.
 std::int64_t selection_budget(const ModelSettings&, std::int64_t n_layers, std::int64_t n_tokens_total);
 
 /// Of the last selection. The same on all ranks, except for entries and passes.

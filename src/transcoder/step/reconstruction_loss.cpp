@@ -2,7 +2,7 @@
 #include "transcoder/step/reconstruction_loss.hpp"
 
 #include "device/memory.hpp"
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
 #include "kernels/reduce/reduce.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
 

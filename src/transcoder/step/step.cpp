@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/step/step.hpp"
 
-#include "kernels/metrics/metrics.hpp"
+#include "kernels/metrics/metric_sums.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 #include "kernels/transcoder/loss/loss.hpp"
 
 namespace weft::transcoder {

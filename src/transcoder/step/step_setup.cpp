@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/runtime.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
-#include "transcoder/parts/auxiliary_loss.hpp"
+#include "kernels/kokkos_runtime.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
+#include "transcoder/parts/dead_features.hpp"
 #include "transcoder/parts/error_weights.hpp"
 #include "transcoder/parts/list.hpp"
 #include "transcoder/step/step.hpp"
@@ -19,7 +19,7 @@ Step::Buffers::Buffers(const Configuration& configuration, const Shape& shape, c
   const bool with_dead = configuration.transcoder.auxk > 0;
   const std::int64_t owned = largest_owned(shape, grid),
                      n_tokens = (with_dead ? 2 : 1) * configuration.data.batch_tokens,
-                     entries = with_dead ? Auxiliary::capacity(configuration, shape, grid)
+                     entries = with_dead ? DeadFeatures::capacity(configuration, shape, grid)
                                          : DataAxis::capacity(configuration, shape, grid);
   arena.purpose("backward pass");
   activation_gradient = arena.take<float>(entries);

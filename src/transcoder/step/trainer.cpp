@@ -6,9 +6,9 @@
 #include <array>
 #include <utility>
 
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "kernels/runtime.hpp"
 #include "optimizer/schedule.hpp"
 #include "transcoder/parts/list.hpp"
 

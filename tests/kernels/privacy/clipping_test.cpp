@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/privacy/clipping.hpp"
-
+#include "kernels/privacy/clipped_sums.hpp"
 #include "kernels/privacy/example_sums.hpp"
 #include "kernels/privacy/norms.hpp"
 #include "tests/kernels/privacy/example_gradients.hpp"

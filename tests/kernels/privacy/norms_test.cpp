@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/privacy/norms.hpp"
 
-#include "kernels/privacy/clipping.hpp"
+#include "kernels/privacy/clipped_sums.hpp"
 #include "kernels/privacy/example_sums.hpp"
 #include "tests/kernels/privacy/example_gradients.hpp"
 

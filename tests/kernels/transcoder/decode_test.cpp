@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/transcoder/decode/decode.hpp"
 
-#include "kernels/convert/convert.hpp"
+#include "kernels/convert/convert_rows.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/transcoder/dense/dense.hpp"
+#include "kernels/transcoder/dense/dense_products.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace weft::testing {

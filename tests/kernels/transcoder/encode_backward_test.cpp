@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/optimize/adam.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace weft::testing {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/transcoder/encode/encode_tile.hpp"
+
 #include <cmath>
 #include <vector>
 
 #include "device/memory.hpp"
 #include "kernels/bf16.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/random.hpp"
-#include "kernels/runtime.hpp"
-#include "kernels/transcoder/encode/encode.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace weft::kernels {

@@ -2,10 +2,9 @@
 //
 // Dense rows of activations against plain loops. Values are compared, selected or multiplied once: equal, but for
 // one or two roundings of a product.
-#include "kernels/transcoder/rows/rows.hpp"
-
 #include <numeric>
 
+#include "kernels/transcoder/rows/dense_rows.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace weft::testing {

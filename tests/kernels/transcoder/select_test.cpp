@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "device/memory.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/random.hpp"
-#include "kernels/runtime.hpp"
 #include "tests/test.hpp"
 
 namespace weft::kernels {

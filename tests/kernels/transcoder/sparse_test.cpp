@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "device/memory.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/random.hpp"
-#include "kernels/runtime.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
 #include "tests/kernels/support.hpp"
 

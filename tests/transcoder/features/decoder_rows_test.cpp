@@ -9,8 +9,8 @@
 #include <functional>
 
 #include "device/memory.hpp"
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "kernels/runtime.hpp"
 #include "tests/test.hpp"
 
 namespace weft::transcoder {

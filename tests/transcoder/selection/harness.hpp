@@ -13,8 +13,8 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/kokkos_runtime.hpp"
 #include "kernels/random.hpp"
-#include "kernels/runtime.hpp"
 #include "tests/shared_grid.hpp"
 #include "tests/test.hpp"
 #include "transcoder/selection/drivers.hpp"

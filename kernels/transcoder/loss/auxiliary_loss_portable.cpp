@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "kernels/portable.hpp"
-#include "kernels/transcoder/loss/auxiliary.hpp"
+#include "kernels/transcoder/loss/auxiliary_loss.hpp"
 
 namespace weft::kernels {
 namespace {

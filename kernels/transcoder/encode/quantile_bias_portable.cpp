@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/portable.hpp"
-#include "kernels/transcoder/encode/initial_bias.hpp"
+#include "kernels/transcoder/encode/quantile_bias.hpp"
 
 namespace weft::kernels {
 namespace {

@@ -18,7 +18,7 @@ namespace weft::kernels {
 void add_to_rows(const Execution&, Array<const float> bias, Matrix<float> z);
 
 /// Of each row the k largest positive values stay, of equal ones those with the lowest f first; the others become 0.
-/// The rule "topk" of select/rule.hpp. k >= 1. A NaN is not positive.
+/// The rule "topk" of select/selection_rule.hpp. k >= 1. A NaN is not positive.
 void keep_largest(const Execution&, std::int64_t k, Matrix<float> z);
 
 /// Overwrites a: z where z > cut[f], else 0. cut >= 0; without data: 0. `a` may be `z`.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/metrics/metrics.hpp"
+#include "kernels/metrics/metric_sums.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels::portable {

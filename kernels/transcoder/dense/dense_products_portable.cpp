@@ -3,7 +3,7 @@
 #include <cblas.h>
 
 #include "kernels/portable.hpp"
-#include "kernels/transcoder/dense/dense.hpp"
+#include "kernels/transcoder/dense/dense_products.hpp"
 
 namespace weft::kernels {
 namespace {

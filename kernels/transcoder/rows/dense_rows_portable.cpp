@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/portable.hpp"
-#include "kernels/transcoder/rows/rows.hpp"
-#include "kernels/transcoder/select/rule.hpp"
+#include "kernels/transcoder/rows/dense_rows.hpp"
+#include "kernels/transcoder/select/selection_rule.hpp"
 
 namespace weft::kernels {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "kernels/architecture.hpp"
+#include "kernels/gpu_architecture.hpp"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/metrics/metrics.hpp"
+#include "kernels/metrics/metric_sums.hpp"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {

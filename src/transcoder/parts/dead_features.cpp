@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transcoder/parts/auxiliary_loss.hpp"
+#include "transcoder/parts/dead_features.hpp"
 
 #include <algorithm>
 
 #include "base/error.hpp"
 #include "device/memory.hpp"
-#include "kernels/convert/convert.hpp"
-#include "kernels/metrics/metrics.hpp"
+#include "kernels/convert/convert_rows.hpp"
+#include "kernels/kokkos_runtime.hpp"
+#include "kernels/metrics/metric_sums.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "kernels/runtime.hpp"
-#include "kernels/transcoder/loss/auxiliary.hpp"
+#include "kernels/transcoder/loss/auxiliary_loss.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
 #include "transcoder/selection/drivers.hpp"
 
@@ -25,7 +25,7 @@ SelectionShape shape_of_selection(const Configuration& configuration, const Shap
 
 }  // namespace
 
-std::int64_t Auxiliary::capacity(const Configuration& configuration, const Shape& shape,
+std::int64_t DeadFeatures::capacity(const Configuration& configuration, const Shape& shape,
                                  const parallel::GridShape& grid) {
   if (!wanted(configuration, shape)) return 0;
   const std::int64_t entries = DataAxis::capacity(configuration, shape, grid) +
@@ -39,7 +39,7 @@ std::int64_t Auxiliary::capacity(const Configuration& configuration, const Shape
   return entries;
 }
 
-Auxiliary::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
+DeadFeatures::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                             training::StepArena& arena) {
   const ModelSettings settings = selection_of_dead_features(configuration.transcoder);
   const SelectionShape selection = shape_of_selection(configuration, shape);
@@ -75,7 +75,7 @@ Auxiliary::Buffers::Buffers(const Configuration& configuration, const Shape& sha
   transpose_workspace = arena.take<std::byte>(kernels::transpose_workspace(arena.backend(), n_keys, entries));
 }
 
-Auxiliary::Auxiliary(PartContext& context)
+DeadFeatures::DeadFeatures(PartContext& context)
     : configuration_(context.configuration),
       model_(context.model),
       forward_(context.forward),
@@ -99,7 +99,7 @@ Auxiliary::Auxiliary(PartContext& context)
   context.values.push_back({&TrainingMetrics::auxiliary_loss, [this] { return value(); }});
 }
 
-void Auxiliary::begin(ForwardRequest& request) {
+void DeadFeatures::begin(ForwardRequest& request) {
   timers_.phase("dead features");
   const kernels::AnyMatrix all = model_.encoder_biases();
   const std::int64_t n = all.columns, owned = model_.owned().size(), begin = model_.owned().begin;
@@ -114,7 +114,7 @@ void Auxiliary::begin(ForwardRequest& request) {
   request.follower = selector_.get();
 }
 
-void Auxiliary::on_loss() {
+void DeadFeatures::on_loss() {
   timers_.phase("dead features");
   selector_->finish();
   const parallel::Range group = forward_.layout().group;
@@ -134,7 +134,7 @@ void Auxiliary::on_loss() {
   kernels::flag_above(execution_, {buffers_.value.data, 1}, largest * largest, forward_.not_finite());
 }
 
-void Auxiliary::before_backward(BackwardPass& pass) {
+void DeadFeatures::before_backward(BackwardPass& pass) {
   timers_.phase("dead features");
   join(pass.selected.activations);
   const kernels::AnyMatrix x = forward_.all_inputs();
@@ -151,7 +151,7 @@ void Auxiliary::before_backward(BackwardPass& pass) {
 }
 
 /// The lists of the owned features over all tokens.
-kernels::SparseActivations Auxiliary::of_owned() {
+kernels::SparseActivations DeadFeatures::of_owned() {
   const kernels::SparseActivations& own = selector_->activations();
   if (!data_axis_.active()) return own;
   const std::int64_t n_tokens = forward_.layout().total;
@@ -161,7 +161,7 @@ kernels::SparseActivations Auxiliary::of_owned() {
   return out;
 }
 
-void Auxiliary::join(const kernels::SparseActivations& of_active) {
+void DeadFeatures::join(const kernels::SparseActivations& of_active) {
   const std::int64_t owned = model_.owned().size();
   joint_ = {2 * of_active.n_tokens, of_active.n_layers, owned,
             buffers_.row_offsets,   buffers_.key,       buffers_.value_of_entry};
@@ -172,7 +172,7 @@ void Auxiliary::join(const kernels::SparseActivations& of_active) {
 }
 
 /// The loss of the last step with its coefficient, over this rank's own tokens.
-double Auxiliary::value() const {
+double DeadFeatures::value() const {
   return device::read(execution_, buffers_.value.data) /
          (2 * static_cast<double>(gradient_rows_.factor()) * static_cast<double>(configuration_.transcoder.auxk));
 }

@@ -2,7 +2,7 @@
 //
 // The auxiliary loss of dead features (transcoder.auxk): on every token and layer the dead features with the largest
 // positive pre-activations reconstruct the error that the active ones leave. Formulas:
-// kernels/transcoder/loss/auxiliary.hpp.
+// kernels/transcoder/loss/auxiliary_loss.hpp.
 //
 // It is a second batch of as many tokens, with the same inputs, gradient rows of its own, and lists of the dead
 // features in place of the active ones. The backward pass works on both batches as one of 2 N tokens: each row of a
@@ -18,7 +18,7 @@
 
 namespace weft::transcoder {
 
-class Auxiliary final : public Part {
+class DeadFeatures final : public Part {
  public:
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
@@ -46,7 +46,7 @@ class Auxiliary final : public Part {
   static std::int64_t capacity(const Configuration&, const Shape&, const parallel::GridShape&);
 
   /// Collective.
-  explicit Auxiliary(PartContext&);
+  explicit DeadFeatures(PartContext&);
 
   /// The features that are dead before the step follow the selection of the active ones.
   void begin(ForwardRequest&) override;

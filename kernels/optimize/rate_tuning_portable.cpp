@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/optimize/tuning.hpp"
+#include "kernels/optimize/rate_tuning.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {

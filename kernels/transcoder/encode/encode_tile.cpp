@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The forward product through gemm.
-#include "kernels/transcoder/encode/encode.hpp"
+#include "kernels/transcoder/encode/encode_tile.hpp"
 
 #include "base/error.hpp"
 #include "kernels/gemm/gemm.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/runtime.hpp"
+#include "kernels/kokkos_runtime.hpp"
 
 #include <cblas.h>
 

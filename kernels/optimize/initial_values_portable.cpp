@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/optimize/initial.hpp"
+#include "kernels/optimize/initial_values.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {

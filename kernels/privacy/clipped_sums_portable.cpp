@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "kernels/portable.hpp"
-#include "kernels/privacy/clipping.hpp"
+#include "kernels/privacy/clipped_sums.hpp"
 
 namespace weft::kernels {
 namespace {
