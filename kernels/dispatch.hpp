@@ -65,11 +65,11 @@ struct Kernel<Result(Where, Arguments...), portable_function, cuda_function> {
 
 /// Declares the kernel `name` of the signature that follows, Result(const Execution&, ...) or Result(Backend, ...), and
 /// its two implementations. In namespace weft::kernels.
-#define WEFT_KERNEL(name, ...)                   \
-  namespace portable {                           \
-  std::type_identity_t<__VA_ARGS__> name;        \
-  }                                              \
-  namespace cuda {                               \
-  std::type_identity_t<__VA_ARGS__> name;        \
-  }                                              \
+#define WEFT_KERNEL(name, ...)            \
+  namespace portable {                    \
+  std::type_identity_t<__VA_ARGS__> name; \
+  }                                       \
+  namespace cuda {                        \
+  std::type_identity_t<__VA_ARGS__> name; \
+  }                                       \
   inline constexpr Kernel<__VA_ARGS__, portable::name, cuda::name> name {}

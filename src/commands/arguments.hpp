@@ -68,12 +68,12 @@ struct Request {
   bool help = false, version = false;
   bool json = false;  ///< the result as one JSON document on standard output
   bool quiet = false, verbose = false;
-  std::string device_memory;       ///< train with --dry-run: "" or an amount of memory, as "141GB"
-  std::string subject;             ///< INPUT, CHECKPOINT or PATH; "" with --defaults
-  std::vector<std::string> files;  ///< lm tokenize: FILES; lm harvest: --text FILES
-  std::string input_text;          ///< contents of INPUT, for the commands that take one
+  std::string device_memory;         ///< train with --dry-run: "" or an amount of memory, as "141GB"
+  std::string subject;               ///< INPUT, CHECKPOINT or PATH; "" with --defaults
+  std::vector<std::string> files;    ///< lm tokenize: FILES; lm harvest: --text FILES
+  std::string input_text;            ///< contents of INPUT, for the commands that take one
   bool input_of_checkpoint = false;  ///< input_text was written by this program, perhaps by an earlier version
-  std::vector<std::string> sets;   ///< --set table.key=value, in order
+  std::vector<std::string> sets;     ///< --set table.key=value, in order
   bool print_config = false;
   bool defaults = false;
   bool reference = false;  ///< --reference: the keys as Markdown, for docs/input_reference.md

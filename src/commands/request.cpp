@@ -379,8 +379,7 @@ input::Schema schema(Input& input, Command command) {
   }
   input::Schema keys = transcoder::schema(input.configuration);
   if (command == Command::train) keys.at("data.train").required("\"data/train\"", "data.model");
-  if (command == Command::train || command == Command::benchmark)
-    transcoder::add_training_rules(keys);
+  if (command == Command::train || command == Command::benchmark) transcoder::add_training_rules(keys);
   dataset::add_keys(keys, input.synthetic);
   bench::add_keys(keys, input.benchmark, input.configuration);
   if (command == Command::evaluate || command == Command::features || command == Command::encode ||

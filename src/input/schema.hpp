@@ -73,7 +73,7 @@ struct Key {
   std::function<Value()> derive;  ///< the value of a key that the input does not give; empty: `initial`
   std::string former;             ///< path in earlier versions; "": the same
   std::vector<std::pair<std::string, std::string>> retired_values;  ///< name, advice
-  std::string derivation;         ///< how, for templates and documentation: "of the preset"
+  std::string derivation;  ///< how, for templates and documentation: "of the preset"
   std::vector<Condition> conditions;
   std::function<void(const Value&)> store;  ///< assigns a checked value to the member
   std::function<Value()> load;              ///< current value of the member

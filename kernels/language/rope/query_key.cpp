@@ -7,7 +7,6 @@
 #include <numbers>
 #include <vector>
 
-
 namespace weft::kernels {
 
 namespace {

@@ -136,7 +136,8 @@ void update_thresholds(const Execution& execution, const JumpRule& rule, const P
       });
 }
 
-void add_row_squares(const Execution& execution, Matrix<const float> gradient, const AdamStep* step, Array<double> out) {
+void add_row_squares(const Execution& execution, Matrix<const float> gradient, const AdamStep* step,
+                     Array<double> out) {
   for_teams(
       execution, "add_squares", gradient.rows, 0, KOKKOS_LAMBDA(const Team& team) {
         if (step != nullptr && step->withheld != 0) return;

@@ -14,8 +14,8 @@
 #include "report/timers.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/parameters/model.hpp"
-#include "transcoder/selection/drivers.hpp"
 #include "transcoder/run/step_work.hpp"
+#include "transcoder/selection/drivers.hpp"
 
 namespace weft::bench {
 

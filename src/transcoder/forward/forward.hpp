@@ -3,8 +3,8 @@
 // The forward half of a step, shared by training and evaluation: raw rows -> normalised inputs -> sparse activations ->
 // partial reconstructions, exchanged so that each rank receives all parts of its own tokens.
 //
-// Three files: forward.cpp (memory, rows of a batch), encode_select.cpp, decode_exchange.cpp. Which rank has which tokens:
-// axes/token_layout.hpp.
+// Three files: forward.cpp (memory, rows of a batch), encode_select.cpp, decode_exchange.cpp. Which rank has which
+// tokens: axes/token_layout.hpp.
 //
 // Several GPUs. Inputs and partial reconstructions are sent in blocks of layers on the communication stream
 // (axes/feature_axis.hpp): inputs of a block arrive while layers before it are encoded, of the first block while
@@ -28,8 +28,8 @@
 #include "report/timers.hpp"
 #include "training/step_arena.hpp"
 #include "transcoder/axes/feature_axis.hpp"
-#include "transcoder/axes/token_layout.hpp"
 #include "transcoder/axes/row_gather.hpp"
+#include "transcoder/axes/token_layout.hpp"
 #include "transcoder/decoder/decoder.hpp"
 #include "transcoder/forward/feature_moments.hpp"
 #include "transcoder/forward/normalisation.hpp"

@@ -18,8 +18,8 @@ class GradientRows {
  public:
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
-    /// [largest batch, L * d]; this group's in their place. With dead features (parts/dead_features.hpp) theirs come after
-    /// them.
+    /// [largest batch, L * d]; this group's in their place. With dead features (parts/dead_features.hpp) theirs come
+    /// after them.
     parallel::ExchangeBuffer rows;
     RowGather::Buffers own;
   };

@@ -26,7 +26,7 @@ SelectionShape shape_of_selection(const Configuration& configuration, const Shap
 }  // namespace
 
 std::int64_t DeadFeatures::capacity(const Configuration& configuration, const Shape& shape,
-                                 const parallel::GridShape& grid) {
+                                    const parallel::GridShape& grid) {
   if (!wanted(configuration, shape)) return 0;
   const std::int64_t entries = DataAxis::capacity(configuration, shape, grid) +
                                owned_list_capacity(selection_of_dead_features(configuration.transcoder),
@@ -40,7 +40,7 @@ std::int64_t DeadFeatures::capacity(const Configuration& configuration, const Sh
 }
 
 DeadFeatures::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                            training::StepArena& arena) {
+                               training::StepArena& arena) {
   const ModelSettings settings = selection_of_dead_features(configuration.transcoder);
   const SelectionShape selection = shape_of_selection(configuration, shape);
   const SelectionSizes sizes = selection_sizes(settings, selection, grid, configuration.precision, arena.backend());

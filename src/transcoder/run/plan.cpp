@@ -12,8 +12,8 @@
 #include "kernels/slow_paths.hpp"
 #include "privacy/mode_choice.hpp"
 #include "report/format.hpp"
-#include "transcoder/run/evaluation.hpp"
 #include "transcoder/private/private_trainer.hpp"
+#include "transcoder/run/evaluation.hpp"
 #include "transcoder/step/trainer.hpp"
 
 namespace weft::transcoder {

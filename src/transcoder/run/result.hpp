@@ -8,8 +8,8 @@
 
 #include "dataset/activations/synthetic.hpp"
 #include "report/json.hpp"
-#include "transcoder/run/evaluation.hpp"
 #include "transcoder/features/decoder_rows.hpp"
+#include "transcoder/run/evaluation.hpp"
 
 namespace weft::transcoder {
 

@@ -39,8 +39,8 @@ enum class DecoderInitial { uniform, zero };
 enum class Skip { none, linear };
 enum class Ranking { value, decoder_norm, z_score };
 enum class Decline { linear, exponential };
-/// From what the gradient of jumprelu's thresholds is formed: all pre-activations again (parts/thresholds.hpp), or lists
-/// of those in the windows (kernels/transcoder/activation/jump_window.hpp).
+/// From what the gradient of jumprelu's thresholds is formed: all pre-activations again (parts/thresholds.hpp), or
+/// lists of those in the windows (kernels/transcoder/activation/jump_window.hpp).
 enum class ThresholdGradient { dense, listed };
 /// Whose conventions fill in what the input does not give (presets.hpp).
 enum class Preset { weft, crosslayer_coding, eleuther, goreg, clt_forge, openmoss, anthropic };
