@@ -157,7 +157,7 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, U
 }
 
 /// Halves of whole sequences where the sums over the ranks of one can run beside the computation of the other: also
-/// where they do not (parallel.overlap), for the same bits. Hooks get whole micro-batches; blocks are swapped as a
+/// where they do not, for the same bits. Hooks get whole micro-batches; blocks are swapped as a
 /// whole.
 std::vector<Tokens> Transformer::parts(const Tokens& tokens) const {
   if (tensor_ == nullptr || tokens.sequences < 2 || tap_ || attention_hook_ || swap_) return {tokens};
