@@ -11,7 +11,7 @@
 namespace weft::privacy {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 /// ln of the probability that a standard normal number exceeds x.
 double log_normal_tail(double x) { return log_erfc(x / std::sqrt(2.0)) - std::log(2.0); }
@@ -34,11 +34,11 @@ double log_erfc(double x) {
 
 double gaussian_epsilon(double mu, double delta) {
   if (mu == 0) return 0;
-  if (!(mu < kInfinity)) return mu;  // NaN stays NaN
+  if (!(mu < kUnlimited)) return mu;  // NaN stays NaN
   if (gaussian_delta(mu, 0) <= delta) return 0;
   double low = 0, high = 1;
-  while (high < kInfinity && !(gaussian_delta(mu, high) <= delta)) low = std::exchange(high, 2 * high);
-  if (high == kInfinity) return high;
+  while (high < kUnlimited && !(gaussian_delta(mu, high) <= delta)) low = std::exchange(high, 2 * high);
+  if (high == kUnlimited) return high;
   while (high - low > 1e-9 * high) {
     const double middle = 0.5 * (low + high);
     (gaussian_delta(mu, middle) > delta ? low : high) = middle;

@@ -21,7 +21,6 @@ using kernels::Array;
 using kernels::Matrix;
 using kernels::Scalar;
 using parallel::Range;
-using training::GradientRows;
 
 namespace {
 
@@ -161,7 +160,7 @@ void ExamplePass::decode(Range rows) {
 
 void ExamplePass::backward(Range rows, const kernels::Examples& examples, std::int64_t step,
                            training::GradientSink& sink) {
-  using Form = GradientRows::Form;
+  using Form = training::GradientRows::Form;
   const Shape& shape = model_.shape();
   const training::Parameters& parameters = model_.parameters();
   const std::int64_t d = shape.d_model, features = shape.n_features;
