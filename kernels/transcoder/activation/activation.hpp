@@ -8,7 +8,7 @@ namespace weft::kernels {
 
 enum class Activation { batch_topk, topk, relu, jumprelu };
 
-/// True if a number of features is kept (k); false if every feature above a bound is, however many.
+/// True if a fixed number of features (k) is kept; false if every feature above a bound is kept.
 constexpr bool activation_keeps_k(Activation kind) {
   return kind == Activation::batch_topk || kind == Activation::topk;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // JumpReLU: a = z where z exceeds the feature's threshold theta, else 0 (arXiv 2407.14435). The loss is constant in
-// theta almost everywhere; its gradient is a pseudo-derivative, a sum over all tokens whose z lies in a window of width
+// theta almost everywhere; its gradient is a pseudo-derivative, a sum over all tokens whose z lies in a band of width
 // `bandwidth` about theta:
 //
 //   d loss / d parameter[f] = sum over tokens n of factor(z[n,f], theta[f]) * alpha[n,f]      alpha = d loss / d a
@@ -9,7 +9,7 @@
 // Published forms differ, and results under one are not those of another. e = bandwidth, D = z - theta:
 //
 // clang-format off
-//   form               active          parameter   dz = alpha where   factor, within the window
+//   form               active          parameter   dz = alpha where   factor, within the band
 //   anthropic          z > theta       ln theta    active             -theta/e            |D| <  e/2
 //   crosslayer-coding  z >= theta      ln theta    active             -z/e * theta        |D| <= e/2
 //   goreg              z > max(theta,0)  theta     z >= 0             -theta/e            -e/2 < D <= e/2
@@ -35,16 +35,16 @@ namespace weft::kernels {
 
 enum class JumpForm { anthropic, crosslayer_coding, goreg, clt_forge, openmoss, saelens };
 
-/// A row of the table above.
+/// One form of the table above.
 struct JumpRule {
   bool inclusive = false;      ///< z == theta is active
   bool logarithmic = true;     ///< the trained parameter is ln theta
   bool passes_below = false;   ///< dz = alpha on all z >= 0, not only where active
   bool follows_z = false;      ///< the factor contains z in place of theta
   bool chained = false;        ///< the factor contains d theta / d ln theta once more
-  bool closed_below = false;   ///< D == -bandwidth/2 is in the window
-  bool closed_above = false;   ///< D == +bandwidth/2 is in the window
-  bool positive_only = false;  ///< z <= 0 is not in the window
+  bool closed_below = false;   ///< D == -bandwidth/2 is in the band
+  bool closed_above = false;   ///< D == +bandwidth/2 is in the band
+  bool positive_only = false;  ///< z <= 0 is not in the band
   float bandwidth = 1;
 };
 
@@ -82,7 +82,7 @@ WEFT_HOST_DEVICE inline bool jump_is_active(const JumpRule& rule, float z, float
   return z > jump_cut(rule, theta);
 }
 
-/// dz / alpha: 1 or 0.
+/// True if dz = alpha, false if dz = 0.
 WEFT_HOST_DEVICE inline bool jump_passes_gradient(const JumpRule& rule, float z, float theta) {
   return rule.passes_below ? z >= 0.0f : jump_is_active(rule, z, theta);
 }
@@ -97,25 +97,25 @@ WEFT_HOST_DEVICE inline float jump_factor(const JumpRule& rule, float z, float t
   return rule.chained ? slope * theta : slope;
 }
 
-/// cut[i] = jump_cut(theta[i]): what the selection compares with (select/).
+/// cut[i] = jump_cut(theta[i]), the values with which the selection compares (select/).
 void jump_cuts(const Execution&, const JumpRule&, Array<const float> theta, Array<float> cut);
 
-/// One tile of one layer: z = product + bias, and alpha of the reconstruction's loss, to which the penalty on
-/// activations is added.
+/// One tile of one layer: z = product + bias, and alpha, the gradient of the reconstruction's loss, to which the
+/// penalty on activations is added.
 struct JumpTile {
   AnyMatrix product;             ///< [tokens, features] fp32 or bf16
   Array<const float> bias;       ///< [features]
   Array<const float> theta;      ///< [features]
   Matrix<float> alpha;           ///< [tokens, features]
   bool replace_alpha = false;    ///< alpha <- dz, also of inactive entries
-  Array<const float> norm = {};  ///< [features] of decoder rows; with penalties
-  Ramp bandwidth = {};           ///< in place of the rule's, with `step`
+  Array<const float> norm = {};  ///< [features] norms of decoder rows; only with penalties
+  Ramp bandwidth = {};           ///< bandwidth by step; replaces that of the rule if `step` is set
   const AdamStep* step = nullptr;
   SparsityPenalty sparsity = {};
   PreactivationPenalty preactivation = {};
 };
 
-/// Sums over the tokens of a tile, by feature. Without data: not formed.
+/// Sums over the tokens of a tile, by feature. A sum without data is not formed.
 struct JumpSums {
   Array<float> theta = {};  ///< gradient of the trained parameter
   Array<float> bias = {};   ///< dz
@@ -126,8 +126,8 @@ struct JumpSums {
 /// Bytes of workspace of jump_backward for tiles of at most n_tokens x n_features.
 std::int64_t jump_backward_workspace(std::int64_t n_tokens, std::int64_t n_features);
 
-/// Forms the sums of a tile, or with `add` adds them. Tokens are summed in blocks of kRowsPerSum (gradient/), then the
-/// blocks: a fixed order, fp32.
+/// Forms the sums of a tile, or adds them if `add` is set. Tokens are summed in blocks of kRowsPerSum (gradient/), then
+/// the blocks: a fixed order, fp32.
 void jump_backward(const Execution&, const JumpRule&, const JumpTile&, bool add, const JumpSums&,
                    Array<std::byte> workspace);
 

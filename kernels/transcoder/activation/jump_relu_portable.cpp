@@ -8,7 +8,7 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int kSums = 4;  // of JumpSums, in its order
+constexpr int kSums = 4;  // sums in JumpSums, in its order
 
 struct BlockSums {
   Matrix<float> of[kSums];  // [blocks of tokens, features]
@@ -127,7 +127,7 @@ void update_thresholds(const Execution& execution, const JumpRule& rule, const P
         if (step->withheld != 0) return;
         const AdamStep adam = *step;
         float m = parameters.first_moment[i], v = parameters.second_moment[i];
-        // The change of the logarithm alone: a threshold without gradient keeps its bits.
+        // Only the change of the logarithm is applied: a threshold without gradient keeps its bits.
         float w = logarithmic ? 0.0f : parameters.weight[i];
         adam_rule(adam, 0.0f, gradient[i], w, m, v);
         parameters.weight[i] = logarithmic ? parameters.weight[i] * expf(w) : w;

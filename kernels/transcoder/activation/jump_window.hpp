@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gradient of jumprelu's thresholds (jump_relu.hpp) from lists: outside its window a pre-activation has no part in
-// it, so the selection also lists what is in the window and not active. The backward pass of the decoder then gives
-// alpha = d loss / d a of these entries with that of the active ones, and no product with the whole decoder is needed.
+// The gradient of jumprelu's thresholds (jump_relu.hpp) from lists. Only pre-activations in the band of width
+// `bandwidth` about their threshold contribute to it, so the selection also lists inactive entries in the band. The
+// backward pass of the decoder then gives alpha = d loss / d a of these entries together with the alpha of the active
+// ones, and no product with the whole decoder is needed.
 //
-//   window list          every z above jump_window_cut: value z, active or not; also negative
-//   the same, activated  value z where active, else 0: adds nothing to a reconstruction or to dW of decoders
+//   band list            every z above jump_window_cut: value z, active or not; also negative
+//   activated band list  value z where active, else 0: adds nothing to a reconstruction or to dW of decoders
 //   jump_window_backward factor(z, theta) alpha, summed by feature; dz = alpha where active, else 0
 //
-// For forms whose dz is alpha where active only.
+// Valid for forms whose dz is alpha where active only.
 #pragma once
 
 #include "kernels/dispatch.hpp"
@@ -17,10 +18,10 @@
 
 namespace weft::kernels {
 
-/// A rule whose bandwidth may change with the step.
+/// A JumpReLU rule whose bandwidth may change with the step.
 struct JumpWindow {
   JumpRule rule;
-  Ramp bandwidth = {};             ///< in place of the rule's, with `step`
+  Ramp bandwidth = {};             ///< bandwidth by step; replaces that of the rule if `step` is set
   const AdamStep* step = nullptr;  ///< where kernels read the number of the step
 
   WEFT_HOST_DEVICE JumpRule now() const {
@@ -30,7 +31,7 @@ struct JumpWindow {
   }
 };
 
-/// A bound that every z exceeds that is active or in the window. It is lower than the border of the window by more than
+/// Lower bound that every active z and every z in the band exceeds. It is below the border of the band by more than
 /// the rounding of z - theta in jump_factor, which decides. NaN if theta is.
 WEFT_HOST_DEVICE inline float jump_window_cut(const JumpRule& rule, float theta) {
   const float half_width = 0.5f * rule.bandwidth;
@@ -41,24 +42,25 @@ WEFT_HOST_DEVICE inline float jump_window_cut(const JumpRule& rule, float theta)
   return border < active ? border : active;
 }
 
-/// cut[i] = jump_window_cut(theta[i]): what the selection compares with (select/).
+/// cut[i] = jump_window_cut(theta[i]), the values with which the selection compares (select/).
 void jump_window_cuts(const Execution&, const JumpWindow&, Array<const float> theta, Array<float> cut);
 
-/// value[i] = activation of entry i of the window list. theta: [n_layers, n_features] of the list.
+/// value[i] = activation of entry i of the band list. theta: [n_layers, n_features] of the list.
 void jump_activations(const Execution&, const JumpRule&, const SparseActivations& window, Matrix<const float> theta,
                       Array<float> value);
 
-/// What jump_window_backward overwrites, by key [n_layers * n_features].
+/// Outputs of jump_window_backward, by key [n_layers * n_features].
 struct JumpWindowSums {
   Array<float> theta;                  ///< gradient of the trained parameter
   Array<std::int64_t> active_offsets;  ///< [.. + 1] FeatureHits::offsets of active entries alone
 };
 
-/// activation_gradient, by position: alpha, becomes dz. Sums over the hits of a feature are fp64, in a fixed order.
+/// Forms `sums` and turns activation_gradient (by position) from alpha into dz. Sums over the hits of a feature are
+/// fp64, in a fixed order.
 void jump_window_backward(const Execution&, const JumpWindow&, const SparseActivations& window, const FeatureHits&,
                           Matrix<const float> theta, Array<float> activation_gradient, const JumpWindowSums&);
 
-/// Of jump_window_backward, the pass over the hits: active[key] is the number of active entries, from which the offsets
+/// Pass of jump_window_backward over the hits: active[key] is the number of active entries, from which the offsets
 /// follow.
 WEFT_KERNEL(jump_window_sums, void(const Execution&, const JumpWindow&, const SparseActivations& window,
                                    const FeatureHits&, Matrix<const float> theta, Array<float> activation_gradient,

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kThreads)
                Matrix<const float> thresholds, std::int64_t n_features, std::int64_t n_keys, float* gradient,
                float* theta_gradient, std::int64_t* active) {
   const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(kThreads / kWarp) + threadIdx.x / kWarp;
-  if (key >= n_keys) return;  // the whole warp
+  if (key >= n_keys) return;  // uniform over the warp
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const std::int64_t begin = offsets[key], end = offsets[key + 1];
   double sum = 0;

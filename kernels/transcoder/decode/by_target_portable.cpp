@@ -9,7 +9,7 @@ void lists_by_target(const Execution& execution, const SparseActivations& of_ent
   const SparseActivations of = of_entries;
   const std::int64_t n_layers = of.n_layers, n_features = of.n_features;
   std::int64_t* const start = begin.data;
-  // Of a token and target: the entries of sources up to the target, the first ones of the token.
+  // Counts, for each token and target, the entries of sources up to the target: the first entries of the token.
   for_all(
       execution, "lists_by_target: count", of.n_tokens * n_layers, KOKKOS_LAMBDA(std::int64_t row) {
         const std::int64_t token = row / n_layers, past = (row % n_layers + 1) * n_features;
@@ -77,7 +77,7 @@ void gradient_by_source(const Execution& execution, const SparseActivations& of_
   for_all(
       execution, "gradient_by_source", of.n_tokens * n_layers, KOKKOS_LAMBDA(std::int64_t row) {
         const std::int64_t token = row / n_layers, source = row % n_layers, first = of.row_offsets[token];
-        // The list of a target has all entries of the sources up to it.
+        // The list of a target contains all entries of the sources up to it.
         const std::int64_t past = first + begin[row + 1] - begin[row];
         for (std::int64_t i = source == 0 ? first : first + begin[row] - begin[row - 1]; i < past; ++i) {
           const std::int64_t f = of.key[i] - source * n_features;

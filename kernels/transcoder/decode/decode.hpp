@@ -6,7 +6,7 @@
 //   backward   da[n,s,f] = sum over t >= s of < W[s][f, t-s], g[n, t] > (feature-major)
 //              dW[s][f]  = sum over tokens n with (s, f) active:       a[n,s,f] * g[n, s..L-1]
 //
-// Invariants. W[s] is [n_features, (n_layers - s) * d_model]: one feature's strip, all its targets, is contiguous, and
+// Invariants. W[s] is [n_features, (n_layers - s) * d_model]: one feature's strip (all its targets) is contiguous, and
 // so are the columns s*d .. L*d of a row of y and g that it touches. If a row of W is one segment, every layer has
 // columns of its own, one layer after the other: W[s] is [n_features, d_model] and a feature writes to t = s alone, or
 // W[s] is [n_features, any width], as the factors of a low-rank decoder are. Sums run in the order of the sparse lists,
@@ -25,7 +25,7 @@
 
 namespace weft::kernels {
 
-/// True if a row holds a segment for each layer from its own on, false if it is one segment (see above).
+/// True if a decoder row has a segment for each layer from its own on, false if it is one segment (see above).
 inline bool is_cross_layer(std::span<const ParameterRows> decoder) {
   return decoder[0].columns == static_cast<std::int64_t>(decoder.size()) * decoder[0].segment;
 }
@@ -37,10 +37,12 @@ WEFT_KERNEL(decode_forward,
             void(const Execution&, const SparseActivations&, std::int64_t token_begin, std::int64_t token_count,
                  std::span<const ParameterRows> decoder, std::int64_t target_begin, AnyMatrix y));
 
-/// norm[key] (key = layer * F + row, [L * F]) = Euclidean norm of the decoder row, all its targets.
+/// Overwrites norm[key] (key = layer * F + row, [L * F]) with the Euclidean norm of the decoder row over all its
+/// targets.
 WEFT_KERNEL(decoder_norms, void(const Execution&, std::span<const ParameterRows> decoder, Array<float> norm));
 
-/// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size. `norms`: with new_norms.
+/// Bytes of workspace of the two backward passes; capacity as SparseActivations::key.size. `norms`: true if
+/// new_norms is formed.
 WEFT_KERNEL(decode_backward_workspace, std::int64_t(Backend, std::int64_t n_layers, std::int64_t n_features,
                                                     std::int64_t d_model, std::int64_t capacity, bool norms));
 
@@ -52,7 +54,7 @@ struct LateRows {
   std::function<void()> wait;
 };
 
-/// dW of row `key` gains factor[key] * W before it is clipped: the gradient of a penalty on the norms of decoder rows
+/// Factors by which W is added to dW before clipping: the gradient of a penalty on the norms of decoder rows
 /// (loss/penalty.hpp).
 struct RowFactors {
   static constexpr bool kPresent = true;
@@ -61,18 +63,19 @@ struct RowFactors {
   WEFT_HOST_DEVICE float operator()(float of_row, float weight) const { return of_row * weight; }
 };
 
-/// da (`activation_gradient`, [capacity], by CSR position) from gradient rows g [N, L * d]; then Adam on every row of
-/// every decoder, also on rows without a hit (their moments decay). `squared_norm` (one double per row of all layers,
-/// in key order) receives |gradient_scale * dW|^2 when its data is not null. `factors`: RowFactors; without data: none.
-/// `new_norms`, only with factors: what decoder_norms would give afterwards, bit for bit; the CUDA kernels form them
-/// from the weights that they hold. A step that is withheld leaves them or sets them to the same values.
+/// Forms da (`activation_gradient`, [capacity], by CSR position) from gradient rows g [N, L * d], then applies Adam to
+/// every row of every decoder, also on rows without a hit (their moments decay). `squared_norm` (one double per row of
+/// all layers, in key order) receives |gradient_scale * dW|^2 when its data is not null. `factors`: RowFactors; without
+/// data: none. `new_norms`, only with factors, receives the result that decoder_norms would give afterwards, bit for
+/// bit; the CUDA kernels form it from the weights in registers. A withheld step leaves new_norms as they are or writes
+/// the same values.
 WEFT_KERNEL(decode_backward_update,
             void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                  std::span<const ParameterRows> decoder, const AdamStep* step, Array<float> activation_gradient,
                  Array<double> squared_norm, Array<std::byte> workspace, const LateRows& late,
                  Array<const float> factors, Array<float> new_norms));
 
-/// The same da and squared_norm (without gradient_scale); parameters are left as they are.
+/// Forms da and squared_norm as decode_backward_update does (without gradient_scale); does not change parameters.
 WEFT_KERNEL(decode_backward_norm,
             void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                  std::span<const ParameterRows> decoder, Array<float> activation_gradient, Array<double> squared_norm,

@@ -12,8 +12,8 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// The stream leaves one dot product per (target, group): writes their sum, targets ascending, to the entry's CSR
-/// position. If the step is withheld it leaves none; then 0.
+/// Adds the dot products that the stream has stored per (target, group), targets ascending, and writes the sum to the
+/// entry's CSR position. A withheld step stores no dot products: the sum is then 0.
 __global__ void sum_dots(const std::int64_t* offsets, std::int64_t n_keys, const std::uint32_t* keys,
                          std::int64_t n_features, int n_layers, bool cross_layer, int groups, HitStream stream,
                          const AdamStep* adam, float* out) {
@@ -47,7 +47,8 @@ __global__ void sum_norms(HitStream stream, std::int64_t n_features, int n_layer
   out[key] = scale * scale * sum;
 }
 
-/// norm[key] from the sums of squares that the stream leaves, in the order of square_of. A withheld step leaves none.
+/// Forms norm[key] from the sums of squares that the stream has stored, in the order of square_of. A withheld step
+/// stores none.
 __global__ void form_new_norms(HitStream stream, std::int64_t n_features, int n_layers, bool cross_layer, int groups,
                                const AdamStep* step, float* norm) {
   const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
@@ -63,7 +64,7 @@ __global__ void form_new_norms(HitStream stream, std::int64_t n_features, int n_
   norm[key] = __fsqrt_rn(sum);
 }
 
-/// Rows of all layers, as kernel arguments.
+/// Decoder rows of all layers, as kernel arguments.
 struct WeightRows {
   struct {
     const std::uint16_t* weight;
@@ -72,7 +73,8 @@ struct WeightRows {
   } layer[kMostLayers];
 };
 
-/// The same norms from the stored weights, rows of segments of d_model. One warp per row.
+/// Forms norms from the stored weights with the bits of form_new_norms, for rows of segments of d_model. One warp per
+/// row.
 template <StatePolicy policy>
 __global__ void norm_rows(const __grid_constant__ WeightRows weights, std::int64_t n_keys, std::int64_t n_features,
                           std::int64_t d_model, Grouping grouping, float* norm) {
@@ -100,7 +102,7 @@ __global__ void norm_rows(const __grid_constant__ WeightRows weights, std::int64
   if (lane == 0) norm[key] = __fsqrt_rn(sum);
 }
 
-/// For rows that the stream does not serve: of any width. One warp per row.
+/// Forms norms of rows of any width, which the stream does not support. One warp per row.
 __global__ void norm_rows_any(const __grid_constant__ WeightRows weights, std::int64_t n_keys, std::int64_t n_features,
                               float* norm) {
   const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
@@ -118,7 +120,7 @@ __global__ void norm_rows_any(const __grid_constant__ WeightRows weights, std::i
   if (lane == 0) norm[key] = __fsqrt_rn(own);
 }
 
-/// True if the stream can serve these rows.
+/// True if the stream supports these rows.
 bool has_stream_storage(std::span<const ParameterRows> decoder) {
   return std::ranges::all_of(
       decoder, [&](const ParameterRows& p) { return has_vector_storage(p) && p.segment == decoder[0].segment; });

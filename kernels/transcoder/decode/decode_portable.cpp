@@ -9,7 +9,7 @@ namespace weft::kernels::portable {
 namespace {
 
 // Columns of y that one team sums at a time. On the host as many as the first two cache levels hold, so that a strip is
-// read in one piece; on a GPU fewer, for more teams and less shared memory.
+// read in one piece; on a GPU fewer, which gives more teams and needs less shared memory.
 #ifdef KOKKOS_ENABLE_CUDA
 constexpr int kForwardColumns = 1024;
 #else
@@ -18,7 +18,8 @@ constexpr int kForwardColumns = 4096;
 
 struct DecoderWeights {
   const void* layer[kMostLayers];
-  std::int32_t begin[kMostLayers + 1];  // column of all targets that a row of the layer begins at; then their number
+  std::int32_t begin[kMostLayers + 1];  // column, among those of all targets, at which a row of the layer begins; last:
+                                        // the number of columns
 };
 
 // to[c] += sum over i of activation[i] * strip[i][c], in the order of the entries.
@@ -53,8 +54,8 @@ void forward(const Execution& execution, const SparseActivations& activations, s
       execution, "decode_forward", token_count * n_blocks, kForwardColumns * sizeof(float),
       KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t row = team.league_rank() / n_blocks;
-        const std::int64_t column = team.league_rank() % n_blocks * block_columns;  // of y
-        const std::int64_t begin = first_column + column;                           // of all targets
+        const std::int64_t column = team.league_rank() % n_blocks * block_columns;  // column of y
+        const std::int64_t begin = first_column + column;                           // column among those of all targets
         const int count = smaller(block_columns, y.columns - column);
         float* sum = scratch<float[kForwardColumns]>(team);
         for_columns(team, count, [&](int c) { sum[c] = 0.0f; });
@@ -68,7 +69,7 @@ void forward(const Execution& execution, const SparseActivations& activations, s
           const std::int64_t source_begin = weights.begin[source];
           const std::int64_t source_columns = (cross_layer ? all_columns : weights.begin[source + 1]) - source_begin;
           if (source_begin >= begin + count) break;  // sources ascend: no later one reaches this block
-          // Columns of the block that this source writes to.
+          // Range of columns of the block that this source writes to.
           const std::int64_t first = begin > source_begin ? begin : source_begin;
           const int width = smaller(begin + count - first, source_begin + source_columns - first);
           if (width <= 0) {
@@ -153,7 +154,7 @@ KOKKOS_FORCEINLINE_FUNCTION void gather_chunk(const Team& team, const Hits& hits
   }
 }
 
-// One layer: da, norms and, with `step`, the update.
+// Processes one layer: da, norms and, if `step` is set, the update.
 template <class Epilogue>
 void backward(const Execution& execution, const SparseActivations& activations, const FeatureHits& feature_hits,
               const AnyMatrix& gradient_rows, std::int64_t layer, std::int64_t first_column,
@@ -200,12 +201,12 @@ void decoder_norms(const Execution& execution, std::span<const ParameterRows> de
 }
 
 std::int64_t decode_backward_workspace(Backend, std::int64_t, std::int64_t, std::int64_t, std::int64_t, bool) {
-  return 0;  // what a team needs is its scratch
+  return 0;  // teams use scratch memory only
 }
 
 namespace {
 
-// All layers, with the epilogue that the factors ask for.
+// Processes all layers, with the epilogue that the factors require.
 void backward_layers(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                      const AnyMatrix& gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
                      float* activation_gradient, double* squared_norm, const LateRows& late, const float* factors) {

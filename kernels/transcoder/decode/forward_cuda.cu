@@ -4,7 +4,7 @@
 //
 // Limit: L2. All tokens of a (target, group) are resident at once and walk the sources together, so that the slab of
 // weights in use (one source's features, one group of columns) is read from memory once and from L2 afterwards. More
-// tokens than that are processed block by block; deeper prefetch or more warps widen the slab and are slower.
+// tokens than that are processed block by block. Deeper prefetch or more warps would widen the slab beyond L2.
 #include <algorithm>
 
 #include "kernels/transcoder/decode/decode.hpp"
@@ -17,7 +17,7 @@ constexpr int kForwardWarps = 8;
 constexpr int kForwardBlocks = 4;  // resident per multiprocessor
 
 struct ForwardArguments {
-  const std::int64_t* offsets;  // of token_begin
+  const std::int64_t* offsets;  // first: that of token_begin
   const std::uint32_t* key;
   const float* value;
   std::int64_t n_tokens, n_features, tokens_at_once;
@@ -29,12 +29,13 @@ struct ForwardArguments {
   const std::uint16_t* weight[kMostLayers];
 };
 
-/// Strips of a feature of source layer s.
+/// Number of strips of a feature of source layer s.
 __device__ __forceinline__ int strips_of(const ForwardArguments& a, int source) {
   return a.cross_layer ? a.n_layers - source : 1;
 }
 
-/// The first of a token's entries that writes to the target: of any source, or per layer of the target's.
+/// First entry of a token that writes to the target: of any source layer, or of the target's layer if the decoder is
+/// per layer.
 __device__ __forceinline__ std::int64_t first_entry(const ForwardArguments& a, std::int64_t at, std::int64_t end,
                                                     int target) {
   if (a.cross_layer) return at;
@@ -49,7 +50,7 @@ __device__ __forceinline__ std::int64_t first_entry(const ForwardArguments& a, s
   return at;
 }
 
-/// Up to 32 entries of a token's list, one per lane: where the strip's segment for the target begins, and the
+/// Up to 32 entries of a token's list, one per lane: the start of the strip's segment for the target, and the
 /// activation.
 struct EntryWindow {
   const std::uint16_t* from;
@@ -78,7 +79,7 @@ template <int kChunks, bool kFull, int kRows>
 __global__ void __launch_bounds__(kForwardWarps* kWarp, kForwardBlocks)
     forward_tokens(const __grid_constant__ ForwardArguments a) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
-  // Targets fastest among launches of one block of tokens: blockIdx.y = (token block, target, group).
+  // Targets vary fastest within a block of tokens: blockIdx.y = (token block, target, group).
   const int unit = static_cast<int>(blockIdx.y % (a.n_targets * a.groups));
   const std::int64_t first_token = static_cast<std::int64_t>(blockIdx.y / (a.n_targets * a.groups)) * a.tokens_at_once;
   const std::int64_t within = static_cast<std::int64_t>(blockIdx.x) * kForwardWarps + threadIdx.x / kWarp;
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(kForwardWarps* kWarp, kForwardBlocks)
   }
 }
 
-/// Any width: one warp per (token, 256 columns of a target).
+/// Forward pass for any width: one warp per (token, 256 columns of a target).
 __global__ void forward_any(const __grid_constant__ ForwardArguments a) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * kForwardWarps + threadIdx.x / kWarp;
@@ -176,7 +177,8 @@ __global__ void forward_any(const __grid_constant__ ForwardArguments a) {
   }
 }
 
-/// Target layers of one width d: all of a cross-layer decoder, or one or more of one with columns for every layer.
+/// Launches the forward pass for target layers of one width d: all layers of a cross-layer decoder, or one or more
+/// layers of a decoder with columns for every layer.
 void forward_of_width(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
                       std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
                       std::int64_t d_model, AnyMatrix y) {
@@ -210,7 +212,7 @@ void forward_of_width(const Execution& execution, const SparseActivations& activ
   }
   const Grouping grouping = grouping_of(a.d_model);
   a.groups = grouping.groups;
-  // As many tokens as are resident on the GPU together, evenly divided.
+  // A block has at most as many tokens as are resident on the GPU together; blocks are of about equal size.
   const std::int64_t most = static_cast<std::int64_t>(multiprocessors()) * kForwardBlocks * kForwardWarps;
   const std::int64_t blocks = (token_count + most - 1) / most;
   a.tokens_at_once = (token_count + blocks - 1) / blocks;
@@ -240,7 +242,7 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
     forward_of_width(execution, activations, token_begin, token_count, decoder, target_begin, decoder[0].segment, y);
     return;
   }
-  // Columns of different widths: a launch for each layer.
+  // Layers of different widths need a launch each.
   std::int64_t column = 0;
   for (auto target = static_cast<std::size_t>(target_begin); column < y.columns; ++target) {
     const std::int64_t width = decoder[target].segment;

@@ -5,8 +5,8 @@
 //   y^[t] = sum over s <= t of p[s]        p[s] = a_s W_s, one product per layer
 //   d loss / d p[s] = sum over t >= s of g[t]
 //
-// So a step is that of a decoder per layer, with a running sum over the layers after the decoder, and the reverse one
-// before the backward pass.
+// So the products are those of a decoder per layer, followed by a running sum over the layers; the backward pass is
+// preceded by the reverse running sum.
 #pragma once
 
 #include "kernels/array.hpp"
@@ -18,7 +18,7 @@ namespace weft::kernels {
 /// result rounded once.
 void sum_to_later_layers(const Execution&, AnyMatrix rows, std::int64_t d_model);
 
-/// rows[n, s] = sum over t >= s of rows[n, t], in place, likewise from the last layer on.
+/// rows[n, s] = sum over t >= s of rows[n, t], in place; fp32 sums from the last layer on, each result rounded once.
 void sum_from_later_layers(const Execution&, AnyMatrix rows, std::int64_t d_model);
 
 }  // namespace weft::kernels

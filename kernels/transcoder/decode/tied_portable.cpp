@@ -10,7 +10,7 @@ struct TiedScratch {
   float value[kChunkColumns];
 };
 
-// Layers in the order first, first + stride, ...: one team per row and chunk of a layer's columns.
+// Sums over layers in the order first, first + stride, ...: one team per row and chunk of a layer's columns.
 void running_sum(const Execution& execution, const char* name, const AnyMatrix of_rows, std::int64_t d_model,
                  std::int64_t first, std::int64_t stride) {
   const AnyMatrix rows = of_rows;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The same step with dense matrices, one product per source layer: the baseline of the sparse kernels. Host only, fp32;
-// not part of a CUDA build. A_s, Z_s are the activations and pre-activations [N, F] of source layer s, G the gradient
-// rows [N, L * d], W_s a decoder [F, (L - s) * d].
+// Products of a training step with dense matrices, one per source layer: the baseline of the sparse kernels. Host only,
+// fp32; not part of a CUDA build. A_s, Z_s are the activations and pre-activations [N, F] of source layer s, G the
+// gradient rows [N, L * d], W_s a decoder [F, (L - s) * d].
 //
 //   decode    y[:, s*d:] += A_s W_s         (over all s)         decoder gradient      dW_s = A_s^T G[:, s*d:]
 //   encoder gradient  dW_enc_s = dZ_s^T X_s                      activation gradient   dA_s = G[:, s*d:] W_s^T

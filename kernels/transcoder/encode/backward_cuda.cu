@@ -16,12 +16,12 @@ struct BiasArguments {
   const std::int64_t* offsets;
   const std::uint32_t* position;
   const float* value;      // dz by CSR position
-  const float* value_sum;  // the gradients if the stream has summed them, or null
+  const float* value_sum;  // bias gradients if the stream has formed them, or null
   std::int64_t n_keys, n_features;
   const AdamStep* step;   // null: no update
-  const float* row_norm;  // [L * groups, F] of the stream, or null
+  const float* row_norm;  // [L * groups, F] sums of squares from the stream, or null
   int groups;
-  double* norm;  // by key, or null; row_norm null: added to
+  double* norm;  // by key, or null; if row_norm is null the squares are added to it
   BiasPointers layer[kMostLayers];
 };
 

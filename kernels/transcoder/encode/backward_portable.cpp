@@ -39,8 +39,8 @@ KOKKOS_FORCEINLINE_FUNCTION float bias_gradient(const BackwardHits& hits, std::i
   return sum;
 }
 
-// One layer. Without `step` only the norms: `parameters` then gives the shape alone, so the epilogue must not read
-// weights.
+// Processes one layer. If `step` is null only the norms are formed: `parameters` then gives the shape alone, so the
+// epilogue must not read weights.
 template <class Epilogue>
 void backward(const Execution& execution, const BackwardHits& hits, const AnyMatrix& x, std::int64_t first_key,
               std::int64_t first_column, const ParameterRows& parameters, const ParameterVector& bias,
@@ -72,7 +72,7 @@ BackwardHits hits_of(const FeatureHits& hits, Array<const float> preactivation_g
 }  // namespace
 
 std::int64_t encode_backward_workspace(Backend, std::int64_t, std::int64_t, std::int64_t, std::int64_t) {
-  return 0;  // what a team needs is its scratch
+  return 0;  // teams use scratch memory only
 }
 
 void encode_backward_update(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,

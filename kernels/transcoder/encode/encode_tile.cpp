@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward product through gemm.
+// The encoder's forward product, by gemm.
 #include "kernels/transcoder/encode/encode_tile.hpp"
 
 #include "base/error.hpp"

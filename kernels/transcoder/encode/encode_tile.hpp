@@ -29,25 +29,26 @@ std::int64_t encode_workspace(Backend, std::int64_t n_tokens, std::int64_t n_fea
 /// Overwrites product [n_tokens, n] (fp32 or bf16) with x [n_tokens, d] (fp32 or bf16) times rows [row_begin, row_begin
 /// + n) of the encoder; fp32 sums. The same shapes give the same bits. Throws Error(internal) when the dense library
 /// fails.
-/// Of fp32 weights stored as two 16-bit planes (weight_rest) only the bf16 plane enters; x must then be bf16.
+/// If fp32 weights are stored as two 16-bit planes (weight_rest), only the bf16 plane is used; x must then be bf16.
 void encode_tile(const Execution&, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin, AnyMatrix product,
                  Array<std::byte> workspace);
 
-/// What the products of a batch are formed of, for a selection that forms them itself (select/).
+/// Operands of the products of a batch, for a selection that forms the products itself (select/).
 struct EncoderOperands {
   AnyMatrix x;                        ///< [n_tokens, layers * d]
   std::span<const AnyMatrix> weight;  ///< layers x [n_features, d]
-  /// Some tokens of some layers.
+  /// A range of tokens of a range of layers.
   struct Part {
     std::int64_t layer_begin = 0, layer_end = 0;
     std::int64_t token_begin = 0, token_count = 0;
   };
-  /// Called for part 0, 1, ... before its products are enqueued: lets the execution wait until its inputs are there.
-  /// The parts are in the order in which inputs arrive; together they are all tokens of all layers, each once. After
-  /// the last one it is called once more and returns a part without layers.
+  /// Called for part 0, 1, ... before its products are enqueued: makes the execution wait until its inputs have
+  /// arrived. The parts are in the order in which inputs arrive; together they are all tokens of all layers, each once.
+  /// After the last one it is called once more and returns a part without layers.
   std::function<Part(const Execution&, std::size_t i)> arrive;
-  /// Where products are formed in the order of the tiles instead: called before those of a tile of `layer`, lets the
-  /// execution wait until the layer's inputs are there; with the number of layers when what follows are no products.
+  /// Replaces `arrive` where products are formed in the order of the tiles: called before those of a tile of `layer`,
+  /// makes the execution wait until the layer's inputs have arrived. Called with the number of layers when no products
+  /// follow.
   std::function<void(const Execution&, std::int64_t layer)> arrive_layer;
 };
 
@@ -55,15 +56,15 @@ struct EncoderOperands {
 WEFT_KERNEL(encode_backward_workspace, std::int64_t(Backend, std::int64_t n_layers, std::int64_t n_features,
                                                     std::int64_t d_model, std::int64_t capacity));
 
-/// Adam on every encoder row and bias of every layer, from dz (`preactivation_gradient`, by CSR position) and the
-/// inputs x [N, L * d]. encoder[s] is [F, d], bias[s] is [F]. squared_norm as in decode_backward_update: one double per
-/// row, bias included.
+/// Applies Adam to every encoder row and bias of every layer, from dz (`preactivation_gradient`, by CSR position) and
+/// the inputs x [N, L * d]. encoder[s] is [F, d], bias[s] is [F]. squared_norm as in decode_backward_update: one double
+/// per row, bias included.
 WEFT_KERNEL(encode_backward_update, void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
                                          Array<const float> preactivation_gradient,
                                          std::span<const ParameterRows> encoder, std::span<const ParameterVector> bias,
                                          const AdamStep* step, Array<double> squared_norm, Array<std::byte> workspace));
 
-/// squared_norm only (without gradient_scale).
+/// Forms squared_norm only (without gradient_scale); does not change parameters.
 WEFT_KERNEL(encode_backward_norm,
             void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
                  Array<const float> preactivation_gradient, Array<double> squared_norm, Array<std::byte> workspace));

@@ -21,7 +21,7 @@ void bias_of_quantile(const Execution& execution, Matrix<const float> z, std::in
                       Array<float> bias) {
   for_all(
       execution, "bias_of_quantile", bias.size, KOKKOS_LAMBDA(std::int64_t f) {
-        // The largest key that more than `active` values reach, bit by bit.
+        // Finds, bit by bit, the largest key that more than `active` values reach.
         std::uint32_t key = 0;
         for (std::uint32_t bit = 0x80000000u; bit != 0; bit >>= 1) {
           const std::uint32_t tried = key | bit;
@@ -35,7 +35,7 @@ void bias_of_quantile(const Execution& execution, Matrix<const float> z, std::in
           if (other > key && other < above) above = other;
         }
         const float at = value_of(key);
-        // The largest has none above.
+        // The largest value has none above it.
         bias[f] = key == 0 ? 0.0f : cut - (above == 0xFFFFFFFFu ? at : 0.5f * (at + value_of(above)));
       });
 }

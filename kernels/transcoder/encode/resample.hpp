@@ -8,7 +8,7 @@
 //   W_enc[f] = encoder_norm x~_n / |x~_n|     W_dec[f] = -decoder_norm g_n / |g_n|
 //   bias, moments and clock are 0, the threshold its initial value
 //
-// A token whose row is not finite is never drawn.
+// A token whose gradient row is not finite is never drawn.
 #pragma once
 
 #include "kernels/array.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The auxiliary loss of dead features (AuxK; Gao et al. 2024, arXiv 2406.04093, section A.2, for a cross-layer
-// decoder): dead features reconstruct what the active ones leave over, e = y - y^, which is a constant here.
+// decoder): dead features reconstruct the remaining error of the active ones, e = y - y^, which counts as a constant.
 //
 //   b~[f]     = b[f] if f is dead, else -infinity       pre-activations with b~ rank dead features alone
 //   e^        = the decoder applied to the largest of them, without bias

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From partial reconstructions to loss and gradient rows, in normalised space.
+// Loss and gradient rows from partial reconstructions, in normalised space.
 //
 //   y^ = bias + sum over ranks r (in rank order, fp32) of partial[r]         e = y^ - y
 //   loss_t = gradient_factor/2 * sum over tokens and dimensions of e^2        g = gradient_factor * e
@@ -31,7 +31,7 @@ struct LossSums {
   Array<double> standardised_squared_target;  ///< sum of ((y - centre) * standardise)^2
 };
 
-constexpr int kLossSums = 3;  ///< of LossSums
+constexpr int kLossSums = 3;  ///< number of sums in LossSums
 /// Tokens that are summed together. Fixed: the order of the sums depends on n_tokens alone.
 constexpr int kTokensPerLossSum = 8;
 
@@ -52,7 +52,7 @@ WEFT_KERNEL(residual_and_loss,
                  Array<const float> centre, Array<const float> standardise, std::int64_t n_layers,
                  float gradient_factor, AnyMatrix gradient_rows, LossSums sums, Array<std::byte> workspace));
 
-/// The same with weights [L * d]; squared_error is the sum of w e^2.
+/// residual_and_loss with weights w [L * d]; squared_error is the sum of w e^2.
 void weighted_residual_and_loss(const Execution&, AnyMatrix partial, std::int64_t n_parts, AnyMatrix target,
                                 Array<const float> bias, Array<const float> centre, Array<const float> standardise,
                                 Array<const float> weight, std::int64_t n_layers, float gradient_factor,
@@ -61,12 +61,12 @@ void weighted_residual_and_loss(const Execution&, AnyMatrix partial, std::int64_
 /// weight[j] = spread[j]^2.
 void square(const Execution&, Array<const float> spread, Array<float> weight);
 
-/// Moments of the targets of this rank about `centre` [L * d]: out[j] = sum over rows of v = target - centre, and
-/// out[L * d + j] that of v^2; fp64, rows in order.
+/// Sums for the variance of this rank's targets, with v = target - centre, centre [L * d]: out[j] = sum over tokens of
+/// v, out[L * d + j] = sum of v^2; fp64, tokens in order.
 void target_moments(const Execution&, AnyMatrix target, Array<const float> centre, Array<double> out);
 
-/// weight[j] = n_tokens d / V_t from the moments of n_parts ranks, one after the other, added in this order; 0 where
-/// V_t is no more than the rounding of the moments. n_tokens: of the batch.
+/// weight[j] = n_tokens d / V_t from the sums of target_moments of n_parts ranks, one after the other, added in this
+/// order; 0 where V_t is no more than the rounding error of the sums. n_tokens: tokens of the batch.
 void unexplained_weights(const Execution&, Array<const double> moments, std::int64_t n_parts, std::int64_t n_tokens,
                          std::int64_t d_model, Array<float> weight);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Limit: memory. Residuals, gradient rows and the three sums in one pass over reconstructions and targets.
+// Limit: memory. One pass over reconstructions and targets forms residuals, gradient rows and the three sums.
 #include <algorithm>
 
 #include "kernels/matrix_cuda.cuh"
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 6) residuals(const __grid_constant__
     a.sum_of_block[(static_cast<std::int64_t>(blockIdx.x) * gridDim.y + blockIdx.y) * kLossSums + threadIdx.x] = sum;
 }
 
-/// Whole warps for so many vectors of columns: no more of them without work than need be.
+/// Threads of a block, in whole warps, for this number of vectors of columns, with as few idle warps as possible.
 unsigned threads_for(std::int64_t vectors) {
   return static_cast<unsigned>(std::clamp<std::int64_t>((vectors + kWarp - 1) / kWarp * kWarp, kWarp, kThreads));
 }
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
   out[which % kLossSums][which / kLossSums] = sum;
 }
 
-// Column sums: a block owns 32 columns; 64 rows at a time, 4 lanes of 8 columns each.
+// Column sums: a block owns 32 columns and reads 64 rows at a time, 4 lanes of 8 columns each.
 constexpr int kOwnColumns = 32, kRowLanes = 64;
 template <int kWidth>
 __global__ void __launch_bounds__(256) sum_columns(AnyMatrix matrix, float* out) {

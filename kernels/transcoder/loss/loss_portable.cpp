@@ -12,7 +12,7 @@ struct LossScratch {
   float target[kChunkColumns];
 };
 
-// Columns that one team of column_sums owns, and tokens it sums before it adds to the total.
+// Columns that one team of column_sums owns, and tokens that it sums before it adds to the total.
 constexpr int kOwnColumns = 64;
 constexpr int kTokensPerBlock = 128;
 
@@ -160,7 +160,8 @@ void target_moments(const Execution& execution, AnyMatrix target, Array<const fl
 }
 
 namespace {
-/// Relative to the squares that it is a difference of: below, there is only their rounding.
+/// Smallest variance that is distinguished from 0, relative to the sum of squares from which it is formed: a smaller
+/// one is within the rounding error.
 constexpr double kNoVariance = 1e-12;
 }  // namespace
 

@@ -26,7 +26,7 @@
 
 namespace weft::kernels {
 
-/// `from` up to step `begin`, `value` from step `end` on, linear between. Steps count from 1.
+/// A coefficient by step: `from` up to step `begin`, `value` from step `end` on, linear between. Steps count from 1.
 struct Ramp {
   float value = 0;
   double begin = 0, end = 0;
@@ -41,7 +41,7 @@ struct Ramp {
 
 enum class SparsityForm { tanh, linear };
 
-/// coefficient * P. `coefficient` contains the reduction over tokens.
+/// The term coefficient * P of the loss. `coefficient` contains the reduction over tokens.
 struct SparsityPenalty {
   SparsityForm form = SparsityForm::tanh;
   float scale = 0;  ///< c
@@ -49,13 +49,13 @@ struct SparsityPenalty {
   const AdamStep* step = nullptr;  ///< where kernels read the number of the step
 
   bool active() const { return coefficient.value > 0; }
-  /// The present coefficient.
+  /// Coefficient of the present step.
   WEFT_HOST_DEVICE float present() const { return coefficient.at(step->step); }
   WEFT_HOST_DEVICE float value(float activation, float norm) const {
     const float v = scale * activation * norm;
     return form == SparsityForm::linear ? v : tanhf(v);
   }
-  /// c p': times nu the gradient by a, times a that by nu.
+  /// c p'. Times nu it is the gradient with respect to a, times a that with respect to nu.
   WEFT_HOST_DEVICE float slope(float activation, float norm) const {
     if (activation == 0.0f || form == SparsityForm::linear) return scale;
     const float t = value(activation, norm);
@@ -65,7 +65,7 @@ struct SparsityPenalty {
 
 enum class PreactivationForm { below_threshold, negative };
 
-/// coefficient * Q. `coefficient` contains the reduction over tokens.
+/// The term coefficient * Q of the loss. `coefficient` contains the reduction over tokens.
 struct PreactivationPenalty {
   PreactivationForm form = PreactivationForm::below_threshold;
   float coefficient = 0;
@@ -73,16 +73,17 @@ struct PreactivationPenalty {
   bool active() const { return coefficient > 0; }
 };
 
-/// By key [L * F]: norm_gradient = gradient of coefficient * P by nu, value = coefficient * P. Hits in a fixed order.
+/// Forms, by key [L * F], norm_gradient = d (coefficient * P) / d nu and value = coefficient * P. Hits in a fixed
+/// order.
 WEFT_KERNEL(sparsity_sums, void(const Execution&, const SparsityPenalty&, const SparseActivations&, const FeatureHits&,
                                 Array<const float> norm, Array<float> norm_gradient, Array<double> value));
 
-/// da of every entry in use += gradient of coefficient * P. By position, as `activation_gradient` of decode/.
+/// Adds the gradient of coefficient * P to da of every entry in use, by position as `activation_gradient` of decode/.
 void add_sparsity_gradient(const Execution&, const SparsityPenalty&, const SparseActivations&, Array<const float> norm,
                            Array<float> activation_gradient);
 
-/// first[i] = (first[i] + second[i]) / norm[i]; 0 where the norm is 0. second without data: 0. The factor of the
-/// decoder rows in their gradient.
+/// Forms the factors of decoder rows in their gradient: first[i] = (first[i] + second[i]) / norm[i], 0 where the norm
+/// is 0. `second` without data counts as 0.
 void decoder_row_factors(const Execution&, Array<float> first, Array<const float> second, Array<const float> norm);
 
 }  // namespace weft::kernels

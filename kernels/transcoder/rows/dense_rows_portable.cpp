@@ -22,12 +22,12 @@ void keep_largest(const Execution& execution, std::int64_t k, Matrix<float> z) {
           return sum_columns<std::int64_t>(team, columns,
                                            [&](int f) -> std::int64_t { return selection_key(row[f]) >= key ? 1 : 0; });
         };
-        // The largest key that at least k values reach, bit by bit; 1 if fewer than k are positive.
+        // Finds, bit by bit, the largest key that at least k values reach; 1 if fewer than k are positive.
         std::uint32_t kth = 0;
         for (int bit = 30; bit >= 0; --bit)
           if (const std::uint32_t tried = kth | 1u << bit; reaching(tried) >= k) kth = tried;
         if (kth == 0) kth = 1;
-        const std::int64_t ties = k - reaching(kth + 1);  // at the k-th key, that stay
+        const std::int64_t ties = k - reaching(kth + 1);  // values equal to the k-th key that are kept
         team.team_barrier();
         once(team, [&] {
           std::int64_t kept = 0;

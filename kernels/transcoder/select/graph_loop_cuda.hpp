@@ -19,7 +19,7 @@ class GraphLoop {
     stream_.reset(stream);
   }
 
-  /// A condition for the graph that `stream` captures.
+  /// Creates a condition for the graph that `stream` captures.
   static cudaGraphConditionalHandle condition(cudaStream_t stream) {
     cudaStreamCaptureStatus status;
     cudaGraph_t graph = nullptr;
@@ -35,7 +35,7 @@ class GraphLoop {
     return loop;
   }
 
-  /// Appends a loop to what `stream` has captured so far: while the condition `loop` is set, `body`.
+  /// Appends to the graph that `stream` captures a loop that runs `body` while the condition `loop` is set.
   template <class Body>
   void capture(cudaStream_t stream, cudaGraphConditionalHandle loop, Body&& body) const {
     cudaStreamCaptureStatus status;

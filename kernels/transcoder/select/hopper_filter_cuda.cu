@@ -8,17 +8,17 @@
 //                  tile to both
 //   2 warps        writers, one per consumer: biases, the exact comparison, places in the list
 //
-//   full[stage]    the operands of kInner terms are there     empty[stage]  all consumers of the cluster have read them
-//   limits[slot]   the limits of a tile are there             filled, written  what a consumer found is complete, taken
+//   full[stage]    the operands of kInner terms have arrived  empty[stage]  all consumers of the cluster have read them
+//   limits[slot]   the limits of a tile have arrived          filled, written  a consumer's hits are complete, read
 //
 // The filter of a tile. A consumer compares each sum with its feature's limit (one instruction). A thread puts product
 // and position of the few above it into a list of its own in shared memory: no order, no atomics, no waiting. The
 // writer adds biases, compares with the threshold or the cut, and marks the entries in a bitmap, from which follow the
 // counts of each token and the place of each entry; it reserves a range of the list with one atomic addition, and
 // writes. Meanwhile the consumer forms the next tile. If a thread finds more than its list holds (a threshold that was
-// far too low), the warpgroup gives four rows at a time.
+// far too low), the warpgroup passes on four rows at a time.
 //
-// The second consumer stays kLead stages behind the first one, so that one multiplies while the other one compares.
+// The second consumer runs kLead stages behind the first one, so that one multiplies while the other one compares.
 //
 // Limit: the tensor cores' rate at the board's power limit. Measured: docs/performance.md.
 #include <algorithm>
@@ -32,22 +32,22 @@ namespace {
 
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-constexpr int kTokens = kConsumers * 64;  // of a block's tile
+constexpr int kTokens = kConsumers * 64;  // tokens of a block's tile
 constexpr int kFeatures = static_cast<int>(kHopperFeatures);
-constexpr int kInner = kSwizzledColumns;  // terms of a stage
+constexpr int kInner = kSwizzledColumns;  // terms of the inner product per stage
 constexpr int kStages = 4;
 constexpr int kCluster = 2;
 constexpr int kLead = 2;    // stages that the first warpgroup is ahead of the second
 constexpr int kGroup = 16;  // pairs of tiles along the tokens that are formed before the next features
 constexpr int kBytesX = kTokens * kInner * 2, kBytesW = kFeatures * kInner * 2;
 // Registers of a thread: at launch, and after the producers have returned some to the consumers. A scheduler has 3 of
-// the block's warps and a quarter of the multiprocessor's 65,536 registers. What is left takes one warp of a barrier
+// the block's warps and a quarter of the multiprocessor's 65,536 registers. The rest suffices for one warp of a barrier
 // between ranks (kernels/peers/), which otherwise could not start before the last tile is done.
 constexpr int kRegisters = 160, kConsumerRegisters = 208, kProducerRegisters = 64;
 static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <= (kConsumers + 1) * kRegisters);
 static_assert(((kConsumers + 1) * kRegisters + 32) * kWarp <= 65536 / 4);
-constexpr int kMostFound = 24;  // of a thread in a tile
-constexpr int kMostOfRow = 64;  // of a thread in a row: all
+constexpr int kMostFound = 24;  // hits of a thread in a tile
+constexpr int kMostOfRow = 64;  // hits of a thread in a row: all its columns
 constexpr int kMaps = 32;       // layers of a launch
 constexpr int kAllRows = -1;
 
@@ -64,16 +64,16 @@ struct Arguments {
   std::uint16_t* product;  // store: [tokens, product_stride]
   std::int64_t product_stride;
   float* largest;                         // store: PartsOfRows
-  int all_layers, first_layer, n_layers;  // of the model; of the launch
+  int all_layers, first_layer, n_layers;  // layers of the model; first and number of layers of the launch
   int tokens, features;
   int steps;  // stages of a tile
 };
 
-/// What a warpgroup found in its part of a tile, 64 rows x 256 features.
+/// Hits of a warpgroup in its part of a tile, 64 rows x 256 features.
 struct alignas(16) Hits {
-  std::uint32_t bits[64][kFeatures / 32];        // entries of the list; of write_hits alone
+  std::uint32_t bits[64][kFeatures / 32];        // entries of the list; used by write_hits only
   std::uint32_t found[kWarpgroup * kMostFound];  // above their limit: product (bf16) << 16 | row << 8 | column
-  std::uint8_t count[kWarpgroup];                // of each thread, from `begin_of` on
+  std::uint8_t count[kWarpgroup];                // hits of each thread, from `begin_of` on
   int row;   // rows of the batch: kAllRows, or those whose index in their 16 is this
   int last;  // batch of the tile
 
@@ -99,7 +99,8 @@ __device__ __forceinline__ std::uint32_t address_of(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-/// For what this thread has read and written: every thread arrives, so that racecheck can follow the order.
+/// Arrives at a barrier after this thread's reads and writes. Every thread arrives, so that racecheck can follow the
+/// order.
 __device__ __forceinline__ void arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -111,8 +112,8 @@ struct Tile {
   int layer, token, feature;  // layer of the launch; first token of the block, first feature
 };
 
-/// Tiles of the clusters in turn: layer by layer; in a layer groups of tokens, and in a group all its tokens before the
-/// next features.
+/// Order of the tiles over the clusters: layer by layer; in a layer by groups of tokens, and in a group all its tokens
+/// before the next features.
 struct Tiles {
   int features, pairs, of_layer, count;
 
@@ -129,7 +130,7 @@ struct Tiles {
   }
 };
 
-/// One thread: copies the operands of all tiles to the stages.
+/// Copies the operands of all tiles to the stages. Called by one thread.
 template <bool stores>
 __device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank) {
   constexpr int kPart = kFeatures / kCluster;  // rows of W that this block copies for the cluster
@@ -146,7 +147,7 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank)
       copy_box_to_all(address_of(s.weight[stage]) + rank * (kBytesW / kCluster), &a.weight[tile.layer], k * kInner,
                       tile.feature + rank * kPart, full, (1 << kCluster) - 1);
       if ((!stores || a.largest != nullptr) && k == 0) {
-        // Both warpgroups have passed the tile before the last one: they have released a stage of the last one.
+        // Both warpgroups have finished the tile before the last one if they have released a stage of the last one.
         const int slot = number & 1;
         const std::uint32_t limits = address_of(&s.limits[slot]);
         expect_bytes(limits, kFeatures * 4);
@@ -157,7 +158,8 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank)
   }
 }
 
-/// A warp: adds biases to what a warpgroup found, and appends what exceeds threshold or cut to the list.
+/// Adds biases to the hits of a warpgroup and appends the entries that exceed threshold or cut to the list. Called by
+/// one warp.
 __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int rank, int warpgroup, int lane) {
   const Tiles tiles(a);
   const HopperFilter& f = a.filter;
@@ -174,13 +176,13 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
       wait_barrier(address_of(&s.filled[warpgroup]), batch & 1);
       last = hits.last != 0;
       const int only = hits.row;
-      // Four threads of the warpgroup for each lane.
+      // Each lane handles four threads of the warpgroup.
       const std::uint32_t counts = reinterpret_cast<const std::uint32_t*>(hits.count)[lane];
       const auto count_of = [](std::uint32_t four, int i) { return static_cast<int>(four >> 8 * i & 255); };
       const int own = count_of(counts, 0) + count_of(counts, 1) + count_of(counts, 2) + count_of(counts, 3);
       const int begin = static_cast<int>(warp_exclusive_sum(static_cast<std::uint32_t>(own), lane));
       const int found = __shfl_sync(kAllLanes, begin + own, kWarp - 1);
-      // visit(row, column, r, passes) by the whole warp, for 32 of them at a time.
+      // The whole warp calls visit(row, column, r, passes) for 32 hits at a time.
       const auto for_each = [&](auto&& visit) {
         for (int first = 0; first < found; first += kWarp) {
           const int i = first + lane;
@@ -255,7 +257,7 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
   }
 }
 
-/// A warpgroup: gives what exceeds the limits to write_hits.
+/// Passes the sums that exceed their limits to write_hits. Called by a warpgroup.
 __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const Tile& tile, int slot, int warpgroup,
                                             int& batch, const float (&c)[kSumsOfThread]) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % kWarp;
@@ -322,12 +324,12 @@ __device__ __forceinline__ void filter_sums(const Arguments& a, Shared& s, const
   }
 }
 
-/// A warpgroup: stores the products, and the largest sums with the biases of the tile's features. Each warp collects 16
-/// rows of a part in shared memory, so that it writes whole lines.
+/// Stores the products, and the largest sums with the biases of the tile's features. Called by a warpgroup. Each warp
+/// collects 16 rows of a part in shared memory, so that it writes whole lines.
 __device__ __forceinline__ void store_sums(const Arguments& a, Shared& s, int slot, const Tile& tile, int warpgroup,
                                            const float (&c)[kSumsOfThread]) {
   constexpr int kPart = static_cast<int>(kHopperPart), kParts = kFeatures / kPart;
-  constexpr int kRowBytes = kPart * 2 + 16;  // the shift from row to row avoids conflicts of banks
+  constexpr int kRowBytes = kPart * 2 + 16;  // padding avoids bank conflicts
   static_assert(kParts == 4);                // as many as threads of a warp that share a row: each writes one
   static_assert(kWarpgroup / kWarp * 16 * kRowBytes <= sizeof s.hits[0].found);
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, warp = thread / kWarp, lane = thread % kWarp;
@@ -388,7 +390,7 @@ __device__ __forceinline__ void consume(const Arguments& a, Shared& s, int rank,
   float c[kSumsOfThread];
   int step = 0, number = 0, batch = 0;
   for (int index = blockIdx.x / kCluster; index < tiles.count; index += gridDim.x / kCluster, ++number) {
-    // The second warpgroup stays behind the first one, so that one computes while the other one filters.
+    // The second warpgroup runs behind the first one, so that one computes while the other one filters.
     if (kLead > 0 && warpgroup == 1) sync_threads(1, kConsumers * kWarpgroup);
     Tile tile{};
     for (int k = 0; k < a.steps; ++k, ++step) {
@@ -474,7 +476,7 @@ bool takes(const AnyMatrix& matrix) {
   return matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
 }
 
-/// x: columns of `layers` layers.
+/// Builds the arguments of a launch; x has the columns of `layers` layers.
 Arguments arguments_of(const AnyMatrix& x, std::int64_t layers, const AnyMatrix& weight) {
   const std::int64_t d = weight.columns;
   Arguments a{};

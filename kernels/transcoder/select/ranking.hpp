@@ -6,8 +6,9 @@
 //
 // r is stored in the type of the product, so a is z up to one more rounding of that type.
 //
-// Or r = (z - m[f]) / (s[f] + 1e-6), with m and s the mean and the deviation (over n - 1) of z over the N tokens of a
-// batch (crosslayer-coding), where z and r are positive. They follow from those of the inputs, without z:
+// The second quantity is r = (z - m[f]) / (s[f] + 1e-6) where z and r are positive, with m and s the mean and the
+// standard deviation (over n - 1) of z over the N tokens of a batch (crosslayer-coding). m and s follow from the mean
+// and covariance of the inputs, without z:
 //
 //   m = w . S/N + b      s^2 = w C w^T / (N - 1)      S = sum of x~      C = sum of x~^T x~ - S^T S / N
 #pragma once
@@ -18,10 +19,11 @@
 
 namespace weft::kernels {
 
-/// product[n, f] = max(product[n, f] + bias[f], 0) * norm[f], rounded to the type of the product. NaN stays NaN.
+/// Ranks a tile in place: product[n, f] = max(product[n, f] + bias[f], 0) * norm[f], rounded to the type of the
+/// product. NaN stays NaN.
 WEFT_KERNEL(rank_tile, void(const Execution&, AnyMatrix product, Array<const float> bias, Array<const float> norm));
 
-/// products[i, j] -= sums[i] sums[j] / n_tokens: C from the sum of x~^T x~, in place; [d, d].
+/// Forms C from the sum of x~^T x~ in place: products[i, j] -= sums[i] sums[j] / n_tokens; [d, d].
 void centre_products(const Execution&, Array<const float> sums, std::int64_t n_tokens, Matrix<float> products);
 
 /// mean[f] = m and spread[f] = s + 1e-6 of the features of a tile. weight [features, d]: w; product [features, d]: w C.
@@ -32,10 +34,11 @@ void feature_moments(const Execution&, AnyMatrix weight, Array<const float> bias
 WEFT_KERNEL(standardise_tile, void(const Execution&, AnyMatrix product, Array<const float> bias,
                                    Array<const float> mean, Array<const float> spread));
 
-/// value[i] = z again, at least 0, for the entries in use. mean, spread [L * F].
+/// Restores value[i] = z, at least 0, for the entries in use. mean, spread [L * F].
 void unstandardise(const Execution&, const SparseActivations&, Array<const float> mean, Array<const float> spread);
 
-/// value[i] /= norm[key[i]] for the entries in use. norm [L * F]; that of a selected feature is not 0.
+/// Restores activations: value[i] /= norm[key[i]] for the entries in use. norm [L * F]; the norm of a selected feature
+/// is not 0.
 void unrank(const Execution&, const SparseActivations&, Array<const float> norm);
 
 }  // namespace weft::kernels

@@ -24,7 +24,7 @@ struct Tile {
   Array<const float> cut = {};  ///< [features] of this tile; without data: the filter's threshold
 };
 
-// ---- over the batch ------------------------------------------------------------------------------------------------
+// ---- selection over the batch --------------------------------------------------------------------------------------
 
 /// Entries that passed the filter, in the order (layer, feature block, token, feature): one segment for each (layer,
 /// feature block, token). Every tile of a feature block has all its features, and the tiles' tokens ascend.
@@ -42,40 +42,41 @@ struct CandidateLists {
   }
 };
 
-/// An entry passes if key > threshold, or if the tile has cuts if r > cut; with `admit` also the first admit(token,
-/// layer) entries of each token and layer with key == threshold.
+/// Condition for an entry to be listed: key > threshold or, if the tile has cuts, r > cut. With `admit` the first
+/// admit(token, layer) entries of each token and layer with key == threshold are listed, too.
 struct Filter {
   std::uint32_t threshold = 0;
   Matrix<const std::int32_t> admit;  ///< [tokens, n_layers] or null
   Matrix<std::int32_t> admitted;     ///< [tokens, n_layers] or null: ties admitted so far; zero before the first tile
 };
 
-/// Appends the entries that pass to the lists. Entries beyond their capacity are counted in segment_begin, not stored.
+/// Appends the entries that pass the filter to the lists. Entries beyond their capacity are counted in segment_begin,
+/// not stored.
 void filter_tile(const Execution&, const Tile&, std::int64_t block, const Filter&, const CandidateLists&);
 
-/// histogram [2048] += the tile's keys of this round, by bin.
+/// Adds the tile's keys of this round to histogram [2048], by bin.
 void histogram_tile(const Execution&, const Tile&, HistogramRound, Array<std::int64_t> histogram);
 
-/// ties(token, layer) += keys of the tile equal to `key` (> 0).
+/// Adds the number of keys of the tile equal to `key` (> 0) to ties(token, layer).
 void count_ties_tile(const Execution&, const Tile&, std::uint32_t key, Matrix<std::int32_t> ties);
 
-/// histogram [2048] += keys of the stored candidates of layers [layer_begin, layer_end), by bin.
+/// Adds the keys of the stored candidates of layers [layer_begin, layer_end) to histogram [2048], by bin.
 void histogram_candidates(const Execution&, const CandidateLists&, std::int64_t layer_begin, std::int64_t layer_end,
                           HistogramRound, Array<std::int64_t> histogram);
 
-/// ties [tokens, n_layers] = stored candidates equal to threshold[layer]. Overwrites.
+/// Overwrites ties [tokens, n_layers] with the number of stored candidates equal to threshold[layer].
 void count_ties(const Execution&, const CandidateLists&, Array<const std::uint32_t> threshold,
                 Matrix<std::int32_t> ties);
 
-/// The candidates with key > threshold[layer], and of those equal to it the first admit(token, layer) in feature order
-/// (null admit: all), as CSR. Sets all arrays of `activations`, whose sizes the caller has set.
+/// Writes as CSR the candidates with key > threshold[layer] and, among those equal to it, the first admit(token, layer)
+/// in feature order (null admit: all). Sets all arrays of `activations`, whose sizes the caller has set.
 void take_candidates(const Execution&, const CandidateLists&, Array<const std::uint32_t> threshold,
                      Matrix<const std::int32_t> admit, const SparseActivations& activations);
 
-// ---- per token -----------------------------------------------------------------------------------------------------
+// ---- selection per token -------------------------------------------------------------------------------------------
 
-/// The best words (selection_rule.hpp) so far, one row per (token, group), as a heap with the least word in front.
-/// Features per layer in a word's index: n_features_total.
+/// The best words (selection_rule.hpp) so far, one list per (token, group), as a heap with the least word in front. A
+/// word's index counts n_features_total features per layer.
 struct BestLists {
   std::int64_t n_groups = 0;          ///< rows of a token: layers, or 1
   std::int64_t n_features_total = 0;  ///< per layer, over all ranks
@@ -83,15 +84,15 @@ struct BestLists {
   Matrix<std::uint64_t> word;         ///< [tokens * n_groups, budget], zeroed by the caller before the first tile
 };
 
-/// Updates the lists. Call for ascending layers, and ascending features within a layer: an entry equal to the least
-/// word is not taken.
+/// Merges a tile into the lists. Must be called for ascending layers, and ascending features within a layer: an entry
+/// equal to the least word is not taken.
 void keep_best_tile(const Execution&, const Tile&, const BestLists&);
 
-/// cut_off[row] = the budget-th largest word among `n_lists` lists of the same rows; 0 if there are fewer. `words`:
-/// [n_lists * rows, budget], list after list, each row a heap. Overwrites the first list.
+/// Sets cut_off[row] to the budget-th largest word among `n_lists` lists of the same rows; 0 if there are fewer.
+/// `words`: [n_lists * rows, budget], list after list, each row a heap. Overwrites the first list.
 void merge_best(const Execution&, Matrix<std::uint64_t> words, std::int64_t n_lists, Array<std::uint64_t> cut_off);
 
-/// The words >= cut_off[row] (null: all) as CSR. Overwrites the lists; sets all arrays of `activations`.
+/// Writes the words >= cut_off[row] (null: all) as CSR. Overwrites the lists; sets all arrays of `activations`.
 void take_best(const Execution&, const BestLists&, Array<const std::uint64_t> cut_off,
                const SparseActivations& activations);
 

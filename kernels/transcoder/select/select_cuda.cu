@@ -44,8 +44,8 @@ struct DeviceSelection::Parts {
     View view{};
     LayerBias bias{};
     std::int64_t budget = 0;
-  } followed;                // of `begin`
-  bool formed_here = false;  // the products of the last `select`
+  } followed;                // arguments of `begin`
+  bool formed_here = false;  // the last `select` formed its products itself
   GraphLoop graph_loop;
   std::unique_ptr<Control, FreeHost> control_on_host;  // page-locked
 
@@ -101,7 +101,7 @@ struct DeviceSelection::Parts {
     }
   }
 
-  /// Limit: of a limit in memory; void: the product's type.
+  /// Limit: type of a limit in memory; void: the product's type.
   template <class Limit = void>
   void begin(const View& view, const LayerBias& bias, const LayerBias& cut, std::int64_t budget, bool first,
              cudaStream_t stream) const {
@@ -130,7 +130,7 @@ struct DeviceSelection::Parts {
             cuts != nullptr ? cuts + range.feature_begin : nullptr};
   }
 
-  /// Computes and reads all tiles once.
+  /// Computes all tiles and reads them once.
   void pass(const Execution& execution, const View& view, const LayerBias& bias, const LayerBias& cut,
             std::int64_t budget, const Producer& producer, bool first) const {
     const Sizes sizes(request);
@@ -150,7 +150,7 @@ struct DeviceSelection::Parts {
     require(cudaGetLastError(), "selection on the GPU, pass over the tiles");
   }
 
-  /// The first pass, with products that are filtered as they are formed.
+  /// Runs the first pass, whose products are filtered as they are formed.
   void form_and_filter(const Execution& execution, const View& view, const LayerBias& bias, const LayerBias& cut,
                        std::int64_t budget, const EncoderOperands& operands) const {
     begin<float>(view, bias, cut, budget, true, stream_of(execution));
@@ -176,12 +176,12 @@ struct DeviceSelection::Parts {
     }
   }
 
-  /// Replaces `values` by their sums over all ranks.
+  /// Replaces `values` by their sums over all ranks, in place.
   void sum(const Execution& execution, Count* values, std::int64_t n) const {
     exchange.sum(execution, {reinterpret_cast<std::int64_t*>(values), n});
   }
 
-  /// Tokens of a feature shard's slice: [begin, end) of n.
+  /// First of the n tokens that belong to a feature shard's slice.
   std::int64_t slice_begin(std::int64_t n, std::int64_t shard) const {
     return shard * n / request.position.feature_ranks;
   }

@@ -9,13 +9,14 @@
 // the device computes the tiles again, with histograms of all keys, until a threshold is known that fits (at most six
 // times; if more keys tie than the list holds, they are admitted in order by counts for each token). Then three rounds
 // of histograms over the list find the K-th key exactly, ties are admitted by counts in order, and the list becomes
-// rows. So a threshold, whatever it is, can cost time and never changes the result.
+// rows. So a threshold affects the time only, never the result.
 //
 // topk. One block of threads owns a token's row of a tile and its list of the best `budget` entries. It finds the
 // largest keys of parts of the row, which bound the budget-th key from below, and reads those parts again that have
 // keys above the bound. Nothing is carried from batch to batch.
 //
-// relu. Everything positive, as far as it fits; with cuts (jumprelu) everything above the cut of its feature.
+// relu. All positive entries, as far as the list holds them; with cuts (jumprelu) all entries above the cut of their
+// feature.
 //
 // A selection that is not valid (SelectionFailure) never writes outside its lists and sets a flag on the device.
 //
@@ -37,7 +38,7 @@
 // Order. Positions in the lists are reserved with an integer atomic, so they vary from run to run. Entries are found
 // through one (begin, count) for each token, layer and feature block, so the result does not vary.
 //
-// Where time goes and how far each part is from its limit: docs/performance.md.
+// docs/performance.md has the time of each part and its distance from the hardware limit.
 #pragma once
 
 #include <cstddef>
@@ -80,7 +81,7 @@ struct ShardPosition {
   std::int64_t data_ranks = 1;
   std::int64_t data_index = 0;
   std::int64_t feature_begin = 0;     ///< this rank's first feature
-  std::int64_t n_features_total = 0;  ///< per layer, of all ranks; 0: this rank's
+  std::int64_t n_features_total = 0;  ///< per layer, over all ranks; 0: only this rank has features
 };
 
 /// Collectives between ranks. Each call enqueues on the execution's stream; none is inside a loop of a graph. A single
@@ -88,24 +89,25 @@ struct ShardPosition {
 struct SelectionExchange {
   /// Replaces device values by their sums over all ranks of the grid.
   std::function<void(const Execution&, Array<std::int64_t> values)> sum;
-  /// Over the shards of this rank's slice: piece i of `data` (bytes[i] long, one after the other) is filled by shard i.
+  /// Gathers over the shards of this rank's slice: shard i fills piece i of `data` (bytes[i] long, one after the
+  /// other).
   std::function<void(const Execution&, void* data, std::span<const std::int64_t> bytes)> all_gather;
-  /// The same in pieces of equal size. *needed, on the device and the same on all these shards: 0 if none of them reads
-  /// what it would receive, so that nothing need be sent.
+  /// Gathers pieces of equal size over these shards. *needed is on the device and equal on all of them: 0 if no shard
+  /// reads what it would receive, so that nothing need be sent.
   std::function<void(const Execution&, const std::uint32_t* needed, Array<std::uint32_t> data)> all_gather_if;
-  /// Over the same: piece i of `send` goes to shard i; pieces are consecutive on both sides.
+  /// Exchanges pieces between these shards: piece i of `send` goes to shard i; pieces are consecutive on both sides.
   std::function<void(const Execution&, const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                      std::span<const std::int64_t> receive_bytes)>
       all_to_all;
 };
 
-/// Sizes of a selection: of one rank, for the largest batch.
+/// Sizes of a selection on one rank, for the largest batch.
 struct SelectionRequest {
   SelectionRule rule = SelectionRule::batch_topk;
   bool all_layers = false;  ///< one group for all layers (topk: of a token), else one per layer
   std::int64_t n_tokens = 0;
   std::int64_t n_layers = 0;
-  std::int64_t n_features = 0;  ///< per layer; 0 is possible for a shard
+  std::int64_t n_features = 0;  ///< per layer; may be 0 for a shard
   std::int64_t budget = 0;      ///< largest K of a group over all ranks; relu: entries expected in total
   Scalar product = Scalar::bf16;
   std::int64_t tile_tokens = 0;    ///< 0: all
@@ -123,10 +125,10 @@ struct TileRange {
   std::int64_t feature_count = 0;
 };
 
-/// Result of the last selection besides its rows. The same on all ranks, except for candidates and passes.
+/// Statistics of the last selection, equal on all ranks except for candidates and passes.
 struct SelectionReport {
-  std::vector<float> threshold;          ///< of each group: the K-th value; 0 if fewer than K are positive
-  std::vector<std::int64_t> candidates;  ///< of each group: entries of this rank that passed the last filter
+  std::vector<float> threshold;          ///< K-th value of each group; 0 if fewer than K are positive
+  std::vector<std::int64_t> candidates;  ///< entries of each group on this rank that passed the last filter
   std::int64_t passes = 0;               ///< times that this rank's tiles were computed
   std::int64_t ties_cut = 0;             ///< entries at a K-th value that are not selected (batch_topk)
   bool overflow = false;                 ///< more entries than a list holds; the rest is lost
@@ -137,13 +139,13 @@ struct SelectionFailure {
   enum Kind : std::uint32_t {
     none = 0,
     overflow = 1,   ///< more entries than the list holds: relu, or a producer that did not repeat a tile's bits
-    unsettled = 2,  ///< no pass settled it: a producer that did not repeat a tile's bits
+    unsettled = 2,  ///< no pass found a threshold that fits: a producer that did not repeat a tile's bits
   };
   std::uint32_t kind = none;
   std::uint32_t group = 0;    ///< the layer, or 0 with one group for all layers
-  std::int64_t entries = 0;   ///< that passed the last filter of the group
+  std::int64_t entries = 0;   ///< entries that passed the last filter of the group
   std::int64_t capacity = 0;  ///< entries that its list holds
-  std::int64_t passes = 0;    ///< over the tiles
+  std::int64_t passes = 0;    ///< passes over the tiles
 };
 
 class DeviceSelection {
@@ -166,8 +168,8 @@ class DeviceSelection {
   /// [n_features] on the device. Sets all arrays of `activations`, but no entries beyond its capacity. While the stream
   /// is captured, all of it goes into the graph, with a conditional loop for repeated passes (CUDA 12.4); otherwise the
   /// host waits for the first pass to learn whether there must be another. Sets *fault, on the device, to 1 if the
-  /// result is not valid (else leaves it); null: the caller looks at the report. cut_of_layer: L arrays [n_features];
-  /// with relu only. operands: what the producer's products are products of. If the GPU, their type and the sizes
+  /// result is not valid (else leaves it); null: the caller reads the statistics. cut_of_layer: L arrays [n_features];
+  /// with relu only. operands: the operands of the producer's products. If the GPU, their type and the sizes
   /// allow, batch_topk and relu form and filter them in one kernel (hopper_filter.hpp) and do not call the producer.
   void select(const Execution&, std::int64_t n_tokens, std::int64_t budget,
               std::span<const Array<const float>> bias_of_layer, const Producer&, const SparseActivations& activations,
@@ -177,23 +179,24 @@ class DeviceSelection {
   /// True if the last `select` formed the products of its operands and did not store them.
   bool forms_products() const;
 
-  /// With SelectionRequest::follows, topk only, in place of `select`: begin, `take` for every tile of another selection
-  /// with the same sizes and batch as it produces them (whole passes or parts of passes, each from the first tile on;
-  /// the last one whole), finish. `take` launches kernels alone, so it may be part of a captured loop.
+  /// Replace `select` with SelectionRequest::follows (topk only): call begin; then `take` for every tile of another
+  /// selection with the same sizes and batch as it produces them (whole passes or parts of passes, each from the first
+  /// tile on; the last one whole); then finish. `take` launches kernels alone, so it may be part of a captured loop.
   void begin(const Execution&, std::int64_t n_tokens, std::int64_t budget,
              std::span<const Array<const float>> bias_of_layer);
   void take(const Execution&, const TileRange&, AnyMatrix product);
   void finish(const Execution&, const SparseActivations& activations);
 
-  /// For each group the key (selection_rule.hpp) that an entry of the next batch must exceed to enter the list, on the
-  /// device; not for topk. Part of a checkpoint, so that the time repeats too. Any content is safe. 0xffffffff:
-  /// unknown.
+  /// Filter thresholds on the device: for each group the key (selection_rule.hpp) that an entry of the next batch must
+  /// exceed to enter the list; not for topk. They are part of a checkpoint, so that a resumed run also takes the same
+  /// time. Any content gives the same result. 0xffffffff: unknown.
   Array<std::uint32_t> thresholds() const;
 
-  /// The first selection since construction that was not valid. Waits for the stream.
+  /// Returns the first selection since construction that was not valid. Waits for the stream.
   SelectionFailure first_failure(const Execution&) const;
 
-  /// Waits for the stream. Throws Error(internal) if the producer did not repeat a tile's bits.
+  /// Returns the statistics of the last selection. Waits for the stream. Throws Error(internal) if the producer did not
+  /// repeat a tile's bits.
   SelectionReport report(const Execution&) const;
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What follows from a request before anything is computed: whether it is valid, sizes of tiles and lists, and where
-// they lie in the workspace. Included by select_cuda.cu only.
+// Checks a selection request and derives the sizes of tiles and lists and their places in the workspace. Included by
+// select_cuda.cu only.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// At most one of so many products is selected where they are filtered as they are formed: few are listed.
+/// Products are filtered as they are formed only if at most one in this many is selected: few are listed then.
 constexpr std::int64_t kHopperSparsity = 32;
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
@@ -27,11 +27,11 @@ std::int64_t total_features(const SelectionRequest& request) {
   return request.position.n_features_total > 0 ? request.position.n_features_total : request.n_features;
 }
 
-/// Sizes that follow from a request.
+/// Sizes derived from a request.
 struct Sizes {
   std::int64_t groups, tile_tokens, tile_features, tile_stride, blocks, padded_features, capacity, most, ranks;
   std::int64_t segments;  // the largest number of segments of a token in a layer
-  std::int64_t parts;     // topk: of a row, where the kernel that forms products finds their largest keys; 0: not
+  std::int64_t parts;     // topk: parts of a row whose largest keys the kernel that forms products finds; 0: none
   bool formed_here;       // products may be filtered as they are formed (hopper_filter.hpp), if the GPU can
 
   explicit Sizes(const SelectionRequest& request) {
@@ -42,7 +42,8 @@ struct Sizes {
     tile_stride = round_up(tile_features, 8);
     blocks = tile_features > 0 ? divide_up(request.n_features, tile_features) : 0;
     ranks = request.position.feature_ranks * request.position.data_ranks;
-    // Longer lists are faster from stored products. A segment has kHopperFeatures features, and a tile at least one.
+    // With longer lists, stored products are faster. A segment has kHopperFeatures features, a tile at least one
+    // segment.
     const std::int64_t listed_here =
         request.rule == SelectionRule::relu ? request.budget : request.budget * groups / ranks;
     formed_here = request.rule != SelectionRule::topk && request.product == Scalar::bf16 &&
@@ -50,13 +51,13 @@ struct Sizes {
                   (blocks <= 1 || tile_features >= kHopperFeatures);
     segments = formed_here ? std::max(blocks, divide_up(request.n_features, kHopperFeatures)) : blocks;
     parts = divide_up(request.n_features, kHopperPart);
-    // With fewer parts their largest keys would bound the budget-th key too far below it.
+    // With fewer parts, their largest keys would give a bound too far below the budget-th key.
     if (request.rule != SelectionRule::topk || request.product != Scalar::bf16 || request.follows || blocks != 1 ||
         parts < 2 * request.budget || parts > kMostParts)
       parts = 0;
     padded_features = round_up(request.n_features, formed_here || parts > 0 ? kHopperFeatures : 8);
     const std::int64_t group_entries = request.n_tokens * request.n_features * (request.n_layers / groups);
-    // One budget, in case all of it is on this rank, and twice this rank's share.
+    // Room for one budget, in case all of it is on this rank, and twice this rank's share.
     const std::int64_t wanted = request.budget + divide_up(2 * request.budget, ranks) + 65536;
     capacity = std::min(group_entries, request.rule == SelectionRule::relu ? request.budget : wanted);
     most = 0;

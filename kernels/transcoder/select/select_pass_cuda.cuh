@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A pass over the tiles: the limits computed before it, the filter, the repeated passes, and the decision whether there
-// is another pass. Included by select_cuda.cu only.
+// A pass over the tiles: the limits computed before it, the filter, the repeated passes, and the decision about another
+// pass. Included by select_cuda.cu only.
 #pragma once
 
 #include "kernels/transcoder/select/select_view_cuda.cuh"
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
       Group& group = view.group[thread];
       group = {};
       group.search.wanted = budget;
-      if (relu) group.room = budget;  // all that passed, also what a negative cut lets pass and is 0
+      if (relu) group.room = budget;  // all entries that passed, including zeros that exceed a negative cut
     }
     if (thread == 0) {
       view.control->again = 0;
@@ -74,16 +74,16 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The threshold that an entry must exceed, unless its feature has a cut. relu ignores the checkpointed one. Beyond
-/// infinity nothing passes.
+/// Returns the threshold that an entry must exceed, unless its feature has a cut. relu ignores the checkpointed
+/// threshold. Beyond infinity no entry passes.
 __device__ __forceinline__ float threshold_of(const View& view, int g, bool relu) {
   return relu ? 0.0f : __uint_as_float(min(view.threshold[g], kLargestKey));
 }
 
 // ---- the pass over a tile ------------------------------------------------------------------------------------------
 
-/// Entries of a span of one row that exceed the threshold, or their cut if there are cuts, one warp. `visit(ballot of
-/// passing lanes, own passes, column, r)`.
+/// Visits the entries of a span of one row that exceed the threshold, or their cut if there are cuts: `visit(ballot of
+/// passing lanes, own passes, column, r)`. Called by one warp.
 template <class T, class Visit>
 __device__ __forceinline__ void scan_span(const T* row, const float* bias, const float* cut, int begin, int end,
                                           float threshold, int lane, Visit&& visit) {
@@ -95,9 +95,10 @@ __device__ __forceinline__ void scan_span(const T* row, const float* bias, const
   }
 }
 
-/// Appends what exceeds the threshold to the list. kWarpsPerRow warps share kShared rows, each with its own span of
-/// columns; the block reserves space for all its rows at once. The loop only compares with the limits, which serve all
-/// shared rows; biases are added afterwards to the few that passed. Reads the tile once; bound by memory bandwidth.
+/// Appends the entries that exceed the threshold to the list. kWarpsPerRow warps share kShared rows, each with its own
+/// span of columns; the block reserves space for all its rows at once. The loop only compares with the limits, which
+/// serve all shared rows; biases are added afterwards to the few that passed. Reads the tile once; bound by memory
+/// bandwidth.
 template <class T, int kWarpsPerRow>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(View view, Piece piece, bool relu) {
   using V = Vector<T>;
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
   const int g = view.group_of(piece.layer);
   if (view.group[g].mode != kFilter || (view.open != nullptr && view.open[piece.layer] == 0)) return;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = warp % kWarpsPerRow;
-  const int first_row = warp / kWarpsPerRow * kShared;  // of the block's
+  const int first_row = warp / kWarpsPerRow * kShared;  // among the rows of the block
   const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(kRows) + first_row;
   const float threshold = threshold_of(view, g, relu);
   const int vectors = (piece.columns + V::kSize - 1) / V::kSize;
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
       for (int i = 0; i < kInFlight; ++i) {
         const int at = first + i * 32 + lane;
         const uint4* line = reinterpret_cast<const uint4*>(products + r * piece.stride);
-        // Beyond the end: not a number, which exceeds no limit.
+        // Values beyond the end are NaN, which exceeds no limit.
         x[r][i] = at < end && row + r < piece.rows ? __ldcs(line + at) : make_uint4(kAll, kAll, kAll, kAll);
       }
 #pragma unroll
@@ -244,8 +245,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
   }
 }
 
-/// Repeated passes: histograms, counts of ties, admission of ties. A warp processes whole rows. Entries beyond the list
-/// are counted, not stored; `decide` finds them.
+/// Repeated passes over a tile: histograms, counts of ties, admission of ties. A warp processes whole rows. Entries
+/// beyond the list are counted, not stored; `decide` finds them.
 template <class T>
 __global__ void __launch_bounds__(kThreads) survey_tile(View view, Piece piece) {
   __shared__ std::uint32_t bins[kHistogramBins];
@@ -321,8 +322,8 @@ __global__ void __launch_bounds__(kThreads) survey_tile(View view, Piece piece) 
   }
 }
 
-/// The next task of a group: filter -> (settled | histograms -> filter | ties -> admit). All threads of a block call
-/// it.
+/// Sets the next task of a group: filter -> (kSettled | histograms -> filter | ties -> admit). All threads of a block
+/// call it.
 __device__ void advance(const View& view, int g) {
   Group& group = view.group[g];
   Count* survey = view.survey + g * static_cast<std::int64_t>(kHistogramBins);
@@ -383,7 +384,7 @@ __device__ void advance(const View& view, int g) {
   __syncthreads();
 }
 
-/// Several ranks: what this rank found with its threshold, to be summed over all.
+/// Writes the counts that this rank found with its threshold, to be summed over all ranks. Only with several ranks.
 __global__ void __launch_bounds__(kMostLayers) report_pass(View view) {
   const int g = threadIdx.x;
   if (g >= view.n_groups) return;
@@ -393,7 +394,7 @@ __global__ void __launch_bounds__(kMostLayers) report_pass(View view) {
   view.agreement[g] = {view.group[g].cursor, upper, upper * upper, lower, lower * lower};
 }
 
-/// Records that the selection of group g is not valid. One thread.
+/// Marks the selection of group g as not valid. Called by one thread.
 __device__ void fail(const View& view, int g, SelectionFailure::Kind kind) {
   Control& control = *view.control;
   control.failed = kind;
@@ -404,7 +405,8 @@ __device__ void fail(const View& view, int g, SelectionFailure::Kind kind) {
                    static_cast<std::int64_t>(control.passes)};
 }
 
-/// Sets control->again, and the condition of the graph's loop if there is one: another pass over the tiles. One block.
+/// Decides about another pass over the tiles: sets control->again and, if there is one, the condition of the graph's
+/// loop. One block.
 __global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_graph, cudaGraphConditionalHandle loop) {
   const int t = threadIdx.x;
   bool open = false, overflow = false;
@@ -416,7 +418,7 @@ __global__ void __launch_bounds__(1024) decide(View view, bool relu, bool in_gra
       if (relu || (fits && (group.cursor >= group.search.wanted || view.threshold[t] == 0 || reached(view, t))))
         group.mode = kSettled;
     }
-    // Ties were counted before they were admitted: more of them means that a tile had other bits.
+    // Ties were counted before they were admitted: a larger number now means that a tile had other bits.
     if (group.mode == kAdmit) overflow = group.cursor > static_cast<Count>(view.capacity);
     open = group.mode != kSettled;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One work item per token row. A row is read twice, to count and to write, but the tile of products is still in the
+// One work item per token. Its row is read twice, to count and to write, but the tile of products is still in the
 // cache and few entries pass: blocks without any are skipped after one vectorised comparison.
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/select/select.hpp"
@@ -42,7 +42,7 @@ struct Row {
   }
 };
 
-/// The same bound for every feature.
+/// A bound that all features share.
 struct OneBound {
   float value;
   WEFT_HOST_DEVICE float operator[](std::int64_t) const { return value; }
@@ -62,7 +62,7 @@ void with_type(const Tile& tile, Function&& function) {
     function(float{});
 }
 
-/// bound[j]: what feature j of the tile must exceed; equal to the filter's threshold where ties are admitted.
+/// bound[j]: the value that feature j of the tile must exceed; equal to the filter's threshold where ties are admitted.
 template <class T, class Bound>
 void filter_rows(const Execution& execution, const Tile tile, std::int64_t block, const Filter filter,
                  const CandidateLists lists, const Bound bound) {
@@ -124,7 +124,7 @@ struct TeamHistogram {
 #ifdef __CUDA_ARCH__
     Kokkos::atomic_inc(&bins[bin]);
 #else
-    ++bins[bin];  // a team is one thread here
+    ++bins[bin];  // a team has one thread
 #endif
   }
 };
@@ -204,7 +204,8 @@ WEFT_HOST_DEVICE inline void sort_words(std::uint64_t* words, std::int64_t n) {
     }
     return;
   }
-  // Heap sort with the least in front, hence of complements: moving the front to the end repeatedly sorts ascending.
+  // Heap sort of complements, because the heap has the least word in front: moving the front to the end repeatedly
+  // sorts ascending.
   for (std::int64_t i = 0; i < n; ++i) words[i] = ~words[i];
   for (std::int64_t i = 1; i < n; ++i)
     for (std::int64_t child = i, parent = (i - 1) / 2; child > 0 && words[child] < words[parent];
@@ -382,7 +383,7 @@ void take_best(const Execution& execution, const BestLists& lists, Array<const s
           std::int64_t n = 0;
           for (std::int64_t j = 0; j < best.word.columns; ++j)
             if (words[j] >= least) {
-              // Ascending by index, followed by the key.
+              // Words are sorted ascending by index, followed by the key.
               words[n++] = static_cast<std::uint64_t>(index_of_word(words[j])) << 32 | key_of_word(words[j]);
             }
           sort_words(words, n);

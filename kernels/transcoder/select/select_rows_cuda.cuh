@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the list of entries that passed to rows: the exact K-th key, ties in order, offsets, entries.
+// Builds rows from the list of entries that passed: the exact K-th key, ties in order, offsets, entries.
 // Included by select_cuda.cu only.
 #pragma once
 
@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(512) search(View view, int round) {
   take_bin(group, histogram, round);
 }
 
-/// Several ranks: picks the bin of a round from the sum over all of them. The last histograms are apart for each slice
-/// of the batch, so they also show in which slice the ties end that are selected. One block per group.
+/// Picks the bin of a round from the sum over all ranks. Only with several ranks. The last histograms are separate for
+/// each slice of the batch, so they also show in which slice the selected ties end. One block per group.
 __global__ void __launch_bounds__(512) choose_bin(View view, int round) {
   const int g = blockIdx.x;
   Group& group = view.group[g];
@@ -145,8 +145,8 @@ __device__ __forceinline__ void for_each_entry(const View& view, std::int64_t to
   }
 }
 
-/// Counts entries above and at the K-th key for each group and token; with several ranks also those at it for each
-/// layer. One warp per token.
+/// Counts entries above and at the K-th key for each group and token; with several ranks also the entries at the K-th
+/// key for each layer. One warp per token.
 __global__ void __launch_bounds__(kThreads) count_entries(View view) {
   extern __shared__ std::uint32_t counters[];  // [warps, groups * 2 + layers if several ranks]
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads) count_entries(View view) {
       view.tie[token * view.n_layers + layer] = of_layer[layer];
 }
 
-/// Entries of all shards that are equal to the K-th key, of one token.
+/// Returns the number of entries of one token, over all shards, that are equal to the K-th key.
 __device__ Count ties_of_all(const View& view, int g, std::int64_t n) {
   Count all = 0;
   for (int shard = 0; shard < view.n_shards; ++shard)
@@ -189,8 +189,8 @@ __device__ Count ties_of_all(const View& view, int g, std::int64_t n) {
   return all;
 }
 
-/// Several ranks: admits this rank's share of the token that keeps only the first of its ties, in (layer, feature)
-/// order over all shards. One warp.
+/// Admits this rank's share of the token that keeps only the first of its ties, in (layer, feature) order over all
+/// shards. Only with several ranks. Called by one warp.
 __device__ void admit_share(const View& view, int g, int lane) {
   const Group& group = view.group[g];
   if (group.cut_kept == 0) return;
@@ -208,8 +208,8 @@ __device__ void admit_share(const View& view, int g, int lane) {
   if (lane == 0) view.admit[g * view.n_tokens + group.cut_token] = share;
 }
 
-/// The threshold of the next batch. Several ranks use what all of them found in the first pass, so that their
-/// thresholds stay the same. One thread.
+/// Sets the threshold of the next batch. Several ranks use the sums of their first passes, so that their thresholds
+/// stay the same. Called by one thread.
 __device__ void set_next_threshold(const View& view, int g) {
   const Group& group = view.group[g];
   const Count passed = view.several ? view.agreement[g].passed : min(group.cursor, static_cast<Count>(view.capacity));
@@ -220,10 +220,10 @@ __device__ void set_next_threshold(const View& view, int g) {
 /// Tokens of a thread of the two kernels that form prefix sums over all tokens by one block.
 constexpr int kTokensAtOnce = 4;
 
-/// How many of its ties each token keeps: the first `room` in token order, over the slices of the batch and the shards
-/// of the features. Several ranks: of a slice in which some are cut, at most one token keeps a part of them; its share
-/// of this rank follows from the counts of its layers on all shards, of which this rank provides its own (admit_share).
-/// One block per group.
+/// Sets how many of its ties each token keeps: the first `room` in token order, over the slices of the batch and the
+/// shards of the features. With several ranks, at most one token of a slice keeps only some of its ties; this rank's
+/// share of them follows from the counts of its layers on all shards, to which this rank contributes its own
+/// (admit_share). One block per group.
 __global__ void __launch_bounds__(1024) admit_ties(View view) {
   const int g = blockIdx.x;
   Group& group = view.group[g];
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(1024) admit_ties(View view) {
   }
 }
 
-/// row_offsets: prefix sums of above + admit over all groups. One block.
+/// Forms row_offsets, the prefix sums of above + admit over all groups. One block.
 __global__ void __launch_bounds__(1024) make_offsets(View view, std::int64_t* row_offsets) {
   if (view.several) {
     for (int g = threadIdx.x / 32; g < view.n_groups; g += blockDim.x / 32) admit_share(view, g, threadIdx.x % 32);
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(1024) make_offsets(View view, std::int64_t* ro
   if (threadIdx.x == 0) row_offsets[view.n_tokens] = static_cast<std::int64_t>(sum);
 }
 
-/// Writes the rows. One warp per token.
+/// Writes the rows of the CSR. One warp per token.
 __global__ void __launch_bounds__(kThreads) write_rows(View view, SparseActivations out) {
   const int lane = threadIdx.x & 31;
   const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(kWarps) + (threadIdx.x >> 5);
@@ -315,11 +315,11 @@ __global__ void __launch_bounds__(kThreads) write_rows(View view, SparseActivati
     bool stays = in_use && key > kth;
     const bool tied = in_use && key == kth;
     const unsigned ties = __ballot_sync(kAll, tied);
-    if (ties != 0) {  // the same for the whole warp
+    if (ties != 0) {  // uniform over the warp
       const unsigned same = __match_any_sync(kAll, g);
       const std::uint32_t rank = __popc(ties & same & before) + (g == last_group ? met : 0);
       if (tied) stays = rank < view.admit[g * view.n_tokens + token];
-      // Carry the count of the last tied lane's group: entries ascend by layer, so earlier groups do not come back.
+      // Carry the count of the last tied lane's group: entries ascend by layer, so earlier groups do not recur.
       const int source = 31 - __clz(ties);
       const std::uint32_t counted = rank + 1;
       met = __shfl_sync(kAll, counted, source);

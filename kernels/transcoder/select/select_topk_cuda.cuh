@@ -11,7 +11,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// How many of n descending words are greater than `word`.
+/// Returns how many of n descending words are greater than `word`.
 __device__ int count_greater(const Count* words, int n, Count word) {
   int begin = 0, end = n;
   while (begin < end) {
@@ -66,7 +66,8 @@ __device__ int keep_largest(Count* words, int n, int sorted, int budget) {
   return min(n, budget);
 }
 
-/// A layer without an entry in any row: `open` = 0. The host passes it where that is common. One block per layer.
+/// Sets `open` = 0 for a layer without an entry in any row. The host passes `open` where that is common. One block per
+/// layer.
 __global__ void __launch_bounds__(1024) find_open(View view, LayerBias bias) {
   const float* of_layer = bias.layer[blockIdx.x];
   bool any = false;
@@ -75,9 +76,9 @@ __global__ void __launch_bounds__(1024) find_open(View view, LayerBias bias) {
   if (threadIdx.x == 0) view.open[blockIdx.x] = open != 0;
 }
 
-/// A key that at least `budget` of the counted keys exceed, and how many do: the lower end of the histogram's bin with
-/// the budget-th key. 0 and all if there are fewer. bins [kHistogramBins] of the upper bits. All threads of a block of
-/// kThreads call it and get the same.
+/// The bar: a key that at least `budget` of the counted keys exceed, and the number of keys that exceed it. It is the
+/// lower end of the histogram's bin with the budget-th key; 0 and the number of all keys if there are fewer. bins
+/// [kHistogramBins] of the upper bits. All threads of a block of kThreads call it and get the same.
 struct Bar {
   std::uint32_t key, above;
 };
@@ -102,7 +103,7 @@ __device__ Bar bar_of(const std::uint32_t* bins, int budget) {
   return copy;
 }
 
-/// Parts of a row whose largest keys bound the budget-th key.
+/// Number of a thread's parts of a row whose largest keys bound the budget-th key.
 constexpr int kPartsOfThread = 8;
 constexpr int kMostParts = kPartsOfThread * kThreads;
 constexpr int kKnownPart = static_cast<int>(kHopperPart);
@@ -113,8 +114,8 @@ constexpr int kKnownPart = static_cast<int>(kHopperPart);
 ///
 /// The bar is a key that at least `budget` keys exceed: the least of a full list, or a bound by the largest keys of
 /// parts of the row, which are keys of as many entries. The parts whose largest key exceeds the bar are read again,
-/// from the L2 cache, and what exceeds it there is sorted into the list. Usually little more than the budget does. If
-/// it is more than the memory holds (ties, budgets of thousands), a histogram of the row raises the bar.
+/// from the L2 cache, and the entries that exceed it are sorted into the list. Their number is usually little above
+/// the budget. If it is more than the memory holds (ties, budgets of thousands), a histogram of the row raises the bar.
 ///
 /// kKnown: the kernel that formed the tile found the largest keys, in view.largest; the row is not read as a whole.
 template <class T, bool kKnown>
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   using V = Vector<T>;
   constexpr int kAtOnce = 2;  // vectors that a thread loads before it uses the first
   constexpr int kChunk = kThreads * kAtOnce;
-  constexpr int kParts = kPartsOfThread;  // of a thread's vectors: every eighth chunk
+  constexpr int kParts = kPartsOfThread;  // parts of a thread's vectors: every eighth chunk
   extern __shared__ Count words[];
   __shared__ std::uint16_t read_again[kMostParts];
   __shared__ int n_again, n_words;
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   const std::uint32_t index_base = static_cast<std::uint32_t>(
       piece.layer * static_cast<std::int64_t>(view.n_features_total) + view.feature_begin + piece.feature_begin);
   Count* list = view.word + (token * view.n_groups + g) * view.most;
-  if (view.open != nullptr && view.open[piece.layer] == 0) {  // the same for the whole grid
+  if (view.open != nullptr && view.open[piece.layer] == 0) {  // uniform over the grid
     if (!first_of_group) return;
     for (int i = thread; i < budget; i += kThreads) list[i] = 0;
     if (thread == 0) view.above[place] = view.admit[place] = 0;
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   const auto count = [&](std::uint32_t key) {
     if (key > 0) atomicAdd(bins + (key >> histogram_shift(0)), 1u);
   };
-  // The sums of a vector: visit(sum, place in the vector). In the padding of a row -infinity or not a number.
+  // Visits the sums of a vector: visit(sum, place in the vector). Sums in the padding of a row are -infinity or NaN.
   const auto for_each_sum = [&](const uint4& x, int at, auto&& visit) {
 #pragma unroll
     for (int j = 0; j < V::kSize; j += 4) {
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
       visit(V::get(x, j + 3) + bias.w, j + 3);
     }
   };
-  // The thread's vectors of a chunk: visit(vector, its number).
+  // Visits the thread's vectors of a chunk: visit(vector, its number).
   const auto for_each_vector = [&](int chunk, auto&& visit) {
     uint4 x[kAtOnce];
 #pragma unroll
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     n_words = old;
   }
   if (!full) clear_bins();
-  // The parts of this thread: visit(largest key, number).
+  // Visits the parts of this thread: visit(largest key, number).
   const auto for_each_part = [&](auto&& visit) {
     if constexpr (kKnown)
       for (int part = thread; part < known_parts; part += kThreads)
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     else
       for (int part = 0; part < own_parts; ++part) visit(most[part * kThreads + thread], thread * kParts + part);
   };
-  // What is read again of a part by one of kEach threads: visit(vector, its number).
+  // Visits the vectors of a part that one of kEach threads reads again: visit(vector, its number).
   constexpr int kEach = kKnown ? kKnownPart / V::kSize : kAtOnce;
   const auto for_each_again = [&](int part, int i, auto&& visit) {
     if constexpr (kKnown) {
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     } else {  // many keys in one bin: check the list's length after every few vectors
       const int step = min(kThreads, (room - budget) / V::kSize);
       for (int first = 0; first < vectors; first += step) {
-        const bool crowded = n_words + step * V::kSize > room;  // the same for the whole block
+        const bool crowded = n_words + step * V::kSize > room;  // uniform over the block
         __syncthreads();
         if (crowded) {
           const int kept = keep_largest(words, n_words, 0, budget);
@@ -291,9 +292,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   }
 }
 
-/// Several shards: for each row of a slice of the tokens the budget-th word among the lists of all shards; 0 if there
-/// are fewer. `lists` [n_lists, rows, most], descending, then 0. A word's rank is its position in its own list plus the
-/// number of greater words in the others: no two are equal. One warp per row.
+/// Finds, for each row of a slice of the tokens, the budget-th word among the lists of all shards; 0 if there are
+/// fewer. Only with several shards. `lists` [n_lists, rows, most], descending, then 0. A word's rank is its position in
+/// its own list plus the number of greater words in the others: no two are equal. One warp per row.
 __global__ void __launch_bounds__(kThreads)
     find_cut_offs(const Count* lists, int n_lists, std::int64_t rows, std::int64_t most, int budget, Count* cut_off) {
   const int lane = threadIdx.x & 31;
@@ -316,7 +317,8 @@ __global__ void __launch_bounds__(kThreads)
   if (lane == 0) cut_off[row] = found;
 }
 
-/// Several shards: shortens each list to the words that reach its cut-off [tokens, groups]. One thread per list.
+/// Shortens each list to the words that reach its cut-off [tokens, groups]. Only with several shards. One thread per
+/// list.
 __global__ void __launch_bounds__(kThreads) cut_lists(View view, const Count* cut_off) {
   const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
   if (row >= view.n_tokens * view.n_groups) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared by the kernels of the selection: the lists, histograms and counters of a batch in memory (View), one tile of
-// products (Piece), prefix sums and packed comparisons. Included by select_cuda.cu only.
+// Types and helpers that the kernels of the selection share: the lists, histograms and counters of a batch in memory
+// (View), one tile of products (Piece), prefix sums and packed comparisons. Included by select_cuda.cu only.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,12 +16,12 @@
 namespace weft::kernels::cuda {
 namespace {
 
-using Count = unsigned long long;  // what integer atomics take
+using Count = unsigned long long;  // type of integer atomics
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-// The filter keeps 4 loads of 16 bytes in flight for each of 1280 threads per multiprocessor. On an H200 (kInFlight,
-// kShared, kBlocksPerProcessor) = (4, 2, 3) and (2, 4, 3) take the same time within 2 %.
+// The filter keeps 4 loads of 16 bytes in flight for each of 1280 threads per multiprocessor, enough for the bandwidth
+// of an H200. Other values: docs/experiments_log.md.
 constexpr int kInFlight = 2;  // vectors of 16 bytes of each row that a lane loads before it compares them
 constexpr int kShared = 2;    // rows that a warp compares with the same limits
 #ifdef WEFT_BEFORE_AMPERE
@@ -43,46 +43,48 @@ enum Mode : std::uint32_t {
   kFilter,     // append keys above the threshold to the list
   kHistogram,  // count keys of a round by bin
   kCountTies,  // count keys equal to the threshold for each token
-  kAdmit,      // as kFilter, and of the keys equal to the threshold the first `admit` of each token
+  kAdmit,      // as kFilter; also appends the first `admit` keys of each token that are equal to the threshold
   kSettled     // none: the list is complete
 };
 
 struct Group {
-  KeySearch<Count> search;  // of the K-th key; in repeated passes among all keys of this rank, then in the lists
+  KeySearch<Count>
+      search;  // search for the K-th key; in repeated passes among all keys of this rank, then in the lists
   std::uint32_t mode;
   std::uint32_t kth;  // the K-th key; 0: every entry of the list is selected
   Count cursor;       // entries that passed the filter, stored or not
   Count room;         // entries equal to the K-th key that are selected
-  Count ties_cut;     // and that are not
+  Count ties_cut;     // entries equal to the K-th key that are not selected
   std::uint32_t ticket;
   // Several ranks.
   std::uint32_t guess;      // the threshold of the first pass
   Count earlier_ties;       // entries equal to the K-th key in earlier slices of the batch
-  std::uint32_t cuts_here;  // not 0: of this slice some of them are selected and some are not; else all or none
-  std::int64_t cut_token;   // the token of which
-  Count cut_kept;           // so many are selected and some are not; 0: there is none
+  std::uint32_t cuts_here;  // not 0: some of this slice's entries at the K-th key are selected and some are not
+  std::int64_t cut_token;   // token of which some entries at the K-th key are selected and some are not
+  Count cut_kept;  // number of cut_token's entries at the K-th key that are selected; 0: there is no such token
 };
 
-/// Summed over ranks for each group after the first pass. The sums of halves and of their squares show if all ranks had
-/// the same threshold: n values are equal if and only if n times the sum of squares is the square of the sum.
+/// Values that are summed over ranks for each group after the first pass. The sums of halves and of their squares show
+/// if all ranks had the same threshold: n values are equal if and only if n times the sum of squares is the square of
+/// the sum.
 struct Agreement {
   Count passed;  // entries above the threshold
   Count upper, upper_squared;
   Count lower, lower_squared;
 };
 constexpr std::int64_t kAgreementCounts = sizeof(Agreement) / sizeof(Count);
-/// With more ranks the sums of squares would overflow.
+/// Largest number of ranks: with more, the sums of squares would overflow.
 constexpr std::int64_t kMostRanks = 65536;
 
 struct Control {
   std::uint32_t again;  // another pass is needed
   std::uint32_t passes;
-  std::uint32_t failed;     // the last selection: a SelectionFailure::Kind
-  std::uint32_t cuts_here;  // several ranks: that of any group; the same on all shards of a slice
-  SelectionFailure first;   // since construction
+  std::uint32_t failed;     // SelectionFailure::Kind of the last selection
+  std::uint32_t cuts_here;  // several ranks: not 0 if it is in any group; equal on all shards of a slice
+  SelectionFailure first;   // first failure since construction
 };
 
-/// Sizes and memory: the argument of every kernel.
+/// Sizes and memory of a selection: the argument of every kernel.
 struct View {
   int n_groups;
   int n_layers;
@@ -103,26 +105,26 @@ struct View {
   float* bias;  // [layers, padded features] the biases, -infinity in the padding (topk)
   float* largest;      // [rows of the tile, parts] from the kernel that formed the tile (PartsOfRows); null: not known
   Count* histogram;    // [rounds, groups, bins]
-  Count* survey;       // [groups, bins] of a pass over tiles
+  Count* survey;       // [groups, bins] histograms of a repeated pass
   std::uint32_t* key;  // [groups, capacity]
   float* value;        // [groups, capacity]
   uint2* segment;      // [tokens, layers, blocks] first entry in the list, entries
-  std::uint32_t* above;  // [groups, tokens] entries that stay for certain
+  std::uint32_t* above;  // [groups, tokens] entries above the K-th key, all selected
   std::uint32_t* tied;   // [groups, tokens] entries equal to the K-th key
-  std::uint32_t* admit;  // [groups, tokens] how many of them stay
+  std::uint32_t* admit;  // [groups, tokens] how many of `tied` are selected
   std::uint32_t* used;   // [groups, tokens] how many a pass over the tiles has admitted
   Count* word;           // [tokens, groups, most] best words of a token, descending, then 0 (topk)
   std::uint32_t* open;   // [layers] 0 if no feature of the layer can be selected; null: not known
 
-  // Several ranks. `several` is for batch_topk only, the other members also for topk.
+  // Members for several ranks. `several` is for batch_topk only, the others also for topk.
   bool several;
   int n_ranks, n_shards, shard, n_slices, slice;  // all; of the feature axis; of the data axis
   std::uint32_t n_features_total;                 // per layer
   std::uint32_t feature_begin;
   Agreement* agreement;          // [groups]
-  std::uint32_t* tied_of_shard;  // [shards, groups, tokens] `tied` of all shards, of which it is a part
+  std::uint32_t* tied_of_shard;  // [shards, groups, tokens] `tied` of all shards; `tied` is a part of it
   std::uint32_t* tie;            // [tokens, layers] this rank's entries equal to the K-th key
-  std::uint32_t* cut_tie;        // [shards, layers] the same of each group's cut_token
+  std::uint32_t* cut_tie;        // [shards, layers] `tie` of each group's cut_token
   Count* last_round;             // [slices, groups, kLastBins] the last histogram of each slice of the batch
 
   __device__ Count* last_round_of(int of_slice, int g) const {
@@ -132,7 +134,7 @@ struct View {
   __device__ int group_of(int layer) const { return all_layers ? 0 : layer; }
 };
 
-/// A vector [n_features] of each layer: biases, or cuts (null: none).
+/// One vector [n_features] for each layer: biases, or cuts (null: none).
 struct LayerBias {
   const float* layer[kMostLayers];
 };
@@ -164,7 +166,8 @@ __device__ __forceinline__ int warp_exclusive(int value, int lane, int& total) {
   return sum - value;
 }
 
-/// Sum over the threads before this one, and over all in `total`. Every thread of a block of whole warps calls it.
+/// Returns the sum over the threads before this one, and the sum over all threads in `total`. Every thread of a block
+/// of whole warps calls it.
 __device__ Count block_exclusive(Count value, Count& total) {
   __shared__ Count of_warp[32];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, n_warps = blockDim.x >> 5;
@@ -191,7 +194,8 @@ __device__ Count block_exclusive(Count value, Count& total) {
   return (warp > 0 ? of_warp[warp - 1] : 0) + sum - value;
 }
 
-/// pick_bin (selection_rule.hpp) by a block of threads: all of them call it and get the same. Rank 0 gives bin -1.
+/// pick_bin (selection_rule.hpp) by a block of threads: all of them call it and get the same result. Rank 0 gives
+/// bin -1.
 __device__ PickedBin<Count> pick_bin_by_block(const Count* histogram, Count rank) {
   __shared__ PickedBin<Count> result;
   const int per = kHistogramBins / blockDim.x;
@@ -217,7 +221,7 @@ __device__ PickedBin<Count> pick_bin_by_block(const Count* histogram, Count rank
   return copy;
 }
 
-/// 16 bytes of products.
+/// A vector of 16 bytes of products.
 template <class T>
 struct Vector;
 
@@ -238,7 +242,7 @@ struct Vector<bf16> {
   /// The largest value of the type that is not above c.
   static __device__ __forceinline__ bf16 below(float c) {
     const std::uint32_t bits = __float_as_uint(c);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7f80};  // not a number: nothing can pass
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return {0x7f80};  // NaN: no entry can pass
     return {static_cast<std::uint16_t>(((bits >> 31) != 0 ? bits + 0xffffu : bits) >> 16)};
   }
   static __device__ __forceinline__ bf16 nothing() { return {0x7f80}; }
@@ -260,9 +264,9 @@ struct Vector<float> {
   static __device__ __forceinline__ std::uint32_t nothing_word() { return kLargestKey; }
 };
 
-/// Several ranks: true if all of them filtered with the same threshold and at least K entries passed. Then nothing at
-/// or below the threshold is selected, however few of the entries are this rank's. If not, every rank continues until
-/// its own list reaches down to its own K-th key, which is never above that of all; so the loop over tiles needs no
+/// True if all of several ranks filtered with the same threshold and at least K entries passed. Then no entry at or
+/// below the threshold is selected, even if this rank has few entries. If not, every rank continues until its own list
+/// reaches down to its own K-th key, which is never above the K-th key of all ranks; so the loop over tiles needs no
 /// exchange.
 __device__ bool reached(const View& view, int g) {
   if (!view.several) return false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rule by which activations of a batch are selected, and the arithmetic of finding them: the same functions on host
-// and device, for the portable kernels (select.hpp) and the hand-written ones (select_cuda.hpp).
+// The rule by which activations of a batch are selected, and the arithmetic of the search for them. Host and device use
+// the same functions, in the portable kernels (select.hpp) and in the hand-written ones (select_cuda.hpp).
 //
 // r = fp32(stored product + bias). Candidates are entries with r > 0, ordered by (r descending, then token, layer and
 // feature ascending, all indices global). Of each group the first min(K, #candidates) are selected.
@@ -28,11 +28,11 @@
 
 namespace weft::kernels {
 
-/// relu with cuts (Tile::cut, DeviceSelection::select) is jumprelu.
+/// Selection rules of the table above; relu with cuts (Tile::cut, DeviceSelection::select) is jumprelu.
 enum class SelectionRule { batch_topk, topk, relu };
 
-/// K of a group with `n_layers` layers (1 for scope layer) and `n_tokens` tokens (1 for topk). Halves round up; at
-/// least 1.
+/// Returns K of a group with `n_layers` layers (1 for scope layer) and `n_tokens` tokens (1 for topk). Halves round up;
+/// at least 1.
 inline std::int64_t selection_budget(double k, std::int64_t n_layers, std::int64_t n_tokens) {
   return std::max<std::int64_t>(1, std::llround(k * static_cast<double>(n_layers) * static_cast<double>(n_tokens)));
 }
@@ -41,7 +41,7 @@ inline std::int64_t selection_budget(double k, std::int64_t n_layers, std::int64
 
 /// Order-preserving key of r; 0 for everything that is not positive, NaN included (finiteness is checked elsewhere).
 WEFT_HOST_DEVICE inline std::uint32_t selection_key(float r) { return r > 0.0f ? float_bits(r) : 0u; }
-constexpr std::uint32_t kLargestKey = 0x7f800000u;  ///< of infinity
+constexpr std::uint32_t kLargestKey = 0x7f800000u;  ///< key of infinity
 
 /// An entry and its position in the order as one word: larger words come first, no two are equal, 0 is no entry.
 /// `index` = layer * features per layer + feature, both global: of equal keys in a token the lower index comes first.
@@ -57,7 +57,7 @@ WEFT_HOST_DEVICE constexpr std::uint32_t index_of_word(std::uint64_t word) {
 
 // ---- search for the K-th key ----------------------------------------------------------------------------------------
 
-/// A key is found in three rounds of at most 2048 bins: bits 30..20, 19..9, 8..0.
+/// Rounds of the search for a key, of at most 2048 bins each: bits 30..20, 19..9, 8..0.
 constexpr int kHistogramRounds = 3;
 constexpr int kHistogramBins = 2048;
 WEFT_HOST_DEVICE constexpr int histogram_shift(int round) { return round == 0 ? 20 : round == 1 ? 9 : 0; }
@@ -76,12 +76,12 @@ struct HistogramRound {
   }
 };
 
-/// The highest bin such that it and the bins above hold at least `rank` keys (>= 1); -1 if all hold fewer.
+/// Finds the highest bin such that it and the bins above hold at least `rank` keys (>= 1); -1 if all hold fewer.
 template <class Count>
 struct PickedBin {
   int bin;
   Count above;   ///< keys in the bins above it (bin -1: all)
-  Count inside;  ///< keys in it
+  Count inside;  ///< keys in the bin
 };
 
 template <class Count>
@@ -97,16 +97,16 @@ template <class Count>
 struct KeySearch {
   Count wanted = 0;          ///< K
   Count greater = 0;         ///< keys with larger upper bits than the K-th (exhausted: all)
-  Count inside = 0;          ///< keys with its upper bits; after the last round its ties, itself included
+  Count inside = 0;          ///< keys with the upper bits of the K-th; after the last round its ties, itself included
   std::uint32_t prefix = 0;  ///< upper bits of the K-th key, as far as they are known
-  int rounds = 0;            ///< done
+  int rounds = 0;            ///< number of finished rounds
   bool exhausted = false;    ///< there are fewer than K keys: all count
 
-  /// Keys of the next round.
+  /// The keys that the next round counts.
   WEFT_HOST_DEVICE HistogramRound round() const { return {rounds, prefix}; }
   /// Rank of the K-th key among the keys of the next round.
   WEFT_HOST_DEVICE Count rank() const { return wanted - greater; }
-  /// Takes the bin of `rank()` in the histogram of `round()`.
+  /// Continues the search with the bin of `rank()` in the histogram of `round()`.
   WEFT_HOST_DEVICE void advance(const PickedBin<Count>& picked) {
     if (exhausted) return;
     greater += picked.above;
@@ -117,23 +117,24 @@ struct KeySearch {
   }
   /// The least key with the prefix; after the last round the K-th key. 0: every candidate counts.
   WEFT_HOST_DEVICE std::uint32_t key() const { return exhausted ? 0 : prefix << histogram_shift(rounds - 1); }
-  /// Keys that reach key().
+  /// Number of keys that reach key().
   WEFT_HOST_DEVICE Count reaching() const { return greater + inside; }
   /// The threshold that exactly the keys from key() on exceed.
   WEFT_HOST_DEVICE std::uint32_t threshold() const { return key() == 0 ? 0 : key() - 1; }
-  /// Entries at the K-th key that are selected, and those that are not. After the last round.
+  /// Number of entries at the K-th key that are selected, and of those that are not. Valid after the last round.
   WEFT_HOST_DEVICE Count ties_kept() const { return wanted - greater; }
   WEFT_HOST_DEVICE Count ties_cut() const { return exhausted ? 0 : reaching() - wanted; }
 };
 
-/// Ties are selected in the order (token, layer, feature). Of `ties` entries at the K-th key with `before` others ahead
-/// of them, how many are among the first `kept`.
+/// Returns how many of `ties` entries at the K-th key, with `before` others ahead of them, are among the first `kept`.
+/// Ties are selected in the order (token, layer, feature).
 template <class Count>
 WEFT_HOST_DEVICE constexpr Count ties_admitted(Count ties, Count before, Count kept) {
   return before >= kept ? 0 : ties < kept - before ? ties : kept - before;
 }
 
-// ---- threshold of the next batch ------------------------------------------------------------------------------------
+// ---- filter threshold of the next batch
+// ------------------------------------------------------------------------------------
 
 /// The filter threshold of the next batch, slightly below the K-th key of this one: it aims at 1.375 K entries. Near
 /// the K-th value the logarithm of the rank falls about linearly with the value; the line from the threshold of this

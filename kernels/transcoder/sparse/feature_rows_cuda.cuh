@@ -15,8 +15,8 @@ struct FeatureRows {
   const std::uint32_t* position;
   const float* value;         // by CSR position
   AnyMatrix rows;             // gradient rows or inputs
-  std::int64_t first_column;  // of `rows`, for column 0 of the parameters
-  std::int64_t first_key;     // of row 0
+  std::int64_t first_column;  // column of `rows` for column 0 of the parameters
+  std::int64_t first_key;     // key of row 0
   std::int64_t n_rows;
   ParameterRows parameters;  // without storage if only the shape is needed
   const AdamStep* step;      // null: no update

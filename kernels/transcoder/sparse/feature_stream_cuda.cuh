@@ -15,10 +15,10 @@
 // warps, dW summed over the warps in their order. The assignment of items to warps changes no sum: every result has one
 // owner and a fixed order.
 //
-// State. Of the 8-bit policy, weights and moments come through shared memory too, two features ahead, by the copy
-// engine of the multiprocessor (StateStages): that leaves registers for 16 warps. Of the other policies, whose moments
-// would take more shared memory than there is for as many warps, the weights are loaded one feature ahead into
-// registers.
+// State. With 8-bit storage, weights and moments also pass through shared memory, two features ahead, by the copy
+// engine of the multiprocessor (StateStages), so that the registers suffice for 16 warps. With the other storage types,
+// whose moments would need more shared memory than there is for as many warps, the weights are loaded one feature ahead
+// into registers.
 //
 // Limit: L2. The rows gathered (512 B x chunks per hit) and the state (8 to 24 B per parameter) both pass through it.
 #pragma once
@@ -47,9 +47,9 @@ inline Grouping grouping_of(std::int64_t d_model) {
 
 // ---- norms of rows
 
-/// Sum of the squares of the eight weights of a lane. The norm of a row adds, in fp32 and in this order: these of the
-/// chunks of a column group, of all lanes (warp_sum), of the groups and targets. Whatever forms a norm in this order
-/// gives the same bits.
+/// Sum of the squares of the eight weights of a lane. The norm of a row adds, in fp32 and in this order: these sums
+/// of the chunks of a column group, of all lanes (warp_sum), of the groups and targets. Every kernel that forms a norm
+/// in this order gives the same bits.
 template <StatePolicy policy>
 __device__ __forceinline__ float square_of(const LaneState<policy>& state) {
   float w[8];
@@ -76,8 +76,8 @@ struct StreamArguments {
   const char* rows;             // bf16
   std::int64_t row_bytes;
   std::int64_t n_features;
-  std::int64_t target_begin, target_end;  // targets of this launch
-  std::int64_t first_item, items;         // of the units of these targets: [first_item, items), units * blocks
+  std::int64_t target_begin, target_end;  // targets of the launch
+  std::int64_t first_item, items;         // range of items of these targets, of units * blocks
   int n_layers;
   int d_model;
   int groups;
@@ -86,8 +86,8 @@ struct StreamArguments {
   StatePointers layer[kMostLayers];
 };
 
-/// What the rows of the stream are: gradient rows of a cross-layer decoder or of one per layer, which are dotted with
-/// the weights, or the inputs of an encoder, whose entries' values are summed.
+/// Meaning of the rows of the stream: gradient rows of a cross-layer decoder or of a decoder per layer, which are
+/// dotted with the weights, or inputs of an encoder, whose entries' values are summed.
 enum class StreamKind { encoder, cross_layer, per_layer };
 
 /// (source, target, column group) of a unit; units are ordered by target. A cross-layer decoder has a unit for each
@@ -109,14 +109,14 @@ template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, in
           bool kUpdate, int kStages, class Epilogue>
 __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     stream_features(const __grid_constant__ StreamArguments a, const __grid_constant__ Epilogue epilogue) {
-  // Not that of constant_rate: the step may be withheld since (kernels/peers/peers_cuda.hpp).
+  // The flag in constant_rate may be outdated: the step may have been withheld since (kernels/peers/peers_cuda.hpp).
   if constexpr (kUpdate)
     if (a.step->withheld != 0) return;
   using Rows = RowStream<kChunks, kRing, kKind != StreamKind::encoder, kFull>;
   using Stages = StateStages<kChunks, kStages>;
   constexpr bool kCross = kKind == StreamKind::cross_layer, kDots = kKind != StreamKind::encoder;
   constexpr bool kStaged = kStages > 0;
-  // Without them there may be none: the norm of an encoder's gradient has no weights.
+  // Weights may be absent without dots: the norm of an encoder's gradient needs none.
   constexpr bool kWeights = kDots || kUpdate || Epilogue::kHasExtra;
   // An extra gradient that depends on the norms of rows needs them again in the next step.
   constexpr bool kSquares = kUpdate && Epilogue::kHasExtra;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
   if constexpr (kStaged)
     stages.start(own + kRing * Rows::kRowBytes, shared + kWarps * kOwnBytes + warp * kStages * 8, lane);
 
-  // Depends on the unit: the row geometry of its source and this lane's first column.
+  // Values that depend on the unit: the row geometry of its source and this lane's first column.
   std::int64_t columns = 0, column = 0, row_blocks = 0, block_column = 0;
   const auto enter = [&](const Unit& unit) {
     columns = static_cast<std::int64_t>(kCross ? a.n_layers - unit.source : 1) * a.d_model;
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
         }
     }
 
-    // Likewise what the extra gradient needs of feature i.
+    // Lane i also keeps the factor of feature i for the extra gradient.
     [[maybe_unused]] float of_row = 0.0f;
     if constexpr (Epilogue::kHasExtra)
       if (lane < count) of_row = epilogue.extra.row(unit.source * a.n_features + first + lane);
@@ -457,14 +457,14 @@ void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Ep
     require(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kWarps * kWarp, kShared), "stream_features");
     return blocks;
   }();
-  // Warps take items from a counter, so any number of blocks does. One less leaves room for a barrier.
+  // Warps take items from a counter, so any number of blocks works. One block less leaves room for a barrier's warp.
   const int blocks = multiprocessors() * resident - (barriers_in_use() ? 1 : 0);
   kernel<<<blocks, kWarps * kWarp, kShared, queue>>>(arguments, epilogue);
   require_launch("stream_features");
 }
 
-/// Registers decide how many warps fit: 16 for the 8-bit state (12 with 1024 columns), 12 for bf16, 8 for fp32.
-/// Measured; see docs/performance.md.
+/// Warps per block, limited by registers: 16 for the 8-bit state (12 with 1024 columns), 12 for bf16, 8 for fp32.
+/// Timings: docs/performance.md.
 template <StatePolicy policy, StreamKind kKind, bool kUpdate, class Epilogue>
 void launch_grouped(cudaStream_t queue, const Grouping& grouping, const StreamArguments& arguments,
                     const Epilogue& epilogue) {
@@ -491,7 +491,7 @@ void launch_grouped(cudaStream_t queue, const Grouping& grouping, const StreamAr
 template <StreamKind kKind, bool kUpdate, class Epilogue>
 void launch_stream(cudaStream_t queue, StatePolicy policy, const Grouping& grouping, const StreamArguments& arguments,
                    const Epilogue& epilogue) {
-  if constexpr (!kUpdate) {  // reads only the weights' bf16, which all policies have
+  if constexpr (!kUpdate) {  // reads only the bf16 plane of the weights, which all storage types have
     launch_grouped<StatePolicy::bf16, kKind, false>(queue, grouping, arguments, epilogue);
   } else {
     switch (policy) {

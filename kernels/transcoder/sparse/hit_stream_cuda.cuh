@@ -19,11 +19,11 @@ struct Hit {
   float value;
 };
 struct HotFeature {
-  std::uint32_t key, begin, count;  // begin: in the regrouped list
+  std::uint32_t key, begin, count;  // begin: index in the regrouped list
 };
 
-/// The regrouped hits: within each 32 features first those of the cold features, then those of the hot ones, each with
-/// features ascending.
+/// The regrouped hits: within each block of 32 features first the hits of the cold features, then those of the hot
+/// ones, features ascending in both.
 struct HitStream {
   Hit* hit;                 // [capacity]
   std::uint32_t* position;  // [capacity] CSR position
@@ -39,7 +39,7 @@ struct HitStream {
   float* weight_square;      // [units, F] sums of squares of the new weights; null: not formed
   float* value_sum;          // [L * F] sums of the hits' values (encoder: the bias gradients)
   std::int64_t capacity;
-  std::int64_t blocks;  // of 32 features in a layer
+  std::int64_t blocks;  // blocks of 32 features in a layer
 };
 
 /// Cuts `workspace` into a HitStream; with data == nullptr only counts bytes.
@@ -70,10 +70,10 @@ inline std::int64_t place_stream(std::byte* data, std::int64_t n_layers, std::in
   return layout.bytes();
 }
 
-/// The step's constants, in constant memory: operands of the instructions that use them instead of thirty registers.
+/// The step's constants, in constant memory: instructions read them as operands, which saves thirty registers.
 static __constant__ AdamRate constant_rate;
 
-/// One warp per 32 features: computes where their hits go.
+/// Computes the places of the hits of 32 features per warp.
 static __global__ void plan_stream(const std::int64_t* offsets, std::int64_t n_layers, std::int64_t n_features,
                                    const AdamStep* step, HitStream stream) {
   const std::int64_t block = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
@@ -104,7 +104,7 @@ static __global__ void plan_stream(const std::int64_t* offsets, std::int64_t n_l
   }
 }
 
-/// One thread per hit: writes (token, value) to its index.
+/// Writes (token, value) of each hit to its place. One thread per hit.
 static __global__ void fill_stream(const std::int64_t* offsets, std::int64_t n_keys, const std::uint32_t* token,
                                    const std::uint32_t* position, const std::uint32_t* keys, const float* value,
                                    std::int64_t n_features, HitStream stream) {
@@ -121,7 +121,7 @@ static __global__ void fill_stream(const std::int64_t* offsets, std::int64_t n_k
   }
 }
 
-/// Plans and fills; `value` by CSR position.
+/// Runs plan_stream and fill_stream; `value` by CSR position.
 inline void prepare_stream(cudaStream_t queue, const SparseActivations& activations, const FeatureHits& hits,
                            const float* value, const AdamStep* step, const HitStream& stream) {
   const std::int64_t n_keys = activations.n_layers * activations.n_features;

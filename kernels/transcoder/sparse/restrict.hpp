@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Joins the sparse lists of several groups of tokens and keeps a range of features: a rank of the data axis updates a
-// slice of the features over the tokens of all groups. And keeps entries above a bound.
+// slice of the features over the tokens of all groups. Can also drop entries that do not exceed a bound.
 #pragma once
 
 #include <span>

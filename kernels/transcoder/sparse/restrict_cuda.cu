@@ -21,13 +21,13 @@ struct Lists {
   std::uint32_t n_features, first, kept;
   const float* cut;  // by key; null: all values
 
-  /// Below `first` the difference wraps to a large number.
+  /// True if entry i is kept. Below `first` the difference wraps to a large number.
   __device__ bool keeps(std::int64_t i, std::uint32_t old) const {
     return old % n_features - first < kept && (cut == nullptr || value[i] > cut[old]);
   }
 };
 
-/// counts[token]: entries to keep.
+/// Sets counts[token] to the number of entries to keep.
 __global__ void count_kept(const Lists from, std::int64_t* counts) {
   const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
   if (token >= from.n_tokens) return;
@@ -40,7 +40,7 @@ __global__ void count_kept(const Lists from, std::int64_t* counts) {
   if (lane == 0) counts[token] = count;
 }
 
-/// 32 entries at a time; the number kept in the lanes below gives the index of each.
+/// Copies the kept entries, 32 at a time; the number kept in lower lanes gives the index of each.
 __global__ void take_kept(const Lists from, const std::int64_t* offsets, std::uint32_t* key, float* value) {
   const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
   if (token >= from.n_tokens) return;

@@ -5,12 +5,12 @@
 namespace weft::kernels::portable {
 namespace {
 
-/// Which entries of a group are kept.
+/// The entries of a group that are kept.
 struct Kept {
   std::int64_t first, count;  // features
   Array<const float> cut;
 
-  /// Of entry i: its feature among those kept; -1: none.
+  /// Index of entry i's feature among the kept features; -1 if it is not kept.
   WEFT_HOST_DEVICE std::int64_t feature(const SparseActivations& from, std::int64_t i) const {
     const std::int64_t feature = from.key[i] % from.n_features - first;
     const bool keeps = feature >= 0 && feature < count && (cut.data == nullptr || from.value[i] > cut[from.key[i]]);

@@ -15,7 +15,7 @@
 
 namespace weft::kernels {
 
-/// CSR. Arrays hold their capacity; the entries in use are row_offsets[n_tokens].
+/// Activations by token (CSR). Arrays have their full capacity; row_offsets[n_tokens] entries are in use.
 struct SparseActivations {
   std::int64_t n_tokens = 0;
   std::int64_t n_layers = 0;
@@ -25,7 +25,7 @@ struct SparseActivations {
   Array<float> value;               ///< [capacity] activation, > 0
 };
 
-/// CSC of the same entries.
+/// The entries of a SparseActivations by feature (CSC).
 struct FeatureHits {
   Array<std::int64_t> offsets;    ///< [n_layers * n_features + 1]
   Array<std::uint32_t> token;     ///< [capacity]
@@ -35,7 +35,7 @@ struct FeatureHits {
 /// Bytes of workspace of `transpose`; n_keys = n_layers * n_features, capacity as SparseActivations::key.size.
 WEFT_KERNEL(transpose_workspace, std::int64_t(Backend, std::int64_t n_keys, std::int64_t capacity));
 
-/// CSR -> CSC. Hits of a feature ascend by token, for any number of threads. Overwrites `hits`.
+/// Converts CSR to CSC. Hits of a feature ascend by token, for any number of threads. Overwrites `hits`.
 WEFT_KERNEL(transpose, void(const Execution&, const SparseActivations&, FeatureHits hits, Array<std::byte> workspace));
 
 }  // namespace weft::kernels

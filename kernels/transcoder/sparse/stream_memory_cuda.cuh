@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What passes through the shared memory of a warp of the stream (feature_stream_cuda.cuh): the rows of hits, and the
-// 8-bit state of the next features.
+// Rings in the shared memory of a warp of the stream (feature_stream_cuda.cuh): the rows of hits, and the 8-bit state
+// of the next features.
 #pragma once
 
 #include "kernels/bulk_copy_cuda.cuh"
@@ -24,16 +24,16 @@ struct RowStream {
   static constexpr int kRowBytes = kChunks * 512;
   static constexpr int kDotBytes = kDots ? kDotHits * kDotStride * 4 : 0;
 
-  std::uint32_t ring;  // of this lane
+  std::uint32_t ring;  // address of this lane's part
   float* dots;         // [kDotHits][kDotStride]: partial dots by lane
   const char* rows;    // first row, this lane's first column
   std::int64_t row_bytes;
   const Hit* hits;
-  float* out;          // dots of these hits
+  float* out;          // receives the dots of these hits
   std::uint32_t live;  // bit c: chunk c of this lane is inside the row
   int total, lane, next;
   float value_sum;  // without dots: sum of the values since the caller set it to 0
-  Hit now, later;   // windows of 32 hits, one per lane: that of `next` and the one after
+  Hit now, later;   // groups of 32 hits, one per lane: the group of `next` and the following one
 
   __device__ __forceinline__ Hit window(int at) const {
     Hit hit{0, 0.0f};
@@ -52,7 +52,7 @@ struct RowStream {
     }
     commit_copies();
   }
-  /// The dots of hits [first, next].
+  /// Sums the dots of hits [first, next].
   __device__ __forceinline__ void sum_dots_to(int first) {
     __syncwarp();
     const float* own = dots + (lane >> 2) * kDotStride + (lane & 3);
@@ -73,7 +73,7 @@ struct RowStream {
     for (int i = 0; i < kRing; ++i)
       request(__shfl_sync(kAllLanes, now.token, i), kDots ? 0.0f : __shfl_sync(kAllLanes, now.value, i), i);
   }
-  /// Hits [next, end).
+  /// Processes hits [next, end).
   __device__ __forceinline__ void run(int end, const float (&weight)[kChunks * 8], float (&sum)[kChunks * 8]) {
     for (; next < end; ++next) {
       const float a = __shfl_sync(kAllLanes, now.value, next & 31);
@@ -84,7 +84,7 @@ struct RowStream {
       const float value = kDots ? 0.0f : __shfl_sync(kAllLanes, in_later ? later.value : now.value, ahead & 31);
       wait_copies<kRing - 1>();
       float dot0 = 0.0f, dot1 = 0.0f;
-      if (kDots || a != 0.0f) {  // the same for the whole warp
+      if (kDots || a != 0.0f) {  // uniform over the warp
         uint4 word[kChunks];
 #pragma unroll
         for (int c = 0; c < kChunks; ++c) word[c] = load_shared16(ring + (next & (kRing - 1)) * kRowBytes + c * 512);
@@ -125,7 +125,7 @@ struct StateStages {
   static constexpr int kBytes = kStages * kStageBytes;
 
   std::uint32_t memory, barriers;
-  std::uint32_t requested, used;  // features since the start of the kernel
+  std::uint32_t requested, used;  // numbers of features since the start of the kernel
   int lane;
 
   __device__ __forceinline__ void start(char* stages, char* at, int own_lane) {
@@ -138,7 +138,7 @@ struct StateStages {
     fence_barriers();
     __syncwarp();
   }
-  /// `at`: this lane's first column.
+  /// Requests the state of the next feature; `at`: this lane's first column.
   __device__ __forceinline__ void request(const StatePointers& p, std::int64_t at) {
     const std::uint32_t slot = requested % kStages, to = memory + slot * kStageBytes, barrier = barriers + 8 * slot;
     ++requested;
@@ -169,7 +169,7 @@ struct StateStages {
     state.first = load_shared8(at);
     state.second = load_shared8(at + kMoments);
   }
-  /// The stage that was waited for may be overwritten.
+  /// Allows the stage that was waited for to be overwritten.
   __device__ __forceinline__ void release() {
     ++used;
     __syncwarp();

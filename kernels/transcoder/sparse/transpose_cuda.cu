@@ -3,8 +3,7 @@
 // CSR -> CSC by counting: hits per feature, their prefix sums, every entry to its feature in any order, then to its
 // index by rank. The rank of an entry is the number of hits of its feature with a smaller CSR position (positions
 // ascend with the token), so the result does not depend on the order of the threads. Ranks are counted directly in
-// short lists; for a long one the tokens are marked in a bit map and counted there, a window of the batch after the
-// other.
+// short lists; for a long one the tokens are marked and counted in a bitmap, one segment of the batch after another.
 //
 // Counts and the number of entries stay on the device. About eight passes over the entries, 4 to 12 bytes per entry
 // each.
@@ -19,9 +18,9 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kScanBlock = kScanThreads * 4;  // counts that one block scans
+constexpr int kScanBlock = kScanThreads * 4;  // number of counts that one block scans
 constexpr std::uint32_t kLongList = 256;
-constexpr std::int64_t kWindow = 1 << 18;  // tokens of the bit map: 32 KiB of shared memory, and as much for counts
+constexpr std::int64_t kWindow = 1 << 18;  // tokens of the bitmap: 32 KiB of shared memory, and as much for counts
 
 struct Entry {
   std::uint32_t position, token;
@@ -88,7 +87,7 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
-/// One warp per token.
+/// Writes the entries of each token to their features' lists. One warp per token.
 __global__ void scatter_entries(const std::int64_t* row_offsets, std::int64_t n_tokens, const std::uint32_t* key,
                                 const std::int64_t* offsets, std::uint32_t* cursor, Entry* entry) {
   const std::int64_t token = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
@@ -116,17 +115,17 @@ __global__ void rank_entries(const std::int64_t* offsets, std::int64_t n_keys, c
   }
 }
 
-/// One block per long list.
+/// Ranks the entries of each long list. One block per long list.
 __global__ void __launch_bounds__(kScanThreads)
     rank_long(const std::int64_t* offsets, const Entry* entry, const std::uint32_t* counters,
               const std::uint32_t* long_list, std::int64_t n_tokens, int n_words, std::uint32_t* token,
               std::uint32_t* position) {
   extern __shared__ std::uint32_t shared[];
-  std::uint32_t* bits = shared;              // [n_words] a bit for each token of the window
+  std::uint32_t* bits = shared;              // [n_words] a bit for each token of the segment
   std::uint32_t* before = shared + n_words;  // [n_words] bits in the words before
   for (std::uint32_t item = blockIdx.x; item < *counters; item += gridDim.x) {
     const std::int64_t begin = offsets[long_list[item]], end = offsets[long_list[item] + std::int64_t{1}];
-    std::int64_t earlier = begin;  // the first place of this window
+    std::int64_t earlier = begin;  // first place of this segment
     for (std::int64_t window = 0; window < n_tokens; window += kWindow) {
       for (int w = static_cast<int>(threadIdx.x); w < n_words; w += kScanThreads) bits[w] = 0;
       __syncthreads();
