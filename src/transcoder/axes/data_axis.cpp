@@ -45,13 +45,12 @@ std::int64_t largest_matrix(const Configuration& configuration, const Shape& sha
   return largest;
 }
 
-/// Vectors of the features that `gather_vectors` moves at a time: one per layer, or with offsets one per pair of
-/// layers.
+/// Number of vectors that `gather_vectors` moves at a time: one per layer, or with offsets one per pair of layers.
 std::int64_t vectors_together(const Shape& shape) {
   return shape.affine ? kernels::pair_of(shape.n_layers, shape.n_layers, shape.n_layers) : shape.n_layers;
 }
 
-/// Bytes of the largest message that is exchanged within a step.
+/// Bytes of the largest message that the ranks of the data axis exchange within a step.
 std::int64_t largest_message(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                              std::int64_t list_bytes) {
   return std::max(
@@ -60,7 +59,7 @@ std::int64_t largest_message(const Configuration& configuration, const Shape& sh
        4 * vectors_together(shape) * parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis))});
 }
 
-/// Of the active features, and of the dead ones that the auxiliary loss selects.
+/// Capacities of the lists of active features, and of the dead ones that the auxiliary loss selects.
 struct AllLists {
   std::int64_t active, dead;
 };
@@ -121,7 +120,7 @@ std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shap
   const AllLists lists = list_bytes(configuration, shape, grid);
   std::int64_t bytes =
       2 * group * row_bytes(configuration, shape) + lists.active + updated_bytes(configuration, shape, grid);
-  // Of dead features: gradient rows, lists, and the biases by which they are selected.
+  // Dead features add gradient rows, lists, and the biases by which they are selected.
   if (lists.dead > 0)
     bytes += group * row_bytes(configuration, shape) + lists.dead + 4 * shape.n_layers * largest_owned(shape, grid);
   return (groups - 1) * bytes;
@@ -141,7 +140,7 @@ DataAxis::DataAxis(const Configuration& configuration, const Model& model, const
   hits_ = {{buffers_.hit_offsets.data, model.shape().n_layers * model.owned().size() + 1},
            buffers_.hit_token,
            buffers_.hit_position};
-  device::zero(execution, hits_.offsets);  // also where nothing is owned
+  device::zero(execution, hits_.offsets);  // also if this rank owns no feature
 }
 
 void DataAxis::gather_lists(const kernels::SparseActivations& of_group, std::int64_t n_tokens) {
@@ -214,7 +213,7 @@ void DataAxis::gather_vectors(kernels::AnyMatrix all) {
     owned.push_back(parallel::part(all.columns, ranks_.size(), r));
     bytes.push_back(4 * all.rows * owned.back().size());
   }
-  // One message for the slices of all layers.
+  // One message carries the slices of all layers.
   const auto together = [&](parallel::Range features) -> kernels::AnyMatrix {
     return {buffers_.vectors.data + all.rows * features.begin, all.type, all.rows, features.size(), features.size()};
   };

@@ -2,11 +2,10 @@
 //
 // The data axis: ranks that hold the same features and work on different tokens.
 //
-// Ranks exchange what gradients are made of, not gradients. After the selection they gather the sparse lists, inputs
-// and gradient rows of all groups; then each forms the gradients of the features it owns over the tokens of the whole
-// batch, updates them by the same kernels as a single rank, and the new weights are gathered. Sums over tokens are
-// therefore formed in token order on one rank, as without a data axis: given the same products the result has the same
-// bits.
+// Ranks exchange the factors of gradients, not gradients. After the selection they gather the sparse lists, inputs
+// and gradient rows of all groups; then each rank forms the gradients of the features it owns over the tokens of the
+// whole batch, updates them by the same kernels as a single rank, and the new weights are gathered. Sums over tokens
+// are therefore formed in token order on one rank, as without a data axis: equal products give equal bits.
 //
 // With D ranks on the axis, N tokens per batch, L layers of width d, and P parameters of its shard, a rank sends to
 // each of the D - 1 others per step:
@@ -37,20 +36,20 @@ namespace weft::transcoder {
 
 class DataAxis {
  public:
-  /// The lists of one group, at their capacity: of a selection by `settings`.
+  /// Sizes of the lists of one group, at the capacity of a selection by `settings`.
   struct Lists {
     Lists(const ModelSettings& settings, const Configuration&, const Shape&, const parallel::GridShape&);
     std::int64_t offsets, entries;
     std::int64_t bytes() const { return 8 * (offsets + entries); }
   };
 
-  /// Empty when the axis has one rank.
+  /// Memory of the data axis; empty if the axis has one rank.
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
     kernels::Array<std::int64_t> group_offsets;  ///< [data ranks, Lists::offsets]
     kernels::Array<std::uint32_t> group_key;     ///< [data ranks, Lists::entries]
-    kernels::Array<float> group_value;           ///< the same
-    // Of the owned features:
+    kernels::Array<float> group_value;           ///< [data ranks, Lists::entries]
+    // Lists of the owned features:
     kernels::Array<std::int64_t> row_offsets;  ///< by token ...
     kernels::Array<std::uint32_t> key;
     kernels::Array<float> value;
@@ -67,12 +66,12 @@ class DataAxis {
 
   DataAxis(const Configuration&, const Model&, const parallel::Grid&, const kernels::Execution&, training::StepArena&);
 
-  /// True if the axis has more than one rank. If not, there are no lists of the whole batch here (`gather_lists`,
-  /// `by_feature`), and all other functions do nothing.
+  /// True if the axis has more than one rank. If not, this object has no lists of the whole batch (`gather_lists`,
+  /// `by_feature` must not be called), and all other functions do nothing.
   bool active() const { return ranks_.size() > 1; }
 
-  /// Takes the lists of this rank's group, of a batch of `n_tokens`, and forms those of the owned features over all
-  /// tokens. Collective.
+  /// Gathers the lists of all groups of a batch of `n_tokens` and forms the lists of the owned features over all
+  /// tokens. `of_group`: lists of this rank's group. Collective.
   void gather_lists(const kernels::SparseActivations& of_group, std::int64_t n_tokens);
   /// Lists of all groups, one after the other, each at its capacity.
   struct GroupLists {
@@ -80,12 +79,12 @@ class DataAxis {
     kernels::Array<std::uint32_t> key;
     kernels::Array<float> value;
   };
-  /// The same for other lists: `out` receives those of the owned features. Collective.
+  /// Gathers the lists of another selection into `groups`; `out` receives the lists of the owned features. Collective.
   void gather_lists(const kernels::SparseActivations& of_group, std::int64_t n_tokens, const GroupLists& groups,
                     const kernels::SparseActivations& out);
-  /// Of the owned features, numbered from 0, over the tokens of the whole batch; by token ...
+  /// Lists of the owned features, numbered from 0, over the tokens of the whole batch; by token ...
   const kernels::SparseActivations& activations() const { return activations_; }
-  /// ... and by feature, once `by_feature` has formed them.
+  /// ... and by feature, after `by_feature` has formed them.
   void by_feature();
   const kernels::FeatureHits& hits() const { return hits_; }
 
@@ -96,14 +95,16 @@ class DataAxis {
   /// Sends the rows that each rank has updated of every layer's matrix (Model::encoder, Model::decoder) to all.
   /// Collective.
   void gather_weights(std::span<const kernels::ParameterRows> matrices);
-  /// The same on the communication stream; later work on the computation waits for them after `await_weights`.
+  /// Starts `gather_weights` on the communication stream; work that is enqueued on the computation's stream after
+  /// `await_weights` waits for the weights.
   void start_weights(std::span<const kernels::ParameterRows> matrices);
   void await_weights(device::IdleClock&);
-  /// The same as `gather_weights` for vectors: one of each layer (encoder biases, thresholds), or of each pair of
-  /// layers if the shape has offsets and scales: [vectors, F_local] fp32.
+  /// Sends the elements of vectors that each rank has updated to all, as `gather_weights` does for matrices. all
+  /// [vectors, F_local] fp32: one vector of each layer (encoder biases, thresholds), or of each pair of layers if the
+  /// shape has offsets and scales. Collective.
   void gather_vectors(kernels::AnyMatrix all);
 
-  /// On the computation's stream, and on the communication stream.
+  /// Communicators on the computation's stream, and on the communication stream.
   parallel::DeviceCommunicator& ranks() { return ranks_; }
   const parallel::DeviceCommunicator& ranks() const { return ranks_; }
   parallel::DeviceCommunicator& overlapped() { return overlapped_; }

@@ -14,7 +14,7 @@ bool exchanges_overlap(const Configuration& configuration, const parallel::GridS
 std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers,
                              const parallel::GridShape& grid) {
   const Decoder decoder = configuration.transcoder.decoder;
-  if (decoder == Decoder::tied || decoder == Decoder::low_rank) return 1;  // sums over layers, before and after
+  if (decoder == Decoder::tied || decoder == Decoder::low_rank) return 1;  // these decoders sum over layers
   if (grid.size(parallel::kFeatureAxis) > 1 && configuration.alternatives.rows_by_layer) return n_layers;
   return exchanges_overlap(configuration, grid) ? std::min(configuration.parallel.blocks, n_layers) : 1;
 }
@@ -35,7 +35,7 @@ std::vector<parallel::Range> layer_blocks(std::int64_t n_layers, std::int64_t n_
   std::vector<parallel::Range> blocks;
   std::int64_t begin = 0;
   for (std::int64_t i = 1; i <= n_blocks; ++i) {
-    // Rounded, and at least one layer for each block.
+    // Sizes are rounded; each block has at least one layer.
     const std::int64_t all = n_blocks * (n_blocks + 1) / 2, share = i == n_blocks ? all : (i + 1) * (i + 2) / 2 - 2;
     const std::int64_t end = std::clamp((2 * n_layers * share + all) / (2 * all), begin + 1, n_layers - (n_blocks - i));
     blocks.push_back({begin, end});

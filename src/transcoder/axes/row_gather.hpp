@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of which every rank of the feature axis forms its own slice and needs all: normalised inputs and gradient rows.
+// Gathers rows of which every rank of the feature axis forms one slice and needs all: normalised inputs and gradient
+// rows.
 //
 // Where exchanges overlap with computation (feature_axis.hpp), rows are sent in blocks of whole layers: a block is
 // gathered while the next is formed, or while the one before is used. GPUs that write into one another's memory form
-// and gather a block in its place. Through NCCL, own columns of a block lie together, so that one all-gather moves
-// them; what arrives is copied from staging memory to its columns of the whole rows. With one block, rows are formed
-// and gathered in place.
+// and gather a block in its place. With NCCL, the columns of a block that this rank forms are contiguous, so that one
+// all-gather moves them; received columns are copied from staging memory to their places in the rows. With one block,
+// rows are formed and gathered in place.
 #pragma once
 
 #include <vector>
@@ -27,15 +28,15 @@ class RowGather {
     parallel::ExchangeBuffer own;  ///< block after block, each [own tokens, its columns]; empty: in place
   };
 
-  /// `name`: of these exchanges, in records. The axis and the buffers must outlive this object.
+  /// `name`: name of these exchanges in statistics. The axis and the buffers must outlive this object.
   RowGather(const FeatureAxis&, const char* name, const Buffers&);
 
-  /// Where the own rows of a block are to be written, [own tokens, its columns]. `all`: [group tokens, L * d], in an
-  /// ExchangeBuffer.
+  /// Memory to which this rank writes its own rows of a block, [own tokens, columns of the block]. `all`: [group
+  /// tokens, L * d], in an ExchangeBuffer.
   kernels::AnyMatrix own(const TokenLayout&, const kernels::AnyMatrix& all, std::size_t block) const;
-  /// Sends the own rows of a block to all ranks, once the computation submitted so far has formed them. Collective.
+  /// Sends this rank's rows of a block to all ranks after the computation submitted so far has formed them. Collective.
   void send(const TokenLayout&, const kernels::AnyMatrix& all, std::size_t block);
-  /// Later work on `computation` waits until a block, and all that were sent before it, are in their place in `all`.
+  /// Makes later work on `computation` wait until a block, and all blocks sent before it, are in their place in `all`.
   void wait(std::size_t block, const kernels::Execution& computation);
 
  private:
@@ -46,7 +47,7 @@ class RowGather {
   const char* name_;
   const Buffers& buffers_;
   device::Event formed_;
-  std::vector<device::Event> arrived_;  // by block
+  std::vector<device::Event> arrived_;  // arrival of each block
 };
 
 }  // namespace weft::transcoder

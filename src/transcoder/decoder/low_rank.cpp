@@ -30,12 +30,12 @@ LowRank::LowRank(const Sizes& sizes, const ForwardSizes& forward, training::Step
       arena.take<std::byte>(kernels::gemm_workspace(scalar, weights, scalar, forward.chunk, shape_.d_model, widest));
 }
 
-/// The columns of pair (s, t) in codes or their gradient rows.
+/// Returns the columns of pair (s, t) in codes or their gradient rows.
 AnyMatrix LowRank::of_pair(AnyMatrix codes, std::int64_t source, std::int64_t target) const {
   return codes.columns_from(shape_.decoder_begin(source) + (target - source) * shape_.rank, shape_.rank);
 }
 
-/// The codes of a target are brought together, so that its sum over sources is one product, in fp32.
+/// Copies the codes of a target to contiguous memory, so that its sum over sources is one product, in fp32.
 void LowRank::form(parallel::Range tokens, parallel::Range layers, AnyMatrix partial) const {
   const std::int64_t n = tokens.size(), columns = code_columns(shape_), d = shape_.d_model;
   const AnyMatrix codes{codes_.data, partial.type, n, columns, columns};
@@ -80,8 +80,8 @@ SparseDecoder::Prepared LowRank::prepare(const Lists& all, AnyMatrix gradient_ro
   return {codes, basis_gradient_};
 }
 
-/// The gradients of all V_t, over the tokens of the whole batch and the features that this rank updates; then summed
-/// over all ranks, in their order.
+/// Forms the gradients of all V_t over the tokens of the whole batch and the features that this rank updates; then sums
+/// them over all ranks, in rank order.
 void LowRank::form_basis_gradient(const Lists& all, AnyMatrix g, AnyMatrix codes, parallel::DeviceCommunicator& world) {
   const std::int64_t columns = code_columns(shape_), d = shape_.d_model, size = columns * d;
   const AnyMatrix own{basis_gradients_.data + world.rank() * size, Scalar::fp32, columns, d, d};

@@ -16,7 +16,7 @@ class LowRank final : public SparseDecoder {
  public:
   LowRank(const Sizes&, const ForwardSizes&, training::StepArena&);
 
-  /// Columns of the codes: rank L (L + 1) / 2.
+  /// Number of columns of the codes: rank L (L + 1) / 2.
   static std::int64_t code_columns(const Shape& shape) { return shape.decoder_begin(shape.n_layers); }
 
   void form(parallel::Range tokens, parallel::Range layers, kernels::AnyMatrix partial) const override;
@@ -30,16 +30,16 @@ class LowRank final : public SparseDecoder {
   void form_basis_gradient(const Lists&, kernels::AnyMatrix gradient_rows, kernels::AnyMatrix codes,
                            parallel::DeviceCommunicator& world);
 
-  // Of a chunk of the forward pass:
+  // Buffers of a chunk of the forward pass:
   kernels::Array<std::byte> codes_;      // [chunk, code_columns]
-  kernels::Array<std::byte> of_target_;  // those of one target, [chunk, rank L]
+  kernels::Array<std::byte> of_target_;  // codes of one target, [chunk, rank L]
   kernels::Array<std::byte> workspace_of_target_;
-  // Of the backward pass:
+  // Buffers of the backward pass:
   kernels::Array<std::byte> all_codes_;       // [n_tokens, code_columns], then their gradient rows
   kernels::Array<float> basis_gradients_;     // [ranks, code_columns * d]
   kernels::Array<float> basis_gradient_sum_;  // [code_columns * d]; with several ranks
   kernels::Array<std::byte> dense_workspace_;
-  kernels::Matrix<float> basis_gradient_;  // [code_columns, d], of the last `prepare`
+  kernels::Matrix<float> basis_gradient_;  // [code_columns, d], result of the last `prepare`
 };
 
 }  // namespace weft::transcoder

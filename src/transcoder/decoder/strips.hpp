@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Strips: a feature's row holds its vectors for all targets one after the other (cross_layer), or for its own layer
-// (per_layer). The products over lists are all there is.
+// (per_layer). It needs only the products over lists.
 #pragma once
 
 #include "transcoder/decoder/decoder.hpp"

@@ -100,7 +100,7 @@ void TiedByTarget::update_rest(const kernels::AdamStep* step, Array<double> squa
                                    {squared_norm.data + s * owned(), owned()});
       }
   if (step == nullptr) return;
-  std::int64_t i = 0;  // all offsets, then all scales
+  std::int64_t i = 0;  // counts all offsets, then all scales
   for (const kernels::ParameterVector& vector : model().owned_affine_vectors()) {
     const kernels::Matrix<float>& vectors = i < gradient.offset.rows ? gradient.offset : gradient.scale;
     kernels::adam_vector(execution_, vector, {vectors.row(i % vectors.rows), vectors.columns}, step);

@@ -28,15 +28,15 @@ class TiedByTarget final : public SparseDecoder {
   /// Memory of lists by target.
   struct TargetLists {
     TargetLists() = default;
-    /// For lists of n_tokens, n_layers and at most `entries`. Throws a collective Error(usage) for 2^32 entries or
-    /// more.
+    /// Takes memory for lists of n_tokens, n_layers and at most `entries`. Throws a collective Error(usage) for 2^32
+    /// entries or more.
     TargetLists(std::int64_t n_tokens, std::int64_t n_layers, std::int64_t entries, training::StepArena&);
 
     kernels::Array<std::int64_t> begin, row_offsets;
     kernels::Array<std::uint32_t> key;
     kernels::Array<float> value;
 
-    /// Where the lists of `of` come.
+    /// Returns the memory of the lists by target of `of`.
     kernels::SparseActivations lists(const kernels::SparseActivations& of) const {
       return {of.n_tokens, of.n_layers, of.n_features, row_offsets, key, value};
     }

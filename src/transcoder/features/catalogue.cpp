@@ -13,7 +13,8 @@ namespace {
 
 using kernels::Scalar;
 
-/// `mine`: `per_feature` values of each feature of this rank. All of them, by feature, on rank 0; empty elsewhere.
+/// Gathers the values of all features on rank 0, by feature; empty elsewhere. `mine`: `per_feature` values of each
+/// feature of this rank.
 template <class T>
 std::vector<T> on_rank_0(const std::vector<T>& mine, std::int64_t per_feature, const CatalogueFacts& facts,
                          const parallel::Grid& grid) {
@@ -32,7 +33,7 @@ std::vector<T> on_rank_0(const std::vector<T>& mine, std::int64_t per_feature, c
   return all;
 }
 
-/// The `per_feature` values of each feature of a layer on this rank, out of those of all layers.
+/// Returns the `per_feature` values of each feature of a layer on this rank, from the values of all layers.
 template <class T>
 std::vector<T> of_layer(const std::vector<T>& values, std::int64_t layer, std::int64_t n_local,
                         std::int64_t per_feature) {
@@ -110,7 +111,7 @@ LayerCatalogue gather_layer(const CatalogueFacts& facts, std::int64_t layer, con
 CatalogueFile::CatalogueFile(const std::filesystem::path& path, const CatalogueFacts& facts,
                              const dataset::Vocabulary& vocabulary)
     : path_(path), partial_(path.string() + ".part"), facts_(facts) {
-  std::filesystem::remove(partial_);  // of an interrupted call
+  std::filesystem::remove(partial_);  // left by an interrupted call
   file_ = storage::create_file(partial_);
   storage::write_attribute(file_, "format", "weft-features");
   storage::write_attribute(file_, "format_version", std::int64_t{1});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The features of one layer with everything that `weft features` says about them, on rank 0: collected activations,
+// The features of one layer with everything that `weft features` writes about them, on rank 0: collected activations,
 // contexts of the strongest ones, norms of the decoder rows and nearest rows. One layer at a time bounds the memory.
 #pragma once
 
@@ -17,26 +17,26 @@
 
 namespace weft::transcoder {
 
-/// Sizes and sources, the same for all layers.
+/// Sizes and sources of a catalogue, the same for all layers.
 struct CatalogueFacts {
-  std::string checkpoint, data, dataset_fingerprint, model;  ///< model: that of the dataset; "" = unknown
+  std::string checkpoint, data, dataset_fingerprint, model;  ///< model: the model of the dataset; "" = unknown
   std::int64_t step = 0;
-  std::int64_t tokens = 0;  ///< of the dataset
+  std::int64_t tokens = 0;  ///< tokens of the dataset
   std::int64_t n_layers = 0, d_model = 0, n_features = 0;
   std::int64_t n_top = 0;    ///< strongest activations per feature
-  std::int64_t context = 0;  ///< tokens before, and after; without token ids 0
+  std::int64_t context = 0;  ///< tokens before and after a token; 0 without token ids
   std::int64_t n_nearest = 0;
   bool has_tokens = false;
 
   std::int64_t window() const { return has_tokens ? 2 * context + 1 : 0; }
 };
 
-/// Rows are features. Arrays of other sizes follow from CatalogueFacts.
+/// Values of the features of one layer, by feature. CatalogueFacts has the other sizes.
 struct LayerCatalogue {
   std::int64_t layer = 0;
   std::int64_t targets = 0;             ///< target layers layer, layer + 1, ...
-  std::vector<std::int64_t> fired;      ///< [F] tokens
-  std::vector<double> mean;             ///< [F] of the activations > 0; 0 if there is none
+  std::vector<std::int64_t> fired;      ///< [F] number of tokens
+  std::vector<double> mean;             ///< [F] mean of the activations > 0; 0 if there is none
   std::vector<std::int64_t> histogram;  ///< [F, kHistogramBins]
   std::vector<float> top_value;         ///< [F, n_top] descending; 0: fewer
   std::vector<std::int64_t> top_row;    ///< [F, n_top] row of the dataset in stored order; -1: fewer
@@ -47,8 +47,8 @@ struct LayerCatalogue {
   std::vector<float> cosine;            ///< [F, n_nearest]
 };
 
-/// Brings a layer to rank 0; empty arrays elsewhere. `tokens`: null without ids. Collective. Throws, known to all
-/// ranks, Error(data) of `tokens`.
+/// Gathers a layer on rank 0; empty arrays elsewhere. `tokens`: null without ids. Collective. Throws a collective
+/// Error(data) if `tokens` cannot be read.
 LayerCatalogue gather_layer(const CatalogueFacts&, std::int64_t layer, const FeatureCollection&, const Model&,
                             dataset::RowTokens* tokens, const parallel::Grid&, const kernels::Execution&);
 
@@ -58,7 +58,7 @@ class CatalogueFile {
  public:
   CatalogueFile(const std::filesystem::path&, const CatalogueFacts&, const dataset::Vocabulary&);
   CatalogueFile(const CatalogueFile&) = delete;
-  /// Removes a file that is not complete.
+  /// Removes the file if it is not complete.
   ~CatalogueFile();
   void add(const LayerCatalogue&);
   void finish();
@@ -70,7 +70,7 @@ class CatalogueFile {
   bool finished_ = false;
 };
 
-/// One feature for other programs and people; texts where the dataset has them.
+/// Converts one feature to JSON; with texts where the dataset has them.
 report::Json to_json(const CatalogueFacts&, const LayerCatalogue&, std::int64_t feature, const dataset::Vocabulary&);
 
 }  // namespace weft::transcoder

@@ -41,7 +41,7 @@ void FeatureCollection::add(const SparseRows& rows) {
       if (n_top_ == 0) continue;
       float* const values = top_value_.data() + key * n_top_;
       std::int64_t* const places = top_row_.data() + key * n_top_;
-      // Rows ascend, so an equal value belongs after those that are kept.
+      // Rows ascend, so an equal value belongs after the kept ones.
       std::int64_t at = n_top_;
       while (at > 0 && value > values[at - 1]) --at;
       if (at == n_top_) continue;

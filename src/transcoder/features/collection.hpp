@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the features of this rank do on a dataset: how often they fire, how strongly, and where most strongly. Memory
-// depends on the number of features, not on that of tokens.
+// Activity of the features of this rank on a dataset: how often they fire, how strongly, and where most strongly.
+// Memory depends on the number of features, not on the number of tokens.
 #pragma once
 
 #include <array>
@@ -22,20 +22,21 @@ std::array<double, kHistogramBins> histogram_edges();
 
 class FeatureCollection {
  public:
-  /// `n_keys` features, the `n_top` strongest activations of each.
+  /// Collects `n_keys` features and the `n_top` strongest activations of each.
   FeatureCollection(std::int64_t n_keys, std::int64_t n_top);
 
-  /// Batches come in stored order: of equal activations the first rows are kept.
+  /// Adds a batch. Batches come in stored order: of equal activations the first tokens are kept.
   void add(const SparseRows&);
 
   std::int64_t n_top() const { return n_top_; }
-  // By key.
+  // Results by key.
   const std::vector<std::int64_t>& fired() const { return fired_; }          ///< tokens with a > 0
-  const std::vector<double>& sum() const { return sum_; }                    ///< of the activations
+  const std::vector<double>& sum() const { return sum_; }                    ///< sum of the activations
   const std::vector<std::int64_t>& histogram() const { return histogram_; }  ///< [n_keys, kHistogramBins]
-  /// [n_keys, n_top] descending by value, equal ones by row; value 0 and row -1 where there are fewer.
+  /// Strongest activations [n_keys, n_top], descending by value, equal ones by row; value 0 and row -1 where there are
+  /// fewer.
   const std::vector<float>& top_value() const { return top_value_; }
-  const std::vector<std::int64_t>& top_row() const { return top_row_; }  ///< of the dataset, in stored order
+  const std::vector<std::int64_t>& top_row() const { return top_row_; }  ///< rows of the dataset, in stored order
 
  private:
   std::int64_t n_top_;

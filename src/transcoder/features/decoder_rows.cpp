@@ -23,7 +23,7 @@ std::int64_t block_rows(std::int64_t columns) {
   return std::clamp<std::int64_t>(kBlockBytes / (columns * 4), 1, kMostBlockRows);
 }
 
-/// Rows [begin, begin + count) as fp32 in `block`, where the kernels run, and in `host`.
+/// Loads rows [begin, begin + count) as fp32 into `block`, where the kernels run, and into `host`.
 void load_block(const kernels::Execution& execution, const Model& model, std::int64_t layer, std::int64_t begin,
                 std::int64_t count, const device::Buffer<float>& block, std::vector<float>* host) {
   const std::int64_t columns = row_columns(model.shape(), layer);
@@ -34,7 +34,7 @@ void load_block(const kernels::Execution& execution, const Model& model, std::in
   kernels::fence(execution);
 }
 
-/// The whole row's norms of all features of a layer, [F], from those of this rank's.
+/// Gathers the norms of the decoder rows of all features of a layer, [F], from the squares of this rank's features.
 std::vector<double> all_norms(const std::vector<double>& squares, std::int64_t targets, const Model& model,
                               const parallel::Grid& grid) {
   const parallel::Communicator& ranks = grid.axis(parallel::kFeatureAxis);
@@ -52,7 +52,7 @@ std::vector<double> all_norms(const std::vector<double>& squares, std::int64_t t
   return all;
 }
 
-/// Keeps the k largest of a row, in order; candidates come by ascending feature.
+/// Inserts a candidate into the k largest of a row, in order; candidates come by ascending feature.
 void keep(float* cosine, std::int64_t* feature, std::int64_t k, float candidate, std::int64_t index) {
   std::int64_t at = k;
   while (at > 0 && (feature[at - 1] < 0 || candidate > cosine[at - 1])) --at;
@@ -103,7 +103,7 @@ void decoder_rows(const Model& model, std::int64_t layer, std::int64_t begin, co
                   kernels::Form::plain, {basis.data(), Scalar::fp32, r, d, d}, kernels::Form::plain, 0.0f,
                   {strip_of(t).data, Scalar::fp32, out.rows, d, out.stride}, workspace.array());
   }
-  kernels::fence(execution);  // the factors go away
+  kernels::fence(execution);  // `factors` is destroyed on return
 }
 
 std::vector<double> squared_norms(const Model& model, std::int64_t layer, const kernels::Execution& execution) {
@@ -134,7 +134,7 @@ Neighbours nearest_features(const Model& model, std::int64_t layer, std::int64_t
                      columns = row_columns(model.shape(), layer), most = block_rows(columns);
   const std::vector<double> norms =
       all_norms(squared_norms(model, layer, execution), columns / model.shape().d_model, model, grid);
-  std::vector<float> inverse;  // of the norms
+  std::vector<float> inverse;  // inverses of the norms
   for (const double norm : norms) inverse.push_back(norm > 0 ? static_cast<float>(1.0 / norm) : 0.0f);
 
   Neighbours found;
@@ -151,7 +151,7 @@ Neighbours nearest_features(const Model& model, std::int64_t layer, std::int64_t
     const parallel::Range theirs = parallel::part(n_features, ranks.size(), g);
     for (std::int64_t begin = 0; begin < theirs.size(); begin += most) {
       const std::int64_t count = std::min(most, theirs.size() - begin);
-      // Their rows travel through the host: each once, for a product of many.
+      // Rows of other ranks pass through the host: each block once, for a product with all rows of this rank.
       if (g == ranks.rank())
         load_block(execution, model, layer, begin, count, others, ranks.size() > 1 ? &host_others : nullptr);
       if (ranks.size() > 1) {

@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kFormat = "weft-encoded";
 constexpr std::int64_t kFormatVersion = 1;
 
-/// Pieces of all ranks on rank 0, in rank order; empty elsewhere. `counts`: values per rank.
+/// Gathers the pieces of all ranks on rank 0, in rank order; empty elsewhere. `counts`: values per rank.
 template <class T>
 std::vector<T> on_rank_0(const parallel::Communicator& ranks, const std::vector<T>& mine,
                          const std::vector<std::int64_t>& counts) {
@@ -46,9 +46,9 @@ struct EncodedFiles::State {
   Shape shape;
   const parallel::Grid& grid;
 
-  // On rank 0.
+  // Members that only rank 0 uses.
   std::optional<storage::SparseFileWriter> file = {};
-  std::size_t n_files = 0;  // begun
+  std::size_t n_files = 0;  // number of files begun
   std::int64_t entries = 0, first_row = 0;
   report::Json files = report::Json::array();
   bool finished = false;
@@ -83,7 +83,7 @@ struct EncodedFiles::State {
     file.reset();
   }
 
-  /// The rows of a batch, complete, into as many files as they belong to.
+  /// Writes the complete rows of a batch into all files to which they belong.
   void write(const std::vector<std::int64_t>& counts, const std::vector<std::uint32_t>& feature,
              const std::vector<float>& value) {
     std::size_t row = 0, entry = 0;
@@ -139,7 +139,7 @@ void EncodedFiles::append(const SparseRows& rows) {
   const std::vector<float> values = on_rank_0(ranks, rows.value, entries_of_rank);
 
   parallel::on_root(state.grid.world(), [&] {
-    // By rank: where its next entry is, where it ends, and which features it has.
+    // For each rank: position of its next entry, its end, and its features.
     struct Source {
       std::size_t at, begin;
       parallel::Range features;

@@ -17,8 +17,8 @@ namespace weft::transcoder {
 
 class EncodedFiles {
  public:
-  /// `directory` is created if necessary and must not hold encoded files. Collective. Throws, known to all ranks,
-  /// Error(io), and Error(usage) for more than 2^32 features.
+  /// Starts a set of files in `directory`, which is created if necessary and must not hold encoded files. Collective.
+  /// Throws a collective Error(io), and Error(usage) for more than 2^32 features.
   EncodedFiles(const std::filesystem::path& directory, const std::string& checkpoint, std::int64_t step,
                const dataset::Description&, const Model&, const parallel::Grid&);
   EncodedFiles(const EncodedFiles&) = delete;
@@ -26,12 +26,12 @@ class EncodedFiles {
   ~EncodedFiles();
 
   /// Appends a batch, whose entries are divided over the ranks by feature: rank 0 joins and writes them. Batches come
-  /// in stored order. Collective. Throws Error(io), known to all ranks.
+  /// in stored order. Collective. Throws a collective Error(io).
   void append(const SparseRows&);
-  /// Must be called. Collective.
+  /// Completes the files. Must be called. Collective.
   void finish();
 
-  std::int64_t entries() const;  ///< on rank 0
+  std::int64_t entries() const;  ///< number of entries written; valid on rank 0
 
  private:
   struct State;

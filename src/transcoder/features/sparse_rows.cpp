@@ -30,7 +30,7 @@ void for_each_batch(const dataset::Description& description, Forward& forward, c
     forward.encode();
     const kernels::SparseActivations& activations = forward.activations();
     to_host(execution, activations.row_offsets.data, activations.n_tokens + 1, rows.offsets);
-    kernels::fence(execution);  // the number of entries
+    kernels::fence(execution);  // wait for the number of entries
     to_host(execution, activations.key.data, rows.offsets.back(), rows.key);
     to_host(execution, activations.value.data, rows.offsets.back(), rows.value);
     kernels::fence(execution);  // the next batch overwrites this one

@@ -37,12 +37,12 @@ void Forward::decode(const kernels::SparseActivations& activations, bool with_sk
 
   timers_.phase("decode");
   buffers_.decoder->begin(activations);
-  // The encoder has awaited all inputs, unless this rank has no features.
+  // The encoder has waited for all inputs, unless this rank has no features.
   if (with_skip) await_inputs(model_.shape().n_layers - 1, execution_);
   std::optional<Decoded> under_way;
   std::size_t slot = 0;
-  // The first layers have the shortest sums: the exchange begins soon, and the last layers take longest to decode,
-  // which hides what was sent before.
+  // The first layers have the shortest sums: the exchange begins early, and decoding the last layers takes longest,
+  // which hides the transfer of the earlier ones.
   for (std::size_t block = 0; block < axis_.blocks.size(); ++block)
     for (std::int64_t begin = 0; begin < layout_->group.size(); begin += sizes_.chunk) {
       timers_.phase("decode");

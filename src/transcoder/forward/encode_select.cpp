@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Encode and select: z = x~ W_enc^T + b, tile by tile and never whole, and the entries that the activation keeps.
+// Encode and select: z = x~ W_enc^T + b, tile by tile and never stored whole, and the entries that the activation
+// keeps.
 #include <utility>
 
 #include "kernels/kokkos_runtime.hpp"
@@ -13,20 +14,20 @@
 
 namespace weft::transcoder {
 
-/// Later work on `execution` waits until the inputs of a layer have arrived. Called before each product: layers ascend
-/// in the first pass over the tiles, and later passes come after it.
+/// Makes later work on `execution` wait until the inputs of a layer have arrived. Called before each product: layers
+/// ascend in the first pass over the tiles; in later passes all inputs have arrived.
 void Forward::await_inputs(std::int64_t layer, const kernels::Execution& execution) {
   for (; blocks_here_ < axis_.blocks.size() && axis_.blocks[blocks_here_].begin <= layer; ++blocks_here_)
     input_gather_.wait(blocks_here_, execution);
 }
 
-/// True if own inputs of the first block are encoded while those of other ranks are in transit: they are in their
-/// place.
+/// True if this rank's inputs of the first block are encoded while those of other ranks are in transit: the inputs are
+/// gathered in place.
 bool Forward::begins_with_own_inputs() const {
   return axis_.blocks.size() > 1 && axis_.staging == nullptr && layout_->own.size() > 0;
 }
 
-/// Block by block of layers, as inputs arrive.
+/// Returns the parts to encode, in the order in which their inputs arrive: block by block of layers.
 std::vector<kernels::EncoderOperands::Part> Forward::parts_to_encode() const {
   std::vector<kernels::EncoderOperands::Part> parts;
   const parallel::Range own = layout_->own;
@@ -45,7 +46,7 @@ std::vector<kernels::EncoderOperands::Part> Forward::parts_to_encode() const {
   return parts;
 }
 
-/// Selects what exceeds the thresholds as they are now, with a window also what is in it.
+/// Selects the entries that exceed the present thresholds; with a JumpWindow also the entries in the band.
 void Forward::select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::JumpWindow* window) {
   const kernels::AnyMatrix thresholds = model_.thresholds();
   const std::int64_t n = thresholds.columns;
@@ -111,7 +112,7 @@ void Forward::encode_by_norm() {
   kernels::unrank(execution_, listed(), norms);
 }
 
-/// Selects by pre-activations in deviations of the batch from their mean.
+/// Selects by pre-activations less their mean over the batch, in standard deviations.
 void Forward::encode_by_z_score() {
   const std::int64_t n = model_.n_local(), n_layers = model_.shape().n_layers;
   timers_.phase("moments");

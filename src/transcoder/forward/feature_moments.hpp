@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Mean and deviation of every feature's pre-activation over the tokens of a batch, for transcoder.ranking = "z_score".
-// They follow from the covariance of the inputs (kernels/transcoder/select/ranking.hpp): a product with [d, d] per
-// feature in the place of one per token.
+// Mean and standard deviation of every feature's pre-activation over the tokens of a batch, for transcoder.ranking =
+// "z_score".
+// They follow from the covariance of the inputs (kernels/transcoder/select/ranking.hpp): a product with a [d, d] matrix
+// per feature replaces a product per token.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,7 @@ class FeatureMoments {
   /// What is passed by reference must outlive this object.
   FeatureMoments(const Model&, const kernels::Execution&, const Buffers&);
 
-  /// x: normalised inputs of the whole batch [N, L * d].
+  /// Forms mean and spread from the normalised inputs x of the whole batch [N, L * d].
   void form(kernels::AnyMatrix x);
   kernels::Array<const float> mean() const { return buffers_.mean; }
   kernels::Array<const float> spread() const { return buffers_.spread; }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward half of a step, shared by training and evaluation: raw rows -> normalised inputs -> sparse activations ->
-// partial reconstructions, exchanged so that each rank receives all parts of its own tokens.
+// The forward pass of a step, shared by training and evaluation: raw activations -> normalised inputs -> sparse
+// activations -> partial reconstructions, exchanged so that each rank receives all parts of its own tokens.
 //
-// Three files: forward.cpp (memory, rows of a batch), encode_select.cpp, decode_exchange.cpp. Which rank has which
-// tokens: axes/token_layout.hpp.
+// Three files: forward.cpp (memory, loading of a batch), encode_select.cpp, decode_exchange.cpp. The assignment of
+// tokens to ranks: axes/token_layout.hpp.
 //
-// Several GPUs. Inputs and partial reconstructions are sent in blocks of layers on the communication stream
-// (axes/feature_axis.hpp): inputs of a block arrive while layers before it are encoded, of the first block while
-// the own tokens are; a block's partial reconstructions are sent while the next block is decoded.
+// On several GPUs, inputs and partial reconstructions are sent in blocks of layers on the communication stream
+// (axes/feature_axis.hpp): inputs of a block arrive while layers before it are encoded; those of the first block
+// arrive while this rank's own tokens are encoded; a block's partial reconstructions are sent while the next block is
+// decoded.
 //
 // Invariant. Every buffer is allocated once, for the largest batch; a smaller batch uses the front of it.
 #pragma once
@@ -46,20 +47,20 @@ class Forward {
     Sizes(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens);
 
     std::int64_t chunk;     ///< tokens decoded at a time
-    std::int64_t inputs;    ///< elements: of the whole batch; twice with dead features (parts/dead_features.hpp),
-    std::int64_t partial;   ///< of a chunk and the largest block of layers,
-    std::int64_t received;  ///< of the own tokens of a chunk, from all feature ranks; 0 with one
-    std::size_t n_slots;    ///< of both: two where exchange and computation overlap
+    std::int64_t inputs;    ///< elements of the whole batch; twice as many with dead features (parts/dead_features.hpp)
+    std::int64_t partial;   ///< elements of a chunk and the largest block of layers
+    std::int64_t received;  ///< elements of the own tokens of a chunk, from all feature ranks; 0 with one
+    std::size_t n_slots;    ///< slots for both: two where exchange and computation overlap
   };
 
-  /// What is decoded and what arrives.
+  /// Partial reconstructions that this rank decodes, and those that it receives.
   struct ChunkBuffers {
     parallel::ExchangeBuffer partial;   ///< [chunk, columns of the largest block]
-    parallel::ExchangeBuffer received;  ///< [n_parts * chunk's own tokens, the same]
+    parallel::ExchangeBuffer received;  ///< [n_parts * chunk's own tokens, columns of the largest block]
   };
 
-  /// Includes what the selection allocates. Less is taken where GPUs write rows straight to their place, which a plan
-  /// cannot know.
+  /// Memory of the forward pass, including that of the selection. GPUs that write rows directly to their place need
+  /// less, which a plan cannot know.
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens,
             training::StepArena&);
@@ -70,12 +71,12 @@ class Forward {
     kernels::Array<std::byte> encode_workspace, skip_workspace;
     std::unique_ptr<SparseDecoder> decoder;
     kernels::Array<float> cuts;                   ///< [L * F_local]; with thresholds
-    kernels::Array<float> window_cuts;            ///< the same; if the settings list windows, as
+    kernels::Array<float> window_cuts;            ///< [L * F_local]; if the settings list bands, as
     kernels::Array<std::int64_t> active_offsets;  ///< [group tokens + 1], and
     kernels::Array<std::uint32_t> active_key;     ///< [capacity],
     kernels::Array<float> active_value;           ///< the lists without entries that are not active
-    kernels::Array<float> norms;                  ///< [L * F_local] of decoder rows; with Ranking::decoder_norm, as
-    kernels::Array<float> no_bias;                ///< [F_local] zeros; also with Ranking::z_score, as
+    kernels::Array<float> norms;    ///< [L * F_local] norms of decoder rows; with Ranking::decoder_norm, as
+    kernels::Array<float> no_bias;  ///< [F_local] zeros; also with Ranking::z_score, as
     FeatureMoments::Buffers moments;
     kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
@@ -84,31 +85,32 @@ class Forward {
   Forward(const Configuration&, const Model&, const NormalisationOnDevice&, const parallel::Grid&,
           const kernels::Execution&, report::Timers&, std::int64_t max_tokens, training::StepArena&);
 
-  /// Takes a batch: the inputs of the own tokens, normalised. They may be anywhere the kernels reach.
+  /// Loads a batch: normalises the inputs of the own tokens, which may be in any memory that the kernels can read.
   void load(const dataset::RawBatch& batch);
   /// True if `encode` needs the decoder's weights.
   bool ranks_by_decoder() const { return settings_.ranking == Ranking::decoder_norm; }
-  /// All inputs of the group, to be used before `encode`, which gathers them again. Collective.
+  /// Gathers all inputs of the group, for use before `encode`, which gathers them again. Collective.
   void gather_inputs();
-  /// Encodes and selects: `activations`. With a window, which the settings must ask for, `listed` also has what is in
-  /// it. `follower`: takes the products of all tiles too, before they are ranked (Selector::follow). Collective.
+  /// Encodes and selects: forms `activations`. With a JumpWindow, which the settings must request, `listed` also has
+  /// the entries in the band. `follower` also takes the products of all tiles, before they are ranked
+  /// (Selector::follow). Collective.
   void encode(const kernels::JumpWindow* window = nullptr, Selector* follower = nullptr);
 
-  /// Some layers of one stretch of this rank's own tokens, with the partial reconstructions of all feature ranks.
+  /// A range of layers and of this rank's own tokens, with the partial reconstructions of all feature ranks.
   struct OwnPart {
     std::int64_t begin;  ///< first token, counted from the first own token
     std::int64_t count;
-    std::size_t block;           ///< of `axis().blocks`
-    parallel::Range layers;      ///< of that block
+    std::size_t block;           ///< index in `axis().blocks`
+    parallel::Range layers;      ///< layers of that block
     kernels::AnyMatrix partial;  ///< [n_parts * count, layers * d], part after part in rank order
     std::int64_t n_parts;
   };
-  /// Decodes block by block of layers, the first of them first, in chunks of tokens, and hands over what arrives for
-  /// the own tokens. The skip connection is added to the first part. Collective.
+  /// Decodes block by block of layers, in ascending order, in chunks of tokens, and passes what arrives for this rank's
+  /// own tokens to `consume`. The skip connection is added to the first part. Collective.
   void decode(const std::function<void(const OwnPart&)>& consume) {
     decode(activations(), model_.shape().skip, consume);
   }
-  /// The same of another selection of the batch, without a skip connection.
+  /// Decodes another selection of the batch, without a skip connection.
   void decode(const kernels::SparseActivations& of, const std::function<void(const OwnPart&)>& consume) {
     decode(of, false, consume);
   }
@@ -121,7 +123,7 @@ class Forward {
   /// device.
   void require_valid_selections(const std::string& which);
 
-  /// With the memory of the forward pass; who trains takes that of the backward pass.
+  /// The decoder, with the memory of the forward pass; training takes the memory of the backward pass.
   SparseDecoder& decoder() { return *buffers_.decoder; }
   const Shape& shape() const { return model_.shape(); }
   const TokenLayout& layout() const { return *layout_; }
@@ -130,20 +132,21 @@ class Forward {
   /// data axis gathers the others (axes/data_axis.hpp).
   kernels::AnyMatrix all_inputs() const;
   const kernels::SparseActivations& activations() const { return activations_; }
-  /// What the selection has listed: with a window more than `activations`, and the values are pre-activations.
+  /// Entries that the selection has listed: with a JumpWindow more than `activations`, and the values are
+  /// pre-activations.
   const kernels::SparseActivations& listed() const { return selection_->activations(); }
-  /// The entries of `listed` by feature, once `by_feature` has formed them.
+  /// The entries of `listed` by feature, after `by_feature` has formed them.
   void by_feature();
   const kernels::FeatureHits& hits() const { return selection_->hits(); }
   Selector& selection() { return *selection_; }
   const Selector& selection() const { return *selection_; }
-  /// For all exchanges of a step along the feature axis.
+  /// The feature axis, which all exchanges of a step along it share.
   const FeatureAxis& axis() const { return axis_; }
-  /// How long the computation has waited for exchanges since the last `encode` began.
+  /// Time for which the computation has waited for exchanges since the last `encode` began.
   device::IdleClock& idle() { return idle_; }
   const device::IdleClock& idle() const { return idle_; }
-  /// Where the kernels run: not_finite is set when a raw input of this rank was not finite, model_fault when its
-  /// selection is not valid. Others may add their findings; `load` clears both.
+  /// Flags of the step, in memory of the kernels: not_finite is set if a raw input of this rank was not finite,
+  /// model_fault if its selection is not valid. Other code may set them, too; `load` clears both.
   kernels::StepFlags* flags() const { return buffers_.flags.data; }
   std::int32_t* not_finite() const { return &flags()->not_finite; }
 
@@ -176,16 +179,16 @@ class Forward {
   std::unique_ptr<Selector> selection_;
   kernels::SparseActivations activations_;
   RowGather input_gather_;
-  Selector* follower_ = nullptr;  // of this `encode`
-  std::size_t blocks_here_ = 0;   // of inputs, that the computation has waited for
+  Selector* follower_ = nullptr;  // follower of this `encode`
+  std::size_t blocks_here_ = 0;   // blocks of inputs for which the computation has waited
   struct ChunkEvents {
     device::Event decoded, arrived;
   };
   std::vector<ChunkEvents> events_;  // by slot
 };
 
-/// Tokens decoded at a time on a rank that works on `group_tokens`: data.micro_tokens, or as many as keep partial
-/// reconstructions of `columns` within 512 MiB.
+/// Number of tokens decoded at a time on a rank that works on `group_tokens`: data.micro_tokens, or as many as keep
+/// partial reconstructions of `columns` within 512 MiB.
 std::int64_t decoded_at_a_time(std::int64_t micro_tokens, std::int64_t group_tokens, std::int64_t columns,
                                kernels::Scalar);
 

@@ -18,8 +18,8 @@ class GradientRows {
  public:
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
-    /// [largest batch, L * d]; this group's in their place. With dead features (parts/dead_features.hpp) theirs come
-    /// after them.
+    /// Gradient rows [largest batch, L * d]; this group's rows at their place in the batch. With dead features
+    /// (parts/dead_features.hpp) the gradient rows of their loss follow.
     parallel::ExchangeBuffer rows;
     RowGather::Buffers own;
   };
@@ -28,23 +28,23 @@ class GradientRows {
   GradientRows(const Configuration&, const Forward&, DataAxis&, const parallel::Grid&, const kernels::Execution&,
                training::StepArena&);
 
-  /// Starts a step. Until then the rows are those of the step before.
+  /// Starts a step. Until then the rows are those of the previous step.
   void open();
-  /// The own tokens' rows of a part, [count, its layers * d], to be written before `send`.
+  /// Rows of the own tokens of a part, [count, layers of the part * d], to be written before `send`.
   kernels::AnyMatrix own(const Forward::OwnPart&) const;
-  /// Sends the own rows to all ranks, the last layers first: the backward pass begins with them, and those of the
-  /// others arrive while it runs. Collective.
+  /// Sends this rank's rows to all ranks, the last layers first: the backward pass begins with them, and the rows of
+  /// the other layers arrive while it runs. Collective.
   void send();
-  /// Waits for the rows with which the backward pass begins; returns those that it must wait for itself. With a data
-  /// axis all are awaited, and those of the other groups gathered. Collective.
+  /// Waits for the rows with which the backward pass begins; returns the rows for which it must wait itself. With a
+  /// data axis waits for all rows and gathers those of the other groups. Collective.
   kernels::LateRows await();
   /// Waits for all rows.
   void await_all();
 
   kernels::AnyMatrix all() const;      ///< [all tokens, L * d]
-  kernels::AnyMatrix group() const;    ///< [group tokens, L * d], of them
+  kernels::AnyMatrix group() const;    ///< [group tokens, L * d], the part of `all` that belongs to this group
   kernels::AnyMatrix of_dead() const;  ///< [all tokens, L * d]: space for the rows of dead features, after `all`
-  /// 2 / (what the sum of the squared errors is divided by): g is this times the error.
+  /// 2 / (divisor of the sum of squared errors): g is this factor times the error.
   float factor() const;
 
  private:

@@ -11,7 +11,7 @@ namespace {
 device::Buffer<float> on_device(const std::vector<float>& values, const kernels::Execution& execution) {
   device::Buffer<float> buffer(static_cast<std::int64_t>(values.size()));
   device::copy(execution, buffer.data(), values.data(), buffer.bytes(), device::Direction::to_device);
-  kernels::fence(execution);  // `values` may go away
+  kernels::fence(execution);  // `values` may be destroyed on return
   return buffer;
 }
 
@@ -32,7 +32,7 @@ NormalisationOnDevice::NormalisationOnDevice(const dataset::Normalisation& norma
     spread[i] = static_cast<float>(1.0 / scale);
     mean[i] = static_cast<float>(statistics.targets.mean[i]);
     shift[i] = static_cast<float>((statistics.targets.mean[i] - static_cast<double>(targets.mean[i])) * scale);
-    // A constant dimension carries no information about the fit: the standardised measures exclude it.
+    // Standardised measures exclude constant dimensions, which carry no information about the fit.
     inverse[i] = deviation > 0 ? static_cast<float>(1.0 / (scale * deviation)) : 0.0f;
   }
   target_spread = on_device(spread, execution);

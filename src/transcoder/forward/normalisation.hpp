@@ -15,9 +15,9 @@ struct NormalisationOnDevice {
 
   device::Buffer<float> input_mean, input_scale;  ///< x~ = (x - mean) * scale
   device::Buffer<float> target_mean, target_scale;
-  device::Buffer<float> target_spread;        ///< 1 / target_scale: back to raw space
+  device::Buffer<float> target_spread;        ///< 1 / target_scale: factor from normalised to raw space
   device::Buffer<float> centre, standardise;  ///< normalised targets -> (y - training mean) / training deviation
-  device::Buffer<float> pivot;                ///< raw training mean: what metrics are summed about
+  device::Buffer<float> pivot;                ///< raw training mean, about which metrics are summed
 };
 
 }  // namespace weft::transcoder

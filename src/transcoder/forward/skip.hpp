@@ -21,8 +21,8 @@ namespace weft::transcoder {
 /// Bytes of workspace of `add_skip` for at most n_tokens; 0 if the shape has no skip connection.
 std::int64_t add_skip_workspace(const Configuration&, const Shape&, kernels::Backend, std::int64_t n_tokens);
 
-/// reconstruction [n, layers.size() * d] += W_t x~_t for the target layers t of `layers`; x: x~ [n, L * d]. Both fp32
-/// or bf16, sums fp32, rounded once.
+/// Adds W_t x~_t to reconstruction [n, layers.size() * d] for the target layers t of `layers`; x: x~ [n, L * d]. Both
+/// are fp32 or bf16; sums are fp32 and rounded once.
 void add_skip(const kernels::Execution&, std::span<const kernels::ParameterRows> skip, kernels::AnyMatrix x,
               parallel::Range layers, kernels::AnyMatrix reconstruction, kernels::Array<std::byte> workspace);
 

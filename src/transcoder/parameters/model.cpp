@@ -14,7 +14,7 @@ using training::ParameterSpec;
 
 namespace {
 
-/// Of another name where it is of another meaning: no reader takes one for the other.
+/// Name of the decoder's tensors in checkpoints. Names differ where meanings differ, so that no reader confuses them.
 const char* decoder_name(Decoder decoder) {
   switch (decoder) {
     case Decoder::tied:
@@ -49,7 +49,7 @@ Initial uniform_in_root(std::int64_t n, kernels::Purpose purpose) {
 // Target layer t:  y_t = sum over s <= t of a_s W_dec,s[t] + b_dec,t + W_skip,t x_t
 //                  W_dec,s [F, (L - s) * d]: the strips of targets s..L-1 in one row    b_dec [L * d]
 //                  W_skip,t [d, d], zero at first
-// With a decoder per layer: y_t = a_t W_dec,t + ..., W_dec,t [F, d].
+// per_layer:       y_t = a_t W_dec,t + ..., W_dec,t [F, d]
 // tied:            y_t = sum over s <= t of a_s W_tied,s + ..., W_tied,s [F, d], named decoder_{s}/tied_weight.
 // tied_target:     y_t = (sum over s <= t of a'_s,t) W_t + ..., W_t [F, d], named decoder_{t}/target_weight; a' = a, or
 //                  (a + o_s,t) gamma_s,t where a is not 0: [F] each, decoder_{s}/offset_{t} and decoder_{s}/scale_{t}
@@ -105,7 +105,7 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
     encoder_element += static_cast<std::uint64_t>(n_features * d);
     decoder_element += static_cast<std::uint64_t>(n_features * shape.decoder_columns(s));
   }
-  // A basis of about orthonormal rows, so that the product is as large as a decoder of full rank at first.
+  // The basis has about orthonormal rows, so that the initial product is as large as a decoder of full rank.
   for (std::int64_t t = 0; shape.decoder == Decoder::low_rank && t < shape.n_layers; ++t) {
     const std::int64_t rows = (t + 1) * shape.rank;
     specs.push_back(

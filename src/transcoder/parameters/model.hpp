@@ -3,7 +3,7 @@
 // The parameters of a cross-layer transcoder, with their Adam moments and dead-feature clocks, on one rank.
 //
 // Invariants. A rank holds the contiguous block grid.part(parallel::kFeatureAxis, F) of the features of every layer.
-// Weights of that block are complete on every rank of the data axis. Moments are cut once more, over the data axis: a
+// Weights of that block are complete on every rank of the data axis. Moments are also divided over the data axis: a
 // rank updates the rows `owned` of each matrix and of each encoder bias, and keeps the clocks of those features. With
 // one rank on the data axis the owned rows are all rows. Every rank holds and updates the whole decoder bias and the
 // whole skip connection.
@@ -37,28 +37,28 @@ struct Shape {
   Decoder decoder = Decoder::cross_layer;
   bool skip = false;         ///< there is a linear skip connection
   bool affine = false;       ///< tied_target: offsets and scales
-  double scale_initial = 0;  ///< of targets after a feature's own layer
+  double scale_initial = 0;  ///< tied_target: initial scale of targets after a feature's own layer
   std::int64_t rank = 0;     ///< low_rank: columns of the factors of a pair of layers
   EncoderInitial encoder_initial = EncoderInitial::features;
   DecoderInitial decoder_initial = DecoderInitial::uniform;
-  /// Every rank of the data axis updates all encoder biases and thresholds (private training).
+  /// True if every rank of the data axis updates all encoder biases and thresholds (private training).
   bool vectors_everywhere = false;
   /// Initial value of the thresholds of jumprelu; none: the model has no thresholds.
   std::optional<double> threshold = {};
 
   std::int64_t width() const { return n_layers * d_model; }
-  /// Layers that a feature of layer s writes to: s, s + 1, ...
+  /// Number of layers to which a feature of layer s writes: s, s + 1, ...
   std::int64_t targets(std::int64_t source) const { return decoder == Decoder::per_layer ? 1 : n_layers - source; }
-  /// Columns of row f of Model::decoder()[s]: the targets of feature f of source layer s one after the other, in
-  /// vectors or (low_rank) in their factors; tied: one vector for all; tied_target: the vector that is written to layer
-  /// s.
+  /// Number of columns of row f of Model::decoder()[s]: the targets of feature f of source layer s one after the other,
+  /// as vectors or (low_rank) as their factors; tied: one vector for all; tied_target: the vector that is written to
+  /// layer s.
   std::int64_t decoder_columns(std::int64_t source) const {
     return decoder == Decoder::cross_layer ? targets(source) * d_model
            : decoder == Decoder::low_rank  ? targets(source) * rank
                                            : d_model;
   }
-  /// The column of gradient rows at which the row of layer s begins: of those of the reconstruction [N, L * d],
-  /// low_rank of those of the factors [N, rank L (L + 1) / 2]. s = L: all columns.
+  /// Column of the gradient rows at which the row of layer s begins, in gradient rows of the reconstruction [N, L * d]
+  /// or (low_rank) of the factors [N, rank L (L + 1) / 2]. s = L: the number of all columns.
   std::int64_t decoder_begin(std::int64_t source) const {
     return decoder == Decoder::low_rank ? rank * kernels::pair_of(source, source, n_layers) : source * d_model;
   }
@@ -66,7 +66,8 @@ struct Shape {
   std::int64_t parameters() const;
 };
 
-/// "6 layers, d_model 384, 768 features per layer", with what deviates from a plain cross-layer transcoder.
+/// Text such as "6 layers, d_model 384, 768 features per layer", with the differences from a plain cross-layer
+/// transcoder.
 std::string to_text(const Shape&);
 
 /// The transcoder of a run, for activations of `n_layers` layers of width `d_model`.
@@ -83,8 +84,8 @@ struct StoredModel {
   Shape shape;
   kernels::StatePolicy policy = kernels::StatePolicy::fp32;
 };
-/// Derived from the tensors' names and from the shapes of the first encoder and decoder; nullopt if they are not of a
-/// transcoder.
+/// Derives sizes and storage from the tensors' names and from the shapes of the first encoder and decoder; nullopt if
+/// the tensors are not those of a transcoder.
 std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry> tensors);
 
 class Model {
@@ -102,30 +103,31 @@ class Model {
   /// The features that this rank updates, counted from features().begin.
   parallel::Range owned() const { return owned_; }
 
-  /// By layer, all rows of this rank's block: [F_local, d] and [F_local, columns]. They have moments if the data
-  /// axis has one rank.
+  /// All rows of this rank's block, by layer: [F_local, d] and [F_local, columns]. They have moments if the data axis
+  /// has one rank.
   std::span<const kernels::ParameterRows> encoder() const { return encoder_; }
   std::span<const kernels::ParameterRows> decoder() const { return decoder_; }
-  /// By layer, the owned rows with their moments. Row 0 is local row owned().begin.
+  /// Owned rows with their moments, by layer. Row 0 is local row owned().begin.
   std::span<const kernels::ParameterRows> owned_encoder() const { return owned_encoder_; }
   std::span<const kernels::ParameterRows> owned_decoder() const { return owned_decoder_; }
 
-  /// low_rank, by target layer t: the second factors of sources 0..t, [(t + 1) * rank, d]; the first ones are
-  /// `decoder`. Else empty.
+  /// Second factors of a low-rank decoder, by target layer t: sources 0..t, [(t + 1) * rank, d]; the first factors are
+  /// `decoder`. Empty for other decoders.
   std::span<const kernels::ParameterRows> basis() const { return basis_; }
-  /// Offsets and scales of a feature's targets, by pair of layers [L (L + 1) / 2, F_local]; the owned features' alone.
-  /// Without data if the shape has none.
+  /// Offsets and scales of a feature's targets, by pair of layers [L (L + 1) / 2, F_local]; then those of owned
+  /// features. Without data if the shape has none.
   kernels::PairAffine affine() const { return affine_; }
   kernels::PairAffine owned_affine() const;
   /// All offsets, then all scales, by pair: [owned].
   std::span<const kernels::ParameterVector> owned_affine_vectors() const { return owned_affine_; }
 
-  /// By layer, likewise: [F_local], and the owned part.
+  /// Encoder biases by layer, [F_local], and their owned parts.
   std::span<const kernels::ParameterVector> encoder_bias() const { return encoder_bias_; }
   std::span<const kernels::ParameterVector> owned_encoder_bias() const { return owned_encoder_bias_; }
-  /// Of all layers, [L, F_local] fp32.
+  /// Encoder biases of all layers, [L, F_local] fp32.
   kernels::AnyMatrix encoder_biases() const { return parameters_.group("encoder_bias"); }
-  /// Thresholds of jumprelu: by layer the owned ones, and of all layers, [L, F_local] fp32. Without them: empty.
+  /// Thresholds of jumprelu: the owned ones by layer, and those of all layers, [L, F_local] fp32. Empty without
+  /// thresholds.
   std::span<const kernels::ParameterVector> owned_thresholds() const { return owned_thresholds_; }
   kernels::AnyMatrix thresholds() const {
     return shape_.threshold ? parameters_.group("threshold") : kernels::AnyMatrix{};
@@ -133,9 +135,9 @@ class Model {
   /// All vectors that have an element for each feature of this rank, [n, F_local] fp32 each: encoder biases,
   /// thresholds, offsets and scales.
   std::vector<kernels::AnyMatrix> feature_vectors() const;
-  /// [L * d]
+  /// Decoder bias, [L * d].
   kernels::ParameterVector decoder_bias() const { return decoder_bias_; }
-  /// By layer, [d, d]: output, input. Empty without a skip connection.
+  /// Matrices of the skip connection by layer, [d, d]: output, input. Empty without a skip connection.
   std::span<const kernels::ParameterRows> skip() const { return skip_; }
   /// Tokens since each owned feature fired, [L * owned].
   kernels::Array<std::int64_t> clocks() const { return clocks_; }
