@@ -18,7 +18,7 @@ namespace {
 
 SelectionShape shape_of_selection(const Configuration& configuration, const Shape& shape) {
   SelectionShape of = selection_shape(configuration, shape, configuration.data.batch_tokens);
-  of.factory = nullptr;  // it follows, as only the drivers do
+  of.factory = nullptr;  // it follows another selector, which only the drivers support
   of.follows = true;
   return of;
 }
@@ -93,7 +93,7 @@ DeadFeatures::DeadFeatures(PartContext& context)
   hits_ = {{buffers_.hit_offsets.data, model_.shape().n_layers * model_.owned().size() + 1},
            buffers_.hit_token,
            buffers_.hit_position};
-  device::zero(execution_, hits_.offsets);  // also where nothing is owned
+  device::zero(execution_, hits_.offsets);  // also if this rank owns no feature
   device::zero(execution_, buffers_.value);
   context.selectors.push_back(selector_.get());
   context.values.push_back({&TrainingMetrics::auxiliary_loss, [this] { return value(); }});
@@ -150,7 +150,7 @@ void DeadFeatures::before_backward(BackwardPass& pass) {
   pass.gradient_rows = twice(gradient_rows_.all());
 }
 
-/// The lists of the owned features over all tokens.
+/// Returns the lists of the owned features over all tokens.
 kernels::SparseActivations DeadFeatures::of_owned() {
   const kernels::SparseActivations& own = selector_->activations();
   if (!data_axis_.active()) return own;
@@ -171,7 +171,7 @@ void DeadFeatures::join(const kernels::SparseActivations& of_active) {
   kernels::transpose(execution_, joint_, hits_, buffers_.transpose_workspace);
 }
 
-/// The loss of the last step with its coefficient, over this rank's own tokens.
+/// Returns the auxiliary loss of the last step, with its coefficient, over this rank's own tokens.
 double DeadFeatures::value() const {
   return device::read(execution_, buffers_.value.data) /
          (2 * static_cast<double>(gradient_rows_.factor()) * static_cast<double>(configuration_.transcoder.auxk));

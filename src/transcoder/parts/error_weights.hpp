@@ -3,9 +3,8 @@
 // Weights of the squared errors by column, where the loss is not the error in normalised space (transcoder.error):
 //
 //   raw           1 / scale^2, constant
-//   unexplained   N d / V_t: V_t is the sum of the squared deviations of the batch's targets of layer t from their
-//   mean,
-//                 over all ranks; formed in each step
+//   unexplained   N d / V_t: V_t is the sum, over all ranks, of the squared deviations of the batch's targets of
+//                 layer t from their mean; formed in each step
 //
 // kernels/transcoder/loss/loss.hpp has the formulas.
 #pragma once
@@ -21,13 +20,13 @@ class ErrorWeights final : public Part {
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
     kernels::Array<float> weight;    ///< [L * d]
-    kernels::Array<double> moments;  ///< [ranks, 2, L * d]; of `unexplained`
+    kernels::Array<double> moments;  ///< [ranks, 2, L * d] sums for the variance of `unexplained`
   };
 
   static bool wanted(const Configuration& configuration, const Shape&) {
     return configuration.transcoder.error != ErrorForm::normalised;
   }
-  /// Bytes of the largest message of n_ranks to one another.
+  /// Bytes of the largest message between n_ranks ranks.
   static std::int64_t largest_message(const Configuration&, const Shape&, std::int64_t n_ranks);
 
   explicit ErrorWeights(PartContext&);

@@ -2,8 +2,8 @@
 //
 // Encoder biases from the first batch (transcoder.encoder_bias_initial = "data"): every feature is active on
 // floor(r N) of its N tokens, r = initially_active / features, at most 1/2
-// (kernels/transcoder/encode/quantile_bias.hpp). Every rank fits all features that it holds from all tokens, so the
-// ranks of the data axis have the same biases.
+// (kernels/transcoder/encode/quantile_bias.hpp). Every rank sets the biases of all features that it holds from all
+// tokens, so the ranks of the data axis have the same biases.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +27,11 @@ class InitialBias final : public Part {
 
   explicit InitialBias(PartContext&);
 
-  /// Before the first step: overwrites all encoder biases. Collective.
+  /// Overwrites all encoder biases before the first step. Collective.
   void before_step(std::int64_t step) override;
 
  private:
-  /// x: normalised inputs of the whole batch [N, L * d].
+  /// Sets the biases from the normalised inputs x of the whole batch [N, L * d].
   void fit(kernels::AnyMatrix x);
 
   const ModelSettings settings_;

@@ -12,11 +12,11 @@
 namespace weft::transcoder {
 namespace {
 
-/// A new part is a file with a class and a line in `visit_parts`.
+/// Tag of a class of parts. A new part is a file with a class and a line in `visit_parts`.
 template <class P>
 struct Kind {};
 
-/// Calls visit(Kind<P>) for each class of parts that the input asks for.
+/// Calls visit(Kind<P>) for each class of parts that the input requests.
 template <class Visit>
 void visit_parts(const Configuration& configuration, const Shape& shape, const Visit& visit) {
   const auto one = [&]<class P>(Kind<P> kind) {
@@ -27,7 +27,7 @@ void visit_parts(const Configuration& configuration, const Shape& shape, const V
   one(Kind<Penalties>());
   one(Kind<Thresholds>());  // after the penalties, whose sums over pre-activations they form
   one(Kind<SkipGradient>());
-  one(Kind<DeadFeatures>());  // after the thresholds, which say what is active
+  one(Kind<DeadFeatures>());  // after the thresholds, which determine the active entries
   one(Kind<Resampling>());
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The list of parts: memory plan and construction walk it in the same order, in which a step calls the parts.
+// The list of parts. The memory plan, the construction and each step use it in the same order.
 #pragma once
 
 #include <memory>
@@ -10,10 +10,10 @@
 
 namespace weft::transcoder {
 
-/// The parts that the input asks for. Collective.
+/// Makes the parts that the input requests. Collective.
 std::vector<std::unique_ptr<Part>> make_parts(PartContext);
 
-/// Takes what they take from an arena that measures.
+/// Takes the memory of these parts from an arena that measures.
 void measure_parts(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
 
 }  // namespace weft::transcoder

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The norm of the gradient over all parameters and ranks, and clipping by it. All of it stays where the kernels run.
+// The norm of the gradient over all parameters and ranks, and clipping by it. All values stay in memory of the kernels.
 //
-// The backward kernels leave the squared norm of each decoder and encoder row that a rank updates; encoder biases and
-// thresholds count with their encoder row. Every rank has the whole gradients of the decoder bias and of the skip
+// The backward kernels store the squared norm of each decoder and encoder row that a rank updates; encoder biases and
+// thresholds count with their encoder row. Every rank has the complete gradients of the decoder bias and of the skip
 // connection: world rank 0 counts them.
 #pragma once
 
@@ -22,18 +22,18 @@ class Clipping {
  public:
   struct Buffers {
     Buffers() = default;
-    /// n_keys: layers times features per layer that the largest rank updates. n_whole: rows of gradients that every
-    /// rank has whole.
+    /// n_keys: layers times features per layer that the largest rank updates. n_whole: rows of gradients that are
+    /// complete on every rank.
     Buffers(const optimizer::Settings&, std::int64_t n_keys, std::int64_t n_whole, training::StepArena&);
-    kernels::Array<double> norm;  ///< [1], of the last step that updated, before clipping; 0 when not formed
-    // With clipping only:
-    kernels::Array<double> rows;       ///< [2 * n_keys] squared: decoder rows, then encoder rows
-    kernels::Array<double> whole;      ///< [n_whole] squared, likewise
-    kernels::Array<double> sums;       ///< [3] squared: all rows, all of `whole`, both
-    kernels::Array<double> workspace;  ///< of the sum over rows
+    kernels::Array<double> norm;  ///< [1] norm of the last step that updated, before clipping; 0 when not formed
+    // Buffers that only clipping needs:
+    kernels::Array<double> rows;       ///< [2 * n_keys] squared norms: decoder rows, then encoder rows
+    kernels::Array<double> whole;      ///< [n_whole] squared norms of complete gradients
+    kernels::Array<double> sums;       ///< [3] squared norms: all rows, all of `whole`, both
+    kernels::Array<double> workspace;  ///< workspace of the sum over rows
   };
 
-  /// n_keys: of this rank. `world` must outlive this object.
+  /// n_keys: keys of this rank. `world` must outlive this object.
   Clipping(const optimizer::Settings&, std::int64_t n_keys, parallel::DeviceCommunicator& world,
            const kernels::Execution&, const Buffers&);
 
@@ -43,12 +43,13 @@ class Clipping {
   kernels::Array<double> decoder_rows() const;
   kernels::Array<double> encoder_rows() const;
 
-  /// Before the update: sets the gradient scale of the step by the norm of this step, for which `form_squares` leaves
-  /// the squared norms of all rows (clip_mode = "exact"), or by that of the step before ("previous"). whole: the
-  /// gradients that every rank has whole. Collective.
+  /// Sets the gradient scale of the step before the update, by the norm of this step, for which `form_squares` stores
+  /// the squared norms of all rows (clip_mode = "exact"), or by the norm of the previous step ("previous"). whole: the
+  /// gradients that are complete on every rank. Collective.
   void before_update(std::span<const kernels::Matrix<const float>> whole, const std::function<void()>& form_squares,
                      kernels::AdamStep* step);
-  /// After it, with "previous": forms the norm for the next step, from rows of the clipped gradient. Collective.
+  /// Forms the norm for the next step after the update, from rows of the clipped gradient ("previous" only).
+  /// Collective.
   void after_update(const kernels::AdamStep* step);
 
   /// The norm of the last step that updated, before clipping. It is part of checkpoints.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Optional terms and techniques of a training step. Each is a class in a file of its own, in the list of parts
-// (parts/list.cpp), and present only if the input asks for it. step/step.cpp calls all parts that are present at the
-// named places of a step; nothing else knows them.
+// (parts/list.cpp), and present only if the input requests it. step/step.cpp calls all parts that are present at the
+// named places of a step; no other code depends on them.
 //
 //   before_step       initial biases, norms for penalties         not part of what a GPU captures
 //   begin             dead features, thresholds, error weights    before the encoder
@@ -29,44 +29,44 @@
 namespace weft::transcoder {
 
 /// Largest residual, in deviations of the data, that counts as finite: the square of a larger one would soon overflow
-/// fp32. A sum of squares above its square has such a residual, or is no better.
+/// fp32. A sum of squares above its square contains such a residual or is equally unusable.
 constexpr double kLargestResidual = 1e18;
 
-/// What parts ask of the forward pass.
+/// Requests of parts to the forward pass.
 struct ForwardRequest {
-  const kernels::JumpWindow* window = nullptr;     ///< the selection also lists entries in the windows of thresholds
-  Selector* follower = nullptr;                    ///< takes the products of all tiles, too
-  kernels::Array<const float> error_weights = {};  ///< [L * d] of the squared errors; empty: all 1
+  const kernels::JumpWindow* window = nullptr;     ///< the selection also lists entries in the bands about thresholds
+  Selector* follower = nullptr;                    ///< a selector that also takes the products of all tiles
+  kernels::Array<const float> error_weights = {};  ///< [L * d] weights of the squared errors; empty: all 1
 };
 
-/// What the backward pass of this rank works on: the features that it updates, over the tokens of the whole batch.
+/// Operands of this rank's backward pass: the features that it updates, over the tokens of the whole batch.
 struct BackwardPass {
-  /// Null: squared norms of the gradients only, no parameter changes.
+  /// Constants of the update. Null: squared norms of the gradients only, no parameter changes.
   const kernels::AdamStep* step = nullptr;
-  /// False in the second of two passes over the same batch: what depends on gradients alone exists.
+  /// False in the second of two passes over the same batch: results that depend on gradients alone exist already.
   bool first = true;
 
   Lists selected;                    ///< selected entries; the value is 0 where thresholds list more than is active
   Lists all;                         ///< all entries with a gradient: those selected, then those of dead features
-  kernels::AnyMatrix inputs;         ///< of the tokens of `all` [n, L * d]
-  kernels::AnyMatrix gradient_rows;  ///< likewise
-  kernels::AnyMatrix decoder_rows;   ///< likewise, as the decoder needs them (SparseDecoder::Prepared)
+  kernels::AnyMatrix inputs;         ///< inputs of the tokens of `all` [n, L * d]
+  kernels::AnyMatrix gradient_rows;  ///< gradient rows of the same tokens [n, L * d]
+  kernels::AnyMatrix decoder_rows;   ///< gradient rows in the form that the decoder needs (SparseDecoder::Prepared)
   kernels::LateRows late;            ///< gradient rows that have not arrived
   kernels::Array<std::int64_t> active_offsets;  ///< FeatureHits::offsets of the active entries alone
 
-  kernels::Array<float> gradient;                        ///< da, then dz, by position in `all`
-  kernels::Array<const float> row_factors = {};          ///< of decoder rows in their gradient; empty: none
-  kernels::Array<float> new_norms = {};                  ///< where the norms of updated decoder rows go; empty: nowhere
-  bool encoder_is_formed = false;                        ///< a part has formed the encoder's gradient
-  std::vector<kernels::Matrix<const float>> whole = {};  ///< gradients that every rank has whole
-  /// Where those are formed: they overlap with the backward pass.
+  kernels::Array<float> gradient;                ///< da, then dz, by position in `all`
+  kernels::Array<const float> row_factors = {};  ///< factors of decoder rows in their gradient; empty: none
+  kernels::Array<float> new_norms = {};          ///< receives the norms of updated decoder rows; empty: not formed
+  bool encoder_is_formed = false;                ///< a part has formed the encoder's gradient
+  std::vector<kernels::Matrix<const float>> whole = {};  ///< gradients that are complete on every rank
+  /// Execution that forms `whole`, overlapping with the backward pass.
   const kernels::Execution& communication;
 };
 
 class Part {
  public:
   virtual ~Part() = default;
-  /// step: from 1. The inputs of the batch are loaded.
+  /// Called before a step, when the inputs of the batch are loaded. Steps count from 1.
   virtual void before_step(std::int64_t) {}
   virtual void begin(ForwardRequest&) {}
   virtual void on_loss() {}
@@ -74,13 +74,13 @@ class Part {
   virtual void before_decoder(BackwardPass&) {}
   virtual void after_decoder(BackwardPass&) {}
   virtual void update(BackwardPass&) {}
-  /// Gradient rows and inputs are still those of the step.
+  /// Called after a step. Gradient rows and inputs are still those of the step.
   virtual void after_step(std::int64_t) {}
 };
 
 class Penalties;
 
-/// What parts are made of. All references outlive them.
+/// Arguments of the constructors of parts. All references outlive the parts.
 struct PartContext {
   const Configuration& configuration;
   const Model& model;
@@ -93,22 +93,22 @@ struct PartContext {
   DataAxis& data_axis;
   GradientRows& gradient_rows;
   const Clipping& clipping;
-  parallel::DeviceCommunicator& world;  ///< of all ranks
-  const kernels::AdamStep* constants;   ///< of the present step; read by kernels
-  /// [largest own slice, L * d] normalised targets.
+  parallel::DeviceCommunicator& world;  ///< communicator of all ranks
+  const kernels::AdamStep* constants;   ///< constants of the present step; read by kernels
+  /// Normalised targets [largest own slice, L * d].
   kernels::Array<float> targets;
-  /// Number of times that parameters were changed by other means than a step.
+  /// Number of changes of parameters other than by a step.
   std::int64_t& changes;
 
   /// Parts add their selectors, whose exchanges are observed and counted,
   std::vector<Selector*>& selectors;
-  /// and their values in the metrics of a step: of this rank, waiting for the device.
+  /// and their values in the metrics of a step. A value is that of this rank; reading it waits for the device.
   struct Value {
     double TrainingMetrics::*metric;
     std::function<double()> of_rank;
   };
   std::vector<Value>& values;
-  /// Of this step, once it is made: thresholds form sums of it. Null: none.
+  /// The part `Penalties` of the step, after it is made: thresholds form some of its sums. Null: none.
   Penalties* penalties = nullptr;
 };
 

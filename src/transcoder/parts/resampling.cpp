@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kLargestRows = 64 << 20;  // bytes
 
-/// Norm of a fresh row of n uniform weights within +-bound: the root of the mean of its square.
+/// Norm of a fresh row of n uniform weights within +-bound: the root of the expected square.
 float fresh_norm(double bound, std::int64_t n) {
   return static_cast<float>(bound * std::sqrt(static_cast<double>(n) / 3));
 }
@@ -86,7 +86,7 @@ void Resampling::resample(kernels::AnyMatrix x, kernels::AnyMatrix gradient_rows
   }
 }
 
-/// Rows keep their bits in the conversion, unless they have a token.
+/// Directs the rows that have a token at it. The other rows keep their bits in the conversion.
 void Resampling::direct(const kernels::ParameterRows& parameters, kernels::AnyMatrix source, float factor) {
   const std::int64_t owned = model_.owned().size(), columns = parameters.columns;
   for (std::int64_t begin = 0; begin < owned; begin += buffers_.rows) {

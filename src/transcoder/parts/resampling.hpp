@@ -4,8 +4,8 @@
 // dead_window tokens is directed at a token of the batch, drawn with probability proportional to its squared error
 // (kernels/transcoder/encode/resample.hpp). Its rows have the norms of fresh ones.
 //
-// A rank works on the features that it updates; inputs and gradient rows of the whole batch, of which tokens are drawn,
-// are on every rank. Draws depend on the seed, the step and the feature alone. No state besides the clocks.
+// A rank works on the features that it updates; inputs and gradient rows of the whole batch, from which tokens are
+// drawn, are on every rank. Draws depend on the seed, the step and the feature alone. The clocks are the only state.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ class Resampling final : public Part {
  public:
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
-    std::int64_t rows = 0;               ///< converted at a time
-    kernels::Array<float> weights;       ///< [rows, columns of the widest]
+    std::int64_t rows = 0;               ///< rows converted at a time
+    kernels::Array<float> weights;       ///< [rows, columns of the widest matrix]
     kernels::Array<double> sums;         ///< [batch]
     kernels::Array<std::int64_t> token;  ///< [owned]
   };
@@ -30,8 +30,8 @@ class Resampling final : public Part {
 
   explicit Resampling(PartContext&);
 
-  /// After every resample_every-th step, while the run is young. The decoder of other ranks of the data axis follows
-  /// with the next step. Collective.
+  /// Resamples after every resample_every-th step, up to transcoder.resample_end. Other ranks of the data axis receive
+  /// the changed decoder with the next step. Collective.
   void after_step(std::int64_t step) override;
 
  private:
@@ -40,7 +40,7 @@ class Resampling final : public Part {
   void direct(const kernels::ParameterRows&, kernels::AnyMatrix source, float factor);
 
   const ModelSettings settings_;
-  const std::int64_t steps_;  // of the run
+  const std::int64_t steps_;  // steps of the run
   const std::uint64_t seed_;
   const Model& model_;
   const Forward& forward_;

@@ -29,7 +29,7 @@ void SkipGradient::before_backward(BackwardPass& pass) {
   const kernels::AnyMatrix x = forward_.all_inputs(), g = gradient_rows_.all();
   const std::int64_t d = gradient_.columns;
   const kernels::AnyMatrix all{gradient_.data, kernels::Scalar::fp32, gradient_.rows, d, d};
-  // One call for all layers: the product of one has too few tiles for a large GPU.
+  // One call forms all layers: the product of one layer has too few tiles for a large GPU.
   kernels::gemm_batched(pass.communication, 1.0f, g.columns_from(0, d), kernels::Form::transposed, x.columns_from(0, d),
                         kernels::Form::plain, 0.0f, all.rows_from(0, d),
                         {.count = gradient_.rows / d, .a = d, .b = d, .c = d * d}, buffers_.workspace);

@@ -17,7 +17,7 @@ using kernels::Scalar;
 
 namespace {
 
-/// Sizes of a tile: on a host in the cache, on a GPU few and large products.
+/// Sizes of a tile: small enough for the cache on a host, few and large products on a GPU.
 struct Tile {
   std::int64_t tokens, features;
 };
@@ -110,8 +110,8 @@ void Thresholds::before_decoder(BackwardPass& pass) {
   if (pass.first && penalties_ != nullptr && penalties_->needs_preactivations()) penalties_->complete();
 }
 
-/// The gradients that need every pre-activation, and if forms_encoder() the squared norms of encoder rows with their
-/// biases, and with a step their update.
+/// Forms the gradients that need every pre-activation and, if forms_encoder(), the squared norms of encoder rows with
+/// their biases; with a step updates these parameters.
 void Thresholds::form_all(const BackwardPass& pass) {
   const std::int64_t owned = model_.owned().size(), d = model_.shape().d_model;
   const Array<double> squared_norm = clipping_.encoder_rows();
@@ -136,7 +136,7 @@ void Thresholds::form_all(const BackwardPass& pass) {
     }
 }
 
-/// The sums of some features of a layer over all tokens.
+/// Forms the sums of a range of features of a layer over all tokens.
 void Thresholds::form_tile(const BackwardPass& pass, std::int64_t layer, parallel::Range features) {
   const kernels::SparsityPenalty no_penalty{.form = {}, .scale = 0, .coefficient = {}, .step = constants_};
   const AnyMatrix x = forward_.all_inputs(), gradient_rows = pass.decoder_rows.rows_from(0, x.rows);
@@ -149,7 +149,7 @@ void Thresholds::form_tile(const BackwardPass& pass, std::int64_t layer, paralle
     const AnyMatrix product{buffers_.product.data, x.type, count, n, n};
     const AnyMatrix alpha{buffers_.alpha.data, Scalar::fp32, count, n, n};
     kernels::encode_tile(execution_, inputs, encoder, features.begin, product, buffers_.gemm_workspace);
-    // < W_dec[f], g[n, layer..] >: the decoder's rows in the place of the encoder's.
+    // The product < W_dec[f], g[n, layer..] > takes the decoder's rows in place of the encoder's.
     const AnyMatrix rows = gradient_rows.rows_from(token, count);
     kernels::encode_tile(execution_, rows.columns_from(model_.shape().decoder_begin(layer), decoder.columns), decoder,
                          features.begin, alpha, buffers_.gemm_workspace);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The thresholds of jumprelu. Their gradients need every pre-activation, not only those of active features: gradients
-// of the thresholds, from all tokens within their window, and the encoder's if inactive pre-activations have a
-// gradient: in forms that pass it below the threshold, and with a penalty on pre-activations. Forms and formulas:
+// of the thresholds, from all tokens in the band about them, and the encoder's gradient if inactive pre-activations
+// have one: in forms that pass it below the threshold, and with a penalty on pre-activations. Forms and formulas:
 // kernels/transcoder/activation/jump_relu.hpp.
 //
 //   z     = x~ W_enc^T + b       again, tile by tile; never stored whole
@@ -13,7 +13,7 @@
 // tokens are on every rank. Tiles have fixed sizes, so sums have a fixed order.
 //
 // With transcoder.threshold_gradient = "listed" none of these products is formed: the selection also lists entries in
-// the windows of thresholds, whose alpha the sparse backward pass gives with that of the active ones
+// the bands about thresholds, whose alpha the sparse backward pass forms with that of the active ones
 // (kernels/transcoder/activation/jump_window.hpp).
 #pragma once
 
@@ -29,13 +29,13 @@ class Thresholds final : public Part {
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
     std::int64_t tile_tokens = 0, tile_features = 0;
-    kernels::Array<std::byte> product;         ///< a tile, of the type of inputs
-    kernels::Array<float> alpha;               ///< the same tile
-    kernels::Array<float> threshold_gradient;  ///< [L * owned], of the trained parameter
+    kernels::Array<std::byte> product;         ///< products of a tile, in the type of inputs
+    kernels::Array<float> alpha;               ///< alpha of the same tile
+    kernels::Array<float> threshold_gradient;  ///< [L * owned] gradient of the trained parameter
     kernels::Array<float> bias_gradient;       ///< [tile_features]
     kernels::Array<float> encoder_gradient;    ///< [tile_features, d]; if forms_encoder()
     kernels::Array<std::byte> gemm_workspace, sum_workspace;
-    // Of lists, in place of all but threshold_gradient:
+    // Buffers for threshold_gradient = "listed"; they replace all of the above except threshold_gradient:
     kernels::Array<float> activation;             ///< by position
     kernels::Array<std::int64_t> active_offsets;  ///< [L * owned + 1]
   };
@@ -44,18 +44,18 @@ class Thresholds final : public Part {
 
   explicit Thresholds(PartContext&);
 
-  /// With lists, the selection also lists what is in the windows.
+  /// Requests the entries in the bands from the selection (lists only).
   void begin(ForwardRequest&) override;
-  /// With lists: turns the listed pre-activations into activations, 0 where an entry is not active.
+  /// Turns the listed pre-activations into activations, 0 where an entry is not active (lists only).
   void before_backward(BackwardPass&) override;
-  /// Without lists: the sums over all pre-activations.
+  /// Forms the sums over all pre-activations (without lists only).
   void before_decoder(BackwardPass&) override;
-  /// With lists: the gradient of the thresholds, and da becomes dz.
+  /// Forms the gradient of the thresholds and turns da into dz (lists only).
   void after_decoder(BackwardPass&) override;
   void update(BackwardPass&) override;
 
  private:
-  /// True if the encoder's gradient is formed here, in place of the sparse backward pass.
+  /// True if this part forms the encoder's gradient in place of the sparse backward pass.
   bool forms_encoder() const { return buffers_.encoder_gradient.size > 0; }
   void form_all(const BackwardPass&);
   void form_tile(const BackwardPass&, std::int64_t layer, parallel::Range features);

@@ -126,7 +126,7 @@ void ExamplePass::activate(std::int64_t layer, Range rows, std::int64_t step) {
   if (kernels::activation_keeps_k(settings.activation)) {
     const double k = k_at(settings, step, configuration_.run.steps);
     if (settings.scope == Scope::layer) return kernels::keep_largest(execution_, kernels::selection_budget(k, 1, 1), a);
-    // Over all layers: when the last one is there.
+    // The sum over all layers needs the last layer.
     if (layer + 1 == n)
       kernels::keep_largest(execution_, kernels::selection_budget(k, n, 1),
                             {of_layer(buffers_.activations, 0, rows).data, rows.size(), a.stride, a.stride});

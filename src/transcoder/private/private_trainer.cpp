@@ -119,7 +119,7 @@ void PrivateTrainer::prepare_weights() {
 
 privacy::MicroBatch PrivateTrainer::load(std::int64_t first, std::int64_t count) {
   timers_.phase("reading rows");
-  kernels::fence(execution_);  // the copies of the micro-batch before are over
+  kernels::fence(execution_);  // wait for the copies of the previous micro-batch
   const std::int64_t width = model_.shape().width();
   std::int64_t* const offsets = buffers_.host_offsets.data;
   offsets[0] = 0;

@@ -27,34 +27,34 @@ namespace weft::transcoder {
 class PrivateTrainer : private privacy::PrivateModel {
  public:
   struct Buffers {
-    /// row_bytes: of one row of inputs (or targets) as stored.
+    /// row_bytes: bytes of one row of inputs (or targets) as stored.
     Buffers(const Configuration&, const Shape&, std::int64_t row_bytes, training::StepArena&);
-    kernels::Array<std::byte> host_inputs, host_targets;  ///< [micro rows, row_bytes], as they are read
-    kernels::Array<std::byte> raw_inputs, raw_targets;    ///< where the kernels run; on a host the same
-    kernels::Array<std::int64_t> host_offsets, offsets;   ///< of the records of a micro-batch
+    kernels::Array<std::byte> host_inputs, host_targets;  ///< [micro rows, row_bytes] as read
+    kernels::Array<std::byte> raw_inputs, raw_targets;    ///< in memory of the kernels; on a host the same memory
+    kernels::Array<std::int64_t> host_offsets, offsets;   ///< offsets of the records of a micro-batch
     kernels::Array<kernels::StepFlags> flags;             ///< [1]
     training::StepRunner::Buffers runner;
     privacy::ClippingBuffers clipping;
   };
 
-  /// privacy.mode is not automatic. `stored`: type of the rows as stored. References must outlive the object. Throws a
-  /// collective Error(usage) for a grid with a feature axis. Collective.
+  /// Requires that privacy.mode is not automatic. `stored`: type of the rows as stored. References must outlive the
+  /// object. Throws a collective Error(usage) for a grid with a feature axis. Collective.
   PrivateTrainer(const Configuration&, const Shape&, const dataset::Normalisation&, const dataset::Statistics&,
                  const parallel::Grid&, const kernels::Execution&, kernels::Scalar stored);
 
-  /// Of all later steps. Before the first step.
+  /// Sets the noise of all later steps. Must be called before the first step.
   void set_noise(const privacy::Noise& noise) { private_.set_noise(noise); }
 
-  /// Fresh parameters. A resumed run loads the registry instead.
+  /// Initialises the parameters. A resumed run loads the registry instead.
   void initialise() { model_.initialise(static_cast<std::uint64_t>(configuration_.run.seed)); }
 
-  /// Where the rows of a micro-batch go, one record after the other.
+  /// Memory for the rows of a micro-batch, one record after the other.
   struct Rows {
     std::byte *inputs, *targets;
   };
-  /// read(first, count, rows): the rows of records [first, first + count)
+  /// Reads the rows of records [first, first + count): read(first, count, rows).
   using Read = std::function<void(std::int64_t first, std::int64_t count, Rows)>;
-  /// One step on records of `lengths` rows on this rank, which may be none. Ranks may have different numbers of
+  /// Makes one step on records of `lengths` rows on this rank, which may be none. Ranks may have different numbers of
   /// records. Collective. Throws Error(numeric) if the sum with its noise is not finite.
   void step(std::span<const std::int64_t> lengths, const Read& read);
 
@@ -62,9 +62,9 @@ class PrivateTrainer : private privacy::PrivateModel {
   void settle();
   struct Metrics {
     double learning_rate = 0;
-    double gradient_norm = 0;  ///< with its noise, before optimizer.clip_norm
+    double gradient_norm = 0;  ///< norm of the noisy gradient, before optimizer.clip_norm
   };
-  /// Of the last step. Waits for it.
+  /// Returns the metrics of the last step. Waits for the step.
   Metrics metrics();
 
   checkpoint::Registry& registry() { return registry_; }
@@ -101,14 +101,14 @@ class PrivateTrainer : private privacy::PrivateModel {
   training::StepRunner runner_;
   privacy::PrivateStep private_;
   checkpoint::Registry registry_;
-  // Of the present step, and of its present micro-batch.
+  // State of the present step, and of its present micro-batch.
   std::span<const std::int64_t> lengths_;
   const Read* read_ = nullptr;
   privacy::MicroBatch batch_;
 };
 
-/// The memory of a step, by purpose: what a PrivateTrainer takes. privacy.mode is not automatic. Needs no device and no
-/// ranks.
+/// Measures the memory that a PrivateTrainer takes, by purpose. Requires that privacy.mode is not automatic. Needs no
+/// device and no ranks.
 training::StepArena measure_private_step(const Configuration&, const Shape&, const parallel::GridShape&,
                                          std::int64_t row_bytes, kernels::Backend);
 

@@ -17,18 +17,18 @@
 namespace weft::transcoder {
 namespace {
 
-/// Of the least value that is wanted: lower ones are not collected. The (K+1)-th is above it, unless the values are far
-/// apart.
+/// Factor of the least wanted value that gives the lower bound of collected values. The (K+1)-th value is above this
+/// bound, unless the values are far apart.
 constexpr float kMargin = 0.9f;
-/// Positive values by their upper 16 bits: 2^-7 of a value.
+/// Shift that groups positive values by their upper 16 bits: a relative resolution of 2^-7.
 constexpr int kSizeShift = 16;
 constexpr std::size_t kSizes = (kernels::kLargestKey >> kSizeShift) + 1;
 /// Shares of the kept values that may lie below the floor of a group, tried one after the other.
 constexpr std::array<double, 4> kShares = {0.5, 0.1, 0.01, 0};
 constexpr std::int64_t kMostEntries = std::int64_t{1} << 30;
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 22;
-/// Room for active features per token and layer: that of the first attempt, in multiples of k, and that of the result,
-/// in multiples of what the fullest batch needs. Never less than kLeastRoom: in few tokens the average varies.
+/// Room for active features per token and layer: in the first attempt, in multiples of k, and in the result, in
+/// multiples of the need of the densest batch. At least kLeastRoom, because the average over few tokens varies.
 constexpr double kFirstRoom = 4, kRoom = 2;
 constexpr std::int64_t kLeastRoom = 64;
 
@@ -47,7 +47,7 @@ void to_device(const kernels::Execution& execution, float* to, const std::vector
   kernels::fence(execution);
 }
 
-/// Keys and values of the entries that are active on this rank, batch by batch.
+/// Receives keys and values of the entries that are active on this rank, batch by batch.
 using Visit = std::function<void(std::span<const std::uint32_t> keys, std::span<const float> values)>;
 
 /// Visits the batches of a data set. False if a batch had more active features than there is room for on some rank:
@@ -68,7 +68,8 @@ bool for_each_batch(const dataset::Description& description, Forward& forward, c
   return true;
 }
 
-/// The rank-th largest value of all ranks, each with `values` in descending order; 0 if there are fewer. Collective.
+/// Returns the rank-th largest value of all ranks, each with `values` in descending order; 0 if there are fewer.
+/// Collective.
 float largest(const parallel::Communicator& world, const std::vector<float>& values, std::int64_t rank) {
   const auto reaching = [&](std::uint32_t key) {
     std::int64_t count =
@@ -76,7 +77,8 @@ float largest(const parallel::Communicator& world, const std::vector<float>& val
     world.sum(std::span<std::int64_t>(&count, 1));
     return count;
   };
-  // Bits of positive numbers are in their order: bit by bit, the largest key that enough values reach.
+  // The bits of positive numbers have the order of the numbers: find, bit by bit, the largest key that enough values
+  // reach.
   std::uint32_t key = 0;
   for (int bit = 30; bit >= 0; --bit)
     if (const std::uint32_t with = key | 1u << bit; with <= kernels::kLargestKey && reaching(with) >= rank) key = with;
@@ -109,7 +111,7 @@ void round_to_bf16(const Model& model, const kernels::Execution& execution) {
 }
 
 float threshold_between(float dropped, float kept, bool bf16) {
-  const auto below = [&](float value) {  // the next lower number of the type
+  const auto below = [&](float value) {  // returns the next lower number of the type
     if (!bf16) return kernels::bits_float(kernels::float_bits(value) - 1);
     const kernels::bf16 near = kernels::to_bf16(value);
     return near < value ? near : kernels::bits_float((static_cast<std::uint32_t>(near.bits) - 1) << 16);
@@ -130,8 +132,9 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
   const auto group_of = [&](std::size_t key) { return together ? 0 : layer_of(key); };
   const parallel::Communicator& world = grid.world();
 
-  // 1. What the training activation keeps: entries and the least value of each feature; of each group the number, by
-  //    the upper bits of the value.
+  // 1. Collect what the training activation keeps: number of entries and least value of each feature; the number in
+  // each
+  //    group, by the upper bits of the value.
   std::vector<std::int64_t> fired(static_cast<std::size_t>(n_layers * n_local), 0), kept(n_groups, 0),
       by_size(n_groups * kSizes, 0);
   std::vector<float> least(fired.size(), std::numeric_limits<float>::infinity());
@@ -149,9 +152,10 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
   world.sum(std::span<std::int64_t>(kept));
   world.sum(std::span<std::int64_t>(by_size));
 
-  // 2. All values above a floor, with as much room as the fullest batch needs. Of a group with K kept entries the K-th
+  // 2. Collect all values above a floor, with as much room as the densest batch needs. Of a group with K kept entries
+  // the K-th
   //    largest value is at least the least that was kept. With topk, where each token keeps its own, it is far above
-  //    that: a floor that a share of the kept values are below does as well if more than K values exceed it. A feature
+  //    that: a floor above a share of the kept values also suffices if more than K values exceed it. A feature
   //    with a threshold of its own also needs its values down to the least that was kept.
   std::vector<std::size_t> share(n_groups, trained.activation == Activation::topk ? 0 : kShares.size() - 1);
   std::vector<float> floor(n_groups);
@@ -192,7 +196,8 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
   };
   for (bool lower = true; lower;) {
     while (!collect_all()) {
-      if (capacity == n_features) jumping->forward.require_valid_selections("of the calibration");  // had room for all
+      if (capacity == n_features)
+        jumping->forward.require_valid_selections("of the calibration");  // there was room for all
       capacity = std::min(n_features, 2 * capacity);
       jumping.reset();
       jumping = jumping_with(capacity);
@@ -211,7 +216,7 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
       }
   }
 
-  // 3. The thresholds.
+  // 3. Set the thresholds.
   std::vector<float> of_group;
   for (std::size_t g = 0; g < n_groups; ++g) {
     std::vector<float> all;
@@ -234,13 +239,13 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
   }
   to_device(execution, static_cast<float*>(thresholds.data), theta);
 
-  // 4. How many are active with them.
+  // 4. Count the features that are active with them.
   std::int64_t fullest = 0;
   const auto count = [&](std::span<const std::uint32_t> keys, std::span<const float>) {
     fullest = std::max(fullest, std::ssize(keys));
   };
   if (!for_each_batch(description, jumping->forward, grid, execution, batch_tokens, count))
-    jumping->forward.require_valid_selections("of the calibration");  // thresholds are not below what was collected
+    jumping->forward.require_valid_selections("of the calibration");  // thresholds are not below the collected values
   world.maximum(std::span<std::int64_t>(&fullest, 1));
   const double active = static_cast<double>(fullest * world.size()) /
                         static_cast<double>(std::min(batch_tokens, description.n_rows) * n_layers);

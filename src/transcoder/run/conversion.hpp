@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From an activation that keeps a number of features (batch_topk, topk) to jumprelu: thresholds with which about the
-// same features are active, so that a token can be encoded without its batch, and by programs that know thresholds
-// only.
+// same features are active, so that a token can be encoded without its batch, and by programs that support only
+// thresholds.
 //
 // Calibration. Over a data set the training activation, batch by batch, keeps K entries (of a layer, or of all layers
 // if they share a budget), n[f] of them of feature f. The threshold lies half way between
@@ -47,21 +47,21 @@ struct Pass {
 using JumpingPass = std::function<std::unique_ptr<Pass>(std::int64_t capacity)>;
 
 struct Calibrated {
-  std::unique_ptr<Pass> jumping;  ///< has room for what is active with the thresholds
-  double active = 0;              ///< features per token and layer of the fullest batch, on the fullest rank
+  std::unique_ptr<Pass> jumping;  ///< has room for the features that are active with the thresholds
+  double active = 0;              ///< features per token and layer of the densest batch, on the rank with most
   std::int64_t capacity = 0;      ///< transcoder.capacity of the result: twice as many, at least 64
 };
 
 /// Sets the thresholds of `model`, which both passes use: `counting` has the training activation, those of `jumping`
-/// jumprelu. They are made anew, with twice the room, until the values that the calibration collects have room. One
-/// group of tokens (data axis of one rank). Host memory: 4 bytes per entry that is collected on this rank over the
-/// data set, and about half as many again; throws Error(usage) above 2^30 entries. Collective.
+/// jumprelu. Passes of `jumping` are made again, with twice the room, until there is room for the values that the
+/// calibration collects. Requires a data axis of one rank. Host memory: 4 bytes per entry that is collected on this
+/// rank over the data set, and about half as many again; throws Error(usage) above 2^30 entries. Collective.
 Calibrated calibrate(const Conversion&, const dataset::Description&, const ModelSettings& trained, const Model& model,
                      Forward& counting, const JumpingPass& jumping, const parallel::Grid&, const kernels::Execution&,
                      std::int64_t batch_tokens);
 
-/// A number of the stored type that is below `kept` and, if there is one, not below `dropped`; half way between them
-/// where possible. dropped < kept or, if they tie, equal.
+/// Returns a number of the stored type that is below `kept` and, if possible, not below `dropped`; half way between
+/// them where possible. dropped < kept or, if they tie, equal.
 float threshold_between(float dropped, float kept, bool bf16);
 
 }  // namespace weft::transcoder

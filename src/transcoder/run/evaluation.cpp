@@ -19,7 +19,7 @@ namespace {
 
 constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
 
-/// Unexplained fraction.
+/// Unexplained fraction error / total.
 double ratio(double error, double total) { return total > 0 ? error / total : kUndefined; }
 
 /// Sum of squares about the mean of n values with these sums; 0 if the difference is within the rounding error of the
@@ -85,7 +85,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
           {of_layers(sums.data()), of_layers(sums.data() + width), of_layers(sums.data() + 2 * width),
            of_layers(sums.data() + 3 * width)});
     });
-    kernels::fence(execution);  // the next batch overwrites this one
+    kernels::fence(execution);  // wait: the next batch overwrites this one
     pass.done(i + 1);
   }
   forward.require_valid_selections("of the evaluation");
@@ -93,9 +93,10 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   std::vector<double> total = to_host(execution, sums);
   world.all().sum(std::span<double>(total));
   std::vector<std::int64_t> firings = to_host(execution, fired);
-  grid.axis(parallel::kDataAxis).sum(std::span<std::int64_t>(firings));  // over all tokens, for this rank's features
+  grid.axis(parallel::kDataAxis)
+      .sum(std::span<std::int64_t>(firings));  // sum over all tokens, for this rank's features
 
-  // By layer: counts of features by density, and of entries.
+  // Counts by layer: features by density, and entries.
   const std::int64_t tokens = description.n_rows;
   std::vector<std::int64_t> counts(static_cast<std::size_t>(shape.n_layers * (kDensityBins + 1)), 0);
   if (grid.index(parallel::kDataAxis) == 0)

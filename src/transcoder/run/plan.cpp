@@ -24,15 +24,15 @@ std::int64_t total(const std::vector<std::pair<std::string, std::int64_t>>& part
                          [](std::int64_t sum, const auto& part) { return sum + part.second; });
 }
 
-/// Bytes that the largest rank sends per step. In a feature group: inputs and gradient rows to all, partial
-/// reconstructions to their owners. Between groups: inputs, gradient rows, lists and new weights.
+/// Bytes that the largest rank sends per step. In a feature group it sends inputs and gradient rows to all ranks,
+/// partial reconstructions to their owners; between groups it sends inputs, gradient rows, lists and new weights.
 struct SentBytes {
   std::int64_t feature = 0, data = 0;
   std::int64_t total() const { return feature + data; }
 };
 
 SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
-  // Gradients to the owners of the rows, their new weights back.
+  // Gradients go to the owners of the rows, new weights back.
   if (const std::int64_t ranks = grid.ranks(); configuration.privacy.enabled)
     return {0, 8 * shape.parameters() * (ranks - 1) / ranks};
   const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
@@ -56,11 +56,11 @@ std::int64_t connection_bytes(const parallel::GridShape& grid) {
 using Need = std::int64_t (*)(const Plan&);
 
 std::int64_t device_need(const Plan& plan) { return plan.device_total(); }
-/// Without a GPU, what the plan lists under the device is in host memory as well.
+/// Host memory of the run. Without a GPU, the memory that the plan lists under the device is host memory, too.
 std::int64_t host_need(const Plan& plan) { return plan.host_total() + (kernels::kCudaBuild ? 0 : plan.device_total()); }
 
-/// The largest value of `number`, a member of `tried`, from `least` to its present value, with which the run needs at
-/// most `available` bytes; 0 if there is none. What a run needs rises with features and tokens.
+/// Returns the largest value of `number`, a member of `tried`, from `least` to its present value, with which the run
+/// needs at most `available` bytes; 0 if there is none. The need of a run rises with features and tokens.
 std::int64_t largest_that_fits(Configuration& tried, std::int64_t& number, std::int64_t least,
                                const dataset::Description& description, const parallel::GridShape& grid, Need need,
                                std::int64_t available) {
@@ -72,7 +72,7 @@ std::int64_t largest_that_fits(Configuration& tried, std::int64_t& number, std::
   return fits < least ? 0 : fits;
 }
 
-/// The message for a run that does not fit, with what does. `memory`: "of device memory".
+/// Message for a run that does not fit, with the largest sizes that fit. `memory`: "of device memory".
 std::string too_large(const Configuration& configuration, const dataset::Description& description,
                       const parallel::GridShape& grid, Need need, std::int64_t available, const std::string& memory) {
   Configuration fewer = configuration, smaller = configuration;
@@ -103,7 +103,7 @@ privacy::ModeChoice mode_choice(const Configuration& configuration, const datase
   privacy::ModeChoice choice;
   Configuration with = configuration;
   std::vector<privacy::Mode> modes = {privacy::Mode::book_keeping, privacy::Mode::two_pass};
-  // Never chosen: records of few rows are faster in the other modes.
+  // This mode is never chosen: records of few rows are faster in the other modes.
   if (configuration.privacy.mode == privacy::Mode::materialise) modes.push_back(privacy::Mode::materialise);
   for (const privacy::Mode mode : modes) {
     with.privacy.mode = mode;
@@ -115,7 +115,7 @@ privacy::ModeChoice mode_choice(const Configuration& configuration, const datase
   return choice;
 }
 
-/// Advice is given when a grid sends this many times the bytes of the best.
+/// Ratio of the bytes that a grid sends to those of the best grid above which advice is given.
 constexpr double kNoticeably = 1.1;
 
 }  // namespace
@@ -155,7 +155,7 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
   // Private steps read the rows of a micro-batch when they need them.
   plan.host = {{"data loader", is_private ? 0 : dataset::loader_memory(description, configuration.data, grid).total()},
                {"step staging", step.host_bytes()}};
-  // After the last step the loader is gone.
+  // The loader is destroyed after the last step.
   if (configuration.data.validates() && configuration.log.evaluate_every > 0)
     plan.host.emplace_back("evaluation", 2 * grid.largest_part(batch) * description.row_bytes());
   plan.checkpoint_bytes = training::checkpoint_bytes(parameters, policy);
@@ -165,7 +165,8 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
 
   plan.read_bytes_per_step = 2 * batch * description.row_bytes();
   plan.optimizer_bytes_per_step =
-      2 * (state.moments + state.weights * owned / std::max<std::int64_t>(1, rows));  // read once, written once
+      2 *
+      (state.moments + state.weights * owned / std::max<std::int64_t>(1, rows));  // each is read once and written once
   const SentBytes sent = sent_bytes(configuration, shape, grid);
   plan.feature_bytes_per_step = sent.feature;
   plan.data_bytes_per_step = sent.data;

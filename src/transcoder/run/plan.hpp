@@ -15,7 +15,7 @@
 
 namespace weft::transcoder {
 
-/// Bytes on the fullest rank, unless said otherwise.
+/// Plan of a run. Bytes are those of the rank with most, unless stated otherwise.
 struct Plan {
   Shape shape;
   parallel::GridShape grid;
@@ -29,8 +29,8 @@ struct Plan {
   std::int64_t data_bytes_per_step = 0;                      ///< sent by one rank on the data axis
   double encoder_flops_per_step = 0;                         ///< the dense product, per rank
   double steps_per_epoch = 0;                                ///< 0: number of rows unknown
-  parallel::GridShape quietest;              ///< of all grids of as many ranks, the one that sends least
-  std::int64_t quietest_bytes_per_step = 0;  ///< sent by one rank there, on both axes
+  parallel::GridShape quietest;                              ///< grid of as many ranks that sends the fewest bytes
+  std::int64_t quietest_bytes_per_step = 0;                  ///< sent by one rank of that grid, on both axes
 
   std::int64_t device_total() const;
   std::int64_t host_total() const;
@@ -42,31 +42,31 @@ Plan plan(const Configuration&, const dataset::Description&, const parallel::Gri
 /// (docs/performance.md).
 constexpr std::int64_t kContextBytes = std::int64_t{640} << 20;
 
-/// Why a run cannot start where a rank may use `available` bytes of host memory, with the largest transcoder.features
-/// and data.batch_tokens that fit; "" if it fits or the memory is not known (0). Without a GPU the plan's device memory
-/// is host memory too. `limit`: what limits it, for the message.
+/// Returns why a run cannot start if a rank may use `available` bytes of host memory, with the largest
+/// transcoder.features and data.batch_tokens that fit; "" if it fits or the memory is not known (0). Without a GPU the
+/// plan's device memory is host memory too. `limit`: what limits it, for the message.
 std::string lacks_host_memory(const Configuration&, const dataset::Description&, const parallel::GridShape&,
                               std::int64_t available, const std::string& limit);
 
-/// data.micro_tokens, or where it is 0 the tokens to decode at a time so that the run fits into `available` bytes of a
-/// device. Throws a collective Error(usage) that says what fits.
+/// Returns data.micro_tokens or, where it is 0, the number of tokens to decode at a time so that the run fits into
+/// `available` bytes of a device. Throws a collective Error(usage) that names sizes that fit.
 std::int64_t micro_tokens_that_fit(const Configuration&, const dataset::Description&, const parallel::GridShape&,
                                    std::int64_t available);
 
-/// The configuration of a private run with the mode that privacy.mode = "auto" means: book_keeping, or two_pass where
-/// that alone fits device.memory. Records have few rows, whose norms cost less than gradients of their own would.
+/// Returns the configuration of a private run with privacy.mode = "auto" resolved: book_keeping, or two_pass where only
+/// that fits device.memory. Records have few rows, so forming their norms costs less than forming their gradients.
 Configuration with_private_mode(const Configuration&, const dataset::Description&, const parallel::GridShape&);
-/// Lines for the plan of a private run: records, mode and memory, algorithms.
+/// Text for the plan of a private run: records, mode and memory, algorithms.
 std::string private_text(const Configuration&, const dataset::Description& train, const parallel::GridShape&);
 
-/// A warning when another grid of as many ranks would send clearly less per step; otherwise "".
+/// Returns a warning if another grid of as many ranks would send clearly less per step; otherwise "".
 std::string grid_advice(const Plan&);
 
-/// A table for the log.
+/// Formats the plan as a table for the log.
 std::string to_text(const Plan&, const Configuration&);
 
-/// Lines that name what the hand-written CUDA kernels do not take of a transcoder, which makes its phase slow; "" if
-/// they take all. type: of gradient rows and inputs.
+/// Text that names the properties of a transcoder that the hand-written CUDA kernels do not support, which makes a
+/// phase slow; "" if they support all. type: type of gradient rows and inputs.
 std::string slow_paths_text(const Shape&, kernels::Scalar type);
 
 }  // namespace weft::transcoder

@@ -58,7 +58,7 @@ void PrivateTrainingRun::resume_at(std::int64_t step, const training::Cursor& cu
                   world_.all());
 }
 
-/// The number of records of the step is private: work and position in the data are expectations.
+/// Makes a step. Its number of records is private: the returned work and position in the data are expectations.
 training::Step PrivateTrainingRun::step() {
   const std::vector<std::int64_t> own = account_.draw(trainer_.steps_done() + 1, grid_.axis(parallel::kDataAxis));
   std::vector<std::int64_t> lengths;

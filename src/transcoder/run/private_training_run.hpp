@@ -53,13 +53,13 @@ class PrivateTrainingRun final : public training::Trainable {
   const device::Runtime& runtime_;
   const bool changed_;
   const RecordTable records_;
-  dataset::Statistics statistics_;  // of the validation data
+  dataset::Statistics statistics_;  // statistics of the validation data
   PrivateTrainer trainer_;
   privacy::Account account_;
   dataset::Reader reader_;
-  std::int64_t token_ = 0;  // tokens of all steps so far, on average
+  std::int64_t token_ = 0;  // expected tokens of all steps so far
   std::optional<EvaluationResult> validation_;
-  std::string guarantee_;  // of a finished private run
+  std::string guarantee_;  // text for a finished private run
   std::int64_t validated_step_ = -1;
 };
 

@@ -13,8 +13,8 @@
 namespace weft::transcoder {
 namespace {
 
-/// The whole decoder of a layer in raw space on rank 0, [F, (L - s) * d] (zero for targets that it does not write to);
-/// empty elsewhere.
+/// Gathers the whole decoder of a layer in raw space on rank 0, [F, (L - s) * d] (zero for targets that it does not
+/// write to); empty elsewhere.
 std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std::vector<float>& spread,
                                const parallel::Grid& grid, const kernels::Execution& execution) {
   const Shape& shape = model.shape();
@@ -38,7 +38,7 @@ std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std
   return wide;
 }
 
-/// null: not defined.
+/// Converts a number to JSON; null if it is not defined.
 report::Json number_or_null(double value) { return std::isnan(value) ? report::Json() : report::Json(value); }
 
 report::Json with_mean(report::Json json, const char* name, const std::vector<double>& values) {
@@ -48,7 +48,7 @@ report::Json with_mean(report::Json json, const char* name, const std::vector<do
   return json;
 }
 
-/// A number right-aligned in a column, at least one space before it; "-" if it is not defined.
+/// Formats a number right-aligned in a column, with at least one space before it; "-" if it is not defined.
 std::string column(double value, int width, int decimals, const char* unit = "") {
   const std::string fixed = fmt::format("{:.{}f}{}", value, decimals, unit);
   const std::string text = std::isnan(value)                        ? "-"
@@ -71,7 +71,7 @@ report::Json to_json(const EvaluationResult& result) {
   json["nmse_pooled"] = number_or_null(result.nmse_pooled);
   json["nmse_standardised_pooled"] = number_or_null(result.nmse_standardised_pooled);
   json["explained_variance_pooled"] = number_or_null(result.explained_variance_pooled);
-  // The names of the literature for the same measures.
+  // These are the names of the same measures in the literature.
   json = with_mean(std::move(json), "fvu", result.nmse);
   json = with_mean(std::move(json), "fvu_dim", result.fvu_dimension);
   json["fvu_pooled"] = json["nmse_pooled"];
@@ -159,7 +159,7 @@ std::optional<dataset::Recovery> recovered(const dataset::Description& data, con
                                            const NormalisationOnDevice& normalisation, const parallel::World& world,
                                            const parallel::Grid& grid, const kernels::Execution& execution,
                                            int threads) {
-  if (data.targets_are_inputs) return std::nullopt;  // what was planted are decoders to the stored targets
+  if (data.targets_are_inputs) return std::nullopt;  // the planted vectors are decoders to the stored targets
   const std::string path = world.on_root([&] { return dataset::ground_truth_path(data.path); });
   if (path.empty()) return std::nullopt;
   std::vector<float> spread(static_cast<std::size_t>(model.shape().width()));

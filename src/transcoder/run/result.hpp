@@ -13,21 +13,21 @@
 
 namespace weft::transcoder {
 
-/// result.validation of run.json: arrays per layer, their means as NAME_mean, and measures of all layers together as
-/// NAME_pooled; null where a measure is not defined.
+/// Formats result.validation of run.json: arrays per layer, their means as NAME_mean, and measures of all layers
+/// together as NAME_pooled; null where a measure is not defined.
 report::Json to_json(const EvaluationResult&);
-/// Further members for evaluation.json: decoder_share [s][t], redundancy and redundant_fraction per layer.
+/// Formats further members for evaluation.json: decoder_share [s][t], redundancy and redundant_fraction per layer.
 report::Json to_json(const DecoderSummary&);
 report::Json to_json(const dataset::Recovery&);
 
-/// One row per layer and one for the mean; "-" where a measure is not defined.
+/// Formats a table with one line per layer and one for the mean; "-" where a measure is not defined.
 std::string to_table(const EvaluationResult&);
-/// Measures of `weft evaluate` alone: fraction of variance unexplained, all layers together, features by density and
-/// what the decoder rows say. Several tables, one after the other.
+/// Formats the measures of `weft evaluate` alone as several tables: fraction of variance unexplained, all layers
+/// together, features by density, and the summary of the decoder rows.
 std::string to_table(const EvaluationResult&, const DecoderSummary&);
 
-/// How many planted features the decoder has learned; nullopt if the dataset has no ground truth for it. Collective;
-/// the result is on rank 0, zero on the others.
+/// Counts the planted features that the decoder has learned; nullopt if the dataset has no ground truth for it.
+/// Collective; the result is on rank 0, zero on the others.
 std::optional<dataset::Recovery> recovered(const dataset::Description&, const Model&, const NormalisationOnDevice&,
                                            const parallel::World&, const parallel::Grid&, const kernels::Execution&,
                                            int threads);

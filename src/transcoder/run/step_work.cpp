@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// N tokens (n own ones), L layers, d, F features of this rank, W = L d; P_e = L F d encoder and P_d = F d L(L+1)/2
-// decoder parameters (per layer: F d L). Each datum counts once per phase, and twice where it is read and written;
-// repeated reads count only where no cache could hold the data (the decoder's strips, one per entry). A phase with a
-// high cache hit rate may therefore exceed 100 %.
+// Symbols: N tokens (n own ones), L layers of width d, F features of this rank, W = L d; P_e = L F d encoder and P_d =
+// F d L(L+1)/2 decoder parameters (per layer: F d L). Each datum counts once per phase, and twice where it is read and
+// written; repeated reads count only where no cache could hold the data (the decoder's strips, one per entry). A phase
+// with a high cache hit rate may therefore exceed 100 %.
 #include "transcoder/run/step_work.hpp"
 
 #include <string>
@@ -14,7 +14,7 @@
 namespace weft::transcoder {
 namespace {
 
-/// Weights of a feature's decoder rows, all source layers together.
+/// Number of weights of a feature's decoder rows, all source layers together.
 double decoder_elements(const Shape& shape) {
   double sum = 0;
   for (std::int64_t s = 0; s < shape.n_layers; ++s) sum += static_cast<double>(shape.decoder_columns(s));
@@ -39,9 +39,9 @@ training::Work work_of(std::string_view phase, const StepSizes& s) {
     const double batch = number(s.batch_tokens);
     return {own * width * 3 * e + batch * width * 2 * e + width * d * (update + w + 8), 2 * (own + batch) * width * d};
   }
-  // jumprelu, from lists: value and gradient of the entries, of which only the active ones are known, and the sums.
+  // jumprelu from lists: values and gradients of the entries, of which only the active ones are counted, and the sums.
   if (phase == "thresholds" && s.lists_windows) return {s.entries * 16 + layers * features * 24, 0};
-  // Else pre-activations again, and the products of the gradient rows with the decoder.
+  // jumprelu without lists: pre-activations again, and the products of the gradient rows with the decoder.
   if (phase == "thresholds")
     return {(encoder + decoder) * w + 2 * n * width * e + products * (2 * e + 8), 2 * n * (encoder + decoder)};
   if (phase == "loss") return {own * width * (e + 4 + e), 0};
@@ -101,7 +101,7 @@ training::PhaseBytes private_phase_bytes(const Configuration& configuration, con
                moments =
                    number(training::moment_bytes(configuration.optimizer.state, 1, shape.d_model, shape.d_model)) /
                    number(shape.d_model);
-  // Passes over the weights and the sums of gradients: one per micro-batch, of the naive algorithm one per record.
+  // Passes over the weights and the sums of gradients: one per micro-batch, one per record in the naive algorithm.
   const std::int64_t together = naive ? record_rows(configuration) : private_micro_rows(configuration);
   const double passes = number((rows + together - 1) / together),
                two = configuration.privacy.mode == privacy::Mode::two_pass ? 2 : 1;
@@ -110,7 +110,7 @@ training::PhaseBytes private_phase_bytes(const Configuration& configuration, con
   const double forward = 2 * n * (number(row_bytes) + 4 * width) +
                          4 * (n * width + 3 * products + products + n * width) + 12 * n * width,
                backward = 4 * (n * width + products + 3 * products),
-               of_rows = 4 * (2 * n * width + 2 * products);  // of all products of gradients
+               of_rows = 4 * (2 * n * width + 2 * products);  // bytes of all products of gradients
   const double norms = naive ? 8 * passes * matrices : of_rows, sums = of_rows + passes * 8 * matrices;
   return {{"gradients of records", two * (forward + backward + 2 * passes * matrices * w) + norms + sums},
           {"noise", 8 * owned},

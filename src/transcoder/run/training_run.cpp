@@ -157,13 +157,13 @@ const EvaluationResult& TrainingRun::validate() {
     device::copy(runtime_.execution(), to, from, 4 * thresholds.keys.size, direction);
     kernels::fence(runtime_.execution());
   };
-  // The thresholds of the filter are state of the run: a checkpoint must not depend on evaluations.
+  // Filter thresholds are state of the run: a checkpoint must not depend on evaluations.
   std::vector<std::uint32_t> kept(static_cast<std::size_t>(thresholds.keys.size));
   if (thresholds.on_device)
     copy(kept.data(), thresholds.keys.data, device::Direction::to_host);
   else
     std::copy_n(thresholds.keys.data, kept.size(), kept.begin());
-  trainer_.forward().selection().keep(configuration_.transcoder.k);  // what the finished model keeps
+  trainer_.forward().selection().keep(configuration_.transcoder.k);  // k of the finished model
   validation_ = transcoder::evaluate(*data_.validation, trainer_.model(), trainer_.normalisation(), trainer_.forward(),
                                      world_, grid_, runtime_.execution(), configuration_.data.batch_tokens);
   if (thresholds.on_device)

@@ -29,7 +29,7 @@ struct Datasets {
 /// Throws a collective Error(data), also if they are not of one model.
 Datasets describe_datasets(const dataset::Settings&, const parallel::World&, std::optional<Datasets> computed = {});
 
-/// Means over the layers of measures on validation data, as metrics of a step.
+/// Returns the means over the layers of measures on validation data, as metrics of a step.
 training::Metrics validation_metrics(const EvaluationResult&);
 
 class TrainingRun final : public training::Trainable {
@@ -58,10 +58,10 @@ class TrainingRun final : public training::Trainable {
   void conclude(report::Json& result) override;
 
  private:
-  /// Where the files have a value of this batch that is not finite, else which rows it has. Throws a collective
-  /// Error(data) for such a value, unless such steps are skipped. Collective.
+  /// Returns the place in the files of a value of this batch that is not finite; if there is none, the rows of the
+  /// batch. Throws a collective Error(data) for such a value, unless such steps are skipped. Collective.
   std::string locate(const dataset::RawBatch&, std::int64_t step) const;
-  /// On the validation data, which exist; once per step. Collective.
+  /// Evaluates on the validation data, which must exist; once per step. Collective.
   const EvaluationResult& validate();
   bool validated() const { return validated_step_ == trainer_.steps_done(); }
 
@@ -73,15 +73,15 @@ class TrainingRun final : public training::Trainable {
   dataset::Statistics statistics_;
   Trainer trainer_;
   dataset::Cursor cursor_;
-  std::int64_t tokens_;                    // trained on since the begin of the run
-  std::optional<dataset::Loader> loader_;  // between `start` and `stop`
+  std::int64_t tokens_;                    // tokens trained on since the beginning of the run
+  std::optional<dataset::Loader> loader_;  // exists between `start` and `stop`
   decltype(training::Communication::rows) rows_;
-  std::optional<EvaluationResult> validation_;  // after step `validated_step_`
+  std::optional<EvaluationResult> validation_;  // measures after step `validated_step_`
   std::int64_t validated_step_ = -1;
-  // Of the step before the last evaluation, which uses the same buffers and communicators.
+  // Values of the step before the last evaluation, which overwrites them by using the same buffers and communicators.
   std::vector<double> step_l0_;
   double step_exposed_seconds_ = 0;
-  parallel::Exchanges evaluation_exchanges_;  // of all evaluations
+  parallel::Exchanges evaluation_exchanges_;  // exchanges of all evaluations
 };
 
 }  // namespace weft::transcoder
