@@ -16,7 +16,7 @@ namespace {
 using checkpoint::TensorEntry;
 using kernels::Scalar;
 
-/// A tied decoder has a name of its own, as in a trained checkpoint.
+/// Name of a part's tensor. A tied decoder has a separate name, as in a trained checkpoint.
 std::string name_of(const Contents& contents, Part part, std::int64_t layer) {
   switch (part) {
     case Part::encoder:
@@ -31,12 +31,12 @@ std::string name_of(const Contents& contents, Part part, std::int64_t layer) {
                          : contents.tying == Tying::per_target ? "target_weight"
                                                                : "weight");
     case Part::decoder_bias:
-      return "decoder_bias";  // of all layers, one after the other
+      return "decoder_bias";  // one tensor with all layers, one after the other
     case Part::skip:
       return fmt::format("skip_{}/weight", layer);
     case Part::offset:
     case Part::scale:
-      break;  // of each pair of layers: affine_name
+      break;  // named by pair of layers: affine_name
   }
   return {};
 }
@@ -91,7 +91,7 @@ void CheckpointRows::read(Part part, std::int64_t layer, parallel::Range rows, f
     read_decoder(layer, rows, columns, to);
 }
 
-/// The checkpoint has one for each source; they must be equal.
+/// Reads offsets or scales. The checkpoint has one vector for each source layer; these must be equal.
 void CheckpointRows::read_affine(Part part, std::int64_t target, parallel::Range rows, float* to) const {
   read_rows(affine_name(part, target, target), rows, 1, to);
   std::vector<float> other(static_cast<std::size_t>(rows.size()));
@@ -105,7 +105,7 @@ void CheckpointRows::read_affine(Part part, std::int64_t target, parallel::Range
   }
 }
 
-/// The vectors of all targets, one after the other, whatever the checkpoint stores (transcoder.decoder).
+/// Reads the vectors of all targets, one after the other, for any kind of stored decoder (transcoder.decoder).
 void CheckpointRows::read_decoder(std::int64_t layer, parallel::Range rows, std::int64_t columns, float* to) const {
   const std::int64_t d = contents_.sizes.d_model, targets = columns / d;
   const auto entry = [&](const char* matrix) {
@@ -145,7 +145,7 @@ void CheckpointRows::read_decoder(std::int64_t layer, parallel::Range rows, std:
     }
   } else if (const TensorEntry* const stored = entry("weight");
              stored != nullptr && targets > 1 && stored->shape.size() == 2 && stored->shape[1] == d) {
-    // Asked for all strips, a per-layer transcoder has only the one of its own layer.
+    // All strips are requested; a per-layer transcoder has only the strip of its own layer.
     read_rows(stored->name, rows, d, vectors.data());
     std::fill_n(to, rows.size() * columns, 0.0f);
     copy(vectors, 0);
@@ -193,8 +193,8 @@ void write_checkpoint(const RowSource& source, const Normalised& normalised, che
   const Contents& contents = source.contents();
   const Sizes& sizes = contents.sizes;
   checkpoint::Registry registry;
-  // The last piece that was read of a part: a shard asks for fewer rows at a time, and a transposed part is slow to
-  // read in small pieces.
+  // The last piece that was read of a part is kept: a shard requests fewer rows at a time, and a transposed part is
+  // slow to read in small pieces.
   struct Piece {
     std::string name;
     parallel::Range rows;
@@ -228,7 +228,7 @@ void write_checkpoint(const RowSource& source, const Normalised& normalised, che
     }
   };
   for (const auto& [part, layer] : parts_of(contents)) {
-    if (part == Part::decoder_bias) continue;  // one tensor of all layers, below
+    if (part == Part::decoder_bias) continue;  // one tensor for all layers, added below
     const Extent extent = extent_of(contents, part, layer);
     const auto fill = [&read, part = part, layer = layer](parallel::Range rows, void* to) {
       read(part, layer, rows, to);
@@ -286,7 +286,7 @@ void write_checkpoint(const RowSource& source, const Normalised& normalised, che
   }
   write_new_directory(directory, [&](const fs::path& temporary) {
     std::vector<std::byte> rows_of_piece;
-    constexpr int kOneThread = 1;  // the memory is that of one piece
+    constexpr int kOneThread = 1;  // memory is that of one piece
     const checkpoint::Shard written = checkpoint::write_shard(
         temporary / shard.file, 0, manifest, registry,
         [&](std::size_t index, parallel::Range rows) -> const void* {

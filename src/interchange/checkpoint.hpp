@@ -15,13 +15,13 @@
 
 namespace weft::interchange {
 
-/// The weights of a transcoder's checkpoint, as trained: in the space of its normalised activations.
+/// Weights of a transcoder's checkpoint, as trained: in the space of its normalised activations.
 class CheckpointRows : public RowSource {
  public:
-  /// The checkpoint must have been verified. `contents`: those of its model, but thresholds and skip, which it shows.
-  /// Without `tying`, tied decoders are read as a copy for each target, with its scale, low-rank ones as their
-  /// products; of a per-layer model without `per_layer` the other strips of a decoder row are zero. `alone`: of this
-  /// process.
+  /// Opens a checkpoint, which must have been verified. `contents`: contents of its model; thresholds and skip follow
+  /// from the checkpoint. Without `tying`, tied decoders are read as a copy for each target, with its scale, and
+  /// low-rank ones as their products; if a per-layer model is read without `per_layer`, the other strips of a decoder
+  /// row are zero. `alone`: communicator of this process alone.
   CheckpointRows(const parallel::Communicator& alone, const checkpoint::Found&, const Contents& contents);
 
   const Contents& contents() const override { return contents_; }
@@ -37,13 +37,13 @@ class CheckpointRows : public RowSource {
   Contents contents_;
 };
 
-/// Statistics of the activations as a model's checkpoint stores them, and how it uses them.
+/// Statistics of the activations as a model's checkpoint stores them, and their use.
 struct Normalised {
   dataset::Normalise mode = dataset::Normalise::none;
   dataset::Statistics statistics;
 };
 
-/// Mean 0, standard deviation 1 and mean norm 1: of a model whose weights apply to raw activations.
+/// Statistics of a model whose weights apply to raw activations: mean 0, standard deviation 1 and mean norm 1.
 Normalised not_normalised(const Sizes&);
 
 /// Writes a checkpoint in fp32 with the parts, zero clocks of dead features and the statistics; no moments. `manifest`

@@ -57,8 +57,8 @@ Layout cross_layer_layout(const Contents& contents) {
   return layout;
 }
 
-/// What the tensors of the first layer show. The number of files is the number of layers; it is bounded before it sizes
-/// anything.
+/// Derives the contents from the tensors of the first layer. The number of files is the number of layers; it is checked
+/// before memory depends on it.
 Contents contents_of(const fs::path& directory, bool set) {
   std::int64_t n_layers = 0;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
@@ -77,13 +77,13 @@ Contents contents_of(const fs::path& directory, bool set) {
           .per_layer = set};
 }
 
-/// Applies config.yaml: returns what it says of the model.
+/// Applies config.yaml and returns its facts about the model.
 std::vector<std::pair<std::string, std::string>> facts_of(const fs::path& path, bool set, std::int64_t n_layers) {
   std::map<std::string, std::string> config = yaml_scalars(path);
   if (const auto kind = config.find("model_kind"); kind != config.end() && kind->second != (set ? kSet : kCrossLayer))
     throw error(ExitCode::usage, "{}: model_kind is \"{}\", the files are those of \"{}\"", path.string(),
                 printable(kind->second), set ? kSet : kCrossLayer);
-  // The files in the order of their layers, for names that are not the usual ones; not of a cross-layer transcoder.
+  // List of the files in the order of their layers, if names are not the usual ones; not for cross-layer transcoders.
   std::int64_t listed = 0;
   for (auto at = config.begin(); at != config.end();) {
     const std::string& key = at->first;

@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::int64_t kMostShards = 65536;
 
-/// sqrt(d) / factor of each layer: Weft's scalar normalisation multiplies by sqrt(d) / mean norm.
+/// Mean norm of each layer, sqrt(d) / factor: Weft's scalar normalisation multiplies by sqrt(d) / mean norm.
 std::vector<double> mean_norms(const SafetensorsFile& file, const char* name, const Sizes& sizes) {
   const SafetensorsEntry& entry = require_tensor(file, name, 1);
   if (entry.shape[0] != sizes.n_layers)
@@ -39,7 +39,7 @@ std::vector<double> mean_norms(const SafetensorsFile& file, const char* name, co
   return norms;
 }
 
-/// The files of the weights: one, or one of each process that held a part of the features.
+/// Names of the weights' files: one file, or one for each process that held a part of the features.
 std::vector<std::string> files_of(const fs::path& directory, ForeignSettings& config) {
   constexpr const char* kOne = "clt_weights.safetensors";
   const std::optional<std::int64_t> stated = config.optional_count("world_size");
@@ -71,7 +71,7 @@ Opened open_clt_forge(const fs::path& directory) {
   // The thresholds of such a model keep their first value and are not used.
   if (topk) layout.contents.k = config.count("k");
   Sizes& sizes = layout.contents.sizes;
-  std::vector<std::int64_t> features;  // of each file
+  std::vector<std::int64_t> features;  // number of features in each file
   Normalised normalised;
   for (const std::string& name : names) {
     if (!fs::exists(directory / name))
@@ -88,7 +88,7 @@ Opened open_clt_forge(const fs::path& directory) {
     normalised.statistics.targets.mean_norm = mean_norms(file, "estimated_norm_scaling_factor_out", sizes);
   }
   sizes = checked(path, sizes.n_layers, sizes.d_model, sizes.n_features);
-  // A file that is missing at the end leaves fewer features than the configuration states.
+  // If the last file is missing, there are fewer features than the configuration states.
   config.require_equal("n_layers", sizes.n_layers);
   config.require_equal("d_in", sizes.d_model);
   config.require_equal("d_latent", sizes.n_features);
@@ -157,7 +157,7 @@ Opened open_clt_forge(const fs::path& directory) {
                 .rows = std::make_unique<LayoutRows>(directory, std::move(layout)),
                 .normalised = std::move(normalised)};
   if (const std::string model = config.text("model_name"); !model.empty()) opened.facts.emplace_back("model", model);
-  // Keys of the training and of its processes; jumprelu_init_threshold is the initial value of the thresholds.
+  // Keys of training and its processes; jumprelu_init_threshold is the initial value of the thresholds.
   constexpr const char* kWithoutEffect[] = {"device",
                                             "dtype",
                                             "seed",

@@ -27,11 +27,12 @@ using storage::CompressedStream;
 using storage::Compression;
 
 constexpr std::int64_t kLargestMetadata = std::int64_t{1} << 20, kMostItems = 64, kLongestName = 256;
-/// About this many values are unpacked at a time. A piece has a multiple of four rows, so that it begins with a byte.
+/// Approximate number of values that are unpacked at a time. A piece has a multiple of four rows, so that it begins at
+/// a byte.
 constexpr std::int64_t kPieceValues = std::int64_t{1} << 22;
 constexpr std::int64_t kMostRows = std::int64_t{1} << 38;
 
-/// "activations_ctx_16_split_3.bin" -> {16, 3}.
+/// Numbers in a file name: "activations_ctx_16_split_3.bin" -> {16, 3}.
 struct Name {
   std::int64_t context = 0, split = 0;
 };
@@ -54,7 +55,7 @@ struct Item {
   std::int64_t begin = 0, bytes = 0;
 };
 
-/// An opened file: its metadata, checked, and where its items are.
+/// An opened file: its checked metadata and the positions of its items.
 struct CacheFile {
   std::string path;
   storage::PosixFile file;
@@ -62,9 +63,9 @@ struct CacheFile {
   std::map<std::string, Item> items = {};
   Sizes sizes = {};  // without features
   std::int64_t rows = 0;
-  int bits = 0;  // of a stored value; 16: fp16
+  int bits = 0;  // bits of a stored value; 16: fp16
   Compression compression = Compression::none;
-  Scalar type = Scalar::fp32;  // of the values before quantisation
+  Scalar type = Scalar::fp32;  // type of the values before quantisation
   bool tokens = false;
 
   explicit CacheFile(const std::string& name) : path(name), file(existing(name)) {
@@ -124,7 +125,7 @@ struct CacheFile {
     return {file, fmt::format("{}: item \"{}\"", path, name), item.begin, item.bytes, compression};
   }
 
-  /// The scale of each layer.
+  /// Returns the scale of each layer.
   std::vector<float> scales(const char* side) const {
     const std::string name = fmt::format("act_{}_scale", side);
     const std::vector<std::int64_t> shape = shape_of(fmt::format("scale_shape_{}", side), 3);
@@ -155,7 +156,7 @@ struct CacheFile {
     const auto at = metadata.find(key);
     return at != metadata.end() && at->is_string() ? at->get<std::string>() : "";
   }
-  /// A list of at most `most` sizes; empty if it is missing or something else.
+  /// Returns a list of at most `most` sizes; empty if it is missing or of another type.
   std::vector<std::int64_t> shape_of(const std::string& key, std::size_t most) const {
     const auto at = metadata.find(key);
     if (at == metadata.end() || !at->is_array() || at->size() > most) return {};
@@ -209,7 +210,7 @@ struct CacheFile {
   }
 };
 
-/// Integers of `bits` bits (16: fp16) to values, [n, layers, d].
+/// Converts integers of `bits` bits (16: fp16) to values, [n, layers, d].
 void dequantise(int bits, const std::byte* stored, std::span<const float> scales, std::int64_t n, std::int64_t d,
                 float* values) {
   const auto n_layers = static_cast<std::int64_t>(scales.size());
@@ -248,7 +249,7 @@ void append(const CacheFile& cache, std::int64_t context, dataset::ActivationWri
                    {cache.stream("act_out_data"), cache.scales("out")}};
   std::optional<CompressedStream> tokens;
   if (cache.tokens) tokens.emplace(cache.stream("tokens"));
-  // A row count that the file only claims ends the first read; no more than a piece is allocated for it.
+  // If the file has fewer rows than it claims, the first read ends with an error; no more than a piece is allocated.
   std::vector<std::byte> stored(static_cast<std::size_t>(cache.value_bytes(piece)));
   std::vector<float> values(static_cast<std::size_t>(piece * row_values));
   std::vector<std::int64_t> wide;
@@ -288,7 +289,7 @@ void append(const CacheFile& cache, std::int64_t context, dataset::ActivationWri
   if (tokens) tokens->require_end();
 }
 
-/// The files by split; empty: there is none.
+/// Returns the files by split; empty if there is none.
 std::map<std::int64_t, std::pair<Name, std::string>> splits_in(const fs::path& directory) {
   std::map<std::int64_t, std::pair<Name, std::string>> found;
   std::error_code failure;

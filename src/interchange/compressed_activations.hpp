@@ -12,8 +12,8 @@
 //   act_in_scale, act_out_scale  fp32, one per layer or one in all
 //   tokens                       int64, one per row; texts of C rows follow one another
 //
-// Rows cannot be found without unpacking all before them: such a cache is converted into a dataset of Weft's, in pieces
-// of bounded memory.
+// A row can only be found by unpacking all rows before it. Such a cache is therefore converted into a dataset in Weft's
+// layout, in pieces of bounded memory.
 #pragma once
 
 #include <cstdint>

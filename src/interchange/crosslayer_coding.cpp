@@ -6,12 +6,12 @@
 //   decoder_module.decoders.{s}->{t}.weight [d, F], .bias_param [d]: one bias per pair of layers; they add up
 //   theta_manager.log_threshold [L, F]: ln theta of JumpReLU, active iff z >= theta
 //
-// decoder_tying "per_source", "per_target": decoder_module.decoders.{i}.weight [d, F], .bias_param [d], of source i for
-// all targets, or of target i for all sources. Then, if enabled,
+// decoder_tying "per_source", "per_target": decoder_module.decoders.{i}.weight [d, F], .bias_param [d], those of source
+// i for all targets, or of target i for all sources. Then, if enabled,
 //
 //   decoder_module.skip_weights.{t} [d, d]: y_t += W x_t
 //   decoder_module.feature_offset.{t} [F], .feature_scale.{t} [F]: (a + offset) * scale is written to t where a is not
-//   0; in older files of encoder_module, or of none
+//   0; the prefix is encoder_module or missing in older files
 //
 // The bias of target t is that of decoder t per target, and the sum of those of sources 0..t per source.
 //
@@ -30,7 +30,7 @@ namespace weft::interchange {
 namespace fs = std::filesystem;
 namespace {
 
-/// The file of the weights: model.safetensors, or the only one.
+/// Name of the weights' file: model.safetensors, or the only file of this type.
 std::string weights_in(const fs::path& directory) {
   std::vector<std::string> found;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory))
@@ -41,7 +41,7 @@ std::string weights_in(const fs::path& directory) {
               directory.string(), found.size());
 }
 
-/// [L * d] of one side ("inputs") and key ("mean") of norm_stats.json.
+/// Reads the values [L * d] of one side ("inputs") and key ("mean") of norm_stats.json.
 std::vector<double> column_of(const fs::path& path, const SortedJson& root, const Sizes& sizes, const char* side,
                               const char* key) {
   std::vector<double> values;
@@ -111,7 +111,7 @@ Normalised normalisation_of(const fs::path& directory, ForeignSettings& config, 
 const std::map<Tying, std::string> tying_names = {
     {Tying::none, "none"}, {Tying::per_source, "per_source"}, {Tying::per_target, "per_target"}};
 
-/// The prefix of offsets and scales in a file; that of newer ones if it has none.
+/// Returns the prefix of offsets and scales in a file; the prefix of newer files if there are none.
 std::string module_of_affine(const std::string& path) {
   const SafetensorsFile file(path);
   for (const char* module : {"decoder_module.", "encoder_module.", ""})
@@ -143,7 +143,7 @@ Layout crosslayer_coding_layout(const Contents& contents, std::string file_name,
       layout.add_whole(file, fmt::format("{}feature_scale.{}", affine.module, i), {n_features}, Part::scale, i);
   }
   for (std::int64_t t = 0; !tied && t < n_layers; ++t)
-    for (std::int64_t s = t; s >= 0; --s) {  // the pair (t, t) first: it takes the bias in exports
+    for (std::int64_t s = t; s >= 0; --s) {  // the pair (t, t) first: in exports it has the bias
       const std::string decoder = fmt::format("decoder_module.decoders.{}->{}.", s, t);
       layout.blocks[{Part::decoder, s}].push_back(
           {.rows = {0, n_features},
@@ -175,7 +175,7 @@ std::string crosslayer_coding_config(const Contents& contents, const Origin& ori
         "have one per pair of layers); train without transcoder.skip, or with transcoder.decoder = \"per_layer\" and "
         "export to circuit-tracer");
   const auto text = [](const std::string& value) { return value.empty() ? Json() : Json(value); };
-  // Its templates are of modules (nnsight) or of TransformerLens; older versions know the former alone.
+  // Its hook templates are those of modules (nnsight) or of TransformerLens; older versions support only the former.
   const bool lens_inputs = is_transformer_lens(origin.input_hook),
              lens_outputs = is_transformer_lens(origin.output_hook);
   Json config = {{"num_features", contents.sizes.n_features},
@@ -214,7 +214,7 @@ Opened open_crosslayer_coding(const fs::path& directory, const std::string& stat
   if (contents.skip && contents.tying == Tying::none)
     lacks("skip_connection is true, decoder_tying \"none\"", "one skip matrix per pair of layers has no counterpart");
   CodingAffine affine{config.flag("enable_feature_offset"), config.flag("enable_feature_scale")};
-  // Untied models have none, whatever the configuration says.
+  // Untied models have no offsets or scales, whatever the configuration states.
   contents.affine = contents.tying != Tying::none && (affine.offset || affine.scale);
   if (contents.affine && contents.tying == Tying::per_source)
     lacks("feature offsets or scales are enabled, decoder_tying is \"per_source\"",
@@ -241,7 +241,7 @@ Opened open_crosslayer_coding(const fs::path& directory, const std::string& stat
     const std::string second = config.text(other), value = config.text(key, second);
     if (!value.empty()) opened.facts.emplace_back(name, value);
   }
-  // jumprelu_threshold is where the thresholds began; the rest is of the training or of other activation functions.
+  // jumprelu_threshold is the initial threshold; the other keys belong to training or to other activation functions.
   constexpr const char* kWithoutEffect[] = {
       "jumprelu_threshold",    "batchtopk_k", "batchtopk_frac", "batchtopk_straight_through", "topk_k",
       "topk_straight_through", "topk_mode",   "clt_dtype",      "expected_input_dtype",       "context_size"};

@@ -16,7 +16,7 @@ namespace weft::interchange {
 namespace fs = std::filesystem;
 namespace {
 
-/// The class of a module ("JumpReLU"), without its path; "" if the configuration does not name it.
+/// Returns the class of a module ("JumpReLU"), without its path; "" if the configuration does not name it.
 std::string class_of(const std::map<std::string, std::string>& config, std::string_view module) {
   const std::string suffix = fmt::format("{}.class_path", module);
   for (const auto& [key, value] : config)
@@ -24,7 +24,7 @@ std::string class_of(const std::map<std::string, std::string>& config, std::stri
   return "";
 }
 
-/// [L, d] values of a standardiser: one per dimension, or one per layer.
+/// Reads the values [L, d] of a standardiser, which has one value per dimension or one per layer.
 std::vector<double> values_of(const SafetensorsFile& file, const std::string& name, const Sizes& sizes) {
   const SafetensorsEntry* const entry = file.find(name);
   if (entry == nullptr)
@@ -74,7 +74,7 @@ Opened open_crosslayer_transcoder(const fs::path& directory) {
       layout.contents.thresholds ? layout.add_tensor(weights, "nonlinearity.theta", {1, n_layers, n_features}) : 0;
   const std::size_t own_decoder =
       layout.contents.per_layer ? layout.add_tensor(weights, "decoder.W", {n_layers, n_features, d}) : 0;
-  // A vector of each layer.
+  // One vector per layer.
   const auto add_vector = [&](Part part, std::int64_t layer, std::size_t tensor) {
     const std::int64_t rows = extent_of(layout.contents, part, layer).rows;
     layout.blocks[{part, layer}].push_back({.rows = {0, rows},
@@ -133,8 +133,8 @@ Opened open_crosslayer_transcoder(const fs::path& directory) {
     side->mean = values_of(file, mean, layout.contents.sizes);
     side->standard_deviation = values_of(file, deviation, layout.contents.sizes);
   }
-  // Weft divides by the standard deviation plus 1e-6, these models by `std` itself; an identity beside a standardiser
-  // divides by 1.
+  // Weft divides by the standard deviation plus 1e-6, these models divide by `std` itself. If only one side has a
+  // standardiser, the other side divides by 1.
   if (normalised.mode == dataset::Normalise::per_dimension)
     for (dataset::SideStatistics* side : {&normalised.statistics.inputs, &normalised.statistics.targets})
       for (double& value : side->standard_deviation) value -= 1e-6;

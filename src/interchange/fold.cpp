@@ -10,7 +10,7 @@ namespace weft::interchange {
 void FoldedRows::read(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
   source_.read(part, layer, rows, to);
   const std::int64_t d = contents().sizes.d_model, columns = extent_of(contents(), part, layer).columns;
-  // Of the layer that a part reads from or, for a decoder's strips, of those that it writes to.
+  // Scales and means of the layer that a part reads from or, for a decoder's strips, of the layers that it writes to.
   const std::size_t first = static_cast<std::size_t>(layer * d);
   const float *const u = normalisation_.inputs.scale.data() + first,
                      *const v = normalisation_.targets.scale.data() + first,

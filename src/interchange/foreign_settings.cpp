@@ -28,7 +28,7 @@ std::string read_config(const fs::path& path) {
               path.string(), printable(key));
 }
 
-/// Without quotes and, if there are none, without a comment.
+/// Removes quotes or, if there are none, a comment.
 std::string unquoted(std::string text) {
   const auto trim = [&] {
     while (!text.empty() && (text.back() == ' ' || text.back() == '\r')) text.pop_back();
@@ -99,7 +99,7 @@ void ForeignSettings::finish() const {
 std::map<std::string, std::string> yaml_scalars(const fs::path& path) {
   const std::string text = read_config(path);
   std::map<std::string, std::string> scalars;
-  std::map<std::string, std::int64_t> items;                 // of each list, so far
+  std::map<std::string, std::int64_t> items;                 // number of items of each list so far
   std::vector<std::pair<std::size_t, std::string>> parents;  // indentation and path of the open mappings
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());

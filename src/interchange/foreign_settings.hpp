@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The configuration of a model in a file of another program. A key that is left out could change what the model
-// computes: each is either read, with its type, or named as one that changes nothing. Any other is an error.
+// The configuration of a model in a file of another program. An ignored key could change what the model computes, so
+// each key is either read, with its type, or named as one without effect. Any other key is an error.
 #pragma once
 
 #include <filesystem>
@@ -26,13 +26,14 @@ class ForeignSettings {
 
   /// True if the key is present and not null. A key that is null counts as absent everywhere.
   bool has(const char* key);
-  /// The value of a key, or `otherwise` if it is absent. Throws Error(data) that names the key if it has another type.
+  /// Returns the value of a key, or `otherwise` if it is absent. Throws Error(data) that names the key if it has
+  /// another type.
   std::string text(const char* key, const std::string& otherwise = "");
   bool flag(const char* key, bool otherwise = false);
-  /// A positive integer of at most 2^28; the first form throws Error(data) if the key is absent.
+  /// Returns a positive integer of at most 2^28; the first form throws Error(data) if the key is absent.
   std::int64_t count(const char* key);
   std::optional<std::int64_t> optional_count(const char* key);
-  /// The value, null if it is absent.
+  /// Returns the value of a key, null if it is absent.
   const SortedJson& value(const char* key);
 
   /// Names keys that do not change what the stored weights compute.
@@ -50,8 +51,8 @@ class ForeignSettings {
   std::set<std::string, std::less<>> known_;
 };
 
-/// The same of a YAML file: the scalars and list items of nested block mappings, by dotted path ("model.is_folded",
-/// "transcoders.0"), unquoted. Everything else is left out. Throws Error(data) that begins with `path` if it is longer
+/// Reads a YAML file: returns the scalars and list items of nested block mappings, by dotted path ("model.is_folded",
+/// "transcoders.0"), unquoted. Other content is ignored. Throws Error(data) that begins with `path` if it is longer
 /// than a megabyte.
 std::map<std::string, std::string> yaml_scalars(const std::filesystem::path& path);
 
@@ -59,7 +60,7 @@ std::map<std::string, std::string> yaml_scalars(const std::filesystem::path& pat
 void require_known(const std::filesystem::path& path, const std::map<std::string, std::string>& scalars,
                    std::initializer_list<std::string_view> known);
 
-/// The JSON object in a small file. Throws Error(data) that begins with `path`.
+/// Reads the JSON object in a small file. Throws Error(data) that begins with `path`.
 SortedJson json_object(const std::filesystem::path& path);
 
 }  // namespace weft::interchange

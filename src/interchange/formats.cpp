@@ -27,7 +27,7 @@ bool has_files(const fs::path& directory, std::string_view prefix) {
 
 Kind kind_of(const fs::path& directory) {
   const auto has = [&](const char* name) { return fs::exists(directory / name); };
-  // The file of layer 0 may be the one that is missing.
+  // The file of layer 0 may be missing.
   if (has_files(directory, "W_enc_") || has_files(directory, "layer_")) return Kind::circuit_tracer;
   if (has("clt_cfg.json")) return Kind::clt_forge;
   if (has("checkpoint.safetensors") && has("config.yaml")) return Kind::crosslayer_transcoder;
@@ -129,7 +129,7 @@ void write_directory(const RowSource& source, Format format, Storage storage, co
 }
 
 Sizes checked(const fs::path& path, std::int64_t n_layers, std::int64_t d_model, std::int64_t n_features) {
-  // As in an input: no product of them exceeds 64 bits.
+  // Bounds as in an input file: no product of these sizes exceeds 64 bits.
   constexpr std::int64_t kMostFeatures = 1 << 28, kWidest = 1 << 20;
   if (n_layers < 1 || n_layers > kernels::kMostLayers || d_model < 1 || d_model > kWidest || n_features < 1 ||
       n_features > kMostFeatures)

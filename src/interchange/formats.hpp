@@ -30,12 +30,12 @@
 
 namespace weft::interchange {
 
-/// An opened directory: its weights as stored, and what they mean.
+/// An opened directory: its weights as stored, and their meaning.
 struct Opened {
   std::string format;
   std::unique_ptr<LayoutRows> rows;
-  Normalised normalised;  ///< of the activations that the weights apply to
-  /// JumpReLU keeps z = theta (z >= theta instead of z > theta).
+  Normalised normalised;  ///< statistics of the activations to which the weights apply
+  /// True if JumpReLU keeps z = theta (z >= theta instead of z > theta).
   bool keeps_equal = false;
   std::vector<std::pair<std::string, std::string>> facts = {};  ///< name -> text of foreign origin: model, hooks
 };
@@ -44,30 +44,31 @@ struct Opened {
 bool is_directory_of_weights(const std::filesystem::path& directory);
 
 /// Opens a directory of any of the formats. `statistics`: norm_stats.json of a model whose directory lacks it; "" =
-/// look there and in the directory above. Throws Error(data) for damaged files and Error(usage) for what Weft lacks.
+/// look there and in the directory above. Throws Error(data) for damaged files and Error(usage) for what Weft does not
+/// support.
 Opened open_directory(const std::filesystem::path& directory, const std::string& statistics = "");
 
-/// Format, sizes, storage and origin on a few lines.
+/// Describes format, sizes, storage and origin on a few lines.
 std::string summary(const Opened& opened, const std::filesystem::path& directory);
 
 /// The formats that can be written.
 enum class Format { circuit_tracer, crosslayer_coding, saelens, sparsify };
 
-/// What other programs need to know in addition to the weights; "" is not written. {} in a hook stands for the number
-/// of the layer. Hooks of TransformerLens (hooks.hpp) get the form that the format has.
+/// Information that other programs need in addition to the weights; "" is not written. {} in a hook stands for the
+/// number of the layer. Hooks of TransformerLens (hooks.hpp) are written in the form that the format uses.
 struct Origin {
   std::string model, input_hook, output_hook;
 };
 
-/// Writes the directory, which appears complete, by a rename. `source` applies to raw activations (fold.hpp). Throws
+/// Writes the directory, which appears complete by a rename. `source` applies to raw activations (fold.hpp). Throws
 /// Error(usage) if it exists and is not empty, Error(io) and Error(numeric).
 void write_directory(const RowSource& source, Format format, Storage storage, const Origin& origin,
                      const std::filesystem::path& directory);
 
-// Each format. Used by the functions above.
+// Functions of each format, which the functions above use.
 Opened open_circuit_tracer(const std::filesystem::path& directory);
-/// A set of single layers with Contents::per_layer, else a cross-layer transcoder. Throws Error(usage) if the format
-/// has no such model.
+/// Layout of a set of single layers with Contents::per_layer, else of a cross-layer transcoder. Throws Error(usage) if
+/// the format has no such model.
 Layout circuit_tracer_layout(const Contents& contents);
 std::string circuit_tracer_config(const Contents& contents, const Origin& origin);
 Opened open_crosslayer_coding(const std::filesystem::path& directory, const std::string& statistics);
@@ -81,10 +82,10 @@ std::string crosslayer_coding_config(const Contents& contents, const Origin& ori
 Opened open_clt_forge(const std::filesystem::path& directory);
 Opened open_crosslayer_transcoder(const std::filesystem::path& directory);
 
-/// A layer of saelens or sparsify: the directory that holds it, inside the directory that is opened or written.
+/// Formats with one layer per directory.
 enum class LayerFormat { saelens, sparsify };
-/// The layers in a directory, in the order of their numbers ("layer_10" after "layer_2"); {"."} if it is one itself;
-/// empty if there is none.
+/// Returns the layers in a directory, in the order of their numbers ("layer_10" after "layer_2"); {"."} if it is one
+/// itself; empty if there is none.
 std::vector<std::string> layer_directories(const std::filesystem::path& directory, LayerFormat format);
 Opened open_per_layer(const std::filesystem::path& directory, LayerFormat format);
 Layout per_layer_layout(const Contents& contents, LayerFormat format, const std::vector<std::string>& directories);
@@ -94,10 +95,11 @@ std::vector<std::string> layer_names(const Contents& contents, LayerFormat forma
 std::string per_layer_config(const Contents& contents, LayerFormat format, const Origin& origin, std::int64_t layer,
                              Storage storage);
 
-/// Sizes as dimensions of tensors allow them. Throws Error(data) that begins with `path` if a model cannot have them.
+/// Checks sizes that are dimensions of tensors and returns them. Throws Error(data) that begins with `path` if a model
+/// cannot have them.
 Sizes checked(const std::filesystem::path& path, std::int64_t n_layers, std::int64_t d_model, std::int64_t n_features);
 
-/// The entry of this name and number of axes. Throws Error(data).
+/// Returns the entry of this name and number of axes. Throws Error(data) if there is none.
 const SafetensorsEntry& require_tensor(const SafetensorsFile& file, std::string_view name, std::size_t axes);
 
 }  // namespace weft::interchange

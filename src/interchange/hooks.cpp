@@ -12,9 +12,9 @@ namespace {
 constexpr std::string_view kBlocks = "blocks.", kBlock = "blocks.{}.";
 
 struct Point {
-  std::string_view stored;  ///< end of the name in a data set
+  std::string_view stored;  ///< end of the name in a dataset
   std::string_view name;
-  std::string_view same;  ///< another name of the same values; of mlp.hook_out if no norm follows the MLP
+  std::string_view same;  ///< another name of the same values; for mlp.hook_out only if no norm follows the MLP
 };
 
 // Checked against circuit-tracer 0.5 (ReplacementMLP, tl_nnsight_mapping.py) and TransformerLens 3.2 (MLPBridge). The
@@ -37,7 +37,7 @@ bool is_number(std::string_view text) {
          std::all_of(text.begin(), text.end(), [](char character) { return '0' <= character && character <= '9'; });
 }
 
-/// The layer of "blocks.{}.mlp.hook_in" or "blocks.3.mlp.hook_in": "{}", "3"; "" of a name inside a block.
+/// Returns the layer in "blocks.{}.mlp.hook_in" or "blocks.3.mlp.hook_in": "{}", "3"; "" for a name inside a block.
 std::string_view layer_of(std::string_view hook) {
   if (!hook.starts_with(kBlocks)) return {};
   const std::string_view rest = hook.substr(kBlocks.size()), layer = rest.substr(0, rest.find('.'));

@@ -18,14 +18,14 @@ constexpr parallel::Range whole(std::int64_t n) { return {0, n}; }
 
 std::string text_of(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-/// What a piece of rows and a block have in common, as runs of consecutive elements of the tensor. Run i begins at
+/// Intersection of a piece of rows and a block, as runs of consecutive elements of the tensor. Run i begins at
 /// element `first` + i * `stride` of the tensor; its element j is element `at` + i * `next` + j * `step` of the piece.
 struct Runs {
   std::int64_t count = 0, length = 0;
   std::int64_t first = 0, stride = 0;
   std::int64_t at = 0, next = 0, step = 1;
 
-  /// Runs copied together: where a run is a column of the piece, neighbouring columns share cache lines.
+  /// Number of runs copied together: if a run is a column of the piece, neighbouring columns share cache lines.
   std::int64_t group() const { return step == 1 ? 1 : 8; }
 
   /// Calls visit(run, element of the run, element of the piece) for runs [begin, begin + n).
@@ -36,7 +36,7 @@ struct Runs {
   }
 };
 
-/// `columns`: of the whole part.
+/// Returns the runs of a block. `columns`: columns of the whole part.
 Runs runs_of(const Block& block, parallel::Range rows, std::int64_t columns) {
   const parallel::Range both = intersection(rows, block.rows);
   Runs runs;
@@ -62,7 +62,7 @@ Runs runs_of(const Block& block, parallel::Range rows, std::int64_t columns) {
   return runs;
 }
 
-/// to += sign W_enc b_dec, [rows.size()], with W_enc as rounded to `stored`.
+/// Adds sign W_enc b_dec to `to` [rows.size()], with W_enc rounded to `stored`.
 void add_times_bias(const RowSource& source, std::int64_t layer, parallel::Range rows, int sign, kernels::Scalar stored,
                     float* to) {
   const std::int64_t d = source.contents().sizes.d_model, most = piece_rows({rows.size(), d});
@@ -85,7 +85,7 @@ void add_times_bias(const RowSource& source, std::int64_t layer, parallel::Range
   }
 }
 
-/// to += sign b_dec of a layer.
+/// Adds sign b_dec of a layer to `to`.
 void add_bias(const RowSource& source, std::int64_t layer, parallel::Range rows, float sign, float* to) {
   std::vector<float> bias(static_cast<std::size_t>(rows.size()));
   source.read(Part::decoder_bias, layer, rows, bias.data());
@@ -159,7 +159,7 @@ LayoutRows::LayoutRows(const fs::path& directory, Layout layout) : layout_(std::
   }
 }
 
-/// The sum of the blocks, as the files hold it.
+/// Reads a part as the sum of its blocks, without conversions.
 void LayoutRows::read_stored(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
   const std::int64_t columns = extent_of(layout_.contents, part, layer).columns;
   std::fill_n(to, rows.size() * columns, 0.0f);
@@ -185,8 +185,8 @@ void LayoutRows::read_stored(Part part, std::int64_t layer, parallel::Range rows
   }
 }
 
-/// Layout::unit_decoder: multiplies rows of the encoder and its bias by the norms of the decoder's rows, and divides
-/// those.
+/// Implements Layout::unit_decoder: multiplies rows of the encoder and its bias by the norms of the decoder's rows, and
+/// divides the decoder's rows by them.
 void LayoutRows::scale_by_norms(Part part, std::int64_t layer, parallel::Range rows, float* to) const {
   constexpr double kSmallest = 1e-8;  // SAELens: a row of zeros stays zero
   const std::int64_t d = layout_.contents.sizes.d_model, columns = extent_of(layout_.contents, part, layer).columns,
@@ -249,7 +249,7 @@ void write(const RowSource& source, const Layout& layout, Storage storage, const
   for (const LayoutFile& file : layout.files) {
     std::vector<SafetensorsWriter::Tensor> tensors;
     for (const LayoutTensor& tensor : file.tensors) tensors.push_back({tensor.name, storage.vectors, tensor.shape});
-    // A tensor is a matrix if a part of several columns lies in it.
+    // A tensor counts as a matrix if it contains a part of several columns.
     for (const auto& [key, blocks] : layout.blocks)
       for (const Block& block : blocks)
         if (&layout.files[block.file] == &file && block.columns.size() > 1)
@@ -287,7 +287,7 @@ void write(const RowSource& source, const Layout& layout, Storage storage, const
                 std::span(values).subspan(static_cast<std::size_t>(i * runs.length),
                                           static_cast<std::size_t>(runs.length)));
         }
-        // Of blocks that add up, the first has the value and the others zero.
+        // If blocks add up, the first has the value and the others are zero.
         if (part == Part::decoder_bias) std::fill(piece.begin(), piece.end(), 0.0f);
       }
     }

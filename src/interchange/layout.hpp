@@ -2,8 +2,8 @@
 //
 // Where the parts of a transcoder (rows.hpp) lie in the safetensors files of a format. A layout is a table: files with
 // their tensors, and for each part the blocks of it that are strided rectangles inside those tensors. It is used in
-// both directions: `LayoutRows` reads any layout, `write` writes it. A format is therefore a function that makes a
-// layout.
+// both directions: `LayoutRows` reads any layout, `write` writes it. A format is therefore a function that makes
+// a layout.
 //
 // An element of a part is the sum of the blocks that contain it, and zero if none does. (Only decoder biases overlap:
 // some formats store one per pair of layers, and they add up.) Scales that no block contains are one.
@@ -43,17 +43,17 @@ struct LayoutTensor {
 struct LayoutFile {
   std::string name;  ///< inside the directory
   std::vector<LayoutTensor> tensors;
-  std::vector<std::string> ignored;  ///< tensors that may be there and do not affect the result
+  std::vector<std::string> ignored;  ///< tensors that may be present and do not affect the result
 };
 
 struct Layout {
   Contents contents;
   bool log_thresholds = false;    ///< the files hold ln theta
   bool positive_entries = false;  ///< JumpReLU also requires z > 0: a theta below 0 is read as 0
-  bool summed_biases = false;     ///< of target t the sum of the files' decoder biases 0..t
+  bool summed_biases = false;     ///< the bias of target t is the sum of the files' decoder biases 0..t
   bool centred = false;           ///< the encoder reads x - decoder_bias: the files hold b_enc + W_enc decoder_bias
   /// Pre-activations are multiplied by the norm of the feature's decoder row, and that row is divided by it. Read only;
-  /// of Contents::per_layer.
+  /// requires Contents::per_layer.
   bool unit_decoder = false;
   std::vector<LayoutFile> files = {};
   std::map<std::pair<Part, std::int64_t>, std::vector<Block>> blocks = {};
@@ -65,7 +65,7 @@ struct Layout {
   /// Adds a tensor that is the whole of a part: row-major, or its transpose.
   void add_whole(std::size_t file, std::string name, std::vector<std::int64_t> shape, Part part, std::int64_t layer,
                  bool transposed = false);
-  /// The columns of target layer `target` in the decoder of `source`.
+  /// Returns the columns of target layer `target` in the decoder of `source`.
   parallel::Range strip(std::int64_t source, std::int64_t target) const;
 };
 
@@ -79,13 +79,13 @@ class LayoutRows : public RowSource {
   const Contents& contents() const override { return layout_.contents; }
   void read(Part part, std::int64_t layer, parallel::Range rows, float* to) const override;
 
-  /// dtype -> bytes of all tensors of the layout.
+  /// Returns the bytes of all tensors of the layout by dtype.
   std::map<std::string, std::int64_t> bytes_by_dtype() const;
 
  private:
   struct Opened {
     std::unique_ptr<SafetensorsFile> file;
-    std::vector<const SafetensorsEntry*> entries;  // by tensor of the layout
+    std::vector<const SafetensorsEntry*> entries;  // one per tensor of the layout
   };
   void read_stored(Part part, std::int64_t layer, parallel::Range rows, float* to) const;
   void scale_by_norms(Part part, std::int64_t layer, parallel::Range rows, float* to) const;

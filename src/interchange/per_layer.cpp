@@ -58,7 +58,7 @@ bool natural_less(std::string_view a, std::string_view b) {
   return a.size() - i != b.size() - j ? a.size() - i < b.size() - j : a < b;
 }
 
-/// What a layer's configuration says.
+/// Facts from a layer's configuration.
 struct Layer {
   Contents contents;
   bool centred = false;
@@ -66,14 +66,14 @@ struct Layer {
   std::vector<std::pair<std::string, std::string>> facts = {};
 };
 
-// Keys of SAELens 2 to 6 that do not change what the stored weights compute: of the training and of the data.
+// Keys of SAELens 2 to 6 that do not change what the stored weights compute: those of training and of data.
 constexpr const char* kSaelensWithoutEffect[] = {
     "device", "dtype", "d_sae_override", "expansion_factor", "hook_layer", "hook_point_layer", "hook_head_index",
     "hook_point_head_index", "hook_eval", "hook_point_eval", "hook_layer_out", "hook_head_index_out", "prepend_bos",
     "context_size", "dataset_path", "dataset_trust_remote_code", "model_class_name", "model_from_pretrained_kwargs",
     "model_kwargs", "neuronpedia_id", "exclude_special_tokens", "seqpos_slice", "seed", "sae_lens_version",
     "sae_lens_training_version", "use_error_term", "from_pretrained_path", "checkpoint_path", "sparsity", "run_name",
-    // The tensor of the factors shows whether they are used.
+    // The presence of the factors' tensor determines whether they are used.
     "finetuning_scaling_factor", "finetuning_method", "finetuning_tokens", "l1_coefficient", "l1_warm_up_steps",
     "lp_norm", "l0_coefficient", "l0_warm_up_steps", "mse_loss_normalization", "noise_scale", "use_ghost_grads",
     "normalize_sae_decoder", "scale_sparsity_penalty_by_decoder_norm", "decoder_init_norm", "decoder_heuristic_init",
@@ -89,7 +89,7 @@ constexpr const char* kSaelensWithoutEffect[] = {
     "n_checkpoints", "verbose", "autocast", "autocast_lm", "compile_llm", "llm_compilation_mode", "compile_sae",
     "sae_compilation_mode", "act_store_device", "tokens_per_buffer", "total_training_steps", "total_training_tokens"};
 
-/// TopK of files before version 6, which call it an activation function. Returns true if it is one.
+/// Reads the activation function of files before version 6. Returns true if it is TopK.
 bool has_topk_function(ForeignSettings& config) {
   const std::string function = config.text("activation_fn_str", config.text("activation_fn", "relu"));
   if (function != "relu" && function != "topk")
@@ -97,7 +97,7 @@ bool has_topk_function(ForeignSettings& config) {
   return function == "topk";
 }
 
-/// The arguments of the activation function, which are k alone.
+/// Reads the arguments of the activation function; only k is supported.
 std::optional<std::int64_t> k_of_function(ForeignSettings& config) {
   const SortedJson& arguments = config.value("activation_fn_kwargs");
   if (arguments.is_null()) return std::nullopt;
@@ -115,7 +115,7 @@ std::optional<std::int64_t> k_of_function(ForeignSettings& config) {
 
 void refuse_normalised_activations(ForeignSettings& config) {
   const SortedJson& normalise = config.value("normalize_activations");
-  // Versions before 4 had true for "expected_average_only_in".
+  // Versions before 4 wrote true for "expected_average_only_in".
   if (normalise.is_null() || normalise == "none" || normalise == false) return;
   config.refuse(
       fmt::format("normalize_activations is {} (the factor is not in the file; fold it into the weights first)",
@@ -157,7 +157,7 @@ Layer saelens_layer(ForeignSettings& config) {
   if (contents.autoencoder && outputs && *outputs != contents.sizes.d_model)
     config.refuse("its outputs have another width than its inputs");
   refuse_normalised_activations(config);
-  // hook_z: the values of all heads in one row, one head after the other, as data sets have them.
+  // hook_z: the values of all heads in one row, one head after the other, as in datasets.
   if (const std::string shape = config.text("reshape_activations", "none"); shape != "none" && shape != "hook_z")
     config.refuse(fmt::format("reshape_activations is \"{}\"", printable(shape)));
   layer.unit_decoder = config.flag("rescale_acts_by_decoder_norm");
@@ -165,7 +165,7 @@ Layer saelens_layer(ForeignSettings& config) {
     config.refuse(fmt::format("rescale_acts_by_decoder_norm is true and architecture \"{}\"", architecture));
   layer.centred = config.flag("apply_b_dec_to_input", contents.autoencoder);
   if (layer.centred && !contents.autoencoder) config.refuse("apply_b_dec_to_input is true (b_dec is of its outputs)");
-  // Files before version 6 have at the top level what `metadata` holds since.
+  // Files before version 6 have the keys of `metadata` at the top level.
   const SortedJson& metadata = config.value("metadata");
   for (const auto& [key, older, name] : {std::tuple("model_name", "model_name", "model"),
                                          {"hook_name", "hook_point", "input hook"},
@@ -184,7 +184,7 @@ Layer sparsify_layer(ForeignSettings& config) {
   Layer layer;
   Contents& contents = layer.contents;
   const std::int64_t d = config.count("d_in");
-  // 0: expansion_factor times d_in.
+  // num_latents = 0 stands for expansion_factor times d_in.
   const bool given = config.has("num_latents") && config.value("num_latents") != 0;
   contents.sizes =
       checked(config.path(), 1, d, given ? config.count("num_latents") : d * config.count("expansion_factor"));
@@ -256,7 +256,7 @@ std::vector<std::string> layer_directories(const fs::path& directory, LayerForma
 Layout per_layer_layout(const Contents& contents, LayerFormat format, const std::vector<std::string>& directories) {
   const auto [n_layers, d, n_features] = contents.sizes;
   const bool saelens = format == LayerFormat::saelens;
-  // What is written; what is read says itself whether it is centred.
+  // Centring of written files; in read files the configuration states it.
   Layout layout{.contents = contents, .positive_entries = true, .centred = !saelens && contents.autoencoder};
   for (std::int64_t i = 0; i < n_layers; ++i) {
     const std::size_t file =
@@ -305,7 +305,7 @@ Opened open_per_layer(const fs::path& directory, LayerFormat format) {
   layout.unit_decoder = first.unit_decoder;
   for (LayoutFile& file : layout.files)
     if (format == LayerFormat::saelens && has_unit_scaling(directory / file.name)) file.ignored = {"scaling_factor"};
-  // A set may be of some layers of a model: it says which.
+  // A set may have only some layers of a model: the configuration names them.
   if (names.front() != ".") first.facts.emplace_back("directories", fmt::format("{}", fmt::join(names, ", ")));
   return {.format = format == LayerFormat::saelens ? "saelens" : "sparsify",
           .rows = std::make_unique<LayoutRows>(directory, std::move(layout)),
@@ -332,7 +332,7 @@ void require_expressible(const Contents& contents, LayerFormat format) {
 
 namespace {
 
-/// `hook` with the number of the layer in place of {}.
+/// Returns `hook` with the number of the layer in place of {}.
 std::string hook_of(std::string hook, std::int64_t layer) {
   if (const std::size_t at = hook.find("{}"); at != hook.npos) hook.replace(at, 2, std::to_string(layer));
   return hook;
@@ -383,7 +383,7 @@ std::string per_layer_config(const Contents& contents, LayerFormat format, const
                  {"normalize_activations", "none"},
                  {"reshape_activations", "none"}};
   const auto hook = [&](const std::string& name) { return text(hook_of(with_block(name), layer)); };
-  // Without a version SAELens takes the file for one of before version 6 and leaves the metadata out.
+  // Without a version SAELens treats the file as older than version 6 and ignores the metadata.
   Json metadata = {{"sae_lens_version", "6.0.0"},
                    {"sae_lens_training_version", Json()},
                    {"model_name", text(origin.model)},

@@ -8,10 +8,12 @@
 //   threshold      of source layer s   [F, 1]            theta of JumpReLU; only if Contents::thresholds
 //   decoder        of source layer s   [F, (L - s) * d]  the strips of targets s..L-1 in one row; [F, d], the strip of
 //                                                        s alone, with Contents::per_layer; [F, d] also if tied:
-//                                                        what features of s write to each target, or of any source to s
-//   offset, scale  of target layer t   [F, 1]            only if Contents::affine: (activation + offset) scale is
-//   written decoder_bias   of target layer t   [d, 1] skip           of target layer t   [d, d]            (output,
-//   input); only if Contents::skip
+//                                                        the vector from s to each target, or from each source to s
+//   offset, scale  of target layer t   [F, 1]            only if Contents::affine: writes (activation + offset) scale
+//
+//   decoder_bias   of target layer t   [d, 1]
+//
+//   skip           of target layer t   [d, d]            (output, input); only if Contents::skip
 //
 // Exporters and importers read such rows in pieces; memory does not depend on F.
 #pragma once
@@ -33,13 +35,13 @@ struct Sizes {
 
 enum class Part { encoder, encoder_bias, threshold, decoder, decoder_bias, skip, offset, scale };
 
-/// Decoders that layers share: of a source for all its targets, or of a target for all its sources.
+/// Sharing of decoders: one per source layer for all its targets, or one per target layer for all its sources.
 enum class Tying { none, per_source, per_target };
 
-/// True of offset and scale.
+/// True for offset and scale.
 bool is_affine(Part);
 
-/// What a transcoder consists of.
+/// Contents of a transcoder.
 struct Contents {
   Sizes sizes;
   bool thresholds = false;
@@ -57,10 +59,10 @@ struct Extent {
 };
 Extent extent_of(const Contents&, Part, std::int64_t layer);
 
-/// Its parts, layer by layer.
+/// Returns the parts of a transcoder, layer by layer.
 std::vector<std::pair<Part, std::int64_t>> parts_of(const Contents&);
 
-/// Rows of one piece: about 64 MiB of fp32.
+/// Returns the number of rows of one piece: about 64 MiB of fp32.
 std::int64_t piece_rows(const Extent&);
 
 class RowSource {

@@ -18,7 +18,7 @@ using kernels::cuda::DeviceSelection;
 using kernels::cuda::SelectionRequest;
 using kernels::cuda::ShardPosition;
 
-/// For a rank with `n_features` features at `position`.
+/// Request for a rank with `n_features` features at `position`.
 SelectionRequest request_for(const SelectionSpec& spec, const SelectionSizes& sizes, const ShardPosition& position,
                              std::int64_t n_features) {
   using kernels::SelectionRule;
@@ -40,7 +40,7 @@ SelectionRequest request_for(const SelectionSpec& spec, const SelectionSizes& si
           .position = position};
 }
 
-/// Most bytes that a rank exchanges on the feature axis in one call.
+/// Largest number of bytes that a rank exchanges on the feature axis in one call.
 std::int64_t largest_message(const SelectionSpec& spec, const SelectionSizes& sizes) {
   const std::int64_t n_shards = spec.grid.size(parallel::kFeatureAxis);
   switch (spec.settings.activation) {
@@ -149,7 +149,7 @@ class DeviceSelector final : public Selector {
     statistics_.ties_cut = report.ties_cut;
   }
 
-  /// Runs on the execution's stream, which the communicators were given.
+  /// Collectives of the selection; they run on the execution's stream, with which the communicators were made.
   kernels::cuda::SelectionExchange exchange(const SumDecorator& decorate) {
     const SumOverRanks sum = decorate([this](Array<std::int64_t> values) { all_->sum(values, kName); });
     return {.sum = [sum](const kernels::Execution&, Array<std::int64_t> values) { sum(values); },

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Selector by the hand-written CUDA kernels (kernels/transcoder/select/select_cuda.hpp): the same steps as the host
-// driver, on the GPU, with two differences. Only ranks whose list is not complete compute their tiles again, without an
-// exchange in between; and the last histogram is summed for each slice of the batch (D of them). The host waits for
-// nothing while the stream is captured.
+// Selector by the hand-written CUDA kernels (kernels/transcoder/select/select_cuda.hpp). It takes the steps of the host
+// driver on the GPU, with two differences. Only ranks whose list is not complete compute their tiles again, without an
+// exchange in between; and the last histogram is summed for each slice of the batch (D of them). The host does
+// not wait while the stream is captured.
 //
 //   bytes sent per rank and step   8 * groups * (2 * 2048 + 512 * D + 5) to be summed; and on the feature axis
 //                                  (N/D * groups + L) * 4, of GPUs that exchange directly only if ties are cut in this
@@ -19,7 +19,7 @@ namespace weft::transcoder {
 /// Adds the driver's buffers to sizes.device_bytes and host_bytes; sets on_gpu_bytes.
 void add_device_selector_bytes(const SelectionSpec&, SelectionSizes& sizes);
 
-/// Collective over the grid.
+/// Makes the selector. Collective over the grid.
 std::unique_ptr<Selector> make_device_selector(const SelectionSpec&, const SelectionSizes&, const parallel::Grid&,
                                                const kernels::Execution&, const SumDecorator&);
 

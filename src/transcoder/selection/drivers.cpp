@@ -10,11 +10,11 @@
 namespace weft::transcoder {
 namespace {
 
-constexpr std::int64_t kTileTokens = 1024;                       // at most
+constexpr std::int64_t kTileTokens = 1024;                       // largest number of tokens
 constexpr std::int64_t kTileBytes = std::int64_t{4} << 20;       // stays in a processor's cache
 constexpr std::int64_t kLargestGpuTile = std::int64_t{1} << 30;  // few, large products for a GPU
-constexpr std::int64_t kRepeatedTile = std::int64_t{1} << 28;    // where they may be filtered as they are formed
-constexpr std::int64_t kTileFeatures = 64;                       // a multiple of this
+constexpr std::int64_t kRepeatedTile = std::int64_t{1} << 28;    // where products may be filtered as they are formed
+constexpr std::int64_t kTileFeatures = 64;                       // features are a multiple of this
 constexpr std::int64_t kLargestIndex = std::int64_t{1} << 32;
 
 constexpr std::int64_t rounded_up(std::int64_t n, std::int64_t multiple) {

@@ -21,7 +21,7 @@ using Search = kernels::KeySearch<std::int64_t>;
 
 constexpr std::int64_t kCandidateSlack = 1024;
 
-/// Buffers of the driver. Unused ones have size 0.
+/// Buffers of the driver. Unused buffers have size 0.
 struct Arrays {
   Arrays(const SelectionSpec&, const SelectionSizes&, kernels::Workspace& device, kernels::Workspace& on_host);
 
@@ -76,7 +76,8 @@ Arrays::Arrays(const SelectionSpec& spec, const SelectionSizes& sizes, kernels::
     return;
   }
   const std::int64_t all_entries = sizes.max_tokens * shape.n_layers * sizes.max_features;
-  // batch_topk: about half as many again as are selected pass the filter; a bin of the first histogram may admit more.
+  // batch_topk: about 1.5 times as many entries as are selected pass the filter; a bin of the first histogram may admit
+  // more.
   const std::int64_t candidates = spec.settings.activation == Activation::batch_topk
                                       ? std::min(all_entries, sizes.capacity * 5 / 2 + kCandidateSlack)
                                       : sizes.capacity;
@@ -164,17 +165,17 @@ class HostSelector final : public Selector {
   kernels::BestLists best_lists(const Batch&) const;
   void clear_lists(const Batch&);
   void finish_per_token(const Batch&);
-  /// topk: entries of a list, of a token (and layer); Arrays holds lists of the largest k.
+  /// topk: number of entries in the list of a token (and layer); Arrays has lists for the largest k.
   std::int64_t columns_of_lists(const Batch& batch) const { return std::min(batch.budget, arrays_->budget_of_token); }
   Array<const std::uint64_t> cut_offs(const Batch&);
 
   PlacedArrays<Arrays> arrays_;
   std::vector<std::uint32_t> controller_;  // thresholds of the next batch, by group
-  std::vector<std::int64_t> passed_;       // by group: entries of all ranks that passed the filter
-  std::int64_t overfull_layer_ = 0;        // of the tile that was filtered last
+  std::vector<std::int64_t> passed_;       // entries of all ranks that passed the filter, by group
+  std::int64_t overfull_layer_ = 0;        // layer of the tile that was filtered last
   std::int32_t* fault_ = nullptr;
   std::string first_fault_;
-  bool cleared_ = false;  // the lists, and no tile was taken since
+  bool cleared_ = false;  // the lists are cleared and no tile was taken since
   parallel::Exchanges exchanges_;
   SumOverRanks sum_;
 };
@@ -224,7 +225,7 @@ bool HostSelector::for_each_tile(const Batch& batch, Visit&& visit) {
   return true;
 }
 
-// ---- above a bound
+// ---- selection above a bound
 
 void HostSelector::select_all(const Batch& batch) {
   const std::vector<std::uint32_t> zero(static_cast<std::size_t>(sizes_.n_groups), 0);
@@ -239,10 +240,10 @@ void HostSelector::select_all(const Batch& batch) {
   const std::int32_t fault = 1;
   if (fault_ == nullptr) throw error(ExitCode::usage, "the selection is not valid, {}", first_fault_);
   copy_to_device(fault_, &fault, sizeof fault);
-  kernels::fence(execution_);  // `fault` goes away
+  kernels::fence(execution_);  // `fault` is destroyed on return
 }
 
-// ---- over the batch
+// ---- selection over the batch
 
 void HostSelector::select_over_batch(const Batch& batch) {
   std::vector<std::uint32_t> threshold = controller_;
@@ -258,7 +259,7 @@ void HostSelector::select_over_batch(const Batch& batch) {
 
   std::vector<Search> found = search_candidates(batch, complete, overflow);
   // A rank has not collected keys up to its threshold. If the K-th key is not above all thresholds, some of these keys
-  // may be selected: all ranks begin again without a threshold.
+  // may have to be selected: all ranks begin again without a threshold.
   const auto too_high = [&] {
     for (std::size_t g = 0; g < found.size(); ++g)
       if (filtered_with[g] >= std::max<std::int64_t>(1, found[g].key())) return true;
@@ -296,7 +297,7 @@ bool HostSelector::collect(const Batch& batch, std::span<const std::uint32_t> th
   }
   const bool ordered = passing > arrays_->candidate_key.size;
   if (ordered) {
-    // Ties alone overflow the list: of each group only the first that could be selected enter.
+    // Ties alone overflow the list: only the first ties of each group, which could be selected, enter.
     count_ties_of_tiles(batch, found);
     for (std::size_t g = 0; g < found.size(); ++g) lower[g] = found[g].key();
   }
@@ -309,7 +310,7 @@ bool HostSelector::collect(const Batch& batch, std::span<const std::uint32_t> th
   return false;
 }
 
-/// Sets arrays_->admit for a filter with the keys found, from this rank's own ties.
+/// Sets arrays_->admit for a filter with the keys found, from the ties of this rank.
 void HostSelector::count_ties_of_tiles(const Batch& batch, std::span<const Search> found) {
   const std::int64_t n = batch.n_tokens * spec_.shape.n_layers;
   device::zero(execution_, arrays_->ties.data, n * 4);
@@ -350,8 +351,8 @@ bool HostSelector::filter_tiles(const Batch& batch, std::span<const std::uint32_
   });
 }
 
-/// For each group a key that at least K of this rank's entries reach (or all its candidates), refined until the entries
-/// that reach it fit the list or the key is exact.
+/// Returns for each group a key that at least K of this rank's entries reach (or all its candidates), refined until the
+/// entries that reach it fit the list or the key is exact.
 std::vector<Search> HostSelector::search_own_tiles(const Batch& batch) {
   std::vector<Search> searches = new_searches(batch);
   std::int64_t* host = arrays_->host.histogram.data;
@@ -374,8 +375,8 @@ std::vector<Search> HostSelector::search_own_tiles(const Batch& batch) {
   return searches;
 }
 
-/// The exact K-th key of each group among the candidates of all ranks. Sets `overflow` if the list of some rank was not
-/// complete. Collective.
+/// Returns the exact K-th key of each group among the candidates of all ranks. Sets `overflow` if the list of some rank
+/// was not complete. Collective.
 std::vector<Search> HostSelector::search_candidates(const Batch& batch, bool complete, bool& overflow) {
   const kernels::CandidateLists lists = candidates(batch);
   std::vector<Search> searches = new_searches(batch);
@@ -404,8 +405,8 @@ std::vector<Search> HostSelector::search_candidates(const Batch& batch, bool com
   return searches;
 }
 
-/// If more entries than K reach a K-th key: sets arrays_->admit to the number of its ties that each (token, layer) of
-/// this rank keeps. Returns true in that case, the same on all ranks. Collective.
+/// Sets arrays_->admit to the number of ties that each (token, layer) of this rank keeps, if more entries than K reach
+/// a K-th key. Returns true in that case, the same on all ranks. Collective.
 bool HostSelector::admit_ties(const Batch& batch, std::span<const Search> found) {
   for (const Search& search : found) statistics_.ties_cut += search.ties_cut();
   if (statistics_.ties_cut == 0) return false;
@@ -422,7 +423,7 @@ bool HostSelector::admit_ties(const Batch& batch, std::span<const Search> found)
     grid_.axis(parallel::kFeatureAxis).all_gather(arrays_->host.admit.data, arrays_->host.ties.data, n * 4);
   }
 
-  // Earlier tokens are those of the data groups before this one.
+  // Earlier tokens belong to the data groups before this one.
   std::vector<std::int64_t> ties_of_group(found.size(), 0);
   for (std::int64_t i = 0; i < n_shards * n; ++i)
     ties_of_group[static_cast<std::size_t>(group_of(i % n_layers))] += arrays_->host.ties[i];
@@ -451,7 +452,7 @@ bool HostSelector::admit_ties(const Batch& batch, std::span<const Search> found)
   return true;
 }
 
-/// The result: candidates from the K-th keys on. found = {}: all.
+/// Forms the result, the candidates from the K-th keys on. found = {}: all candidates.
 void HostSelector::take_candidates(const Batch& batch, std::span<const Search> found, bool ties_are_cut) {
   const std::int64_t n_layers = spec_.shape.n_layers;
   for (std::int64_t layer = 0; layer < n_layers; ++layer)
@@ -462,7 +463,7 @@ void HostSelector::take_candidates(const Batch& batch, std::span<const Search> f
   kernels::take_candidates(execution_, candidates(batch), arrays_->threshold, admit, activations());
 }
 
-// ---- per token
+// ---- selection per token
 
 kernels::BestLists HostSelector::best_lists(const Batch& batch) const {
   const std::int64_t n_rows = batch.n_tokens * sizes_.n_groups, budget = columns_of_lists(batch);
@@ -500,8 +501,8 @@ void HostSelector::finish_per_token(const Batch& batch) {
   kernels::take_best(execution_, best, least, activations());
 }
 
-/// For each (token, group) the least word that is selected. Each rank of the feature axis merges the lists of all ranks
-/// for a slice of the tokens and returns the cut-offs to all. Collective.
+/// Finds for each (token, group) the least word that is selected. Each rank of the feature axis merges the lists of all
+/// ranks for a slice of the tokens and returns the cut-offs to all. Collective.
 Array<const std::uint64_t> HostSelector::cut_offs(const Batch& batch) {
   const parallel::Communicator& axis = grid_.axis(parallel::kFeatureAxis);
   const std::int64_t n_shards = grid_.size(parallel::kFeatureAxis);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes, and the part that all drivers share.
+// Sizes of a selection, and the code that all drivers share.
 #include "transcoder/selection/selection.hpp"
 
 #include <algorithm>
@@ -62,7 +62,7 @@ std::int64_t list_capacity(const ModelSettings& settings, const SelectionShape& 
 
 std::int64_t owned_list_capacity(const ModelSettings& settings, const SelectionShape& shape,
                                  const parallel::GridShape& grid) {
-  // A slice of the features over all tokens: the lists of a rank if all ranks were on the feature axis.
+  // The lists of a slice of the features over all tokens are those of a rank if all ranks were on the feature axis.
   const parallel::GridShape slices = parallel::data_by_feature(1, grid.ranks());
   if (activation_keeps_k(settings.activation)) return list_capacity(settings, shape, slices);
   ModelSettings unbounded = settings;
@@ -94,7 +94,7 @@ Selector::Selector(const SelectionSpec& spec, const SelectionSizes& sizes, const
                    const kernels::Execution& execution)
     : spec_(spec), sizes_(sizes), grid_(grid), execution_(execution), k_(spec.settings.k), result_(spec, sizes) {}
 
-/// The parts of a batch that follow from its size. The arrays of the result are those of this batch from now on.
+/// Forms the members of a batch that follow from its size, and sets the sizes of the result's arrays for this batch.
 Selector::Batch Selector::start(std::int64_t n_tokens_total, std::span<const Array<const float>> bias_of_layer) {
   const SelectionShape& shape = spec_.shape;
   if (n_tokens_total < 1 || n_tokens_total > shape.max_tokens)

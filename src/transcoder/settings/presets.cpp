@@ -14,7 +14,7 @@
 namespace weft::transcoder {
 namespace {
 
-/// Values by the path of their key. Choices are strings.
+/// Values of a preset by the path of their key. Choices are strings.
 using Conventions = std::map<std::string, input::Value>;
 
 input::Value name(const char* value) { return std::string(value); }
@@ -23,7 +23,7 @@ input::Value steps(std::int64_t value) { return value; }
 constexpr Preset kPresets[] = {Preset::crosslayer_coding, Preset::eleuther, Preset::goreg,
                                Preset::clt_forge,         Preset::openmoss, Preset::anthropic};
 
-/// The learning rates of clt-training are those of this many features.
+/// Number of features to which the published learning rates of clt-training apply.
 constexpr double kFeaturesOfRate = 1 << 14;
 
 // Formulas: R sum of squared errors, P sum of tanh(c a nu), Q sum of q(z), over N tokens, L layers, d dimensions and F
@@ -50,7 +50,8 @@ Conventions crosslayer_coding() {
           {"optimizer.final_fraction", 0.1}};
 }
 
-/// Sum over layers of the variance unexplained; no penalty. Adam; warm-up, then linearly to 0. Of its sweeps for GPT-2.
+/// Sum over layers of the variance unexplained; no penalty. Adam; warm-up, then linearly to 0. Source: its sweeps for
+/// GPT-2.
 Conventions eleuther(const ModelSettings& model) {
   return {{"data.normalise", name("scalar")},
           {"transcoder.activation", name("topk")},
@@ -91,7 +92,7 @@ Conventions goreg(const ModelSettings& model) {
   return of;
 }
 
-/// R / N; P / N, c = 4, full at 0.7 of the run; Q = sum of relu(theta - z) nu / N. Of its run for GPT-2.
+/// R / N; P / N, c = 4, full at 0.7 of the run; Q = sum of relu(theta - z) nu / N. Source: its run for GPT-2.
 Conventions clt_forge() {
   return {{"data.normalise", name("scalar")},
           {"transcoder.activation", name("jumprelu")},
@@ -113,7 +114,7 @@ Conventions clt_forge() {
           {"optimizer.clip_norm", 1.0}};
 }
 
-/// R / (N L); no penalty. Constant rate after the warm-up. Of its example for Pythia-160M.
+/// R / (N L); no penalty. Constant rate after the warm-up. Source: its example for Pythia-160M.
 Conventions openmoss() {
   return {{"data.normalise", name("scalar")},
           {"transcoder.activation", name("topk")},

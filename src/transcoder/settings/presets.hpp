@@ -2,7 +2,8 @@
 //
 // Conventions of other trainers, by the name of the project. A preset fills in keys that the input does not give; it
 // has no other effect, and the resolved input names every value. The values are those of the formulas and defaults that
-// a project publishes (docs/variants.md compares them); what Weft does not have is refused, not approximated.
+// a project publishes (docs/variants.md compares them); a convention that Weft does not support is an error, not
+// approximated.
 #pragma once
 
 #include <string>
@@ -12,11 +13,12 @@
 
 namespace weft::transcoder {
 
-/// Makes the keys of all presets follow from transcoder.preset. After all keys have been added; `model` must outlive
-/// the schema.
+/// Derives the defaults of all preset keys from transcoder.preset. Call after all keys have been added; `model` must
+/// outlive the schema.
 void add_preset(input::Schema&, const ModelSettings& model);
 
-/// What the project of the preset computes with these settings and Weft does not: "problem (why) suggestion", or "".
+/// Describes what the project of the preset computes with these settings and Weft does not support: "problem (why)
+/// suggestion", or "".
 std::string missing_of_preset(const ModelSettings&);
 
 }  // namespace weft::transcoder

@@ -11,13 +11,13 @@ namespace weft::transcoder {
 namespace {
 
 constexpr double kMostRecordRows = 1 << 20;
-/// Rows of a micro-batch where the input gives none: products large enough for the dense library.
+/// Default number of rows of a micro-batch: products are then large enough for the dense library.
 constexpr std::int64_t kMicroRows = 512;
 
 constexpr const char* kWritten =
     "private steps form the gradients of records for plain cross-layer and per-layer decoders in fp32 only";
 
-/// Keys that a private step excludes, with the reason.
+/// Adds the conditions that exclude keys from a private run, with the reason.
 void add_exclusions(input::Schema& schema) {
   const auto exclude = [&](const char* path, const char* why) { schema.at(path).not_with("privacy.enabled", {}, why); };
   const char* const of_dead = "which features are dead follows from private data, to which no noise is added";
@@ -40,7 +40,7 @@ void add_exclusions(input::Schema& schema) {
   for (const char* path : {"transcoder.skip", "transcoder.decoder_bias", "device.precision"}) exclude(path, kWritten);
 }
 
-/// What else a private step refuses, with the reason; "" if there is nothing.
+/// Describes a setting that a private step does not support, with the reason; "" if there is none.
 std::string refusal(const Configuration& configuration) {
   const ModelSettings& model = configuration.transcoder;
   if (model.activation == Activation::batch_topk)
@@ -143,7 +143,7 @@ double sample_rate(const Configuration& configuration, const RecordTable& record
 privacy::ClippingShape clipping_shape(const Configuration& configuration, const Shape& shape) {
   const std::int64_t rows = private_micro_rows(configuration), of_record = record_rows(configuration);
   privacy::ClippingShape clipping{.examples = {.examples = rows / of_record, .most_rows = of_record, .rows = rows}};
-  // Inputs and output gradients of encoder and decoder.
+  // Elements of the inputs and output gradients of encoder and decoder.
   for (std::int64_t s = 0; s < shape.n_layers; ++s)
     clipping.kept_columns += shape.d_model + shape.decoder_columns(s) + 2 * shape.n_features;
   return clipping;

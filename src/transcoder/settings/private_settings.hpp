@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Private training of transcoders: what it refuses, and the sizes that follow from the settings.
+// Private training of transcoders: settings that it does not support, and the sizes that follow from the settings.
 //
 // A record is a row of the activations (privacy.unit = "token"), or privacy.record_rows consecutive rows ("sequence").
 // Its loss is the loss of its rows alone:
@@ -8,8 +8,8 @@
 //   loss_b = sum over its rows n, layers and dimensions of (y^ - y)^2 / divisor     divisor: transcoder.error_reduction
 //                                                                                   of record_rows tokens
 //
-// so that the mean over records is the mean over tokens of a step without privacy. Nothing may couple records, and
-// nothing may follow from the training data but the noisy sum: normalisation and measures come from the validation
+// so that the mean over records is the mean over tokens of a step without privacy. No operation may couple records, and
+// only the noisy sum may depend on the training data: normalisation and measures come from the validation
 // data, which are public.
 #pragma once
 
@@ -22,17 +22,17 @@
 
 namespace weft::transcoder {
 
-/// Key privacy.record_rows, and the conditions of a private run, bound to the configuration, which must outlive the
-/// schema. After privacy::add_keys.
+/// Adds the key privacy.record_rows and the conditions of a private run, bound to the configuration, which must outlive
+/// the schema. Call after privacy::add_keys.
 void add_private_keys(input::Schema&, Configuration&);
 
 /// Throws a collective Error(usage) for a grid with a feature axis: the norm of a record's gradient is formed on one
 /// rank.
 void require_private_grid(const parallel::GridShape&);
 
-/// Rows of a record, at most.
+/// Largest number of rows of a record.
 std::int64_t record_rows(const Configuration&);
-/// Rows of a micro-batch, a multiple of record_rows: data.micro_tokens, or a default.
+/// Number of rows of a micro-batch, a multiple of record_rows: data.micro_tokens, or a default.
 std::int64_t private_micro_rows(const Configuration&);
 
 /// The records of a dataset, in stored order. A record lies in one file; the last one of a file may have fewer rows.
@@ -46,19 +46,19 @@ struct RecordTable {
   std::int64_t count() const { return first_.back(); }
 
  private:
-  std::vector<std::int64_t> rows_;   // by file
-  std::vector<std::int64_t> first_;  // by file: its first record; then the number of all
+  std::vector<std::int64_t> rows_;   // rows of each file
+  std::vector<std::int64_t> first_;  // first record of each file; then the number of all records
   std::int64_t record_rows_;
 };
 
-/// Records of a step, on average.
+/// Expected number of records of a step.
 double expected_records(const Configuration&);
-/// The probability with which each joins a step. Throws a collective Error(usage) if steps would have more records than
-/// there are.
+/// Probability with which each record is part of a step. Throws a collective Error(usage) if steps would have more
+/// records than there are.
 double sample_rate(const Configuration&, const RecordTable&);
 
 privacy::ClippingShape clipping_shape(const Configuration&, const Shape&);
-/// The shape of a model whose encoder biases and thresholds every rank updates.
+/// Returns the shape of a model whose encoder biases and thresholds every rank updates.
 Shape private_shape(Shape);
 
 }  // namespace weft::transcoder

@@ -15,8 +15,9 @@
 namespace weft::transcoder {
 namespace {
 
-// With less, of a typical weight, in a whole run, and from these epsilons on (1e-2: NMSE 0.96 where 1e-8 gave 0.30
-// after 200 steps of the quickstart; 1e3 is that in units of a loss factor of 1e-5) next to nothing is learned.
+// A run learns almost nothing if it moves parameters by less than kSmallestMove of a typical weight, or with an epsilon
+// of Adam from kUselessEpsilon on (docs/experiments_log.md). kUselessEpsilonOfLoss is kUselessEpsilon in units of a
+// loss factor of 1e-5.
 constexpr double kSmallestMove = 1e-4, kUselessEpsilon = 1e-2, kUselessEpsilonOfLoss = 1e3;
 
 }  // namespace
@@ -95,10 +96,11 @@ void check_layers(const Configuration& configuration, std::int64_t n_layers) {
 std::vector<std::string> idle_settings(const Configuration& configuration) {
   const optimizer::Settings& adam = configuration.optimizer;
   std::vector<std::string> found;
-  // Adam moves a parameter by at most about the learning rate per step. Encoder weights begin at 1/sqrt(features).
+  // Adam moves a parameter by at most about the learning rate per step. Initial encoder weights are about
+  // 1/sqrt(features).
   const double weight = 1 / std::sqrt(static_cast<double>(configuration.transcoder.features));
   const double moved = adam.learning_rate * static_cast<double>(configuration.run.steps);
-  // Stochastic rounding (bf16, 8bit) loses no small step, rounding to nearest loses less than half a spacing.
+  // Stochastic rounding (bf16, 8bit) loses no small updates; rounding to nearest loses updates below half a spacing.
   const bool rounded_away = adam.state == kernels::StatePolicy::fp32 && adam.learning_rate < 0.5 * 0x1p-24 * weight;
   if (moved < kSmallestMove * weight || rounded_away)
     found.push_back(fmt::format(

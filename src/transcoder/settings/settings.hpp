@@ -29,9 +29,9 @@ using kernels::JumpForm;
 using kernels::PreactivationForm;
 using kernels::SparsityForm;
 enum class Scope { layer, all_layers };
-/// What feature f of layer s writes to target layer t: a vector of its own for each pair of layers, or to t = s alone;
-/// the same vector to every t >= s; a row of a matrix of t, the same for every s; a row of a matrix of the pair that is
-/// the product of two factors.
+/// Form of the vector that feature f of layer s writes to target layer t: a separate vector for each pair of layers, or
+/// for t = s alone; one vector for every t >= s; a row of a matrix of t, the same for every s; a row of a matrix of the
+/// pair of layers that is the product of two factors.
 enum class Decoder { cross_layer, per_layer, tied, tied_target, low_rank };
 enum class EncoderInitial { features, width };
 enum class EncoderBiasInitial { zero, data };
@@ -39,18 +39,20 @@ enum class DecoderInitial { uniform, zero };
 enum class Skip { none, linear };
 enum class Ranking { value, decoder_norm, z_score };
 enum class Decline { linear, exponential };
-/// From what the gradient of jumprelu's thresholds is formed: all pre-activations again (parts/thresholds.hpp), or
-/// lists of those in the windows (kernels/transcoder/activation/jump_window.hpp).
+/// Source of the gradient of jumprelu's thresholds: all pre-activations, formed again (parts/thresholds.hpp), or lists
+/// of those in the bands about thresholds (kernels/transcoder/activation/jump_window.hpp).
 enum class ThresholdGradient { dense, listed };
-/// Whose conventions fill in what the input does not give (presets.hpp).
+/// Project whose conventions are the defaults of keys that the input does not give (presets.hpp).
 enum class Preset { weft, crosslayer_coding, eleuther, goreg, clt_forge, openmoss, anthropic };
-/// The space and measure of the error of a reconstruction, with normalised y~ and raw y: squares of y^~ - y~, squares
-/// of y^ - y, or those over the variance of the batch's targets, layer by layer: the fraction of variance unexplained.
+/// Space and measure of the error of a reconstruction, with normalised y~ and raw y: squares of y^~ - y~; squares of
+/// y^ - y; or squares of y^ - y over the variance of the batch's targets, layer by layer (fraction of variance
+/// unexplained).
 enum class ErrorForm { normalised, raw, unexplained };
-/// What a sum over tokens, layers and elements (dimensions or features) of a layer is divided by. `elements`: the
-/// tokens and the elements of a layer.
+/// Divisor of a sum over tokens, layers and elements (dimensions or features) of a layer. `elements`: the number of
+/// tokens times the elements of a layer.
 enum class Reduction { sum, tokens, elements, layers, all };
-/// One bias per target layer, or per pair of layers: t + 1 equal ones add up in the t-th (from 0) target.
+/// Number of decoder biases: one per target layer, or one per pair of layers, of which t + 1 equal ones add up in
+/// target layer t (from 0).
 enum class DecoderBias { target, pair };
 
 /// Table [transcoder].
@@ -59,27 +61,28 @@ struct ModelSettings {
   std::int64_t features = 0;  ///< per layer; required
   Activation activation = Activation::batch_topk;
   double k = 16;                             ///< active per token and layer (batch_topk: on average, may be fractional)
-  double k_total = 0;                        ///< active per token over all layers; 0: k of each
-  double k_initial = 0;                      ///< of the first step; 0: k is constant
+  double k_total = 0;                        ///< active per token over all layers; 0: k in each layer
+  double k_initial = 0;                      ///< k of the first step; 0: k is constant
   double k_end = 0.5;                        ///< fraction of the run from which k holds
-  Decline k_decline = Decline::exponential;  ///< between
-  Ranking ranking = Ranking::value;          ///< by what batch_topk and topk select
+  Decline k_decline = Decline::exponential;  ///< course of k between k_initial and k
+  Ranking ranking = Ranking::value;          ///< quantity by which batch_topk and topk rank features
   Scope scope = Scope::layer;
   Decoder decoder = Decoder::cross_layer;
-  std::int64_t rank = 0;             ///< low_rank: of the product for a pair of layers
+  std::int64_t rank = 0;             ///< low_rank: rank of the product for a pair of layers
   bool decoder_affine = false;       ///< tied_target: an offset and a scale for each feature and target
-  double decoder_scale_initial = 0;  ///< of the targets after a feature's own layer
+  double decoder_scale_initial = 0;  ///< initial scale of the targets after a feature's own layer
   Skip skip = Skip::none;
   DecoderBias decoder_bias = DecoderBias::target;
   EncoderInitial encoder_initial = EncoderInitial::features;
   DecoderInitial decoder_initial = DecoderInitial::uniform;
   EncoderBiasInitial encoder_bias_initial = EncoderBiasInitial::zero;
   std::int64_t initially_active = 10'000;  ///< features per token and layer, with biases from data
-  std::int64_t capacity = 0;  ///< relu, jumprelu: room for active (or listed) features per token and layer; 0: for all
+  std::int64_t capacity =
+      0;  ///< relu, jumprelu: room for active (or listed) features per token and layer; 0: room for all
   JumpForm pseudo_derivative = JumpForm::anthropic;  ///< jumprelu, as the following two
   double threshold = 0.1;                            ///< initial theta
   double bandwidth = 2;
-  double bandwidth_initial = 0;  ///< of the first step; 0: the bandwidth is constant
+  double bandwidth_initial = 0;  ///< bandwidth of the first step; 0: the bandwidth is constant
   double bandwidth_end = 0.5;    ///< fraction of the run from which it is `bandwidth`, linear before
   ThresholdGradient threshold_gradient = ThresholdGradient::dense;
   ErrorForm error = ErrorForm::normalised;
@@ -93,22 +96,22 @@ struct ModelSettings {
   PreactivationForm preactivation_form = PreactivationForm::below_threshold;
   Reduction preactivation_reduction = Reduction::tokens;
   double auxk = 0;                       ///< coefficient of the auxiliary loss of dead features; 0: none
-  std::int64_t auxk_features = 512;      ///< of them per token and layer, at most
+  std::int64_t auxk_features = 512;      ///< largest number of dead features per token and layer
   std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead
   std::int64_t resample_every = 0;       ///< steps; 0: dead features are not resampled
-  double resample_end = 0.5;             ///< fraction of the run after which they are not
+  double resample_end = 0.5;             ///< fraction of the run after which features are not resampled
 };
 
-/// The arithmetic of jumprelu that the settings ask for.
+/// Returns the arithmetic of jumprelu that the settings select.
 inline kernels::JumpRule jump_rule(const ModelSettings& settings) {
   return kernels::jump_rule(settings.pseudo_derivative, static_cast<float>(settings.bandwidth));
 }
 
-/// True if inactive pre-activations have a gradient, in or out of a window: then all of them are needed.
+/// True if inactive pre-activations have a gradient, in or out of the band: then all of them are needed.
 inline bool passes_below_threshold(const ModelSettings& settings) {
   return jump_rule(settings).passes_below || settings.preactivation_penalty > 0;
 }
-/// True if the selection of a step also lists what is in the windows of thresholds.
+/// True if the selection of a step also lists the entries in the bands about thresholds.
 inline bool lists_windows(const ModelSettings& settings) {
   return settings.activation == Activation::jumprelu && settings.threshold_gradient == ThresholdGradient::listed;
 }
@@ -118,14 +121,15 @@ inline bool has_penalties(const ModelSettings& settings) {
   return settings.sparsity > 0 || settings.preactivation_penalty > 0;
 }
 
-/// The number by which a sum over n_tokens, all layers and `elements` per layer is divided.
+/// Returns the divisor of a sum over n_tokens, all layers and `elements` per layer.
 double divisor(Reduction, std::int64_t n_tokens, std::int64_t n_layers, std::int64_t elements);
-/// That of the squared errors. Twice its inverse is the factor of the gradient rows.
+/// Returns the divisor of the squared errors. Twice its inverse is the factor of the gradient rows.
 double error_divisor(const ModelSettings&, std::int64_t n_tokens, std::int64_t n_layers, std::int64_t d_model);
 
-/// k of a step, from 1. Within the decline whole numbers, so that a budget holds for several steps and can be recorded.
+/// Returns k of a step, from 1. During the decline it is a whole number, so that one captured graph serves several
+/// steps.
 double k_at(const ModelSettings&, std::int64_t step, std::int64_t steps);
-/// With the largest k of a run: what lists of active features must hold.
+/// Returns the settings with the largest k of a run, which the lists of active features must hold.
 ModelSettings with_largest_k(const ModelSettings&);
 
 class SelectorFactory;
@@ -139,41 +143,42 @@ struct Configuration {
   parallel::Settings parallel;
   device::Settings device;
   Precision precision = Precision::fp32;  ///< device.precision
-  std::int64_t tile = 0;  ///< device.tile, MiB of pre-activations made at a time; 0 = as many as suit the backend
+  std::int64_t tile = 0;  ///< device.tile, MiB of pre-activations made at a time; 0 = chosen for the backend
   checkpoint::Settings checkpoint;
   training::LogSettings log;
   training::ResumeSettings resume;
 
-  /// No keys: implementations with the same result bit for bit, which a benchmark compares with those of training. They
-  /// must outlive what is made with them.
+  /// Alternative implementations with the same result bit for bit, which a benchmark compares with those of training.
+  /// They have no keys and must outlive the objects made with them.
   struct Alternatives {
     const SelectorFactory* selector = nullptr;  ///< selection/drivers.hpp
     bool rows_by_layer = false;                 ///< one exchange per layer on the feature axis
   } alternatives;
 };
 
-/// Table [device] as the runtime takes it.
+/// Returns the settings of table [device] for the runtime.
 inline device::Settings device_settings(const Configuration& configuration) {
   return device::for_precision(configuration.device, configuration.precision);
 }
 
-/// Every key of the tables above, bound to the members of `configuration`, which must outlive the schema and hold its
-/// initial values, with the conditions between keys. What depends on the data (layers, widths, the grid of ranks) is
-/// checked where those are known.
+/// Returns a schema of every key of the tables above, bound to the members of `configuration`, which must outlive the
+/// schema and hold its initial values, with the conditions between keys. Conditions that depend on the data (layers,
+/// widths, the grid of ranks) are checked where those are known.
 input::Schema schema(Configuration& configuration);
 
-/// Conditions of a training run that evaluation, export and the like do not have: those of imported transcoders.
+/// Adds conditions that hold for training but not for evaluation, export and the like, which accept imported
+/// transcoders.
 void add_training_rules(input::Schema&);
 
-/// With k_total: k of each of n_layers layers.
+/// Sets k of each of n_layers layers from k_total, if that is given.
 void resolve_k(Configuration&, std::int64_t n_layers);
 
-/// The conditions on the number of layers, known from the header of a dataset: at most kernels::kMostLayers, topk over
-/// all layers has a whole budget per token, batch_topk one of at least one feature per batch. Throws a collective
-/// Error(usage).
+/// Checks the conditions on the number of layers, known from the header of a dataset: at most kernels::kMostLayers;
+/// topk over all layers has a whole budget per token, batch_topk a budget of at least one feature per batch. Throws a
+/// collective Error(usage).
 void check_layers(const Configuration&, std::int64_t n_layers);
 
-/// Warnings about values with which training runs but learns nothing.
+/// Returns warnings about values with which training runs but learns nothing.
 std::vector<std::string> idle_settings(const Configuration&);
 
 }  // namespace weft::transcoder

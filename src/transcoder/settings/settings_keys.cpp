@@ -5,18 +5,18 @@
 namespace weft::transcoder {
 namespace {
 
-// Bounded so that no product of features, layers, widths and bytes of an element exceeds 64 bits.
+// Bound of features: no product of features, layers, widths and bytes of an element exceeds 64 bits.
 constexpr double kMostFeatures = 1 << 28;
 constexpr double kMostAuxiliary = 8192;  // per token and layer, on a GPU
 
-/// Of each published form: initial threshold and bandwidth as its project sets them.
+/// Initial threshold and bandwidth of a published form, as its project sets them.
 struct JumpDefaults {
   double threshold, bandwidth;
 };
 JumpDefaults jump_defaults(JumpForm form) {
   switch (form) {
     case JumpForm::anthropic:
-    case JumpForm::openmoss:  // which has no threshold of its own
+    case JumpForm::openmoss:  // publishes no threshold
       return {0.1, 2};
     case JumpForm::crosslayer_coding:
     case JumpForm::clt_forge:
@@ -29,7 +29,7 @@ JumpDefaults jump_defaults(JumpForm form) {
   return {0.1, 2};
 }
 
-/// A key of what a sum is divided by.
+/// Adds a key that selects the divisor of a sum.
 input::Key& add_reduction(input::Schema& schema, const char* path, Reduction& member, const std::string& of) {
   return schema
       .add(path, member,
@@ -38,23 +38,24 @@ input::Key& add_reduction(input::Schema& schema, const char* path, Reduction& me
             {"elements", Reduction::elements},
             {"layers", Reduction::layers},
             {"all", Reduction::all}},
-           "what " + of + " is divided by: nothing, N, N E, N L or N L E")
+           "divisor of " + of + ": 1, N, N E, N L or N L E")
       .changeable();
 }
 
 void add_table(input::Schema& schema, ModelSettings& model) {
   schema.table("transcoder", "The model: L layers of features, each of which writes to its own and every later layer.");
   schema
-      .add("transcoder.preset", model.preset,
-           {{"weft", Preset::weft},
-            {"crosslayer-coding", Preset::crosslayer_coding},
-            {"eleuther", Preset::eleuther},
-            {"goreg", Preset::goreg},
-            {"clt-forge", Preset::clt_forge},
-            {"openmoss", Preset::openmoss},
-            {"anthropic", Preset::anthropic}},
-           "the project whose conventions fill in what the input does not give: normalisation, losses with their "
-           "reductions, thresholds, k, initial weights, optimizer")
+      .add(
+          "transcoder.preset", model.preset,
+          {{"weft", Preset::weft},
+           {"crosslayer-coding", Preset::crosslayer_coding},
+           {"eleuther", Preset::eleuther},
+           {"goreg", Preset::goreg},
+           {"clt-forge", Preset::clt_forge},
+           {"openmoss", Preset::openmoss},
+           {"anthropic", Preset::anthropic}},
+          "project whose conventions are the defaults of keys that the input does not give: normalisation, losses with "
+          "their reductions, thresholds, k, initial weights, optimizer")
       .changeable();
   schema.add("transcoder.features", model.features, "features per layer")
       .at_least(1)
@@ -85,7 +86,7 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .changeable();
   schema
       .add("transcoder.k_initial", model.k_initial,
-           "active features of the first step, from which they decline to k; 0: k at once")
+           "active features of the first step, from which their number declines to k; 0: k from the first step")
       .in("features")
       .at_least(0)
       .at_most(kMostFeatures)
@@ -99,7 +100,7 @@ void add_table(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.k_decline", model.k_decline,
            {{"linear", Decline::linear}, {"exponential", Decline::exponential}},
-           "course from k_initial to k, in whole features: equal differences, or equal ratios")
+           "course from k_initial to k, in whole numbers: equal differences, or equal ratios")
       .changeable();
   schema
       .add("transcoder.ranking", model.ranking,
@@ -119,12 +120,12 @@ void add_table(input::Schema& schema, ModelSettings& model) {
        {"tied", Decoder::tied},
        {"tied_target", Decoder::tied_target},
        {"low_rank", Decoder::low_rank}},
-      "what a feature writes to its own and every later layer: a vector of its own for each (per_layer: to its own "
-      "alone), one vector for all, the vector that the feature of this index of any layer writes to it, or for "
-      "each a vector out of a space of transcoder.rank dimensions");
+      "vectors that a feature writes to its own and every later layer: a separate vector for each layer "
+      "(per_layer: for its own layer only), one vector for all layers, for each layer a vector that features of "
+      "one index in all source layers share, or for each layer a vector of a space of transcoder.rank dimensions");
   schema
       .add("transcoder.rank", model.rank,
-           "dimensions of what the features of a layer write to a layer, fewer than d_model")
+           "dimensions of the space of the vectors that features of one layer write to another, fewer than d_model")
       .at_least(0)
       .at_most(kMostFeatures)
       .required_with("transcoder.decoder", {"low_rank"});
@@ -148,7 +149,7 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       "transcoder.encoder_bias_initial", model.encoder_bias_initial,
       {{"zero", EncoderBiasInitial::zero}, {"data", EncoderBiasInitial::data}},
       "initial encoder biases: zero, or such that initially_active features are active on the first batch, each on "
-      "as many tokens as the others");
+      "the same number of tokens");
   schema
       .add("transcoder.initially_active", model.initially_active,
            "encoder_bias_initial = \"data\": features active per token and layer, at most half of all")
@@ -168,9 +169,8 @@ void add_table(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.capacity", model.capacity,
            "relu, jumprelu: room for active features per token and layer, on average over the batch and of equal size "
-           "on each rank, with threshold_gradient = \"listed\" also for those in the windows; a step that needs more "
-           "ends "
-           "the run; 0: room for all features")
+           "on each rank, with threshold_gradient = \"listed\" also for those in the bands about "
+           "thresholds; a step that needs more ends the run; 0: room for all features")
       .in("features")
       .at_least(0)
       .at_most(kMostFeatures)
@@ -191,14 +191,14 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).threshold; });
   schema
       .add("transcoder.bandwidth", model.bandwidth,
-           "jumprelu: width of the window about a threshold in which pre-activations move it")
+           "jumprelu: width of the band about a threshold in which pre-activations move it")
       .more_than(0)
       .at_most(1e6)
       .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).bandwidth; })
       .changeable();
   schema
       .add("transcoder.bandwidth_initial", model.bandwidth_initial,
-           "bandwidth of the first step, from which it changes linearly to bandwidth; 0: bandwidth at once")
+           "bandwidth of the first step, from which it changes linearly to bandwidth; 0: bandwidth from the first step")
       .at_least(0)
       .at_most(1e6)
       .only_with("transcoder.activation", {"jumprelu"})
@@ -227,14 +227,15 @@ void add_table(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.sparsity_form", model.sparsity_form,
            {{"tanh", SparsityForm::tanh}, {"linear", SparsityForm::linear}},
-           "tanh as above, or its argument itself: the L1 norm of activations, weighted by the decoder's norms")
+           "form of the penalty on activations: tanh, or its argument alone, which gives the L1 norm of activations "
+           "weighted by the decoder's norms")
       .changeable();
-  schema.add("transcoder.sparsity_scale", model.sparsity_scale, "scale inside that penalty")
+  schema.add("transcoder.sparsity_scale", model.sparsity_scale, "scale inside the penalty on activations")
       .more_than(0)
       .at_most(1e6)
       .changeable();
   add_reduction(schema, "transcoder.sparsity_reduction", model.sparsity_reduction,
-                "that penalty over N tokens, L layers and E = features of each");
+                "the penalty on activations over N tokens, L layers and E = features of each");
   schema
       .add("transcoder.sparsity_begin", model.sparsity_begin,
            "fraction of the run from which the coefficient rises linearly from 0")
@@ -258,10 +259,10 @@ void add_table(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.preactivation_form", model.preactivation_form,
            {{"below_threshold", PreactivationForm::below_threshold}, {"negative", PreactivationForm::negative}},
-           "what that penalty sums: relu(threshold - z) * norm of the decoder row, or relu(-z)")
+           "summand of the penalty on pre-activations: relu(threshold - z) * norm of the decoder row, or relu(-z)")
       .changeable();
   add_reduction(schema, "transcoder.preactivation_reduction", model.preactivation_reduction,
-                "that penalty over N tokens, L layers and E = features of each");
+                "the penalty on pre-activations over N tokens, L layers and E = features of each");
   schema
       .add("transcoder.dead_window", model.dead_window,
            "a feature that has not fired for this many tokens counts as dead")
@@ -286,14 +287,14 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .changeable();
 }
 
-/// After the keys from which the default follows.
+/// Adds transcoder.threshold_gradient. Call after the keys from which its default follows.
 void add_threshold_gradient(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.threshold_gradient", model.threshold_gradient,
            {{"dense", ThresholdGradient::dense}, {"listed", ThresholdGradient::listed}},
            "how the gradient of thresholds is formed, with equal results but for rounding: from every "
-           "pre-activation and its product of gradient row and decoder row, or from lists of those in the windows, for "
-           "which transcoder.capacity needs room")
+           "pre-activation and its product of gradient row and decoder row, or from lists of those in the bands about "
+           "thresholds, for which transcoder.capacity needs room")
       .derived(
           "\"listed\" if capacity > 0, threshold >= half of the bandwidth and inactive features have no gradient of "
           "their own (goreg, preactivation_penalty), else \"dense\"",
@@ -310,7 +311,7 @@ void add_threshold_gradient(input::Schema& schema, ModelSettings& model) {
 void add_resampling(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.resample_every", model.resample_every,
-           "dead features are directed at poorly reconstructed tokens after every so many steps; 0: never")
+           "interval at which dead features are directed at poorly reconstructed tokens; 0: never")
       .in("steps")
       .at_least(0)
       .at_most(input::kMostSteps)
@@ -318,7 +319,9 @@ void add_resampling(input::Schema& schema, ModelSettings& model) {
                 "a dead feature has no decoder row of its own that could be directed at a token; transcoder.auxk "
                 "revives it")
       .changeable();
-  schema.add("transcoder.resample_end", model.resample_end, "fraction of the run after which none is resampled")
+  schema
+      .add("transcoder.resample_end", model.resample_end,
+           "fraction of the run after which dead features are not resampled")
       .at_least(0)
       .at_most(1)
       .changeable();

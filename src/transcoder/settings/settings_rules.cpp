@@ -10,7 +10,7 @@
 namespace weft::transcoder {
 namespace {
 
-/// What the kinds of decoders need and exclude.
+/// Adds the conditions of the kinds of decoders.
 void add_decoder_rules(input::Schema& schema, const ModelSettings& model) {
   schema.rule(
       {"transcoder.decoder", "transcoder.sparsity", "transcoder.preactivation_penalty", "transcoder.ranking"},

@@ -12,14 +12,14 @@
 
 namespace weft::transcoder {
 
-/// Table [transcoder].
+/// Adds table [transcoder].
 void add_model_keys(input::Schema&, ModelSettings&);
 
-/// Conditions between keys of several tables, and between those of [transcoder].
+/// Adds conditions between keys of several tables, and between the keys of [transcoder].
 void add_rules(input::Schema&, const Configuration&);
 
-/// Why batch_topk would keep no feature of a batch: k times its tokens and the layers of one budget rounds to 0. "" if
-/// it would.
+/// Describes why batch_topk would keep no feature of a batch (k times its tokens and the layers of one budget rounds to
+/// 0); "" if it keeps some.
 std::string empty_budget(const Configuration&, std::int64_t layers_of_budget);
 
 inline bool is_whole(double value) { return value == std::floor(value); }

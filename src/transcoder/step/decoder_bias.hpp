@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The decoder bias: its gradient is the sum of the gradient rows, which every rank forms over the whole batch. Or a
-// bias per pair of layers (transcoder.decoder_bias = "pair"), of which only the sums per target matter: what is trained
-// is one bias per target whose gradient and update stand for those of all pairs
+// The decoder bias: its gradient is the sum of the gradient rows, which every rank forms over the whole batch. With a
+// bias per pair of layers (transcoder.decoder_bias = "pair") only the sums per target matter: one bias per target is
+// trained, whose gradient and update stand for those of all pairs
 // (kernels/transcoder/decode/pair_bias.hpp).
 #pragma once
 
@@ -17,15 +17,15 @@ class DecoderBiasUpdate {
   struct Buffers {
     Buffers(const Configuration&, const Shape&, training::StepArena&);
     kernels::Array<float> gradient;  ///< [L * d]
-    kernels::Array<float> pair;      ///< [L * d]; with a bias per pair
+    kernels::Array<float> pair;      ///< [L * d]; only with a bias per pair
   };
 
   /// What is passed by reference must outlive this object.
   DecoderBiasUpdate(const Model&, const kernels::Execution&, const Buffers&);
 
-  /// Forms the gradient where `communication` works. gradient_rows: [tokens, L * d].
+  /// Forms the gradient on the stream of `communication`. gradient_rows: [tokens, L * d].
   void form(const kernels::Execution& communication, kernels::AnyMatrix gradient_rows);
-  /// [1, L * d], the row whose norm is that of the gradient, after `form_norm`.
+  /// Row [1, L * d] whose norm is that of the gradient; valid after `form_norm`.
   kernels::Matrix<const float> norm_row() const;
   void form_norm();
   void update(const kernels::AdamStep*);

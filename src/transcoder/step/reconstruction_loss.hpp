@@ -4,7 +4,7 @@
 //
 //   r = y^ + b - y,   loss = sum over layers of the mean of w r^2,   g = 2 w r / divisor
 //
-// and the sums over tokens that the metrics of a step are made of.
+// and the sums over tokens from which the metrics of a step are formed.
 #pragma once
 
 #include "report/timers.hpp"
@@ -19,7 +19,7 @@ class Loss {
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
     kernels::Array<float> targets;     ///< [largest own slice, L * d] normalised
-    kernels::Array<double> part_sums;  ///< [3 * L], of a part of the own tokens
+    kernels::Array<double> part_sums;  ///< [3 * L] sums over a part of the own tokens
     kernels::Array<double> step_sums;  ///< [4 * L], MetricSums of the last step
     kernels::Array<std::byte> workspace;
   };
@@ -28,14 +28,14 @@ class Loss {
   Loss(const Model&, const NormalisationOnDevice&, const Forward&, const GradientRows&, const kernels::Execution&,
        report::Timers&, const Buffers&);
 
-  /// Targets of a batch, normalised; values that are not finite are flagged.
+  /// Loads the targets of a batch and normalises them; values that are not finite are flagged.
   void load(kernels::AnyMatrix targets);
   void begin();
   /// Adds a part of the own tokens and writes its gradient rows. error_weights: [L * d]; empty: all 1.
   void add(const Forward::OwnPart&, kernels::Array<const float> error_weights);
   void finish();
 
-  /// [4, L]: loss, squared standardised error, squared standardised target, active entries (added by the step).
+  /// Sums [4, L]: loss, squared standardised error, squared standardised target, active entries (added by the step).
   kernels::Array<double> sums() const { return buffers_.step_sums; }
 
  private:
@@ -46,7 +46,7 @@ class Loss {
   const kernels::Execution execution_;
   report::Timers& timers_;
   const Buffers& buffers_;
-  bool at_once_ = false;  // the last part had all own tokens: each layer has one sum
+  bool at_once_ = false;  // true if the last part had all own tokens: each layer has one sum
 };
 
 }  // namespace weft::transcoder

@@ -13,7 +13,7 @@ void Step::run() {
   SparseDecoder& decoder = forward_.decoder();
   gradient_rows_.open();
   loss_.begin();
-  data_axis_.start_weights(model_.decoder());  // of the last update, while this step encodes
+  data_axis_.start_weights(model_.decoder());  // weights of the last update, sent while this step encodes
   if (forward_.ranks_by_decoder()) data_axis_.await_weights(forward_.idle());
 
   // Encode and select:  z = x~ W_enc^T + b,  a = the entries of z that the activation keeps
@@ -66,7 +66,8 @@ void Step::run() {
   count(pass);
 }
 
-/// With a step: updates decoder, encoder and what belongs to features in place. Without: squared norms by row.
+/// Backward pass. With a step it updates decoder, encoder and the vectors of features in place; without a step it forms
+/// squared norms by row.
 void Step::backward(BackwardPass& pass) {
   SparseDecoder& decoder = forward_.decoder();
   timers_.phase("decoder backward");
@@ -99,8 +100,9 @@ void Step::encoder_backward(BackwardPass& pass) {
                                     clipping_.encoder_rows(), buffers_.encoder_workspace);
 }
 
-/// A gradient row that is not finite comes from a residual that is not, and the sum of squares of its layer shows it.
-/// Each rank checks its own tokens, so the ranks must agree; meanwhile the last gradient rows are in transit.
+/// Checks that the gradient rows are finite. A row that is not finite comes from a residual that is not, which the sum
+/// of squares of its layer shows. Each rank checks its own tokens, so the ranks must agree; meanwhile the last gradient
+/// rows are in transit.
 void Step::check_finite() {
   timers_.phase("check");
   kernels::flag_above(execution_, {loss_.sums().data, model_.shape().n_layers}, kLargestResidual * kLargestResidual,
@@ -111,8 +113,7 @@ void Step::check_finite() {
   runner_.guard(flags);
 }
 
-/// The lists and rows that this rank's backward pass works on. With a data axis, those of the other groups are
-/// gathered.
+/// Returns the lists and rows of this rank's backward pass. With a data axis, gathers those of the other groups.
 BackwardPass Step::whole_batch() {
   Lists lists;
   if (data_axis_.active()) {
@@ -139,7 +140,7 @@ BackwardPass Step::whole_batch() {
           .communication = forward_.axis().communication};
 }
 
-/// Active entries by layer, and the clocks of features that did not fire.
+/// Counts active entries by layer, and advances the clocks of features that did not fire.
 void Step::count(const BackwardPass& pass) {
   timers_.phase("bookkeeping");
   const std::int64_t n = model_.shape().n_layers;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One training step of a transcoder: step.cpp has its formulas, in order. What is optional is a part
-// (parts/part.hpp); what differs between decoders is a SparseDecoder (decoder/decoder.hpp); what ranks exchange is in
-// axes/ and forward/.
+// One training step of a transcoder: step.cpp has its formulas, in order. Optional work is a Part (parts/part.hpp),
+// work that differs between decoders is a SparseDecoder (decoder/decoder.hpp), exchanges between ranks are in axes/ and
+// forward/.
 //
 // A step launches the same work each time: on a GPU it is captured once and replayed (training/step_runner.hpp). Data
 // for other ranks are sent as early as possible and awaited as late as possible.
@@ -28,31 +28,32 @@ class Step {
     kernels::Array<float> activation_gradient;  ///< by position in the lists of the backward pass
     kernels::Array<std::byte> encoder_workspace;
   };
-  /// Bytes of the largest message between all ranks.
+  /// Bytes of the largest message that all ranks exchange.
   static std::int64_t largest_message(const Configuration&, const Shape&, std::int64_t n_ranks);
 
-  /// world: of all ranks, for messages of at most `largest_message`. What is passed by reference must outlive this
-  /// object. Collective.
+  /// world: communicator of all ranks, for messages of at most `largest_message`. What is passed by reference must
+  /// outlive this object. Collective.
   Step(const Configuration&, const Model&, const NormalisationOnDevice&, Forward&, const parallel::Grid&,
        const kernels::Execution&, report::Timers&, parallel::DeviceCommunicator& world, training::StepRunner&,
        training::StepArena&);
 
-  /// Takes a batch where the kernels reach it: normalised inputs and targets of the own tokens.
+  /// Loads the targets of the own tokens of a batch from memory that the kernels can read; Forward::load loads the
+  /// inputs.
   void load(kernels::AnyMatrix targets) { loss_.load(targets); }
-  /// Before and after `run`, outside of what a GPU captures. step: from 1. Collective.
+  /// Calls the parts before and after `run`, outside of the captured graph. Steps count from 1. Collective.
   void begin(std::int64_t step);
   void end(std::int64_t step);
-  /// Everything between the normalised rows of a batch and the updated parameters. Collective.
+  /// Runs the step from the normalised activations of a batch to the updated parameters. Collective.
   void run();
 
-  /// Parameters were changed by other means than a step.
+  /// Must be called after parameters were changed other than by a step.
   void parameters_changed() { ++changes_; }
-  /// Brings the decoder of the last update to all ranks; it would go with the next step. Collective.
+  /// Sends the decoder of the last update to all ranks, which otherwise happens in the next step. Collective.
   void complete_decoder();
   void observe(const parallel::ExchangeObserver*);
-  /// Waits until nothing is in flight, before a phase is timed.
+  /// Waits until no work is in flight, before a phase is timed.
   void fence();
-  void fill(TrainingMetrics&) const;  ///< values of parts, of this rank; waits for the device
+  void fill(TrainingMetrics&) const;  ///< adds the values of parts on this rank; waits for the device
 
   const Loss& loss() const { return loss_; }
   const Clipping& clipping() const { return clipping_; }
@@ -84,7 +85,7 @@ class Step {
   std::vector<Selector*> selectors_;
   std::vector<PartContext::Value> values_;
   std::vector<std::unique_ptr<Part>> parts_;
-  bool decoder_is_ahead_ = false;  // this rank has updated what other ranks of the data axis do not have yet
+  bool decoder_is_ahead_ = false;  // other ranks of the data axis have not received this rank's last update
 };
 
 }  // namespace weft::transcoder

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What surrounds the formulas of step.cpp: memory, parts, what happens between steps.
+// The setup of a step: memory, parts, and the work between steps. step.cpp has the formulas.
 #include <algorithm>
 #include <utility>
 

@@ -69,7 +69,7 @@ training::StepRunner::Settings Trainer::runner_settings() const {
           .skip_at_most = configuration_.run.skip_at_most};
 }
 
-/// All state of a run, in the order of checkpoints.
+/// Adds all state of a run to the registry, in the order of checkpoints.
 void Trainer::name_state() {
   model_.add_to(registry_);
   const auto replicated = [&](const std::string& name, kernels::Scalar type, std::int64_t size, void* data,
@@ -118,14 +118,14 @@ void Trainer::step(const dataset::RawBatch& batch) {
   timers_.stop();
 }
 
-/// The budget of the next step. Another budget is another graph.
+/// Sets k for the next step. A captured graph is valid for one k only.
 void Trainer::keep_k() {
   const double k = k_at(configuration_.transcoder, steps_done() + 1, configuration_.run.steps);
-  forward_.selection().keep(k);  // also after an evaluation
+  forward_.selection().keep(k);  // an evaluation may have changed it
   if (k != std::exchange(k_, k)) runner_.change();
 }
 
-/// The rows of a batch, normalised: x~ of the own tokens, and their targets.
+/// Loads a batch: normalised inputs x~ of the own tokens, and their targets.
 void Trainer::load(const dataset::RawBatch& batch) {
   dataset::RawBatch here = batch;
   if (!batch.resident) {

@@ -2,9 +2,9 @@
 //
 // One training step, and the state that a run carries from step to step.
 //
-// The mathematics of a step is step.cpp. How steps are given to a device is training/step_runner.hpp; where their
-// memory comes from, training/step_arena.hpp. Its registry names all state of a run: what is in it is saved and
-// resumed; no other state survives a step.
+// step.cpp has the mathematics of a step, training/step_runner.hpp the launch of steps on a device, and
+// training/step_arena.hpp their memory. The registry of a Trainer has all state of a run, which is saved
+// and resumed; no other state survives a step.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,8 @@ class Trainer {
   using Locate = std::function<std::string(const dataset::RawBatch&, std::int64_t step)>;
 
   struct Buffers {
-    /// row_bytes: of one token's inputs (or targets) as the loader delivers them, for rows that a GPU has to be sent.
+    /// row_bytes: bytes of one token's inputs (or targets) as the loader delivers them, for data that must be sent to a
+    /// GPU.
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
             training::StepArena&);
     kernels::Array<std::int64_t> dead;  ///< [1]
@@ -43,29 +44,29 @@ class Trainer {
   Trainer(const Configuration&, const Shape&, const dataset::Normalisation&, const dataset::Statistics&,
           const parallel::Grid&, const kernels::Execution&, std::int64_t row_bytes, Locate);
 
-  /// Fresh parameters. A resumed run loads the registry instead.
+  /// Initialises the parameters. A resumed run loads the registry instead.
   void initialise();
 
-  /// One step on one batch, whose memory is free again on return. Collective. Throws Error(numeric) when loss or
+  /// Makes one step on one batch, whose memory may be reused on return. Collective. Throws Error(numeric) when loss or
   /// gradient rows of this step or one of the two before it are not finite (run.nonfinite).
   void step(const dataset::RawBatch& batch);
 
-  /// Of the last step. Waits for it. Collective.
+  /// Returns the metrics of the last step. Waits for the step. Collective.
   TrainingMetrics metrics();
 
   /// Waits for all steps, and completes the state on this rank for a checkpoint or an evaluation. Collective; throws as
   /// `step`.
   void settle();
 
-  /// True: from now on the host waits between phases and isolates exchanges, so that each can be timed, and no graph is
-  /// used. For benchmarks.
+  /// If `one_by_one` is true, the host waits between phases of later steps and isolates exchanges, so that each can be
+  /// timed, and no graph is used. For benchmarks.
   void time_phases(bool one_by_one);
 
   checkpoint::Registry& registry() { return registry_; }
   const Model& model() const { return model_; }
   const NormalisationOnDevice& normalisation() const { return normalisation_; }
   std::int64_t steps_done() const { return runner_.steps_done(); }
-  /// After a resume: the step of the loaded state.
+  /// Sets the step of the loaded state after a resume.
   void resume_at(std::int64_t step) {
     runner_.resume_at(step);
     step_.parameters_changed();
@@ -74,18 +75,18 @@ class Trainer {
   Forward& forward() { return forward_; }
   /// Active features per token and layer that the last step kept (batch_topk, topk).
   double k() const { return k_; }
-  double learning_rate() const { return learning_rate_; }  ///< of the last step
-  /// What this object's step takes, by purpose.
+  double learning_rate() const { return learning_rate_; }  ///< rate of the last step
+  /// Memory of this object's step, by purpose.
   const training::StepArena& memory() const { return arena_; }
-  /// Selector::forms_products.
+  /// Selector::forms_products of the forward pass.
   bool forms_products() const { return forward_.selection().forms_products(); }
   parallel::Traffic feature_traffic() const { return runner_.exchanges()[kFeature].total(); }
   parallel::Traffic data_traffic() const { return runner_.exchanges()[kData].total(); }
-  /// Of this rank and object: both axes, the selection, flags and norms.
+  /// Exchanges of this rank and object: both axes, the selection, flags and norms.
   parallel::Exchanges exchanges() const;
-  /// Whether their `seconds` are known: on GPUs only where phases are timed.
+  /// True if the `seconds` of exchanges are known: on GPUs only where phases are timed.
   bool traffic_is_timed() const { return world_.is_timed(); }
-  /// By this rank in the last step.
+  /// Bytes that this rank sent in the last step.
   std::int64_t step_bytes_sent() const { return runner_.step_traffic().bytes_sent; }
   /// Seconds that the computation of the last step, which must be over (`settle`), waited for exchanges.
   double step_exposed_seconds() const;
@@ -115,10 +116,10 @@ class Trainer {
   Step step_;
   checkpoint::Registry registry_;
   double learning_rate_ = 0;
-  double k_ = 0;  // of the last step
+  double k_ = 0;  // k of the last step
 };
 
-/// The memory of a step on the largest rank, by purpose: what a Trainer takes. Needs no device and no ranks.
+/// Measures the memory that a Trainer takes on the largest rank, by purpose. Needs no device and no ranks.
 training::StepArena measure_step(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
                                  kernels::Backend);
 
