@@ -330,7 +330,7 @@ __device__ __forceinline__ void store_sums(const Arguments& a, Shared& s, int sl
                                            const float (&c)[kSumsOfThread]) {
   constexpr int kPart = static_cast<int>(kHopperPart), kParts = kFeatures / kPart;
   constexpr int kRowBytes = kPart * 2 + 16;  // padding avoids bank conflicts
-  static_assert(kParts == 4);                // as many as threads of a warp that share a row: each writes one
+  static_assert(kParts == 4);                // number of threads of a warp that share a row: each writes one
   static_assert(kWarpgroup / kWarp * 16 * kRowBytes <= sizeof s.hits[0].found);
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, warp = thread / kWarp, lane = thread % kWarp;
   const int own = lane % 4, first_row = tile.token + warpgroup * 64 + warp * 16;

@@ -36,7 +36,7 @@ constexpr std::uint32_t kUnknown = 0xffffffffu;  // a threshold
 /// Six passes suffice if a tile has the same bits each time it is computed; a graph must not loop forever if not.
 constexpr std::uint32_t kMostPasses = 12;
 constexpr Count kNoBudget = ~Count{0};
-constexpr int kLastBins = 1 << histogram_width(kHistogramRounds - 1);  // of the last round of the search
+constexpr int kLastBins = 1 << histogram_width(kHistogramRounds - 1);  // bins of the last round of the search
 
 /// Task of a pass over the tiles for a group.
 enum Mode : std::uint32_t {
@@ -91,7 +91,7 @@ struct View {
   int n_blocks;  // feature blocks of a layer: a token has a segment of the list for each
   std::int64_t block_features;
   bool all_layers;
-  std::int64_t n_tokens;  // of this batch
+  std::int64_t n_tokens;  // tokens of this batch
   std::int64_t n_features;
   std::int64_t padded_features;  // a multiple of 8, or of kHopperFeatures
   std::int64_t capacity;         // entries of a group's list
@@ -149,8 +149,8 @@ struct Piece {
   int columns;
   int layer;
   int block;
-  const float* bias;  // of the first column
-  const float* cut;   // of the first column; null: the threshold of the group
+  const float* bias;  // bias of the first column
+  const float* cut;   // cut of the first column; null: the threshold of the group
 };
 
 // ---- prefix sums ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@
 
 namespace weft::transcoder {
 
-/// The decoder that the shape asks for, with its memory of the forward pass.
+/// The decoder that the shape requires, with its memory of the forward pass.
 std::unique_ptr<SparseDecoder> make_decoder(const SparseDecoder::Sizes&, const SparseDecoder::ForwardSizes&,
                                             training::StepArena&);
 

@@ -41,7 +41,7 @@ struct LayerCatalogue {
   std::vector<float> top_value;         ///< [F, n_top] descending; 0: fewer
   std::vector<std::int64_t> top_row;    ///< [F, n_top] row of the dataset in stored order; -1: fewer
   std::vector<std::int64_t> position;   ///< [F, n_top] of that row in its document; -1: fewer, or no token ids
-  std::vector<std::int32_t> token;      ///< [F, n_top, window] ids; -1 outside the document
+  std::vector<std::int32_t> token;      ///< [F, n_top, 2 * context + 1] ids; -1 outside the document
   std::vector<double> share;            ///< [F, targets] part of the squared norm of the decoder row
   std::vector<std::int64_t> nearest;    ///< [F, n_nearest] feature of the layer; -1: fewer
   std::vector<float> cosine;            ///< [F, n_nearest]
