@@ -75,17 +75,14 @@ CYCLES = [
         ("parallel/communicator", "parallel/nccl", "parallel/peers"),
         ("parallel/failure", "parallel/watchdog", "parallel/world"),
         ("privacy/accountant/accountant", "privacy/accountant/checks"),
-        ("transcoder/parameters/model", "transcoder/settings/presets", "transcoder/settings/private_settings",
-     "transcoder/settings/settings", "transcoder/settings/settings_schema"),
-]
+    ]
 # Folders that include each other.
 MUTUAL = [
         ("language_model", "language_model/exchange"),
         ("language_model", "language_model/generation"),
         ("language_model", "language_model/policy"),
         ("privacy", "privacy/accountant"),
-        ("transcoder/parameters", "transcoder/settings"),
-]
+    ]
 # Names of several files.
 NAMES = """
 benchmark.cpp benchmark.hpp convert.cpp directory.cpp directory.hpp diversity.cpp evaluate.cpp evaluation.cpp evaluation.hpp

@@ -4,6 +4,7 @@
 // table and adds its keys to the schema; conditions between tables are added here.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,7 +12,6 @@
 #include "checkpoint/settings.hpp"
 #include "dataset/settings.hpp"
 #include "device/settings.hpp"
-#include "input/schema.hpp"
 #include "kernels/transcoder/activation/activation.hpp"
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "optimizer/settings.hpp"
@@ -157,13 +157,13 @@ inline device::Settings device_settings(const Configuration& configuration) {
   return device::for_precision(configuration.device, configuration.precision);
 }
 
-/// Every key of the tables above, bound to the members of `configuration`, which must outlive the schema and hold its
-/// initial values, with the conditions between keys. What depends on the data (layers, widths, the grid of ranks) is
-/// checked where those are known.
-input::Schema schema(Configuration& configuration);
+/// Rows of a record, at most.
+std::int64_t record_rows(const Configuration&);
+/// Why batch_topk would keep no feature of a batch: k times its tokens and the layers of one budget rounds to 0. "" if
+/// it would.
+std::string empty_budget(const Configuration&, std::int64_t layers_of_budget);
 
-/// Conditions of a training run that evaluation, export and the like do not have: those of imported transcoders.
-void add_training_rules(input::Schema&);
+inline bool is_whole(double value) { return value == std::floor(value); }
 
 /// With k_total: k of each of n_layers layers.
 void resolve_k(Configuration&, std::int64_t n_layers);
