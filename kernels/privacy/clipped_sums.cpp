@@ -129,7 +129,7 @@ void form_examples(const Execution& execution, AnyMatrix x, AnyMatrix g, const E
                    workspace, "stored gradients of examples");
   Execution exact = execution;
   exact.tf32 = false;
-  // Also the examples without rows, whose gradients are 0.
+  // Includes the examples without rows, whose gradients are 0.
   for_equal_examples(examples, -1, examples.count(), [&](std::int64_t first, std::int64_t count) {
     const std::int64_t row = examples.offsets[first], rows = examples.rows_of(first);
     gemm_batched(exact, 1, g.rows_from(row, rows), Form::transposed, x.rows_from(row, rows), Form::plain, 0,

@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(kThreads) sum_columns(const __grid_constant__ 
   add_row_lanes(a, e, block_column, total);
 }
 
-/// The same of G alone, eight adjacent columns per thread. A thread reads several rows before it adds them: that keeps
-/// enough reads in flight.
+/// Sums of the columns of G alone, eight adjacent columns per thread. A thread reads several rows before it adds them:
+/// that keeps enough reads in flight.
 template <bool kWide>
 __global__ void __launch_bounds__(kThreads) sum_vectors(const __grid_constant__ ExampleColumns a) {
   constexpr int kLanes = kBlockColumns / 8, kRowLanes = kThreads / kLanes, kRows = 8;

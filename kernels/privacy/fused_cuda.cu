@@ -65,7 +65,7 @@ bool fits(const AnyMatrix& matrix) {
   return (matrix.type == Scalar::bf16 || matrix.type == Scalar::fp16) && matrix.columns % 8 == 0 &&
          matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
 }
-/// Also the number of tasks must be one of blocks.
+/// True if the kernels take the operands and the number of tasks is a valid number of blocks.
 bool fits(const AnyMatrix& x, const AnyMatrix& g, std::int64_t tasks) {
   return x.type == g.type && fits(x) && fits(g) && tasks < std::int64_t{1} << 31;
 }

@@ -39,9 +39,9 @@ struct HopperShares {
 
   /// Ranges [first_range, first_range + units) of a worker are numbered over the tiles of its group.
   constexpr int first_range(int worker) const { return worker / groups() * units; }
-  /// Of the shared tiles.
+  /// Number, among the shared tiles, of the tile of a range of a worker.
   constexpr int tile_of(int worker, int range) const { return range / cuts * groups() + worker % groups(); }
-  /// Where the worker leaves what it has of the tile of this range.
+  /// Index of the part to which the worker writes its sums of the tile of this range.
   constexpr int part_of(int worker, int range) const {
     return 2 * worker + (range / cuts == first_range(worker) / cuts ? 0 : 1);
   }
@@ -54,7 +54,8 @@ struct HopperShares {
   }
 };
 
-/// What takes the least time, in stages: writing and adding a part takes a tenth, the kernel that adds them five.
+/// Division that takes the least time, in stages: writing and adding a part takes a tenth of a stage, the kernel that
+/// adds the parts five stages.
 constexpr HopperShares hopper_shares(std::int64_t tiles, std::int64_t stages) {
   constexpr int kMostCuts = 8;
   const int rest = static_cast<int>(tiles % kHopperWorkers);

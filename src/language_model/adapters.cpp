@@ -56,7 +56,7 @@ device::Buffer<float> weights_of(const training::Parameters& parameters, std::si
   return values;
 }
 
-/// As [shape[0], shape[1]] in a product: how it is stored.
+/// Storage form of a parameter that a product reads as [shape[0], shape[1]].
 kernels::Form form_of(const ParameterSpec& spec, bool transposed = false) {
   return spec.transposed() != transposed ? kernels::Form::transposed : kernels::Form::plain;
 }

@@ -53,7 +53,7 @@ struct Harvester::OpenFile {
   }
 
   std::unique_ptr<dataset::ChunkFile> file;
-  std::int64_t next = 0, end = 0;  // windows that are not yet computed
+  std::int64_t next = 0, end = 0;  // text segments that are not yet computed
   device::HostBuffer<std::byte> inputs, targets;
   std::vector<std::int32_t> ids, positions;
   std::vector<std::int64_t> starts;

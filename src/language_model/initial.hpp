@@ -25,7 +25,7 @@ class InitialModel {
   std::int64_t vocabulary() const { return vocabulary_; }
   /// Tokens of its longest text, which the training keeps where data.sequence is shorter.
   std::int64_t context() const { return context_; }
-  /// Its own training was private, as its checkpoint says.
+  /// True if the checkpoint states that the initial model was trained privately.
   bool is_private() const;
   /// None: the model was trained on token files without one, or its directory has none. Collective.
   std::optional<Tokenizer> tokenizer(const parallel::World&, const kernels::Execution&) const;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Inputs and outputs of every MLP of a language model on windows of a text, where the kernels run.
+// Inputs and outputs of every MLP of a language model on segments of a text, where the kernels run.
 //
-// The texts are one stream of ids, which is cut into windows of `length` ids. The model sees each window alone.
+// The texts are one stream of ids, which is cut into segments of `length` ids. The model reads each segment separately.
 #pragma once
 
 #include <array>
@@ -20,8 +20,8 @@
 
 namespace weft::language_model {
 
-/// Where the recorded values are taken: "block_{}.mlp.input" is the input of the MLP (after its norm, if it has one),
-/// the other its output, before a norm of it.
+/// Names of the places where values are recorded: "block_{}.mlp.input" is the input of the MLP (after its norm, if it
+/// has one), the other its output, before a norm of it.
 inline constexpr const char* kInputHook = "block_{}.mlp.input";
 inline constexpr const char* kOutputHook = "block_{}.mlp.output";
 
@@ -43,7 +43,7 @@ class TextStream {
   std::vector<std::int64_t> begins_;  // of the sets, and the end of the last
 };
 
-/// The windows of a stream, in parts that are files of a harvest.
+/// The segments of a stream, in parts that are files of a harvest.
 struct Windows {
   std::int64_t length = 0;            ///< ids of a window
   std::int64_t windows = 0;           ///< all of them
@@ -74,10 +74,10 @@ class MlpRecorder {
   kernels::Scalar type() const { return type_; }
   std::int64_t row_bytes() const { return model_.layers * model_.d_model * kernels::bytes_of(type_); }
 
-  /// Starts to run the model on `count` windows from number `first` on, and returns. On a GPU the rows of the `record`
+  /// Starts to run the model on `count` segments from number `first` on, and returns. On a GPU the rows of the `record`
   /// before this one may still be on their way to the host.
   void record(const TextStream&, std::int64_t length, std::int64_t first, std::int64_t count);
-  /// True if these are the windows of the last `record`.
+  /// True if these are the segments of the last `record`.
   bool holds(const TextStream& text, std::int64_t first, std::int64_t count) const {
     return last_.text == &text && last_.first == first && last_.count == count;
   }
@@ -87,10 +87,10 @@ class MlpRecorder {
   /// Waits for all copies. Throws Error(numeric) with layer and token if a value of the model in rows that were copied
   /// since the last `finish` was not finite, Error(data) if it is not in the type of the rows.
   void finish();
-  /// As `finish`, for all but the last `record`, whose rows may still be computed or on their way.
+  /// Waits like `finish`, for all but the last `record`, whose rows may still be computed or copied.
   void finish_before_last();
 
-  // Of the last `record`: ids and positions in the window, rows at which documents begin.
+  // Data of the last `record`: ids, positions in the text segment, rows at which documents begin.
   std::int64_t rows() const { return batch_.rows(); }
   std::span<const std::uint32_t> ids() const { return batch_.ids; }
   const std::vector<std::int32_t>& positions() const { return positions_; }

@@ -19,7 +19,7 @@ namespace weft::language_model {
 
 inline constexpr std::size_t kNoParameter = std::numeric_limits<std::size_t>::max();
 
-/// y = x Wᵀ + b. W may be several parameters with their outputs one beside the other.
+/// y = x Wᵀ + b. W may be several parameters with adjacent outputs.
 struct Linear {
   std::size_t weight = kNoParameter;  ///< number of the (first) parameter in Parameters
   std::size_t bias = kNoParameter;
@@ -78,7 +78,7 @@ class Model {
   std::size_t token_table() const { return tokens_; }        ///< number of the parameter
   std::size_t position_table() const { return positions_; }  ///< kNoParameter: rotary positions
   kernels::AnyMatrix token_embedding() const { return matrix(tokens_); }
-  /// Without data if the model has no learned positions.
+  /// Learned positions; a matrix without data if the model has none.
   kernels::AnyMatrix position_embedding() const {
     return positions_ == kNoParameter ? kernels::AnyMatrix{} : matrix(positions_);
   }

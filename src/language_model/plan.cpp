@@ -27,7 +27,7 @@ std::int64_t total(const std::vector<std::pair<std::string, std::int64_t>>& part
 /// arXiv 2203.15556).
 constexpr std::int64_t kTokensPerParameter = 20;
 
-/// Of the last rank, whose parts are the largest.
+/// Settings of the last rank, whose parts are the largest.
 TransformerSettings largest_part(const Configuration& configuration, const Architecture& architecture) {
   const parallel::GridShape grid = grid_shape(configuration);
   return transformer_settings(configuration, architecture, grid, grid.ranks() - 1);
@@ -78,7 +78,7 @@ std::string attention_text(const Plan& plan, const Configuration& configuration)
          slow_paths_text(plan.architecture, activation_type(configuration), library);
 }
 
-/// What a private step does, and why.
+/// Text of the plan about a private step: its mode and the reason.
 std::string private_text(const Plan& plan, const Configuration& configuration) {
   const parallel::GridShape grid = grid_shape(configuration);
   const Architecture part = part_of(plan.architecture, grid, grid.ranks() - 1);
@@ -117,7 +117,7 @@ constexpr std::pair<const char*, Recompute> kRecompute[] = {{"none", Recompute::
                                                             {"norm", Recompute::norm},
                                                             {"block", Recompute::block}};
 
-/// What a Transformer takes with another memory.recompute.
+/// Memory of a Transformer with another value of memory.recompute.
 Transformer::Buffers transformer_buffers(const Configuration& configuration, const Architecture& architecture,
                                          Recompute recompute, bool swap, training::StepArena& arena) {
   TransformerSettings settings = largest_part(configuration, architecture);

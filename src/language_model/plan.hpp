@@ -22,7 +22,7 @@ parallel::GridShape single_process();
 
 /// The cost of memory.swap_activations per block and micro-batch, compared with that of memory.recompute = "block" with
 /// the inputs of blocks swapped, which needs no more memory. For one H200: products at 660 TFLOP/s in 16 bits and 60 in
-/// fp32, copies at 50 GB/s each way. A copy costs what the computation beside it does not hide.
+/// fp32, copies at 50 GB/s each way. The cost of a copy is the time that concurrent computation does not hide.
 struct SwapCost {
   std::int64_t bytes = 0;        ///< copied each way
   double copy_seconds = 0;       ///< each way

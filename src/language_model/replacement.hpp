@@ -52,7 +52,7 @@ report::Json to_json(const ReplacementResult&);
 /// A table, a line per layer and one for all.
 std::string to_table(const ReplacementResult&);
 
-/// Measures on the whole set, in windows and over ranks as `evaluate`. type: of the model's activations; the
+/// Measures on the whole set, in text segments and over ranks as in `evaluate`. type: of the model's activations; the
 /// reconstruction gets min(rows, the rest) rows at a time. Runs 3 * layers + 5 forward passes. Collective. Throws, on
 /// all ranks, Error(numeric) if a loss is not finite, or if the loss with error terms is not that of the model. Leaves
 /// no tap.

@@ -101,7 +101,8 @@ struct AttentionKernels {
   decltype(&kernels::attention_backward_workspace) backward_workspace = kernels::attention_backward_workspace;
   decltype(&kernels::attention) forward = kernels::attention;
   decltype(&kernels::attention_backward) backward = kernels::attention_backward;
-  /// For full micro-batches. Others run on the own kernels: cuDNN prepares every new shape for tens of milliseconds.
+  /// Implementation for full micro-batches. Others run on the own kernels: cuDNN prepares every new shape for tens of
+  /// milliseconds.
   kernels::AttentionImplementation implementation = kernels::AttentionImplementation::own;
 };
 
@@ -120,7 +121,7 @@ struct Configuration {
   device::Settings device;
   Precision precision = Precision::fp32;  ///< device.precision
   bool fp8_forward = false;               ///< device.fp8_forward
-  /// device.attention; recorded: those that device.algorithms names, else the own ones.
+  /// device.attention; recorded: those that the algorithm table device.algorithms names, else the own ones.
   kernels::AttentionImplementation attention_kernels = kernels::AttentionImplementation::recorded;
   checkpoint::Settings checkpoint;
   training::LogSettings log;

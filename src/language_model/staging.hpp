@@ -40,8 +40,8 @@ class Staging {
   /// Starts to copy the batch that `next` returned. counted: targets of the batches of all ranks.
   void send(const dataset::TokenBatch&, std::int64_t counted);
   void send(const dataset::TokenBatch& batch) { send(batch, batch.counted); }
-  /// As `send` for losses of examples: the loss of each sequence is the mean over its own targets, whatever else is in
-  /// the batch.
+  /// Sends like `send`, for losses of examples: the loss of each sequence is the mean over its own targets, whatever
+  /// else is in the batch.
   void send_examples(const dataset::TokenBatch&);
 
   /// `sequences` sequences of the batch from `first` on, where the kernels run.

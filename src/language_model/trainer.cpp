@@ -82,7 +82,7 @@ training::GatheredWeights gathered_weights(const Configuration& configuration) {
                                                     : training::GatheredWeights::upper_plane;
 }
 
-/// Of all tokens of a step, fp32.
+/// Bytes of the losses of all tokens of a step, fp32.
 std::int64_t loss_bytes(const Configuration& configuration) { return 4 * configuration.data.batch_tokens; }
 
 training::StepArena measure_step(const Configuration& given, const Architecture& architecture,

@@ -74,7 +74,7 @@ GenerationSettings sample_settings(const Configuration& configuration, const Arc
 
 std::string summary(const Corpus& corpus) {
   const auto set = [](const dataset::TokenSet& tokens) {
-    // Of a text, in memory, the size says all.
+    // A text in memory has no files to describe: its size suffices.
     return tokens.n_files() > 0 ? tokens.summary()
                                 : fmt::format("{}: {} tokens\n", tokens.name(), report::grouped(tokens.size()));
   };

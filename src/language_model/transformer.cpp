@@ -91,7 +91,7 @@ void Transformer::place_examples() {
   kernels::fence(execution_);
 }
 
-/// Of `rows` rows of whole sequences, of_example of each: one of example_rows().
+/// Examples of `rows` rows of whole sequences with of_example rows each, one of example_rows().
 kernels::Examples Transformer::examples(std::int64_t rows, std::int64_t of_example) const {
   if (!settings_.examples) return {};
   const std::array<std::int64_t, kExampleRows> known = example_rows();
@@ -256,7 +256,7 @@ void Transformer::start_attention_output(std::size_t layer, const Tokens& tokens
            parameters.attention_post_norm ? block.attention_raw : sublayer(tokens));
 }
 
-/// What the attention adds to the residual stream, and the norm of the sum.
+/// Adds the output of the attention to the residual stream and forms the norm of the sum.
 void Transformer::finish_attention(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
   const Activations block = activations(layer, tokens);
   const Block& parameters = model_.blocks()[layer];
@@ -369,7 +369,7 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
                    buffers_.logits.rows_from(0, tokens.rows()).columns_from(0, model_.head().outputs()), sink);
 }
 
-/// Of the vocabulary of all ranks.
+/// Cross entropy over the vocabulary of all ranks.
 void Transformer::cross_entropy(kernels::CrossEntropy loss, AnyMatrix logits,
                                 kernels::Array<const std::int32_t> targets, kernels::Array<float> losses,
                                 bool gradient) {

@@ -106,24 +106,25 @@ std::vector<kernels::Attention> attention_shapes(const TransformerSettings&);
 
 class Transformer {
  public:
-  /// What the forward pass of a block leaves.
+  /// Results of the forward pass of a block that the backward pass reads.
   struct Activations {
     kernels::AnyMatrix residual;         ///< [rows, C] input of the block
     kernels::AnyMatrix attention_input;  ///< [rows, C] its norm, or `residual`
     kernels::AnyMatrix projected;        ///< [rows, (H + 2 H_kv) d] queries | keys | values
-    kernels::AnyMatrix attended_rows;    ///< the same after norm and rotation; `projected` where that is in place
-    kernels::AnyMatrix mixed;            ///< [rows, H d] output of the attention
-    kernels::AnyMatrix attention_raw;    ///< [rows, C] before a norm of the sublayer's output
-    kernels::AnyMatrix middle;           ///< [rows, C] residual stream after the attention
-    kernels::AnyMatrix mlp_input;        ///< [rows, C] its norm, or `middle`
-    kernels::AnyMatrix hidden;           ///< [rows, D or 2 D]
-    kernels::AnyMatrix activated;        ///< [rows, D]
-    kernels::AnyMatrix mlp_raw;          ///< [rows, C] before a norm of the sublayer's output
+    kernels::AnyMatrix
+        attended_rows;         ///< `projected` after norm and rotation; the same memory where these are in place
+    kernels::AnyMatrix mixed;  ///< [rows, H d] output of the attention
+    kernels::AnyMatrix attention_raw;  ///< [rows, C] before a norm of the sublayer's output
+    kernels::AnyMatrix middle;         ///< [rows, C] residual stream after the attention
+    kernels::AnyMatrix mlp_input;      ///< [rows, C] its norm, or `middle`
+    kernels::AnyMatrix hidden;         ///< [rows, D or 2 D]
+    kernels::AnyMatrix activated;      ///< [rows, D]
+    kernels::AnyMatrix mlp_raw;        ///< [rows, C] before a norm of the sublayer's output
     kernels::NormStatistics attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;
     kernels::Array<float> inverse;      ///< of the norm of queries and keys
     kernels::Array<float> log_sum;      ///< [sequences * H * length]
     kernels::Array<std::uint8_t> kept;  ///< blocks of keys of sparse attention, [sequences * H * blocks * blocks]
-    // Of the backward pass, where they lie apart from the activations:
+    // Gradients of the backward pass that have memory of their own:
     kernels::AnyMatrix hidden_gradient;      ///< [rows, D] before the activation, if one product forms it
     kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
   };
@@ -158,7 +159,7 @@ class Transformer {
     kernels::Array<kernels::half> half_weights;
     std::vector<kernels::Array<std::byte>> coded_weights;
     kernels::Array<std::byte> coded_rows;  ///< fp8_forward: the other operand of a product
-    // Of the adapters of a product, [rows, parts * rank] and, with dropout, [rows, inputs].
+    // Buffers for the adapters of a product, [rows, parts * rank] and, with dropout, [rows, inputs].
     kernels::AnyMatrix adapter_rows, adapter_gradient, adapter_input;
   };
 
@@ -177,8 +178,8 @@ class Transformer {
   /// Forms what products read in place of the parameters: weights in fp16 or 8 bits, biases in bf16. To be called after
   /// each change of the parameters, before `forward`: once per step, whatever the number of micro-batches.
   void prepare_weights();
-  /// The same, and later work waits for all weights: for work between steps. Some ranks may have none, and a replayed
-  /// graph contains no wait.
+  /// Calls prepare_weights and makes later work wait for all weights: for work between steps. Some ranks may have none,
+  /// and a replayed graph contains no wait.
   void complete_weights() {
     prepare_weights();
     await_weights(kNoParameter);
@@ -196,8 +197,8 @@ class Transformer {
   }
   /// After `forward`: the loss of each target, [rows].
   void losses(const Tokens&, kernels::Array<float> losses);
-  /// The same, with the gradient of the hidden states, and that of the head for the sink. scale: [1], where the kernels
-  /// run: 1 / counted targets of the step.
+  /// Forms the losses and the gradient of the hidden states; passes the gradient of the head to the sink. scale: [1],
+  /// where the kernels run: 1 / counted targets of the step.
   void losses_and_gradient(const Tokens&, const float* scale, kernels::Array<float> losses, training::GradientSink&);
   /// After `losses_and_gradient`: everything below the head. `step` as in `forward`.
   void backward(const Tokens&, const kernels::AdamStep* step, training::GradientSink&);
@@ -236,9 +237,9 @@ class Transformer {
   void await_weights(std::size_t end) {
     if (source_.await) source_.await(end);
   }
-  /// What is computed one after the other: all of a micro-batch, or its halves.
+  /// Parts of a micro-batch that are computed in turn: the whole, or its halves.
   std::vector<Tokens> parts(const Tokens&) const;
-  /// Of the tokens, of what the block holds of the micro-batch.
+  /// Rows of the block's activations that belong to the tokens.
   Activations activations(std::size_t layer, const Tokens&) const;
   kernels::AnyMatrix sublayer(const Tokens& tokens) const {
     return buffers_.sublayer.rows_from(tokens.begin, tokens.rows());
@@ -316,7 +317,7 @@ class Transformer {
   training::TensorAxis* const tensor_;
   std::vector<kernels::Array<const kernels::bf16>> rounded_biases_;  // by parameter; empty: none
   std::int64_t largest_bias_ = 0;
-  /// Of the present forward or backward pass: what draws the masks of adapters' dropout.
+  /// First row and step of the present forward or backward pass: they determine the masks of adapters' dropout.
   std::int64_t first_row_ = 0;
   const kernels::AdamStep* step_ = nullptr;
   std::int64_t rows_ = 0;         ///< of its micro-batch

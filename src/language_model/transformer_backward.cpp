@@ -16,7 +16,7 @@ using training::GradientSink;
 
 namespace {
 
-/// Of the blocks of `rows` rows.
+/// Sums of the blocks of `rows` rows.
 kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, const kernels::NormBlocks& blocks, std::int64_t rows) {
   return {sums.data, Scalar::fp32, blocks.count(rows), sums.columns, sums.stride};
 }
@@ -45,7 +45,7 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   sink.end_micro_batch();
 }
 
-/// What memory.recompute did not keep. Of the last block everything is still there.
+/// Recomputes activations that memory.recompute did not keep. Those of the last block are still in memory.
 void Transformer::recompute(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
   const Recompute policy = settings_.memory.recompute;
   if (policy == Recompute::none || layer + 1 == buffers_.blocks.size()) return;

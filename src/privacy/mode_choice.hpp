@@ -20,7 +20,7 @@ struct ModeChoice {
 
   /// The first mode within the limit; the last one if there is none.
   Mode chosen() const;
-  /// For the plan of a run: the mode, why, and the memory with each one.
+  /// Text for the plan of a run: the mode, the reason, and the memory of each mode.
   std::string text(const Settings& given) const;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The secret from which a private run draws its noise and its batches: anyone who knows it can subtract the noise. It
+// The secret from which a private run draws its noise and its batches: anyone who knows it can remove the noise. It
 // is kept in the checkpoint, in a file that its owner alone can read, and is never printed.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace weft::privacy {
 
-/// What a private step adds to the sum of the clipped gradients, and divides it by.
+/// Noise that a private step adds to the sum of the clipped gradients, and the divisor of the sum.
 struct Noise {
   kernels::NoiseKey key = {};
   double multiplier = 0;  ///< standard deviation / privacy.clip

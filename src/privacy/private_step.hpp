@@ -23,7 +23,7 @@
 
 namespace weft::privacy {
 
-/// What a model does in a private step.
+/// Interface of a model to a private step.
 class PrivateModel : public Passes {
  public:
   /// Before the first pass of a step: makes the weights ready that other ranks have updated.
@@ -36,7 +36,7 @@ class PrivateModel : public Passes {
 
 class PrivateStep {
  public:
-  /// What the step works with; all must outlive it.
+  /// Objects that the step uses; all must outlive it.
   struct Parts {
     PrivateModel& model;
     training::ParameterUpdate& update;
@@ -48,7 +48,7 @@ class PrivateStep {
   PrivateStep(const Parts&, const ClippingContext&, std::int64_t micro_records, std::string_view sums_phase,
               kernels::Array<kernels::StepFlags> flags, ClippingBuffers&&);
 
-  /// Of all later steps. Before the first step.
+  /// Sets the noise of all steps. Call it before the first step.
   void set_noise(const Noise& noise) { noise_ = noise; }
   /// One step on `records` records on this rank, which may be none. No group of the data axis waits for another between
   /// micro-batches, so that they may have different numbers of them. Collective. Throws Error(numeric) if the sum with

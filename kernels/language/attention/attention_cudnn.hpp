@@ -47,9 +47,9 @@ std::string absence();
 /// "9.19.0".
 std::string text_of_version(std::int64_t version);
 
-/// As kernels::attention and attention_backward, for matrices of one 16-bit type whose rows are whole 16-byte words.
-/// False, with nothing done, if the own kernels are to run. Throws Error(usage) if the shape demands cuDNN and there is
-/// none.
+/// Computes kernels::attention and attention_backward by cuDNN, for matrices of one 16-bit type whose rows are whole
+/// 16-byte words. Returns false, with nothing done, if the own kernels are to run. Throws Error(usage) if the shape
+/// demands cuDNN and there is none.
 bool attention(const Execution&, const Attention&, AnyMatrix queries, AnyMatrix keys, AnyMatrix values, AnyMatrix out,
                Array<float> log_sum, Array<std::byte> workspace);
 bool attention_backward(const Execution&, const Attention&, AnyMatrix queries, AnyMatrix keys, AnyMatrix values,

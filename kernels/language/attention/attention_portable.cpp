@@ -76,7 +76,7 @@ KOKKOS_FORCEINLINE_FUNCTION void form_factors_of_keys(const Team& team, const Dr
   team.team_barrier();
 }
 
-/// The same with queries as rows and keys as lanes.
+/// Dropout factors of a tile with queries as rows and keys as lanes.
 KOKKOS_FORCEINLINE_FUNCTION void form_factors_of_queries(const Team& team, const Dropping& dropping, int query, int key,
                                                          int n_rows, float* factors) {
   for_columns(team, n_rows, [&](int m) {

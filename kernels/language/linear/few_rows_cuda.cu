@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
   if (thread == 0) of_sums.create();
   __syncwarp();
   if (parts > 1 && thread == 0) {
-    // Of the groups of 32 units every parts-th is this block's.
+    // This block finishes every parts-th group of 32 units.
     const int groups = (min(Tile::kRows, o.rows) * (Tile::kOutputs / 4) + kWarp - 1) / kWarp;
     of_sums.expect((groups - part + parts - 1) / parts * parts * kWarp * static_cast<int>(sizeof(FewRowsColumns)));
   }

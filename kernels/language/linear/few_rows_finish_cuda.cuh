@@ -73,7 +73,8 @@ class Arrivals {
                  : "memory");
 #endif
   }
-  /// The same thread, before the block meets the others.
+  /// Announces the bytes that will arrive. Called by the thread that called create(), before the barrier of the
+  /// cluster.
   __device__ __forceinline__ void expect(int bytes) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_), "r"(bytes) : "memory");

@@ -36,13 +36,13 @@ struct LinearWeights {
 /// x [n, inputs], y [n, outputs]. Workspace: that of gemm.
 void linear(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix y, Array<std::byte> workspace);
 
-/// The same of operands in 8 bits (gemm/fp8.hpp): x [n, inputs], weight [outputs, inputs], y in bf16. The bias is that
+/// Product with operands in 8 bits (gemm/fp8.hpp): x [n, inputs], weight [outputs, inputs], y in bf16. The bias is that
 /// of `weights`. Workspace: that of gemm_coded.
 void linear_coded(const Execution&, const LinearWeights& weights, const CodedRows& weight, const CodedRows& x,
                   AnyMatrix y, Array<std::byte> workspace);
 
-/// For passes that no backward pass follows. hidden [n, outputs]: memory for x Wᵀ + b, which may be formed or not.
-/// activated [n, outputs], or half as many of gated activations.
+/// Product and activation, for passes that no backward pass follows. hidden [n, outputs]: memory for x Wᵀ + b, which
+/// may be formed or not. activated [n, outputs], or half as many of gated activations.
 void linear_activated(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix hidden, MlpActivation,
                       AnyMatrix activated, Array<std::byte> workspace);
 

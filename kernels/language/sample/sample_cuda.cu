@@ -306,8 +306,8 @@ template <bool kCaps>
 void launch(const Execution& execution, Arguments arguments) {
   const bool words = arguments.logits.stride % 8 == 0 && is_aligned(arguments.logits.data, 16);
   const auto kernel = words ? draw<8, kCaps> : draw<1, kCaps>;
-  // As many blocks as the GPU takes at once, none without a few words of ids per thread. The draw does not depend on
-  // it.
+  // The grid has as many blocks as the GPU runs at once, each with a few words of ids per thread. The draw does not
+  // depend on it.
   constexpr std::int64_t kLeastIds = kThreads * 8;
   const std::int64_t rows = arguments.logits.rows;
   while (has_clusters() && arguments.blocks < kMostBlocks && 2 * arguments.blocks * rows <= multiprocessors() &&

@@ -23,7 +23,7 @@ WEFT_HOST_DEVICE inline std::uint32_t logit_key(float value) {
 WEFT_HOST_DEVICE inline float logit_of_key(std::uint32_t key) {
   return bits_float(key ^ ((key >> 31) != 0 ? 0x80000000u : 0xffffffffu));
 }
-/// Of the largest logit: false where the row has NaN or infinity, or nothing but -infinity.
+/// Tests the key of the largest logit: false if the row has NaN or infinity, or nothing but -infinity.
 WEFT_HOST_DEVICE inline bool is_finite_key(std::uint32_t key) { return key > 0x007fffffu && key < 0xff800000u; }
 
 /// A number from 0 to 1 in units of 2^-40, rounded down.
@@ -123,7 +123,7 @@ struct BlockDraw {
   WEFT_HOST_DEVICE bool is_finite() const {
     return is_finite_key(most) && fabsf(weight.reference) < bits_float(0x7f800000u);
   }
-  /// How much larger the reference of the row is than that of a block.
+  /// Difference between the reference of the row and that of a block.
   WEFT_HOST_DEVICE float distance(const PowerWeight& of_row, float largest) const {
     return of_row.reference - PowerWeight(of_row.scale, capped_logit(largest, rule.softcap)).reference;
   }
@@ -138,12 +138,12 @@ struct BlockDraw {
   WEFT_HOST_DEVICE bool weighs_plainly() const {
     return !rule.takes_most_probable && rule.scale == BlockRule::kPlainScale;
   }
-  /// Of the sum of weight_of.
+  /// Draws the target of the inversion, below `total`, the sum of weight_of.
   WEFT_HOST_DEVICE std::uint64_t target(const Random4& random, std::uint64_t total) const {
     return rule.takes_most_probable ? 0 : uniform_below(random, total);
   }
-  /// Of the sum of weight_in over a block, from what remains of the target before it: the bits that the shift to the
-  /// reference of the row has taken from the sum are random ones.
+  /// Target within a block, below its sum of weight_in, from the rest of the target at its first id: the bits that the
+  /// shift to the reference of the row has taken from the sum are random ones.
   WEFT_HOST_DEVICE std::uint32_t target_in(const BlockSum& block, const Random4& random, std::uint64_t rest) const {
     if (rule.takes_most_probable) return 0;
     const float far = distance(weight, block.largest);
@@ -196,7 +196,7 @@ WEFT_HOST_DEVICE inline Random4 sample_bits(const SampleStream& stream, std::int
 
 // Implementations that sample.cpp chooses from.
 
-/// With top_k or top_p.
+/// Draws with top_k or top_p.
 WEFT_KERNEL(sample_kept, void(const Execution&, const SampleRule&, AnyMatrix logits, const GrowingSequences&));
 /// sums: [rows, draw_blocks(vocabulary)], written.
 WEFT_KERNEL(sum_blocks, void(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums));

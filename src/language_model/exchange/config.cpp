@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kNames[] = {"gpt2", "llama", "qwen3", "olmo2", "gemma2"};
 
-// As in an input: no product of sizes exceeds 64 bits, and kernels compute in fp32.
+// Limits as in an input: no product of sizes exceeds 64 bits, and kernels compute in fp32.
 constexpr std::int64_t kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
 struct Range {
   double least, most;
@@ -71,7 +71,7 @@ constexpr const char* kHarmless[] = {"_attn_implementation",
                                      "transformers_version",
                                      "use_cache"};
 
-/// The members of an object. What was not asked for is refused at the end.
+/// The members of an object. Members that were not read are an error at the end.
 class Keys {
  public:
   Keys(const SortedJson& object, std::string path) : object_(object), path_(std::move(path)) {}
@@ -228,7 +228,7 @@ Rotary read_rotary_object(const Keys& keys, const char* key, const SortedJson& o
 }
 
 /// rope_theta with rope_scaling (transformers 4), or rope_parameters (transformers 5). Of both objects the library
-/// takes rope_scaling and forgets all of the other, its rope_theta too.
+/// takes rope_scaling and ignores all of the other, including its rope_theta.
 void read_rotary(Keys& keys, ModelSettings& model) {
   const SortedJson *parameters = keys.find("rope_parameters"), *scaling = keys.find("rope_scaling");
   const bool has_base = keys.find("rope_theta") != nullptr;
@@ -281,7 +281,7 @@ void read_llama(Keys& keys, HuggingfaceConfig& out, bool own_head_size) {
   keys.require("attention_bias", false);
 }
 
-/// True for each block that has a window, as layer_types says, or by rule.
+/// True for each block that has a window, from layer_types or by rule.
 std::vector<bool> sliding_blocks(Keys& keys, const ModelSettings& model, std::vector<bool> slides) {
   if (const SortedJson* const types = keys.find("layer_types")) {
     slides.clear();

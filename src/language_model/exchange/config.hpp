@@ -9,7 +9,7 @@
 //   olmo2        RMS      rotary, scaled  and norms of queries and keys over all heads, norms after the sublayers
 //   gemma2       RMS      rotary          gated MLP, norms before and after, caps, windows, scaled embedding
 //
-// A key that is not known is refused: it may change what the model computes.
+// An unknown key is an error: it may change what the model computes.
 #pragma once
 
 #include <string>

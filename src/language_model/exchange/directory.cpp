@@ -128,8 +128,8 @@ class Copy {
   device::Buffer<float> staged_;
 };
 
-/// Where element (output, input) of a parameter is in its tensor and in the array that Parameters store. A vector has
-/// one input.
+/// Position of element (output, input) of a parameter in its tensor and in the array that Parameters store. A vector
+/// has one input.
 struct Layout {
   std::int64_t outputs, inputs;
   std::int64_t tensor_first, tensor_output, tensor_input;  // first element and strides

@@ -47,7 +47,7 @@ struct AdaptedLayer {
   std::string tensor(std::string_view matrix) const { return fmt::format("{}{}{}", kPeftPrefix, name, matrix); }
 };
 
-/// In the order of the model.
+/// Adapted layers in the order of the model.
 std::vector<AdaptedLayer> modules_of(const Architecture& architecture) {
   const Architecture base = base_of(architecture);
   const std::vector<ParameterSpec> targets = parameter_specs(base), adapters = adapter_specs(architecture);
@@ -282,7 +282,7 @@ class PeftDirectory {
     require(module.tensor(kLoraA), {columns, module.inputs});
     require(module.tensor(kLoraB), {module.outputs, columns});
     if (module.parts.size() == 1 && module.parts[0].b.shape[0] == module.outputs) return;
-    // Of a layer of several parts: nothing may be lost.
+    // A layer of several parts: its B must be zero outside the blocks of the parts, or values would be lost.
     std::vector<float> b = read(module.tensor(kLoraB));
     for (std::size_t i = 0; i < module.parts.size(); ++i) {
       const AdaptedLayer::Part& part = module.parts[i];

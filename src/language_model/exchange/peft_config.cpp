@@ -45,7 +45,7 @@ bool is_off(const Json& value) {
 /// The regular expressions of PEFT's patterns are those of Python's module re, of which PCRE2 has the syntax.
 class Pattern {
  public:
-  /// As PEFT matches: the end of the name, from a dot on, or all of it.
+  /// Matches like PEFT: the end of the name, from a dot on, or the whole name.
   Pattern(const std::string& key, const std::string& where) : where_(where) {
     const std::string expression = "(.*\\.)?(" + key + ")$";
     int problem = 0;

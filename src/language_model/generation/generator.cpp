@@ -38,7 +38,7 @@ std::int64_t n_regions(const GenerationSettings& settings) {
   if (longest_prefix(settings) == 0) return 0;
   return continues(settings) ? settings.rows : std::min(settings.rows, settings.prompts);
 }
-/// Positions that a sequence has beside its prefix.
+/// Positions of a sequence after its prefix.
 std::int64_t own_positions(const GenerationSettings& settings) {
   return std::min(settings.new_tokens, settings.context());
 }
@@ -328,7 +328,8 @@ void Generator::compute() {
                   {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
 }
 
-/// The first time the work is submitted as it is, since libraries may allocate; the second time it is recorded.
+/// The first time the work is submitted as it is, since libraries may allocate; the second time it is captured in a
+/// graph.
 void Generator::replay(Recorded& recorded, const std::function<void()>& work) {
   if (!recorded.prepared || !records_) {
     recorded.prepared = true;

@@ -16,7 +16,7 @@
 // length (up to the same power of two, or from 256 on quarter of one), since every step computes `rows` rows, used or
 // not. With another number of rows products may round differently.
 //
-// On a GPU the steps are one recorded graph, and so are the prompts of a length; the host looks at the tokens of
+// On a GPU the steps are one captured graph, and so are the prompts of a length; the host reads the tokens of
 // kStepsBetweenChecks steps while the GPU computes the next ones. A sequence that ends on the host, at a text of
 // --stop, is therefore computed for up to twice as many steps more.
 #pragma once
@@ -120,7 +120,7 @@ class Generator {
     std::int64_t origin = 0;          // index in `text` of the sequence's position 0
     std::int64_t prefix = 0;          // positions that were computed together
     std::int64_t region = -1;         // of the prefix; -1: no prefix
-    /// Of the last token of `text`, which the next step computes.
+    /// Position of the last token of `text`, which the next step computes.
     std::int64_t position() const { return std::ssize(text) - origin - 1; }
   };
   /// Place of a prefix in the cache.

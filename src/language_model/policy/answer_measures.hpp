@@ -39,7 +39,7 @@ class AnswerMeasures {
   training::Metrics of_training() const;
   /// "validation.reward" and so on: those of an evaluation.
   training::Metrics of_evaluation() const;
-  /// The same under their names alone; null where not defined.
+  /// The measures under their names without a prefix; null where not defined.
   report::Json to_json() const;
 
  private:

@@ -80,12 +80,12 @@ class Judge {
 
   /// True if the frozen model is that of the run without its adapters: its weights are then in checkpoints.
   bool shares_weights() const { return own_ == nullptr; }
-  /// Of the frozen model. Where weights are shared, prepare_weights must be called once they are there.
+  /// Transformer of the frozen model. If weights are shared, prepare_weights must be called after they are loaded.
   Transformer& transformer() { return transformer_; }
   /// sha256 of the frozen weights, unless they are shared.
   std::string digest() const;
 
-  /// Of a transformer for forward passes of the frozen model.
+  /// Settings of a transformer for forward passes of the frozen model.
   static TransformerSettings forward_settings(const Configuration&, const Architecture&);
 
  private:

@@ -102,7 +102,8 @@ class References {
       }
   }
 
-  /// Of the references; `without_one`: without one of this length. The shorter of two.
+  /// Length of the references that is closest to `length`, the shorter of two; `without_one`: ignores one reference of
+  /// this length.
   std::int64_t closest_length(std::int64_t length, bool without_one) const {
     auto begin = lengths_.begin(), end = lengths_.end();
     const auto [first, last] = std::equal_range(begin, end, length);

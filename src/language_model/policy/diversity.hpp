@@ -26,7 +26,7 @@ using AnswerIds = std::vector<std::uint32_t>;
 double distinct(std::span<const AnswerIds> answers, int n);
 /// Mean over the answers with at least n tokens of the value of each alone.
 double mean_distinct(std::span<const AnswerIds> answers, int n);
-/// Of an answer with at least one token against at least one reference.
+/// BLEU-2 of an answer with at least one token against at least one reference.
 double bleu2(const AnswerIds& answer, std::span<const AnswerIds> references);
 /// NaN: fewer than two answers with tokens.
 double self_bleu(std::span<const AnswerIds> answers);

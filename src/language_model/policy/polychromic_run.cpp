@@ -325,7 +325,7 @@ void PolychromicRun::begin_constraint() {
   log::info("mean reward of answers of the initial model: {:.4f}; it is held", constraint_.target());
 }
 
-/// Of `present_`, with the weights of their first use.
+/// Rows of the answers in `present_`, with the weights of their first use.
 std::vector<PolicyRow> PolychromicRun::rows() const {
   std::vector<PolicyRow> rows;
   for (std::size_t row = 0; row < present_.factors.size(); ++row) {
@@ -376,8 +376,8 @@ void PolychromicRun::weigh(bool first_use) {
   batch_.fill(rows);
 }
 
-/// Of the forward pass of the first use: what later uses compare with, and how far it is from generation, whose kernels
-/// have other shapes.
+/// Stores the probabilities of the forward pass of the first use, which later uses compare with, and their difference
+/// from those of generation, whose kernels have other shapes.
 void PolychromicRun::note_probabilities() {
   settle();
   const std::vector<std::vector<float>> trained = batch_.log_probabilities();
@@ -423,8 +423,8 @@ training::Metrics PolychromicRun::metrics() {
 
 // --- Evaluation -----------------------------------------------------------------------------------------------------
 
-/// Of answers to prompts outside the steps. first: number of the first one in the keys of random numbers. texts:
-/// receives the answers.
+/// Adds the measures of answers to prompts outside the steps. first: number of the first one in the keys of random
+/// numbers. texts: receives the answers.
 void PolychromicRun::add_measures(AnswerMeasures& measures, std::vector<Prompt> prompts, std::int64_t first,
                                   report::Json* texts) {
   const std::vector<Answers> answers =

@@ -39,7 +39,7 @@ void add_polychromic(Plan&, const Configuration&, const Prompts&);
 
 class PolychromicRun final : public training::Trainable {
  public:
-  /// As TrainingRun. The prompts must outlive the object.
+  /// Arguments as for TrainingRun. The prompts must outlive the object.
   PolychromicRun(const Configuration&, const Corpus&, const Prompts&, const checkpoint::Found* found,
                  const parallel::World&, const parallel::Grid&, const device::Runtime&);
 

@@ -227,7 +227,7 @@ std::vector<std::uint32_t> BpeEncoder::encode(std::string_view text, std::string
     }
     rest(part.substr(done));
   };
-  // As the tokenizers library: those of the text as it is, then those that count as text.
+  // Order as in the tokenizers library: added tokens of the unchanged text, then those of the normalised text.
   between_added(text, false, [&](std::string_view part) {
     if (has_normalized_) return between_added(part, true, encode_part);
     encode_part(part);

@@ -47,7 +47,7 @@ class BpeEncoder {
   /// The text is valid UTF-8; `offset`: of the text in its source, for messages. Throws Error(data) for a byte without
   /// a token.
   std::vector<std::uint32_t> encode(std::string_view text, std::string_view source, std::size_t offset = 0) const;
-  /// As Splitter::cuts_before_spaces, for ids.
+  /// Splitter::cuts_before_spaces for the ids of this model.
   bool cuts_before_spaces() const;
   /// The bytes of an id below model().tokens.size().
   std::string_view bytes_of(std::uint32_t id) const;

@@ -30,7 +30,7 @@ Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&,
 
 /// The symbol that ends a document in the vocabularies that Weft trains.
 inline constexpr const char* kEndOfText = "<|endoftext|>";
-/// Its id, or that of Llama's "<|end_of_text|>"; -1: the tokeniser has neither.
+/// Id of the end of a text, or that of Llama's "<|end_of_text|>"; -1: the tokeniser has neither.
 std::int64_t end_of_text(const Tokenizer&);
 
 /// Logs what is added to texts, if anything is.

@@ -62,7 +62,7 @@ struct PrvEpsilon {
 /// that of rdp.
 constexpr double kPrvEpsilonError = 0.01, kPrvDeltaError = 1e-3;
 PrvEpsilon prv_epsilon(History, double delta);
-/// Without a bound of its error, in tenths of a second: to search with.
+/// Estimate of epsilon for searches: no bound of its error, computed in tenths of a second.
 double prv_estimate(History, double delta);
 
 /// Exact at a sample rate of 1.

@@ -49,8 +49,8 @@ double bisect(const Curve& curve, double target, double tolerance, double high) 
   return high;
 }
 
-/// As bisect, in fewer evaluations: by the chord of ln epsilon over ln noise, or the middle where that converges
-/// slowly.
+/// Finds the root of bisect in fewer evaluations: by the chord of ln epsilon over ln noise, or the middle where that
+/// converges slowly.
 double by_chords(const Curve& curve, double target, double tolerance, double high) {
   double above = curve(high), low = high, below = above;  // the values at high, low
   while (below <= target) {
