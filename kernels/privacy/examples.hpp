@@ -32,7 +32,7 @@ enum class ProductImplementation {
   fused,    ///< tensor-core kernels without it (fused.hpp), where they apply; else the library
 };
 
-/// What the workspace of an operation on examples depends on: bounds that hold for every call.
+/// Bounds that hold for every call and determine the workspace of an operation on examples.
 struct ExampleSizes {
   std::int64_t examples = 0;   ///< the most in one call
   std::int64_t most_rows = 0;  ///< the most of one example

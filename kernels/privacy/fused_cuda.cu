@@ -30,7 +30,7 @@ template <class Number, Work work>
 __global__ void __launch_bounds__(kTileThreads)
     form_tiles(const __grid_constant__ typename ArgumentsOf<work>::type arguments) {
 #ifdef WEFT_BEFORE_AMPERE
-  __trap();  // no products of bf16; Runtime refuses these GPUs
+  __trap();  // no products of bf16; Runtime rejects these GPUs
 #else
   DeviceContext<Number> context;
   if constexpr (work == Work::direct)

@@ -5,13 +5,9 @@
 // registers. Both operands are read from shared memory as they lie in global memory, with the sum over their rows.
 //
 // Tiles of a clipped sum that do not fill a round of all blocks are shared (HopperShares): a second kernel adds the
-// parts of such a tile in the order of their rows. Blocks that run at a time read the same rows and few columns: with
-// equal parts of the sums in the order of the tiles (Stream-K, Osama et al., arXiv 2301.03598) the L2 cache held too
-// little, and sums of 768 x 768 took 67 us where they take 53. Whole tiles are added to memory without reading it
-// first. With reads, sums of 16384 x 2048 took 1083 us where they take 786; with eight pairs of a thread ahead of its
-// writes 868, and sums of 50304 x 768 over 2 x 1024 rows 383 instead of 283. A prefetch into the L2 cache did not help.
-// Clusters of two blocks that share their columns of X gained nothing, and the loop unrolled over the stages at most 3
-// %.
+// parts of such a tile in the order of their rows. Concurrent blocks read the same rows and few columns, so
+// that these stay in the L2 cache. Whole tiles are added to memory by reductions (PTX ISA, red): no thread waits for a
+// read of the sum. Measured variants: docs/experiments_log.md.
 //
 // Rates and their limits: docs/privacy.md.
 #include "kernels/privacy/hopper_panels_cuda.cuh"
@@ -264,7 +260,7 @@ __device__ __forceinline__ void consume(const Products& a, Stages ring) {
 template <bool sums>
 __global__ void __launch_bounds__(kHopperThreads, 1) form_products(const __grid_constant__ Products a) {
 #if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  __trap();  // form_hopper_… refuse other GPUs
+  __trap();  // form_hopper_… reject other GPUs
 #else
   const Stages ring;
   if (threadIdx.x < kHopperConsumers)

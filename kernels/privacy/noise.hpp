@@ -27,7 +27,7 @@ namespace weft::kernels {
 /// A secret; never printed.
 using NoiseKey = std::array<std::uint32_t, 8>;
 
-/// What the key is used for. Part of what a resumed run repeats: never renumber.
+/// Purpose for which the key is used. Part of what a resumed run repeats: never renumber.
 enum class NoisePurpose : std::uint32_t { gradient = 1, sampling = 2 };
 
 /// All blocks of one parameter in one step.

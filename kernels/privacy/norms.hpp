@@ -31,7 +31,7 @@
 
 namespace weft::kernels {
 
-/// How the norms of products are computed.
+/// Method that computes the norms of products.
 struct NormMethod {
   NormAlgorithm algorithm = NormAlgorithm::direct;
   /// direct: outputs whose rows of the gradient are formed at a time. gram: positions of a side of a tile. 0:

@@ -35,7 +35,7 @@ struct TileMatrix {
   std::int64_t columns, stride;
 };
 
-/// What a warp has of a tile: 64 rows, 32 columns, as fragments of 16 x 8 (flash_tiles.hpp).
+/// Part of a tile that a warp holds: 64 rows, 32 columns, as fragments of 16 x 8 (flash_tiles.hpp).
 using WarpTile = float[4][4][4];
 
 /// Place of a warp's part in the tile.

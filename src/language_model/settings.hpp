@@ -30,11 +30,11 @@ using kernels::MlpActivation;
 using kernels::Norm;
 using kernels::QueryKeyNorm;
 
-/// What a preset fills in: gpt2 (Radford et al. 2019), llama (Touvron et al. 2023).
+/// Presets of the architecture: gpt2 (Radford et al. 2019), llama (Touvron et al. 2023).
 enum class Preset { gpt2, llama };
 enum class Position { learned, rope };
-/// Where a block normalises: the input of a sublayer (Xiong et al. 2020), its output before it is added to the residual
-/// stream (OLMo 2, 2024), or both (Gemma 2, 2024).
+/// Position of the norms of a block: the input of a sublayer (Xiong et al. 2020), its output before it is added to the
+/// residual stream (OLMo 2, 2024), or both (Gemma 2, 2024).
 enum class NormPosition { pre, post, both };
 /// Activations that the backward pass forms again instead of keeping: those of the MLP's activation function; these and
 /// the outputs of norms; everything of a block but its input.
@@ -130,7 +130,7 @@ struct Configuration {
   training::ResumeSettings resume;
   AttentionKernels attention;  ///< no key: set by benchmarks
 
-  /// Where the optimizer state is.
+  /// Storage of the optimizer state.
   training::Moments moments() const {
     return memory.offload_optimizer ? training::Moments::on_host : training::Moments::held;
   }

@@ -201,7 +201,7 @@ void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
                      world_.all());
 }
 
-/// The number of records of the step is private: work and position in the data are expectations.
+/// The number of records of the step is private, so work and position in the data are expectations.
 training::Step TrainingRun::private_step() {
   const std::int64_t tokens = configuration_.data.batch_tokens;
   const std::vector<std::int64_t> own = account_->draw(trainer_.steps_done() + 1, data_ranks_);

@@ -156,7 +156,7 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, U
   leave(tokens);
 }
 
-/// Halves of whole sequences where the sums over the ranks of one can run beside the computation of the other: also
+/// Halves of whole sequences where the sums over the ranks of one can overlap with the computation of the other: also
 /// where they do not, for the same bits. Hooks get whole micro-batches; blocks are swapped as a
 /// whole.
 std::vector<Tokens> Transformer::parts(const Tokens& tokens) const {

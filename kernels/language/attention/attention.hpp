@@ -42,8 +42,8 @@ struct AttentionDropout {
 inline constexpr std::uint32_t kMostDropoutLayers = 1 << 14;
 
 /// What computes a call. The forward pass of one implementation can be followed by the backward pass of the other.
-/// recorded: what a record names for the shape (attention_choice.hpp), else own. cudnn: own where cuDNN does not take
-/// the call.
+/// recorded: the implementation that the algorithm table names for the shape (attention_choice.hpp), else own. cudnn:
+/// own where cuDNN does not take the call.
 enum class AttentionImplementation { recorded, own, cudnn };
 
 struct Attention {
@@ -70,7 +70,7 @@ struct Attention {
 /// Largest head size; a multiple of 8.
 inline constexpr std::int64_t kLargestHead = 256;
 
-/// Bytes. They depend on the implementation, so records are set before sizes are planned.
+/// Bytes. They depend on the implementation, so the algorithm table is set before sizes are planned.
 std::int64_t attention_workspace(const Execution&, const Attention&, Scalar type);
 std::int64_t attention_backward_workspace(const Execution&, const Attention&, Scalar type);
 

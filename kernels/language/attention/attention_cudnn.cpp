@@ -66,7 +66,7 @@ Library load() {
     return {0, file.string() + " is cuDNN " + text_of_version(version) + ", needed is " +
                    text_of_version(kOldestVersion) + " or later"};
   fe::cudnn_dlhandle = loaded;
-  // The headers would otherwise look for any version of the CUDA runtime beside the one that this program uses.
+  // The headers would otherwise look for any version of the CUDA runtime, not only the one that this program uses.
   setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", ("libcudart.so." + std::to_string(CUDART_VERSION / 1000)).c_str(), 0);
   return {version, ""};
 }
@@ -94,10 +94,10 @@ cudnnHandle_t handle_of(const Execution& execution) {
   return handle;
 }
 
-/// Tensors of a call, by which the library knows them.
+/// Identifiers of the tensors of a call in the library.
 enum Tensor : std::int64_t { kQueries = 1, kKeys, kValues, kOut, kLogSum, kOutGradient, kDq, kDk, kDv, kTensors };
 
-/// What a plan depends on.
+/// Values that a plan depends on.
 struct Call {
   AttentionSizes sizes;
   float scale = 0;

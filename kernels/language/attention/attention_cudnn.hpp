@@ -4,7 +4,7 @@
 // (WEFT_ENABLE_CUDNN) runs without it.
 //
 // A call of new sizes and strides builds an execution plan, which takes tens of milliseconds and must not happen while
-// a graph is recorded; later calls only submit its kernels, also into a CUDA graph. The plan is the first that the
+// a graph is captured; later calls only submit its kernels, also into a CUDA graph. The plan is the first that the
 // library proposes and is not timed. The backward pass uses the library's deterministic algorithm. On Hopper that one
 // keeps the gradient of the scores, length x length numbers of 16 bits for every head.
 //

@@ -202,7 +202,7 @@ struct Live {
   bool masked;  ///< some row has no score with some lane
 };
 
-/// Queries as lanes, keys as rows: what the mask says about the lanes of a group.
+/// Mask of a group of lanes, with queries as lanes and keys as rows.
 struct LaneMask {
   int first, last;                 ///< row of the first and of the last lane inside the sequence
   int lower[kLanes], row[kLanes];  ///< each lane reads the keys [lower, row]

@@ -32,10 +32,10 @@ constexpr int kMostWarps = 16, kMostBlocks = 8;  ///< of a block, and of a clust
 constexpr int kLaneColumns = 4, kWarpColumns = kWarp * kLaneColumns;
 constexpr int kRows = 4;  ///< answers that a warp of many_answers reads together
 
-/// How the blocks of a prompt divide its work in many_answers.
+/// Division of the work of a prompt over its blocks in many_answers.
 struct Division {
   int blocks = 1;        ///< of a prompt
-  int column_warps = 1;  ///< of a block: warps beside one another, each with its columns
+  int column_warps = 1;  ///< of a block: warps with adjacent columns
   int groups = 1;        ///< of a block: warps with the same columns, each with its answers
 
   /// Parts of a sum over the columns.

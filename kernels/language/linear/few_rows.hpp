@@ -15,8 +15,8 @@
 
 namespace weft::kernels {
 
-/// How a block divides its work. kRows: of x, the rest are zeros; kOutputs: of the tile; kTransposed: W is stored as
-/// [inputs, outputs].
+/// Division of the work of a block. kRows: rows of x, the rest are zeros; kOutputs: outputs of the tile; kTransposed: W
+/// is stored as [inputs, outputs].
 template <int kRows_, int kOutputs_, bool kTransposed_>
 struct FewRowsTile {
   static constexpr int kRows = kRows_, kOutputs = kOutputs_;
@@ -153,7 +153,7 @@ struct alignas(16) FewRowsColumns {
   float value[4];
 };
 
-/// Where a lane reads its part of the operands of a group of 16 inputs in a stage.
+/// Addresses from which a lane reads its part of the operands of a group of 16 inputs in a stage.
 template <class Tile>
 struct FewRowsPlaces {
   std::uint32_t weight[Tile::kGroups][Tile::kBands], rows[Tile::kGroups];
@@ -248,7 +248,7 @@ WEFT_FLASH_INLINE void few_rows_multiply_all(Context& context, const FewRowsPlac
   }
 }
 
-/// Where the four sums of a unit are.
+/// Position of the four sums of a unit.
 template <class Tile>
 WEFT_FLASH_INLINE FewRowsColumns* few_rows_unit(unsigned char* shared, int most_chunks, int unit) {
   constexpr int kOfRow = Tile::kOutputs / 4;
@@ -258,7 +258,7 @@ WEFT_FLASH_INLINE FewRowsColumns* few_rows_unit(unsigned char* shared, int most_
 
 /// Sums over chunks [begin, end) of the inputs. finish(unit, sums, at) gets four: of row unit / (kOutputs / 4) and the
 /// outputs from 4 (unit % (kOutputs / 4)) of the tile; `at` is memory of this unit. Units are those of used rows and of
-/// others that a warp has beside them; of a thread they rise by kThreads from its number. await_rows() is called before
+/// other rows in the same warp; the units of a thread rise by kThreads from its number. await_rows() is called before
 /// x is read: until then only weights are loaded.
 ///
 /// What follows await_rows is a chain of latencies, not of work: addresses are formed before it, and the loops over the

@@ -28,7 +28,7 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
     multiply(const __grid_constant__ FewRowsArguments a) {
 #ifdef WEFT_BEFORE_AMPERE
-  __trap();  // no products of bf16; Runtime refuses these GPUs
+  __trap();  // no products of bf16; Runtime rejects these GPUs
 #else
   allow_next_kernel();
   const int part = static_cast<int>(blockIdx.x), parts = static_cast<int>(gridDim.x),

@@ -59,9 +59,9 @@ __device__ __forceinline__ void finish_outputs(const FewRowsArguments& a, int ro
 }
 
 #ifndef WEFT_BEFORE_AMPERE
-/// What blocks of a cluster send to this block's shared memory: a barrier counts the bytes that have arrived (PTX ISA:
-/// mbarrier, st.async). It is faster than a barrier of the cluster, which waits for all memory accesses of all threads.
-/// A block ends only when all that it expects has arrived, and is sent nothing else.
+/// Receives data that blocks of a cluster send to this block's shared memory: a barrier counts the bytes that have
+/// arrived (PTX ISA: mbarrier, st.async). It is faster than a barrier of the cluster, which waits for all memory
+/// accesses of all threads. A block ends only when all that it expects has arrived, and is sent nothing else.
 class Arrivals {
  public:
   __device__ __forceinline__ explicit Arrivals(std::uint64_t* memory) : barrier_(shared_address(memory)) {}
@@ -125,7 +125,7 @@ class Arrivals {
 };
 #endif
 
-/// What a thread finishes at a time: kCount (1 or 4) successive outputs of a row.
+/// Outputs that a thread finishes at a time: kCount (1 or 4) successive outputs of a row.
 template <int kCount>
 struct OwnOutputs {
   int row, output;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Products of a language model with an element-wise step beside them:
+// Products of a language model with an element-wise step before or after them:
 //
 //   linear                  y = x Wᵀ + b
 //   linear_activated        activated = activation(x Wᵀ + b)

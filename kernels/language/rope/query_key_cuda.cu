@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-/// What a thread of a head knows about its eight columns.
+/// Position of the eight columns of a thread in their head.
 struct Place {
   int side;             ///< 0: queries, 1: keys, 2: values
   std::int64_t head;    ///< of its side

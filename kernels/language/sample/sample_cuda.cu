@@ -81,7 +81,7 @@ struct RowThreads {
   __device__ __forceinline__ std::uint64_t* of_blocks() const { return shared.of_blocks[turn]; }
 };
 
-/// Where an inversion is: weights and ties before it.
+/// State of an inversion: weights and ties before its position.
 struct Inversion {
   std::uint64_t target, tie_weight, before = 0;
   std::int64_t ties_left;  ///< that may still be drawn

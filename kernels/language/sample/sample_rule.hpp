@@ -174,14 +174,14 @@ struct KeptLogits {
   std::int64_t ties = 0;
 };
 
-/// Weight that top_p asks for, of a total: at least 1, at most all.
+/// Weight that top_p requires, of a total: at least 1, at most all.
 WEFT_HOST_DEVICE inline std::uint64_t needed_weight(double top_p, std::uint64_t total) {
   const double needed = ceil(top_p * static_cast<double>(total));
   if (!(needed > 1)) return 1;
   return needed < static_cast<double>(total) ? static_cast<std::uint64_t>(needed) : total;
 }
 
-/// Equal logits of weight `each` that are kept beside `above` to reach `needed`; at most `most`.
+/// Equal logits of weight `each` that are kept in addition to `above` to reach `needed`; at most `most`.
 WEFT_HOST_DEVICE inline std::int64_t needed_ties(std::uint64_t needed, std::uint64_t above, std::uint64_t each,
                                                  std::int64_t most) {
   if (each == 0 || needed <= above) return most;

@@ -37,8 +37,8 @@
 
 namespace weft::language_model {
 
-/// Rows of a forward pass over several prompts on a GPU: 64 prompts of 768 tokens take 25.0 ms with 4,096 of them, 22.6
-/// with 6,144, 21.3 with 12,288 and 21.4 with 16,384 (GPT-2 124M, one H200).
+/// Rows of a forward pass over several prompts on a GPU: more rows are not faster (GPT-2 124M on one H200,
+/// docs/experiments_log.md).
 constexpr std::int64_t kDevicePrefillRows = 12288;
 
 struct GenerationSettings {

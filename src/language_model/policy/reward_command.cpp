@@ -218,7 +218,7 @@ class CommandReward final : public Reward {
                   kAnswerForm);
   }
 
-  /// What the program has written, divided into lines.
+  /// Divides the output of the program into lines.
   void receive(std::string& received, std::vector<std::string>& lines, std::size_t count) {
     char block[1 << 16];
     const ssize_t size = ::read(program_->output(), block, sizeof block);

@@ -25,7 +25,7 @@ struct Bpe {
     std::uint32_t id = 0;
     std::string content;
     bool special = true;      ///< to other programs, which may leave it out of decoded text
-    bool normalized = false;  ///< looked for in what remains beside the others
+    bool normalized = false;  ///< looked for in the text between the others
   };
   std::vector<SplitRule> splits;  ///< of the splitter
   /// [id] bytes; empty: an added token alone. A token of a byte or of a merge may be an added token besides.

@@ -36,8 +36,9 @@ std::int64_t end_of_text(const Tokenizer&);
 /// Logs what is added to texts, if anything is.
 void note_special_tokens(const Tokenizer&);
 
-/// "bytes", with special symbols, or the tokeniser file at a path, with what the files beside a tokenizer.json say.
-/// `key` names the path in messages. Throws Error(usage) if there is no such file, Error(data) if it is none.
+/// "bytes", with special symbols, or the tokeniser file at a path, with the special tokens of the files next to a
+/// tokenizer.json. `key` names the path in messages. Throws Error(usage) if there is no such file, Error(data) if it is
+/// none.
 Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::string>& special, std::string_view key);
 
 /// The ids of one text file, token file or directory of token files for an existing tokeniser: validation and

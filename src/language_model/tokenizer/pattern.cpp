@@ -31,7 +31,7 @@ std::string escaped(long code) {
   return fmt::format("\\x{{{:x}}}", code);
 }
 
-/// What an escape stands for: one character, or a set of them.
+/// Meaning of an escape: one character, or a set of them.
 struct Escape {
   long code = -1;             ///< of a character
   std::string contents = {};  ///< of a class, for a set
@@ -189,7 +189,7 @@ class Translation {
     return text;
   }
 
-  /// What follows a backslash.
+  /// Reads the characters after a backslash.
   Escape escape() {
     if (rest_.empty()) throw refuse("ends with \"\\\"");
     const char kind = rest_[0];
@@ -273,7 +273,7 @@ class Translation {
     if (next() == ']') throw unknown("[]");
     std::vector<std::string> terms;
     std::string contents;                   // of the present term
-    std::vector<std::string> alternatives;  // of it, beside them
+    std::vector<std::string> alternatives;  // of it, in addition to them
     const auto end_term = [&] {
       if (!contents.empty()) alternatives.insert(alternatives.begin(), fmt::format("[{}]", contents));
       if (alternatives.empty()) throw unknown("&&");

@@ -41,7 +41,8 @@ class Tokenizer {
   /// Error(data) "SOURCE: …".
   static Tokenizer from_text(std::string_view text, std::string_view source);
 
-  /// What decides the ids of a text, as JSON, without special_tokens(): where it is equal, ids mean the same.
+  /// Data that determine the ids of a text, as JSON, without special_tokens(). Tokenisers with equal data give ids the
+  /// same meaning.
   std::string text() const;
   /// The complete tokeniser as JSON.
   std::string stored_text() const;
@@ -71,8 +72,8 @@ class Tokenizer {
   /// The text in parts of about `bytes` bytes, whose ids one after the other are those of the text. One part if the
   /// text cannot be cut.
   std::vector<std::string_view> parts(std::string_view text, std::size_t bytes) const;
-  /// Special symbols of "character" and "bytes" decode to nothing, UNK to U+FFFD. The bytes of single ids need not be
-  /// valid UTF-8. Throws Error(data) for an id that is not in the vocabulary.
+  /// Special symbols of "character" and "bytes" are detokenised to nothing, UNK to U+FFFD. The bytes of single ids need
+  /// not be valid UTF-8. Throws Error(data) for an id that is not in the vocabulary.
   std::string decode(std::span<const std::uint32_t> ids) const;
 
   struct Model;
