@@ -155,10 +155,11 @@ void add_keys(input::Schema& schema, Settings& privacy) {
              {{"prv", AccountantKind::prv}, {"rdp", AccountantKind::rdp}, {"gdp", AccountantKind::gdp}},
              "how epsilon is computed: prv (tight), rdp (an upper bound, larger) or gdp (an approximation, no bound)");
   schema.add("privacy.unit", privacy.unit, {{"sequence", Unit::sequence}, {"token", Unit::token}},
-             "a record, what the guarantee protects");
+             "the record: the unit that the guarantee protects");
   schema
       .add("privacy.release", privacy.release, {{"eager", Release::eager}, {"end", Release::end}},
-           "free what a layer no longer needs after the layer, or at the end of the backward pass, to measure the "
+           "free memory that a layer no longer needs after the layer, or at the end of the backward pass, to measure "
+           "the "
            "difference")
       .free();
   schema.add(
