@@ -32,7 +32,7 @@ class ActivationSwap {
     std::vector<kernels::Array<std::byte>> sets[kResidentBlocks];  ///< kept arrays of a block
     std::vector<kernels::Array<std::byte>> host;                   ///< of each block but the last two
 
-    /// Arrays of set 0 or 1.
+    /// Adds an array to set 0 or 1.
     void add(std::size_t set, const kernels::AnyMatrix& array) {
       add_bytes(set, array.data, array.rows * array.stride * kernels::bytes_of(array.type));
     }
@@ -44,7 +44,7 @@ class ActivationSwap {
       add(set, statistics.mean);
       add(set, statistics.inverse);
     }
-    /// After all arrays: page-locked memory for a model of so many blocks.
+    /// Takes page-locked memory for a model of `blocks` blocks. Call it after all arrays have been added.
     void take_host(std::size_t blocks, training::StepArena&);
     /// Bytes of the kept arrays of a block.
     std::int64_t bytes() const;

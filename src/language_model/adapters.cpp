@@ -40,7 +40,7 @@ struct AdapterSpecs {
   }
 };
 
-/// "block_3/" of a parameter of a block, "" of others.
+/// Prefix of the name of a parameter: "block_3/" for a parameter of a block, "" for others.
 std::string block_of(const ParameterSpec& spec) {
   return spec.name.starts_with("block_") ? spec.name.substr(0, spec.name.find('/') + 1) : "";
 }

@@ -35,7 +35,7 @@ class Specs {
  public:
   explicit Specs(const ModelSettings& model) : model_(model) {}
 
-  /// A matrix [rows, columns].
+  /// Adds a matrix [rows, columns].
   void matrix(std::string name, std::int64_t rows, std::int64_t columns, Cut cut, std::string group,
               double deviation = kDeviation) {
     specs.push_back({.name = std::move(name),
@@ -72,7 +72,7 @@ class Specs {
     for (const auto& [name, width, unit] : outputs)
       vector(prefix + name + "/bias", width, 0, by_output(unit), group + "bias");
   }
-  /// A matrix that writes to the residual stream. Its bias is added once, on whole rows.
+  /// Adds a matrix that writes to the residual stream. Its bias is added once, on whole rows.
   void output(const std::string& name, std::int64_t inputs, std::int64_t unit) {
     const double deviation = kDeviation / std::sqrt(2.0 * static_cast<double>(model_.layers));
     matrix(name + "/weight", model_.d_model, inputs, by_input(unit), "", deviation);

@@ -41,7 +41,7 @@ struct Architecture {
   std::int64_t hidden_width() const { return model.d_mlp * (kernels::is_gated(model.mlp) ? 2 : 1); }
 };
 
-/// "block_3/"
+/// Prefix of the names of a block's parameters: "block_3/".
 std::string block_name(std::int64_t layer);
 
 /// Matrices are [outputs, inputs]. Over the axis "tensor", query, key, value, gate and up are cut by outputs, the

@@ -24,7 +24,7 @@ struct EvaluationResult {
   double perplexity() const;  ///< exp(loss)
 };
 report::Json to_json(const EvaluationResult&);
-/// "loss 1.7843, perplexity 5.96, 2.574 bits per byte, 371,234 tokens"
+/// Text for the log: "loss 1.7843, perplexity 5.96, 2.574 bits per byte, 371,234 tokens"
 std::string to_text(const EvaluationResult&);
 
 /// Batch number i of an evaluation belongs to rank i % size: true if to this one. null: one rank.

@@ -47,7 +47,7 @@ struct Harvester::OpenFile {
       if (next == end) file->finish();
     });
   }
-  /// Until the batch is written. Throws what its thread threw.
+  /// Waits until the batch is written. Rethrows an exception of its thread.
   void wait() {
     if (written.valid()) written.get();
   }

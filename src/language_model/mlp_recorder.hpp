@@ -28,7 +28,7 @@ inline constexpr const char* kOutputHook = "block_{}.mlp.output";
 /// Sets of ids, one after the other. Each begins a document.
 class TextStream {
  public:
-  /// At least one set.
+  /// Joins sets of tokens, at least one.
   explicit TextStream(std::vector<dataset::TokenSet> sets);
 
   std::int64_t size() const { return begins_.back(); }
@@ -56,7 +56,7 @@ struct Windows {
   std::int64_t rows_of(std::int64_t file) const { return windows_of(file) * length; }
 };
 
-/// Rows of a file, unless something else is asked for.
+/// Default number of rows of a file.
 inline constexpr std::int64_t kRowsPerFile = 65536;
 
 class MlpRecorder {
@@ -97,7 +97,7 @@ class MlpRecorder {
   const std::vector<std::int64_t>& starts() const { return starts_; }
 
  private:
-  /// Windows of a text that passed the model together.
+  /// Segments of a text that share one forward pass.
   struct Batch {
     const TextStream* text = nullptr;
     std::int64_t length = 0, first = 0, count = 0;

@@ -65,7 +65,7 @@ struct Block {
 
 class Model {
  public:
-  /// Allocates; the caller initialises the parameters or loads a checkpoint.
+  /// Allocates the model; the caller initialises the parameters or loads a checkpoint.
   Model(const Architecture&, kernels::StatePolicy, const parallel::GridShape&, std::int64_t rank,
         const kernels::Execution&, training::Moments);
 
@@ -85,7 +85,7 @@ class Model {
   std::span<const Block> blocks() const { return blocks_; }
   const NormLayer& final_norm() const { return final_norm_; }
   const Linear& head() const { return head_; }
-  /// Empty without adapters.
+  /// Adapters of all products; empty without adapters.
   std::span<const Adapter> adapters() const { return adapters_; }
   /// All products: those of the blocks in the order of the forward pass, then the head, then those of adapters.
   std::vector<const Linear*> linears() const;

@@ -150,7 +150,7 @@ Passes undivided_work_of(std::string_view phase, const Configuration& configurat
 
 constexpr std::string_view kForward = ", forward", kBackward = ", backward";
 
-/// Sum over `phases` of work_of.
+/// Bytes of several phases, a sum over work_of.
 double bytes_of(std::span<const char* const> phases, std::string_view pass, const Configuration& configuration,
                 const Architecture& architecture) {
   double bytes = 0;

@@ -33,7 +33,7 @@ TransformerSettings largest_part(const Configuration& configuration, const Archi
   return transformer_settings(configuration, architecture, grid, grid.ranks() - 1);
 }
 
-/// "weights fp32, moments fp32, …": a moment that is stored in another type than intended shows here.
+/// Text on types: "weights fp32, moments fp32, …". It shows moments that are stored in an unintended type.
 std::string types_text(const Plan& plan, const Configuration& configuration) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   std::string weights, moments;
@@ -60,7 +60,8 @@ std::string types_text(const Plan& plan, const Configuration& configuration) {
       weights, moments, activations, activations, products);
 }
 
-/// "attention: forward cuDNN 9.19.0, backward own kernels". Empty without the CUDA kernels, where there is no choice.
+/// Text on the attention: "attention: forward cuDNN 9.19.0, backward own kernels". Empty without the CUDA kernels,
+/// where there is no choice.
 std::string attention_text(const Plan& plan, const Configuration& configuration) {
   if (device::planned_backend(device_settings(configuration)) != kernels::Backend::cuda) return {};
   const kernels::Attention full = attention_shapes(largest_part(configuration, plan.architecture)).back();
@@ -97,7 +98,7 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
                             privacy::to_text(settings, parameter_specs(part), clipping_shape(configuration, part)));
 }
 
-/// Beside the arena of a step and the state.
+/// Bytes in addition to the arena of a step and the state.
 struct OtherBytes {
   std::int64_t positions = 0, samples = 0, samples_on_host = 0, context = kernels::kCudaBuild ? kContextBytes : 0;
   std::int64_t on_device() const { return positions + samples + context; }
@@ -164,7 +165,7 @@ SwapCost swap_cost(const Configuration& configuration, const Architecture& archi
   return cost;
 }
 
-/// The most tokens of a micro-batch with which `fits(plan)`, fewer than now; 0: none does.
+/// Largest number of tokens of a micro-batch with which `fits(plan)`, fewer than now; 0: none does.
 template <class Fits>
 std::int64_t largest_micro_tokens(const Plan& plan, Configuration configuration, const Fits& fits) {
   const std::int64_t sequence = configuration.data.sequence;

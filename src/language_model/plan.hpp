@@ -17,7 +17,7 @@
 
 namespace weft::language_model {
 
-/// The grid of commands that one process runs.
+/// Grid of a command that runs on one process.
 parallel::GridShape single_process();
 
 /// The cost of memory.swap_activations per block and micro-batch, compared with that of memory.recompute = "block" with
@@ -53,13 +53,13 @@ struct Plan {
 
 Plan plan(const Configuration&, const Architecture&, std::int64_t train_tokens);
 
-/// Plan::device_total() of a run on this grid and backend.
+/// Device memory (Plan::device_total()) of a run on this grid and backend.
 std::int64_t device_bytes(const Configuration&, const Architecture&, const parallel::GridShape&, kernels::Backend);
 
-/// A Transformer for forward passes over at most `rows` rows of a whole model.
+/// Settings of a Transformer for forward passes over at most `rows` rows of a whole model.
 TransformerSettings forward_settings(const Configuration&, const Architecture&, std::int64_t rows);
 
-/// What the model, without moments, and such a Transformer take where the kernels run.
+/// Bytes of the model, without moments, and of a Transformer for forward passes, where the kernels run.
 std::int64_t forward_bytes(const Configuration&, const Architecture&, std::int64_t rows);
 
 /// GPU memory of a process of a CUDA build before its own allocations (docs/performance.md).

@@ -26,8 +26,8 @@
 namespace weft::language_model {
 
 struct Reconstruction {
-  /// outputs [rows, layers * C] fp32 from inputs of the same shape, in the type of the model's activations. Outputs of
-  /// layer l do not depend on inputs of layers > l. On the execution's stream.
+  /// Function that forms outputs [rows, layers * C] fp32 from inputs of the same shape, in the type of the model's
+  /// activations. Outputs of layer l do not depend on inputs of layers > l. On the execution's stream.
   std::function<void(const kernels::AnyMatrix& inputs, const kernels::Matrix<float>& outputs)> form;
   kernels::Array<const float> mean;  ///< [layers * C] of the outputs, where the kernels run
 };

@@ -290,7 +290,7 @@ void add_keys(input::Schema& schema, SampleSettings& sample) {
       .free();
 }
 
-/// Conditions between keys.
+/// Adds the conditions between keys.
 void add_rules(input::Schema& schema, const Configuration& configuration) {
   const ModelSettings& model = configuration.language_model;
   schema.rule(

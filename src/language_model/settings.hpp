@@ -144,13 +144,13 @@ struct Configuration {
   }
 };
 
-/// parallel.data groups (no key: all of the job) of parallel.tensor ranks.
+/// Grid of parallel.data groups (no key: all of the job) of parallel.tensor ranks.
 parallel::GridShape grid_shape(const Configuration&);
 /// A job of `n_ranks` has as many groups of parallel.tensor ranks as it can. Throws a collective Error(usage) if ranks
 /// are left over, or if a step has fewer sequences than groups.
 void use_ranks(Configuration&, std::int64_t n_ranks);
 
-/// Table [device] as the runtime takes it.
+/// Settings of the runtime from table [device].
 inline device::Settings device_settings(const Configuration& configuration) {
   return device::for_precision(configuration.device, configuration.precision);
 }

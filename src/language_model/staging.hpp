@@ -19,7 +19,7 @@ class Staging {
   static constexpr std::int64_t kSlots = training::StepRunner::kStepsAhead + 2;
 
   struct Buffers {
-    /// weights: of rows, for `send_examples`.
+    /// Takes the buffers. weights: with weights of rows, for `send_examples`.
     Buffers(std::int64_t rows, bool document_mask, bool weights, training::StepArena&);
     struct Rows {
       kernels::Array<std::uint32_t> ids;
@@ -48,7 +48,7 @@ class Staging {
   Tokens tokens(std::int64_t first, std::int64_t sequences, std::int64_t length) const;
   /// Memory for the losses of an evaluation, where the kernels run.
   kernels::Array<float> losses() const { return buffers_.losses; }
-  /// [1], where the kernels run.
+  /// Scale of the loss gradient, [1], where the kernels run.
   const float* scale() const { return buffers_.device.scale.data; }
 
  private:

@@ -34,7 +34,7 @@ struct Record {
   std::int64_t count = 0;   ///< in the training data; public
 };
 
-/// "sequence of at most 129 tokens"
+/// Text of a record: "sequence of at most 129 tokens".
 std::string to_text(const Record&);
 
 /// Guarantee of a run after its steps so far.
@@ -49,7 +49,7 @@ struct Guarantee {
   std::vector<Phase> history;  ///< at least one phase; its last one has the current rate and noise
 };
 
-/// result.privacy of run.json.
+/// JSON of result.privacy in run.json.
 Json to_json(const Guarantee&);
 /// Text for the log: the guarantee, and what it protects.
 std::string to_text(const Guarantee&);
@@ -85,7 +85,7 @@ class Account {
 
   void count_step();
   std::vector<Phase> history() const;
-  /// May take seconds on rank 0. Collective.
+  /// Guarantee after the steps so far. May take seconds on rank 0. Collective.
   Guarantee guarantee(const parallel::Communicator& ranks) const;
 
  private:

@@ -70,7 +70,7 @@ std::int64_t own_bytes(const Settings&, std::span<const training::ParameterSpec>
 /// The most that clipping gathers from a rank of the tensor axis at a time, bytes.
 std::int64_t gathered_bytes(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
 
-/// Which algorithm forms the norms of each product: "512 x 128 width, …".
+/// Text on the algorithm that forms the norms of each product: "512 x 128 width, …".
 std::string to_text(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
 /// Work of all products in a whole micro-batch. Operations are floating-point ones.
 struct ProductWork {

@@ -16,7 +16,7 @@ class KeptRows {
   KeptRows(const kernels::Execution& execution, kernels::Array<std::byte> memory)
       : execution_(execution), memory_(memory) {}
 
-  /// The rows, which stay. Throws Error(internal) if copies do not fit the planned memory.
+  /// Keeps rows and returns them. Throws Error(internal) if copies do not fit the planned memory.
   training::GradientRows keep(training::GradientRows);
   /// Frees all copies but those of `rows` and the ones before them.
   void free_all_but(std::span<const training::GradientRows> rows);

@@ -24,9 +24,9 @@ struct ModeChoice {
   std::string text(const Settings& given) const;
 };
 
-/// "two_pass, a second backward pass". Not of Mode::automatic.
+/// Text of a mode: "two_pass, a second backward pass". Not for Mode::automatic.
 const char* to_text(Mode);
-/// "two_pass"
+/// Name of a mode: "two_pass".
 std::string name_of(Mode);
 
 }  // namespace weft::privacy

@@ -18,8 +18,8 @@ struct Noise {
   double expected = 1;    ///< records of a step: the public expectation, never the number that was drawn
 };
 
-/// 256 bits from the operating system, or for KeySource::test of `seed` and `step`, after which the key is used. Throws
-/// Error(io) if the system has none.
+/// Draws a key of 256 bits from the operating system, or for KeySource::test of `seed` and `step`, after which the key
+/// is used. Throws Error(io) if the system has none.
 kernels::NoiseKey new_noise_key(KeySource, std::uint64_t seed, std::uint64_t step = 0);
 
 }  // namespace weft::privacy

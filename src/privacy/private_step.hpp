@@ -26,7 +26,7 @@ namespace weft::privacy {
 /// Interface of a model to a private step.
 class PrivateModel : public Passes {
  public:
-  /// Before the first pass of a step: makes the weights ready that other ranks have updated.
+  /// Prepares the weights that other ranks have updated. Called before the first pass of a step.
   virtual void prepare_weights() = 0;
   /// Makes records [first, first + count) of those of this rank the micro-batch of the passes that follow.
   virtual MicroBatch load(std::int64_t first, std::int64_t count) = 0;
@@ -44,7 +44,7 @@ class PrivateStep {
     report::Timers& timers;
   };
 
-  /// micro_records: of a micro-batch. sums_phase: of timers, while sums are formed.
+  /// Arguments: micro_records, records of a micro-batch; sums_phase, phase of the timers while sums are formed.
   PrivateStep(const Parts&, const ClippingContext&, std::int64_t micro_records, std::string_view sums_phase,
               kernels::Array<kernels::StepFlags> flags, ClippingBuffers&&);
 

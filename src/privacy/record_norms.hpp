@@ -29,7 +29,7 @@ class RecordNorms {
   void add(const training::GradientRows&);
   /// Forms the factors of parameters [first, open()), which are whole parts. Then the clipped sums of their vectors.
   void form_factors(std::size_t first = 0);
-  /// Parameters below this one: their factors are not known.
+  /// First parameter with known factors; those of all parameters below it are not known.
   std::size_t open() const { return open_; }
   /// The first parameter from `first` on such that all below open() and not below it are whole parts.
   std::size_t whole_parts_from(std::size_t first) const;

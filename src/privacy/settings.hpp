@@ -42,7 +42,7 @@ enum class Scheme { flat, per_layer, group };
 enum class AccountantKind { prv, rdp, gdp };
 /// A record: what the guarantee protects.
 enum class Unit { sequence, token };
-/// When rows that are no longer needed are freed: after each layer, or at the end of the backward pass.
+/// Time at which rows that are no longer needed are freed: after each layer, or at the end of the backward pass.
 enum class Release { eager, end };
 /// Source of the key of noise and sampling: the operating system, or run.seed, for tests (not private).
 enum class KeySource { system, test };

@@ -48,7 +48,7 @@ AttentionImplementation planned_attention(AttentionPass, const Attention&, Scala
 /// The entry of the algorithm table that `planned_attention` follows for `recorded`; null: none.
 const AttentionRecord* attention_record(const AttentionSizes&);
 
-/// Calls so far in this process that cuDNN could take, once per sizes: which implementation they ran on. Empty in a
+/// Implementations of the calls so far in this process that cuDNN could take, once per sizes. Empty in a
 /// build without cuDNN.
 std::vector<AttentionRecord> attention_records_in_use();
 

@@ -36,7 +36,7 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-/// 9.6 is the first that clears its own workspace, so that a call submits kernels alone.
+/// Oldest version that is used: 9.6 is the first that clears its own workspace, so that a call submits kernels alone.
 constexpr std::int64_t kOldestVersion = 90600;
 /// Rows of a block of the library's kernels: it rounds lengths up to this.
 constexpr std::int64_t kLibraryBlock = 128;
@@ -199,7 +199,7 @@ std::string build(const Execution& execution, Prepared& one, std::int64_t most_w
   }
 }
 
-/// "forward, 64 x 1024 rows, 12 heads of 64"
+/// Text for messages: "forward, 64 x 1024 rows, 12 heads of 64".
 std::string name_of(const AttentionSizes& sizes) {
   return std::string(sizes.pass == AttentionPass::forward ? "forward" : "backward") + ", " +
          std::to_string(sizes.sequences) + " x " + std::to_string(sizes.length) + " rows, " +

@@ -44,7 +44,7 @@ std::int64_t workspace(AttentionPass, const Attention&);
 /// Version of the loaded library, 91900 for 9.19.0; 0 if there is none that can be used, and why.
 std::int64_t version();
 std::string absence();
-/// "9.19.0".
+/// Text of a version: "9.19.0".
 std::string text_of_version(std::int64_t version);
 
 /// Computes kernels::attention and attention_backward by cuDNN, for matrices of one 16-bit type whose rows are whole

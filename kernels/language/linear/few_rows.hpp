@@ -28,11 +28,11 @@ struct FewRowsTile {
   static constexpr int kOutputWarps = kOutputs / (16 * kBands), kInnerWarps = kWarps / kOutputWarps;
   static constexpr int kGroups = kChunk / 16 / kInnerWarps;  ///< of 16 inputs, of a warp, per chunk
   static constexpr int kUnits = kRows * kOutputs / 4;        ///< of four outputs of a row
-  /// A stage: rows, weights.
+  /// Bytes of a stage: rows, weights.
   static constexpr int kRowsBytes = kRows * kChunk * 2, kStageBytes = kRowsBytes + kOutputs * kChunk * 2;
   /// Sums are stored as [row][output]. Four floats between rows: the lanes of a warp write to different banks.
   static constexpr int kSumsStride = kOutputs + 4, kSums = kRows * kSumsStride;
-  /// Shared memory: the stages; the sums, of many rows in the place of the stages.
+  /// Offset of the sums in shared memory: after the stages, or with many rows in place of the stages.
   static constexpr int sums_at(int chunks) {
     return kRows > 8 ? 0 : (chunks < kStages ? chunks : kStages) * kStageBytes;
   }
@@ -101,7 +101,7 @@ struct FewRowsWords {
   }
 };
 
-/// Chunk `chunk`, the i-th of this block.
+/// Loads chunk `chunk`, the i-th of this block.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_load_weight(Context& context, const FewRowsOperands& o, const FewRowsWords<Tile>& words,
                                             int first_output, int chunk, int i, int stage) {
@@ -120,7 +120,7 @@ WEFT_FLASH_INLINE void few_rows_load_weight(Context& context, const FewRowsOpera
   }
 }
 
-/// Rows of the first `count` chunks, at most kStages.
+/// Loads the rows of the first `count` chunks, at most kStages.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_load_rows(Context& context, const FewRowsOperands& o, const FewRowsWords<Tile>& words,
                                           int count) {
@@ -136,7 +136,7 @@ WEFT_FLASH_INLINE void few_rows_load_rows(Context& context, const FewRowsOperand
     }
   }
 }
-/// Rows of one chunk, to a stage that has been read.
+/// Loads the rows of one chunk to a stage that has been read.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_load_rows_of(Context& context, const FewRowsOperands& o, int chunk, int stage) {
   constexpr int kWords = Tile::kChunk / 8;
@@ -198,7 +198,7 @@ WEFT_FLASH_INLINE void few_rows_read_weight(Context& context, const FewRowsPlace
   }
 }
 
-/// One chunk in shared memory.
+/// Adds the products of one chunk in shared memory.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_multiply(Context& context, const FewRowsPlaces<Tile>& places, int stage,
                                          FewRowsSums<Tile>& sums) {

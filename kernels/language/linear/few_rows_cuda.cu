@@ -132,12 +132,12 @@ void launch(const Execution& execution, const FewRowsArguments& arguments, bool 
   launch<FewRowsTile<kRows, kNarrowTile, false>>(execution, arguments);
 }
 
-/// bf16 in rows that begin at multiples of four elements.
+/// True for bf16 in rows that begin at multiples of four elements.
 bool begins_in_fours(const AnyMatrix& matrix) {
   return matrix.type == Scalar::bf16 && matrix.stride % 4 == 0 && is_aligned(matrix.data, 8);
 }
 
-/// bf16 in rows of whole 16-byte words.
+/// True for bf16 in rows of whole 16-byte words.
 bool is_in_words(const AnyMatrix& matrix) {
   return matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
 }

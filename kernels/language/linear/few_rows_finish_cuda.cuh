@@ -66,7 +66,8 @@ class Arrivals {
  public:
   __device__ __forceinline__ explicit Arrivals(std::uint64_t* memory) : barrier_(shared_address(memory)) {}
 
-  /// One thread of the receiving block, then __syncwarp(): the compiler may create a barrier by the whole warp.
+  /// Creates the barrier. Called by one thread of the receiving block, then __syncwarp(): the compiler may create a
+  /// barrier by the whole warp.
   __device__ __forceinline__ void create() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(barrier_)
@@ -80,14 +81,14 @@ class Arrivals {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_), "r"(bytes) : "memory");
 #endif
   }
-  /// `to` in block `rank`, at the address that it has in this block, and the barrier there.
+  /// Address of `to` in block `rank`, the same as in this block, and the barrier of that block.
   struct Place {
     std::uint32_t at, barrier;
   };
   __device__ __forceinline__ Place place(const void* to, int rank) const {
     return {there(shared_address(to), rank), there(barrier_, rank)};
   }
-  /// To `offset` bytes behind `to`.
+  /// Sends a value to `offset` bytes after `to`.
   __device__ __forceinline__ void send(Place to, int offset, float4 value) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
@@ -96,11 +97,11 @@ class Arrivals {
                  : "memory");
 #endif
   }
-  /// To `to` in block `rank`.
+  /// Sends a value to `to` in block `rank`.
   __device__ __forceinline__ void send(const void* to, int rank, float4 value) const {
     send(place(to, rank), 0, value);
   }
-  /// Until all bytes have arrived.
+  /// Waits until all bytes have arrived.
   __device__ __forceinline__ void wait() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile(

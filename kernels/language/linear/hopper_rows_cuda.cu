@@ -16,7 +16,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// Names as those of FewRowsTile, whose functions load the weights.
+/// Tile with the member names of FewRowsTile, whose functions load the weights.
 template <int kParts_, bool kTransposed_>
 struct HopperRowsTile {
   static constexpr int kParts = kParts_, kRows = 64, kOutputs = 64;

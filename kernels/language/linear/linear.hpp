@@ -32,7 +32,7 @@ struct LinearWeights {
   Array<const bf16> rounded_bias = {};  ///< the same rounded to nearest, for an epilogue; or empty
 };
 
-/// x [n, inputs], y [n, outputs]. Workspace: that of gemm.
+/// Computes y = x Wᵀ + b: x [n, inputs], y [n, outputs]. Workspace: that of gemm.
 void linear(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix y, Array<std::byte> workspace);
 
 /// Product with operands in 8 bits (gemm/fp8.hpp): x [n, inputs], weight [outputs, inputs], y in bf16. The bias is that
@@ -45,14 +45,15 @@ void linear_coded(const Execution&, const LinearWeights& weights, const CodedRow
 void linear_activated(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix hidden, MlpActivation,
                       AnyMatrix activated, Array<std::byte> workspace);
 
-/// dy [n, outputs], dx [n, inputs].
+/// Computes dx = dy W: dy [n, outputs], dx [n, inputs].
 void linear_backward(const Execution&, const LinearWeights&, AnyMatrix dy, AnyMatrix dx, Array<std::byte> workspace);
 
-/// The tanh form of the GELU. dy [n, outputs], hidden and dhidden [n, inputs], different memory.
+/// Gradient through the product and the tanh form of the GELU. dy [n, outputs], hidden and dhidden [n, inputs],
+/// different memory.
 void linear_gelu_backward(const Execution&, const LinearWeights&, AnyMatrix dy, AnyMatrix hidden, AnyMatrix dhidden,
                           Array<std::byte> workspace);
 
-/// `size` numbers rounded to nearest.
+/// Copy of `size` numbers, rounded to nearest.
 struct RoundedCopy {
   const float* from = nullptr;
   bf16* to = nullptr;

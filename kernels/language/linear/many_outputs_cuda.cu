@@ -13,7 +13,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// kRows: of x, the rest are zeros.
+/// Tile of the product. kRows: rows of x, the rest are zeros.
 template <int kRows_>
 struct ManyOutputsTile {
   static constexpr int kRows = kRows_, kWarps = 8, kThreads = kWarps * kWarp;

@@ -80,7 +80,7 @@ class Keys {
   Error damaged(fmt::format_string<Args...> format, Args&&... args) const {
     return error(ExitCode::data, "{}: {}", path_, fmt::format(format, std::forward<Args>(args)...));
   }
-  /// Weft lacks this.
+  /// Throws the error for a feature that Weft does not have.
   template <class... Args>
   Error lacking(fmt::format_string<Args...> format, Args&&... args) const {
     return error(ExitCode::usage, "{}: {}; this model cannot be read", path_,
@@ -90,7 +90,7 @@ class Keys {
 
   /// True also where the value is null.
   bool has(const char* key) const { return object_.contains(key); }
-  /// nullptr if there is none, or the value null.
+  /// Value of a member; nullptr if the member is missing or null.
   const SortedJson* find(const char* key) {
     known_.insert(key);
     const auto found = object_.find(key);
@@ -201,7 +201,7 @@ struct Rotary {
   }
 };
 
-/// "default", "linear" and "llama3" of the library's rotary positions.
+/// Reads the rotary positions "default", "linear" and "llama3" of the library.
 Rotary read_rotary_object(const Keys& keys, const char* key, const SortedJson& object, double base) {
   if (!object.is_object()) throw keys.damaged("\"{}\" is not an object", key);
   Keys inner(object, fmt::format("{}, \"{}\"", keys.path(), key));
@@ -352,7 +352,7 @@ void read_gemma2(Keys& keys, HuggingfaceConfig& out) {
   read_windows(keys, model, blocks);
 }
 
-/// All conditions of an input hold. Those that config.json can break were named by its own keys before.
+/// Requires all conditions of an input. Those that config.json can break were named by its own keys before.
 void require_readable(const ModelSettings& model, const Keys& keys) {
   Configuration configuration;
   const input::Schema schema = language_model::schema(configuration);

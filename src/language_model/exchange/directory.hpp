@@ -41,10 +41,11 @@ class HuggingfaceDirectory {
   /// architecture(). Needs host memory for one matrix in fp32.
   void load(const training::Parameters&, const kernels::Execution&) const;
 
-  /// None if there is no tokenizer.json, nor the file of a Weft tokeniser. Throws Error(data).
+  /// Tokeniser of the directory; none if there is neither tokenizer.json nor the file of a Weft tokeniser. Throws
+  /// Error(data).
   std::optional<Tokenizer> tokenizer() const;
 
-  /// Family, sizes, types of storage and files, and the table of an input that has this model.
+  /// Text with family, sizes, types of storage and files, and the table of an input that has this model.
   std::string summary() const;
 
  private:

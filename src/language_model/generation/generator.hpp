@@ -56,9 +56,9 @@ struct GenerationSettings {
   bool graphs = true;
 
   std::int64_t drawable() const { return vocabulary == 0 ? architecture.vocabulary : vocabulary; }
-  /// Longest sequence of the model.
+  /// Length of the longest sequence of the model.
   std::int64_t context() const { return architecture.positions; }
-  /// Rows of the largest forward pass: at least as many must the Transformer take.
+  /// Rows of the largest forward pass; the Transformer must take at least as many.
   std::int64_t most_rows() const;
 };
 
@@ -102,14 +102,14 @@ class Generator {
   /// references must outlive the object.
   Generator(const GenerationSettings&, Transformer&, const kernels::Execution&, report::Timers&, training::StepArena&);
 
-  /// Called for each token of a request, in order. False: the request ends here.
+  /// Function that is called for each token of a request, in order; returns false to end the request.
   using Receive = std::function<bool(std::size_t request, const kernels::Drawn&)>;
 
   /// Writes at most new_tokens tokens for each request. seed, step: key of the random numbers. Throws Error(numeric) if
   /// logits are not finite.
   void run(std::span<const GenerationRequest>, std::uint64_t seed, std::uint64_t step, const Receive&);
 
-  /// False: from now on steps run eagerly, so that their phases can be timed.
+  /// Sets whether steps are captured in graphs. false: later steps run eagerly, so that their phases can be timed.
   void record(bool record) { records_ = record && recordable_; }
 
  private:
@@ -128,7 +128,7 @@ class Generator {
     std::int64_t prompt = -1;  // number of the prompt; -1: none
     std::int64_t users = 0;
   };
-  /// Work that is submitted many times.
+  /// Work that is submitted many times, as a captured graph.
   struct Recorded {
     bool prepared = false;  // has run
     std::optional<device::Graph> graph;

@@ -55,7 +55,7 @@ std::vector<Count> counted_grams(const AnswerIds& answer, int n) {
   return counts;
 }
 
-/// How often the answers have an n-gram: the most, by which of them, and the most of the others.
+/// Largest count of an n-gram in one answer, the number of that answer, and the largest count in the others.
 struct Most {
   std::int64_t most = 0, owner = -1, second = 0;
 };

@@ -51,7 +51,8 @@ class PolicyBatch {
   void add_gradients(Transformer&, const kernels::AdamStep*, training::GradientSink&) const;
   /// Runs forward passes only. The transformer takes micro_rows rows; its weights are prepared.
   void score(Transformer&) const;
-  /// log p of each token of the answers, by row: of the forward passes of the last `add_gradients` or `score`. Waits.
+  /// Logarithms of the probabilities of the tokens of the answers, by row: of the forward passes of the last
+  /// `add_gradients` or `score`. Waits.
   std::vector<std::vector<float>> log_probabilities() const;
 
  private:

@@ -266,7 +266,7 @@ training::Step PolychromicRun::step() {
   return done;
 }
 
-/// Answers of this rank to the prompts of this step.
+/// Draws the answers of this rank to the prompts of a step.
 void PolychromicRun::draw(std::int64_t step) {
   std::vector<Prompt> prompts;
   for (std::int64_t number = own_.begin; number < own_.end; ++number)
@@ -307,7 +307,7 @@ void PolychromicRun::draw(std::int64_t step) {
   constraint_.observe(drawn.mean(AnswerMeasures::reward));
 }
 
-/// Before the first step: the reward to hold. Collective.
+/// Determines the reward to keep constant, before the first step. Collective.
 void PolychromicRun::begin_constraint() {
   if (settings_.hold_reward == HoldReward::target) return constraint_.begin(settings_.reward_target);
   parallel::note_phase("reward of the initial model");
@@ -437,8 +437,8 @@ void PolychromicRun::add_measures(AnswerMeasures& measures, std::vector<Prompt> 
   }
 }
 
-/// The evaluation prompts with the present weights; the same random numbers every time. samples: receives the answers
-/// to the first ones. Collective.
+/// Measures answers to the evaluation prompts with the present weights; random numbers are the same every time.
+/// samples: receives the answers to the first ones. Collective.
 AnswerMeasures PolychromicRun::measure(report::Json* samples) {
   const parallel::Range own = parallel::part(prompts_.n_evaluation(), world_.size(), world_.rank());
   const std::int64_t at_once = largest_prompts(configuration_);
@@ -461,7 +461,7 @@ AnswerMeasures PolychromicRun::measure(report::Json* samples) {
   return measures;
 }
 
-/// Measures and some answers. Collective.
+/// JSON of measures and some answers. Collective.
 report::Json PolychromicRun::record() {
   report::Json samples;
   report::Json json = measure(&samples).to_json();

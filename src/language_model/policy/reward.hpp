@@ -34,7 +34,7 @@ struct AnsweredPrompt {
 class Reward {
  public:
   virtual ~Reward() = default;
-  /// Finite; [prompts][answers]. Throws Error(data), Error(io) or Error(numeric) with prompt and answer.
+  /// Scores, finite: [prompts][answers]. Throws Error(data), Error(io) or Error(numeric) with prompt and answer.
   virtual std::vector<std::vector<double>> scores(std::span<const AnsweredPrompt>) = 0;
 };
 

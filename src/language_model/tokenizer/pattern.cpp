@@ -24,7 +24,7 @@ bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-/// A character in a pattern or a class, without a meaning of its own.
+/// Text of a literal character in a pattern or a class.
 std::string escaped(long code) {
   if (code < 0x80 && (is_letter(static_cast<char>(code)) || is_digit(static_cast<char>(code))))
     return std::string(1, static_cast<char>(code));

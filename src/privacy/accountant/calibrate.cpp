@@ -16,7 +16,7 @@
 namespace weft::privacy {
 namespace {
 
-/// What inputs accept. With less than twice the least one, less is not sought.
+/// Range of noise multipliers of an input. Below twice the smallest one, no smaller one is sought.
 constexpr double kLeastNoise = 0.01, kMostNoise = 1e6;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
