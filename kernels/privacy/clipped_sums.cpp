@@ -21,7 +21,7 @@ std::int64_t bytes_for(std::int64_t values) {
 /// Rows of products, and of lookups, that are copied with their factors at a time. A GPU needs many to be occupied.
 constexpr std::int64_t kWeighedRows = 4096, kWeighedLookups = kCudaBuild ? 16384 : 4096;
 
-/// body(first row, rows) for all rows of the examples, at most `most` at a time.
+/// Calls body(first row, rows) for all rows of the examples, at most `most` at a time.
 template <class Body>
 void for_row_groups(const Examples& examples, std::int64_t most, const Body& body) {
   if (examples.count() == 0) return;

@@ -25,8 +25,8 @@ __device__ __forceinline__ double block_sum(double value) {
   return total;
 }
 
-/// term(row, i) for every kWidth adjacent values from i on that this thread has in the part of the block; the part's
-/// sum goes to `parts`. `columns` is a multiple of kWidth.
+/// Sums term(row, i) over every kWidth adjacent values from i on that this thread has in the part of the block; the
+/// part's sum goes to `parts`. `columns` is a multiple of kWidth.
 template <int kWidth, class Term>
 __device__ __forceinline__ void sum_part(std::int64_t columns, double* parts, const Term& term) {
   const std::int64_t n_parts = square_parts(columns), row = blockIdx.x / n_parts;
@@ -97,7 +97,7 @@ struct ExampleColumns {
   Matrix<float> sums;
 };
 
-/// Columns of a block.
+/// Number of columns of a block.
 constexpr int kBlockColumns = 64;
 
 /// Adds what the threads of a block have of its columns: thread t from column t % kLanes * kWidth on, of the rows t /

@@ -93,7 +93,7 @@ inline CUtensorMap panels_of(const TileMatrix& matrix, std::int64_t rows) {
                   {static_cast<cuuint64_t>(matrix.stride)}, kPanelRows);
 }
 
-/// kernel<<<blocks>>>(arguments), with `shared` bytes of shared memory.
+/// Launches kernel<<<blocks>>>(arguments), with `shared` bytes of shared memory.
 template <class Arguments>
 void launch_hopper(const Execution& execution, void (*kernel)(Arguments), unsigned blocks, int shared,
                    const Arguments& arguments) {

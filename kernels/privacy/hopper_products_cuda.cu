@@ -100,7 +100,7 @@ struct Tasks {
   }
 };
 
-/// The rows of a task by examples. Those without rows or with factor 0 are passed over.
+/// The rows of a task by examples. Examples without rows or with factor 0 are skipped.
 struct ExamplesOf {
   const Products& a;
   const Task& task;
@@ -167,8 +167,8 @@ __device__ __forceinline__ void produce(const Products& a, Stages ring) {
   }
 }
 
-/// Norms: of the tile, by warp. Squares in fp32 eight at a time: their error is far below kNormMargin, and conversions
-/// to fp64 are slow.
+/// Stores the norm of the tile, by warp. Squares in fp32 eight at a time: their error is far below kNormMargin, and
+/// conversions to fp64 are slow.
 __device__ __forceinline__ void store_squares(const Products& a, const Task& task, const float (&c)[kSums]) {
   double total = 0;
 #pragma unroll
@@ -181,7 +181,8 @@ __device__ __forceinline__ void store_squares(const Products& a, const Task& tas
   store_part(a.squares + (task.first * hopper_tiles(a.in, a.out) + task.tile) * kHopperWarps, total);
 }
 
-/// to(row, column, at) for each pair of adjacent sums c[at], c[at + 1] of this thread, where they are in the tile.
+/// Calls to(row, column, at) for each pair of adjacent sums c[at], c[at + 1] of this thread, where they are in the
+/// tile.
 template <class To>
 __device__ __forceinline__ void for_pairs(const To& to) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -190,8 +191,8 @@ __device__ __forceinline__ void for_pairs(const To& to) {
   for (int i = 0; i < kSums; i += 2) to(row + i / 2 % 2 * 8, column + i / 4 * 8, i);
 }
 
-/// *to += value, without waiting for what is there. Every element gets one addition per kernel, so that their order
-/// does not matter. Sums below the normal numbers become 0.
+/// Adds *to += value as a reduction, without waiting for the old value. Every element gets one addition per kernel, so
+/// that their order does not matter. Sums below the normal numbers become 0.
 __device__ __forceinline__ void add_pair(float* to, float2 value) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(value.x), "f"(value.y) : "memory");
 }

@@ -41,7 +41,7 @@ struct NoiseStream {
   }
 };
 
-/// Numbers of a block, and the blocks of a stream.
+/// Number of values of a block, and of blocks of a stream.
 constexpr std::uint64_t kNoiseBlock = 8, kNoiseBlocks = std::uint64_t{1} << 40;
 
 /// Throws Error(internal) if parameter >= 2^24 or step >= 2^56.

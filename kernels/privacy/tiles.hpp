@@ -42,7 +42,7 @@ using WarpTile = float[4][4][4];
 WEFT_FLASH_INLINE int warp_row(int thread) { return thread / 32 / 4 * 64; }
 WEFT_FLASH_INLINE int warp_column(int thread) { return thread / 32 % 4 * 32; }
 
-/// body(first, second, row, column) of the tile for every two adjacent columns that this thread has.
+/// Calls body(first, second, row, column) of the tile for every two adjacent columns that this thread has.
 template <class Body>
 WEFT_FLASH_INLINE void for_pairs(int thread, WarpTile& c, const Body& body) {
   const int row = warp_row(thread) + thread % 32 / 4, column = warp_column(thread) + thread % 4 * 2;

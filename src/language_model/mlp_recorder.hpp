@@ -75,7 +75,7 @@ class MlpRecorder {
   std::int64_t row_bytes() const { return model_.layers * model_.d_model * kernels::bytes_of(type_); }
 
   /// Starts to run the model on `count` segments from number `first` on, and returns. On a GPU the rows of the `record`
-  /// before this one may still be on their way to the host.
+  /// before this one may still be copied to the host.
   void record(const TextStream&, std::int64_t length, std::int64_t first, std::int64_t count);
   /// True if these are the segments of the last `record`.
   bool holds(const TextStream& text, std::int64_t first, std::int64_t count) const {

@@ -273,7 +273,7 @@ void require_memory(const Plan& plan, const Configuration& configuration, std::i
   const bool recomputes = configuration.memory.recompute == Recompute::block,
              moves = configuration.memory.offload_optimizer || configuration.memory.swap_activations;
   const std::string recompute = recomputes ? "" : "memory.recompute = \"block\", ";
-  // Without a GPU what the plan lists under the device is host memory as well.
+  // Without a GPU the memory that the plan lists under the device is host memory.
   require([](const Plan& p) { return p.host_total() + (kernels::kCudaBuild ? 0 : p.device_total()); }, host,
           fmt::format("host memory ({})", host_limit),
           !kernels::kCudaBuild ? recompute

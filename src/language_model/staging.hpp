@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Batches of tokens on their way to the kernels: filled in host memory, copied to where the kernels run.
+// Transfer of batches of tokens to the kernels: filled in host memory, copied to where the kernels run.
 #pragma once
 
 #include <array>

@@ -282,7 +282,7 @@ void Trainer::add_objective(Objective objective) {
   objective_ = std::move(objective);
 }
 
-/// The step: everything between the tokens of a batch and the updated parameters.
+/// Computes a step: everything between the tokens of a batch and the updated parameters.
 void Trainer::compute() {
   begin_exchanges();
   const std::int64_t length = length_, sequences = this->sequences(length).size(),
@@ -328,7 +328,7 @@ void Trainer::compute() {
   if (scale != nullptr) kernels::update_loss_scale(execution_, flags, scale);
 }
 
-/// All ranks get the losses of the whole batch: what follows from them is then the same on all.
+/// Gathers the losses of the whole batch on all ranks, so that values derived from them are equal on all.
 void Trainer::gather_losses(std::int64_t length) {
   if (ranks_.size() == 1) return;
   std::vector<std::int64_t> bytes;

@@ -47,7 +47,7 @@ class Trainer : private privacy::PrivateModel {
   /// Sets the noise of all private steps. Call it before the first one.
   void set_noise(const privacy::Noise& noise) { private_->set_noise(noise); }
 
-  /// Fresh parameters. A resumed run loads the registry instead.
+  /// Initialises the parameters. A resumed run loads the registry instead.
   void initialise();
 
   /// Memory of this rank's part of the next step's batch: of data.batch_tokens in sequences of the length of that step,
@@ -68,7 +68,7 @@ class Trainer : private privacy::PrivateModel {
   /// One step on the batch that `next_batch` returned, filled. Collective. Throws Error(numeric) when loss or gradient
   /// of this step or one of the two before it are not finite (run.nonfinite).
   void step(const dataset::TokenBatch&);
-  /// fill(number of the first sequence, batch)
+  /// Function fill(number of the first sequence, batch) that fills a batch.
   using Fill = std::function<void(std::int64_t first, dataset::TokenBatch&)>;
   /// One step of private training (privacy/private_step.hpp) on `examples` sequences on this rank, which may be none:
   /// in micro-batches of at most data.micro_tokens, filled by `fill`. Collective.
@@ -76,8 +76,8 @@ class Trainer : private privacy::PrivateModel {
   /// One `step` with this learning rate instead of the schedule's.
   void step_at_rate(const dataset::TokenBatch&, double learning_rate);
 
-  /// Called in steps before their micro-batches: gives the sink the gradients of a further objective, with forward and
-  /// backward passes of `transformer()`. The gradients of all ranks are added up.
+  /// Function that is called in steps before their micro-batches: gives the sink the gradients of a further objective,
+  /// with forward and backward passes of `transformer()`. The gradients of all ranks are added up.
   using Objective = std::function<void(const kernels::AdamStep*, training::GradientSink&)>;
   /// Sets the objective of later steps; empty: none. Waits for earlier steps if an objective is added or removed.
   void add_objective(Objective);
@@ -154,7 +154,7 @@ class Trainer : private privacy::PrivateModel {
 /// products read the upper plane.
 training::GatheredWeights gathered_weights(const Configuration&);
 
-/// The memory of a step, by purpose: what a Trainer takes. Needs no device.
+/// Memory of a step in a Trainer, by purpose. Needs no device.
 training::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&,
                                  kernels::Backend);
 

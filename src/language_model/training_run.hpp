@@ -69,7 +69,8 @@ class TrainingRun final : public training::Trainable {
   void conclude(report::Json& result) override;
   std::string last_line() const override { return guarantee_; }
 
-  /// Before `resume_at`: the input has changed in a way that changes later steps (training::check_same_run).
+  /// Notes, before `resume_at`, that the input has changed in a way that changes later steps
+  /// (training::check_same_run).
   void note_change() { changed_ = true; }
 
   Trainer& trainer() { return trainer_; }

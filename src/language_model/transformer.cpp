@@ -218,7 +218,7 @@ void Transformer::embed(const Tokens& tokens, const kernels::AdamStep* step) {
   drop(kEmbedding, tokens, step, out);
 }
 
-/// The residual stream at the entry of a block, with what the block before it adds, and its norm.
+/// Forms the residual stream at the entry of a block, with the output of the block before, and its norm.
 void Transformer::enter(std::size_t layer, const Tokens& tokens) {
   const Activations block = activations(layer, tokens);
   const AnyMatrix before = layer == 0 ? block.residual : activations(layer - 1, tokens).middle,
@@ -248,7 +248,7 @@ void Transformer::attend(std::size_t layer, const Tokens& tokens, const kernels:
                               buffers_.attention_workspace);
 }
 
-/// The output of a sublayer, which its `finish` reads once it is the sum over the ranks.
+/// Starts the output of a sublayer, which `finish_…` reads after the sum over the ranks.
 void Transformer::start_attention_output(std::size_t layer, const Tokens& tokens) {
   const Activations block = activations(layer, tokens);
   const Block& parameters = model_.blocks()[layer];
@@ -305,7 +305,7 @@ void Transformer::leave(const Tokens& tokens) {
             buffers_.final_residual.rows_from(0, n), buffers_.final_output.rows_from(0, n), buffers_.final_norm);
 }
 
-/// From the raw output of a sublayer to what it adds to the residual stream, in `sublayer`.
+/// Forms the addend of the residual stream in `sublayer` from the raw output of a sublayer.
 void Transformer::finish_sublayer(const std::optional<NormLayer>& norm, AnyMatrix raw,
                                   const kernels::NormStatistics& statistics, std::uint32_t site, const Tokens& tokens,
                                   const kernels::AdamStep* step) {
@@ -316,12 +316,12 @@ void Transformer::finish_sublayer(const std::optional<NormLayer>& norm, AnyMatri
 
 // --- Head -----------------------------------------------------------------------------------------------------------
 
-/// Columns of the logits that take part in the softmax.
+/// Number of columns of the logits in the softmax.
 std::int64_t Transformer::vocabulary_of(const Tokens& tokens) const {
   return tokens.vocabulary == 0 ? settings_.architecture.vocabulary : tokens.vocabulary;
 }
 
-/// each(first row, logits of a chunk).
+/// Calls each(first row, logits of a chunk).
 template <class EachChunk>
 void Transformer::head(const Tokens& tokens, const EachChunk& each) {
   for (std::int64_t begin = 0; begin < tokens.rows(); begin += head_chunk()) {
@@ -424,7 +424,7 @@ void Transformer::normalise(const NormLayer& norm, AnyMatrix x, AnyMatrix addend
 
 kernels::LinearWeights Transformer::weights_of(const Linear& linear) const {
   kernels::LinearWeights weights{.matrix = linear.matrix, .transposed = linear.transposed, .bias = linear.bias_values};
-  // What ranks multiply by their parts of the inputs is added up: one of them adds the bias.
+  // The products of all ranks with their parts of the inputs are added up: one rank adds the bias.
   if (linear.transposed && settings_.architecture.tensor_rank > 0) weights.bias = {};
   if (linear.index < half_weights_.size()) {
     const kernels::Matrix<kernels::half>& half = half_weights_[linear.index];
@@ -447,7 +447,8 @@ void Transformer::await_sum(AnyMatrix rows) {
   tensor_->await(rows);
 }
 
-/// y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs: y is a sum over the ranks, to be awaited.
+/// Computes y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs: y is a sum over the ranks, to be
+/// awaited.
 void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   timers_.phase("products");
   if (linear.index >= coded_weights_.size()) {

@@ -82,7 +82,7 @@ struct TransformerSettings {
     return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 && architecture.model.bias;
   }
 };
-/// Those of a training run: of `rank` of a grid, by default of one process. `architecture`: of the whole model.
+/// Settings of a training run: of `rank` of a grid, by default of one process. `architecture`: of the whole model.
 TransformerSettings transformer_settings(const Configuration&, const Architecture&, const parallel::GridShape& = {},
                                          std::int64_t rank = 0);
 
@@ -95,7 +95,7 @@ kernels::NormBlocks norm_blocks(const TransformerSettings&, std::int64_t rows);
 /// Numbers of rows that an example may have (Transformer::example_rows).
 inline constexpr std::int64_t kExampleRows = 4;
 
-/// Adapters of one product, at most: of query, key and value.
+/// Largest number of adapters of one product: query, key and value.
 constexpr std::int64_t kMostAdapters = 3;
 
 /// The attention of a block, without what depends on the tokens.
@@ -168,9 +168,9 @@ class Transformer {
   Transformer(const Model&, const TransformerSettings&, report::Timers&, training::StepArena&,
               training::TensorAxis* tensor = nullptr);
 
-  /// Weights that other ranks have updated and that may still be on their way.
+  /// Weights that other ranks have updated and that may still be in transit.
   struct WeightSource {
-    std::function<void()> start;                 ///< by `prepare_weights`: all weights are wanted
+    std::function<void()> start;                 ///< called by `prepare_weights`: requests all weights
     std::function<void(std::size_t end)> await;  ///< before parameters below `end` are read
   };
   void weights_from(WeightSource source) { source_ = std::move(source); }
@@ -187,37 +187,37 @@ class Transformer {
 
   /// last_keys: a forward pass may end when the hook of the attention has the keys and values of the last layer.
   enum class Until { hidden_states, last_keys };
-  /// The hidden states before the head. step: draws the masks of dropout; null: no dropout and, with
+  /// Forms the hidden states before the head. step: draws the masks of dropout; null: no dropout and, with
   /// memory.swap_activations, no backward pass afterwards.
   void forward(const Tokens&, const kernels::AdamStep* step, Until until = Until::hidden_states);
 
-  /// After `forward`: the input of the head, [rows, C]. Valid until the next call of `forward`.
+  /// Input of the head after `forward`, [rows, C]. Valid until the next call of `forward`.
   kernels::AnyMatrix hidden_states(const Tokens& tokens) const {
     return buffers_.final_output.rows_from(0, tokens.rows());
   }
-  /// After `forward`: the loss of each target, [rows].
+  /// Forms the loss of each target, [rows]. Call it after `forward`.
   void losses(const Tokens&, kernels::Array<float> losses);
   /// Forms the losses and the gradient of the hidden states; passes the gradient of the head to the sink. scale: [1],
   /// where the kernels run: 1 / counted targets of the step.
   void losses_and_gradient(const Tokens&, const float* scale, kernels::Array<float> losses, training::GradientSink&);
-  /// After `losses_and_gradient`: everything below the head. `step` as in `forward`.
+  /// Backward pass of everything below the head, after `losses_and_gradient`. `step` as in `forward`.
   void backward(const Tokens&, const kernels::AdamStep* step, training::GradientSink&);
 
-  /// After `forward`: logits of all rows, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
+  /// Logits of all rows after `forward`, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
   /// next call of this object.
   kernels::AnyMatrix logits(const Tokens&);
-  /// After `forward`: logits of one row on the host, soft-capped. Waits.
+  /// Logits of one row on the host, soft-capped, after `forward`. Waits.
   std::vector<float> logits(std::int64_t row);
 
-  /// Called in the forward pass with input and output of each MLP [rows, C], the output before a norm of it. What the
-  /// tap writes to the output takes its place. Not called again for recomputation.
+  /// Function that is called in the forward pass with input and output of each MLP [rows, C], the output before a norm
+  /// of it. What the tap writes to the output takes its place. Not called again for recomputation.
   using Tap =
       std::function<void(std::int64_t layer, const kernels::AnyMatrix& input, const kernels::AnyMatrix& output)>;
   void tap(Tap tap) { tap_ = std::move(tap); }
 
-  /// Called in the forward pass with queries | keys | values [rows, (H + 2 H_kv) d] of a block after norm and rotation,
-  /// and its output of the attention [rows, H d]. True: has formed the output; false: the attention of the model forms
-  /// it. For caches of keys and values.
+  /// Function that is called in the forward pass with queries | keys | values [rows, (H + 2 H_kv) d] of a block after
+  /// norm and rotation, and its output of the attention [rows, H d]. True: has formed the output; false: the attention
+  /// of the model forms it. For caches of keys and values.
   using AttentionHook =
       std::function<bool(std::int64_t layer, const kernels::AnyMatrix& packed, const kernels::AnyMatrix& mixed)>;
   void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }

@@ -64,7 +64,7 @@ void Transformer::recompute(std::size_t layer, const Tokens& tokens, const kerne
   kernels::mlp_activation(execution_, settings().mlp, block.hidden.rows_from(0, n), block.activated.rows_from(0, n));
 }
 
-/// Everything of a block but its input.
+/// Recomputes everything of a block but its input.
 void Transformer::compute_again(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
   const Activations& block = buffers_.blocks[layer];
   const Block& parameters = model_.blocks()[layer];
@@ -275,7 +275,7 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
   give(norm.bias, sums.bias);
 }
 
-/// The rows of dW = dyᵀ x and db.
+/// Hands the rows of dW = dyᵀ x and db to the sink.
 void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy, GradientSink& sink,
                                  std::int64_t first_row) {
   timers_.phase("weight gradients");
@@ -301,7 +301,7 @@ void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy
              .count = linear.count});
 }
 
-/// dx = dy W. A matrix that is divided by its outputs gives a sum over the ranks, to be awaited.
+/// Computes dx = dy W. A matrix that is divided by its outputs gives a sum over the ranks, to be awaited.
 void Transformer::propagate(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink) {
   timers_.phase("products");
   kernels::linear_backward(execution_, weights_of(linear), dy, dx, buffers_.product_workspace);
@@ -309,7 +309,7 @@ void Transformer::propagate(const Linear& linear, AnyMatrix x, AnyMatrix dy, Any
   adapt_backward(linear, x, dy, dx, sink);
 }
 
-/// False for gradients that the next sublayer overwrites.
+/// True for gradients that stay; false for those that the next sublayer overwrites.
 bool Transformer::stays(const AnyMatrix& gradient) const {
   return keeps_ && gradient.data != buffers_.input_gradient.data && gradient.data != buffers_.output_gradient.data;
 }

@@ -38,7 +38,7 @@ void append(std::vector<Phase>& history, const Phase& phase) {
 constexpr const char* kKeyTensor = "privacy/chacha20_key";
 constexpr const char* kPhiloxKeyTensor = "privacy/key";
 
-/// Adding or removing one record: what clipping to C bounds to C.
+/// Neighbouring relation: adding or removing one record, whose effect clipping bounds to C.
 constexpr const char* kRelation = "add_or_remove";
 
 /// Text on the limits of the guarantee.

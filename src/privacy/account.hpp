@@ -68,7 +68,7 @@ class Account {
   void begin(std::uint64_t seed, std::int64_t steps, const parallel::Communicator& ranks);
   /// Continues a run that has been loaded at step `done` of `steps`. The noise multiplier stays, unless the input has
   /// another one, or the target would be exceeded: then the remaining steps get more noise. The same noise must never
-  /// cover two different gradients, whose difference it would reveal: if the steps from here on are not those that an
+  /// cover two different gradients, whose difference it would reveal: if the following steps are not those that an
   /// interrupted run may have made already (`changed`: by the input; or by noise or sample rate), they get a new key,
   /// and so they do after a checkpoint without one of this generator. Throws collective errors: Error(usage) if no
   /// noise suffices, Error(io) if the state does not fit the step. Collective.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of products and lookups that are needed after the backward pass has gone on: copies of those that it writes
+// Rows of products and lookups that are needed later in the backward pass: copies of those that it writes
 // over.
 #pragma once
 

@@ -64,7 +64,7 @@ void PrivateStep::clear() {
   context_.sum.end_micro_batch();
 }
 
-/// Sums leave for the owners of their rows as soon as they are complete, in the last micro-batch.
+/// Sends sums to the owners of their rows as soon as they are complete, in the last micro-batch.
 void PrivateStep::reduce_beside_sums(bool wanted) {
   if (!wanted || !context_.settings.overlap || !parts_.update.exchange().active())
     return context_.sum.when_complete({});

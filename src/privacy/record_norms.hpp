@@ -38,7 +38,7 @@ class RecordNorms {
   /// Tells the sink of the sums which parameters get no more rows if those of `rest` are still to come.
   void complete_before(std::span<const training::GradientRows> rest);
 
-  // For a mode that forms its own norms.
+  // Functions for a mode that forms its own norms.
   /// Rows for the parameter as stored: for a transposed matrix, the operands of the product are swapped.
   training::GradientRows as_stored(training::GradientRows) const;
   /// Counts rows whose norm terms the mode adds. Throws Error(internal) if their factors are known already.

@@ -22,7 +22,7 @@ constexpr const char* kChangedData =
     "the steps so far are accounted for the records of the data that the run began with; records of others are cut in "
     "other places, and need a new run";
 
-/// A key that the others leave without effect.
+/// Message about a key that has no effect with the other keys; "" if there is none.
 std::string without_effect(const Settings& privacy) {
   const bool naive = privacy.algorithm == Algorithm::naive, stores = privacy.mode == Mode::materialise;
   if (naive)

@@ -40,9 +40,9 @@ struct AttentionRecord {
 /// Sets the algorithm table; before sizes are planned. The first entry that fits a call is used.
 void use_attention_records(std::vector<AttentionRecord>);
 
-/// The implementation that a call is planned to run on, own or cudnn: the wanted one if this build and machine have it
-/// and it takes such calls. Needs no GPU: an entry of another GPU is detected at the first call, which then runs on the
-/// own kernels.
+/// The implementation that a call is planned to run on, own or cudnn: the requested one if this build and machine have
+/// it and it takes such calls. Needs no GPU: an entry of another GPU is detected at the first call, which then runs on
+/// the own kernels.
 AttentionImplementation planned_attention(AttentionPass, const Attention&, Scalar type);
 
 /// The entry of the algorithm table that `planned_attention` follows for `recorded`; null: none.

@@ -41,7 +41,7 @@ constexpr std::int64_t set_advantages_workspace(std::int64_t prompts, std::int64
   return 3 * prompts * samples;
 }
 
-/// Computes distances and advantages in one launch for all prompts. Results of embeddings or rewards that are not
+/// Computes diversity and advantages in one launch for all prompts. Results of embeddings or rewards that are not
 /// finite are not finite. Throws Error(internal) for shapes that do not fit, or a set of fewer than two.
 void set_advantages(const Execution&, const SetRule&, const AnswerSets&, Array<double> workspace, const SetAdvantages&);
 

@@ -37,7 +37,7 @@ struct CrossEntropy {
   Array<const float> weights = {};  ///< [rows] per token, or empty: 1
   float temperature = 1;            ///< more than 0
   std::int64_t first_token = 0;     ///< token of column 0
-  Array<const SoftmaxPart> parts = {};  ///< [ranks, rows] in rank order; empty: all of the vocabulary is here
+  Array<const SoftmaxPart> parts = {};  ///< [ranks, rows] in rank order; empty: this rank has all of the vocabulary
 };
 
 /// parts [n]: of these logits. Those of ignored targets are 0.

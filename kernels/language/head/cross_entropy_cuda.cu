@@ -53,7 +53,7 @@ struct Arguments {
   const std::int32_t* targets;
   float* losses;
   bool gradient;
-  SoftmaxPart* parts;  ///< softmax_parts: where they go; cross_entropy: null
+  SoftmaxPart* parts;  ///< softmax_parts: output; cross_entropy: null
 };
 
 /// The logit before its division by the temperature; softcap 0: as stored.

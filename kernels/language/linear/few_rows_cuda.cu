@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::int64_t kMostFewRows = 64;
 constexpr std::int64_t kMiddleTile = 64, kWideTile = 128;
-constexpr std::int64_t kSeveralOutputs = 1024;  ///< from here on middle tiles
-constexpr std::int64_t kManyOutputs = 16384;    ///< from here on wide tiles
+constexpr std::int64_t kSeveralOutputs = 1024;  ///< middle tiles from this number on
+constexpr std::int64_t kManyOutputs = 16384;    ///< wide tiles from this number on
 
 /// Successive outputs of a row that a thread finishes. One of a narrow tile, so that all warps have some; four of
 /// others, which have enough for all.

@@ -80,7 +80,7 @@ struct NormBlocks {
   static constexpr std::int64_t above(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 };
 
-/// Sums over the rows of each block, [blocks.count(rows), columns], or without data: not wanted. Their column sums are
+/// Sums over the rows of each block, [blocks.count(rows), columns], or without data: not formed. Their column sums are
 /// gradients: of the norm's weight and bias, and of a bias that was added to h.
 struct NormSums {
   Matrix<float> weight;    ///< of dy * xhat

@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kThreads) backward(const __grid_constant__ Bac
 #pragma unroll
       for (int i = 0; i < 8; ++i) dy[i] = factor * (g[i] - xhat[i] * along);
     }
-    // All lanes of the head have read their partners' columns by shuffle: a head never leaves its warp.
+    // All lanes of the head have read their partners' columns by shuffle: a head is within one warp.
     if (active) store_columns(a.gradient, row, vector * 8, dy);
   });
   if (a.temperature_rows.data == nullptr) return;

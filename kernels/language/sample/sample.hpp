@@ -55,7 +55,7 @@ struct GrowingSequences {
   Matrix<Drawn> drawn;                    ///< [rows, most own positions]
 };
 
-/// Ids of a block.
+/// Number of ids of a block.
 constexpr int kDrawBlock = 128;
 constexpr std::int64_t draw_blocks(std::int64_t vocabulary) { return (vocabulary + kDrawBlock - 1) / kDrawBlock; }
 

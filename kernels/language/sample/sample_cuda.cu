@@ -29,14 +29,14 @@ struct Arguments {
   int blocks;  ///< that share a row: 1, 2, 4 or 8
   bool held;   ///< in shared memory
 
-  /// Ids of a warp.
+  /// Number of ids of a warp.
   __host__ __device__ int span() const {
     const int warps = blocks * kWarps;
     return ((static_cast<int>(rule.vocabulary) + warps - 1) / warps + 7) / 8 * 8;
   }
 };
 
-/// Exchange between the threads of a row. Every thread of all its blocks calls the functions, in the same order.
+/// Communication between the threads of a row. Every thread of all its blocks calls the functions, in the same order.
 struct RowThreads {
   /// Two sets in turn: a block may write its next sums while another still reads the last ones.
   struct Shared {
@@ -45,8 +45,8 @@ struct RowThreads {
   Shared& shared;
   int blocks, block, turn = 0;
 
-  /// Joined values over all threads, the same on every thread. value: [kCount]. of_warps and of_blocks then have those
-  /// of the warps of this block and of the blocks, kCount each.
+  /// Reduces values over all threads, with the same result on every thread. value: [kCount]. of_warps and of_blocks
+  /// then have those of the warps of this block and of the blocks, kCount each.
   template <int kCount, class Join>
   __device__ __forceinline__ void join(std::uint64_t (&value)[kCount], const Join& joined) {
     const int thread = static_cast<int>(threadIdx.x);
@@ -86,7 +86,7 @@ struct Inversion {
   std::uint64_t target, tie_weight, before = 0;
   std::int64_t ties_left;  ///< that may still be drawn
 
-  /// Weight of a range with this weight above the threshold and these ties.
+  /// Weight of a range with this weight above the limit and these ties.
   __device__ __forceinline__ std::uint64_t weight(std::uint64_t above, std::uint64_t equal) const {
     return above + static_cast<std::uint64_t>(taken(equal)) * tie_weight;
   }

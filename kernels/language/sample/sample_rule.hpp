@@ -14,7 +14,7 @@
 
 namespace weft::kernels {
 
-/// Ascends with the value. NaN is the largest; no number has key 0.
+/// Key of a logit, which ascends with the value. NaN is the largest; no number has key 0.
 WEFT_HOST_DEVICE inline std::uint32_t logit_key(float value) {
   const std::uint32_t bits = float_bits(value);
   if (value != value) return 0xffffffffu;
@@ -106,7 +106,7 @@ WEFT_HOST_DEVICE inline std::uint64_t at_larger_reference(std::uint32_t sum, flo
   return distance < 64 ? (std::uint64_t{sum} << 16) >> static_cast<int>(distance > 0 ? distance : 0.0f) : 0;
 }
 
-/// The weights of a row relative to one reference, and what is drawn with them: a block of ids, then an id of it. All
+/// The weights of a row relative to one reference, and the draws with them: a block of ids, then an id of it. All
 /// sums are integers.
 struct BlockDraw {
   BlockRule rule;
@@ -119,7 +119,7 @@ struct BlockDraw {
         weight(rule_.scale, capped_logit(logit_of_key(most_), rule_.softcap)),
         plain(BlockRule::kPlainScale, capped_logit(logit_of_key(most_), rule_.softcap)) {}
 
-  /// False: the logits are not finite, or too large for the temperature.
+  /// False if the logits are not finite, or too large for the temperature.
   WEFT_HOST_DEVICE bool is_finite() const {
     return is_finite_key(most) && fabsf(weight.reference) < bits_float(0x7f800000u);
   }
@@ -134,7 +134,7 @@ struct BlockDraw {
     if (rule.takes_most_probable) return logit_key(block.largest) == most ? 1 : 0;
     return at_larger_reference(block.weight, distance(weight, block.largest));
   }
-  /// weight_of is plain_of.
+  /// True if weight_of equals plain_of.
   WEFT_HOST_DEVICE bool weighs_plainly() const {
     return !rule.takes_most_probable && rule.scale == BlockRule::kPlainScale;
   }
@@ -156,7 +156,7 @@ struct BlockDraw {
     if (rule.takes_most_probable) return logit_key(z) == most ? 1 : 0;
     return PowerWeight(rule.scale, capped_logit(block.largest, rule.softcap))(capped_logit(z, rule.softcap));
   }
-  /// total, all: sums of weight_of and plain_of.
+  /// The drawn token. total, all: sums of weight_of and plain_of.
   WEFT_HOST_DEVICE Drawn drawn(std::uint32_t id, float z, std::uint64_t total, std::uint64_t all) const {
     const float capped = capped_logit(z, rule.softcap);
     const auto log_of = [&](const PowerWeight& relative, std::uint64_t sum) {
@@ -198,7 +198,7 @@ WEFT_HOST_DEVICE inline Random4 sample_bits(const SampleStream& stream, std::int
 
 /// Draws with top_k or top_p.
 WEFT_KERNEL(sample_kept, void(const Execution&, const SampleRule&, AnyMatrix logits, const GrowingSequences&));
-/// sums: [rows, draw_blocks(vocabulary)], written.
+/// Writes the sums of blocks. sums: [rows, draw_blocks(vocabulary)].
 WEFT_KERNEL(sum_blocks, void(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums));
 WEFT_KERNEL(sample_by_blocks,
             void(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums, const GrowingSequences&));

@@ -80,7 +80,7 @@ class Keys {
   Error damaged(fmt::format_string<Args...> format, Args&&... args) const {
     return error(ExitCode::data, "{}: {}", path_, fmt::format(format, std::forward<Args>(args)...));
   }
-  /// Throws the error for a feature that Weft does not have.
+  /// Error for a feature that Weft does not have.
   template <class... Args>
   Error lacking(fmt::format_string<Args...> format, Args&&... args) const {
     return error(ExitCode::usage, "{}: {}; this model cannot be read", path_,

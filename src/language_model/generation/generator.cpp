@@ -328,7 +328,7 @@ void Generator::compute() {
                   {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
 }
 
-/// The first time the work is submitted as it is, since libraries may allocate; the second time it is captured in a
+/// Submits work. The first time it runs eagerly, since libraries may allocate; the second time it is captured in a
 /// graph.
 void Generator::replay(Recorded& recorded, const std::function<void()>& work) {
   if (!recorded.prepared || !records_) {

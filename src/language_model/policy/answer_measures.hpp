@@ -21,7 +21,7 @@ class AnswerMeasures {
     self_bleu,
     length,
     empty,
-    advantage_square,  // from here on of training only
+    advantage_square,  // the following are of training only
     gap,
     clipped,
     divergence,

@@ -22,7 +22,7 @@ constexpr const char* kSamples = "samples.json";
 constexpr std::int64_t kShownPrompts = 4;
 /// Answers, at least, from which the reward of the initial model is measured.
 constexpr std::int64_t kTargetAnswers = 2048;
-/// Numbers of evaluation prompts in the keys of random numbers begin here: others than those of training.
+/// First number of evaluation prompts in the keys of random numbers, larger than those of training.
 constexpr std::int64_t kEvaluationNumbers = std::int64_t{1} << 19;
 
 std::int64_t largest_prompts(const Configuration& configuration) {

@@ -30,7 +30,7 @@ std::uint64_t key_of_pair(std::uint32_t left, std::uint32_t right) {
   return static_cast<std::uint64_t>(left) << 32 | right;
 }
 
-/// A pair and its count when it was pushed. A pair that became rarer since is found here before its turn.
+/// A pair and its count when it was pushed. A pair that has since become rarer comes up too early.
 struct Candidate {
   std::int64_t count;
   std::uint64_t key;

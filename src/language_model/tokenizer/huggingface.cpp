@@ -402,7 +402,7 @@ json huggingface_of_characters(const std::vector<long>& characters, const std::v
     vocabulary[character] = id++;
   }
   for (const std::string& symbol : symbols) vocabulary[symbol] = id++;
-  // Without the unknown symbol in the vocabulary, another character is an error there too.
+  // If the vocabulary has no unknown symbol, an unknown character is an error in the library too.
   return file_of(json::array(), split_of({"[\\s\\S]"}), nullptr, {{"type", "Fuse"}},
                  {{"type", "WordLevel"}, {"vocab", vocabulary}, {"unk_token", unknown}});
 }

@@ -109,7 +109,7 @@ void write_tokenizer_files(const Tokenizer& tokenizer, const fs::path& directory
   for (const auto& [name, contents] : special.files) storage::write_text(directory / name, contents);
   if (!special.files.contains(kTokenizerConfig))
     storage::write_text(directory / kTokenizerConfig, tokenizer_config(tokenizer));
-  // The config.json that Weft writes has one end at most: others are kept here.
+  // The config.json that Weft writes has one end at most: this file has the others.
   const auto kept = special.files.find(kGeneration);
   Json generation = kept == special.files.end() ? Json::object() : parse_json(kept->second);
   if (special.ends.empty() || !generation.is_object() ||

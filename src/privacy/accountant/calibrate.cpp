@@ -20,7 +20,7 @@ namespace {
 constexpr double kLeastNoise = 0.01, kMostNoise = 1e6;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Epsilon as a function of the noise multiplier. It falls.
+/// Epsilon as a function of the noise multiplier. It decreases.
 using Curve = std::function<double(double)>;
 
 /// Doubles `high` until the curve is at most `target` there. Nothing if the most noise does not suffice.
