@@ -2,7 +2,7 @@
 //
 // Limit: memory. Every value is read once, where rows are aligned 8 columns at a time. A block of 256 threads forms one
 // part of kSquareBlock values; another kernel adds the parts of a row. Column sums read several rows before they add
-// them: 1.9 to 4.4 TB/s on an H200, which copies at 3.9; one after the other 1.0 to 3.6.
+// them: 1.9 to 4.4 TB/s on an H200, which copies at 3.9.
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/matrix_cuda.cuh"
 #include "kernels/privacy/example_sums.hpp"

@@ -329,7 +329,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   });
   schema.rule({"language_model.rope_low", "language_model.rope_high"}, [&model]() -> std::string {
     if (model.rope_scaling.low < model.rope_scaling.high) return {};
-    return fmt::format("language_model.rope_low = {} is not less than rope_high = {}; exchange them",
+    return fmt::format("language_model.rope_low = {} is not less than rope_high = {}; swap them",
                        model.rope_scaling.low, model.rope_scaling.high);
   });
   schema.rule({"memory.offload_optimizer", "memory.swap_activations"}, [&configuration]() -> std::string {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention on tensor cores (FlashAttention-2, Dao 2023), bf16 or fp16 with fp32 sums: the code of one thread of a
-// block of kFlashThreads. Everything that only a GPU can do (matrix instructions, copies to shared memory, exchange
+// block of kFlashThreads. Everything that only a GPU can do (matrix instructions, copies to shared memory, shuffles
 // within a warp) is behind `Context` (flash_tiles.hpp): attention_cuda.cu has the one for a GPU,
 // tests/kernels/language/emulated_block.hpp one that runs a block on the host, so that the same source is tested
 // without a GPU.

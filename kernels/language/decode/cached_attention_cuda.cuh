@@ -7,7 +7,7 @@
 // between the end of the kernel before and the last store.
 //
 // A part is some positions of a key head, which one warp copies to shared memory, some parts ahead, and alone reads:
-// nothing is exchanged between warps until all keys are read. The parts of a sequence are divided into strands. A warp
+// warps do not communicate until all keys are read. The parts of a sequence are divided into strands. A warp
 // sums one strand after another, each with its own softmax, relative to its largest score; then the sums of all strands
 // are joined. So a block may have few warps, with many rows, or many, with few rows; then a cluster of blocks may also
 // share a sequence and a group of heads. How a sequence is divided into strands depends on its position alone, and so

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
   const int unit = warp / (OfPart::kRows / 4) * 8 + lane % 8, row_of_part = warp % (OfPart::kRows / 4) * 4 + lane / 8;
   const bool finishes = unit < kUnits;
   const FewRowsColumns* const own_sums = exchanged + OfPart::at(row_of_part, unit);
-  // Sums that it sends: lanes exchange pairs of sums with their neighbours, then each has four successive outputs of a
+  // Sums that it sends: lanes swap pairs of sums with their neighbours, then each has four successive outputs of a
   // row.
   const int odd = lane % 2, row = warp % 4 * 16 + lane / 4 + 8 * odd;
   const Arrivals::Place there =

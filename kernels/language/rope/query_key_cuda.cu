@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Limit: memory. One block per row; a head is held by head_size / 8 adjacent lanes of a warp, which exchange halves and
+// Limit: memory. One block per row; a head is held by head_size / 8 adjacent lanes of a warp, which swap halves and
 // sums by shuffles. Bytes per row in bf16: forward 4 per column of packed, in place 4 per column of queries and keys;
 // backward 6 per column of queries and keys with a norm, 4 without, and 4 for the rows of a weight. Cosines and sines
 // come from the first-level cache: all heads of a row share them. With `width` a row is read twice, the second time

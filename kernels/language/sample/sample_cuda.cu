@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Draws with top_k or top_p. Limit: latency of the exchanges between threads; the logits, which the head has just
+// Draws with top_k or top_p. Limit: latency of the communication between threads; the logits, which the head has just
 // written, come from the second-level cache. Integer sums: the order does not matter.
 //
 // A cluster of blocks shares a row. Each block, and in it each warp, has a contiguous range of ids, so that ties and
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
     total = above + static_cast<std::uint64_t>(kept.ties) * each_tie;
   }
 
-  // Inversion. Weights above the threshold and numbers of ties, by block, by warp and by lane.
+  // Inversion. Weights above the limit and numbers of ties, by block, by warp and by lane.
   Inversion inversion{.target = 0, .tie_weight = kept.key == 0 ? 0 : weight_of_key(kept.key), .ties_left = kept.ties};
   const auto count = [&](float z, std::uint64_t& above, std::uint64_t& equal) {
     const std::uint32_t key = logit_key(z);

@@ -10,7 +10,7 @@
 //   backward    L = L_supervised - lambda / P sum_i n / (N - n) A_i sum_t log p(y_it)
 //
 // Of polychromic.epochs steps that use a batch, those after the first weight each token with its ratio of probabilities
-// to those of the first, and not at all beyond the clip (PPO: Schulman et al. 2017). With polychromic.kl the loss also
+// to those of the first, and with 0 beyond the clip (PPO: Schulman et al. 2017). With polychromic.kl the loss also
 // has the mean over answers of sum_t r - log r - 1, r = p_frozen / p (Schulman 2020).
 //
 // All gradients are added up and applied by one update. The sets of a prompt exclude empty answers: N is

@@ -24,7 +24,7 @@ struct Bpe {
   struct Added {
     std::uint32_t id = 0;
     std::string content;
-    bool special = true;      ///< to other programs, which may leave it out of decoded text
+    bool special = true;      ///< to other programs, which may leave it out of detokenised text
     bool normalized = false;  ///< looked for in the text between the others
   };
   std::vector<SplitRule> splits;  ///< of the splitter
