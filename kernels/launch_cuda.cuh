@@ -39,8 +39,8 @@ __device__ __forceinline__ void sync_cluster() {
   __syncthreads();
 #endif
 }
-/// The same barrier without an order of memory accesses: for blocks that must have started, or must still exist. It
-/// does not wait until what was written is visible.
+/// Barrier of all threads of a cluster that does not order memory accesses: for blocks that must have started, or must
+/// still exist. It does not wait until what was written is visible.
 __device__ __forceinline__ void meet_cluster() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait;" ::: "memory");
@@ -48,7 +48,7 @@ __device__ __forceinline__ void meet_cluster() {
   __syncthreads();
 #endif
 }
-/// The same variable in shared memory of block `rank` of the cluster.
+/// Address of this variable in shared memory of block `rank` of the cluster.
 template <class T>
 __device__ __forceinline__ T* in_cluster(T* shared, int rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

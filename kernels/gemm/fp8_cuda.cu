@@ -13,7 +13,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// As row_sum, of largest values.
+/// The largest value of a row, reduced like `row_sum`.
 template <int kThreads>
 __device__ __forceinline__ std::uint32_t row_max(std::uint32_t value) {
 #pragma unroll

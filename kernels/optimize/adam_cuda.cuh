@@ -29,7 +29,7 @@ struct AdamRate {
   float beta2, second_factor;  // v' = beta2 * v + (second_factor * g)^2
   float root_beta2;
   float denominator, epsilon, keep;
-  // For the 8-bit policy, which scales its moments in any case: m and sqrt(v) in units of first_factor and
+  // Constants for 8-bit storage, which scales the moments in any case: m and sqrt(v) in units of first_factor and
   // second_factor, so that m' = first_keep * m + g, v' = (root_keep * sqrt(v))^2 + g^2, and the same step is
   // m' / (unit_denominator * sqrt(v') + unit_epsilon).
   float first_unit, root_unit;
@@ -222,7 +222,7 @@ __device__ __forceinline__ uint4 round8(const float (&value)[8], const Random4& 
                           __float_as_uint(value[2 * i + 1]) + (random.word[i] >> 16), 0x7632);
   return make_uint4(pair[0], pair[1], pair[2], pair[3]);
 }
-/// The same for values among which are infinity or NaN: rare, so not inlined.
+/// Rounds eight values like round8 if some are infinity or NaN: rare, so not inlined.
 __device__ __noinline__ inline uint4 round8_any(float a, float b, float c, float d, float e, float f, float g, float h,
                                                 Random4 random) {
   const float value[8] = {a, b, c, d, e, f, g, h};
@@ -273,7 +273,7 @@ __device__ __forceinline__ uint2 code8(const float (&value)[8], float scaled_inv
   return make_uint2(__byte_perm(__byte_perm(code[0], code[1], 0x0073), __byte_perm(code[2], code[3], 0x0073), 0x5410),
                     __byte_perm(__byte_perm(code[4], code[5], 0x0073), __byte_perm(code[6], code[7], 0x0073), 0x5410));
 }
-/// The same with NaN or infinity among the values: rare, so not inlined.
+/// Codes eight values like code8 if some are NaN or infinity: rare, so not inlined.
 __device__ __noinline__ inline uint2 code8_any(bool roots, float a, float b, float c, float d, float e, float f,
                                                float g, float h, float inverse, Random4 random) {
   const float value[8] = {a, b, c, d, e, f, g, h};
@@ -304,7 +304,7 @@ __device__ __forceinline__ float direction(float first, float root, const AdamRa
   return first * approximate_reciprocal(fmaf(root, rate.denominator, rate.epsilon));
 }
 
-/// The same of moments in units.
+/// The direction of the update from moments in units.
 __device__ __forceinline__ float unit_direction(float first, float root, const AdamRate& rate) {
   return first * approximate_reciprocal(fmaf(root, rate.unit_denominator, rate.unit_epsilon));
 }

@@ -22,8 +22,8 @@ inline void note_progress() {
 /// Pieces of work so far.
 inline std::uint64_t noted_progress() { return detail::progress.load(std::memory_order_relaxed); }
 
-/// For a thread whose work must not keep a hanging job alive, such as the periodic verification of checkpoints: its
-/// calls of `note_progress` have no effect.
+/// Ignores `note_progress` of the calling thread. For work that must not count as progress of a job that hangs, such
+/// as the periodic verification of checkpoints.
 inline void ignore_progress_of_this_thread() { detail::progress_counts = false; }
 
 }  // namespace weft

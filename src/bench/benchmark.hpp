@@ -23,7 +23,7 @@ class Schema;
 
 namespace weft::bench {
 
-/// Of table [benchmark], what every model has.
+/// The keys of table [benchmark] that every model has.
 struct BenchmarkSettings {
   std::int64_t warmup = 20;                     ///< steps of training before the measured ones
   std::int64_t steps = 20;                      ///< measured; their median counts
@@ -77,9 +77,9 @@ class BenchmarkSubject {
   virtual training::Work work_of(std::string_view phase) const = 0;
   virtual training::PhaseBytes phase_bytes() const = 0;
 
-  /// Of the last step, before its update; none if the step keeps none. Waits for it. Collective.
+  /// Loss of the last step, before its update; none if the step keeps none. Waits for the step. Collective.
   virtual std::optional<double> loss() = 0;
-  /// Of forward and backward pass without recomputation. 0: the model has no such convention.
+  /// Operations of forward and backward pass without recomputation. 0: the model has no convention for them.
   virtual ModelFlops flops_per_token() const { return {}; }
 };
 

@@ -175,7 +175,7 @@ checkpoint::Report write_checkpoint(const fs::path& directory, const checkpoint:
   return *report;
 }
 
-/// The same measurements while training: shards and plain files in turn. Collective.
+/// Measures writing during training: shards and plain files in turn. Collective.
 void measure_while_training(const fs::path& directory, const checkpoint::Registry& registry,
                             const kernels::Execution& execution, const parallel::Communicator& world,
                             const std::vector<char>& block, const std::function<void()>& step,
@@ -243,7 +243,7 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
 
   std::vector<double> write, read, plain_write, plain_read, pause, processor, plain_processor;
   for (int i = 0; i < kTries; ++i) {
-    // As in training: polled between steps.
+    // Polls like the training loop between steps.
     const auto wait = [](const std::function<bool()>& finished) {
       while (!finished()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     };

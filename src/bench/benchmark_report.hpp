@@ -46,8 +46,8 @@ struct CaseResult {
 
   double row_bytes = 0;  ///< per token, inputs and targets in bf16: what a reader must deliver
 
-  /// With several ranks: each kind of exchange. On GPUs it is timed alone and without waiting for later ranks; between
-  /// processes on the host the waiting is included.
+  /// The kinds of exchange between several ranks. On GPUs it is timed alone and without waiting for later ranks;
+  /// between processes on the host the waiting is included.
   std::vector<parallel::ExchangeProfile> exchanges;
   /// Exposed time of the exchanges per step, mean over ranks; the rest overlaps with computation. The difference to
   /// the rank that waits least is waiting for slower ranks.

@@ -52,7 +52,8 @@ class Checkpoints {
   std::int64_t last_durable() const { return shared_.last_durable(); }
   /// Seconds that a new checkpoint takes until it is durable in the run directory, measured or estimated; 0 if unknown.
   double expected_seconds() const { return interval_->cost().duration; }
-  /// For run.json: "duration_seconds", "delay_seconds", "measured", "interval_seconds" (every = "auto"), "scrub".
+  /// The entries for run.json: "duration_seconds", "delay_seconds", "measured", "interval_seconds" (every = "auto"),
+  /// "scrub".
   report::Json record() const;
 
  private:

@@ -46,7 +46,7 @@ constexpr double kLongestSeconds = 3600;
 
 double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
-/// Without control characters, which must not reach a terminal from a foreign file, and of limited length.
+/// The text without control characters, which must not reach a terminal from a foreign file, and of limited length.
 std::string plain(const std::string& text) {
   const std::string quoted = input::quoted(text, kLongestName);
   return quoted.substr(1, quoted.size() - 2);

@@ -50,7 +50,7 @@ struct Owner {
 };
 
 Owner parse_owner(const std::string& text);
-/// Of a fixed length, so that a lease can be overwritten in place.
+/// The text of a lease. Its length is fixed, so that a lease can be overwritten in place.
 std::string to_text(const Owner& owner);
 
 class Lease {

@@ -27,7 +27,7 @@ class Lease;
 struct Found {
   std::filesystem::path path;  ///< the step directory
   Manifest manifest;
-  /// Of every block of every shard, if their digests were verified; else empty.
+  /// Tags of every block of every shard, if their digests were verified; else empty.
   std::vector<std::vector<storage::BlockTag>> tags;
 };
 

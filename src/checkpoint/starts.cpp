@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kDeathsAllowed = 2;
 
-/// Of fixed width, so that a later number replaces it in place.
+/// The number with a fixed width, so that a later number replaces it in place.
 std::string padded(std::int64_t step) { return fmt::format("{:>19}", step); }
 
 std::int64_t integer(const Json& line, const char* name) {

@@ -76,10 +76,10 @@ class Writer {
   /// "chunked" it writes the shard first. `manifest`: the fields of the caller. Returns false and does nothing if the
   /// checkpoint of this step is already durable.
   bool start(Manifest manifest);
-  /// Collective. As `start`, with shards that exist: each rank copies those of `sources` in its thread and compares
-  /// them with the digests of `complete`, the manifest of that checkpoint.
+  /// Collective. Starts a checkpoint from shards that exist: each rank copies those of `sources` in its thread and
+  /// compares them with the digests of `complete`, the manifest of that checkpoint.
   bool start_copy(const Manifest& complete, std::vector<ShardSource> sources);
-  /// Of the checkpoint in progress, or of the last one; complete once it is durable.
+  /// The manifest of the checkpoint in progress, or of the last one; complete once it is durable.
   const Manifest& manifest() const;
 
   /// True while a checkpoint is in progress.

@@ -37,7 +37,7 @@ std::string version_text() {
   return text;
 }
 
-/// Of --verbose: each phase that begins outside the steps, once.
+/// Prints for --verbose each phase that begins outside the steps, once.
 void describe_phase(std::string_view phase) {
   static std::mutex mutex;
   static std::set<std::string, std::less<>> seen;
@@ -291,7 +291,7 @@ Request parse_words(int argc, const char* const* argv, std::string& text) {
   return request;
 }
 
-/// With the ranks of the job, or with a device: what the command calculates.
+/// What a request needs: the ranks of the job, a device, or neither.
 Needs needs_of(const Request& request) {
   if (request.defaults || request.reference || request.print_config || request.dry_run) return Needs::nothing;
   switch (request.command) {

@@ -99,7 +99,8 @@ struct Key {
   Key& only_with(std::string other, std::vector<std::string> values = {}, std::string why = "");
   /// An error if it has.
   Key& not_with(std::string other, std::vector<std::string> values = {}, std::string why = "");
-  /// As `only_with`; an error as well if the key `other` has one of these values and this one is not given.
+  /// Adds the condition of `only_with`, and one more: it is an error if the key `other` has one of these values and
+  /// this one is not given.
   Key& required_with(std::string other, std::vector<std::string> values = {}, std::string why = "");
   Key& free();
   Key& changeable();

@@ -65,14 +65,15 @@ class DeviceCommunicator {
 
   /// Fills piece r of `all` (bytes[r] long, contiguous) from `own` of rank r, which may be that piece.
   void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
-  /// In place.
+  /// Gathers the pieces of all ranks in place.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
-  /// In place. Direct exchanges are received in `through` (as large as `all`) and copied from there, the own piece not.
+  /// Gathers in place. Direct exchanges are received in `through` (as large as `all`) and copied from there, except
+  /// the piece of this rank.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const ExchangeBuffer& through, const char* name);
-  /// In place, in pieces of equal size. *needed, on the device and the same on all ranks: 0 if no rank reads what it
-  /// receives. Direct exchanges then send nothing; the others send all the same, since the host does not know.
+  /// Gathers in place pieces of equal size. *needed, on the device and the same on all ranks: 0 if no rank reads what
+  /// it receives. Direct exchanges then send nothing; the others send all the same, since the host does not know.
   void all_gather_if(const std::uint32_t* needed, kernels::Array<std::uint32_t> all, const char* name = kUnnamed);
-  /// As Communicator::all_to_all.
+  /// Sends piece r to rank r, like Communicator::all_to_all.
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes, const char* name = kUnnamed);
 
@@ -84,7 +85,7 @@ class DeviceCommunicator {
   void send_to_owners(const void* send, std::span<const std::int64_t> bytes, void* receive,
                       const char* name = kUnnamed);
 
-  /// In place, elementwise; the same result on all ranks.
+  /// Sums over the ranks, in place, elementwise; all ranks get the same result.
   void sum(kernels::Array<std::int64_t> values, const char* name = kUnnamed);
   void sum(kernels::Array<double> values, const char* name = kUnnamed);  ///< in rank order; at most kMostValues
   void maximum(kernels::Array<std::int32_t> values, const char* name = kUnnamed);

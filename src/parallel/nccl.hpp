@@ -41,8 +41,8 @@ class Group {
   Group(const Group&) = delete;
   ~Group();
 
-  /// As DeviceCommunicator, on GPU memory. Work is enqueued on `stream` (cudaStream_t), which may be captured. Throw
-  /// Error(communication).
+  /// The collectives of DeviceCommunicator, on GPU memory. Work is enqueued on `stream` (cudaStream_t), which may be
+  /// captured. Throw Error(communication).
   void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, void* stream);
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes, void* stream);

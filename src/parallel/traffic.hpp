@@ -15,8 +15,9 @@ namespace weft::parallel {
 
 class Communicator;
 
-/// Of one rank. Bytes are counted as the bus bandwidth of nccl-tests counts them, so that bytes / seconds compares with
-/// its tables: bytes sent to other ranks; for a reduction those sent in a ring (`bytes_of_reduction`).
+/// Bytes and calls of one rank. Bytes are counted as the bus bandwidth of nccl-tests counts them, so that bytes /
+/// seconds compares with its tables: bytes sent to other ranks; for a reduction those sent in a ring
+/// (`bytes_of_reduction`).
 struct Traffic {
   std::int64_t bytes_sent = 0;
   double seconds = 0;  ///< in the calls, if they are timed (DeviceCommunicator::is_timed)

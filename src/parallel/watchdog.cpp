@@ -32,7 +32,8 @@ std::atomic<std::int64_t> present_step{0};
 std::atomic<const char*> present_phase{"starting"};
 std::atomic<void (*)(std::string_view)> phase_observer{nullptr};
 
-/// The same pointer for equal names, valid until the process ends: the monitoring thread may read it at any time.
+/// A copy of the name, one for equal names, valid until the process ends: the monitoring thread may read it at any
+/// time.
 const char* interned(std::string_view name) {
   static std::mutex mutex;
   static std::set<std::string, std::less<>> names;

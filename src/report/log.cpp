@@ -262,7 +262,7 @@ void live(std::int64_t step, std::int64_t steps, double seconds_left) {
 }
 
 std::string progress_text(const Progress& p, std::size_t columns) {
-  // In the order of the line; those with the highest number are left out first.
+  // The fields in the order of the line; those with the highest number are left out first.
   struct Field {
     std::string text;
     int left_out;

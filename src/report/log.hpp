@@ -36,7 +36,7 @@ void log_to_file(const std::filesystem::path& path);
 
 enum class Verbosity { quiet, normal, verbose };
 
-/// For all later lines; `json`: --json was given. Without a call: normal, false.
+/// Sets the output of all later lines; `json`: --json was given. Without a call: normal, false.
 void set_output(Verbosity verbosity, bool json);
 
 /// The result of a command on standard output, also with --quiet. On rank 0; the caller leaves it out with --json.

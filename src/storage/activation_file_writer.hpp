@@ -25,8 +25,8 @@ class ActivationFileWriter {
     kernels::Scalar type = kernels::Scalar::bf16;
     std::int64_t chunk_rows = 1024;
     int gzip_level = 0;  ///< 0 = not compressed
-    /// Of the whole file: each matrix is then one piece of it, and rows of several files are written at the same time
-    /// by as many threads. 0: not known; matrices grow by chunks, through HDF5, which one thread enters at a time.
+    /// Rows of the whole file: each matrix is then one piece of it, and rows of several files are written at the same
+    /// time by as many threads. 0: not known; matrices grow by chunks, through HDF5, which one thread enters at a time.
     std::int64_t rows = 0;
   };
   /// `attributes` are written as string attributes of the root group. Never overwrites. Throws Error(io).

@@ -17,7 +17,7 @@
 
 namespace weft::training {
 
-/// The same on every rank.
+/// What the ranks have agreed on; equal on every rank.
 struct Decision {
   std::int64_t stop = 0;             ///< exit code to stop with; 0 = continue
   bool checkpoint = false;           ///< write one now

@@ -81,7 +81,8 @@ class DataParallel {
   /// Later work of the computation waits for the weights of parameters below `end`.
   void await_weights(std::size_t end);
 
-  /// As DeviceCommunicator, of the ranks of the axis, in the order of the computation. `active()` only. Collective.
+  /// Collectives of DeviceCommunicator over the ranks of the axis, in the order of the computation. `active()` only.
+  /// Collective.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name);
   void sum(kernels::Array<double> values, const char* name);
   bool leaves_the_host_free() const { return ranks_->leaves_the_host_free(); }

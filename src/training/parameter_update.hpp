@@ -55,7 +55,7 @@ class ParameterUpdate {
   using OwnUpdate = std::function<bool(std::size_t parameter, kernels::Array<const float> gradient)>;
   void apply(kernels::AdamStep* step, const kernels::LossScale* scale = nullptr, const OwnUpdate& own = {});
 
-  /// Of the gradient of the last step before clipping; where the kernels run.
+  /// Norm of the gradient of the last step before clipping, in memory where the kernels run.
   const double* norm() const { return buffers_.norm.data + 1; }
   DataParallel& exchange() { return exchange_; }
   const DataParallel& exchange() const { return exchange_; }

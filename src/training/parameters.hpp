@@ -102,7 +102,7 @@ struct ParameterSpec {
   bool is_matrix() const { return shape.size() == 2; }
   /// Stored as the transpose: the second axis is cut.
   bool transposed() const { return is_matrix() && cut.axis == 1 && !cut.over.empty(); }
-  /// Of the stored array; a vector has one column.
+  /// Rows and columns of the stored array; a vector has one column.
   std::int64_t rows() const { return shape[transposed() ? 1 : 0]; }
   std::int64_t columns() const { return is_matrix() ? shape[transposed() ? 0 : 1] : 1; }
   std::int64_t elements() const { return rows() * columns(); }
@@ -141,7 +141,7 @@ struct StateBytes {
 /// What Parameters allocates on a rank; needs no device and no MPI, so the grid may be that of another machine.
 StateBytes state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank,
                        kernels::StatePolicy, kernels::Backend, Moments);
-/// The same of the rank with the largest total.
+/// Bytes of the state on the rank with the largest total.
 StateBytes largest_state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, kernels::StatePolicy,
                                kernels::Backend, Moments);
 /// Payload of one checkpoint, all ranks together.

@@ -24,8 +24,8 @@ struct RunDirectory {
   std::filesystem::path checkpoints() const { return path / "checkpoints"; }
 };
 
-/// For the dry run; changes nothing. Throws a collective Error(io) if a run could not write there, Error(usage) if the
-/// directory is neither empty nor that of a run.
+/// Checks the output directory for a dry run and changes nothing. Throws a collective Error(io) if a run could not
+/// write there, Error(usage) if the directory is neither empty nor that of a run.
 void require_usable_output(const parallel::World&, const std::filesystem::path& path);
 
 struct OpenedRun {

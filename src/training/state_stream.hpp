@@ -41,7 +41,7 @@ class StateStream {
 
   /// Before the first matrix of a step.
   void begin();
-  /// As kernels::adam_rows of all rows of `parameters`, whose state is in page-locked host memory.
+  /// Updates all rows of `parameters`, whose state is in page-locked host memory, like kernels::adam_rows.
   void update(const kernels::ParameterRows& parameters, kernels::Matrix<const float> gradient,
               const kernels::AdamStep* step);
   /// After the last one: later work on the execution waits until the state is back in host memory.

@@ -51,7 +51,7 @@ class StepArena {
   kernels::Array<T> take(std::int64_t size) {
     return {static_cast<T*>(take_bytes(Where::device, size * static_cast<std::int64_t>(sizeof(T)))), size};
   }
-  /// The same on the host; page-locked in a CUDA build.
+  /// `size` elements in host memory, like `take`; page-locked in a CUDA build.
   template <class T>
   kernels::Array<T> take_host(std::int64_t size) {
     return {static_cast<T*>(take_bytes(Where::host, size * static_cast<std::int64_t>(sizeof(T)))), size};

@@ -71,8 +71,8 @@ class StepRunner {
   /// Submits `compute`, which must launch the same work in every step (but for `change`): neither allocate nor wait
   /// when recorded.
   void run(const std::function<void()>& compute);
-  /// In `compute`: withholds the update of this step (constants()->withheld) when a flag is set, and halts all later
-  /// steps when no more may be skipped. The same on all ranks if *flags is. `scale`: of an fp16 backward pass.
+  /// Called in `compute`. Withholds the update of this step (constants()->withheld) when a flag is set, and halts all
+  /// later steps when no more may be skipped. The same on all ranks if *flags is. `scale`: of an fp16 backward pass.
   void guard(const kernels::StepFlags* flags, const kernels::LossScale* scale = nullptr);
   /// Ends the step. `rows` says which rows it worked on, for messages; called for steps without an update only. When an
   /// earlier step halted the run, throws on all ranks: a collective Error(numeric) if it was not finite, what
@@ -102,7 +102,7 @@ class StepRunner {
 
   /// Exchanges since the start, replayed steps included.
   ExchangeGroups exchanges() const;
-  /// Of the last step.
+  /// Traffic of the last step.
   const parallel::Traffic& step_traffic() const { return step_traffic_; }
 
  private:

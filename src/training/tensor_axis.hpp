@@ -58,7 +58,7 @@ class TensorAxis {
     return {reinterpret_cast<const T*>(gather(values.data, values.size * static_cast<std::int64_t>(sizeof(T)), name)),
             size() * values.size};
   }
-  /// In place, in rank order: the same bits on all ranks. Collective.
+  /// Sums over the ranks of the axis, in place and in rank order: the same bits on all ranks. Collective.
   void sum(kernels::Array<double> values, const char* name);
 
   bool leaves_the_host_free() const { return ranks_.leaves_the_host_free(); }

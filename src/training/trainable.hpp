@@ -21,7 +21,7 @@ namespace weft::training {
 /// Position in the data: name -> number. The model that wrote it defines the names.
 using Cursor = std::map<std::string, std::int64_t>;
 
-/// One entry of a record of metrics.jsonl.
+/// One entry of a line of metrics.jsonl.
 struct Metric {
   /// Names and numbers, written as a JSON object: {{"min", 1}, {"max", 3}}.
   using Group = std::vector<std::pair<std::string, double>>;
@@ -31,9 +31,9 @@ struct Metric {
   std::variant<double, std::int64_t, std::vector<double>, Group> value;
   std::string progress = {};  ///< format of a number in the progress line, "loss {:.4g}"; "" = not shown
   bool in_result = false;     ///< also in result.train of run.json
-  bool optional = false;      ///< NaN means "not defined": null in the record, "-" in the progress line
+  bool optional = false;      ///< NaN means "not defined": null in metrics.jsonl, "-" in the progress line
 };
-/// In the order of the record.
+/// The metrics of a step, in the order of the line of metrics.jsonl.
 using Metrics = std::vector<Metric>;
 
 /// What one step did.

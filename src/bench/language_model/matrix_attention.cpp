@@ -22,8 +22,8 @@ constexpr std::int64_t kAlignment = 256;  // of the workspace of products
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-/// Of one matrix of scores, a multiple of the alignment of products. A size beyond 64 bits is given as kMost, which
-/// fits no memory.
+/// Bytes of one matrix of scores, a multiple of the alignment of products. A size beyond 64 bits is returned as kMost,
+/// which fits no memory.
 std::int64_t score_bytes(const Attention& shape, Scalar type) {
   constexpr std::int64_t kMost = std::int64_t{1} << 60;
   const double exact = static_cast<double>(shape.sequences * shape.heads) * static_cast<double>(shape.length) *
@@ -32,7 +32,7 @@ std::int64_t score_bytes(const Attention& shape, Scalar type) {
   return aligned(shape.rows() * shape.heads * shape.length * kernels::bytes_of(type));
 }
 
-/// Of the logarithms of sums that the backward pass forms again.
+/// Bytes of the logarithms of sums that the backward pass recomputes.
 std::int64_t log_sum_bytes(const Attention& shape) { return aligned(4 * shape.rows() * shape.heads); }
 
 std::int64_t product_bytes(const Attention& shape, Scalar type) {

@@ -39,7 +39,7 @@ class ResidentBatches final : public BatchesOfCase {
 
   /// The batches in turn, again and again.
   const dataset::RawBatch& next() override { return batches_[next_++ % batches_.size()]; }
-  /// Those of a sample of the rows.
+  /// Statistics of a sample of the rows.
   const dataset::Statistics& statistics() const override { return statistics_; }
   dataset::Normalisation normalisation() const override;
   std::int64_t row_bytes() const override { return 0; }

@@ -159,7 +159,7 @@ void SelectorOnRankZero::gather(const Batch& batch) {
   std::byte* const all = receives ? all_.open() : nullptr;
   std::byte* const bias = receives ? bias_.open() : nullptr;
   for (std::int64_t layer = 0; layer < spec_.shape.n_layers; ++layer) {
-    // In the tiles of the other selectors: the dense library gives the same bits for the same shapes.
+    // The tiles are those of the other selectors: the dense library gives the same bits for the same shapes.
     const kernels::AnyMatrix products{own_.open(), spec_.product(), n_tokens, n_features, own.stride};
     for (std::int64_t feature = 0; feature < n_features; feature += sizes_.tile_features)
       for (std::int64_t token = 0; token < n_tokens; token += sizes_.tile_tokens) {

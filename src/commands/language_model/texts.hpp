@@ -18,7 +18,7 @@ struct Texts {
   std::string split;  ///< "train" or "validation" of the run; "" for files of the command line
 };
 
-/// Of a run: the part of the training text that it trained on, or the part that it held out. Throws a collective
+/// The training text of a run: the part that it trained on, or the part that it held out. Throws a collective
 /// Error(data) if the text is another one now. Collective.
 dataset::TokenSet training_text(const OpenedModel&, const std::optional<language_model::Tokenizer>&, bool held_out,
                                 const parallel::World&);

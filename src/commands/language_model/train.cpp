@@ -71,7 +71,7 @@ int language_model_train(const Request& request, const parallel::World& world) {
   }
   const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
   const std::int64_t device_memory = static_cast<std::int64_t>(configuration.device.memory * 1e9);
-  // With --device-memory or parallel.world the run is planned for another machine, whose host memory is not known.
+  // The run is planned for another machine, whose host memory is not known, with --device-memory or parallel.world.
   const training::HostShare memory = request.device_memory.empty() && configuration.parallel.world == 0
                                          ? training::usable_host_memory(world)
                                          : training::HostShare{};

@@ -142,8 +142,8 @@ class Loader::Production {
   virtual void release() = 0;
 };
 
-/// In a thread, up to two batches ahead. Always completes `released + 2` batches, also when it is destroyed: the
-/// threads of all ranks exchange rows and must run the same number of exchanges.
+/// Production in a thread, up to two batches ahead. It always completes `released + 2` batches, also when it is
+/// destroyed: the threads of all ranks exchange rows and must run the same number of exchanges.
 class Loader::Prefetching final : public Loader::Production {
  public:
   explicit Prefetching(std::unique_ptr<BatchSource> source)
@@ -196,7 +196,7 @@ class Loader::Prefetching final : public Loader::Production {
         while (true) {
           {
             std::unique_lock lock(mutex);
-            // Also when stopping: the other ranks complete the same number of batches.
+            // Stopping waits too: the other ranks complete the same number of batches.
             changed.wait(lock, [this] { return produced < released + kSlots || stopping; });
             if (produced >= released + kSlots) break;
           }
@@ -227,7 +227,7 @@ class Loader::Prefetching final : public Loader::Production {
   int exceptions_ = 0;  // in flight at construction
 };
 
-/// In the calling thread, when a batch is requested.
+/// Production in the calling thread, when a batch is requested.
 class Loader::OnDemand final : public Loader::Production {
  public:
   explicit OnDemand(std::unique_ptr<BatchSource> source) : source_(std::move(source)) {}

@@ -50,7 +50,7 @@ WindowReader::~WindowReader() {
   try {
     reader_.finish_source();
   } catch (const std::exception&) {
-    // Of rows that no step will take.
+    // The failure concerns rows that no step will use.
   }
 }
 

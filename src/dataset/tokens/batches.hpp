@@ -31,7 +31,7 @@ struct TokenBatch {
   std::span<std::uint32_t> ids;
   std::span<std::int32_t> targets;    ///< kernels::kIgnored: not counted
   std::span<std::int32_t> positions;  ///< in the sequence; with the document mask in the document
-  /// With the document mask, row of its sequence at which the document of each row starts. Empty without it.
+  /// Position in its sequence at which the document of each token starts. Empty without the document mask.
   std::span<std::int32_t> first_key;
   std::int64_t counted = 0;  ///< targets that count; written by the functions below
 
