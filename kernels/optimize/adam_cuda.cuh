@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Adam for the eight columns that one lane of a warp holds; the 256 columns of a warp are one block of the 8-bit
-// policy. Used by all kernels that update matrices on the GPU: decoder, encoder and explicit gradients.
+// Adam for the eight columns that one lane of a warp holds; the 256 columns of a warp are one block of 8-bit
+// storage. Used by all kernels that update matrices on the GPU: decoder, encoder and explicit gradients.
 //
 // The rule is that of adam_rule.hpp with folded constants and the GPU's approximate square root and reciprocal
 // (each within 2^-22): an update differs from the exact rule by less than 1e-6 of itself. An exact square root and
@@ -33,11 +33,11 @@ struct AdamRate {
   // second_factor, so that m' = first_keep * m + g, v' = (root_keep * sqrt(v))^2 + g^2, and the same step is
   // m' / (unit_denominator * sqrt(v') + unit_epsilon).
   float first_unit, root_unit;
-  float first_keep, root_keep;  // of the stored moments
+  float first_keep, root_keep;  // factors of the stored moments
   float unit_denominator, unit_epsilon;
   std::uint64_t step;
   std::uint32_t withheld;                       // not 0: nothing is updated
-  std::uint32_t round_key[kRoundingRounds][2];  // of philox, from the seed
+  std::uint32_t round_key[kRoundingRounds][2];  // round keys of philox, from the seed
 };
 
 /// rounding_random of adam_rule.hpp with precomputed round keys: if `rate` is in constant memory they are operands of
@@ -317,7 +317,7 @@ __device__ __forceinline__ float approximate_inverse(float scale, float largest)
 }
 
 /// `state` becomes the state after the step. element: global index of the lane's first column (a multiple of 8). The
-/// whole warp calls this together: in the 8-bit policy its columns are one block, and lanes past the row's end hold
+/// whole warp calls this together: with 8-bit storage its columns are one block, and lanes past the row's end hold
 /// zeros. Returns whether the moments have changed: as codes they may keep, while their scales do not.
 template <StatePolicy policy>
 __device__ __forceinline__ bool update8(const AdamRule&, LaneState<policy>& state, const float (&gradient)[8],

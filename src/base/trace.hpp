@@ -16,7 +16,7 @@
 
 namespace weft::trace {
 
-inline constexpr int kWarmupSteps = 3;  ///< the first prepares what is made on first use, the second records a graph
+inline constexpr int kWarmupSteps = 3;  ///< the first prepares what is made on first use, the second captures a graph
 inline constexpr int kSteps = 20;
 inline constexpr std::size_t kMostEvents = 32768;  ///< per process; later ones are counted and dropped
 

@@ -16,8 +16,8 @@
 // before A, and the two share a hardware queue on either GPU, each waits for the other and the job hangs until the
 // watchdog ends it. In practice: decide whether an exchange takes place from values that all ranks share (settings,
 // global sizes), never from local ones; issue exchanges from one host thread; order streams with events, so that the
-// communication stream and the main stream do not overtake each other on some ranks only. A recorded graph keeps the
-// order in which it was recorded: record on all ranks at the same step. transcoder/axes/ and the trainer keep it.
+// communication stream and the main stream do not overtake each other on some ranks only. A captured graph keeps the
+// order of its capture: capture on all ranks at the same step. transcoder/axes/ and the trainer keep it.
 //
 // Every call has a name, under which its bytes and seconds are counted (parallel/traffic.hpp) and profilers show it
 // (device/ranges.hpp). A replayed graph is not counted here: the caller that replays it adds its traffic.

@@ -36,7 +36,7 @@ class ActivationFileWriter {
   /// Appends rows: inputs and targets [rows, n_layers * d_model] as stored. Throws Error(io).
   void append(std::int64_t rows, const std::byte* inputs, const std::byte* targets);
   /// Token ids of all rows, and the rows at which documents begin: ascending, the first is 0. positions: of each row in
-  /// the window that the model saw; empty: not written. Once, before `close`.
+  /// the text segment that the model processed; empty: not written. Once, before `close`.
   void write_tokens(std::span<const std::int32_t> ids, std::span<const std::int64_t> documents,
                     std::span<const std::int32_t> positions = {});
   /// Must be called: reports errors that occur on closing.

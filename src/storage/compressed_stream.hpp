@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Unpacks a range of bytes of a file in order: zstd frames, an lz4 frame, or plain bytes. Memory is that of the
-// library's window (at most 128 MiB) and does not depend on sizes in the file.
+// library's history buffer (at most 128 MiB) and does not depend on sizes in the file.
 #pragma once
 
 #include <cstdint>

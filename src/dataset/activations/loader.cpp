@@ -31,7 +31,7 @@ constexpr std::chrono::seconds kUnwindingTimeout{10};
 /// Fills slots with consecutive batches. Used by one thread at a time.
 class BatchSource {
  public:
-  /// Collective. `read_ahead`: fraction of the next window that is read by the time the current one is consumed.
+  /// Collective. `read_ahead`: fraction of the next shuffle block that is read by the time the current one is consumed.
   BatchSource(const Description& description, const Settings& settings, std::uint64_t seed,
               const parallel::World& world, const parallel::Communicator& node, const parallel::Grid& grid,
               Cursor start, int n_threads, double read_ahead)
@@ -158,7 +158,7 @@ class Loader::Prefetching final : public Loader::Production {
       std::unique_lock lock(state.mutex);
       state.stopping = true;
       state.changed.notify_all();
-      // After a failure that only this rank knows, the other ranks take part in no further exchange, and MPI_Abort
+      // After a failure that only this rank knows, the other ranks make no further exchange, and MPI_Abort
       // follows. Do not delay it.
       if (std::uncaught_exceptions() > exceptions_ &&
           !state.changed.wait_for(lock, kUnwindingTimeout, [&] { return state.finished; })) {

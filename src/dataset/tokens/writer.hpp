@@ -40,7 +40,7 @@ class TokenWriter {
   std::string tokenizer_;
   std::vector<std::uint32_t> ids_;        // not yet in a file
   std::vector<std::int64_t> documents_;   // their starts in `ids_`
-  std::vector<std::int64_t> text_bytes_;  // of each of these documents
+  std::vector<std::int64_t> text_bytes_;  // bytes of text of each of these documents
   Written written_;
   bool finished_ = false;
 };
