@@ -18,9 +18,9 @@ namespace weft::kernels::cuda {
 
 /// Copies and operands swizzled over 128 bytes start at multiples of this in shared memory.
 constexpr int kSwizzleAlignment = 1024;
-constexpr int kSwizzledColumns = 64;  // of bf16: 128 bytes
+constexpr int kSwizzledColumns = 64;  // columns of bf16: 128 bytes
 constexpr int kWarpgroup = 128;       // threads
-constexpr int kSumsOfThread = 128;    // of 64 x 256 sums of a warpgroup
+constexpr int kSumsOfThread = 128;    // per thread, of the 64 x 256 sums of a warpgroup
 
 /// The driver's function, without a link to the driver (kernels/driver_on_demand.cpp).
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {

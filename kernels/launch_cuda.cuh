@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Launches of short kernels that follow one another, and of blocks that exchange sums (clusters), on GPUs of compute
+// Launches of short kernels that follow one another, and of blocks that share sums (clusters), on GPUs of compute
 // capability 9.0 and later.
 //
 // Launched by `launch_early`, a kernel may start while the kernel before it in the stream still runs, which hides its

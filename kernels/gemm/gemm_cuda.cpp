@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // cuBLASLt is column-major. It sees the transpose of each row-major matrix, so it computes C^T = op(B)^T op(A)^T: its
-// first operand is B, its second is A, and an operand that is stored plain here is plain there.
+// first operand is B, its second is A, and an operand that is plain in row-major order is plain for it.
 #include "kernels/gemm/gemm_cuda.hpp"
 
 #include <cublasLt.h>
@@ -31,7 +31,7 @@ void check(cudaError_t status, const char* what) {
     throw Error(ExitCode::internal, std::string("CUDA: ") + what + " failed (" + cudaGetErrorString(status) + ")");
 }
 
-/// One handle per process. It holds only what the library knows of the device; it is not destroyed, which would race
+/// One handle per process. It holds only the library's data about the device; it is not destroyed, which would race
 /// with the driver's own shutdown.
 cublasLtHandle_t library() {
   static const cublasLtHandle_t handle = [] {

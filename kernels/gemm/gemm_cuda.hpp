@@ -33,14 +33,14 @@ struct GemmShape {
   std::int64_t a_stride = 0;  ///< elements from row to row, as stored
   std::int64_t b_stride = 0;
   std::int64_t c_stride = 0;
-  Scalar input = Scalar::bf16;  ///< of A and B: fp32, bf16, fp16, or u8: e4m3 codes with a scale per row (fp8.hpp)
+  Scalar input = Scalar::bf16;  ///< type of A and B: fp32, bf16, fp16, or u8: e4m3 codes with a scale per row (fp8.hpp)
   Scalar output = Scalar::bf16;
   std::int64_t alignment = 16;  ///< bytes that all three addresses and row lengths are a multiple of (16 is fastest)
   Form a_form = Form::plain;
   Form b_form = Form::transposed;
   Epilogue::Kind epilogue = Epilogue::Kind::none;
-  std::int64_t hidden_stride = 0;  ///< of Epilogue::hidden, 0 without
-  bool tf32 = false;               ///< of fp32 operands: rounded to TF32
+  std::int64_t hidden_stride = 0;  ///< row length of Epilogue::hidden, 0 without
+  bool tf32 = false;               ///< fp32 operands are rounded to TF32
   Batch batch = {};                ///< products in one call
 
   bool operator==(const GemmShape&) const = default;

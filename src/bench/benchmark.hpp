@@ -35,17 +35,17 @@ struct BenchmarkSettings {
 };
 /// benchmark.warmup, steps, batches and zipf. what: "planted features", for the help text of zipf.
 void add_step_keys(input::Schema&, BenchmarkSettings&, std::string_view what);
-/// benchmark.cases, compare_ratio and checkpoint. known: the names with a meaning of their own, for the help text.
+/// benchmark.cases, compare_ratio and checkpoint. known: the names with a special meaning, for the help text.
 void add_case_keys(input::Schema&, BenchmarkSettings&, std::string_view known);
 
 /// One entry of benchmark.cases.
 struct BenchmarkCase {
   std::string name;
-  std::string overrides;             ///< as the input gives them
+  std::string overrides;             ///< overrides as given in the input
   std::vector<std::string> sets;     ///< one by one, "table.key=value": those, or what the name stands for
-  std::vector<std::string> toggles;  ///< of a name that stands for optimisations: those that are on
-  std::string left_out;              ///< optimisations that are not available here, with the reason
-  std::string obstacle;              ///< why the case cannot be measured here; "": it can
+  std::vector<std::string> toggles;  ///< for a name that stands for optimisations: those that are on
+  std::string left_out;              ///< optimisations that are not available on this machine, with the reason
+  std::string obstacle;              ///< why the case cannot be measured on this machine; "": it can
 };
 BenchmarkCase parse_case(std::string_view text);
 

@@ -109,12 +109,12 @@ void forget(const fs::path& path) {
   ::close(file);
 }
 
-/// Before each measurement: waits until deleted files are gone from the disk and their pages are no longer cached. A
+/// Before each measurement: waits until deleted files are removed from the disk and their pages are no longer cached. A
 /// writer that starts right after a large file was deleted reuses its pages, which can be many times faster than memory
-/// that a virtual machine must request from its host; the order of the measurements must not decide who gets them.
+/// that a virtual machine must request from its host; the order of the measurements must not influence the rates.
 /// Collective.
 void settle(const parallel::Communicator& world, std::int64_t bytes) {
-  constexpr double kLongest = 3, kBytesPerSecond = 100e6;  // small files settle sooner
+  constexpr double kLongest = 3, kBytesPerSecond = 100e6;  // small files need less time
   world.barrier();
   ::sync();
   std::this_thread::sleep_for(

@@ -66,7 +66,7 @@ class Checkpoints {
   const parallel::Communicator& node_;
   const Settings settings_;
   Starts* const starts_;                   // rank 0
-  std::filesystem::path local_directory_;  // of this node; empty without checkpoint.local
+  std::filesystem::path local_directory_;  // directory of this node; empty without checkpoint.local
   std::optional<Writer> local_;
   Writer shared_;
   std::optional<Manifest> to_copy_;              // the newest checkpoint on the nodes, if it is not being copied yet

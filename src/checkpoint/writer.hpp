@@ -31,11 +31,11 @@
 
 namespace weft::checkpoint {
 
-/// Result of one checkpoint; the same on every rank.
+/// Result of one checkpoint; equal on all ranks.
 struct Report {
   std::int64_t step = 0;
   bool durable = false;
-  std::filesystem::path path;  ///< of the finished checkpoint
+  std::filesystem::path path;  ///< directory of the finished checkpoint
   std::string failure;         ///< why it is not durable; rank 0 has logged it as a warning
   std::int64_t bytes = 0;      ///< all shards together
   double seconds = 0;          ///< from `start` until durable, on the slowest rank

@@ -165,8 +165,8 @@ class Schema {
   const std::string* advice_for(std::string_view path) const;
   /// Why the values of the members do not meet the condition of `key`: "problem (why) suggestion", or "".
   std::string problem(const Key& key, const Condition& condition) const;
-  /// For commands that change requirements of a key, and modules that add conditions to keys of others. The path must
-  /// exist.
+  /// The key at this path, which must exist, for commands that change its requirements and for modules that add
+  /// conditions to keys of other modules.
   Key& at(std::string_view path);
 
  private:

@@ -31,7 +31,7 @@ struct Settings {
   double learning_rate = 4e-4;
   double beta1 = 0.9;
   double beta2 = 0.999;
-  EpsilonScale epsilon_scale = EpsilonScale::none;  ///< of transcoders by default `loss` (add_keys)
+  EpsilonScale epsilon_scale = EpsilonScale::none;  ///< add_keys sets `loss` for transcoders
   double epsilon = 1e-8;
   double weight_decay = 0.0;  ///< decoupled, weights only
   kernels::StatePolicy state = kernels::StatePolicy::fp32;

@@ -54,7 +54,7 @@ class DeviceCommunicator {
   static Bytes bytes(std::int64_t n_ranks, std::int64_t largest_message);
 
   /// `largest_message`: most bytes that a rank sends or receives in one call, except reductions; the size of the
-  /// staging memory and of the bounce buffer. The same on every rank. Collective.
+  /// staging memory and of the bounce buffer. It is equal on all ranks. Collective.
   DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution, std::int64_t largest_message,
                      ExchangeStrategy strategy = {});
 
@@ -71,7 +71,8 @@ class DeviceCommunicator {
   /// the piece of this rank.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const ExchangeBuffer& through, const char* name);
   /// Gathers in place pieces of equal size. *needed, on the device and the same on all ranks: 0 if no rank reads what
-  /// it receives. Direct exchanges then send nothing; the others send all the same, since the host does not know.
+  /// it receives. Direct exchanges then send nothing; the others send nevertheless, since the host does not have the
+  /// value.
   void all_gather_if(const std::uint32_t* needed, kernels::Array<std::uint32_t> all, const char* name = kUnnamed);
   /// Sends piece r to rank r, like Communicator::all_to_all.
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
@@ -107,7 +108,7 @@ class DeviceCommunicator {
 
  private:
   class Measured;
-  /// Throws Error(internal) if a call is larger than the constructor was told: it would write beyond the memory of a
+  /// Throws Error(internal) if a call is larger than `largest_message`: it would write beyond the memory of a
   /// peer.
   void require_room(std::int64_t bytes, const char* name) const;
   void all_gather_through(std::byte* bounce, void* all, std::span<const std::int64_t> bytes);

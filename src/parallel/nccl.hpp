@@ -71,7 +71,7 @@ class Memory {
   KeptMemory::Block block_;
 };
 
-/// True if two ranks use the same GPU; rank 0 then logs a warning. Kernels that wait for a peer would hold up the rank
+/// True if two ranks use the same GPU; rank 0 then logs a warning. Kernels that wait for a peer would block the rank
 /// with which they share the GPU, for which that peer may wait. Collective. False in a program without NCCL.
 bool share_gpus(const Communicator& ranks);
 

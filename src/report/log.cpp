@@ -72,7 +72,7 @@ bool is_dumb() {
 
 /// The state of the sink.
 struct Output {
-  std::mutex mutex;  // of lines, results and the live line
+  std::mutex mutex;  // protects lines, results and the live line
   int rank = 0;
   Verbosity verbosity = Verbosity::normal;
   bool json = false;
@@ -81,7 +81,7 @@ struct Output {
   std::string line;  // the live one; "" if there is none
   Clock::time_point start = Clock::now(), drawn;
   std::shared_ptr<spdlog::logger> out, err, file;
-  std::filesystem::path errors_to;  // of ranks other than 0: log.txt
+  std::filesystem::path errors_to;  // log.txt, for errors of ranks other than 0
   std::vector<std::string> early;   // warnings of rank 0 before the file is known
 
   /// Standard output, or with --json standard error.

@@ -51,10 +51,10 @@ void detail(std::string_view line);
 struct Progress {
   std::int64_t step = 0, steps = 0;
   std::string metrics = {};    ///< "loss 0.4123  NMSE 0.4050": as the model shows them, separated by two spaces
-  std::string unit = "steps";  ///< of the rate
+  std::string unit = "steps";  ///< unit of the rate
   double per_second = 0;
   std::string memory = {};       ///< "1.20 GiB, peak 1.53 GiB"; "" = not shown
-  double percent_of_limit = -1;  ///< of the hardware's limit; < 0: unknown, not shown
+  double percent_of_limit = -1;  ///< percent of the hardware's limit; < 0: unknown, not shown
   double seconds_left = -1;      ///< < 0: unknown, not shown
 };
 /// "step 120/2000  loss 0.4123  NMSE 0.4050  L0 15.98  51,900 tokens/s  0:12:34 left  1.20 GiB, peak 1.53 GiB". Where

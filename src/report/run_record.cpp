@@ -28,7 +28,7 @@ std::string now() {
                      fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
 }
 
-/// How a start ended, for `exit` and beside it.
+/// Sets how a start ended: `exit` and the entries next to it.
 void set_end(Json& record, int code, const std::string& reason) {
   record["exit"] = {{"code", code}, {"reason", reason}};
   if (current_step() >= 0) record["exit"]["step"] = current_step();
@@ -61,7 +61,7 @@ void write_or_warn(Write&& write) noexcept {
     } catch (const std::exception& failure) {
       log::warning("the record of this run was not written: {}", failure.what());
     }
-  } catch (...) {  // of the log
+  } catch (...) {  // failure of the log
   }
 }
 

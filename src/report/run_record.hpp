@@ -36,8 +36,8 @@ void record_start(const parallel::World& world, const std::string& command_line,
                   const std::map<std::string, std::string>& libraries, const std::string& device);
 
 /// Sets the path of the record on this rank; "" = none. Nothing is written before `record_running` or `record_end`.
-/// `lease`: the number of the lease of this start (checkpoint/lease.hpp), which tells its record from those of earlier
-/// ones; 0: none. Called by every rank.
+/// `lease`: the number of the lease of this start (checkpoint/lease.hpp), which distinguishes its run record from
+/// those of earlier ones; 0: none. Called by every rank.
 void record_to(const std::filesystem::path& path, std::int64_t lease = 0);
 
 /// Writes the record as that of an active run, on rank 0. Collective. Throws a collective Error(io).

@@ -17,7 +17,7 @@ namespace weft::storage {
 
 class VerifiedFile {
  public:
-  /// `tags`: those of all blocks of the file (`sha256_segments`).
+  /// `tags`: the tags of all blocks of the file (`sha256_segments`).
   VerifiedFile(std::filesystem::path path, std::int64_t bytes, std::vector<BlockTag> tags);
 
   /// Bytes [begin, begin + bytes) of the file, and where to put them.

@@ -21,7 +21,7 @@ namespace weft::training {
 struct Decision {
   std::int64_t stop = 0;             ///< exit code to stop with; 0 = continue
   bool checkpoint = false;           ///< write one now
-  std::vector<std::int64_t> phases;  ///< of the checkpoints, completed by every rank; empty in the first two steps
+  std::vector<std::int64_t> phases;  ///< phases of checkpoints that every rank completed; empty in steps 1 and 2
 };
 
 class StopAgreement {
@@ -35,7 +35,7 @@ class StopAgreement {
   /// limit at which to stop. `checkpoint`: this rank asks for one. Returns what was posted two steps ago.
   Decision step(std::span<const std::int64_t> phases, double margin, bool checkpoint);
 
-  /// What asked for the stop with this exit code, as rank 0 knows it: "run.walltime", "the file STOP", "SIGTERM".
+  /// The request that led to this exit code, as known to rank 0: "run.walltime", "the file STOP", "SIGTERM".
   std::string cause(std::int64_t stop) const;
 
   /// Completes what is in flight, before the communicator is freed.

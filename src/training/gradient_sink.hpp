@@ -15,7 +15,7 @@
 //   norms of examples          the first pass of two-pass clipping needs no gradient, only its norm per example
 //   store and form later       rows are kept until the clipping factors of the examples are known
 //
-// The first is here; the other two need the rows of each example, which `GradientRows::examples` delimits.
+// The first is declared below; the other two need the rows of each example, which `GradientRows::examples` delimits.
 #pragma once
 
 #include <cstddef>
@@ -149,7 +149,7 @@ class AccumulatingSink final : public GradientSink {
   std::vector<bool> cleared_;              // by parameter: the next rows overwrite its gradient
   std::function<void(std::size_t first)> when_complete_;
   device::Buffer<float> gradients_;
-  device::Buffer<std::byte> workspace_;  // of products
+  device::Buffer<std::byte> workspace_;  // workspace of products
 };
 
 }  // namespace weft::training

@@ -347,7 +347,7 @@ void Loop::log_stop(int code) const {
             code);
 }
 
-/// Records this start. Collective; throws a collective Error(no_progress).
+/// Adds this start to starts.jsonl. Collective; throws a collective Error(no_progress).
 void Loop::begin_start() {
   report::run_record()["start_number"] = std::stoll(world_.on_root([&] {
     const std::int64_t number = starts_->begin(first_step_, resume_option_, settings_.resume.ignore_no_progress);

@@ -31,8 +31,8 @@ class ParameterUpdate {
   struct Buffers {
     /// elements: AccumulatingSink::elements of the largest rank. state: of parameters with Moments::on_host.
     Buffers(std::int64_t elements, StepArena&, const StateStream::Buffers& state = {}, DataParallel::Buffers&& = {});
-    kernels::Array<double> squares;    ///< of the rows of AccumulatingSink::all
-    kernels::Array<double> workspace;  ///< of their sum
+    kernels::Array<double> squares;    ///< squared norms of AccumulatingSink::matrix_rows and vector_rows
+    kernels::Array<double> workspace;  ///< workspace of their sum
     kernels::Array<double> norm;       ///< [2]: square of this step's norm; norm of the last step that was not withheld
     StateStream::Buffers state;
     DataParallel::Buffers exchange;

@@ -84,12 +84,12 @@ namespace {
 
 /// What earlier starts left in the directory. Trivial: broadcast.
 struct Earlier {
-  int exit_code = -1;           ///< of the last start; -1: unknown
+  int exit_code = -1;           ///< exit code of the last start; -1: unknown
   bool option_applied = false;  ///< it had the same --resume, and there are checkpoints since
   std::int64_t protected_step = -1;
 };
 
-/// Reads it, and completes the history of starts before run.json is replaced. Collective.
+/// Reads what earlier starts left, and completes the history of starts before run.json is replaced. Collective.
 Earlier earlier_starts(const RunDirectory& directory, const std::string& resume, const parallel::World& world) {
   Earlier earlier;
   parallel::on_root(world.all(), [&] {

@@ -9,7 +9,7 @@
 //   copies out                         | block 0 | …
 //
 // kBuffers buffers are used in turn, two for each direction, so that both directions of the link are busy all the time.
-// The copies are on streams of their own, ordered by events; a captured step contains them. The arithmetic is that of
+// The copies run on separate streams, ordered by events; a captured step contains them. The arithmetic is that of
 // the update where the state lies on the device: the same bits.
 //
 // On the host copies are done when a call returns.

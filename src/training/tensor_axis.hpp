@@ -12,7 +12,7 @@
 //   …                             // work that neither reads nor writes `rows`
 //   axis.await(rows);             // later work finds the sums there
 //
-// With `overlap`, exchanges between GPUs run on a stream of their own. Otherwise, and on the host, they take place in
+// With `overlap`, exchanges between GPUs run on a separate stream. Otherwise, and on the host, they take place in
 // `await`: work that reads rows too early finds there what this rank alone has formed. The bits are the same.
 #pragma once
 
@@ -82,7 +82,7 @@ class TensorAxis {
   const std::byte* gather(const void* own, std::int64_t bytes, const char* name);
 
   const kernels::Execution execution_;
-  std::optional<device::Stream> stream_;  // of the exchanges; empty: the computation's
+  std::optional<device::Stream> stream_;  // stream of the exchanges; empty: that of the computation
   Buffers buffers_;
   parallel::DeviceCommunicator ranks_;
   device::IdleClock* idle_ = nullptr;

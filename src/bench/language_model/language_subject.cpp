@@ -81,7 +81,7 @@ class LanguageSubject final : public BenchmarkSubject {
   double step_exposed_seconds() const override { return trainer_->step_exposed_seconds(); }
   void time_phases(bool one_by_one) override { trainer_->time_phases(one_by_one); }
   std::int64_t tokens_per_step() const override { return configuration_.data.batch_tokens; }
-  double row_bytes() const override { return architecture_.vocabulary <= 1 << 16 ? 2 : 4; }  // of token files
+  double row_bytes() const override { return architecture_.vocabulary <= 1 << 16 ? 2 : 4; }  // an id in a token file
   std::int64_t state_bytes() const override {
     const training::StateBytes& bytes = trainer_->model().parameters().bytes();
     return bytes.weights + bytes.moments + bytes.host;

@@ -18,7 +18,7 @@ using kernels::Execution;
 using kernels::Form;
 using kernels::Scalar;
 
-constexpr std::int64_t kAlignment = 256;  // of the workspace of products
+constexpr std::int64_t kAlignment = 256;  // alignment of the workspace of products
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -130,7 +130,7 @@ void backward(const Execution& execution, const Attention& shape, AnyMatrix quer
   form_probabilities(execution, shape, queries, keys, probabilities, log_sums, products);
   for_heads(shape, [&](std::int64_t sequence, std::int64_t head) {
     const AnyMatrix upper = view.query(out_gradient, sequence, head);
-    const float sum = head % view.group() == 0 ? 0.0f : 1.0f;  // of the query heads that share a key head
+    const float sum = head % view.group() == 0 ? 0.0f : 1.0f;  // adds up the query heads that share a key head
     kernels::gemm(execution, 1, view.scores(probabilities, sequence, head), Form::transposed, upper, Form::plain, sum,
                   view.key(dv, sequence, head), products);
     kernels::gemm(execution, 1, upper, Form::plain, view.key(values, sequence, head), Form::transposed, 0,

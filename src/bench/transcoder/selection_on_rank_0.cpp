@@ -83,7 +83,7 @@ class SelectorOnRankZero final : public transcoder::Selector {
   };
 
   void select_batch(const Batch&) override;
-  std::vector<Piece> pieces_of_layer(std::int64_t n_tokens_total) const;  // of all ranks, in their order
+  std::vector<Piece> pieces_of_layer(std::int64_t n_tokens_total) const;  // pieces of all ranks, in their order
   void gather(const Batch&);
   void fill(const kernels::Execution&, std::int64_t n_tokens_total, const transcoder::TileRequest&,
             kernels::AnyMatrix product) const;
@@ -134,7 +134,7 @@ void SelectorOnRankZero::select_batch(const Batch& batch) {
   }
   statistics_.passes = 1;
   share_lists(batch);
-  statistics_.entries = 0;  // of this rank: `statistics` counts them
+  statistics_.entries = 0;  // entries of this rank, which `statistics` counts
 }
 
 /// Collects all products and biases on rank 0.

@@ -15,7 +15,7 @@
 
 namespace weft::bench {
 
-/// Why this formulation cannot run here; "" if it can.
+/// Why this formulation cannot run on this machine; "" if it can.
 std::string obstacle(const transcoder::Configuration&, const TranscoderSettings&, const parallel::World&);
 
 /// `execution`: that of the runtime; the backend is the one of the configuration. `data`: null for batches in memory,

@@ -35,7 +35,7 @@ struct OpenedModel {
 
   Input input;
   std::optional<checkpoint::Found> found;                         ///< or
-  std::optional<language_model::HuggingfaceDirectory> directory;  ///< of Hugging Face
+  std::optional<language_model::HuggingfaceDirectory> directory;  ///< a directory of Hugging Face
   language_model::Architecture architecture;                      ///< with positions for data.sequence
 };
 

@@ -23,10 +23,10 @@ struct Texts {
 dataset::TokenSet training_text(const OpenedModel&, const std::optional<language_model::Tokenizer>&, bool held_out,
                                 const parallel::World&);
 
-/// What is asked for.
+/// The text that a command line asks for.
 struct TextChoice {
   std::vector<std::string> files;       ///< empty: the text of the run
-  std::string split;                    ///< of it: "", "train" or "validation"
+  std::string split;                    ///< split of the run: "", "train" or "validation"
   std::string option = "--text FILES";  ///< how files are given, for messages
 };
 

@@ -35,13 +35,12 @@ struct Window {
   std::int64_t epoch = -1;  ///< -1: not planned yet
   std::int64_t index = 0;   ///< number of the shuffle block in the epoch
   WindowOrder order;
-  std::vector<std::int32_t> reader;     ///< [block] rank that reads it
-  std::vector<std::int64_t> first_row;  ///< [block] row in the reader's part
-  std::vector<std::vector<RowRead>>
-      reads;                   ///< [group] of this rank; one job reads a group, whose rows share HDF5 chunks
-  std::size_t reads_done = 0;  ///< groups for which jobs were made
-  bool complete = false;       ///< all rows of this rank are in memory
-  std::int64_t inputs = 0;     ///< offset in bytes of the first row in the memory of every rank
+  std::vector<std::int32_t> reader;         ///< [block] rank that reads it
+  std::vector<std::int64_t> first_row;      ///< [block] row in the reader's part
+  std::vector<std::vector<RowRead>> reads;  ///< [group] one job reads a group; its rows may share HDF5 chunks
+  std::size_t reads_done = 0;               ///< groups for which jobs were made
+  bool complete = false;                    ///< all rows of this rank are in memory
+  std::int64_t inputs = 0;                  ///< offset in bytes of the first row in the memory of every rank
   std::int64_t targets = 0;
 
   std::int64_t n_rows() const { return static_cast<std::int64_t>(order.rows.size()); }
