@@ -21,7 +21,7 @@ namespace weft::training {
 struct Decision {
   std::int64_t stop = 0;             ///< exit code to stop with; 0 = continue
   bool checkpoint = false;           ///< write one now
-  std::vector<std::int64_t> phases;  ///< phases of checkpoints that every rank completed; empty in steps 1 and 2
+  std::vector<std::int64_t> phases;  ///< checkpoint phases completed by all ranks; empty in the first two steps
 };
 
 class StopAgreement {
