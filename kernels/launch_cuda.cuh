@@ -5,10 +5,10 @@
 //
 // Launched by `launch_early`, a kernel may start while the kernel before it in the stream still runs, which hides its
 // launch ("programmatic dependent launch", CUDA Programming Guide). It calls await_previous_kernel() in every thread
-// before it reads or writes memory that other kernels write; a kernel then sees all that was done before it, as without
-// early start. An early kernel starts when all blocks of the one before have called allow_next_kernel() or have ended.
-// Kernels after one that calls allow_next_kernel() only after its wait start when all kernels before that one have
-// ended: the embedding does so for a step, and cached_attention.hpp relies on it.
+// before it reads or writes memory that other kernels write; a kernel then reads the results of all work before it, as
+// without early start. An early kernel starts when all blocks of the one before have called allow_next_kernel() or have
+// ended. Kernels after one that calls allow_next_kernel() only after its wait start when all kernels before that one
+// have ended: the embedding does so for a step, and cached_attention.hpp relies on it.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -60,9 +60,9 @@ __device__ __forceinline__ T* in_cluster(T* shared, int rank) {
 
 struct LaunchOptions {
   /// A multiprocessor divides its memory into shared memory and first-level cache, and must be idle to divide it in
-  /// another way. Kernels that follow one another therefore all ask for as much shared memory as there is.
+  /// another way. Kernels that follow one another therefore all request as much shared memory as there is.
   bool most_shared = true;
-  /// The GPUs that have as much shared memory as the kernel asks for.
+  /// The GPUs that have as much shared memory as the kernel requests.
   SharedMemoryOf shared = SharedMemoryOf::every_gpu;
 };
 

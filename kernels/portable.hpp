@@ -27,7 +27,7 @@ using Team = Teams::member_type;
 
 /// Kokkos' execution space on the stream of `execution`. Cached until `forget_spaces`, because creating one allocates.
 const Space& space_of(const Execution& execution);
-/// To be called before Kokkos is finalised.
+/// Clears the cache of space_of. To be called before Kokkos is finalised.
 void forget_spaces();
 
 /// Columns that a team processes at a time: with all data per column they fit the first-level cache. A multiple of the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuBLASLt is column-major. It sees the transpose of each row-major matrix, so it computes C^T = op(B)^T op(A)^T: its
+// cuBLASLt is column-major. It reads the transpose of each row-major matrix, so it computes C^T = op(B)^T op(A)^T: its
 // first operand is B, its second is A, and an operand that is plain in row-major order is plain for it.
 #include "kernels/gemm/gemm_cuda.hpp"
 

@@ -55,7 +55,7 @@ class Stopwatch {
     timed_step(subject, true);
   }
 
-  /// A step whose phases are timed one after the other. `whole`: also counts as a step.
+  /// Runs a step whose phases are timed separately. `whole`: also counts as a step.
   void timed_step(BenchmarkSubject& subject, bool whole) {
     subject.timers().reset();
     world_.barrier();

@@ -83,7 +83,7 @@ class BenchmarkSubject {
   virtual ModelFlops flops_per_token() const { return {}; }
 };
 
-/// From fresh parameters to medians. Collective.
+/// Measures a case, from fresh parameters to medians. Collective.
 CaseResult measure(const BenchmarkCase&, BenchmarkSubject&, const BenchmarkSettings&, const training::MachineLimits&,
                    const parallel::World&);
 

@@ -41,9 +41,9 @@ class Checkpoints {
   std::vector<std::int64_t> progress() const;
   void advance(std::span<const std::int64_t> least);
 
-  /// At the end of each step: its duration.
+  /// Called at the end of each step with its duration.
   void note_step(double seconds);
-  /// True if checkpoint.every asks for one after this step: the same on every rank.
+  /// True if a checkpoint is due after this step (checkpoint.every); equal on all ranks.
   bool due_after(std::int64_t step) const;
   /// Rank 0 requests a checkpoint of all ranks: checkpoint.every = "auto".
   bool requested();

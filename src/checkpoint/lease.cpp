@@ -145,7 +145,7 @@ std::int64_t fence_of(const std::string& name) {
   return fence > 0 && name == fmt::format("{}{}", kPrefix, fence) ? fence : 0;
 }
 
-/// Ascending.
+/// The numbers of all leases in the directory, ascending.
 std::vector<std::int64_t> fences_in(const fs::path& directory) {
   std::vector<std::int64_t> fences;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory))

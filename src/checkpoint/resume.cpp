@@ -269,7 +269,7 @@ class ShardReader {
   std::size_t index_;
   fs::path path_;
   std::optional<storage::VerifiedFile> verified_;  ///< if the digests were verified
-  std::int64_t leading_ = 0;                       ///< bytes of the file that HDF5 sees
+  std::int64_t leading_ = 0;                       ///< bytes of the file that HDF5 reads
   storage::Handle file_, dataset_;
   std::string name_;  ///< name of dataset_
 };

@@ -52,7 +52,7 @@ std::string common_digest(const Registry& registry) {
 
 struct Writer::State {
   const parallel::Communicator& world;
-  const parallel::Communicator& place;  // ranks that see this directory
+  const parallel::Communicator& place;  // ranks that share this directory
   const fs::path directory;
   const Settings settings;
   const Registry& registry;

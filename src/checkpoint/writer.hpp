@@ -60,7 +60,7 @@ class Writer {
   /// Collective. `directory`: checkpoints/ of the run, created if missing. Throws a collective Error(io) if a rank
   /// cannot write there. `resumed_from`: the checkpoint from which this run resumes; empty for a new run. Newer
   /// checkpoints in `directory` do not belong to this run any more and are renamed to step_XXXXXXXX.abandoned. Registry
-  /// and communicator must outlive the writer; the registry must not change. `place`: the ranks that see the same
+  /// and communicator must outlive the writer; the registry must not change. `place`: the ranks that share the same
   /// `directory`, if it is a different one on each node; its rank 0 then does what rank 0 of the job does otherwise.
   Writer(const parallel::Communicator& world, std::filesystem::path directory, const Settings& settings,
          const Registry& registry, const kernels::Execution& execution, const std::filesystem::path& resumed_from = {},

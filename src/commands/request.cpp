@@ -159,7 +159,7 @@ Error unexpected(const std::vector<std::string>& extras, const CLI::App& app, bo
     if (!of_family)
       for (const PackageCommand& command : package_commands()) known.emplace_back(command.name);
   }
-  // The dashes are no part of the name: they would make any two options look alike.
+  // The dashes are not compared: they would make any two options similar.
   const std::string dashes = first[0] == '-' ? "--" : "";
   std::string hint =
       input::nearest(std::string_view(first).substr(std::min(first.find_first_not_of('-'), first.size())), known);

@@ -55,11 +55,11 @@ class ExchangeBuffer {
   ExchangeBuffer& operator=(ExchangeBuffer&&) noexcept;
   ~ExchangeBuffer();
 
-  /// Before the first use in a step; returns `data`.
+  /// Called before the first use in a step; returns `data`.
   std::byte* open();
-  /// After the last use.
+  /// Called after the last use in a step.
   void close();
-  /// Null where there are no bytes, or outside `open` and `close` of memory that is not kept.
+  /// The memory; null if it has no bytes, or outside `open` and `close` of memory that is not kept.
   std::byte* data() const;
 
  private:

@@ -8,8 +8,8 @@
 // none.
 //
 // Invariant: all ranks issue their barriers, of all groups and channels, in the same order. A barrier occupies its
-// stream until all ranks have reached it; in another order two ranks wait for each other. The callers keep it: see
-// parallel/device_communicator.hpp, "Invariant of direct exchanges".
+// stream until all ranks have reached it; in another order two ranks wait for each other. The callers ensure this
+// order: see parallel/device_communicator.hpp, "Invariant of direct exchanges".
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ namespace weft::storage {
 enum class Compression { none, zstd, lz4 };
 /// "zstd", "lz4", "none".
 std::string_view name_of(Compression);
-/// Whether this program was built with the library that unpacks it.
+/// True if this program was built with the library that decompresses this form.
 bool can_unpack(Compression);
 
 class CompressedStream {

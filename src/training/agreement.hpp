@@ -27,12 +27,12 @@ struct Decision {
 class StopAgreement {
  public:
   /// `walltime`: seconds from `start` that the job may last; 0 = no limit. Files STOP and CHECKPOINT in `run_directory`
-  /// are requests like signals; rank 0 looks for them and removes them. Collective.
+  /// are requests like signals; rank 0 detects and removes them. Collective.
   StopAgreement(const parallel::Communicator& world, std::filesystem::path run_directory, double walltime,
                 Clock::time_point start);
 
-  /// At the end of each step. `phases`: of the checkpoints, completed by this rank. `margin`: seconds before the wall
-  /// limit at which to stop. `checkpoint`: this rank asks for one. Returns what was posted two steps ago.
+  /// Called at the end of each step. `phases`: checkpoint phases completed by this rank. `margin`: seconds before the
+  /// wall limit at which to stop. `checkpoint`: this rank requests one. Returns what was posted two steps ago.
   Decision step(std::span<const std::int64_t> phases, double margin, bool checkpoint);
 
   /// The request that led to this exit code, as known to rank 0: "run.walltime", "the file STOP", "SIGTERM".

@@ -50,7 +50,7 @@ void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels:
 
 class DataParallel {
  public:
-  /// Empty when the axis has one rank.
+  /// Memory of the exchanges; empty if the axis has one rank.
   struct Buffers {
     Buffers() = default;
     /// gathered_bytes: the most that `all_gather` brings together.
@@ -76,8 +76,8 @@ class DataParallel {
   void begin_step();
   /// After each step: each rank has updated the weights of its rows.
   void end_step();
-  /// If the weights have changed: every rank gets those of the rows that the others own, in the order of the
-  /// parameters. Collective.
+  /// Sends every rank the weights of the rows that the others own, in the order of the parameters, if they have
+  /// changed. Collective.
   void start_weights();
   /// Later work of the computation waits for the weights of parameters below `end`.
   void await_weights(std::size_t end);

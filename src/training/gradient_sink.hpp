@@ -44,7 +44,7 @@ struct GradientRows {
   kernels::AnyMatrix inputs = {};     ///< X, fp32, bf16 or fp16
   kernels::AnyMatrix gradients = {};  ///< G, fp32, bf16 or fp16
   kernels::Array<const std::uint32_t> ids = {};
-  /// Empty where no sink asks for examples.
+  /// Empty if no sink needs examples.
   kernels::Examples examples = {};
   std::int64_t first_example = 0;  ///< number of example 0 in the micro-batch
   /// Parameters [parameter, parameter + count) whose outputs are adjacent get their gradients from one product:

@@ -193,8 +193,8 @@ class Parameters {
 
   /// A matrix: all held rows, [held, columns]. It has moments if all held rows are owned.
   const kernels::ParameterRows& matrix(std::size_t parameter) const;
-  /// Its owned rows with their moments. Row 0 is held row owned.begin - held.begin. With Moments::on_host its state is
-  /// in host memory, which kernels of a GPU reach, slowly.
+  /// The owned rows of a matrix with their moments. Row 0 is held row owned.begin - held.begin. With Moments::on_host
+  /// its state is in host memory, which kernels of a GPU reach, slowly.
   const kernels::ParameterRows& owned_matrix(std::size_t parameter) const;
   /// Weights of the held rows and the rows of zeros after them (ParameterSpec::row_multiple).
   std::int64_t rows_in_memory(std::size_t parameter) const {

@@ -33,7 +33,7 @@ struct OpenedRun {
   std::optional<checkpoint::Found> found;  ///< the checkpoint to resume from
   std::string resume = "auto";             ///< --resume as given
   std::int64_t protected_step = -1;        ///< step of the checkpoint of this run that --resume names; -1: none
-  /// The run has at least run.steps steps, and its record is complete or of more steps: nothing may be changed.
+  /// The run has at least run.steps steps, and its run record is complete or of more steps: nothing may be changed.
   bool complete = false;
   /// run.json is still that of an earlier start, which finished the run.
   bool record_is_kept = false;

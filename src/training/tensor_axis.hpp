@@ -29,7 +29,7 @@ namespace weft::training {
 
 class TensorAxis {
  public:
-  /// Empty when the axis has one rank.
+  /// Memory of the exchanges; empty if the axis has one rank.
   struct Buffers {
     Buffers() = default;
     /// Memory for sums of up to `rows` rows of `columns` elements, and for gathering up to `gathered` bytes of a rank.

@@ -16,7 +16,7 @@
 
 namespace weft::bench {
 
-/// The configuration with the baselines that the settings ask for.
+/// The configuration with the baselines that the settings choose.
 transcoder::Configuration with_baselines(transcoder::Configuration, const TranscoderSettings&);
 
 }  // namespace weft::bench

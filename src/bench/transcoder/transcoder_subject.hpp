@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A transcoder for weft benchmark: the sparse step of weft train, with the baselines that the settings ask for, or the
+// A transcoder for weft benchmark: the sparse step of weft train, with the baselines that the settings choose, or the
 // dense formulation that it is compared with.
 #pragma once
 

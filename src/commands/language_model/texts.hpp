@@ -14,7 +14,7 @@ namespace weft::commands {
 
 struct Texts {
   std::vector<dataset::TokenSet> sets;
-  std::string names;  ///< for records: paths, separated by commas
+  std::string names;  ///< for the run record: paths, separated by commas
   std::string split;  ///< "train" or "validation" of the run; "" for files of the command line
 };
 

@@ -44,7 +44,7 @@ class Reader {
   /// Does nothing without a source. Throws like `read`.
   void finish_source();
 
-  /// Its threads, for `jobs` and for loops over the rows. Must not be used while `read` runs.
+  /// The threads of this Reader, for `jobs` and for loops over the rows. Must not be used while `read` runs.
   Workers& workers();
 
  private:
