@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The GPU of this process, and what this program was compiled for. A GPU runs the code for the latest architecture that
-// is not later than its own. Sources for Hopper alone are compiled for it whatever the rest is compiled for, so these
-// questions have one answer here, not one per source.
+// is not later than its own. Sources for Hopper alone are compiled for it whatever the rest is compiled for, so the
+// functions below answer for the whole program, not for one source.
 #pragma once
 
 #include <string>

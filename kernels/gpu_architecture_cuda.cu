@@ -12,7 +12,7 @@ constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};  // 900 for 9.0
 
 __global__ void nothing() {}
 
-/// As __CUDA_ARCH__.
+/// Compute capability of this GPU in the form of __CUDA_ARCH__: 900 for 9.0.
 int architecture_of_gpu() {
   static const int architecture = [] {
     int device = 0, major = 0, minor = 0;

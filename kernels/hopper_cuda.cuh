@@ -18,9 +18,9 @@ namespace weft::kernels::cuda {
 
 /// Copies and operands swizzled over 128 bytes start at multiples of this in shared memory.
 constexpr int kSwizzleAlignment = 1024;
-constexpr int kSwizzledColumns = 64;  // of bf16: 128 bytes
+constexpr int kSwizzledColumns = 64;  // columns of bf16: 128 bytes
 constexpr int kWarpgroup = 128;       // threads
-constexpr int kSumsOfThread = 128;    // of 64 x 256 sums of a warpgroup
+constexpr int kSumsOfThread = 128;    // per thread, of the 64 x 256 sums of a warpgroup
 
 /// The driver's function, without a link to the driver (kernels/driver_on_demand.cpp).
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
@@ -41,9 +41,9 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return function;
 }
 
-/// For cp.async.bulk.tensor: boxes of an array of bf16 whose first axis is contiguous, with kSwizzledColumns elements
-/// of the first axis and `rows` of the last, swizzled over 128 bytes. Outside of the array there is 0. `sizes`: of up
-/// to three axes; `strides`: of all but the first, in elements.
+/// Descriptor for cp.async.bulk.tensor: boxes of an array of bf16 whose first axis is contiguous, with kSwizzledColumns
+/// elements of the first axis and `rows` of the last, swizzled over 128 bytes. Outside of the array there is 0.
+/// `sizes`: of up to three axes; `strides`: of all but the first, in elements.
 inline CUtensorMap boxes_of(const void* data, std::initializer_list<cuuint64_t> sizes,
                             std::initializer_list<cuuint64_t> strides, cuuint32_t rows) {
   const auto rank = static_cast<cuuint32_t>(sizes.size());
@@ -112,7 +112,7 @@ __device__ __forceinline__ void multiply(float (&c)[kSumsOfThread], std::uint64_
       : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(transposed ? 1 : 0)
       : "memory");
 }
-/// The same with 128 columns of b, and 64 x 128 sums.
+/// Multiplies like the function above, with 128 columns of b and 64 x 128 sums.
 template <bool transposed>
 __device__ __forceinline__ void multiply(float (&c)[kSumsOfThread / 2], std::uint64_t a, std::uint64_t b, bool adds) {
   asm volatile(
@@ -150,7 +150,7 @@ __device__ __forceinline__ void arrive_in_cluster(std::uint32_t barrier, int ran
 
 // ---- copies --------------------------------------------------------------------------------------------------------
 
-/// Cache policy of the copies: the normal order of eviction from the L2 cache. Others were not faster.
+/// Cache policy of the copies: the normal order of eviction from the L2 cache.
 constexpr std::uint64_t kEvictNormal = 0x1000000000000000ull;
 
 /// Box of a matrix described by `map` (CUtensorMap) to shared memory; elements beyond its ends are 0. One thread.
@@ -162,7 +162,7 @@ __device__ __forceinline__ void copy_box(std::uint32_t shared, const void* map, 
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(kEvictNormal)
       : "memory");
 }
-/// The same into every block of `blocks` (a bit each), at the same addresses, where the barriers count the bytes.
+/// Copies a box into every block of `blocks` (a bit each), at the same addresses, where the barriers count the bytes.
 __device__ __forceinline__ void copy_box_to_all(std::uint32_t shared, const void* map, int x, int y,
                                                 std::uint32_t barrier, std::uint16_t blocks) {
   asm volatile(
@@ -181,7 +181,7 @@ __device__ __forceinline__ void sync_threads(int barrier, int threads) {
 __device__ __forceinline__ void arrive_threads(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-/// As sync_threads; true if `value` is true in any of them.
+/// Barrier like sync_threads; true if `value` is true in any of the threads.
 __device__ __forceinline__ bool any_of_threads(int barrier, int threads, bool value) {
   int any;
   asm volatile(

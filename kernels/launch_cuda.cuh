@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Launches of short kernels that follow one another, and of blocks that exchange sums (clusters), on GPUs of compute
+// Launches of short kernels that follow one another, and of blocks that share sums (clusters), on GPUs of compute
 // capability 9.0 and later.
 //
 // Launched by `launch_early`, a kernel may start while the kernel before it in the stream still runs, which hides its
 // launch ("programmatic dependent launch", CUDA Programming Guide). It calls await_previous_kernel() in every thread
-// before it reads or writes memory that other kernels write; a kernel then sees all that was done before it, as without
-// early start. An early kernel starts when all blocks of the one before have called allow_next_kernel() or have ended.
-// Kernels after one that calls allow_next_kernel() only after its wait start when all kernels before that one have
-// ended: the embedding does so for a step, and cached_attention.hpp relies on it.
+// before it reads or writes memory that other kernels write; a kernel then reads the results of all work before it, as
+// without early start. An early kernel starts when all blocks of the one before have called allow_next_kernel() or have
+// ended. Kernels after one that calls allow_next_kernel() only after its wait start when all kernels before that one
+// have ended: the embedding does so for a step, and cached_attention.hpp relies on it.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -39,8 +39,8 @@ __device__ __forceinline__ void sync_cluster() {
   __syncthreads();
 #endif
 }
-/// The same barrier without an order of memory accesses: for blocks that must have started, or must still exist. It
-/// does not wait until what was written is visible.
+/// Barrier of all threads of a cluster that does not order memory accesses: for blocks that must have started, or must
+/// still exist. It does not wait until what was written is visible.
 __device__ __forceinline__ void meet_cluster() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait;" ::: "memory");
@@ -48,7 +48,7 @@ __device__ __forceinline__ void meet_cluster() {
   __syncthreads();
 #endif
 }
-/// The same variable in shared memory of block `rank` of the cluster.
+/// Address of this variable in shared memory of block `rank` of the cluster.
 template <class T>
 __device__ __forceinline__ T* in_cluster(T* shared, int rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -60,9 +60,9 @@ __device__ __forceinline__ T* in_cluster(T* shared, int rank) {
 
 struct LaunchOptions {
   /// A multiprocessor divides its memory into shared memory and first-level cache, and must be idle to divide it in
-  /// another way. Kernels that follow one another therefore all ask for as much shared memory as there is.
+  /// another way. Kernels that follow one another therefore all request as much shared memory as there is.
   bool most_shared = true;
-  /// The GPUs that have as much shared memory as the kernel asks for.
+  /// The GPUs that have as much shared memory as the kernel requests.
   SharedMemoryOf shared = SharedMemoryOf::every_gpu;
 };
 

@@ -27,7 +27,7 @@ using Team = Teams::member_type;
 
 /// Kokkos' execution space on the stream of `execution`. Cached until `forget_spaces`, because creating one allocates.
 const Space& space_of(const Execution& execution);
-/// To be called before Kokkos is finalised.
+/// Clears the cache of space_of. To be called before Kokkos is finalised.
 void forget_spaces();
 
 /// Columns that a team processes at a time: with all data per column they fit the first-level cache. A multiple of the
@@ -40,8 +40,8 @@ constexpr int kTeamLanes = 32;
 constexpr int kTeamLanes = 1;
 #endif
 
-/// The policy for a body whose captured values are arguments of the kernel. Above 512 bytes Kokkos would copy them to
-/// constant memory on a GPU and wait for that copy, which cannot be recorded in a graph.
+/// The execution policy of Kokkos for a body whose captured values are arguments of the kernel. Above 512 bytes Kokkos
+/// would copy them to constant memory on a GPU and wait for that copy, which cannot be captured in a graph.
 template <class Body, class Policy>
 auto as_arguments(const Policy& policy) {
   static_assert(sizeof(Body) <= 3584, "more than the arguments of a kernel can hold (4 KB, with what Kokkos adds)");

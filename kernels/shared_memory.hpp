@@ -3,7 +3,7 @@
 // Shared memory of a block: static (variables of the kernel) and dynamic (asked for at launch). Their sum is limited.
 // More than 48 KB must be allowed for each kernel before its launch; `allow_shared_memory` is the only place that does.
 //
-// Kernels for every GPU keep to kSharedMemory on every GPU: one that asks for more is an error at its first launch also
+// Kernels for every GPU keep to kSharedMemory on every GPU: one that needs more is an error at its first launch also
 // where the GPU has more, so that the tests find it on any GPU.
 #pragma once
 

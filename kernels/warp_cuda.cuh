@@ -86,7 +86,7 @@ __device__ __forceinline__ uint4 pack8(const float (&value)[8]) {
                     pack2(value[6], value[7]));
 }
 
-/// The same for fp16.
+/// Two values rounded to fp16, `low` in the lower half.
 __device__ __forceinline__ std::uint32_t pack2_half(float low, float high) {
 #ifdef WEFT_BEFORE_AMPERE
   return to_half(low).bits | static_cast<std::uint32_t>(to_half(high).bits) << 16;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void copy16_async(std::uint32_t shared, const void* g
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 #endif
 }
-/// The same, or zeros, of what is read once per kernel: the second-level cache evicts it first.
+/// Copies 16 bytes, or zeros, that are read once per kernel: the second-level cache evicts them first.
 __device__ __forceinline__ void copy16_once(std::uint32_t shared, const void* global, bool valid) {
 #ifdef WEFT_BEFORE_AMPERE
   store_shared16(shared, valid ? __ldg(static_cast<const uint4*>(global)) : make_uint4(0, 0, 0, 0));

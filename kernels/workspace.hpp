@@ -13,7 +13,7 @@ namespace weft::kernels {
 
 class Workspace {
  public:
-  static constexpr std::int64_t kAlignment = 256;  ///< of every array, in bytes from `base`
+  static constexpr std::int64_t kAlignment = 256;  ///< alignment of every array, in bytes from `base`
 
   /// base = null: measure.
   explicit Workspace(void* base) : base_(static_cast<std::byte*>(base)) {}

@@ -13,15 +13,15 @@ std::int64_t workspace_bytes();
 /// True if the library multiplies operands of these types into a result of this type.
 bool takes(Scalar a, Scalar b, Scalar c);
 
-/// As gemm, for types that it takes and sizes above 0.
+/// Computes `gemm`, for types that the library takes and sizes above 0.
 void multiply(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
               AnyMatrix c, Array<std::byte> workspace);
 
-/// As gemm_batched, for types that it takes and sizes above 0. False if it has no batched product.
+/// Computes `gemm_batched`, for types that the library takes and sizes above 0. False if it has no batched product.
 bool multiply_batched(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
                       AnyMatrix c, const Batch&, Array<std::byte> workspace);
 
-/// As gemm_with_epilogue, for sizes above 0.
+/// Computes `gemm_with_epilogue`, for sizes above 0.
 bool multiply_with_epilogue(const Execution&, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, AnyMatrix c,
                             const Epilogue&, Array<std::byte> workspace);
 

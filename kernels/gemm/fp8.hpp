@@ -45,8 +45,8 @@ WEFT_KERNEL(gemm_coded_workspace, std::int64_t(Backend, std::int64_t rows, std::
 /// y [rows, columns] = x [rows, inner] times the transpose of weight [columns, inner]; y is bf16. Throws
 /// Error(internal) if columns are no multiples of kCodedColumns.
 void gemm_coded(const Execution&, const CodedRows& x, const CodedRows& weight, AnyMatrix y, Array<std::byte> workspace);
-/// The same plus a bias [columns], added before the sums are rounded. False if the dense library does not take it (on
-/// the portable backend it does not): nothing is enqueued then.
+/// Computes `gemm_coded` plus a bias [columns], added before the sums are rounded. False if the dense library does not
+/// take it (on the portable backend it does not): nothing is enqueued then.
 bool gemm_coded_with_bias(const Execution&, const CodedRows& x, const CodedRows& weight, Array<const bf16> bias,
                           AnyMatrix y, Array<std::byte> workspace);
 

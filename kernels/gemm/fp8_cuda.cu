@@ -13,7 +13,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// As row_sum, of largest values.
+/// The largest value of a row, reduced like `row_sum`.
 template <int kThreads>
 __device__ __forceinline__ std::uint32_t row_max(std::uint32_t value) {
 #pragma unroll
@@ -174,7 +174,7 @@ bool gemm_coded_with_bias(const Execution& execution, const CodedRows& x, const 
 }
 
 std::string coded_obstacle(Backend) {
-  constexpr std::size_t kFirstVersion = 120900;  // of the library, with a scale per row
+  constexpr std::size_t kFirstVersion = 120900;  // first version of the library with a scale per row
   int device = 0, major = 0;
   require(cudaGetDevice(&device), "cudaGetDevice");
   require(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");

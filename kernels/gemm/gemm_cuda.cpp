@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuBLASLt is column-major. It sees the transpose of each row-major matrix, so it computes C^T = op(B)^T op(A)^T: its
-// first operand is B, its second is A, and an operand that is stored plain here is plain there.
+// cuBLASLt is column-major. It reads the transpose of each row-major matrix, so it computes C^T = op(B)^T op(A)^T: its
+// first operand is B, its second is A, and an operand that is plain in row-major order is plain for it.
 #include "kernels/gemm/gemm_cuda.hpp"
 
 #include <cublasLt.h>
@@ -31,7 +31,7 @@ void check(cudaError_t status, const char* what) {
     throw Error(ExitCode::internal, std::string("CUDA: ") + what + " failed (" + cudaGetErrorString(status) + ")");
 }
 
-/// One handle per process. It holds only what the library knows of the device; it is not destroyed, which would race
+/// One handle per process. It holds only the library's data about the device; it is not destroyed, which would race
 /// with the driver's own shutdown.
 cublasLtHandle_t library() {
   static const cublasLtHandle_t handle = [] {
@@ -137,7 +137,7 @@ struct Gemm::Plan {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(shape.epilogue));
     if (shape.input == Scalar::u8) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, out);
     if (shape.epilogue == Epilogue::Kind::gelu_gradient) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, shape.hidden_stride);
-    // Of the addresses only the alignment counts when an algorithm is chosen.
+    // Only the alignment of the addresses counts when an algorithm is chosen.
     auto* const aligned = reinterpret_cast<void*>(static_cast<std::uintptr_t>(shape.alignment));
     set_addresses(aligned, aligned);
   }
@@ -170,7 +170,7 @@ struct Gemm::Plan {
           "describing a product");
   }
 
-  /// Of a matrix that enters the product as [rows, columns].
+  /// Layout of a matrix that enters the product as [rows, columns].
   static cublasLtMatrixLayout_t layout_of(cudaDataType type, Form form, std::int64_t rows, std::int64_t columns,
                                           std::int64_t stride) {
     cublasLtMatrixLayout_t layout = nullptr;
@@ -223,7 +223,7 @@ struct Gemm::Plan {
     record.workspace = workspace_bytes;
   }
 
-  /// False if the record does not match or the library does not accept it.
+  /// False if the entry of the algorithm table does not match or the library does not accept it.
   bool use_record(const GemmRecord& given, std::int64_t workspace_bytes) {
     cublasLtMatmulAlgo_t recorded;
     if (given.shape != record.shape || given.gpu != record.gpu || given.library != record.library ||

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dense products of gemm.hpp through cuBLASLt, and the records of the algorithms that they use.
+// Dense products of gemm.hpp through cuBLASLt, and the table of the algorithms that they use.
 //
-// Invariant. The algorithm is fixed when a Gemm is made: that of a record, or the library's first. Only products of
-// bf16 into fp32 may split the sum; the parts are added in a fixed order. Nothing is timed unless `Gemm::tune` is
-// called, so two runs of one build on one GPU type give the same bits. fp32 operands are multiplied in fp32, or
-// in TF32 if the shape says so.
+// Invariant. The algorithm is fixed when a Gemm is made: that of the algorithm table, or the library's first. Only
+// products of bf16 into fp32 may split the sum; the parts are added in a fixed order. Nothing is timed unless
+// `Gemm::tune` is called, so two runs of one build on one GPU type give the same bits. fp32 operands are multiplied in
+// fp32, or in TF32 if the shape says so.
 //
 // Speed at the encoder's shapes: docs/performance.md. The limit is the tensor cores' rate at the board's power limit.
 #pragma once
@@ -33,14 +33,14 @@ struct GemmShape {
   std::int64_t a_stride = 0;  ///< elements from row to row, as stored
   std::int64_t b_stride = 0;
   std::int64_t c_stride = 0;
-  Scalar input = Scalar::bf16;  ///< of A and B: fp32, bf16, fp16, or u8: e4m3 codes with a scale per row (fp8.hpp)
+  Scalar input = Scalar::bf16;  ///< type of A and B: fp32, bf16, fp16, or u8: e4m3 codes with a scale per row (fp8.hpp)
   Scalar output = Scalar::bf16;
   std::int64_t alignment = 16;  ///< bytes that all three addresses and row lengths are a multiple of (16 is fastest)
   Form a_form = Form::plain;
   Form b_form = Form::transposed;
   Epilogue::Kind epilogue = Epilogue::Kind::none;
-  std::int64_t hidden_stride = 0;  ///< of Epilogue::hidden, 0 without
-  bool tf32 = false;               ///< of fp32 operands: rounded to TF32
+  std::int64_t hidden_stride = 0;  ///< row length of Epilogue::hidden, 0 without
+  bool tf32 = false;               ///< fp32 operands are rounded to TF32
   Batch batch = {};                ///< products in one call
 
   bool operator==(const GemmShape&) const = default;
@@ -59,8 +59,8 @@ struct GemmRecord {
 /// A product of one shape, ready to be enqueued (also into a CUDA graph).
 class Gemm {
  public:
-  /// `record`: used when shape, GPU and library agree and the library still accepts it, ignored otherwise. Throws
-  /// Error(internal) when no algorithm fits into workspace_bytes.
+  /// `record`: an entry of the algorithm table, used when shape, GPU and library agree and the library still accepts
+  /// it, ignored otherwise. Throws Error(internal) when no algorithm fits into workspace_bytes.
   Gemm(const GemmShape&, std::int64_t workspace_bytes, const GemmRecord* record = nullptr);
   ~Gemm();
   Gemm(Gemm&&) noexcept;
@@ -71,7 +71,7 @@ class Gemm {
   /// matrix of the shape's epilogue.
   void run(const Execution&, const void* a, const void* b, void* c, Array<std::byte> workspace, float alpha = 1.0f,
            float beta = 0.0f, const Epilogue& epilogue = {}) const;
-  /// The same with operands in codes: scales [rows] of A and [columns] of B.
+  /// Runs the product with operands in codes: scales [rows] of A and [columns] of B.
   void run_coded(const Execution&, const void* a, const float* a_scales, const void* b, const float* b_scales, void* c,
                  Array<std::byte> workspace, const Epilogue& epilogue = {}) const;
 
@@ -95,12 +95,13 @@ class Gemm {
 bool multiply_coded(const Execution&, const GemmShape&, const void* a, const float* a_scales, const void* b,
                     const float* b_scales, void* c, Array<std::byte> workspace, const void* bias = nullptr);
 
-/// Sets the algorithms to use where a record fits shape, GPU and library; before the first product of a shape.
+/// Sets the algorithm table: an entry is used where it fits shape, GPU and library; before the first product of a
+/// shape.
 void use_gemm_records(std::vector<GemmRecord>);
-/// Those used so far in this process, one per shape.
+/// The algorithms used so far in this process, one per shape.
 std::vector<GemmRecord> gemm_records_in_use();
 
-/// The name of the current device and the library's version: what a record must agree with.
+/// The name of the current device and the library's version: what an entry of the algorithm table must agree with.
 std::string gpu_name();
 std::int64_t gemm_library_version();
 

@@ -27,7 +27,7 @@ void multiply(const Execution& execution, float alpha, AnyMatrix a, Form a_form,
                 alpha, static_cast<const float*>(from.data), size(from.stride), static_cast<const float*>(b.data),
                 size(b.stride), beta, static_cast<float*>(to.data), size(to.stride));
   };
-  // Each thread computes its own rows: on the encoder's tiles 10 % faster than the library's division of one product. A
+  // Each thread computes a part of the rows, which is faster than the library's division of one product. A
   // library built with its own threads serialises concurrent callers, so it gets the whole product.
   const Space& space = space_of(execution);
   const std::int64_t rows = c.rows, n_parts = std::min<std::int64_t>(space.concurrency(), (rows + 63) / 64);

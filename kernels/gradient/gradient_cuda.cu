@@ -12,7 +12,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
-constexpr int kSumWarps = 8;  // of a block that sums kRowsPerSum rows
+constexpr int kSumWarps = 8;  // warps of a block that sums kRowsPerSum rows
 constexpr int kSumThreads = kSumWarps * kWarp;
 
 struct Columns {
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kSortBlock)
   __syncwarp();
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kSortBlock + threadIdx.x;
   const SortedRow row = i < n ? from[i] : SortedRow{};
-  const int digit = i < n ? digit_of(row.id, pass) : kDigits;  // beyond the end: a digit of their own
+  const int digit = i < n ? digit_of(row.id, pass) : kDigits;  // beyond the end: an additional digit
   const unsigned same = __match_any_sync(kAllLanes, digit);
   const int rank = __popc(same & ((1u << lane) - 1));
   if (i < n && rank == 0) before[warp][digit] = __popc(same);
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kWarp) sum_segments(const __grid_constant__ Ru
   const std::int64_t column = (static_cast<std::int64_t>(blockIdx.y) * kWarp + threadIdx.x) * kWidth;
   if (column >= a.out.columns) return;
   const std::int64_t block_begin = block * kRowsPerSum, block_end = min(block_begin + kRowsPerSum, n);
-  std::int64_t begin = run_begin(a.sorted, block_begin);  // of the run
+  std::int64_t begin = run_begin(a.sorted, block_begin);  // first row of the run
   std::int64_t segment = next_segment(begin, block_begin);
   if (!same_run(a.sorted, begin, segment)) begin = segment = run_end(a.sorted, begin);
   if (segment >= block_end) return;

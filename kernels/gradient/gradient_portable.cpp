@@ -125,7 +125,7 @@ void add_rows_by_id(const Execution& execution, Array<const std::uint32_t> ids, 
         const std::int64_t block_begin = block * kRowsPerSum, block_end = smaller(block_begin + kRowsPerSum, n);
         ColumnScratch& buffer = scratch<ColumnScratch>(team);
         std::int64_t begin = run_begin(sorted, block_begin), i = next_segment(begin, block_begin);
-        if (!same_run(sorted, begin, i)) {  // of the run that comes from before no segment begins here
+        if (!same_run(sorted, begin, i)) {  // no segment of the run that began in an earlier block begins in this one
           for (i = block_begin; i < block_end && same_run(sorted, begin, i);) ++i;
           begin = i;
         }

@@ -29,7 +29,7 @@ struct SortedRow {
 };
 
 struct RowsByIdWorkspace {
-  Array<SortedRow> from, to;    ///< [n] each: read and written by a pass, then exchanged
+  Array<SortedRow> from, to;    ///< [n] each: read and written by a pass, then swapped
   Array<std::int32_t> places;   ///< [kDigits, blocks]: counts, then first places
   Array<float> leading, inner;  ///< [row_sums(n), columns] each: sums of segments
   std::int64_t bytes = 0;

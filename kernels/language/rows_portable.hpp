@@ -27,7 +27,8 @@ struct RowsOfTeam {
   }
 };
 
-/// body(team, scratch, row) for every row; the contents of the team's `Scratch` are those that the row before left.
+/// Calls body(team, scratch, row) for every row; the contents of the team's `Scratch` are those that the row before
+/// left.
 template <class Scratch, class Body>
 void for_rows(const Execution& execution, const char* name, std::int64_t rows, const Body& body) {
   for_teams(execution, name, (rows + kRowsPerTeam - 1) / kRowsPerTeam, sizeof(Scratch),

@@ -6,8 +6,8 @@
 //   g' = gradient_scale * g      m = b1*m + (1-b1)*g'      v = b2*v + (1-b2)*g'^2
 //   w  = w - lr * ( m*first_correction / (sqrt(v*second_correction) + eps) + weight_decay * w )
 //
-// All arithmetic is fp32; ParameterRows::policy says how w, m and v are stored. `decode/` and `encode/` apply the same
-// rule inside their backward kernels, where the gradient is never stored.
+// All arithmetic is fp32; ParameterRows::policy is the storage type of w, m and v. `decode/` and `encode/` apply the
+// same rule inside their backward kernels, where the gradient is never stored.
 #pragma once
 
 #include "kernels/array.hpp"

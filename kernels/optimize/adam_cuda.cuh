@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Adam for the eight columns that one lane of a warp holds; the 256 columns of a warp are one block of the 8-bit
-// policy. Used by all kernels that update matrices on the GPU: decoder, encoder and explicit gradients.
+// Adam for the eight columns that one lane of a warp holds; the 256 columns of a warp are one block of 8-bit
+// storage. Used by all kernels that update matrices on the GPU: decoder, encoder and explicit gradients.
 //
 // The rule is that of adam_rule.hpp with folded constants and the GPU's approximate square root and reciprocal
 // (each within 2^-22): an update differs from the exact rule by less than 1e-6 of itself. An exact square root and
@@ -29,15 +29,15 @@ struct AdamRate {
   float beta2, second_factor;  // v' = beta2 * v + (second_factor * g)^2
   float root_beta2;
   float denominator, epsilon, keep;
-  // For the 8-bit policy, which scales its moments in any case: m and sqrt(v) in units of first_factor and
+  // Constants for 8-bit storage, which scales the moments in any case: m and sqrt(v) in units of first_factor and
   // second_factor, so that m' = first_keep * m + g, v' = (root_keep * sqrt(v))^2 + g^2, and the same step is
   // m' / (unit_denominator * sqrt(v') + unit_epsilon).
   float first_unit, root_unit;
-  float first_keep, root_keep;  // of the stored moments
+  float first_keep, root_keep;  // factors of the stored moments
   float unit_denominator, unit_epsilon;
   std::uint64_t step;
   std::uint32_t withheld;                       // not 0: nothing is updated
-  std::uint32_t round_key[kRoundingRounds][2];  // of philox, from the seed
+  std::uint32_t round_key[kRoundingRounds][2];  // round keys of philox, from the seed
 };
 
 /// rounding_random of adam_rule.hpp with precomputed round keys: if `rate` is in constant memory they are operands of
@@ -222,7 +222,7 @@ __device__ __forceinline__ uint4 round8(const float (&value)[8], const Random4& 
                           __float_as_uint(value[2 * i + 1]) + (random.word[i] >> 16), 0x7632);
   return make_uint4(pair[0], pair[1], pair[2], pair[3]);
 }
-/// The same for values among which are infinity or NaN: rare, so not inlined.
+/// Rounds eight values like round8 if some are infinity or NaN: rare, so not inlined.
 __device__ __noinline__ inline uint4 round8_any(float a, float b, float c, float d, float e, float f, float g, float h,
                                                 Random4 random) {
   const float value[8] = {a, b, c, d, e, f, g, h};
@@ -273,7 +273,7 @@ __device__ __forceinline__ uint2 code8(const float (&value)[8], float scaled_inv
   return make_uint2(__byte_perm(__byte_perm(code[0], code[1], 0x0073), __byte_perm(code[2], code[3], 0x0073), 0x5410),
                     __byte_perm(__byte_perm(code[4], code[5], 0x0073), __byte_perm(code[6], code[7], 0x0073), 0x5410));
 }
-/// The same with NaN or infinity among the values: rare, so not inlined.
+/// Codes eight values like code8 if some are NaN or infinity: rare, so not inlined.
 __device__ __noinline__ inline uint2 code8_any(bool roots, float a, float b, float c, float d, float e, float f,
                                                float g, float h, float inverse, Random4 random) {
   const float value[8] = {a, b, c, d, e, f, g, h};
@@ -304,7 +304,7 @@ __device__ __forceinline__ float direction(float first, float root, const AdamRa
   return first * approximate_reciprocal(fmaf(root, rate.denominator, rate.epsilon));
 }
 
-/// The same of moments in units.
+/// The direction of the update from moments in units.
 __device__ __forceinline__ float unit_direction(float first, float root, const AdamRate& rate) {
   return first * approximate_reciprocal(fmaf(root, rate.unit_denominator, rate.unit_epsilon));
 }
@@ -317,7 +317,7 @@ __device__ __forceinline__ float approximate_inverse(float scale, float largest)
 }
 
 /// `state` becomes the state after the step. element: global index of the lane's first column (a multiple of 8). The
-/// whole warp calls this together: in the 8-bit policy its columns are one block, and lanes past the row's end hold
+/// whole warp calls this together: with 8-bit storage its columns are one block, and lanes past the row's end hold
 /// zeros. Returns whether the moments have changed: as codes they may keep, while their scales do not.
 template <StatePolicy policy>
 __device__ __forceinline__ bool update8(const AdamRule&, LaneState<policy>& state, const float (&gradient)[8],

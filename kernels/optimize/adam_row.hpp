@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Access of one team to a parameter row, whatever its storage policy: read the weights, update in place. The backward
-// passes of decoder and encoder and adam_rows all end here, so that they give the same bits for the same gradient. A
-// chunk is at most kChunkColumns columns inside one target segment and begins at a block border of the 8-bit policy.
+// Access of one team to a parameter row, whatever its storage type: read the weights, update in place. The backward
+// passes of decoder and encoder and adam_rows all end in these functions, so that they give the same bits for the same
+// gradient. A chunk is at most kChunkColumns columns inside one target segment and begins at a block border of 8-bit
+// storage.
 #pragma once
 
 #include "base/contract.hpp"

@@ -9,7 +9,7 @@
 // Codes are rounded stochastically. To nearest, a moment stays where it is whenever one step changes it by less than
 // half the distance of two codes: sqrt(v) changes by 0.05 % per step while codes are 6 to 12 % apart; m decays by 10 %,
 // which leaves the four smallest codes in place (with beta1 > 0.94 some of the others too), and a moment that does not
-// decay moves its weight for ever.
+// decay moves its weight without end.
 //
 // A block whose gradient is zero keeps its codes: all its values shrink by the same factor, which its scale takes.
 #pragma once

@@ -7,7 +7,7 @@
 // Invariants. Nothing that is not finite reaches a parameter: a gradient row or input that is not finite withholds the
 // whole step (AdamStep::withheld) before any update, and, unless such steps are to be skipped, every step after it. A
 // fault of the model, such as a selection that is not valid, withholds this and every later step. So does an exchange
-// between GPUs that was given up (kernels/peers/peers_cuda.hpp): nothing after it uses the rows that did not arrive.
+// between GPUs that was aborted (kernels/peers/peers_cuda.hpp): nothing after it uses the rows that did not arrive.
 #pragma once
 
 #include "kernels/array.hpp"
@@ -22,7 +22,7 @@ enum Halt : std::int64_t { kRuns = 0, kNotFinite = 1, kModelFault = 2, kExchange
 /// What a step found, in memory that kernels access; the same on all ranks when the guard decides.
 struct StepFlags {
   std::int32_t not_finite;   ///< not 0: an input or gradient row is not finite
-  std::int32_t model_fault;  ///< not 0: the step is not valid; the model knows why
+  std::int32_t model_fault;  ///< not 0: the step is not valid; the model can state the reason
 };
 
 /// State of the guard over a run, in memory that kernels access.
@@ -37,7 +37,7 @@ struct StepOutcome {
   std::int64_t halted;    ///< Halt
   std::int64_t skipped;
   std::int64_t overflow;  ///< not 0: withheld because the scaled loss overflowed (loss_scale.hpp)
-  double loss_scale;      ///< of this step; 0: the loss is not scaled
+  double loss_scale;      ///< scale of this step; 0: the loss is not scaled
 };
 
 struct LossScale;

@@ -13,7 +13,7 @@ void initial_values(const Execution& execution, const Initial& initial, std::uin
           case Initial::Kind::constant:
             out[i] = static_cast<float>(initial.value);
             break;
-          case Initial::Kind::uniform: {  // as initialise_uniform
+          case Initial::Kind::uniform: {  // the values of initialise_uniform
             const Random4 random = philox(seed, initial.purpose, 0, element / 4);
             out[i] = static_cast<float>(initial.value) * (2.0f * uniform_float(random.word[element % 4]) - 1.0f);
             break;

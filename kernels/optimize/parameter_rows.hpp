@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Parameter matrices with their Adam moments, and how both are stored (the one table of storage policies).
+// Parameter matrices with their Adam moments, and how both are stored (the one table of storage types).
 //
-//   policy     weight                          first moment m, second moment v      bytes per parameter
+//   storage    weight                          first moment m, second moment v      bytes per parameter
 //   fp32       fp32 (portable)                 fp32, fp32                           12
 //              bf16 plane + 16-bit rest (cuda)                                      12
 //   bf16       bf16, stochastic rounding       bf16, bf16, stochastic rounding       6
@@ -24,7 +24,7 @@ enum class StatePolicy : int { fp32, bf16, eight_bit };
 
 constexpr std::int64_t kBlockColumns = 256;
 
-/// [rows, columns] parameters in the policy's storage. Encoder of layer s: rows = F, columns = d. Decoder of source s:
+/// [rows, columns] parameters in their storage type. Encoder of layer s: rows = F, columns = d. Decoder of source s:
 /// rows = F, columns = (L - s) * d, the strip of one feature contiguous.
 struct ParameterRows {
   StatePolicy policy = StatePolicy::fp32;
@@ -58,7 +58,7 @@ inline AnyMatrix product_weights(const ParameterRows& p) {
   return {p.weight, product_type(p.policy, p.weight_rest != nullptr), p.rows, p.columns, p.columns};
 }
 
-/// A vector of parameters (biases): always fp32 with fp32 moments, independent of the policy.
+/// A vector of parameters (biases): always fp32 with fp32 moments, whatever the storage type of matrices.
 struct ParameterVector {
   Array<float> weight;
   Array<float> first_moment;

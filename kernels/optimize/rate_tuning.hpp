@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A factor of the learning rate that follows the loss during training. It is formed in the memory of the kernels: a
-// step neither waits for its loss nor reads it on the host, and a recorded step can be replayed. All ranks get the same
+// step neither waits for its loss nor reads it on the host, and a captured step can be replayed. All ranks get the same
 // factor if the loss is reduced over them.
 //
 // With mean_t the mean of the last kTuningWindow losses and best the least mean so far, a step is
@@ -10,8 +10,8 @@
 //   worse     mean_t > best + change |best|, or with `lowers_on_plateau` every step that is not better
 //
 // After `patience` worse steps in a row the factor is multiplied by `down`, after `patience` better ones by `up`.
-// A loss above `spike` times the mean of the window before it lowers the factor at once. Each lowering is followed by
-// `cooldown` steps that are not judged.
+// A loss above `spike` times the mean of the losses before it lowers the factor at once. Each lowering is followed by
+// `cooldown` steps that are not evaluated.
 //
 // "plateau" lowers only (PyTorch's ReduceLROnPlateau on a moving average, with spikes); "greedy" is GreedyLR
 // (arXiv 2512.14527). Their constants: optimizer/tuning.hpp.
@@ -28,7 +28,8 @@ namespace weft::kernels {
 inline constexpr int kTuningWindow = 20;
 
 struct TuningRule {
-  std::int64_t first_step = 1;  ///< earlier steps (the warm-up) are not judged; larger than any step: a constant factor
+  std::int64_t first_step =
+      1;  ///< earlier steps (the warm-up) are not evaluated; larger than any step: a constant factor
   std::int64_t patience = 10;
   std::int64_t cooldown = 0;
   double down = 1;    ///< at most 1
@@ -51,7 +52,7 @@ struct TuningState {
 inline constexpr std::int64_t kTuningNumbers = sizeof(TuningState) / sizeof(double);
 static_assert(sizeof(TuningState) == kTuningNumbers * sizeof(double) && kTuningNumbers == 6 + kTuningWindow);
 
-/// Mean of the losses in the window.
+/// Mean of the last kTuningWindow losses.
 WEFT_HOST_DEVICE inline double tuning_mean(const TuningState& state) {
   const int n = state.count < kTuningWindow ? static_cast<int>(state.count) : kTuningWindow;
   double sum = 0;

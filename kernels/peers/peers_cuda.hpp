@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Barriers in stream order between ranks whose GPUs access each other's memory, and reductions of a few values. The
-// host takes no part, so all of it can be captured in a graph.
+// host is not involved, so all of it can be captured in a graph.
 //
 // Each rank has a page that all others have mapped. Exchanges are numbered; every rank counts for itself, and the
 // counts agree because all ranks make the same sequence of calls. To enter a barrier a rank writes the number into its
@@ -57,12 +57,12 @@ void begin_exchange(const Execution&, const PeerGroup&);
 /// enqueued since begin_exchange; what they wrote into this rank's memory is then visible.
 void end_exchange(const Execution&, const PeerGroup&);
 
-/// An exchange of its own: values become their sum (maximum) over the ranks, formed in rank order. At most kPeerStage
+/// A complete exchange: values become their sum (maximum) over the ranks, formed in rank order. At most kPeerStage
 /// bytes.
 void sum(const Execution&, const PeerGroup&, Array<std::int64_t> values);
 void sum(const Execution&, const PeerGroup&, Array<double> values);
 void maximum(const Execution&, const PeerGroup&, Array<std::int32_t> values);
-/// Exchanges of their own, one for each kPeerStage bytes of a piece: `all` consists of one piece of equal size per
+/// Complete exchanges, one for each kPeerStage bytes of a piece: `all` consists of one piece of equal size per
 /// rank, in rank order; each rank provides its own. None if *needed, on the device and the same on all ranks, is 0.
 void all_gather_if(const Execution&, const PeerGroup&, const std::uint32_t* needed, Array<std::uint32_t> all);
 

@@ -21,7 +21,7 @@ std::int64_t bytes_for(std::int64_t values) {
 /// Rows of products, and of lookups, that are copied with their factors at a time. A GPU needs many to be occupied.
 constexpr std::int64_t kWeighedRows = 4096, kWeighedLookups = kCudaBuild ? 16384 : 4096;
 
-/// body(first row, rows) for all rows of the examples, at most `most` at a time.
+/// Calls body(first row, rows) for all rows of the examples, at most `most` at a time.
 template <class Body>
 void for_row_groups(const Examples& examples, std::int64_t most, const Body& body) {
   if (examples.count() == 0) return;
@@ -129,7 +129,7 @@ void form_examples(const Execution& execution, AnyMatrix x, AnyMatrix g, const E
                    workspace, "stored gradients of examples");
   Execution exact = execution;
   exact.tf32 = false;
-  // Also the examples without rows, whose gradients are 0.
+  // Includes the examples without rows, whose gradients are 0.
   for_equal_examples(examples, -1, examples.count(), [&](std::int64_t first, std::int64_t count) {
     const std::int64_t row = examples.offsets[first], rows = examples.rows_of(first);
     gemm_batched(exact, 1, g.rows_from(row, rows), Form::transposed, x.rows_from(row, rows), Form::plain, 0,

@@ -29,15 +29,15 @@ constexpr double crossover_rows(std::int64_t in, std::int64_t out) {
   return 2 * d * p / (d + p);
 }
 
-/// gram if and only if T + tile < kappa * 2 in out / (in + out). kappa: measured rate of gram over that of direct.
-/// Below 1 it prefers direct, whose sums cancel less (norms.hpp).
+/// Cheaper algorithm: gram if and only if T + tile < kappa * 2 in out / (in + out). kappa: measured rate of gram over
+/// that of direct. Below 1 it prefers direct, whose sums cancel less (norms.hpp).
 constexpr NormAlgorithm choose_algorithm(std::int64_t in, std::int64_t out, std::int64_t rows, std::int64_t tile,
                                          double kappa) {
   return static_cast<double>(rows + tile) < kappa * crossover_rows(in, out) ? NormAlgorithm::gram
                                                                             : NormAlgorithm::direct;
 }
 
-/// Positions of a side of a Gram tile where the input leaves it to the program.
+/// Positions of a side of a Gram tile where the input has 0, automatic.
 constexpr std::int64_t automatic_tile(std::int64_t rows) { return rows < 1024 ? 256 : rows < 4096 ? 512 : 1024; }
 
 }  // namespace weft::kernels

@@ -9,7 +9,7 @@
 
 namespace weft::kernels {
 
-/// A matrix that is read, as a kernel of any type takes it.
+/// AnyMatrix of a matrix that is only read.
 inline AnyMatrix any_matrix(Matrix<const float> matrix) {
   return {const_cast<float*>(matrix.data), Scalar::fp32, matrix.rows, matrix.columns, matrix.stride};
 }
@@ -17,7 +17,7 @@ inline AnyMatrix any_matrix(Matrix<const bf16> matrix) {
   return {const_cast<bf16*>(matrix.data), Scalar::bf16, matrix.rows, matrix.columns, matrix.stride};
 }
 
-/// Values that are summed to one partial sum.
+/// Number of values of one partial sum.
 constexpr std::int64_t kSquareBlock = 4096;
 constexpr std::int64_t square_parts(std::int64_t size) { return (size + kSquareBlock - 1) / kSquareBlock; }
 
@@ -37,7 +37,7 @@ WEFT_KERNEL(add_weighed, void(const Execution&, AnyMatrix values, Array<const fl
 WEFT_KERNEL(add_inner_products, void(const Execution&, Matrix<const float> a, Matrix<const float> b, double weight,
                                      double error, Array<double> norms, Array<double> parts));
 
-/// A value of the given relative error, as large as it can be.
+/// Upper bound of a value with the given error.
 WEFT_HOST_DEVICE inline double at_most(double value, double error) {
   return value + error * (value < 0 ? -value : value);
 }

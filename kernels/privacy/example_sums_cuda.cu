@@ -2,7 +2,7 @@
 //
 // Limit: memory. Every value is read once, where rows are aligned 8 columns at a time. A block of 256 threads forms one
 // part of kSquareBlock values; another kernel adds the parts of a row. Column sums read several rows before they add
-// them: 1.9 to 4.4 TB/s on an H200, which copies at 3.9; one after the other 1.0 to 3.6.
+// them: 1.9 to 4.4 TB/s on an H200, which copies at 3.9.
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/matrix_cuda.cuh"
 #include "kernels/privacy/example_sums.hpp"
@@ -25,8 +25,8 @@ __device__ __forceinline__ double block_sum(double value) {
   return total;
 }
 
-/// term(row, i) for every kWidth adjacent values from i on that this thread has in the part of the block; the part's
-/// sum goes to `parts`. `columns` is a multiple of kWidth.
+/// Sums term(row, i) over every kWidth adjacent values from i on that this thread has in the part of the block; the
+/// part's sum goes to `parts`. `columns` is a multiple of kWidth.
 template <int kWidth, class Term>
 __device__ __forceinline__ void sum_part(std::int64_t columns, double* parts, const Term& term) {
   const std::int64_t n_parts = square_parts(columns), row = blockIdx.x / n_parts;
@@ -97,7 +97,7 @@ struct ExampleColumns {
   Matrix<float> sums;
 };
 
-/// Columns of a block.
+/// Number of columns of a block.
 constexpr int kBlockColumns = 64;
 
 /// Adds what the threads of a block have of its columns: thread t from column t % kLanes * kWidth on, of the rows t /
@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(kThreads) sum_columns(const __grid_constant__ 
   add_row_lanes(a, e, block_column, total);
 }
 
-/// The same of G alone, eight adjacent columns per thread. A thread reads several rows before it adds them: that keeps
-/// enough reads in flight.
+/// Sums of the columns of G alone, eight adjacent columns per thread. A thread reads several rows before it adds them:
+/// that keeps enough reads in flight.
 template <bool kWide>
 __global__ void __launch_bounds__(kThreads) sum_vectors(const __grid_constant__ ExampleColumns a) {
   constexpr int kLanes = kBlockColumns / 8, kRowLanes = kThreads / kLanes, kRows = 8;

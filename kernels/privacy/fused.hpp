@@ -17,17 +17,17 @@
 
 namespace weft::kernels {
 
-/// Tiles that are formed side by side, so that few large gradients still occupy a GPU: two for each multiprocessor of
+/// Tiles that are formed concurrently, so that few large gradients still occupy a GPU: two for each multiprocessor of
 /// an H200. A constant, so that sums do not depend on the GPU.
 inline constexpr std::int64_t kTilesAtOnce = 264;
 
-/// Parts into which the sum over examples is cut.
+/// Number of parts into which the sum over examples is cut.
 constexpr std::int64_t weighed_slices(std::int64_t in, std::int64_t out, std::int64_t examples) {
   const std::int64_t tiles = tiles_of(in) * tiles_of(out), slices = tiles == 0 ? 1 : kTilesAtOnce / tiles;
   return slices < 1 ? 1 : slices < examples ? slices : examples < 1 ? 1 : examples;
 }
 
-/// Elements of `parts` and `sums`.
+/// Number of elements of `parts` and `sums`.
 constexpr std::int64_t fused_direct_parts(std::int64_t in, std::int64_t out, std::int64_t examples) {
   const std::int64_t tiles = tiles_of(in) * tiles_of(out), on_hopper = hopper_tiles(in, out) * kHopperWarps;
   return examples * (tiles > on_hopper ? tiles : on_hopper);

@@ -30,7 +30,7 @@ template <class Number, Work work>
 __global__ void __launch_bounds__(kTileThreads)
     form_tiles(const __grid_constant__ typename ArgumentsOf<work>::type arguments) {
 #ifdef WEFT_BEFORE_AMPERE
-  __trap();  // no products of bf16; Runtime refuses these GPUs
+  __trap();  // no products of bf16; Runtime rejects these GPUs
 #else
   DeviceContext<Number> context;
   if constexpr (work == Work::direct)
@@ -65,7 +65,7 @@ bool fits(const AnyMatrix& matrix) {
   return (matrix.type == Scalar::bf16 || matrix.type == Scalar::fp16) && matrix.columns % 8 == 0 &&
          matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
 }
-/// Also the number of tasks must be one of blocks.
+/// True if the kernels take the operands and the number of tasks is a valid number of blocks.
 bool fits(const AnyMatrix& x, const AnyMatrix& g, std::int64_t tasks) {
   return x.type == g.type && fits(x) && fits(g) && tasks < std::int64_t{1} << 31;
 }

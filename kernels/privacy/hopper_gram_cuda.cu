@@ -119,7 +119,7 @@ __device__ __forceinline__ void consume(const Pairs& a, PairStages ring) {
 
 __global__ void __launch_bounds__(kHopperThreads, 1) form_pairs(const __grid_constant__ Pairs a) {
 #if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  __trap();  // form_hopper_gram refuses other GPUs
+  __trap();  // form_hopper_gram rejects other GPUs
 #else
   const PairStages ring;
   if (threadIdx.x < kHopperConsumers)

@@ -32,7 +32,7 @@ constexpr int ring_bytes(int stage_bytes, int stages) {
 
 extern __shared__ unsigned char hopper_shared[];
 
-/// A value that all lanes have: tells the compiler.
+/// Marks a value as equal in all lanes, for the compiler.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(kAllLanes, value, 0); }
 
 /// The stages in turn, and the parity of the phase of their barriers.
@@ -79,7 +79,7 @@ __device__ __forceinline__ void release(std::uint32_t empty) {
   if (threadIdx.x % kWarp == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(empty) : "memory");
 }
 
-/// Of a warp: the sum of its values, as its part of a tile.
+/// Stores the sum over the values of a warp, its part of a tile.
 __device__ __forceinline__ void store_part(double* parts, double value) {
   value = warp_sum(value);
   if (threadIdx.x % kWarp == 0) parts[threadIdx.x / kWarp] = value;
@@ -87,13 +87,13 @@ __device__ __forceinline__ void store_part(double* parts, double value) {
 
 #endif
 
-/// For copy_panel.
+/// Descriptor of the panels of a matrix, for copy_panel.
 inline CUtensorMap panels_of(const TileMatrix& matrix, std::int64_t rows) {
   return boxes_of(matrix.data, {static_cast<cuuint64_t>(matrix.columns), static_cast<cuuint64_t>(rows)},
                   {static_cast<cuuint64_t>(matrix.stride)}, kPanelRows);
 }
 
-/// kernel<<<blocks>>>(arguments), with `shared` bytes of shared memory.
+/// Launches kernel<<<blocks>>>(arguments), with `shared` bytes of shared memory.
 template <class Arguments>
 void launch_hopper(const Execution& execution, void (*kernel)(Arguments), unsigned blocks, int shared,
                    const Arguments& arguments) {

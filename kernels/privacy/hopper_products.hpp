@@ -15,7 +15,7 @@ inline constexpr int kHopperOutputs = kTileSide, kHopperInputs = 256;
 /// Warps that form a tile. Each has a part of a norm.
 inline constexpr int kHopperWarps = 8;
 constexpr std::int64_t hopper_across(std::int64_t in) { return (in + kHopperInputs - 1) / kHopperInputs; }
-/// Tiles of a gradient.
+/// Number of tiles of a gradient.
 constexpr std::int64_t hopper_tiles(std::int64_t in, std::int64_t out) { return hopper_across(in) * tiles_of(out); }
 
 /// Smaller factors count as 0: sums are kept divided by the factor of their last example, and must stay finite. Such a
@@ -39,13 +39,13 @@ struct HopperShares {
 
   /// Ranges [first_range, first_range + units) of a worker are numbered over the tiles of its group.
   constexpr int first_range(int worker) const { return worker / groups() * units; }
-  /// Of the shared tiles.
+  /// Number, among the shared tiles, of the tile of a range of a worker.
   constexpr int tile_of(int worker, int range) const { return range / cuts * groups() + worker % groups(); }
-  /// Where the worker leaves what it has of the tile of this range.
+  /// Index of the part to which the worker writes its sums of the tile of this range.
   constexpr int part_of(int worker, int range) const {
     return 2 * worker + (range / cuts == first_range(worker) / cuts ? 0 : 1);
   }
-  /// each(part) for the parts of a tile, in the order of their rows.
+  /// Calls each(part) for the parts of a tile, in the order of their rows.
   template <class Each>
   WEFT_HOST_DEVICE constexpr void for_each_part(int tile, const Each& each) const {
     const int first = tile / groups() * cuts;
@@ -54,7 +54,8 @@ struct HopperShares {
   }
 };
 
-/// What takes the least time, in stages: writing and adding a part takes a tenth, the kernel that adds them five.
+/// Division that takes the least time, in stages: writing and adding a part takes a tenth of a stage, the kernel that
+/// adds the parts five stages.
 constexpr HopperShares hopper_shares(std::int64_t tiles, std::int64_t stages) {
   constexpr int kMostCuts = 8;
   const int rest = static_cast<int>(tiles % kHopperWorkers);
@@ -69,7 +70,7 @@ constexpr HopperShares hopper_shares(std::int64_t tiles, std::int64_t stages) {
   return best;
 }
 
-/// Elements of the parts of shared tiles, of which a worker has two at most. More rows do not take less.
+/// Number of elements of the parts of shared tiles, of which a worker has two at most. More rows do not take less.
 constexpr std::int64_t hopper_parts(std::int64_t in, std::int64_t out, const ExampleSizes& sizes) {
   const std::int64_t most_stages = sizes.rows / kHopperRows + sizes.examples;
   return hopper_shares(hopper_tiles(in, out), most_stages).tiles == 0

@@ -5,13 +5,9 @@
 // registers. Both operands are read from shared memory as they lie in global memory, with the sum over their rows.
 //
 // Tiles of a clipped sum that do not fill a round of all blocks are shared (HopperShares): a second kernel adds the
-// parts of such a tile in the order of their rows. Blocks that run at a time read the same rows and few columns: with
-// equal parts of the sums in the order of the tiles (Stream-K, Osama et al., arXiv 2301.03598) the L2 cache held too
-// little, and sums of 768 x 768 took 67 us where they take 53. Whole tiles are added to memory without reading it
-// first. With reads, sums of 16384 x 2048 took 1083 us where they take 786; with eight pairs of a thread ahead of its
-// writes 868, and sums of 50304 x 768 over 2 x 1024 rows 383 instead of 283. A prefetch into the L2 cache did not help.
-// Clusters of two blocks that share their columns of X gained nothing, and the loop unrolled over the stages at most 3
-// %.
+// parts of such a tile in the order of their rows. Concurrent blocks read the same rows and few columns, so
+// that these stay in the L2 cache. Whole tiles are added to memory by reductions (PTX ISA, red): no thread waits for a
+// read of the sum. Measured variants: docs/experiments_log.md.
 //
 // Rates and their limits: docs/privacy.md.
 #include "kernels/privacy/hopper_panels_cuda.cuh"
@@ -104,7 +100,7 @@ struct Tasks {
   }
 };
 
-/// The rows of a task by examples. Those without rows or with factor 0 are passed over.
+/// The rows of a task by examples. Examples without rows or with factor 0 are skipped.
 struct ExamplesOf {
   const Products& a;
   const Task& task;
@@ -171,8 +167,8 @@ __device__ __forceinline__ void produce(const Products& a, Stages ring) {
   }
 }
 
-/// Norms: of the tile, by warp. Squares in fp32 eight at a time: their error is far below kNormMargin, and conversions
-/// to fp64 are slow.
+/// Stores the norm of the tile, by warp. Squares in fp32 eight at a time: their error is far below kNormMargin, and
+/// conversions to fp64 are slow.
 __device__ __forceinline__ void store_squares(const Products& a, const Task& task, const float (&c)[kSums]) {
   double total = 0;
 #pragma unroll
@@ -185,7 +181,8 @@ __device__ __forceinline__ void store_squares(const Products& a, const Task& tas
   store_part(a.squares + (task.first * hopper_tiles(a.in, a.out) + task.tile) * kHopperWarps, total);
 }
 
-/// to(row, column, at) for each pair of adjacent sums c[at], c[at + 1] of this thread, where they are in the tile.
+/// Calls to(row, column, at) for each pair of adjacent sums c[at], c[at + 1] of this thread, where they are in the
+/// tile.
 template <class To>
 __device__ __forceinline__ void for_pairs(const To& to) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -194,8 +191,8 @@ __device__ __forceinline__ void for_pairs(const To& to) {
   for (int i = 0; i < kSums; i += 2) to(row + i / 2 % 2 * 8, column + i / 4 * 8, i);
 }
 
-/// *to += value, without waiting for what is there. Every element gets one addition per kernel, so that their order
-/// does not matter. Sums below the normal numbers become 0.
+/// Adds *to += value as a reduction, without waiting for the old value. Every element gets one addition per kernel, so
+/// that their order does not matter. Sums below the normal numbers become 0.
 __device__ __forceinline__ void add_pair(float* to, float2 value) {
   asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(value.x), "f"(value.y) : "memory");
 }
@@ -264,7 +261,7 @@ __device__ __forceinline__ void consume(const Products& a, Stages ring) {
 template <bool sums>
 __global__ void __launch_bounds__(kHopperThreads, 1) form_products(const __grid_constant__ Products a) {
 #if !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  __trap();  // form_hopper_… refuse other GPUs
+  __trap();  // form_hopper_… reject other GPUs
 #else
   const Stages ring;
   if (threadIdx.x < kHopperConsumers)

@@ -26,7 +26,7 @@ struct LookupKey {
   KOKKOS_FORCEINLINE_FUNCTION std::int64_t row(std::uint32_t key) const { return key % (table_rows + 1); }
 };
 
-/// The rows of all examples, sorted. Those of example e keep the places of their offsets.
+/// The rows of all examples, sorted. Rows of example e stay within the offsets of the example.
 Array<const SortedRow> sort_lookup(const Execution& execution, Array<const std::uint32_t> ids, std::int64_t first_row,
                                    std::int64_t table_rows, const Examples& examples, RowsByIdWorkspace& work) {
   const std::int64_t keys = examples.count() * (table_rows + 1), begin = examples.offsets.front();
@@ -48,8 +48,8 @@ Array<const SortedRow> sort_lookup(const Execution& execution, Array<const std::
 
 std::int64_t chunks_of(std::int64_t columns) { return (columns + kChunkColumns - 1) / kChunkColumns; }
 
-/// body(team, run, key, column, count, sums of columns [column, column + count)) for every run, at its first row. A
-/// team has a chunk of the columns: runs may be long.
+/// Calls body(team, run, key, column, count, sums of columns [column, column + count)) for every run, at its first row.
+/// A team has a chunk of the columns: runs may be long.
 template <class Body>
 struct Runs {
   Array<const SortedRow> sorted;

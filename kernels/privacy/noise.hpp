@@ -27,7 +27,7 @@ namespace weft::kernels {
 /// A secret; never printed.
 using NoiseKey = std::array<std::uint32_t, 8>;
 
-/// What the key is used for. Part of what a resumed run repeats: never renumber.
+/// Purpose for which the key is used. Part of what a resumed run repeats: never renumber.
 enum class NoisePurpose : std::uint32_t { gradient = 1, sampling = 2 };
 
 /// All blocks of one parameter in one step.
@@ -41,7 +41,7 @@ struct NoiseStream {
   }
 };
 
-/// Numbers of a block, and the blocks of a stream.
+/// Number of values of a block, and of blocks of a stream.
 constexpr std::uint64_t kNoiseBlock = 8, kNoiseBlocks = std::uint64_t{1} << 40;
 
 /// Throws Error(internal) if parameter >= 2^24 or step >= 2^56.

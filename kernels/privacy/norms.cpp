@@ -48,7 +48,7 @@ void add_direct_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, cons
                       });
 }
 
-/// Tiles i <= j; twice those off the diagonal.
+/// Adds the Gram norms from tiles i <= j; those off the diagonal count twice.
 void add_gram_norms(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
                     const GramTiles& tiles, Array<double> norms) {
   Execution exact = execution;

@@ -31,7 +31,7 @@
 
 namespace weft::kernels {
 
-/// How the norms of products are computed.
+/// Method that computes the norms of products.
 struct NormMethod {
   NormAlgorithm algorithm = NormAlgorithm::direct;
   /// direct: outputs whose rows of the gradient are formed at a time. gram: positions of a side of a tile. 0:
@@ -90,7 +90,8 @@ void add_tied_rows(const Execution&, AnyMatrix x, AnyMatrix g, const Examples& p
 /// Bytes of workspace of add_tied_norms.
 std::int64_t tied_norms_workspace(const ExampleSizes&);
 
-/// Then, with the gradients g [t, columns] of the lookup: norms[e] += 2 sum over t of <g[t], rows[t]>. May be negative.
+/// Adds the cross term after add_tied_rows, with the gradients g [t, columns] of the lookup: norms[e] += 2 sum over t
+/// of <g[t], rows[t]>. May be negative.
 void add_tied_norms(const Execution&, AnyMatrix g, Matrix<const float> rows, const Examples& lookup,
                     Array<double> norms, Array<std::byte> workspace);
 

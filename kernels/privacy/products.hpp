@@ -38,7 +38,7 @@ inline ExampleSizes sizes_of(const Examples& examples) {
 void require_examples(const Examples&, std::int64_t values, std::int64_t needed, Array<std::byte> workspace,
                       const char* what);
 
-/// body(first, count): consecutive examples of equally many rows, more than `least`, at most `most` at a time.
+/// Calls body(first, count) for consecutive examples of equally many rows, more than `least`, at most `most` at a time.
 template <class Body>
 void for_equal_examples(const Examples& examples, std::int64_t least, std::int64_t most, const Body& body) {
   for (std::int64_t first = 0, count; first < examples.count(); first += count) {
@@ -49,8 +49,8 @@ void for_equal_examples(const Examples& examples, std::int64_t least, std::int64
   }
 }
 
-/// body(first example, count, first output, Matrix<const float> [count, outputs * in]) for every part that is formed:
-/// examples of more than `least` rows in ascending order, of each its outputs in ascending order.
+/// Calls body(first example, count, first output, Matrix<const float> [count, outputs * in]) for every part that is
+/// formed: examples of more than `least` rows in ascending order, of each its outputs in ascending order.
 template <class Body>
 void for_formed_products(const Execution& execution, AnyMatrix x, AnyMatrix g, const Examples& examples,
                          std::int64_t least, const FormedProducts& formed, const Body& body) {

@@ -35,14 +35,14 @@ struct TileMatrix {
   std::int64_t columns, stride;
 };
 
-/// What a warp has of a tile: 64 rows, 32 columns, as fragments of 16 x 8 (flash_tiles.hpp).
+/// Part of a tile that a warp holds: 64 rows, 32 columns, as fragments of 16 x 8 (flash_tiles.hpp).
 using WarpTile = float[4][4][4];
 
 /// Place of a warp's part in the tile.
 WEFT_FLASH_INLINE int warp_row(int thread) { return thread / 32 / 4 * 64; }
 WEFT_FLASH_INLINE int warp_column(int thread) { return thread / 32 % 4 * 32; }
 
-/// body(first, second, row, column) of the tile for every two adjacent columns that this thread has.
+/// Calls body(first, second, row, column) of the tile for every two adjacent columns that this thread has.
 template <class Body>
 WEFT_FLASH_INLINE void for_pairs(int thread, WarpTile& c, const Body& body) {
   const int row = warp_row(thread) + thread % 32 / 4, column = warp_column(thread) + thread % 4 * 2;

@@ -5,7 +5,7 @@
 
 namespace weft {
 
-/// Of durations: never set back.
+/// Clock for durations: never set back.
 using Clock = std::chrono::steady_clock;
 
 inline double seconds_since(Clock::time_point begin) {

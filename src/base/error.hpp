@@ -55,7 +55,8 @@ Error error(ExitCode code, fmt::format_string<Args...> format, Args&&... args) {
   return Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// The same for an error that every rank throws: a wrong input key, a grid that does not match the number of ranks.
+/// An error that every rank throws, formatted like `error`: a wrong input key, a grid that does not match the number of
+/// ranks.
 template <class... Args>
 Error collective_error(ExitCode code, fmt::format_string<Args...> format, Args&&... args) {
   return Error(code, fmt::format(format, std::forward<Args>(args)...), KnownTo::all_ranks);

@@ -39,7 +39,7 @@ inline Kind point(std::string_view name, int rank, std::int64_t step) {
   return detail::armed ? detail::fire(name, rank, step) : Kind::none;
 }
 
-/// Rank and step of this process, for points in modules that know neither.
+/// Rank and step of this process, for points in modules that have neither.
 inline void note_rank(int rank) { detail::rank = rank; }
 inline void note_step(std::int64_t step) { detail::step = step; }
 inline Kind point(std::string_view name) {

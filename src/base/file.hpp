@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens files without surprises. Files that are read may be reached through symbolic links, but must be regular files:
+// Opens files safely. Files that are read may be reached through symbolic links, but must be regular files:
 // opening a FIFO waits for a writer. Files that a run writes are opened relative to their directory and never through
 // a symbolic link, which another user may have placed there.
 #pragma once
@@ -51,7 +51,7 @@ Descriptor open_regular(const std::filesystem::path& path, ExitCode code = ExitC
 /// its directory. Throws Error(io), also if the path is a symbolic link.
 Descriptor open_own(const std::filesystem::path& path, int flags);
 
-/// Who can read and write a new file: those whom the umask of the process admits, or its owner alone.
+/// Who may read and write a new file: the users that the umask of the process allows, or its owner alone.
 enum class Access { usual, owner };
 
 /// Creates a file to write in place of a file or symbolic link of this name. Throws Error(io).

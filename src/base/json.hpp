@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON. Parsing and writing are compiled here once: they are most of the library's compile time.
+// JSON. Parsing and writing are compiled in one file only: they are most of the library's compile time.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -14,16 +14,16 @@ inline std::atomic<std::uint64_t> progress{0};
 inline thread_local bool progress_counts = true;
 }  // namespace detail
 
-/// From any thread.
+/// Counts one piece of work. From any thread.
 inline void note_progress() {
   if (detail::progress_counts) detail::progress.fetch_add(1, std::memory_order_relaxed);
 }
 
-/// Pieces of work so far.
+/// Number of pieces of work so far.
 inline std::uint64_t noted_progress() { return detail::progress.load(std::memory_order_relaxed); }
 
-/// For a thread whose work must not keep a hanging job alive, such as the periodic verification of checkpoints: its
-/// calls of `note_progress` have no effect.
+/// Ignores `note_progress` of the calling thread. For work that must not count as progress of a job that hangs, such
+/// as the periodic verification of checkpoints.
 inline void ignore_progress_of_this_thread() { detail::progress_counts = false; }
 
 }  // namespace weft

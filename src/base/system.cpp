@@ -23,7 +23,7 @@ std::string host_name() {
 }
 
 int usable_cpus() {
-  std::uint64_t mask[128] = {};  // of 8,192 CPUs
+  std::uint64_t mask[128] = {};  // bits of 8,192 CPUs
   int count = 0;
   if (::sched_getaffinity(0, sizeof mask, reinterpret_cast<cpu_set_t*>(mask)) == 0)
     for (const std::uint64_t part : mask) count += std::popcount(part);

@@ -15,7 +15,7 @@ struct Character {
   std::size_t bytes = 1;
   long code = -1;
 };
-/// Of a text that is not empty.
+/// The first character of a text that is not empty.
 Character first_character(std::string_view text);
 /// Offset of the first byte that is not valid UTF-8 (RFC 3629: no overlong forms, no surrogates); npos if there is
 /// none.
@@ -27,7 +27,7 @@ void append_character(std::string& text, long code);
 /// rest of a longer text as "…".
 std::string printable(std::string_view text, std::size_t at_most = 200);
 
-/// The same for a whole message: keeps newlines, tabs and its length.
+/// Makes a whole message printable like `printable`, but keeps newlines, tabs and its length.
 std::string printable_lines(std::string_view text);
 
 }  // namespace weft

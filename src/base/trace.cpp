@@ -21,7 +21,7 @@ Recording recording;
 bool accepting = false;
 Clock::time_point window_begin;
 
-// Of the thread that makes the steps.
+// Used by the thread that runs the steps only.
 State state = State::off;
 std::function<void()> settle;
 int steps_seen = 0;

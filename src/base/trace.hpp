@@ -16,7 +16,7 @@
 
 namespace weft::trace {
 
-inline constexpr int kWarmupSteps = 3;  ///< the first prepares what is made on first use, the second records a graph
+inline constexpr int kWarmupSteps = 3;  ///< the first prepares what is made on first use, the second captures a graph
 inline constexpr int kSteps = 20;
 inline constexpr std::size_t kMostEvents = 32768;  ///< per process; later ones are counted and dropped
 
@@ -33,9 +33,9 @@ struct Event {
 
 struct Recording {
   std::vector<Event> events;     ///< in the order of their ends
-  int steps = 0;                 ///< that were recorded
+  int steps = 0;                 ///< recorded steps
   std::int64_t nanoseconds = 0;  ///< from the first recorded step to the end of the last one
-  double cpu_seconds = 0;        ///< of all threads of the process, in that time
+  double cpu_seconds = 0;        ///< processor time of all threads of the process, in that time
   std::int64_t dropped = 0;
 };
 
@@ -46,10 +46,10 @@ extern std::atomic<bool> on;
 /// True while steps are recorded.
 inline bool on() { return detail::on.load(std::memory_order_relaxed); }
 
-/// Reserves the memory. `settle` is called when recording starts and when it ends, on the thread that makes the steps:
+/// Reserves the memory. `settle` is called when recording starts and when it ends, on the thread that runs the steps:
 /// it waits for asynchronous work, so that whole steps are measured. Not thread-safe.
 void arm(std::function<void()> settle = {});
-/// Called before each step, and after the last one, by the thread that makes them. Do nothing when not armed.
+/// Called before each step, and after the last one, by the thread that runs them. Does nothing when not armed.
 void next_step();
 void end_steps();
 /// Ends recording and returns what was recorded. Not thread-safe against `arm`.
@@ -59,10 +59,10 @@ void disarm() noexcept;
 
 /// Adds an event; ignored when not recording. From any thread.
 void record(Row row, std::string_view name, Clock::time_point begin, Clock::time_point end);
-/// The moment that an event's `begin` and `end` count from.
+/// The time from which an event's `begin` and `end` count.
 Clock::time_point origin();
 
-/// Records its own lifetime. `name` must live as long.
+/// An event that lasts as long as this object. `name` must live as long.
 class Scope {
  public:
   Scope(Row row, std::string_view name) : row_(row), on_(on()), name_(name) {

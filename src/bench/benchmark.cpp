@@ -46,7 +46,7 @@ class Stopwatch {
 
   void step(BenchmarkSubject& subject) {
     if (device::is_asynchronous(subject.execution())) {
-      // As in training, the host runs ahead; then a call takes as long as a step.
+      // The host runs ahead as in training; then a call takes as long as a step.
       const Clock::time_point begin = Clock::now();
       subject.step();
       seconds_.push_back(seconds_since(begin));
@@ -55,7 +55,7 @@ class Stopwatch {
     timed_step(subject, true);
   }
 
-  /// A step whose phases are timed one after the other. `whole`: also counts as a step.
+  /// Runs a step whose phases are timed separately. `whole`: also counts as a step.
   void timed_step(BenchmarkSubject& subject, bool whole) {
     subject.timers().reset();
     world_.barrier();
@@ -69,7 +69,7 @@ class Stopwatch {
     }
   }
 
-  /// Of the slowest rank. Collective.
+  /// Median time of a step on the slowest rank. Collective.
   double ms_per_step() const {
     std::int64_t nanoseconds = std::llround(median(seconds_) * 1e9);
     world_.maximum({&nanoseconds, 1});

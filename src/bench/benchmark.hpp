@@ -23,7 +23,7 @@ class Schema;
 
 namespace weft::bench {
 
-/// Of table [benchmark], what every model has.
+/// The keys of table [benchmark] that every model has.
 struct BenchmarkSettings {
   std::int64_t warmup = 20;                     ///< steps of training before the measured ones
   std::int64_t steps = 20;                      ///< measured; their median counts
@@ -35,17 +35,17 @@ struct BenchmarkSettings {
 };
 /// benchmark.warmup, steps, batches and zipf. what: "planted features", for the help text of zipf.
 void add_step_keys(input::Schema&, BenchmarkSettings&, std::string_view what);
-/// benchmark.cases, compare_ratio and checkpoint. known: the names with a meaning of their own, for the help text.
+/// benchmark.cases, compare_ratio and checkpoint. known: the names with a special meaning, for the help text.
 void add_case_keys(input::Schema&, BenchmarkSettings&, std::string_view known);
 
 /// One entry of benchmark.cases.
 struct BenchmarkCase {
   std::string name;
-  std::string overrides;             ///< as the input gives them
+  std::string overrides;             ///< overrides as given in the input
   std::vector<std::string> sets;     ///< one by one, "table.key=value": those, or what the name stands for
-  std::vector<std::string> toggles;  ///< of a name that stands for optimisations: those that are on
-  std::string left_out;              ///< optimisations that are not available here, with the reason
-  std::string obstacle;              ///< why the case cannot be measured here; "": it can
+  std::vector<std::string> toggles;  ///< for a name that stands for optimisations: those that are on
+  std::string left_out;              ///< optimisations that are not available on this machine, with the reason
+  std::string obstacle;              ///< why the case cannot be measured on this machine; "": it can
 };
 BenchmarkCase parse_case(std::string_view text);
 
@@ -77,13 +77,13 @@ class BenchmarkSubject {
   virtual training::Work work_of(std::string_view phase) const = 0;
   virtual training::PhaseBytes phase_bytes() const = 0;
 
-  /// Of the last step, before its update; none if the step keeps none. Waits for it. Collective.
+  /// Loss of the last step, before its update; none if the step keeps none. Waits for the step. Collective.
   virtual std::optional<double> loss() = 0;
-  /// Of forward and backward pass without recomputation. 0: the model has no such convention.
+  /// Operations of forward and backward pass without recomputation. 0: the model has no convention for them.
   virtual ModelFlops flops_per_token() const { return {}; }
 };
 
-/// From fresh parameters to medians. Collective.
+/// Measures a case, from fresh parameters to medians. Collective.
 CaseResult measure(const BenchmarkCase&, BenchmarkSubject&, const BenchmarkSettings&, const training::MachineLimits&,
                    const parallel::World&);
 

@@ -109,12 +109,12 @@ void forget(const fs::path& path) {
   ::close(file);
 }
 
-/// Before each measurement: waits until deleted files are gone from the disk and their pages are no longer cached. A
+/// Before each measurement: waits until deleted files are removed from the disk and their pages are no longer cached. A
 /// writer that starts right after a large file was deleted reuses its pages, which can be many times faster than memory
-/// that a virtual machine must request from its host; the order of the measurements must not decide who gets them.
+/// that a virtual machine must request from its host; the order of the measurements must not influence the rates.
 /// Collective.
 void settle(const parallel::Communicator& world, std::int64_t bytes) {
-  constexpr double kLongest = 3, kBytesPerSecond = 100e6;  // small files settle sooner
+  constexpr double kLongest = 3, kBytesPerSecond = 100e6;  // small files need less time
   world.barrier();
   ::sync();
   std::this_thread::sleep_for(
@@ -175,7 +175,7 @@ checkpoint::Report write_checkpoint(const fs::path& directory, const checkpoint:
   return *report;
 }
 
-/// The same measurements while training: shards and plain files in turn. Collective.
+/// Measures writing during training: shards and plain files in turn. Collective.
 void measure_while_training(const fs::path& directory, const checkpoint::Registry& registry,
                             const kernels::Execution& execution, const parallel::Communicator& world,
                             const std::vector<char>& block, const std::function<void()>& step,
@@ -243,7 +243,7 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
 
   std::vector<double> write, read, plain_write, plain_read, pause, processor, plain_processor;
   for (int i = 0; i < kTries; ++i) {
-    // As in training: polled between steps.
+    // Polls like the training loop between steps.
     const auto wait = [](const std::function<bool()>& finished) {
       while (!finished()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     };

@@ -79,7 +79,7 @@ report::Json number_or_null(std::optional<double> value) {
   return value && std::isfinite(*value) ? report::Json(*value) : report::Json();
 }
 
-/// Of a model with a convention for its operations.
+/// Adds the utilisation, for a model with a convention for its operations.
 void add_utilisation(const BenchmarkResult& result, const CaseResult& c, report::Json& one) {
   one["flops_per_token"] = {{"causal", c.flops.causal}, {"full", c.flops.full}};
   one["mfu"] = {{"causal", number_or_null(utilisation(result, c, c.flops.causal))},

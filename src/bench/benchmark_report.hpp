@@ -18,7 +18,7 @@ namespace weft::bench {
 struct Phase {
   std::string name;
   double ms = 0;                 ///< median over the steps of the mean over ranks
-  double bytes = 0, flops = 0;   ///< of one rank
+  double bytes = 0, flops = 0;   ///< work of one rank
   double percent_of_limit = -1;  ///< time at the limit / measured time; < 0: no limit is known
 };
 
@@ -41,13 +41,13 @@ struct CaseResult {
   std::int64_t tokens_per_step = 0;
   std::int64_t peak_bytes = 0;    ///< peak of what the case allocated where the kernels run; largest rank
   std::int64_t state_bytes = 0;   ///< parameters and moments; largest rank
-  std::int64_t driver_bytes = 0;  ///< of a GPU: in use while training according to the driver, libraries included
+  std::int64_t driver_bytes = 0;  ///< memory of a GPU in use while training according to the driver, libraries included
   std::vector<Phase> phases;      ///< in the order of the step
 
   double row_bytes = 0;  ///< per token, inputs and targets in bf16: what a reader must deliver
 
-  /// With several ranks: each kind of exchange. On GPUs it is timed alone and without waiting for later ranks; between
-  /// processes on the host the waiting is included.
+  /// The kinds of exchange between several ranks. On GPUs it is timed alone and without waiting for later ranks;
+  /// between processes on the host the waiting is included.
   std::vector<parallel::ExchangeProfile> exchanges;
   /// Exposed time of the exchanges per step, mean over ranks; the rest overlaps with computation. The difference to
   /// the rank that waits least is waiting for slower ranks.
@@ -56,14 +56,14 @@ struct CaseResult {
 
   std::optional<double> loss;  ///< after the steps of warm-up and measurement; none: private training does not keep it
   ModelFlops flops = {};
-  // By `judge`. A case with other tokens per step is another problem, and not compared.
+  // Set by `judge`. A case with another number of tokens per step is another problem and is not compared.
   bool compared = false;
   std::optional<double> loss_difference;  ///< loss over that of the baseline, less 1; none if one has no loss
   double times_faster = 0;                ///< time of the baseline over that of the case
   std::string problem;                    ///< why the row is not valid; "": it is
 };
 
-/// A case that could not be measured here.
+/// A case that could not be measured on this machine.
 struct NotMeasured {
   std::string name;
   std::string reason;
@@ -76,14 +76,14 @@ struct BenchmarkResult {
   std::string input;  ///< name of the input file without folder and suffix
   int ranks = 1;
   std::map<std::string, std::int64_t> grid;  ///< axis -> ranks along it
-  std::int64_t steps = 0;  ///< of each case, those of warm-up included: after them the losses are compared
+  std::int64_t steps = 0;  ///< steps of each case, those of warm-up included: after them the losses are compared
   std::vector<CaseResult> cases;
   std::vector<NotMeasured> not_measured;
   std::string baseline;    ///< the case that the others are compared with (`judge`); "": none
   double tolerance = 0;    ///< largest accepted loss_difference
-  double peak_tflops = 0;  ///< of a rank's device, for the utilisation of models with ModelFlops; 0: not stated
+  double peak_tflops = 0;  ///< peak of a rank's device, for the utilisation of models with ModelFlops; 0: not stated
   std::optional<CheckpointResult> checkpoint = {};
-  report::Json profile = {};  ///< of --profile (profile.hpp); null: none
+  report::Json profile = {};  ///< result of --profile (profile.hpp); null: none
 };
 
 report::Json to_json(const BenchmarkResult&);

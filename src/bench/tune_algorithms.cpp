@@ -56,7 +56,7 @@ GemmRecord tuned(const kernels::Execution& execution, const GemmRecord& record) 
     const device::Buffer<std::byte> c(of_batch(shape.rows, shape.c_stride, shape.batch.c) * shape.c_stride *
                                       kernels::bytes_of(shape.output)),
         workspace(kernels::cuda::kGemmWorkspace);
-    // What an epilogue reads.
+    // The operands of an epilogue.
     const device::Buffer<std::byte> bias = random_rows(execution, 1, shape.columns),
                                     hidden = random_rows(execution, shape.rows, shape.hidden_stride);
     const Epilogue epilogue{

@@ -10,7 +10,7 @@ namespace weft::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-/// Of the writer on the nodes: only the newest must be there.
+/// The settings of the writer on the nodes: only the newest checkpoint must be there.
 Settings on_nodes(Settings settings) {
   settings.keep = 2;
   settings.keep_every = 0;
@@ -18,7 +18,7 @@ Settings on_nodes(Settings settings) {
   return settings;
 }
 
-/// Of the writer in the run directory: if it copies, it needs no memory for the state.
+/// The settings of the writer in the run directory: if it copies, it needs no memory for the state.
 Settings in_run_directory(Settings settings) {
   if (!settings.local.empty()) settings.staging = Staging::chunked;
   return settings;

@@ -41,9 +41,9 @@ class Checkpoints {
   std::vector<std::int64_t> progress() const;
   void advance(std::span<const std::int64_t> least);
 
-  /// At the end of each step: its duration.
+  /// Called at the end of each step with its duration.
   void note_step(double seconds);
-  /// True if checkpoint.every asks for one after this step: the same on every rank.
+  /// True if a checkpoint is due after this step (checkpoint.every); equal on all ranks.
   bool due_after(std::int64_t step) const;
   /// Rank 0 requests a checkpoint of all ranks: checkpoint.every = "auto".
   bool requested();
@@ -52,7 +52,8 @@ class Checkpoints {
   std::int64_t last_durable() const { return shared_.last_durable(); }
   /// Seconds that a new checkpoint takes until it is durable in the run directory, measured or estimated; 0 if unknown.
   double expected_seconds() const { return interval_->cost().duration; }
-  /// For run.json: "duration_seconds", "delay_seconds", "measured", "interval_seconds" (every = "auto"), "scrub".
+  /// The entries for run.json: "duration_seconds", "delay_seconds", "measured", "interval_seconds" (every = "auto"),
+  /// "scrub".
   report::Json record() const;
 
  private:
@@ -65,7 +66,7 @@ class Checkpoints {
   const parallel::Communicator& node_;
   const Settings settings_;
   Starts* const starts_;                   // rank 0
-  std::filesystem::path local_directory_;  // of this node; empty without checkpoint.local
+  std::filesystem::path local_directory_;  // directory of this node; empty without checkpoint.local
   std::optional<Writer> local_;
   Writer shared_;
   std::optional<Manifest> to_copy_;              // the newest checkpoint on the nodes, if it is not being copied yet

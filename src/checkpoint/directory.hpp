@@ -40,8 +40,8 @@ std::vector<std::int64_t> expired(const std::vector<std::int64_t>& durable, cons
 /// Every *.abandoned, in the order of steps; empty if the directory does not exist.
 std::vector<std::filesystem::path> abandoned_in(const std::filesystem::path& directory);
 
-/// The abandoned checkpoints to delete. They count as older than the `n_durable` checkpoints of the run: of all
-/// together, the newest max(2, keep) stay.
+/// The abandoned checkpoints to delete. They count as older than the `n_durable` checkpoints of the run: the
+/// newest max(2, keep) of all together are kept.
 std::vector<std::filesystem::path> expired_abandoned(const std::filesystem::path& directory, std::size_t n_durable,
                                                      const Settings& settings);
 

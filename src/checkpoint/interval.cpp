@@ -103,7 +103,7 @@ void Interval::note_durable(double duration, double pause) {
       others_.count > 0 ? std::max(0.0, writing_.seconds - static_cast<double>(writing_.count) * others_.mean()) : 0;
   writing_ = others_ = {};
   const double delay = pause + slower;
-  // Single steps vary: the mean of the new value and the old ones.
+  // Single steps vary: take the mean of the new value and the earlier ones.
   cost_ = {.duration = duration, .delay = cost_.measured ? (cost_.delay + delay) / 2 : delay, .measured = true};
   update();
 }

@@ -46,7 +46,7 @@ constexpr double kLongestSeconds = 3600;
 
 double seconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
-/// Without control characters, which must not reach a terminal from a foreign file, and of limited length.
+/// The text without control characters, which must not reach a terminal from a foreign file, and of limited length.
 std::string plain(const std::string& text) {
   const std::string quoted = input::quoted(text, kLongestName);
   return quoted.substr(1, quoted.size() - 2);
@@ -102,7 +102,7 @@ Owner this_process(double seconds) {
 
 // --- other owners --------------------------------------------------------------------------------------------------
 
-/// True if the process of the owner could be seen from here.
+/// True if this process can look up the process of the owner: same host, boot and process namespace.
 bool on_this_system(const Owner& owner, const Owner& mine) {
   return owner.process > 0 && !owner.boot.empty() && !owner.pid_namespace.empty() && owner.host == mine.host &&
          owner.boot == mine.boot && owner.pid_namespace == mine.pid_namespace;
@@ -145,7 +145,7 @@ std::int64_t fence_of(const std::string& name) {
   return fence > 0 && name == fmt::format("{}{}", kPrefix, fence) ? fence : 0;
 }
 
-/// Ascending.
+/// The numbers of all leases in the directory, ascending.
 std::vector<std::int64_t> fences_in(const fs::path& directory) {
   std::vector<std::int64_t> fences;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory))
@@ -266,7 +266,7 @@ Lease::~Lease() {
   }
 }
 
-/// One look of a contender at the directory. True if it has acquired the lease; false: look again. Throws Error(io).
+/// One check of the directory by a contender. True if it has acquired the lease; false: check again. Throws Error(io).
 bool Lease::attempt(const Settings& settings) {
   if (mine_.token.empty()) mine_ = this_process(settings.seconds);
   const std::vector<std::int64_t> fences = fences_in(directory_);
@@ -308,7 +308,7 @@ bool Lease::attempt(const Settings& settings) {
     return false;
   }
   if (!why.empty()) taken_over_from_ = fmt::format("{} ({})", describe(owner), why);
-  // What the earlier owners have settled remains valid until this one has.
+  // The step that an earlier owner has recorded remains valid until this one records its own.
   mine_.resumed_fence = resumed_fence_ = owner.resumed_fence;
   mine_.resumed_step = resumed_step_ = owner.resumed_step;
   return create(fence + 1);

@@ -45,24 +45,25 @@ struct Owner {
   double seconds = 60;             ///< run.lease of the owner
   std::int64_t renewals = 0;
   bool released = false;
-  /// The last owner that settled from which step it resumes (-1: a new run), this one or an earlier one.
+  /// Fence and step of the last owner, this one or an earlier one, that has recorded the step from which it resumes
+  /// (-1: a new run).
   std::int64_t resumed_fence = 0, resumed_step = -1;
 };
 
 Owner parse_owner(const std::string& text);
-/// Of a fixed length, so that a lease can be overwritten in place.
+/// The text of a lease. Its length is fixed, so that a lease can be overwritten in place.
 std::string to_text(const Owner& owner);
 
 class Lease {
  public:
   struct Settings {
-    double seconds = 60;     ///< without a sign of life until another run may take over
-    bool take_over = false;  ///< from an owner that may be alive
+    double seconds = 60;     ///< without a renewal until another run may take over
+    bool take_over = false;  ///< take over from an owner that may be active
   };
 
-  /// Acquires the lease of an existing directory, and waits as long as its owner may be gone: collective. An owner on
-  /// this host has a few seconds to end, one on another host its own `seconds` to show a sign of life. Throws a
-  /// collective Error(io) that names an owner that is alive.
+  /// Collective. Acquires the lease of an existing directory. If it has an owner, waits until that is known to have
+  /// ended or to be active: a few seconds for an owner on this host, the owner's `seconds` for one on another host.
+  /// Throws a collective Error(io) that names an active owner.
   Lease(const parallel::Communicator& world, std::filesystem::path run_directory, const Settings& settings);
   /// Releases it, unless it was lost.
   ~Lease();
@@ -92,7 +93,7 @@ class Lease {
   const std::filesystem::path directory_;
   Owner mine_;
   std::int64_t fence_ = 0;
-  std::int64_t resumed_fence_ = 0, resumed_step_ = -1;  // of the earlier owners
+  std::int64_t resumed_fence_ = 0, resumed_step_ = -1;  // values of the earlier owners
   std::string taken_over_from_;
 
   // The lease that a contender watches.
@@ -101,7 +102,7 @@ class Lease {
   Clock::time_point waiting_since_, seen_since_;
   bool waiting_ = false, renewed_ = false, announced_ = false;
 
-  std::mutex mutex_;  // of mine_.renewals and mine_.resumed_*
+  std::mutex mutex_;  // protects mine_.renewals and mine_.resumed_*
   std::condition_variable wake_;
   bool ended_ = false;
   std::thread thread_;  // rank 0

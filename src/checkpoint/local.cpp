@@ -230,7 +230,7 @@ void remove_local(const parallel::Communicator& world, const parallel::Communica
     log::warning("{}: cannot be removed ({}); remove it manually", here.string(), failed.message());
     return;
   }
-  fs::remove(here.parent_path(), failed);  // of the run; not empty if nodes share the directory
+  fs::remove(here.parent_path(), failed);  // directory of the run; not empty if nodes share it
 }
 
 }  // namespace weft::checkpoint

@@ -51,9 +51,9 @@ struct Manifest {
   std::string code_revision;
   std::map<std::string, std::string> libraries;  ///< name -> version
   std::string dataset_fingerprint;
-  std::int64_t fence = 0;    ///< of the run that wrote it (checkpoint/lease.hpp); 0: not known
+  std::int64_t fence = 0;    ///< fence of the run that wrote it (checkpoint/lease.hpp); 0: not known
   std::string owner;         ///< token of that run
-  std::string extra = "{}";  ///< JSON object: recorded GEMM algorithms and other data needed to resume
+  std::string extra = "{}";  ///< JSON object: the algorithm table and other data needed to resume
 
   // Set by the writer.
   std::int64_t format_version = kFormatVersion;

@@ -34,7 +34,7 @@ struct Tensor {
   void* data = nullptr;             ///< row held.begin, rows contiguous
   bool on_device = false;           ///< `data` is device memory: accessed with device::copy
 
-  /// For state that is not stored as plain rows (an fp32 weight kept as two 16-bit planes): copy global rows
+  /// Conversion of state that is not stored as plain rows (an fp32 weight kept as two 16-bit planes): copy global rows
   /// [begin, end) to packed host memory and back. Both or none; `data` is then not used.
   std::function<void(parallel::Range rows, void* packed)> gather = {};
   std::function<void(parallel::Range rows, const void* packed)> scatter = {};

@@ -27,8 +27,8 @@ constexpr std::int64_t kPieces = 8;
 
 std::string text_of(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-/// Runs `check`. What it finds wrong with a file is thrown as Error(data): the checkpoint is damaged. A file that
-/// cannot be read is a SystemError(io), which shows nothing of the kind.
+/// Runs `check`. A defect that it finds in a file is thrown as Error(data): the checkpoint is damaged. A file that
+/// cannot be read is a SystemError(io), which is no evidence of damage.
 template <class Check>
 void finding_damage(Check&& check) {
   try {
@@ -105,7 +105,7 @@ using Tags = std::vector<std::vector<storage::BlockTag>>;
 /// Compares the digests of the shards with the manifest; the work is divided over the ranks. Returns the tags of all
 /// blocks on every rank.
 Tags verify_digests(const parallel::Communicator& world, const fs::path& directory, const Manifest& manifest) {
-  std::vector<std::int64_t> blocks;  // of each segment of each shard
+  std::vector<std::int64_t> blocks;  // blocks of each segment of each shard
   for (const ShardEntry& shard : manifest.shards)
     for (std::int64_t at = 0; at < shard.bytes; at += storage::kDigestSegment)
       blocks.push_back(storage::tagged_blocks(std::min(shard.bytes - at, storage::kDigestSegment)));
@@ -269,9 +269,9 @@ class ShardReader {
   std::size_t index_;
   fs::path path_;
   std::optional<storage::VerifiedFile> verified_;  ///< if the digests were verified
-  std::int64_t leading_ = 0;                       ///< bytes of the file that HDF5 sees
+  std::int64_t leading_ = 0;                       ///< bytes of the file that HDF5 reads
   storage::Handle file_, dataset_;
-  std::string name_;  ///< of dataset_
+  std::string name_;  ///< name of dataset_
 };
 
 }  // namespace

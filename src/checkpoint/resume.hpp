@@ -27,7 +27,7 @@ class Lease;
 struct Found {
   std::filesystem::path path;  ///< the step directory
   Manifest manifest;
-  /// Of every block of every shard, if their digests were verified; else empty.
+  /// Tags of every block of every shard, if their digests were verified; else empty.
   std::vector<std::vector<storage::BlockTag>> tags;
 };
 
@@ -44,8 +44,8 @@ std::optional<Found> find(const parallel::Communicator& world, const std::filesy
                           const std::string& resume, Verify verify, Leftovers leftovers = Leftovers::remove,
                           const Lease* lease = nullptr);
 
-/// True if `find` with "auto" returns a checkpoint of at least this step, or refuses to continue from an older one.
-/// Collective.
+/// True if `find` with "auto" returns a checkpoint of at least this step, or ends with an error instead of an older
+/// one. Collective.
 bool reaches(const parallel::Communicator& world, const std::filesystem::path& directory, std::int64_t step,
              Verify verify, const Lease* lease);
 

@@ -65,7 +65,7 @@ bool Scrub::wait(double seconds) {
 
 void Scrub::run() {
   constexpr int kLowestPriority = 19;
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowestPriority);  // of this thread only
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowestPriority);  // priority of this thread only
   ignore_progress_of_this_thread();
   try {
     while (wait(seconds_)) pass();
@@ -134,7 +134,7 @@ void Scrub::verify(const fs::path& directory) {
       if (storage::sha256_segments(path, shard.bytes, segment, segment + 1, 1).front() != shard.sha256[i])
         throw Damage{
             fmt::format("shard {} differs from its sha256 between byte {} and {}", shard.file, begin, begin + bytes)};
-      forget_cached(path, begin, bytes);  // leaves the page cache to the training data
+      forget_cached(path, begin, bytes);  // keeps the page cache free for the training data
       {
         const std::lock_guard lock(mutex_);
         result_.bytes += bytes;

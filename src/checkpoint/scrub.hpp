@@ -33,7 +33,7 @@ class Scrub {
   Scrub(const Scrub&) = delete;
   ~Scrub();
 
-  /// From any thread.
+  /// The results so far. From any thread.
   Result result() const;
 
  private:

@@ -167,10 +167,10 @@ class ShardBytes {
   const RowSource& source_;
   const std::function<void()>& after_chunk_;
   const Layout::Chunk* chunk_ = nullptr;  ///< the last one
-  storage::Fletcher32 sum_;               ///< of its bytes so far
+  storage::Fletcher32 sum_;               ///< checksum of its bytes so far
   std::size_t tensor_ = 0;
-  parallel::Range piece_{0, 0};  ///< of its owned rows
-  const char* data_ = nullptr;   ///< of the piece
+  parallel::Range piece_{0, 0};  ///< rows of the piece, counted from the first owned row
+  const char* data_ = nullptr;   ///< memory of the piece
 };
 
 }  // namespace

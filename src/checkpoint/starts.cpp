@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kDeathsAllowed = 2;
 
-/// Of fixed width, so that a later number replaces it in place.
+/// The number with a fixed width, so that a later number replaces it in place.
 std::string padded(std::int64_t step) { return fmt::format("{:>19}", step); }
 
 std::int64_t integer(const Json& line, const char* name) {
@@ -72,7 +72,7 @@ void Starts::failed(std::int64_t number, int code) {
 }
 
 std::int64_t Starts::begin(std::int64_t step, const std::string& resume, bool ignore) {
-  std::size_t deaths = 0;  // of the last starts, all from `step` and at one step
+  std::size_t deaths = 0;  // deaths of the last starts, all from `step` and at one step
   for (std::size_t i = starts_.size(); i-- > 0; ++deaths) {
     const Start& start = starts_[i];
     if (start.ended || start.step != step || start.reached < 0 || start.reached != starts_.back().reached) break;

@@ -32,7 +32,7 @@ namespace weft::checkpoint {
 
 class Starts {
  public:
-  /// Reads the history. Nothing is written before `failed` or `begin`.
+  /// Reads the history. Nothing is written before `failed` or `begin` is called.
   explicit Starts(const std::filesystem::path& run_directory);
   Starts(const Starts&) = delete;
 

@@ -52,7 +52,7 @@ std::string common_digest(const Registry& registry) {
 
 struct Writer::State {
   const parallel::Communicator& world;
-  const parallel::Communicator& place;  // ranks that see this directory
+  const parallel::Communicator& place;  // ranks that share this directory
   const fs::path directory;
   const Settings settings;
   const Registry& registry;
@@ -202,7 +202,7 @@ struct Writer::State {
 
   /// Prepares the directory of a new checkpoint. Collective.
   void open_temporary(bool copies) {
-    // With the token of the owner: ranks of a run that lost the directory never write into this one's.
+    // The name contains the token of the owner: ranks of a run that lost the directory never write into this one's.
     const std::string& owner = manifest.owner;
     temporary =
         directory / fmt::format("{}{}{:.8}.tmp", directory_name(manifest.step), owner.empty() ? "" : ".", owner);

@@ -31,11 +31,11 @@
 
 namespace weft::checkpoint {
 
-/// Result of one checkpoint; the same on every rank.
+/// Result of one checkpoint; equal on all ranks.
 struct Report {
   std::int64_t step = 0;
   bool durable = false;
-  std::filesystem::path path;  ///< of the finished checkpoint
+  std::filesystem::path path;  ///< directory of the finished checkpoint
   std::string failure;         ///< why it is not durable; rank 0 has logged it as a warning
   std::int64_t bytes = 0;      ///< all shards together
   double seconds = 0;          ///< from `start` until durable, on the slowest rank
@@ -60,7 +60,7 @@ class Writer {
   /// Collective. `directory`: checkpoints/ of the run, created if missing. Throws a collective Error(io) if a rank
   /// cannot write there. `resumed_from`: the checkpoint from which this run resumes; empty for a new run. Newer
   /// checkpoints in `directory` do not belong to this run any more and are renamed to step_XXXXXXXX.abandoned. Registry
-  /// and communicator must outlive the writer; the registry must not change. `place`: the ranks that see the same
+  /// and communicator must outlive the writer; the registry must not change. `place`: the ranks that share the same
   /// `directory`, if it is a different one on each node; its rank 0 then does what rank 0 of the job does otherwise.
   Writer(const parallel::Communicator& world, std::filesystem::path directory, const Settings& settings,
          const Registry& registry, const kernels::Execution& execution, const std::filesystem::path& resumed_from = {},
@@ -76,10 +76,10 @@ class Writer {
   /// "chunked" it writes the shard first. `manifest`: the fields of the caller. Returns false and does nothing if the
   /// checkpoint of this step is already durable.
   bool start(Manifest manifest);
-  /// Collective. As `start`, with shards that exist: each rank copies those of `sources` in its thread and compares
-  /// them with the digests of `complete`, the manifest of that checkpoint.
+  /// Collective. Starts a checkpoint from shards that exist: each rank copies those of `sources` in its thread and
+  /// compares them with the digests of `complete`, the manifest of that checkpoint.
   bool start_copy(const Manifest& complete, std::vector<ShardSource> sources);
-  /// Of the checkpoint in progress, or of the last one; complete once it is durable.
+  /// The manifest of the checkpoint in progress, or of the last one; complete once it is durable.
   const Manifest& manifest() const;
 
   /// True while a checkpoint is in progress.

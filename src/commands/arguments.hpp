@@ -81,7 +81,7 @@ struct Request {
   bool tune = false;            ///< benchmark
   bool profile = false;         ///< all but inspect
   std::string resume = "auto";  ///< auto | never | PATH
-  bool take_over = false;       ///< train: the run directory, from a run that may be alive
+  bool take_over = false;       ///< train: take over the run directory from a run that may be active
   std::string walltime;         ///< "" or hh:mm:ss, checked
   std::string start_id;         ///< train: recorded in run.json as start_id
   std::string output;           ///< "" or DIR
@@ -100,7 +100,7 @@ struct Request {
   std::string input_hook;       ///< export: "" or the hook point of the inputs
   std::string output_hook;      ///< export: "" or the hook point of the targets
   std::string statistics;       ///< import: "" or FILE (norm_stats.json)
-  std::string command_line;     ///< as given, for the record
+  std::string command_line;     ///< the command line as given, for the run record
 
   // lm evaluate, lm harvest, lm diversity, lm export
   std::string transcoder;          ///< evaluate: "" or CHECKPOINT

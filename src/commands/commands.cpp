@@ -96,7 +96,7 @@ void print_written(const Request& request, std::string_view text, const Json& do
 
 void print_run(const Request& request, const std::filesystem::path& directory, int code, const parallel::World& world) {
   if (!request.json || !world.is_root()) return;
-  // A run that was complete has a record already.
+  // A run that was complete already has a run record.
   const bool recorded = report::run_record().contains("result");
   const Json record = recorded ? report::run_record() : report::stored_record(directory / "run.json");
   Json document = {{"run", directory.string()}, {"exit", {{"code", code}, {"reason", report::exit_reason(code)}}}};

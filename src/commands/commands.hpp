@@ -40,10 +40,10 @@ int run(const Request& request, const parallel::World& world);
 
 /// The result of a command, on rank 0: `text` on standard output, or with --json `document` alone.
 void print_result(const Request& request, std::string_view text, const Json& document);
-/// The same for a command whose result are files: `text` is left out with --quiet.
+/// Prints the result of a command that writes files: `text` is left out with --quiet.
 void print_written(const Request& request, std::string_view text, const Json& document);
 
-/// With --json, on rank 0: how a run in this directory ended, and its `result` of run.json.
+/// Prints with --json, on rank 0, how a run in this directory ended, and its `result` of run.json.
 void print_run(const Request& request, const std::filesystem::path& directory, int code, const parallel::World& world);
 
 /// Throws a collective Error(usage) unless `path` is a directory. `origin`: the key or option that names it.
@@ -59,7 +59,7 @@ checkpoint::Found open_checkpoint(const std::string& path, const parallel::World
 /// kind of model.
 void require_kind(const checkpoint::Found& found, std::string_view tensor, std::string_view advice);
 
-/// For commands that use a checkpoint with its input: reads that input, with the request's --set, into the members that
+/// Reads the input of a checkpoint, with the request's --set, into the members that
 /// `schema` refers to. Throws a collective Error(usage) if --set changes keys that define the run, to which its weights
 /// belong; but not for the key `allowed`.
 void read_input_of(const checkpoint::Found& found, const Request& request, const input::Schema& schema,

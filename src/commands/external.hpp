@@ -12,7 +12,7 @@ namespace weft::commands {
 /// A command of the Python package.
 struct PackageCommand {
   std::string_view name;
-  std::string_view arguments;  ///< as the help shows them
+  std::string_view arguments;  ///< arguments as the help shows them
   std::string_view summary;    ///< in lists of commands: lower case, without a full stop
   bool on_every_rank;          ///< its processes divide the work; of other commands only rank 0 starts one
 };

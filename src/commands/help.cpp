@@ -93,7 +93,7 @@ std::string command_rows(std::string_view family, Request& request) {
   return text;
 }
 
-/// What a shell has to know of a command: "" is the program, "lm" the family.
+/// What the completion of a shell needs of a command: "" is the program, "lm" the family.
 struct Completed {
   std::string name;
   std::vector<std::pair<std::string, std::string>> words;  ///< commands that may follow, with their summaries

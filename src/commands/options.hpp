@@ -92,7 +92,7 @@ inline constexpr std::string_view kLanguageModels = "lm";
 
 /// The arguments and options of a command, bound to the members of `request`, which must outlive them.
 Options options_of(Command command, Request& request);
-/// Those of `weft` and `weft lm` without a command: --help and --version, and of weft alone --defaults.
+/// The options of `weft` and `weft lm` without a command: --help and --version, and of weft alone --defaults.
 Options options_of_program(Request& request);
 Options options_of_family(Request& request);
 

@@ -37,7 +37,7 @@ std::string version_text() {
   return text;
 }
 
-/// Of --verbose: each phase that begins outside the steps, once.
+/// Prints for --verbose each phase that begins outside the steps, once.
 void describe_phase(std::string_view phase) {
   static std::mutex mutex;
   static std::set<std::string, std::less<>> seen;
@@ -159,7 +159,7 @@ Error unexpected(const std::vector<std::string>& extras, const CLI::App& app, bo
     if (!of_family)
       for (const PackageCommand& command : package_commands()) known.emplace_back(command.name);
   }
-  // The dashes are no part of the name: they would make any two options look alike.
+  // The dashes are not compared: they would make any two options similar.
   const std::string dashes = first[0] == '-' ? "--" : "";
   std::string hint =
       input::nearest(std::string_view(first).substr(std::min(first.find_first_not_of('-'), first.size())), known);
@@ -291,7 +291,7 @@ Request parse_words(int argc, const char* const* argv, std::string& text) {
   return request;
 }
 
-/// With the ranks of the job, or with a device: what the command calculates.
+/// What a request needs: the ranks of the job, a device, or neither.
 Needs needs_of(const Request& request) {
   if (request.defaults || request.reference || request.print_config || request.dry_run) return Needs::nothing;
   switch (request.command) {

@@ -28,7 +28,7 @@ Request parse(int argc, const char* const* argv, const parallel::World& world);
 /// a member here, and its keys in `schema`.
 struct Input {
   transcoder::Configuration configuration;
-  language_model::Configuration language;  ///< of the commands `weft lm`
+  language_model::Configuration language;  ///< configuration of the commands `weft lm`
   dataset::SyntheticSettings synthetic;
   bench::TranscoderSettings benchmark;
   bench::LanguageSettings language_benchmark;

@@ -43,7 +43,7 @@ void add_keys(input::Schema& schema, Settings& data) {
       .free();
   schema
       .add("data.sequence", data.sequence,
-           "tokens of a window of the texts, which data.model sees alone; 0 = as in its training, at most 1024 of a "
+           "tokens of a text segment, which data.model processes by itself; 0 = as in its training, at most 1024 of a "
            "directory of Hugging Face")
       .in("tokens")
       .at_least(0)
@@ -83,7 +83,7 @@ void add_keys(input::Schema& schema, Settings& data) {
                [&data] { return input::Value(data.model.empty() ? std::int64_t{256} : kModelBlockRows); });
   schema
       .add("data.window_rows", data.window_rows,
-           "rows shuffled together; two windows are held in memory by all ranks together")
+           "rows shuffled together; all ranks together hold twice as many in memory")
       .in("rows")
       .at_least(1)
       .at_most(kMostTokens);

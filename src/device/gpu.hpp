@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPU that a process finds, against what the program was built for.
+// The GPU that a process finds, compared with those for which the program was built.
 #pragma once
 
 #include <string>
@@ -19,8 +19,8 @@ struct Gpu {
 
 /// What a CUDA build was compiled for.
 struct GpuBuild {
-  std::string architectures;  ///< of Weft, "8.0, 9.0"
-  int kokkos = 0;             ///< of Kokkos, 90 for 9.0; 0: not known
+  std::string architectures;  ///< for which Weft was compiled, "8.0, 9.0"
+  int kokkos = 0;             ///< architecture of Kokkos, 90 for 9.0; 0: not known
 };
 
 /// Why this build cannot compute with this GPU; "" if it can.

@@ -40,7 +40,7 @@ constexpr Controller kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_byte
 constexpr Controller kVersion2 = {"memory.max", "memory.current", "active_file", "inactive_file"};
 
 /// Lowers `memory` to what the limits of `group` and of all groups around it leave. In a container the group of this
-/// process may be named from outside: levels that do not exist here are passed over.
+/// process may be named as seen from outside: levels that do not exist in the container are skipped.
 void apply_limits(HostMemory& memory, const fs::path& mounted, const fs::path& group, const Controller& names) {
   for (fs::path level = group.relative_path();; level = level.parent_path()) {
     const fs::path directory = mounted / level;

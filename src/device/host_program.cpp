@@ -33,7 +33,7 @@ fs::path host_program(const std::string& problem, const fs::path& program) {
 }
 
 void hand_over_without_gpu(char** argv) {
-  // The variable is set if the other program was built with CUDA by mistake: it must not start itself for ever.
+  // The variable is set if the other program was built with CUDA by mistake: it must not start itself again and again.
   if (!kernels::kCudaBuild || std::getenv(kProblem) != nullptr) return;
   std::error_code ignored;
   const std::string problem = problem_of_gpus();

@@ -18,7 +18,7 @@ std::filesystem::path host_program(const std::string& problem, const std::filesy
 /// Runtime then ends with the error. `argv`: of this process, ends with a null pointer.
 void hand_over_without_gpu(char** argv);
 
-/// In a program that replaces a CUDA build: what the problem with the GPUs is. "" in any other.
+/// Why this program replaces a CUDA build: the problem with the GPUs. "" if it replaces none.
 std::string replaces_cuda_because();
 
 /// Message of a program without CUDA for device.backend = "cuda".

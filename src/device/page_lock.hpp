@@ -6,7 +6,7 @@
 namespace weft::device {
 
 /// Locks the pages of host memory that something else owns, and that outlives this object: copies between it and a GPU
-/// run at full speed. If the system refuses, a warning says so, and copies are slower. Does nothing without CUDA.
+/// run at full speed. If locking fails, a warning is logged, and copies are slower. Does nothing without CUDA.
 class PageLock {
  public:
   PageLock(void* data, std::int64_t bytes);

@@ -54,7 +54,7 @@ struct Timing {
   std::vector<std::size_t> open;  // index of each open range, kNotTimed for one that is not timed
 };
 
-std::unique_ptr<Timing> timing;  // of the DeviceTrace that lives
+std::unique_ptr<Timing> timing;  // state of the present DeviceTrace; null: none
 
 bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

@@ -73,7 +73,7 @@ Gpu gpu_of(int node_rank) {
   return gpu;
 }
 
-/// Selects it.
+/// Selects the GPU of this process.
 Gpu select_gpu(int node_rank) {
   Gpu gpu = gpu_of(node_rank);
   if (gpu.count == 0) return gpu;
@@ -151,7 +151,7 @@ Runtime::Runtime(const Settings& settings, int node_rank, int sharing) : threads
 #ifdef WEFT_ENABLE_CUDA
   const Gpu gpu = select_gpu(node_rank);
   if (const std::string obstacle = gpu_obstacle(gpu, this_build(), settings.backend); !obstacle.empty()) {
-    // That there is none concerns the node, and with it all ranks.
+    // A missing GPU is a property of the node, so all ranks throw the error.
     if (gpu.count == 0) throw collective_error(ExitCode::usage, "{}", obstacle);
     throw error(ExitCode::usage, "{}", obstacle);
   }

@@ -23,10 +23,10 @@ int host_threads(const Settings&, int sharing);
 
 /// PCI bus id of the GPU that a Runtime with this node_rank selects, as in /sys/bus/pci/devices; "" without a GPU.
 std::string gpu_bus_id(int node_rank);
-/// Its type, as the driver names it: "NVIDIA H200"; "" without a GPU.
+/// Type of that GPU, as the driver names it: "NVIDIA H200"; "" without a GPU.
 std::string gpu_name(int node_rank);
 
-/// One object per process, alive while kernels are used.
+/// One object per process. It must exist while kernels are used.
 class Runtime {
  public:
   /// Selects the GPU by node_rank, the number of this process among those of the node. sharing: as of `host_threads`.

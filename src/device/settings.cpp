@@ -22,7 +22,7 @@ void add_keys(input::Schema& schema, Settings& device, Precision& precision, con
   schema.add("device.precision", precision, names, precision_help).free();
   schema
       .add("device.graphs", device.graphs,
-           "on a GPU: record a training step once and replay it (less work for the host)")
+           "on a GPU: capture a training step once as a graph and replay it (less work for the host)")
       .free();
   schema
       .add("device.algorithms", device.algorithms,

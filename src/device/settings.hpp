@@ -21,7 +21,7 @@ struct Settings {
   std::string backend = "auto";   ///< auto | portable | cuda
   int threads = 0;                ///< host threads of this process; 0 = its CPUs / processes that share them
   std::string affinity = "auto";  ///< auto | none: parallel/affinity.hpp
-  bool graphs = true;             ///< on a GPU: record a step once and replay it
+  bool graphs = true;             ///< on a GPU: capture a step once as a graph and replay it
   std::string algorithms;  ///< file with algorithms of the dense library; "" = the first that the library proposes
   double memory = 0;       ///< GB of a GPU that may be used; 0 = all that is free
   bool tf32 = false;       ///< no key: set by for_precision

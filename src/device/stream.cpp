@@ -65,7 +65,7 @@ void mark(const kernels::Execution& execution, void*& event) {
     check(cudaEventCreate(&made), "creating an event");
     event = made;
   }
-  // In a recorded graph only external events can be read by the host.
+  // In a captured graph only external events can be read by the host.
   cudaStreamCaptureStatus recording = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream_of(execution), &recording), "recording an event");
   check(cudaEventRecordWithFlags(
@@ -112,7 +112,7 @@ void Graph::record(const kernels::Execution& execution, const std::function<void
   }
   check(cudaStreamEndCapture(stream_of(execution), &graph), "recording a step");
   cudaGraphExec_t executable = nullptr;
-  // Each kernel keeps the priority of the stream that it was recorded on. Without this flag all have that of the stream
+  // Each kernel keeps the priority of the stream that it was captured on. Without this flag all have that of the stream
   // the graph is launched into, and a barrier between ranks queues behind the blocks of a large kernel.
   const cudaError_t status = cudaGraphInstantiate(&executable, graph, cudaGraphInstantiateFlagUseNodePriority);
   cudaGraphDestroy(graph);

@@ -28,9 +28,9 @@ class Event {
   }
   ~Event();
 
-  /// Captures the work submitted to the execution so far.
+  /// Marks the end of the work submitted to the execution so far.
   void record(const kernels::Execution&);
-  /// Blocks the host until that work is complete. Returns at once if nothing was recorded.
+  /// Blocks the host until that work is complete. Returns at once if nothing was marked.
   void wait() const;
   /// Later work on `later` waits for this event.
   void hold_back(const kernels::Execution& later) const;
@@ -51,7 +51,7 @@ class Stream {
   kernels::Execution execution_;
 };
 
-/// Measures the time that a stream waits at given points of a step. Cheap, and may be part of a recorded graph: each
+/// Measures the time that a stream waits at given points of a step. Cheap, and may be part of a captured graph: each
 /// replay measures again.
 class IdleClock {
  public:
@@ -61,7 +61,7 @@ class IdleClock {
 
   /// Begins a step. Forgets the intervals of the last one.
   void restart() { used_ = 0; }
-  /// Start and end of an interval in which the stream waits. The first step must not be recorded: it creates the
+  /// Start and end of an interval in which the stream waits. The first step must not be captured: it creates the
   /// events.
   void begin(const kernels::Execution&);
   void end(const kernels::Execution&);
@@ -77,17 +77,17 @@ class IdleClock {
   std::size_t used_ = 0;
 };
 
-/// A CUDA graph: the kernels of a step, recorded once and replayed with one launch.
+/// A CUDA graph: the kernels of a step, captured once and replayed with one launch.
 class Graph {
  public:
   Graph() = default;
   Graph(const Graph&) = delete;
   ~Graph();
 
-  /// True if work of this execution can be recorded: backend cuda.
+  /// True if work of this execution can be captured: backend cuda.
   static bool possible(const kernels::Execution&);
 
-  /// Records what `work` submits to the execution, without running it. `work` must neither wait for the GPU nor
+  /// Captures what `work` submits to the execution, without running it. `work` must neither wait for the GPU nor
   /// allocate device memory.
   void record(const kernels::Execution&, const std::function<void()>& work);
   bool recorded() const { return executable_ != nullptr; }

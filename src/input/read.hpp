@@ -34,7 +34,7 @@ struct Override {
 /// The override "path=text" with `text` quoted as a TOML string.
 Override override_text(std::string_view path, std::string_view text, std::string_view origin);
 
-/// Who wrote an input: in a resolved input that a checkpoint keeps, perhaps of an earlier version, keys may have their
+/// The writer of an input. A resolved input in a checkpoint may be of an earlier version: keys may then have their
 /// former names, and retired ones are skipped.
 enum class Writer { user, checkpoint };
 

@@ -97,9 +97,10 @@ struct Key {
   Key& derived(std::string how, std::function<Value()> value);
   /// An error unless the key `other` has one of these values (or, without values, another one than its default).
   Key& only_with(std::string other, std::vector<std::string> values = {}, std::string why = "");
-  /// An error if it has.
+  /// An error if the key `other` has one of these values (or, without values, another one than its default).
   Key& not_with(std::string other, std::vector<std::string> values = {}, std::string why = "");
-  /// As `only_with`; an error as well if the key `other` has one of these values and this one is not given.
+  /// Adds the condition of `only_with`, and one more: it is an error if the key `other` has one of these values and
+  /// this one is not given.
   Key& required_with(std::string other, std::vector<std::string> values = {}, std::string why = "");
   Key& free();
   Key& changeable();
@@ -111,7 +112,7 @@ struct Key {
   Key& retired_value(std::string name, std::string advice);
 };
 
-/// "transcoder.decoder = "low_rank"", "lora.rank": what `condition` asks of the other key.
+/// "transcoder.decoder = "low_rank"", "lora.rank": what `condition` requires of the other key.
 std::string text_of(const Condition& condition);
 
 struct Table {
@@ -160,12 +161,12 @@ class Schema {
   const Key* find(std::string_view path) const;
   /// The key that earlier versions had at this path; null if there is none.
   const Key* find_former(std::string_view path) const;
-  /// Null unless the path is retired.
+  /// The advice for a retired path; null for any other path.
   const std::string* advice_for(std::string_view path) const;
   /// Why the values of the members do not meet the condition of `key`: "problem (why) suggestion", or "".
   std::string problem(const Key& key, const Condition& condition) const;
-  /// For commands that change requirements of a key, and modules that add conditions to keys of others. The path must
-  /// exist.
+  /// The key at this path, which must exist, for commands that change its requirements and for modules that add
+  /// conditions to keys of other modules.
   Key& at(std::string_view path);
 
  private:

@@ -21,7 +21,7 @@ void ActivationSwap::Buffers::take_host(std::size_t blocks, training::StepArena&
 ActivationSwap::ActivationSwap(const kernels::Execution& execution, const Buffers& buffers)
     : execution_(execution), buffers_(buffers), out_(execution), in_(execution) {}
 
-/// each(array of the block, its place in host memory).
+/// Calls each(array of the block, its place in host memory).
 template <class Copy>
 void ActivationSwap::copy(std::size_t block, const Copy& each) const {
   std::byte* at = buffers_.host[block].data;

@@ -9,7 +9,7 @@
 //
 // The last two blocks are never copied: their sets are still there when the backward pass begins. What memory.recompute
 // does not keep is not copied either. Copies are on a stream for each direction, ordered by events, and are part of a
-// recorded step. Every copy of a forward pass is awaited by its last two blocks, and every copy of a backward pass by a
+// captured step. Every copy of a forward pass is awaited by its last two blocks, and every copy of a backward pass by a
 // block of it: nothing is pending afterwards.
 #pragma once
 
@@ -32,7 +32,7 @@ class ActivationSwap {
     std::vector<kernels::Array<std::byte>> sets[kResidentBlocks];  ///< kept arrays of a block
     std::vector<kernels::Array<std::byte>> host;                   ///< of each block but the last two
 
-    /// Arrays of set 0 or 1.
+    /// Adds an array to set 0 or 1.
     void add(std::size_t set, const kernels::AnyMatrix& array) {
       add_bytes(set, array.data, array.rows * array.stride * kernels::bytes_of(array.type));
     }
@@ -44,9 +44,9 @@ class ActivationSwap {
       add(set, statistics.mean);
       add(set, statistics.inverse);
     }
-    /// After all arrays: page-locked memory for a model of so many blocks.
+    /// Takes page-locked memory for a model of `blocks` blocks. Call it after all arrays have been added.
     void take_host(std::size_t blocks, training::StepArena&);
-    /// Of the arrays of a block.
+    /// Bytes of the kept arrays of a block.
     std::int64_t bytes() const;
 
    private:
@@ -55,10 +55,10 @@ class ActivationSwap {
 
   ActivationSwap(const kernels::Execution&, const Buffers&);
 
-  /// Around the work of a block, blocks in order.
+  /// Calls around the forward pass of a block, blocks in order.
   void before_forward(std::size_t block);
   void after_forward(std::size_t block);
-  /// The same, in reverse order.
+  /// Calls around the backward pass of a block, blocks in reverse order.
   void before_backward(std::size_t block);
   void after_backward(std::size_t block);
 

@@ -60,7 +60,7 @@ std::vector<LoraTarget> lora_targets(const ModelSettings& model) {
 }
 
 void add_keys(input::Schema& schema, LoraSettings& lora, const ModelSettings& model) {
-  schema.table("lora", "Low-rank adapters: the initial model stays as it is, small matrices beside it are trained.");
+  schema.table("lora", "Low-rank adapters: the initial model is frozen, additional small matrices are trained.");
   schema
       .add("lora.rank", lora.rank,
            "rows of A and columns of B in W + alpha / rank B A; 0 = no adapters, all parameters are trained")

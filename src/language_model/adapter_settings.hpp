@@ -31,7 +31,7 @@ struct LoraTarget {
   std::string parameter;  ///< in the block: "attention/query"
   std::int64_t outputs = 0, inputs = 0;
 };
-/// Those of a model, in the order of its parameters.
+/// Targets of adapters in a model, in the order of its parameters.
 std::vector<LoraTarget> lora_targets(const ModelSettings&);
 
 /// Keys of [lora] with their conditions. `model` must outlive the schema; its keys were added before.

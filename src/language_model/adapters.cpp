@@ -40,7 +40,7 @@ struct AdapterSpecs {
   }
 };
 
-/// "block_3/" of a parameter of a block, "" of others.
+/// Prefix of the name of a parameter: "block_3/" for a parameter of a block, "" for others.
 std::string block_of(const ParameterSpec& spec) {
   return spec.name.starts_with("block_") ? spec.name.substr(0, spec.name.find('/') + 1) : "";
 }
@@ -56,7 +56,7 @@ device::Buffer<float> weights_of(const training::Parameters& parameters, std::si
   return values;
 }
 
-/// As [shape[0], shape[1]] in a product: how it is stored.
+/// Storage form of a parameter that a product reads as [shape[0], shape[1]].
 kernels::Form form_of(const ParameterSpec& spec, bool transposed = false) {
   return spec.transposed() != transposed ? kernels::Form::transposed : kernels::Form::plain;
 }

@@ -19,13 +19,13 @@ namespace weft::language_model {
 /// all B. Random numbers of the others stay the same.
 void add_adapters(std::vector<training::ParameterSpec>& specs, const Architecture&);
 
-/// "…/lora_a" or "…/lora_b".
+/// True for a matrix of an adapter, named "…/lora_a" or "…/lora_b".
 bool is_adapter(const training::ParameterSpec&);
 
 /// The adapters alone, as they are among parameter_specs(architecture).
 std::vector<training::ParameterSpec> adapter_specs(const Architecture&);
 
-/// The model without adapters: what the adapters are added to.
+/// The model without adapters, to which the adapters are added.
 Architecture base_of(Architecture);
 
 /// W += alpha / rank B A for each adapter: then the base model has the function of the adapted one but for the rounding

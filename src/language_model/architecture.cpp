@@ -24,7 +24,7 @@ std::int64_t mlp_unit(const ModelSettings& model) { return std::gcd(model.d_mlp,
 constexpr Cut by_output(std::int64_t unit = 1) { return {0, parallel::kTensorAxis, unit}; }
 constexpr Cut by_input(std::int64_t unit) { return {1, parallel::kTensorAxis, unit}; }
 
-/// Outputs of a product that lie beside those of others; `unit` of them stay together.
+/// Adds outputs of a product that are stored next to those of other products; `unit` of them stay together.
 struct Outputs {
   const char* name;
   std::int64_t width, unit;
@@ -35,7 +35,7 @@ class Specs {
  public:
   explicit Specs(const ModelSettings& model) : model_(model) {}
 
-  /// A matrix [rows, columns].
+  /// Adds a matrix [rows, columns].
   void matrix(std::string name, std::int64_t rows, std::int64_t columns, Cut cut, std::string group,
               double deviation = kDeviation) {
     specs.push_back({.name = std::move(name),
@@ -53,7 +53,7 @@ class Specs {
                      .initial = training::constant(value),
                      .group = std::move(group)});
   }
-  /// Its gradient is a sum over the heads, of which a rank of the tensor axis has some.
+  /// Adds a vector whose gradient is a sum over the heads; a rank of the tensor axis has some of the heads.
   void shared_by_heads(std::string name, std::int64_t size) {
     vector(std::move(name), size, 1);
     specs.back().partial_gradient = true;
@@ -62,7 +62,7 @@ class Specs {
     vector(name + "/weight", model_.d_model, 1);
     if (model_.norm == Norm::layer && model_.bias) vector(name + "/bias", model_.d_model, 0);
   }
-  /// Matrices of one input whose outputs lie one beside the other: in one group, then their biases in another.
+  /// Adds matrices of one input with adjacent outputs: in one group, then their biases in another.
   void projections(const std::string& prefix, const std::vector<Outputs>& outputs) {
     std::string group = prefix;
     for (const Outputs& one : outputs) group += std::string(one.name) + "_";
@@ -72,7 +72,7 @@ class Specs {
     for (const auto& [name, width, unit] : outputs)
       vector(prefix + name + "/bias", width, 0, by_output(unit), group + "bias");
   }
-  /// A matrix that writes to the residual stream. Its bias is added once, on whole rows.
+  /// Adds a matrix that writes to the residual stream. Its bias is added once, on whole rows.
   void output(const std::string& name, std::int64_t inputs, std::int64_t unit) {
     const double deviation = kDeviation / std::sqrt(2.0 * static_cast<double>(model_.layers));
     matrix(name + "/weight", model_.d_model, inputs, by_input(unit), "", deviation);

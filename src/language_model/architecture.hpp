@@ -28,7 +28,7 @@ struct Architecture {
   std::int64_t positions = 0;  ///< longest sequence that is computed: rows of the table of rotary positions
   LoraSettings lora = {};      ///< adapters of the model's linear layers (adapters.hpp)
   std::int64_t context = 0;    ///< longest text of the model, where that is more (longest_text)
-  /// Of a part of a model (part_of): its ranks, its number, the first of its tokens and of its heads of queries.
+  /// Position of a part of a model (part_of): number of ranks, rank, first token of its vocabulary, first query head.
   std::int64_t tensor_ranks = 1, tensor_rank = 0, first_token = 0, first_head = 0;
 
   /// Tokens of the longest text: rows of the table of learned positions, longest context in files of other programs. A
@@ -41,7 +41,7 @@ struct Architecture {
   std::int64_t hidden_width() const { return model.d_mlp * (kernels::is_gated(model.mlp) ? 2 : 1); }
 };
 
-/// "block_3/"
+/// Prefix of the names of a block's parameters: "block_3/".
 std::string block_name(std::int64_t layer);
 
 /// Matrices are [outputs, inputs]. Over the axis "tensor", query, key, value, gate and up are cut by outputs, the
@@ -50,15 +50,16 @@ std::string block_name(std::int64_t layer);
 /// divided by sqrt(2 layers) (Radford et al. 2019); biases 0, norms 1.
 std::vector<training::ParameterSpec> parameter_specs(const Architecture&);
 
-/// What rank `rank` of `n_ranks` of the tensor axis has of the model: whole heads of keys with their heads of queries,
-/// a part of the width of the MLP and of the vocabulary. Sizes of its products and buffers; the residual stream is
-/// whole.
+/// The part of the model on rank `rank` of `n_ranks` of the tensor axis: whole heads of keys with their heads of
+/// queries, a part of the width of the MLP and of the vocabulary. Sizes of its products and buffers; the residual
+/// stream is whole.
 Architecture part_of(const Architecture&, std::int64_t n_ranks, std::int64_t rank);
-/// The same of a rank of a grid; the model itself if it has no tensor axis.
+/// The part of the model on a rank of a grid; the whole model if the grid has no tensor axis.
 Architecture part_of(const Architecture&, const parallel::GridShape&, std::int64_t rank);
 /// Why the model cannot be divided over so many ranks of the tensor axis; "" if it can. vocabulary 0: not known yet.
 std::string obstacle_to_division(const Architecture&, std::int64_t n_ranks);
-/// The same with everything else that does not go with parallel.tensor.
+/// Why a run cannot divide the model over the tensor axis: its sizes, or keys that exclude parallel.tensor; "" if it
+/// can.
 std::string obstacle_to_tensor_axis(const Configuration&, const Architecture&);
 
 /// Number of parameters, with those of adapters.

@@ -15,7 +15,7 @@
 namespace weft::language_model {
 namespace {
 
-/// Values that are exchanged together: memory for these of all ranks.
+/// Number of values in one exchange, which takes memory for the values of all ranks.
 constexpr std::size_t kShared = std::size_t{1} << 16;
 
 /// The sums of the losses of each sequence, in the order of its rows.

@@ -47,13 +47,13 @@ struct Harvester::OpenFile {
       if (next == end) file->finish();
     });
   }
-  /// Until the batch is written. Throws what its thread threw.
+  /// Waits until the batch is written. Rethrows an exception of its thread.
   void wait() {
     if (written.valid()) written.get();
   }
 
   std::unique_ptr<dataset::ChunkFile> file;
-  std::int64_t next = 0, end = 0;  // windows that are not yet computed
+  std::int64_t next = 0, end = 0;  // text segments that are not yet computed
   device::HostBuffer<std::byte> inputs, targets;
   std::vector<std::int32_t> ids, positions;
   std::vector<std::int64_t> starts;

@@ -3,9 +3,9 @@
 // Records the MLPs of a language model on a text: inputs and outputs of every layer, token ids and the rows at which
 // documents begin, as an activation dataset (docs/file_formats.md).
 //
-// The texts are one stream of ids, which is cut into windows of `length` ids; an incomplete last window is left out.
-// The model sees each window alone. File i has the windows from i * windows_per_file on, in batches that begin at its
-// first window: its bytes depend on model, text and settings alone, whichever process writes it and whenever.
+// The texts are one stream of ids, which is cut into segments of `length` ids; an incomplete last segment is left out.
+// The model reads each segment separately. File i has the segments from i * windows_per_file on, in batches that begin
+// at its first segment: its bytes depend on model, text and settings alone, whichever process writes it and whenever.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@
 namespace weft::language_model {
 
 struct HarvestSettings : Windows {
-  std::int64_t together = 0;  ///< windows of a forward pass
+  std::int64_t together = 0;  ///< text segments of a forward pass
 };
 
-/// The text of each id, decoded alone.
+/// The text of each id, detokenised separately.
 std::vector<std::string> token_texts(const Tokenizer&);
 
 class Harvester {

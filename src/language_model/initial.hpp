@@ -23,11 +23,12 @@ class InitialModel {
   InitialModel(const Configuration&, const parallel::World&);
 
   std::int64_t vocabulary() const { return vocabulary_; }
-  /// Tokens of its longest text, which the training keeps where data.sequence is shorter.
+  /// Length in tokens of the longest text of the initial model, which training keeps if data.sequence is shorter.
   std::int64_t context() const { return context_; }
-  /// Its own training was private, as its checkpoint says.
+  /// True if the checkpoint states that the initial model was trained privately.
   bool is_private() const;
-  /// None: the model was trained on token files without one, or its directory has none. Collective.
+  /// Tokeniser of the initial model; none if it was trained on token files without one, or its directory has none.
+  /// Collective.
   std::optional<Tokenizer> tokenizer(const parallel::World&, const kernels::Execution&) const;
   /// Throws a collective Error(usage) if `load` cannot fill a model of this architecture: its weights are stored in
   /// another type, or for fewer positions than data.sequence.

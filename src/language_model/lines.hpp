@@ -17,7 +17,7 @@ namespace weft::language_model {
 /// Error(data) if it is empty, larger than 256 MiB, or not a regular file.
 std::string text_of_file(const std::string& path, std::string_view origin);
 
-/// body(line without its end, "PATH:NUMBER") for each line of the text of a file.
+/// Calls body(line without its end, "PATH:NUMBER") for each line of the text of a file.
 template <class Body>
 void each_line(std::string_view text, const std::string& path, const Body& body) {
   for (std::int64_t number = 1; !text.empty(); ++number) {
@@ -41,9 +41,9 @@ struct PromptLine {
   std::string source;     ///< "PATH:NUMBER"
 };
 
-/// One prompt per line; in a file of JSON Lines (tokenizer/json_lines.hpp) each line is an object with a string
-/// "prompt", and a string "reference" if there is one. Throws Error(data) that begins with the line; at most 2^20
-/// prompts.
+/// Prompts of a text, one per line; in a file of JSON Lines (tokenizer/json_lines.hpp) each line is an object with a
+/// string "prompt", and a string "reference" if there is one. Throws Error(data) that begins with the line; at most
+/// 2^20 prompts.
 std::vector<PromptLine> prompt_lines(std::string_view text, const std::string& path);
 
 }  // namespace weft::language_model

@@ -19,7 +19,7 @@ namespace {
 using kernels::AnyMatrix;
 using kernels::Scalar;
 
-/// `in` in the type of `out`.
+/// Converts `in` to the type of `out`.
 void convert(const kernels::Execution& execution, const AnyMatrix& in, const AnyMatrix& out,
              std::int32_t* flag = nullptr) {
   kernels::affine_rows(execution, in, {}, {}, {}, out, flag);
@@ -183,7 +183,8 @@ void MlpRecorder::locate() {
   throw error(ExitCode::internal, "a value that was not finite is finite when it is computed again");
 }
 
-/// Runs the batch once more and throws the first value that is not finite: of the model, or in the type of the rows.
+/// Runs the batch once more and throws an error for the first value that is not finite: of the model, or in the type of
+/// the rows.
 void MlpRecorder::locate(const Batch& batch) {
   const std::int64_t rows = batch.count * batch.length;
   const device::Buffer<float> values(rows * model_.d_model), rounded(values.size());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Inputs and outputs of every MLP of a language model on windows of a text, where the kernels run.
+// Inputs and outputs of every MLP of a language model on segments of a text, where the kernels run.
 //
-// The texts are one stream of ids, which is cut into windows of `length` ids. The model sees each window alone.
+// The texts are one stream of ids, which is cut into segments of `length` ids. The model reads each segment separately.
 #pragma once
 
 #include <array>
@@ -20,15 +20,15 @@
 
 namespace weft::language_model {
 
-/// Where the recorded values are taken: "block_{}.mlp.input" is the input of the MLP (after its norm, if it has one),
-/// the other its output, before a norm of it.
+/// Names of the places where values are recorded: "block_{}.mlp.input" is the input of the MLP (after its norm, if it
+/// has one), the other its output, before a norm of it.
 inline constexpr const char* kInputHook = "block_{}.mlp.input";
 inline constexpr const char* kOutputHook = "block_{}.mlp.output";
 
 /// Sets of ids, one after the other. Each begins a document.
 class TextStream {
  public:
-  /// At least one set.
+  /// Joins sets of tokens, at least one.
   explicit TextStream(std::vector<dataset::TokenSet> sets);
 
   std::int64_t size() const { return begins_.back(); }
@@ -43,7 +43,7 @@ class TextStream {
   std::vector<std::int64_t> begins_;  // of the sets, and the end of the last
 };
 
-/// The windows of a stream, in parts that are files of a harvest.
+/// The segments of a stream, in parts that are files of a harvest.
 struct Windows {
   std::int64_t length = 0;            ///< ids of a window
   std::int64_t windows = 0;           ///< all of them
@@ -56,7 +56,7 @@ struct Windows {
   std::int64_t rows_of(std::int64_t file) const { return windows_of(file) * length; }
 };
 
-/// Rows of a file, unless something else is asked for.
+/// Default number of rows of a file.
 inline constexpr std::int64_t kRowsPerFile = 65536;
 
 class MlpRecorder {
@@ -74,10 +74,10 @@ class MlpRecorder {
   kernels::Scalar type() const { return type_; }
   std::int64_t row_bytes() const { return model_.layers * model_.d_model * kernels::bytes_of(type_); }
 
-  /// Starts to run the model on `count` windows from number `first` on, and returns. On a GPU the rows of the `record`
-  /// before this one may still be on their way to the host.
+  /// Starts to run the model on `count` segments from number `first` on, and returns. On a GPU the rows of the `record`
+  /// before this one may still be copied to the host.
   void record(const TextStream&, std::int64_t length, std::int64_t first, std::int64_t count);
-  /// True if these are the windows of the last `record`.
+  /// True if these are the segments of the last `record`.
   bool holds(const TextStream& text, std::int64_t first, std::int64_t count) const {
     return last_.text == &text && last_.first == first && last_.count == count;
   }
@@ -87,17 +87,17 @@ class MlpRecorder {
   /// Waits for all copies. Throws Error(numeric) with layer and token if a value of the model in rows that were copied
   /// since the last `finish` was not finite, Error(data) if it is not in the type of the rows.
   void finish();
-  /// As `finish`, for all but the last `record`, whose rows may still be computed or on their way.
+  /// Waits like `finish`, for all but the last `record`, whose rows may still be computed or copied.
   void finish_before_last();
 
-  // Of the last `record`: ids and positions in the window, rows at which documents begin.
+  // Data of the last `record`: ids, positions in the text segment, rows at which documents begin.
   std::int64_t rows() const { return batch_.rows(); }
   std::span<const std::uint32_t> ids() const { return batch_.ids; }
   const std::vector<std::int32_t>& positions() const { return positions_; }
   const std::vector<std::int64_t>& starts() const { return starts_; }
 
  private:
-  /// Windows of a text that passed the model together.
+  /// Segments of a text that share one forward pass.
   struct Batch {
     const TextStream* text = nullptr;
     std::int64_t length = 0, first = 0, count = 0;

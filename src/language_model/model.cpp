@@ -7,9 +7,9 @@
 namespace weft::language_model {
 namespace {
 
-/// In Manifest::extra.
+/// Key of the context in Manifest::extra.
 constexpr const char* kContext = "context";
-/// A manifest is untrusted: no product of sizes exceeds 64 bits.
+/// Limits for untrusted manifests: no product of sizes exceeds 64 bits.
 constexpr std::int64_t kLongestContext = 1 << 28;
 
 }  // namespace
@@ -138,7 +138,7 @@ Linear Model::linear(const std::string& prefix, std::initializer_list<const char
   return linear;
 }
 
-/// Those of the parameters of a product, without parts if none has one.
+/// Adapters of the parameters of a product; without parts if no parameter has one.
 Adapter Model::adapter(const Linear& linear) const {
   const std::span<const training::ParameterSpec> specs = parameters_.specs();
   const auto matrix_of = [&](const std::string& name) -> Linear {

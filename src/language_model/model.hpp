@@ -19,7 +19,7 @@ namespace weft::language_model {
 
 inline constexpr std::size_t kNoParameter = std::numeric_limits<std::size_t>::max();
 
-/// y = x Wᵀ + b. W may be several parameters with their outputs one beside the other.
+/// y = x Wᵀ + b. W may be several parameters with adjacent outputs.
 struct Linear {
   std::size_t weight = kNoParameter;  ///< number of the (first) parameter in Parameters
   std::size_t bias = kNoParameter;
@@ -65,7 +65,7 @@ struct Block {
 
 class Model {
  public:
-  /// Allocates; the caller initialises the parameters or loads a checkpoint.
+  /// Allocates the model; the caller initialises the parameters or loads a checkpoint.
   Model(const Architecture&, kernels::StatePolicy, const parallel::GridShape&, std::int64_t rank,
         const kernels::Execution&, training::Moments);
 
@@ -78,14 +78,14 @@ class Model {
   std::size_t token_table() const { return tokens_; }        ///< number of the parameter
   std::size_t position_table() const { return positions_; }  ///< kNoParameter: rotary positions
   kernels::AnyMatrix token_embedding() const { return matrix(tokens_); }
-  /// Without data if the model has no learned positions.
+  /// Learned positions; a matrix without data if the model has none.
   kernels::AnyMatrix position_embedding() const {
     return positions_ == kNoParameter ? kernels::AnyMatrix{} : matrix(positions_);
   }
   std::span<const Block> blocks() const { return blocks_; }
   const NormLayer& final_norm() const { return final_norm_; }
   const Linear& head() const { return head_; }
-  /// Empty without adapters.
+  /// Adapters of all products; empty without adapters.
   std::span<const Adapter> adapters() const { return adapters_; }
   /// All products: those of the blocks in the order of the forward pass, then the head, then those of adapters.
   std::vector<const Linear*> linears() const;

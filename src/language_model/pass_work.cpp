@@ -57,11 +57,12 @@ struct Sizes {
   /// Inputs and outputs of the products of a block, in columns.
   double block_columns() const { return 4 * width + projection() + query + hidden + mlp; }
   double columns() const { return layers * block_columns() + width + vocabulary; }
-  /// Blocks whose forward pass is computed again for this policy or a stronger one. The last one is still there.
+  /// Blocks whose forward pass is computed again with this value of memory.recompute or one that keeps less. The
+  /// activations of the last block are still in memory.
   double again(Recompute policy) const { return recompute >= policy ? layers - 1 : 0; }
 };
 
-/// Of a private step: what replaces the weight gradients.
+/// Work that replaces the weight gradients in a private step.
 training::Work clipping_work(std::string_view phase, const Sizes& s, const privacy::Settings& settings,
                              const Configuration& configuration, const Architecture& architecture) {
   if (phase == "noise") return {8 * s.owned, 0};
@@ -86,7 +87,7 @@ training::Work operator+(const training::Work& a, const training::Work& b) {
   return {a.bytes + b.bytes, a.flops + b.flops};
 }
 
-/// Of a rank that has the whole model.
+/// Work of a rank that has the whole model.
 Passes undivided_work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
   Sizes s(configuration, architecture);
   if (configuration.privacy.enabled && configuration.privacy.algorithm != privacy::Algorithm::naive) {
@@ -149,7 +150,7 @@ Passes undivided_work_of(std::string_view phase, const Configuration& configurat
 
 constexpr std::string_view kForward = ", forward", kBackward = ", backward";
 
-/// Sum over `phases` of work_of.
+/// Bytes of several phases, a sum over work_of.
 double bytes_of(std::span<const char* const> phases, std::string_view pass, const Configuration& configuration,
                 const Architecture& architecture) {
   double bytes = 0;

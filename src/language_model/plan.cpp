@@ -27,13 +27,13 @@ std::int64_t total(const std::vector<std::pair<std::string, std::int64_t>>& part
 /// arXiv 2203.15556).
 constexpr std::int64_t kTokensPerParameter = 20;
 
-/// Of the last rank, whose parts are the largest.
+/// Settings of the last rank, whose parts are the largest.
 TransformerSettings largest_part(const Configuration& configuration, const Architecture& architecture) {
   const parallel::GridShape grid = grid_shape(configuration);
   return transformer_settings(configuration, architecture, grid, grid.ranks() - 1);
 }
 
-/// "weights fp32, moments fp32, …": a moment that is stored in another type than intended shows here.
+/// Text on types: "weights fp32, moments fp32, …". It shows moments that are stored in an unintended type.
 std::string types_text(const Plan& plan, const Configuration& configuration) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   std::string weights, moments;
@@ -60,7 +60,8 @@ std::string types_text(const Plan& plan, const Configuration& configuration) {
       weights, moments, activations, activations, products);
 }
 
-/// "attention: forward cuDNN 9.19.0, backward own kernels". Empty without the CUDA kernels, where there is no choice.
+/// Text on the attention: "attention: forward cuDNN 9.19.0, backward own kernels". Empty without the CUDA kernels,
+/// where there is no choice.
 std::string attention_text(const Plan& plan, const Configuration& configuration) {
   if (device::planned_backend(device_settings(configuration)) != kernels::Backend::cuda) return {};
   const kernels::Attention full = attention_shapes(largest_part(configuration, plan.architecture)).back();
@@ -78,7 +79,7 @@ std::string attention_text(const Plan& plan, const Configuration& configuration)
          slow_paths_text(plan.architecture, activation_type(configuration), library);
 }
 
-/// What a private step does, and why.
+/// Text of the plan about a private step: its mode and the reason.
 std::string private_text(const Plan& plan, const Configuration& configuration) {
   const parallel::GridShape grid = grid_shape(configuration);
   const Architecture part = part_of(plan.architecture, grid, grid.ranks() - 1);
@@ -97,7 +98,7 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
                             privacy::to_text(settings, parameter_specs(part), clipping_shape(configuration, part)));
 }
 
-/// Beside the arena of a step and the state.
+/// Bytes in addition to the arena of a step and the state.
 struct OtherBytes {
   std::int64_t positions = 0, samples = 0, samples_on_host = 0, context = kernels::kCudaBuild ? kContextBytes : 0;
   std::int64_t on_device() const { return positions + samples + context; }
@@ -117,7 +118,7 @@ constexpr std::pair<const char*, Recompute> kRecompute[] = {{"none", Recompute::
                                                             {"norm", Recompute::norm},
                                                             {"block", Recompute::block}};
 
-/// What a Transformer takes with another memory.recompute.
+/// Memory of a Transformer with another value of memory.recompute.
 Transformer::Buffers transformer_buffers(const Configuration& configuration, const Architecture& architecture,
                                          Recompute recompute, bool swap, training::StepArena& arena) {
   TransformerSettings settings = largest_part(configuration, architecture);
@@ -164,7 +165,7 @@ SwapCost swap_cost(const Configuration& configuration, const Architecture& archi
   return cost;
 }
 
-/// The most tokens of a micro-batch with which `fits(plan)`, fewer than now; 0: none does.
+/// Largest number of tokens of a micro-batch with which `fits(plan)`, fewer than now; 0: none does.
 template <class Fits>
 std::int64_t largest_micro_tokens(const Plan& plan, Configuration configuration, const Fits& fits) {
   const std::int64_t sequence = configuration.data.sequence;
@@ -272,7 +273,7 @@ void require_memory(const Plan& plan, const Configuration& configuration, std::i
   const bool recomputes = configuration.memory.recompute == Recompute::block,
              moves = configuration.memory.offload_optimizer || configuration.memory.swap_activations;
   const std::string recompute = recomputes ? "" : "memory.recompute = \"block\", ";
-  // Without a GPU what the plan lists under the device is host memory as well.
+  // Without a GPU the memory that the plan lists under the device is host memory.
   require([](const Plan& p) { return p.host_total() + (kernels::kCudaBuild ? 0 : p.device_total()); }, host,
           fmt::format("host memory ({})", host_limit),
           !kernels::kCudaBuild ? recompute

@@ -17,12 +17,12 @@
 
 namespace weft::language_model {
 
-/// The grid of commands that one process runs.
+/// Grid of a command that runs on one process.
 parallel::GridShape single_process();
 
 /// The cost of memory.swap_activations per block and micro-batch, compared with that of memory.recompute = "block" with
 /// the inputs of blocks swapped, which needs no more memory. For one H200: products at 660 TFLOP/s in 16 bits and 60 in
-/// fp32, copies at 50 GB/s each way. A copy costs what the computation beside it does not hide.
+/// fp32, copies at 50 GB/s each way. The cost of a copy is the time that concurrent computation does not hide.
 struct SwapCost {
   std::int64_t bytes = 0;        ///< copied each way
   double copy_seconds = 0;       ///< each way
@@ -53,13 +53,13 @@ struct Plan {
 
 Plan plan(const Configuration&, const Architecture&, std::int64_t train_tokens);
 
-/// Plan::device_total() of a run on this grid and backend.
+/// Device memory (Plan::device_total()) of a run on this grid and backend.
 std::int64_t device_bytes(const Configuration&, const Architecture&, const parallel::GridShape&, kernels::Backend);
 
-/// A Transformer for forward passes over at most `rows` rows of a whole model.
+/// Settings of a Transformer for forward passes over at most `rows` rows of a whole model.
 TransformerSettings forward_settings(const Configuration&, const Architecture&, std::int64_t rows);
 
-/// What the model, without moments, and such a Transformer take where the kernels run.
+/// Bytes of the model, without moments, and of a Transformer for forward passes, where the kernels run.
 std::int64_t forward_bytes(const Configuration&, const Architecture&, std::int64_t rows);
 
 /// GPU memory of a process of a CUDA build before its own allocations (docs/performance.md).

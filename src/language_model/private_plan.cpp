@@ -16,7 +16,7 @@ std::int64_t copied_block_columns(const TransformerSettings& settings) {
 
 std::int64_t copied_columns(const Configuration& configuration, const Architecture& part) {
   const TransformerSettings settings = transformer_settings(configuration, part);
-  // Of parts that are clipped by themselves, the rows of one block at a time.
+  // If parts are clipped separately, the rows of one block are kept at a time.
   const std::int64_t blocks = configuration.privacy.sums_by_part() ? 1 : part.model.layers,
                      head = settings.keeps_head_rows() ? 0 : part.model.d_model + aligned_columns(part.vocabulary);
   return blocks * copied_block_columns(settings) + head;

@@ -12,8 +12,8 @@
 
 namespace weft::language_model {
 
-/// What memory and arithmetic of the clipping follow from. `part`: of the model, on a rank (part_of). privacy.mode is
-/// not automatic.
+/// Shapes from which memory and arithmetic of the clipping follow. `part`: of the model, on a rank (part_of).
+/// privacy.mode is not automatic.
 privacy::ClippingShape clipping_shape(const Configuration&, const Architecture& part);
 
 /// Table [privacy] with the mode that privacy.mode = "auto" means: the first of materialise, book_keeping and two_pass

@@ -24,7 +24,7 @@ using kernels::Scalar;
 // rows: far less than this fraction of the loss.
 constexpr double kErrorTolerance = 1e-3;
 
-/// [columns] of one value, where the kernels run.
+/// Array [columns] filled with one value, where the kernels run.
 device::Buffer<float> filled(std::int64_t columns, float value, const kernels::Execution& execution) {
   const std::vector<float> host(static_cast<std::size_t>(columns), value);
   device::Buffer<float> buffer(columns);
@@ -54,7 +54,7 @@ class Passes {
         zeros_(filled(width_, 0, execution)),
         negative_(filled(columns_, -1, execution)) {}
 
-  /// The model itself. Keeps inputs, reconstructions from them, and what these leave.
+  /// Loss of the unchanged model. Keeps inputs, their reconstructions, and the error terms.
   double original(const Tokens& tokens) {
     rows_ = tokens.rows();
     const double loss = pass(tokens, [&](std::int64_t layer, const AnyMatrix& input, const AnyMatrix& output) {
@@ -79,7 +79,7 @@ class Passes {
                            with_errors ? of_layer(whole(errors_), layer) : AnyMatrix{}, output);
     });
   }
-  /// Outputs of one layer (or of all: -1) replaced by their mean, or by 0.
+  /// Loss with the outputs of one layer (-1: of all) replaced by their mean, or by 0.
   double ablated(const Tokens& tokens, std::int64_t only, bool mean) {
     return pass(tokens, [&](std::int64_t layer, const AnyMatrix&, const AnyMatrix& output) {
       if (only >= 0 && layer != only) return;

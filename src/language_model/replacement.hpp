@@ -26,8 +26,8 @@
 namespace weft::language_model {
 
 struct Reconstruction {
-  /// outputs [rows, layers * C] fp32 from inputs of the same shape, in the type of the model's activations. Outputs of
-  /// layer l do not depend on inputs of layers > l. On the execution's stream.
+  /// Function that forms outputs [rows, layers * C] fp32 from inputs of the same shape, in the type of the model's
+  /// activations. Outputs of layer l do not depend on inputs of layers > l. On the execution's stream.
   std::function<void(const kernels::AnyMatrix& inputs, const kernels::Matrix<float>& outputs)> form;
   kernels::Array<const float> mean;  ///< [layers * C] of the outputs, where the kernels run
 };
@@ -52,7 +52,7 @@ report::Json to_json(const ReplacementResult&);
 /// A table, a line per layer and one for all.
 std::string to_table(const ReplacementResult&);
 
-/// Measures on the whole set, in windows and over ranks as `evaluate`. type: of the model's activations; the
+/// Measures on the whole set, in text segments and over ranks as in `evaluate`. type: of the model's activations; the
 /// reconstruction gets min(rows, the rest) rows at a time. Runs 3 * layers + 5 forward passes. Collective. Throws, on
 /// all ranks, Error(numeric) if a loss is not finite, or if the loss with error terms is not that of the model. Leaves
 /// no tap.

@@ -128,10 +128,10 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
           "privacy.enabled", {},
           "masks are drawn by the place in the batch, so that one record more would change the gradients of the others")
       .changeable();
-  schema.add("language_model.logit_softcap", model.logit_softcap, "logits z become c tanh(z / c); 0 = not")
+  schema.add("language_model.logit_softcap", model.logit_softcap, "logits z become c tanh(z / c); 0 = no cap")
       .at_least(0)
       .at_most(kLargest);
-  schema.add("language_model.attention_softcap", model.attention_softcap, "scores s become c tanh(s / c); 0 = not")
+  schema.add("language_model.attention_softcap", model.attention_softcap, "scores s become c tanh(s / c); 0 = no cap")
       .at_least(0)
       .at_most(kLargest);
   schema
@@ -146,7 +146,9 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .in("tokens")
       .at_least(0)
       .at_most(kMostRows);
-  schema.add("language_model.full_every", model.full_every, "every such block reads all positions before it; 0 = none")
+  schema
+      .add("language_model.full_every", model.full_every,
+           "every full_every-th block reads all positions before it; 0 = none")
       .in("blocks")
       .at_least(0)
       .at_most(kMostLayers)
@@ -202,7 +204,7 @@ void add_keys(input::Schema& schema, MemorySettings& memory) {
   schema
       .add("memory.swap_activations", memory.swap_activations,
            "activations that the backward pass needs are in page-locked host memory between forward and backward pass, "
-           "but for those of two blocks. The same bits; refused where recompute = \"block\" costs less time")
+           "but for those of two blocks. The same bits; an error where recompute = \"block\" costs less time")
       .free();
   schema
       .add("memory.head_chunk", memory.head_chunk,
@@ -255,7 +257,7 @@ void add_device_keys(input::Schema& schema, Configuration& configuration) {
            {{"auto", AttentionImplementation::recorded},
             {"own", AttentionImplementation::own},
             {"cudnn", AttentionImplementation::cudnn}},
-           "kernels of attention on a GPU: those that device.algorithms records, own where it has none; or always "
+           "kernels of attention on a GPU: those that device.algorithms names, own where it names none; or always "
            "Weft's own, or cuDNN's")
       .free();
   schema.rule({"device.attention", "device.precision", "device.backend"}, [&configuration]() -> std::string {
@@ -282,13 +284,13 @@ void add_keys(input::Schema& schema, SampleSettings& sample) {
       .free();
   schema
       .add("log.sample_temperature", sample.temperature,
-           "its logits are divided by this; 0 = always the most probable token")
+           "the logits of that text are divided by this; 0 = always the most probable token")
       .at_least(0)
       .at_most(100)
       .free();
 }
 
-/// Conditions between keys.
+/// Adds the conditions between keys.
 void add_rules(input::Schema& schema, const Configuration& configuration) {
   const ModelSettings& model = configuration.language_model;
   schema.rule(
@@ -327,7 +329,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   });
   schema.rule({"language_model.rope_low", "language_model.rope_high"}, [&model]() -> std::string {
     if (model.rope_scaling.low < model.rope_scaling.high) return {};
-    return fmt::format("language_model.rope_low = {} is not less than rope_high = {}; exchange them",
+    return fmt::format("language_model.rope_low = {} is not less than rope_high = {}; swap them",
                        model.rope_scaling.low, model.rope_scaling.high);
   });
   schema.rule({"memory.offload_optimizer", "memory.swap_activations"}, [&configuration]() -> std::string {
@@ -390,7 +392,8 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
           data.sequence_growth_steps, steps);
     if (data.curriculum_steps > steps)
       return fmt::format(
-          "data.curriculum_steps = {} is more than run.steps = {} (the most difficult windows would never be drawn); "
+          "data.curriculum_steps = {} is more than run.steps = {} (the most difficult text segments would never be "
+          "drawn); "
           "take fewer",
           data.curriculum_steps, steps);
     return {};

@@ -30,11 +30,11 @@ using kernels::MlpActivation;
 using kernels::Norm;
 using kernels::QueryKeyNorm;
 
-/// What a preset fills in: gpt2 (Radford et al. 2019), llama (Touvron et al. 2023).
+/// Presets of the architecture: gpt2 (Radford et al. 2019), llama (Touvron et al. 2023).
 enum class Preset { gpt2, llama };
 enum class Position { learned, rope };
-/// Where a block normalises: the input of a sublayer (Xiong et al. 2020), its output before it is added to the residual
-/// stream (OLMo 2, 2024), or both (Gemma 2, 2024).
+/// Position of the norms of a block: the input of a sublayer (Xiong et al. 2020), its output before it is added to the
+/// residual stream (OLMo 2, 2024), or both (Gemma 2, 2024).
 enum class NormPosition { pre, post, both };
 /// Activations that the backward pass forms again instead of keeping: those of the MLP's activation function; these and
 /// the outputs of norms; everything of a block but its input.
@@ -101,7 +101,8 @@ struct AttentionKernels {
   decltype(&kernels::attention_backward_workspace) backward_workspace = kernels::attention_backward_workspace;
   decltype(&kernels::attention) forward = kernels::attention;
   decltype(&kernels::attention_backward) backward = kernels::attention_backward;
-  /// For full micro-batches. Others run on the own kernels: cuDNN prepares every new shape for tens of milliseconds.
+  /// Implementation for full micro-batches. Others run on the own kernels: cuDNN prepares every new shape for tens of
+  /// milliseconds.
   kernels::AttentionImplementation implementation = kernels::AttentionImplementation::own;
 };
 
@@ -120,7 +121,7 @@ struct Configuration {
   device::Settings device;
   Precision precision = Precision::fp32;  ///< device.precision
   bool fp8_forward = false;               ///< device.fp8_forward
-  /// device.attention; recorded: those that device.algorithms names, else the own ones.
+  /// device.attention; recorded: those that the algorithm table device.algorithms names, else the own ones.
   kernels::AttentionImplementation attention_kernels = kernels::AttentionImplementation::recorded;
   checkpoint::Settings checkpoint;
   training::LogSettings log;
@@ -129,7 +130,7 @@ struct Configuration {
   training::ResumeSettings resume;
   AttentionKernels attention;  ///< no key: set by benchmarks
 
-  /// Where the optimizer state is.
+  /// Storage of the optimizer state.
   training::Moments moments() const {
     return memory.offload_optimizer ? training::Moments::on_host : training::Moments::held;
   }
@@ -143,13 +144,13 @@ struct Configuration {
   }
 };
 
-/// parallel.data groups (no key: all of the job) of parallel.tensor ranks.
+/// Grid of parallel.data groups (no key: all of the job) of parallel.tensor ranks.
 parallel::GridShape grid_shape(const Configuration&);
 /// A job of `n_ranks` has as many groups of parallel.tensor ranks as it can. Throws a collective Error(usage) if ranks
 /// are left over, or if a step has fewer sequences than groups.
 void use_ranks(Configuration&, std::int64_t n_ranks);
 
-/// Table [device] as the runtime takes it.
+/// Settings of the runtime from table [device].
 inline device::Settings device_settings(const Configuration& configuration) {
   return device::for_precision(configuration.device, configuration.precision);
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Batches of tokens on their way to the kernels: filled in host memory, copied to where the kernels run.
+// Transfer of batches of tokens to the kernels: filled in host memory, copied to where the kernels run.
 #pragma once
 
 #include <array>
@@ -19,7 +18,7 @@ class Staging {
   static constexpr std::int64_t kSlots = training::StepRunner::kStepsAhead + 2;
 
   struct Buffers {
-    /// weights: of rows, for `send_examples`.
+    /// Takes the buffers. weights: with weights of rows, for `send_examples`.
     Buffers(std::int64_t rows, bool document_mask, bool weights, training::StepArena&);
     struct Rows {
       kernels::Array<std::uint32_t> ids;
@@ -40,15 +39,15 @@ class Staging {
   /// Starts to copy the batch that `next` returned. counted: targets of the batches of all ranks.
   void send(const dataset::TokenBatch&, std::int64_t counted);
   void send(const dataset::TokenBatch& batch) { send(batch, batch.counted); }
-  /// As `send` for losses of examples: the loss of each sequence is the mean over its own targets, whatever else is in
-  /// the batch.
+  /// Sends like `send`, for losses of examples: the loss of each sequence is the mean over its own targets, whatever
+  /// else is in the batch.
   void send_examples(const dataset::TokenBatch&);
 
   /// `sequences` sequences of the batch from `first` on, where the kernels run.
   Tokens tokens(std::int64_t first, std::int64_t sequences, std::int64_t length) const;
   /// Memory for the losses of an evaluation, where the kernels run.
   kernels::Array<float> losses() const { return buffers_.losses; }
-  /// [1], where the kernels run.
+  /// Scale of the loss gradient, [1], where the kernels run.
   const float* scale() const { return buffers_.device.scale.data; }
 
  private:

@@ -3,8 +3,8 @@
 // The MLPs of a language model on a text as the rows of a dataset that is not written: `weft train` with data.model.
 //
 // The rows are those of the files that `weft lm harvest` writes of the same text, with the same division into files. A
-// forward pass computes one block (data.block_rows) from its first window on. The bits of a row therefore depend on
-// model, text and block_rows alone, and equal those of a harvest with forward passes of as many rows.
+// forward pass computes one block (data.block_rows) from its first text segment on. The bits of a row therefore depend
+// on model, text and block_rows alone, and equal those of a harvest with forward passes of as many rows.
 #pragma once
 
 #include "dataset/activations/description.hpp"
@@ -15,8 +15,8 @@ namespace weft::language_model {
 
 class TextRows final : public dataset::RowSource {
  public:
-  /// block_rows: a multiple of the length of a window, at most what the recorder holds. References must outlive the
-  /// object.
+  /// block_rows: a multiple of the length of a text segment, at most what the recorder holds. References must outlive
+  /// the object.
   TextRows(const Windows&, const TextStream&, std::int64_t block_rows, MlpRecorder&);
 
   /// The block of the last row stays in the recorder for the next call.
@@ -31,10 +31,10 @@ class TextRows final : public dataset::RowSource {
   MlpRecorder& recorder_;
 };
 
-/// The windows of a text of this many ids, in files of about kRowsPerFile rows.
+/// The segments of a text of this many ids, in files of about kRowsPerFile rows.
 Windows windows_of(std::int64_t ids, std::int64_t length);
 
-/// What a dataset of these windows is like, without its source: the files have numbers for names and no bytes.
+/// Description of a dataset of these text segments, without its source: the files have numbers for names and no bytes.
 dataset::Description describe(const Windows&, const ModelSettings&, kernels::Scalar type);
 
 }  // namespace weft::language_model

@@ -82,7 +82,7 @@ training::GatheredWeights gathered_weights(const Configuration& configuration) {
                                                     : training::GatheredWeights::upper_plane;
 }
 
-/// Of all tokens of a step, fp32.
+/// Bytes of the losses of all tokens of a step, fp32.
 std::int64_t loss_bytes(const Configuration& configuration) { return 4 * configuration.data.batch_tokens; }
 
 training::StepArena measure_step(const Configuration& given, const Architecture& architecture,
@@ -282,7 +282,7 @@ void Trainer::add_objective(Objective objective) {
   objective_ = std::move(objective);
 }
 
-/// The step: everything between the tokens of a batch and the updated parameters.
+/// Computes a step: everything between the tokens of a batch and the updated parameters.
 void Trainer::compute() {
   begin_exchanges();
   const std::int64_t length = length_, sequences = this->sequences(length).size(),
@@ -328,7 +328,7 @@ void Trainer::compute() {
   if (scale != nullptr) kernels::update_loss_scale(execution_, flags, scale);
 }
 
-/// All ranks get the losses of the whole batch: what follows from them is then the same on all.
+/// Gathers the losses of the whole batch on all ranks, so that values derived from them are equal on all.
 void Trainer::gather_losses(std::int64_t length) {
   if (ranks_.size() == 1) return;
   std::vector<std::int64_t> bytes;

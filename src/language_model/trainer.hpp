@@ -37,24 +37,24 @@ class Trainer : private privacy::PrivateModel {
     training::LearningRateTuning::Buffers tuning;
     privacy::ClippingBuffers clipping;  ///< of private training
   };
-  /// What ranks of the tensor axis exchange.
+  /// Buffers of the exchanges between ranks of the tensor axis.
   static training::TensorAxis::Buffers tensor_buffers(const Configuration&, const Architecture&,
                                                       const parallel::GridShape&, training::StepArena&);
 
   /// References must outlive the object.
   Trainer(const Configuration&, const Architecture&, const parallel::Grid&, const kernels::Execution&);
 
-  /// Of all later private steps. Before the first one.
+  /// Sets the noise of all private steps. Call it before the first one.
   void set_noise(const privacy::Noise& noise) { private_->set_noise(noise); }
 
-  /// Fresh parameters. A resumed run loads the registry instead.
+  /// Initialises the parameters. A resumed run loads the registry instead.
   void initialise();
 
   /// Memory of this rank's part of the next step's batch: of data.batch_tokens in sequences of the length of that step,
   /// those from `first_sequence` on.
   dataset::TokenBatch next_batch();
   std::int64_t first_sequence() const { return sequences(configuration_.data.length_at(steps_done() + 1)).begin; }
-  /// What the ranks have sent to one another since the start.
+  /// Exchanges between the ranks since the start.
   parallel::Exchanges exchanges() const;
   std::int64_t step_bytes_sent() const { return runner_.step_traffic().bytes_sent; }
   bool exchanges_are_timed() const {
@@ -68,18 +68,18 @@ class Trainer : private privacy::PrivateModel {
   /// One step on the batch that `next_batch` returned, filled. Collective. Throws Error(numeric) when loss or gradient
   /// of this step or one of the two before it are not finite (run.nonfinite).
   void step(const dataset::TokenBatch&);
-  /// fill(number of the first sequence, batch)
+  /// Function fill(number of the first sequence, batch) that fills a batch.
   using Fill = std::function<void(std::int64_t first, dataset::TokenBatch&)>;
   /// One step of private training (privacy/private_step.hpp) on `examples` sequences on this rank, which may be none:
   /// in micro-batches of at most data.micro_tokens, filled by `fill`. Collective.
   void private_step(std::int64_t examples, const Fill& fill);
-  /// The same as `step` with this learning rate instead of the schedule's.
+  /// One `step` with this learning rate instead of the schedule's.
   void step_at_rate(const dataset::TokenBatch&, double learning_rate);
 
-  /// Called in steps before their micro-batches: gives the sink the gradients of a further objective, with forward and
-  /// backward passes of `transformer()`. The gradients of all ranks are added up.
+  /// Function that is called in steps before their micro-batches: gives the sink the gradients of a further objective,
+  /// with forward and backward passes of `transformer()`. The gradients of all ranks are added up.
   using Objective = std::function<void(const kernels::AdamStep*, training::GradientSink&)>;
-  /// Of the steps from now on; empty: none. Waits for the steps before if it changes whether there is one.
+  /// Sets the objective of later steps; empty: none. Waits for earlier steps if an objective is added or removed.
   void add_objective(Objective);
 
   struct Metrics {
@@ -89,7 +89,7 @@ class Trainer : private privacy::PrivateModel {
     std::int64_t skipped_steps = 0;
     double loss_scale = 0;  ///< of the next step; 0: the loss is not scaled
   };
-  /// Of the last step. Waits for it.
+  /// Metrics of the last step. Waits for it.
   Metrics metrics();
 
   /// Waits for all steps; throws as `step`.
@@ -103,7 +103,7 @@ class Trainer : private privacy::PrivateModel {
   const parallel::Communicator& ranks() const { return ranks_; }  ///< of the data axis
   training::LearningRateTuning& tuning() { return tuning_; }
   privacy::PrivateStep& private_steps() { return *private_; }  ///< of private training
-  /// With the modes that privacy.mode = "auto" means.
+  /// Settings of privacy, with the modes chosen for privacy.mode = "auto".
   const privacy::Settings& privacy() const { return configuration_.privacy; }
   const training::AccumulatingSink& gradients() const { return sink_; }
   std::int64_t steps_done() const { return runner_.steps_done(); }
@@ -150,11 +150,11 @@ class Trainer : private privacy::PrivateModel {
   Objective objective_;
 };
 
-/// What ranks get of rows that others own: copies in fp16 are made of whole weights, all other products read the upper
-/// plane.
+/// Weights that ranks gather from the owners of their rows: copies in fp16 are made of whole weights, all other
+/// products read the upper plane.
 training::GatheredWeights gathered_weights(const Configuration&);
 
-/// The memory of a step, by purpose: what a Trainer takes. Needs no device.
+/// Memory of a step in a Trainer, by purpose. Needs no device.
 training::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&,
                                  kernels::Backend);
 

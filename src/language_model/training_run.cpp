@@ -54,7 +54,7 @@ Architecture architecture_of(const Configuration& configuration, const Corpus& c
 
 namespace {
 
-/// The longest text of a run that goes on is that of its checkpoint.
+/// Architecture of a run. A resumed run has the longest text of its checkpoint.
 Architecture architecture_of(const Configuration& configuration, const Corpus& corpus, const checkpoint::Found* found,
                              const parallel::World& world) {
   Architecture architecture = architecture_of(configuration, corpus, open_initial(configuration, world));
@@ -74,7 +74,7 @@ GenerationSettings sample_settings(const Configuration& configuration, const Arc
 
 std::string summary(const Corpus& corpus) {
   const auto set = [](const dataset::TokenSet& tokens) {
-    // Of a text, in memory, the size says all.
+    // A text in memory has no files to describe: its size suffices.
     return tokens.n_files() > 0 ? tokens.summary()
                                 : fmt::format("{}: {} tokens\n", tokens.name(), report::grouped(tokens.size()));
   };
@@ -170,7 +170,7 @@ void TrainingRun::initialise() {
   if (trainer_.tuning().needs_range_test()) find_learning_rate();
 }
 
-/// A sweep over the first batches; then all is as before it, but for the learning rate.
+/// Sweeps the learning rate over the first batches, then restores all state but the learning rate.
 void TrainingRun::find_learning_rate() {
   parallel::note_phase("finding the learning rate");
   const double rate = training::range_test(trainer_.registry(), execution_, [this](double learning_rate) {
@@ -201,7 +201,7 @@ void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
                      world_.all());
 }
 
-/// The number of records of the step is private: work and position in the data are expectations.
+/// The number of records of the step is private, so work and position in the data are expectations.
 training::Step TrainingRun::private_step() {
   const std::int64_t tokens = configuration_.data.batch_tokens;
   const std::vector<std::int64_t> own = account_->draw(trainer_.steps_done() + 1, data_ranks_);
@@ -268,7 +268,7 @@ training::Metrics TrainingRun::evaluate() {
   return metrics;
 }
 
-/// A text that begins like the training set; of private training with the first token of the vocabulary.
+/// Prints a text that begins like the training set; for private training with the first token of the vocabulary.
 void TrainingRun::print_sample() {
   if (!generator_) return;
   std::vector<std::uint32_t> text(1);

@@ -24,10 +24,10 @@ namespace weft::language_model {
 /// text is kept. Throws a collective Error(usage) if they do not fit.
 Architecture architecture_of(const Configuration&, const Corpus&, const std::optional<InitialModel>&);
 
-/// What the model learns from, for the log.
+/// Description of the training data, for the log.
 std::string summary(const Corpus&);
 
-/// Of the samples that a run prints: log.sample_tokens.
+/// Settings of the samples that a run prints (log.sample_tokens).
 GenerationSettings sample_settings(const Configuration&, const Architecture&);
 
 /// The tokeniser of the model in a checkpoint: the tensor "tokenizer". None: the model was trained on token files
@@ -37,7 +37,7 @@ std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found&, const parall
 /// The tensor that stored_tokenizer reads. `text` is its memory and must outlive the registry.
 checkpoint::Tensor tokenizer_tensor(std::vector<std::uint8_t>& text, bool writes);
 
-/// The records of private training: windows of data.sequence + 1 ids that share none, and the probability with which
+/// The records of private training: disjoint segments of data.sequence + 1 ids, and the probability with which
 /// each joins a step. Throws a collective Error(usage) if steps would have more records than there are.
 struct PrivateRecords {
   std::int64_t count = 0;
@@ -69,7 +69,8 @@ class TrainingRun final : public training::Trainable {
   void conclude(report::Json& result) override;
   std::string last_line() const override { return guarantee_; }
 
-  /// Before `resume_at`: the input has changed in a way that changes later steps (training::check_same_run).
+  /// Notes, before `resume_at`, that the input has changed in a way that changes later steps
+  /// (training::check_same_run).
   void note_change() { changed_ = true; }
 
   Trainer& trainer() { return trainer_; }

@@ -91,7 +91,7 @@ void Transformer::place_examples() {
   kernels::fence(execution_);
 }
 
-/// Of `rows` rows of whole sequences, of_example of each: one of example_rows().
+/// Examples of `rows` rows of whole sequences with of_example rows each, one of example_rows().
 kernels::Examples Transformer::examples(std::int64_t rows, std::int64_t of_example) const {
   if (!settings_.examples) return {};
   const std::array<std::int64_t, kExampleRows> known = example_rows();
@@ -156,7 +156,7 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, U
   leave(tokens);
 }
 
-/// Halves of whole sequences where the sums over the ranks of one can run beside the computation of the other: also
+/// Halves of whole sequences where the sums over the ranks of one can overlap with the computation of the other: also
 /// where they do not, for the same bits. Hooks get whole micro-batches; blocks are swapped as a
 /// whole.
 std::vector<Tokens> Transformer::parts(const Tokens& tokens) const {
@@ -218,7 +218,7 @@ void Transformer::embed(const Tokens& tokens, const kernels::AdamStep* step) {
   drop(kEmbedding, tokens, step, out);
 }
 
-/// The residual stream at the entry of a block, with what the block before it adds, and its norm.
+/// Forms the residual stream at the entry of a block, with the output of the block before, and its norm.
 void Transformer::enter(std::size_t layer, const Tokens& tokens) {
   const Activations block = activations(layer, tokens);
   const AnyMatrix before = layer == 0 ? block.residual : activations(layer - 1, tokens).middle,
@@ -248,7 +248,7 @@ void Transformer::attend(std::size_t layer, const Tokens& tokens, const kernels:
                               buffers_.attention_workspace);
 }
 
-/// The output of a sublayer, which its `finish` reads once it is the sum over the ranks.
+/// Starts the output of a sublayer, which `finish_…` reads after the sum over the ranks.
 void Transformer::start_attention_output(std::size_t layer, const Tokens& tokens) {
   const Activations block = activations(layer, tokens);
   const Block& parameters = model_.blocks()[layer];
@@ -256,7 +256,7 @@ void Transformer::start_attention_output(std::size_t layer, const Tokens& tokens
            parameters.attention_post_norm ? block.attention_raw : sublayer(tokens));
 }
 
-/// What the attention adds to the residual stream, and the norm of the sum.
+/// Adds the output of the attention to the residual stream and forms the norm of the sum.
 void Transformer::finish_attention(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
   const Activations block = activations(layer, tokens);
   const Block& parameters = model_.blocks()[layer];
@@ -305,7 +305,7 @@ void Transformer::leave(const Tokens& tokens) {
             buffers_.final_residual.rows_from(0, n), buffers_.final_output.rows_from(0, n), buffers_.final_norm);
 }
 
-/// From the raw output of a sublayer to what it adds to the residual stream, in `sublayer`.
+/// Forms the addend of the residual stream in `sublayer` from the raw output of a sublayer.
 void Transformer::finish_sublayer(const std::optional<NormLayer>& norm, AnyMatrix raw,
                                   const kernels::NormStatistics& statistics, std::uint32_t site, const Tokens& tokens,
                                   const kernels::AdamStep* step) {
@@ -316,12 +316,12 @@ void Transformer::finish_sublayer(const std::optional<NormLayer>& norm, AnyMatri
 
 // --- Head -----------------------------------------------------------------------------------------------------------
 
-/// Columns of the logits that take part in the softmax.
+/// Number of columns of the logits in the softmax.
 std::int64_t Transformer::vocabulary_of(const Tokens& tokens) const {
   return tokens.vocabulary == 0 ? settings_.architecture.vocabulary : tokens.vocabulary;
 }
 
-/// each(first row, logits of a chunk).
+/// Calls each(first row, logits of a chunk).
 template <class EachChunk>
 void Transformer::head(const Tokens& tokens, const EachChunk& each) {
   for (std::int64_t begin = 0; begin < tokens.rows(); begin += head_chunk()) {
@@ -369,7 +369,7 @@ void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, 
                    buffers_.logits.rows_from(0, tokens.rows()).columns_from(0, model_.head().outputs()), sink);
 }
 
-/// Of the vocabulary of all ranks.
+/// Cross entropy over the vocabulary of all ranks.
 void Transformer::cross_entropy(kernels::CrossEntropy loss, AnyMatrix logits,
                                 kernels::Array<const std::int32_t> targets, kernels::Array<float> losses,
                                 bool gradient) {
@@ -424,7 +424,7 @@ void Transformer::normalise(const NormLayer& norm, AnyMatrix x, AnyMatrix addend
 
 kernels::LinearWeights Transformer::weights_of(const Linear& linear) const {
   kernels::LinearWeights weights{.matrix = linear.matrix, .transposed = linear.transposed, .bias = linear.bias_values};
-  // What ranks multiply by their parts of the inputs is added up: one of them adds the bias.
+  // The products of all ranks with their parts of the inputs are added up: one rank adds the bias.
   if (linear.transposed && settings_.architecture.tensor_rank > 0) weights.bias = {};
   if (linear.index < half_weights_.size()) {
     const kernels::Matrix<kernels::half>& half = half_weights_[linear.index];
@@ -447,7 +447,8 @@ void Transformer::await_sum(AnyMatrix rows) {
   tensor_->await(rows);
 }
 
-/// y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs: y is a sum over the ranks, to be awaited.
+/// Computes y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs: y is a sum over the ranks, to be
+/// awaited.
 void Transformer::multiply(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   timers_.phase("products");
   if (linear.index >= coded_weights_.size()) {

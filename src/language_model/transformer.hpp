@@ -82,7 +82,7 @@ struct TransformerSettings {
     return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 && architecture.model.bias;
   }
 };
-/// Those of a training run: of `rank` of a grid, by default of one process. `architecture`: of the whole model.
+/// Settings of a training run: of `rank` of a grid, by default of one process. `architecture`: of the whole model.
 TransformerSettings transformer_settings(const Configuration&, const Architecture&, const parallel::GridShape& = {},
                                          std::int64_t rank = 0);
 
@@ -95,7 +95,7 @@ kernels::NormBlocks norm_blocks(const TransformerSettings&, std::int64_t rows);
 /// Numbers of rows that an example may have (Transformer::example_rows).
 inline constexpr std::int64_t kExampleRows = 4;
 
-/// Adapters of one product, at most: of query, key and value.
+/// Largest number of adapters of one product: query, key and value.
 constexpr std::int64_t kMostAdapters = 3;
 
 /// The attention of a block, without what depends on the tokens.
@@ -106,24 +106,25 @@ std::vector<kernels::Attention> attention_shapes(const TransformerSettings&);
 
 class Transformer {
  public:
-  /// What the forward pass of a block leaves.
+  /// Results of the forward pass of a block that the backward pass reads.
   struct Activations {
     kernels::AnyMatrix residual;         ///< [rows, C] input of the block
     kernels::AnyMatrix attention_input;  ///< [rows, C] its norm, or `residual`
     kernels::AnyMatrix projected;        ///< [rows, (H + 2 H_kv) d] queries | keys | values
-    kernels::AnyMatrix attended_rows;    ///< the same after norm and rotation; `projected` where that is in place
-    kernels::AnyMatrix mixed;            ///< [rows, H d] output of the attention
-    kernels::AnyMatrix attention_raw;    ///< [rows, C] before a norm of the sublayer's output
-    kernels::AnyMatrix middle;           ///< [rows, C] residual stream after the attention
-    kernels::AnyMatrix mlp_input;        ///< [rows, C] its norm, or `middle`
-    kernels::AnyMatrix hidden;           ///< [rows, D or 2 D]
-    kernels::AnyMatrix activated;        ///< [rows, D]
-    kernels::AnyMatrix mlp_raw;          ///< [rows, C] before a norm of the sublayer's output
+    kernels::AnyMatrix
+        attended_rows;         ///< `projected` after norm and rotation; the same memory where these are in place
+    kernels::AnyMatrix mixed;  ///< [rows, H d] output of the attention
+    kernels::AnyMatrix attention_raw;  ///< [rows, C] before a norm of the sublayer's output
+    kernels::AnyMatrix middle;         ///< [rows, C] residual stream after the attention
+    kernels::AnyMatrix mlp_input;      ///< [rows, C] its norm, or `middle`
+    kernels::AnyMatrix hidden;         ///< [rows, D or 2 D]
+    kernels::AnyMatrix activated;      ///< [rows, D]
+    kernels::AnyMatrix mlp_raw;        ///< [rows, C] before a norm of the sublayer's output
     kernels::NormStatistics attention_norm, attention_post_norm, mlp_norm, mlp_post_norm;
     kernels::Array<float> inverse;      ///< of the norm of queries and keys
     kernels::Array<float> log_sum;      ///< [sequences * H * length]
     kernels::Array<std::uint8_t> kept;  ///< blocks of keys of sparse attention, [sequences * H * blocks * blocks]
-    // Of the backward pass, where they lie apart from the activations:
+    // Gradients of the backward pass that have memory of their own:
     kernels::AnyMatrix hidden_gradient;      ///< [rows, D] before the activation, if one product forms it
     kernels::AnyMatrix projection_gradient;  ///< [rows, (H + 2 H_kv) d]
   };
@@ -158,7 +159,7 @@ class Transformer {
     kernels::Array<kernels::half> half_weights;
     std::vector<kernels::Array<std::byte>> coded_weights;
     kernels::Array<std::byte> coded_rows;  ///< fp8_forward: the other operand of a product
-    // Of the adapters of a product, [rows, parts * rank] and, with dropout, [rows, inputs].
+    // Buffers for the adapters of a product, [rows, parts * rank] and, with dropout, [rows, inputs].
     kernels::AnyMatrix adapter_rows, adapter_gradient, adapter_input;
   };
 
@@ -167,9 +168,9 @@ class Transformer {
   Transformer(const Model&, const TransformerSettings&, report::Timers&, training::StepArena&,
               training::TensorAxis* tensor = nullptr);
 
-  /// Weights that other ranks have updated and that may still be on their way.
+  /// Weights that other ranks have updated and that may still be in transit.
   struct WeightSource {
-    std::function<void()> start;                 ///< by `prepare_weights`: all weights are wanted
+    std::function<void()> start;                 ///< called by `prepare_weights`: requests all weights
     std::function<void(std::size_t end)> await;  ///< before parameters below `end` are read
   };
   void weights_from(WeightSource source) { source_ = std::move(source); }
@@ -177,8 +178,8 @@ class Transformer {
   /// Forms what products read in place of the parameters: weights in fp16 or 8 bits, biases in bf16. To be called after
   /// each change of the parameters, before `forward`: once per step, whatever the number of micro-batches.
   void prepare_weights();
-  /// The same, and later work waits for all weights: for work between steps. Some ranks may have none, and a replayed
-  /// graph contains no wait.
+  /// Calls prepare_weights and makes later work wait for all weights: for work between steps. Some ranks may have none,
+  /// and a replayed graph contains no wait.
   void complete_weights() {
     prepare_weights();
     await_weights(kNoParameter);
@@ -186,37 +187,37 @@ class Transformer {
 
   /// last_keys: a forward pass may end when the hook of the attention has the keys and values of the last layer.
   enum class Until { hidden_states, last_keys };
-  /// The hidden states before the head. step: draws the masks of dropout; null: no dropout and, with
+  /// Forms the hidden states before the head. step: draws the masks of dropout; null: no dropout and, with
   /// memory.swap_activations, no backward pass afterwards.
   void forward(const Tokens&, const kernels::AdamStep* step, Until until = Until::hidden_states);
 
-  /// After `forward`: the input of the head, [rows, C]. Valid until the next call of `forward`.
+  /// Input of the head after `forward`, [rows, C]. Valid until the next call of `forward`.
   kernels::AnyMatrix hidden_states(const Tokens& tokens) const {
     return buffers_.final_output.rows_from(0, tokens.rows());
   }
-  /// After `forward`: the loss of each target, [rows].
+  /// Forms the loss of each target, [rows]. Call it after `forward`.
   void losses(const Tokens&, kernels::Array<float> losses);
-  /// The same, with the gradient of the hidden states, and that of the head for the sink. scale: [1], where the kernels
-  /// run: 1 / counted targets of the step.
+  /// Forms the losses and the gradient of the hidden states; passes the gradient of the head to the sink. scale: [1],
+  /// where the kernels run: 1 / counted targets of the step.
   void losses_and_gradient(const Tokens&, const float* scale, kernels::Array<float> losses, training::GradientSink&);
-  /// After `losses_and_gradient`: everything below the head. `step` as in `forward`.
+  /// Backward pass of everything below the head, after `losses_and_gradient`. `step` as in `forward`.
   void backward(const Tokens&, const kernels::AdamStep* step, training::GradientSink&);
 
-  /// After `forward`: logits of all rows, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
+  /// Logits of all rows after `forward`, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
   /// next call of this object.
   kernels::AnyMatrix logits(const Tokens&);
-  /// After `forward`: logits of one row on the host, soft-capped. Waits.
+  /// Logits of one row on the host, soft-capped, after `forward`. Waits.
   std::vector<float> logits(std::int64_t row);
 
-  /// Called in the forward pass with input and output of each MLP [rows, C], the output before a norm of it. What the
-  /// tap writes to the output takes its place. Not called again for recomputation.
+  /// Function that is called in the forward pass with input and output of each MLP [rows, C], the output before a norm
+  /// of it. What the tap writes to the output takes its place. Not called again for recomputation.
   using Tap =
       std::function<void(std::int64_t layer, const kernels::AnyMatrix& input, const kernels::AnyMatrix& output)>;
   void tap(Tap tap) { tap_ = std::move(tap); }
 
-  /// Called in the forward pass with queries | keys | values [rows, (H + 2 H_kv) d] of a block after norm and rotation,
-  /// and its output of the attention [rows, H d]. True: has formed the output; false: the attention of the model forms
-  /// it. For caches of keys and values.
+  /// Function that is called in the forward pass with queries | keys | values [rows, (H + 2 H_kv) d] of a block after
+  /// norm and rotation, and its output of the attention [rows, H d]. True: has formed the output; false: the attention
+  /// of the model forms it. For caches of keys and values.
   using AttentionHook =
       std::function<bool(std::int64_t layer, const kernels::AnyMatrix& packed, const kernels::AnyMatrix& mixed)>;
   void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }
@@ -236,9 +237,9 @@ class Transformer {
   void await_weights(std::size_t end) {
     if (source_.await) source_.await(end);
   }
-  /// What is computed one after the other: all of a micro-batch, or its halves.
+  /// Parts of a micro-batch that are computed in turn: the whole, or its halves.
   std::vector<Tokens> parts(const Tokens&) const;
-  /// Of the tokens, of what the block holds of the micro-batch.
+  /// Rows of the block's activations that belong to the tokens.
   Activations activations(std::size_t layer, const Tokens&) const;
   kernels::AnyMatrix sublayer(const Tokens& tokens) const {
     return buffers_.sublayer.rows_from(tokens.begin, tokens.rows());
@@ -316,7 +317,7 @@ class Transformer {
   training::TensorAxis* const tensor_;
   std::vector<kernels::Array<const kernels::bf16>> rounded_biases_;  // by parameter; empty: none
   std::int64_t largest_bias_ = 0;
-  /// Of the present forward or backward pass: what draws the masks of adapters' dropout.
+  /// First row and step of the present forward or backward pass: they determine the masks of adapters' dropout.
   std::int64_t first_row_ = 0;
   const kernels::AdamStep* step_ = nullptr;
   std::int64_t rows_ = 0;         ///< of its micro-batch

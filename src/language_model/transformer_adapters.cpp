@@ -24,7 +24,7 @@ using training::GradientRows;
 
 namespace {
 
-/// W enters x Wᵀ, or dy W.
+/// Form of W in x Wᵀ, or in dy W.
 Form forward_form(const kernels::LinearWeights& weights) { return weights.transposed ? Form::plain : Form::transposed; }
 Form backward_form(const kernels::LinearWeights& weights) {
   return weights.transposed ? Form::transposed : Form::plain;
@@ -32,13 +32,13 @@ Form backward_form(const kernels::LinearWeights& weights) {
 
 }  // namespace
 
-/// In place; each product has a mask of its own. Sites after those of the residual stream.
+/// Applies dropout in place; each product has a separate mask. Sites after those of the residual stream.
 void Transformer::drop_adapter(const Linear& linear, AnyMatrix x) {
   const auto site = 1 + 2 * static_cast<std::uint32_t>(settings().layers) + static_cast<std::uint32_t>(linear.index);
   kernels::dropout(execution_, {site, static_cast<float>(settings_.architecture.lora.dropout), first_row_}, step_, x);
 }
 
-/// M x: a copy, or x itself without dropout.
+/// Input of the adapters, M x: a copy, or x itself without dropout.
 AnyMatrix Transformer::adapter_input(const Linear& linear, AnyMatrix x) {
   if (step_ == nullptr || settings_.architecture.lora.dropout == 0) return x;
   const AnyMatrix input = buffers_.adapter_input.rows_from(0, x.rows).columns_from(0, x.columns);
@@ -53,7 +53,7 @@ AnyMatrix Transformer::thin_rows(AnyMatrix memory, const Linear& linear, std::in
   return {memory.data, memory.type, rows, columns, columns};
 }
 
-/// h, of all parts.
+/// Rows h of all parts.
 AnyMatrix Transformer::adapter_rows(const Linear& linear, AnyMatrix input) {
   const kernels::LinearWeights a = weights_of(model_.adapters()[linear.adapter].a);
   const AnyMatrix rows = thin_rows(buffers_.adapter_rows, linear, input.rows);
@@ -67,7 +67,7 @@ AnyMatrix Transformer::adapter_rows(const Linear& linear, AnyMatrix input) {
   return rows;
 }
 
-/// Adds what the adapters of a product add to its outputs.
+/// Adds the outputs of the adapters of a product to its outputs.
 void Transformer::adapt(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   if (!adapts(linear)) return;
   await_sum(y);
@@ -83,7 +83,8 @@ void Transformer::adapt(const Linear& linear, AnyMatrix x, AnyMatrix y) {
   }
 }
 
-/// Adds what passes through the adapters to dx, and hands over the rows of their gradients. dx is neither x nor dy.
+/// Adds the gradient through the adapters to dx, and hands the rows of their gradients to the sink. dx is neither x nor
+/// dy.
 void Transformer::adapt_backward(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx,
                                  training::GradientSink& sink) {
   if (!adapts(linear)) return;

@@ -16,7 +16,7 @@ using training::GradientSink;
 
 namespace {
 
-/// Of the blocks of `rows` rows.
+/// Sums of the blocks of `rows` rows.
 kernels::AnyMatrix sums_of(const kernels::Matrix<float>& sums, const kernels::NormBlocks& blocks, std::int64_t rows) {
   return {sums.data, Scalar::fp32, blocks.count(rows), sums.columns, sums.stride};
 }
@@ -45,7 +45,7 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   sink.end_micro_batch();
 }
 
-/// What memory.recompute did not keep. Of the last block everything is still there.
+/// Recomputes activations that memory.recompute did not keep. Those of the last block are still in memory.
 void Transformer::recompute(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
   const Recompute policy = settings_.memory.recompute;
   if (policy == Recompute::none || layer + 1 == buffers_.blocks.size()) return;
@@ -64,7 +64,7 @@ void Transformer::recompute(std::size_t layer, const Tokens& tokens, const kerne
   kernels::mlp_activation(execution_, settings().mlp, block.hidden.rows_from(0, n), block.activated.rows_from(0, n));
 }
 
-/// Everything of a block but its input.
+/// Recomputes everything of a block but its input.
 void Transformer::compute_again(std::size_t layer, const Tokens& tokens, const kernels::AdamStep* step) {
   const Activations& block = buffers_.blocks[layer];
   const Block& parameters = model_.blocks()[layer];
@@ -275,7 +275,7 @@ void Transformer::normalise_backward(const NormLayer& norm, AnyMatrix h, const k
   give(norm.bias, sums.bias);
 }
 
-/// The rows of dW = dyᵀ x and db.
+/// Hands the rows of dW = dyᵀ x and db to the sink.
 void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy, GradientSink& sink,
                                  std::int64_t first_row) {
   timers_.phase("weight gradients");
@@ -301,7 +301,7 @@ void Transformer::give_gradients(const Linear& linear, AnyMatrix x, AnyMatrix dy
              .count = linear.count});
 }
 
-/// dx = dy W. A matrix that is divided by its outputs gives a sum over the ranks, to be awaited.
+/// Computes dx = dy W. A matrix that is divided by its outputs gives a sum over the ranks, to be awaited.
 void Transformer::propagate(const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx, GradientSink& sink) {
   timers_.phase("products");
   kernels::linear_backward(execution_, weights_of(linear), dy, dx, buffers_.product_workspace);
@@ -309,7 +309,7 @@ void Transformer::propagate(const Linear& linear, AnyMatrix x, AnyMatrix dy, Any
   adapt_backward(linear, x, dy, dx, sink);
 }
 
-/// False for gradients that the next sublayer overwrites.
+/// True for gradients that stay; false for those that the next sublayer overwrites.
 bool Transformer::stays(const AnyMatrix& gradient) const {
   return keeps_ && gradient.data != buffers_.input_gradient.data && gradient.data != buffers_.output_gradient.data;
 }

@@ -100,7 +100,7 @@ std::int64_t product_workspace(const TransformerSettings& settings, kernels::Bac
   return bytes;
 }
 
-/// Products of a block that have biases.
+/// Number of products of a block that have biases.
 constexpr std::int64_t kBiasedProducts = 4;
 
 /// Outputs and inputs of the products of a block.
@@ -248,7 +248,7 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
     if (model.dropout > 0 || model.normalises_outputs()) output_gradient = take(width);
     wide_gradient = take(std::max(model.d_mlp, a.query_width()));
     projection_gradient = take(a.projection_width());
-    // Where rows stay, those of the last block are in `wide_gradient`.
+    // If rows are kept, those of the last block are in `wide_gradient`.
     mixed_gradient = stay ? take(a.query_width()) : wide_gradient.columns_from(0, a.query_width());
     for (std::size_t layer = 0; layer < blocks.size(); ++layer) {
       Activations& block = blocks[layer];

@@ -48,7 +48,7 @@ std::string schedule_warning(const Settings& settings, std::int64_t done, Schedu
     return learning_rate(with, step, length.run_steps);
   };
   const double expected = rate(done + 1, before), next = rate(done + 1, now);
-  constexpr double kVisible = 0.01;  // of the larger one
+  constexpr double kVisible = 0.01;  // fraction of the larger one
   if (done < 1 || std::abs(next - expected) <= kVisible * std::max(next, expected)) return {};
   return fmt::format(
       "the learning rate was {:.3g} at step {} and is {:.3g} at step {} (its schedule extended over {} steps, now over "

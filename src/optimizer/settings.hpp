@@ -31,7 +31,7 @@ struct Settings {
   double learning_rate = 4e-4;
   double beta1 = 0.9;
   double beta2 = 0.999;
-  EpsilonScale epsilon_scale = EpsilonScale::none;  ///< of transcoders by default `loss` (add_keys)
+  EpsilonScale epsilon_scale = EpsilonScale::none;  ///< add_keys sets `loss` for transcoders
   double epsilon = 1e-8;
   double weight_decay = 0.0;  ///< decoupled, weights only
   kernels::StatePolicy state = kernels::StatePolicy::fp32;
@@ -49,10 +49,10 @@ struct Settings {
 /// The keys of the table, bound to the settings, which must outlive the schema. `of_loss`: with epsilon_scale, `loss`
 /// unless the input says otherwise.
 void add_keys(input::Schema&, Settings&, bool of_loss = false);
-/// For a run that is resumed from `recorded`, a resolved input called `name` in messages: if that is of an earlier
-/// version, which had no epsilon_scale, and the input gives no epsilon, the recorded epsilon is kept. True if it was.
+/// Keeps the epsilon of `recorded`, the resolved input of a resumed run (`name` in messages), if it is of an earlier
+/// version, which had no epsilon_scale, and the new input gives no epsilon. True if it was kept.
 bool keep_epsilon(const input::Schema&, Settings&, std::string_view recorded, const std::string& name);
-/// Those of tuning, for a model family whose step applies it (training/tuning.hpp).
+/// Adds the keys of tuning, for a model family whose step applies it (training/tuning.hpp).
 void add_tuning_keys(input::Schema&, Settings&);
 
 }  // namespace weft::optimizer

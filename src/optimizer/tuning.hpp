@@ -9,7 +9,8 @@
 //   greedy    GreedyLR (arXiv 2512.14527): down by a tenth after `tuning_patience` steps with a mean above its minimum,
 //             up in the same ratio after as many with a new minimum; between a tenth and ten times the schedule's rate
 //
-// All of them give a factor of the schedule's rate, kept in kernels::TuningState. Steps of the warm-up are not judged.
+// All of them give a factor of the schedule's rate, kept in kernels::TuningState. Steps of the warm-up are not
+// evaluated.
 #pragma once
 
 #include <cstdint>

@@ -37,7 +37,7 @@ Cpus numbers_of(const Mask& mask) {
   return cpus;
 }
 
-/// Empty if the kernel does not tell.
+/// Mask of a thread; empty if the kernel does not provide it.
 Mask mask_of_thread(pid_t thread) {
   Mask mask;
   if (::sched_getaffinity(thread, sizeof mask, reinterpret_cast<cpu_set_t*>(&mask)) != 0) mask.reset();
@@ -52,7 +52,7 @@ std::string line_of(const fs::path& path) {
   return line;
 }
 
-/// CPUs near the GPU of this process; empty without a GPU, or where the kernel does not tell.
+/// CPUs near the GPU of this process; empty without a GPU, or if the kernel does not provide them.
 Mask near_gpu(const World& world) {
   const std::string bus = device::gpu_bus_id(world.node_rank());
   return bus.empty() ? Mask() : mask_of(cpus_of(line_of(fs::path("/sys/bus/pci/devices") / bus / "local_cpulist")));
@@ -78,7 +78,7 @@ void restrict_threads(const Mask& mask) {
     const auto thread = static_cast<pid_t>(std::atoi(entry.path().filename().c_str()));
     const Mask narrower = mask_of_thread(thread) & mask;
     const Mask& wanted = narrower.any() ? narrower : mask;
-    // A thread that has ended meanwhile needs none.
+    // A failure for a thread that has ended in the meantime is ignored.
     ::sched_setaffinity(thread, sizeof wanted, reinterpret_cast<const cpu_set_t*>(&wanted));
   }
 }
@@ -118,7 +118,7 @@ std::vector<Cpus> divided(std::vector<Cpus> masks, const std::function<int(int c
   const auto overlap = [](const Cpus& a, const Cpus& b) { return (mask_of(a) & mask_of(b)).any(); };
   for (std::size_t process = 0; process < given.size(); ++process) {
     const Cpus& all = given[process];
-    std::size_t number = 0, together = 0;  // of this process among those with this mask; of these
+    std::size_t number = 0, together = 0;  // number of this process among those with this mask; number of these
     bool apart = true;                     // from all others
     for (std::size_t other = 0; other < given.size(); ++other) {
       number += other < process && given[other] == all;
@@ -128,7 +128,7 @@ std::vector<Cpus> divided(std::vector<Cpus> masks, const std::function<int(int c
     if (together == 1 || !apart) continue;
     // The CPUs by cores: the hardware threads of a core stay together, unless there are fewer cores than processes.
     std::vector<std::pair<int, int>> by_core;  // core, CPU
-    std::vector<std::size_t> begins;           // of cores
+    std::vector<std::size_t> begins;           // first entries of the cores
     for (const int cpu : all) by_core.emplace_back(core_of(cpu), cpu);
     std::sort(by_core.begin(), by_core.end());
     for (std::size_t i = 0; i < by_core.size(); ++i)

@@ -36,8 +36,8 @@ std::vector<Cpus> divided(std::vector<Cpus> masks, const std::function<int(int c
 Cpus own_cpus();
 
 /// Restricts all threads of this process, and those that they will start, to its CPUs, unless device.affinity = "none"
-/// or OpenMP is told to bind its threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY). Once per process, before it
-/// allocates what it computes with; later calls change nothing. Collective. Returns `processes_sharing_cpus`.
+/// or the environment makes OpenMP bind its threads (OMP_PROC_BIND, OMP_PLACES, GOMP_CPU_AFFINITY). Once per process,
+/// before it allocates what it computes with; later calls change nothing. Collective. Returns `processes_sharing_cpus`.
 int bind_to_cpus(const World&, const device::Settings&);
 
 /// Processes of this node with CPUs of this one, itself included. Before `bind_to_cpus`: all of them.

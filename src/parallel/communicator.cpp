@@ -49,7 +49,7 @@ struct Communicator::Handle {
   MPI_Comm comm = MPI_COMM_NULL;  // also of a process that computes without MPI: it is alone
   bool owned = false;
   std::optional<std::unique_ptr<nccl::Group>> gpus;  // nullopt before first use; then the group or null
-  std::optional<std::unique_ptr<Peers>> peers;       // as above
+  std::optional<std::unique_ptr<Peers>> peers;       // nullopt before first use; then the group or null
 
   bool alone() const { return comm == MPI_COMM_NULL; }
 

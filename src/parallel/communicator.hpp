@@ -37,7 +37,7 @@ class Communicator {
   Communicator split(int colour, int key) const;
   /// The ranks on the node of this rank, in the same order. Collective.
   Communicator split_by_node() const;
-  /// The same ranks with a separate communication context: for another thread. Collective.
+  /// A communicator of these ranks with a separate communication context, for another thread. Collective.
   Communicator duplicate() const;
 
   void barrier() const;
@@ -52,7 +52,7 @@ class Communicator {
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes) const;
 
-  /// In place, elementwise.
+  /// Sums over the ranks, in place, elementwise.
   void sum(std::span<std::int64_t> values) const;
   void sum(std::span<double> values) const;  ///< in rank order
   void minimum(std::span<std::int64_t> values) const;
@@ -79,7 +79,7 @@ class Communicator {
   /// The NCCL group of these ranks (parallel/nccl.hpp), created on first use, which is collective; null if they
   /// exchange through MPI. Lives as long as this object.
   nccl::Group* gpus() const;
-  /// The same for GPUs that can access each other's memory (parallel/peers.hpp); null if they cannot.
+  /// The group of GPUs that can access each other's memory (parallel/peers.hpp); null if they cannot.
   Peers* peers() const;
 
   /// From now on these ranks exchange through MPI only. Before the first use of `gpus`. All ranks must call it.

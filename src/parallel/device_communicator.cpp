@@ -149,7 +149,8 @@ void DeviceCommunicator::all_gather_through(std::byte* bounce, void* all, std::s
   device::copy(execution_, to + end, bounce + end, total(bytes) - end, Direction::on_device);
 }
 
-/// From memory of the same pitch. Each rank begins with a different peer, so that not all write to one GPU at a time.
+/// Writes rows to all ranks from memory of the same pitch. Each rank begins with a different peer, so that not all
+/// write to one GPU at a time.
 void DeviceCommunicator::write_to_all(void* place, std::int64_t pitch, const void* from, std::int64_t row_bytes,
                                       std::int64_t rows) {
   channel_->begin(execution_);

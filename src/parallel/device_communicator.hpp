@@ -16,8 +16,8 @@
 // before A, and the two share a hardware queue on either GPU, each waits for the other and the job hangs until the
 // watchdog ends it. In practice: decide whether an exchange takes place from values that all ranks share (settings,
 // global sizes), never from local ones; issue exchanges from one host thread; order streams with events, so that the
-// communication stream and the main stream do not overtake each other on some ranks only. A recorded graph keeps the
-// order in which it was recorded: record on all ranks at the same step. transcoder/axes/ and the trainer keep it.
+// communication stream and the main stream do not overtake each other on some ranks only. A captured graph keeps the
+// order of its capture: capture on all ranks at the same step. transcoder/axes/ and the trainer keep it.
 //
 // Every call has a name, under which its bytes and seconds are counted (parallel/traffic.hpp) and profilers show it
 // (device/ranges.hpp). A replayed graph is not counted here: the caller that replays it adds its traffic.
@@ -54,7 +54,7 @@ class DeviceCommunicator {
   static Bytes bytes(std::int64_t n_ranks, std::int64_t largest_message);
 
   /// `largest_message`: most bytes that a rank sends or receives in one call, except reductions; the size of the
-  /// staging memory and of the bounce buffer. The same on every rank. Collective.
+  /// staging memory and of the bounce buffer. It is equal on all ranks. Collective.
   DeviceCommunicator(const Communicator& ranks, const kernels::Execution& execution, std::int64_t largest_message,
                      ExchangeStrategy strategy = {});
 
@@ -65,14 +65,16 @@ class DeviceCommunicator {
 
   /// Fills piece r of `all` (bytes[r] long, contiguous) from `own` of rank r, which may be that piece.
   void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
-  /// In place.
+  /// Gathers the pieces of all ranks in place.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name = kUnnamed);
-  /// In place. Direct exchanges are received in `through` (as large as `all`) and copied from there, the own piece not.
+  /// Gathers in place. Direct exchanges are received in `through` (as large as `all`) and copied from there, except
+  /// the piece of this rank.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const ExchangeBuffer& through, const char* name);
-  /// In place, in pieces of equal size. *needed, on the device and the same on all ranks: 0 if no rank reads what it
-  /// receives. Direct exchanges then send nothing; the others send all the same, since the host does not know.
+  /// Gathers in place pieces of equal size. *needed, on the device and the same on all ranks: 0 if no rank reads what
+  /// it receives. Direct exchanges then send nothing; the others send nevertheless, since the host does not have the
+  /// value.
   void all_gather_if(const std::uint32_t* needed, kernels::Array<std::uint32_t> all, const char* name = kUnnamed);
-  /// As Communicator::all_to_all.
+  /// Sends piece r to rank r, like Communicator::all_to_all.
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes, const char* name = kUnnamed);
 
@@ -84,7 +86,7 @@ class DeviceCommunicator {
   void send_to_owners(const void* send, std::span<const std::int64_t> bytes, void* receive,
                       const char* name = kUnnamed);
 
-  /// In place, elementwise; the same result on all ranks.
+  /// Sums over the ranks, in place, elementwise; all ranks get the same result.
   void sum(kernels::Array<std::int64_t> values, const char* name = kUnnamed);
   void sum(kernels::Array<double> values, const char* name = kUnnamed);  ///< in rank order; at most kMostValues
   void maximum(kernels::Array<std::int32_t> values, const char* name = kUnnamed);
@@ -106,7 +108,7 @@ class DeviceCommunicator {
 
  private:
   class Measured;
-  /// Throws Error(internal) if a call is larger than the constructor was told: it would write beyond the memory of a
+  /// Throws Error(internal) if a call is larger than `largest_message`: it would write beyond the memory of a
   /// peer.
   void require_room(std::int64_t bytes, const char* name) const;
   void all_gather_through(std::byte* bounce, void* all, std::span<const std::int64_t> bytes);

@@ -9,7 +9,7 @@ namespace weft::parallel {
 
 namespace {
 
-/// Memory that a library or the peers know, or plain memory: any type with `data()`.
+/// Memory that is registered with a library or mapped by the peers, or plain memory: any type with `data()`.
 template <class Block>
 class Kept : public ExchangeBuffer::Memory {
  public:

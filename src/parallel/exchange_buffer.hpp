@@ -21,11 +21,11 @@ struct ExchangeStrategy {
   const ExchangeMemory* memory = nullptr;      ///< where other memory than ExchangeBuffer's own is measured
   const ExchangeObserver* observer = nullptr;  ///< null: none; must outlive what is made with it, like `memory`
 
-  /// The same with memory that stays allocated.
+  /// This strategy, with memory that stays allocated.
   ExchangeStrategy kept() const { return {direct && memory == nullptr, nullptr, observer}; }
   /// True if GPUs of these ranks write into one another's ExchangeBuffers. Collective on first use.
   bool is_direct(const Communicator& ranks) const { return direct && memory == nullptr && ranks.peers() != nullptr; }
-  /// True if a step never waits for the host: then it can be recorded.
+  /// True if a step never waits for the host: then it can be captured in a graph.
   bool leaves_the_host_free() const { return memory == nullptr && observer == nullptr; }
 };
 
@@ -49,17 +49,17 @@ class ExchangeBuffer {
   };
 
   ExchangeBuffer();
-  /// As many bytes on every rank. Collective.
+  /// Allocates `bytes`, the same number on every rank. Collective.
   ExchangeBuffer(const Communicator& ranks, std::int64_t bytes, ExchangeStrategy strategy = {});
   ExchangeBuffer(ExchangeBuffer&&) noexcept;
   ExchangeBuffer& operator=(ExchangeBuffer&&) noexcept;
   ~ExchangeBuffer();
 
-  /// Before the first use in a step; returns `data`.
+  /// Called before the first use in a step; returns `data`.
   std::byte* open();
-  /// After the last use.
+  /// Called after the last use in a step.
   void close();
-  /// Null where there are no bytes, or outside `open` and `close` of memory that is not kept.
+  /// The memory; null if it has no bytes, or outside `open` and `close` of memory that is not kept.
   std::byte* data() const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens around every exchange of a DeviceCommunicator besides the exchange itself. Training has no observer;
+// Actions before and after every exchange of a DeviceCommunicator. Training has no observer;
 // where a step is timed phase by phase, or compared with a baseline (bench/), there is one.
 #pragma once
 

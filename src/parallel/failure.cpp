@@ -92,7 +92,7 @@ int end_run(const World& world, const Error& failure, std::int64_t step) {
 }
 
 void end_job(ExitCode code, const std::string& why) {
-  // First: output and the record may block too, on a full pipe or a lost file system.
+  // Started first: output and the run record may block too, on a full pipe or a lost file system.
   std::thread([code] {
     std::this_thread::sleep_for(kAbortTimeout);
     ::_exit(static_cast<int>(code));
@@ -118,7 +118,7 @@ void abort_job(ExitCode code) {
   static std::atomic_flag ending;
   while (ending.test_and_set()) std::this_thread::sleep_for(kAbortTimeout);
   MPI_Abort(MPI_COMM_WORLD, static_cast<int>(code));
-  std::abort();  // MPI_Abort does not return; this tells the compiler
+  std::abort();  // MPI_Abort does not return, which the compiler cannot know
 }
 
 }  // namespace weft::parallel

@@ -30,7 +30,7 @@ struct Failure {
   ExitCode code = ExitCode::internal;
   std::string message;
 
-  /// Throws it as an Error known to all ranks.
+  /// Throws this failure as an Error known to all ranks.
   [[noreturn]] void raise() const;
 };
 
@@ -50,7 +50,7 @@ std::optional<Failure> attempt(Function&& function) {
 }
 
 /// Collective. The failure with the smallest `order` (at least 0), of the lowest rank among equals; nullopt when no
-/// rank has one. The same on every rank. One small reduction when there is no failure.
+/// rank has one. All ranks get the same result. One small reduction when there is no failure.
 std::optional<Failure> first_failure(const Communicator& ranks, const std::optional<Failure>& own,
                                      std::int64_t order = 0);
 
@@ -99,15 +99,16 @@ int agreed_exit_code(const World& world, int code);
 /// with its code. Returns the exit code (of an Error known to all ranks). `step` < 0: before the first step.
 int end_run(const World& world, const Error& failure, std::int64_t step);
 
-/// Logs `why`, records it and ends all ranks with `code`. If MPI or a file system does not return, this process ends
-/// after 30 s without them. The end of the process frees its GPU. From any thread.
+/// Logs `why`, writes it to the run record and ends all ranks with `code`. If MPI or a file system does not return,
+/// this process ends after 30 s without them. The end of the process frees its GPU. From any thread.
 [[noreturn]] void end_job(ExitCode code, const std::string& why);
 
-/// What `end_job` calls to record a failure, from its thread: report/ is a higher module. It must not throw.
+/// Sets the function that `end_job` calls, from its thread, to write a failure to the run record: report/ is a higher
+/// module. It must not throw.
 void set_failure_recorder(std::function<void(ExitCode code, const std::string& why)> recorder);
 
 /// MPI_Abort, without flushing buffered output: a blocked stream must not delay it. Exchanges between GPUs in progress
-/// are given up.
+/// are aborted.
 [[noreturn]] void abort_job(ExitCode code);
 /// From now on `abort_job` ends this process only, with the code: MPI is being finalised, and the launcher ends the
 /// others.

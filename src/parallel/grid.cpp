@@ -82,7 +82,7 @@ Grid::Grid(const Communicator& ranks, GridShape shape) : shape_(std::move(shape)
       if (other.name != each.name) colour = colour * other.size + shape_.index_of(ranks.rank(), other.name);
     axes_.push_back(ranks.split(static_cast<int>(colour), ranks.rank()));
   }
-  // Judged over all ranks: those of one axis may have GPUs of their own and share them with ranks of another group.
+  // All ranks are compared: those of one axis may have separate GPUs and share them with ranks of another group.
   if (!nccl::share_gpus(world_)) return;
   world_.exchange_through_host();
   for (Communicator& axis : axes_) axis.exchange_through_host();

@@ -4,8 +4,8 @@
 // ranks that exchange most (those of the last axis) are neighbours.
 //
 //   data      each group of ranks has its own contiguous slice of the batch
-//   feature   transcoder: each rank holds a contiguous block of the features of every layer; all see the same tokens
-//   tensor    language model: each rank holds a contiguous part of every cut matrix; all see the same tokens
+//   feature   transcoder: each rank holds a contiguous block of the features of every layer; all have the same tokens
+//   tensor    language model: each rank holds a contiguous part of every cut matrix; all have the same tokens
 //
 // Parts may be uneven: part i of n items over p ranks is [i*n/p, (i+1)*n/p).
 #pragma once
@@ -51,7 +51,7 @@ struct Axis {
 class GridShape {
  public:
   GridShape() = default;
-  /// From the outermost to the innermost axis.
+  /// `axes`: from the outermost to the innermost.
   GridShape(std::vector<Axis> axes) : axes_(std::move(axes)) {}
 
   const std::vector<Axis>& axes() const { return axes_; }

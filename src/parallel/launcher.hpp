@@ -10,7 +10,7 @@ namespace weft::parallel {
 
 class Communicator;
 
-/// True if mpirun, srun or another launcher started this process, of which it knows the rank.
+/// True if mpirun, srun or another launcher started this process and gave it a rank.
 bool started_by_launcher();
 
 /// Before World is constructed: it then starts MPI only in a process that a launcher started. In another one it is a

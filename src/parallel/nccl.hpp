@@ -41,8 +41,8 @@ class Group {
   Group(const Group&) = delete;
   ~Group();
 
-  /// As DeviceCommunicator, on GPU memory. Work is enqueued on `stream` (cudaStream_t), which may be captured. Throw
-  /// Error(communication).
+  /// The collectives of DeviceCommunicator, on GPU memory. Work is enqueued on `stream` (cudaStream_t), which may be
+  /// captured. Throw Error(communication).
   void all_gather(const void* own, void* all, std::span<const std::int64_t> bytes, void* stream);
   void all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                   std::span<const std::int64_t> receive_bytes, void* stream);
@@ -71,7 +71,7 @@ class Memory {
   KeptMemory::Block block_;
 };
 
-/// True if two ranks use the same GPU; rank 0 then logs a warning. Kernels that wait for a peer would hold up the rank
+/// True if two ranks use the same GPU; rank 0 then logs a warning. Kernels that wait for a peer would block the rank
 /// with which they share the GPU, for which that peer may wait. Collective. False in a program without NCCL.
 bool share_gpus(const Communicator& ranks);
 

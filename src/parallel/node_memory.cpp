@@ -147,7 +147,7 @@ std::string NodeMemory::share(const Communicator& node, std::int64_t own_bytes, 
     if (files[rank] < 0) fails("a rank cannot open the piece of another rank", errno);
   }
   std::string refused = agreed_refusal(node, failure);
-  // All ranks have opened the file or given up: remove its name before it contains data.
+  // All ranks have opened the file or failed to: remove its name before it contains data.
   if (mine >= 0 && backing == Backing::directory) ::unlink(offer.path);
   if (!refused.empty()) return refused;
 

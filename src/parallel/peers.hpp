@@ -8,8 +8,8 @@
 // none.
 //
 // Invariant: all ranks issue their barriers, of all groups and channels, in the same order. A barrier occupies its
-// stream until all ranks have reached it; in another order two ranks wait for each other. The callers keep it: see
-// parallel/device_communicator.hpp, "Invariant of direct exchanges".
+// stream until all ranks have reached it; in another order two ranks wait for each other. The callers ensure this
+// order: see parallel/device_communicator.hpp, "Invariant of direct exchanges".
 #pragma once
 
 #include <cstdint>
@@ -70,7 +70,7 @@ class Peers {
     void sum(const kernels::Execution&, kernels::Array<std::int64_t> values);
     void sum(const kernels::Execution&, kernels::Array<double> values);
     void maximum(const kernels::Execution&, kernels::Array<std::int32_t> values);
-    /// As kernels::cuda::all_gather_if, of any size.
+    /// Gathers like kernels::cuda::all_gather_if, for any size.
     void all_gather_if(const kernels::Execution&, const std::uint32_t* needed, kernels::Array<std::uint32_t> all);
     /// Between `begin` and `end`: copies `rows` rows of `row_bytes` from own memory to `rank`, to the address that
     /// corresponds to `place` (in memory of the group) there. Pitches are the bytes between rows.
@@ -80,7 +80,7 @@ class Peers {
    private:
     [[maybe_unused]] Peers& peers_;  // unused without CUDA
     [[maybe_unused]] std::size_t index_;
-    /// With what the kernels set when they are aborted.
+    /// The group as the kernels use it, with the word that they set when they are aborted.
     [[maybe_unused]] const kernels::cuda::PeerGroup& group();
 
     kernels::cuda::PeerGroup group_{};

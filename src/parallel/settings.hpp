@@ -20,7 +20,7 @@ struct Settings {
   bool nvls = false;        ///< NCCL may use NVLink multicast
   std::int64_t blocks = 4;  ///< blocks of layers whose exchanges overlap with computation; 1: no overlap
   // No keys: a benchmark compares training with other implementations.
-  bool overlap = true;  ///< language models: exchange beside computation
+  bool overlap = true;  ///< language models: exchanges overlap with computation
   ExchangeStrategy exchange;
 };
 

@@ -15,8 +15,9 @@ namespace weft::parallel {
 
 class Communicator;
 
-/// Of one rank. Bytes are counted as the bus bandwidth of nccl-tests counts them, so that bytes / seconds compares with
-/// its tables: bytes sent to other ranks; for a reduction those sent in a ring (`bytes_of_reduction`).
+/// Bytes and calls of one rank. Bytes are counted as the bus bandwidth of nccl-tests counts them, so that bytes /
+/// seconds compares with its tables: bytes sent to other ranks; for a reduction those sent in a ring
+/// (`bytes_of_reduction`).
 struct Traffic {
   std::int64_t bytes_sent = 0;
   double seconds = 0;  ///< in the calls, if they are timed (DeviceCommunicator::is_timed)
@@ -28,7 +29,7 @@ struct Traffic {
   }
 };
 
-/// 2 (n - 1) / n of the values.
+/// Bytes that a rank sends in a ring: 2 (n - 1) / n of the values.
 constexpr std::int64_t bytes_of_reduction(std::int64_t bytes, int n_ranks) {
   return 2 * bytes * (n_ranks - 1) / n_ranks;
 }
@@ -62,7 +63,7 @@ class TimedExchange {
 
  private:
   Traffic& traffic_;
-  std::string_view name_;  // of the caller, that outlives this object
+  std::string_view name_;  // name given by the caller, which outlives this object
   Clock::time_point begin_;
 };
 
@@ -73,7 +74,7 @@ struct ExchangeProfile {
   /// Bus bandwidth; 0 if the exchange was not timed.
   double gb_per_second() const { return seconds > 0 ? 1e-9 * bytes / seconds : 0; }
 };
-/// Collective. The names are those of rank 0: all ranks of an axis take part in each of its exchanges.
+/// Collective. The names are those of rank 0: each exchange of an axis includes all its ranks.
 std::vector<ExchangeProfile> profile(const Exchanges&, std::int64_t n_steps, const Communicator& ranks);
 
 }  // namespace weft::parallel

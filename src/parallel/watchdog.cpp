@@ -18,7 +18,7 @@ namespace weft::parallel {
 namespace {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(200);
-/// A look that comes later than this was delayed by a suspension of the process, which does not count.
+/// A check that comes later than this was delayed by a suspension of the process, which does not count.
 constexpr std::chrono::duration<double> kLongestLook{1};
 constexpr auto kExchangeEvery = std::chrono::milliseconds(500);
 constexpr auto kPollWhenLeaving = std::chrono::milliseconds(1);
@@ -32,7 +32,8 @@ std::atomic<std::int64_t> present_step{0};
 std::atomic<const char*> present_phase{"starting"};
 std::atomic<void (*)(std::string_view)> phase_observer{nullptr};
 
-/// The same pointer for equal names, valid until the process ends: the monitoring thread may read it at any time.
+/// A copy of the name, one for equal names, valid until the process ends: the monitoring thread may read it at any
+/// time.
 const char* interned(std::string_view name) {
   static std::mutex mutex;
   static std::set<std::string, std::less<>> names;
@@ -175,7 +176,7 @@ void Watchdog::exchange() {
         line.received_last = line.in.last != 0;
         if (!line.received_last) receive(line);
       }
-    // Rank 0 is the last to leave: until then it tells the others that some still work.
+    // Rank 0 is the last to leave: until then it informs the others that some ranks still work.
     const bool last = leaving && (rank_ != 0 || std::all_of(lines.begin(), lines.end(),
                                                             [](const Line& line) { return line.received_last; }));
     if (last || Clock::now() >= send_at) {

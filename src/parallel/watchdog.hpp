@@ -10,8 +10,8 @@
 //
 // Between `connect` and `disconnect` a second thread exchanges progress, step and phase of all ranks every half second:
 // each rank sends its own to rank 0, which sends the sum to all. These messages are non-blocking and have a
-// communicator of their own; `connect` exchanges the first ones. Before and after, and if MPI itself blocks, each
-// process knows its own progress only. Rank 0 ends the job; if it does not respond, the lowest rank that does.
+// separate communicator; `connect` exchanges the first ones. Before and after, and if MPI itself blocks, each
+// process has its own progress only. Rank 0 ends the job; if it does not respond, the lowest rank that does.
 //
 // The time during which a process is suspended (scheduler, debugger) does not count.
 #pragma once
@@ -42,14 +42,14 @@ void note_phase(std::string_view phase);
 void set_timeout(double seconds);
 double timeout();
 
-/// What a process knows of a rank.
+/// Last known state of a rank.
 struct RankPulse {
   int rank = 0;
-  std::uint64_t progress = 0;  ///< of that rank; from rank 0: of all ranks
+  std::uint64_t progress = 0;  ///< progress of that rank; from rank 0: of all ranks
   std::int64_t step = 0;
   std::string host, phase;
-  Clock::time_point at;  ///< of its last message
-  bool left = false;     ///< that was its last one: it waits for the end of the program
+  Clock::time_point at;  ///< time of its last message
+  bool left = false;     ///< the last message was its final one: it waits for the end of the program
 };
 
 /// The rank that keeps a job from making progress, as known to `self` at its time `at`: the one that has been silent
@@ -71,9 +71,9 @@ class Watchdog {
 
   const std::string& host() const { return host_; }
 
-  /// From now on ranks know each other's progress. Collective.
+  /// Starts the exchange of progress between ranks. Collective.
   void connect(const Communicator& all);
-  /// The reverse, before MPI_Finalize; waits until all ranks call it. Collective.
+  /// Ends the exchange of progress, before MPI_Finalize; waits until all ranks call it. Collective.
   void disconnect();
 
  private:
@@ -93,11 +93,11 @@ class Watchdog {
 
   const int rank_, size_;
   const std::string host_;
-  mutable std::mutex mutex_;  // of the members up to the threads
+  mutable std::mutex mutex_;  // protects the members up to the threads
   std::condition_variable changed_;
-  std::vector<RankPulse> heard_;  // of other ranks
+  std::vector<RankPulse> heard_;  // last messages of other ranks
   bool leaving_ = false, over_ = false;
-  std::optional<Communicator> ranks_;  // of the exchange
+  std::optional<Communicator> ranks_;  // communicator of the exchange of progress
   std::thread messenger_, monitor_;
 };
 

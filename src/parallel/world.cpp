@@ -47,7 +47,7 @@ int init_thread(int* argc, char*** argv) {
 }  // namespace
 
 bool started_by_launcher() {
-  // MPI_Init sets some of these variables itself: the first answer holds.
+  // MPI_Init sets some of these variables itself: only the first result is valid.
   static const bool started = [] {
     for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
       if (std::getenv(name) != nullptr) return true;

@@ -50,7 +50,7 @@ class World {
 /// library do not match, and each copy would train alone into the same directory.
 void require_matching_launcher(const World& world);
 
-/// MPI library and its version, for the record of a run.
+/// MPI library and its version, for the run record.
 std::string mpi_version();
 
 }  // namespace weft::parallel

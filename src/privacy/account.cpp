@@ -38,10 +38,10 @@ void append(std::vector<Phase>& history, const Phase& phase) {
 constexpr const char* kKeyTensor = "privacy/chacha20_key";
 constexpr const char* kPhiloxKeyTensor = "privacy/key";
 
-/// Adding or removing one record: what clipping to C bounds to C.
+/// Neighbouring relation: adding or removing one record, whose effect clipping bounds to C.
 constexpr const char* kRelation = "add_or_remove";
 
-/// What is not covered.
+/// Text on the limits of the guarantee.
 std::string limits(const Record& record, const std::string& initial) {
   std::string text = record.unit == Unit::token
                          ? "the tokens of a document are protected one by one, not together; the number of records"

@@ -27,17 +27,17 @@
 
 namespace weft::privacy {
 
-/// What a record is.
+/// Definition of a record.
 struct Record {
   Unit unit = Unit::sequence;
   std::int64_t tokens = 0;  ///< of a sequence, at most
   std::int64_t count = 0;   ///< in the training data; public
 };
 
-/// "sequence of at most 129 tokens"
+/// Text of a record: "sequence of at most 129 tokens".
 std::string to_text(const Record&);
 
-/// What a run guarantees after its steps so far.
+/// Guarantee of a run after its steps so far.
 struct Guarantee {
   double epsilon = 0;
   double delta = 0;
@@ -49,9 +49,9 @@ struct Guarantee {
   std::vector<Phase> history;  ///< at least one phase; its last one has the current rate and noise
 };
 
-/// result.privacy of run.json.
+/// JSON of result.privacy in run.json.
 Json to_json(const Guarantee&);
-/// For the log: the guarantee, and what it protects.
+/// Text for the log: the guarantee, and what it protects.
 std::string to_text(const Guarantee&);
 
 class Account {
@@ -63,15 +63,15 @@ class Account {
   /// Adds the state: privacy/history and, in a shard that its owner alone can read, the key. `writes`: on one rank.
   void register_in(checkpoint::Registry&, bool writes);
 
-  /// Of a new run of `steps` steps: makes the key, and the noise multiplier from the target. Logs the plan. Throws a
-  /// collective Error(usage) if the target cannot be reached, or the accountant has no result. Collective.
+  /// Begins a new run of `steps` steps: draws the key and computes the noise multiplier from the target. Logs the plan.
+  /// Throws a collective Error(usage) if the target cannot be reached, or the accountant has no result. Collective.
   void begin(std::uint64_t seed, std::int64_t steps, const parallel::Communicator& ranks);
-  /// Of a run that has been loaded at step `done` of `steps`. The noise multiplier stays, unless the input has another
-  /// one, or the target would be exceeded: then the remaining steps get more noise. The same noise must never cover two
-  /// different gradients, whose difference it would reveal: if the steps from here on are not those that an interrupted
-  /// run may have made already (`changed`: by the input; or by noise or sample rate), they get a new key, and so they
-  /// do after a checkpoint without one of this generator. Throws collective errors: Error(usage) if no noise suffices,
-  /// Error(io) if the state does not fit the step. Collective.
+  /// Continues a run that has been loaded at step `done` of `steps`. The noise multiplier stays, unless the input has
+  /// another one, or the target would be exceeded: then the remaining steps get more noise. The same noise must never
+  /// cover two different gradients, whose difference it would reveal: if the following steps are not those that an
+  /// interrupted run may have made already (`changed`: by the input; or by noise or sample rate), they get a new key,
+  /// and so they do after a checkpoint without one of this generator. Throws collective errors: Error(usage) if no
+  /// noise suffices, Error(io) if the state does not fit the step. Collective.
   void resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, bool changed,
               const parallel::Communicator& ranks);
 
@@ -85,7 +85,7 @@ class Account {
 
   void count_step();
   std::vector<Phase> history() const;
-  /// May take seconds on rank 0. Collective.
+  /// Guarantee after the steps so far. May take seconds on rank 0. Collective.
   Guarantee guarantee(const parallel::Communicator& ranks) const;
 
  private:

@@ -60,7 +60,7 @@ class Clipping {
   virtual void add(const MicroBatch&, Passes&) = 0;
 };
 
-/// What every mode works with. All references must outlive the mode.
+/// Objects that every mode uses. All references must outlive the mode.
 struct ClippingContext {
   const training::Parameters& parameters;
   /// Gets S; of vectors with partial gradients, the part of this rank. It is told when the sums of parameters are

@@ -30,7 +30,7 @@ std::int64_t padded_rows(const ParameterSpec& spec, std::int64_t out) {
 
 namespace {
 
-/// each(first parameter, rows of all, columns) for the matrices of products that take their gradients together.
+/// Calls each(first parameter, rows of all, columns) for the matrices of products that take their gradients together.
 template <class Each>
 void for_each_product(std::span<const ParameterSpec> specs, const ClippingShape& shape, const Each& each) {
   for (std::size_t i = 0; i < specs.size();) {

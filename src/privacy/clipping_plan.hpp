@@ -24,7 +24,7 @@ struct ClipParts {
   std::size_t count = 1;
 };
 
-/// What the memory of clipping follows from.
+/// Shapes from which the memory of clipping follows.
 struct ClippingShape {
   kernels::ExampleSizes examples;                ///< of a micro-batch; rows: of products and lookups
   std::int64_t sum_rows = 1;                     ///< most rows of column_sum and column_product per row of a product
@@ -43,7 +43,7 @@ struct ClippingShape {
   std::int64_t summed_rows() const { return examples.most_rows * sum_rows; }
 };
 
-// In the following, specs have the shapes of what a rank holds: on a tensor axis, of a part of the model.
+// Specs below have the shapes on one rank: on a tensor axis, of a part of the model.
 
 inline constexpr std::int64_t kKeptAlignment = 256;  ///< bytes, of the copy of a matrix in ClippingBuffers::kept
 
@@ -70,9 +70,9 @@ std::int64_t own_bytes(const Settings&, std::span<const training::ParameterSpec>
 /// The most that clipping gathers from a rank of the tensor axis at a time, bytes.
 std::int64_t gathered_bytes(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
 
-/// Which algorithm forms the norms of each product: "512 x 128 width, …".
+/// Text on the algorithm that forms the norms of each product: "512 x 128 width, …".
 std::string to_text(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
-/// Of all products, in a whole micro-batch. Operations are floating-point ones.
+/// Work of all products in a whole micro-batch. Operations are floating-point ones.
 struct ProductWork {
   double direct = 0, gram = 0;  ///< operations of norms, by the algorithm that is chosen for each product
   double operations = 0;        ///< of the products of all rows: of the sums, or of the gradients of records
@@ -83,7 +83,7 @@ ProductWork product_work(const Settings&, std::span<const training::ParameterSpe
 /// Rows of a gradient as products form it where its rows of output gradients have columns of zeros for the rows of
 /// zeros after the parameter (ParameterSpec::row_multiple). `out`: those of the parameters themselves.
 std::int64_t padded_rows(const training::ParameterSpec&, std::int64_t out);
-/// How the norms of a product are formed.
+/// Method that forms the norms of a product.
 kernels::NormMethod method_of(const Settings&, std::int64_t in, std::int64_t out, const ClippingShape&);
 
 }  // namespace weft::privacy

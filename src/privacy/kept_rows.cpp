@@ -14,7 +14,7 @@ using training::GradientRows;
 using training::GradientSink;
 using Form = GradientRows::Form;
 
-/// Where the memory after a copy begins; 0 for a matrix that is none.
+/// Offset of the first byte after a copy; 0 for a matrix that is not a copy.
 std::int64_t KeptRows::end_of(const AnyMatrix& matrix) const {
   const auto* const data = static_cast<const std::byte*>(matrix.data);
   if (data < memory_.data || data >= memory_.data + memory_.size) return 0;

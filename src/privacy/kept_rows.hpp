@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of products and lookups that are needed after the backward pass has gone on: copies of those that it writes
+// Rows of products and lookups that are needed later in the backward pass: copies of those that it writes
 // over.
 #pragma once
 
@@ -16,7 +16,7 @@ class KeptRows {
   KeptRows(const kernels::Execution& execution, kernels::Array<std::byte> memory)
       : execution_(execution), memory_(memory) {}
 
-  /// The rows, which stay. Throws Error(internal) if copies do not fit the planned memory.
+  /// Keeps rows and returns them. Throws Error(internal) if copies do not fit the planned memory.
   training::GradientRows keep(training::GradientRows);
   /// Frees all copies but those of `rows` and the ones before them.
   void free_all_but(std::span<const training::GradientRows> rows);

@@ -72,7 +72,7 @@ class Materialise final : public Clipping, private training::GradientSink {
     const AnyMatrix gradients = norms_.output_gradients(rows);
     formed_rows_[rows.parameter] = gradients.columns;
     const Matrix<bf16> all = stored(rows.parameter);
-    // Of a tied matrix the norm follows when the lookup has been added.
+    // The norm of a tied matrix is formed after the lookup has been added.
     const bool tied = norms_.context().shape.is_tied(rows.parameter);
     kernels::form_examples(norms_.context().execution, rows.inputs, gradients, rows.examples,
                            {all.row(rows.first_example), rows.examples.count(), all.columns, all.stride},

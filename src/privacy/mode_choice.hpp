@@ -20,13 +20,13 @@ struct ModeChoice {
 
   /// The first mode within the limit; the last one if there is none.
   Mode chosen() const;
-  /// For the plan of a run: the mode, why, and the memory with each one.
+  /// Text for the plan of a run: the mode, the reason, and the memory of each mode.
   std::string text(const Settings& given) const;
 };
 
-/// "two_pass, a second backward pass". Not of Mode::automatic.
+/// Text of a mode: "two_pass, a second backward pass". Not for Mode::automatic.
 const char* to_text(Mode);
-/// "two_pass"
+/// Name of a mode: "two_pass".
 std::string name_of(Mode);
 
 }  // namespace weft::privacy

@@ -15,7 +15,8 @@ std::unique_ptr<Clipping> make_book_keeping(const ClippingContext&, ClippingBuff
 std::unique_ptr<Clipping> make_two_pass(const ClippingContext&, ClippingBuffers&&);
 std::unique_ptr<Clipping> make_naive(const ClippingContext&, ClippingBuffers&&);
 
-/// The one that settings.algorithm and settings.mode ask for; the mode is not automatic unless the algorithm is naive.
+/// Makes the mode that settings.algorithm and settings.mode select; the mode is not automatic unless the algorithm is
+/// naive.
 std::unique_ptr<Clipping> make_clipping(const ClippingContext&, ClippingBuffers&&);
 
 }  // namespace weft::privacy

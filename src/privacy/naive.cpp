@@ -39,7 +39,7 @@ class Naive final : public Clipping {
         const float factor = kernels::clip_factor(parts[parameters_.parts.part[i]], parameters_.part_clip(),
                                                   context.settings.clip_function, context.shape.summed_rows());
         if (factor == 0) continue;  // also of a gradient that is not finite
-        // Of a partial gradient, rank 0 has taken that of all ranks.
+        // Rank 0 has added the partial gradients of all ranks.
         if (parameters_.is_partial(i) && context.tensor->rank() > 0) continue;
         const Matrix<float> of_one = gradient(one_, i), sum = gradient(context.sum, i);
         kernels::scale_rows(context.execution, view(of_one), factor);

@@ -64,7 +64,7 @@ void PrivateStep::clear() {
   context_.sum.end_micro_batch();
 }
 
-/// Sums leave for the owners of their rows as soon as they are complete, in the last micro-batch.
+/// Sends sums to the owners of their rows as soon as they are complete, in the last micro-batch.
 void PrivateStep::reduce_beside_sums(bool wanted) {
   if (!wanted || !context_.settings.overlap || !parts_.update.exchange().active())
     return context_.sum.when_complete({});
@@ -88,7 +88,7 @@ void PrivateStep::add_noise() {
     const kernels::Array<float> vector = context_.sum.vector(i);
     const kernels::Matrix<float> owned =
         is_matrix ? context_.sum.matrix(i) : kernels::Matrix<float>{vector.data, 1, vector.size, vector.size};
-    // Of a vector every rank has all elements, and takes the same noise.
+    // Every rank has all elements of a vector, and draws the same noise for them.
     const std::int64_t first = is_matrix ? parts.owned.begin * owned.columns : parts.held.begin;
     kernels::add_noise(context_.execution, {owned.data, owned.rows * owned.columns}, deviation,
                        kernels::noise_stream(noise_.key, update, i), static_cast<std::uint64_t>(first),

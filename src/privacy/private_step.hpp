@@ -23,10 +23,10 @@
 
 namespace weft::privacy {
 
-/// What a model does in a private step.
+/// Interface of a model to a private step.
 class PrivateModel : public Passes {
  public:
-  /// Before the first pass of a step: makes the weights ready that other ranks have updated.
+  /// Prepares the weights that other ranks have updated. Called before the first pass of a step.
   virtual void prepare_weights() = 0;
   /// Makes records [first, first + count) of those of this rank the micro-batch of the passes that follow.
   virtual MicroBatch load(std::int64_t first, std::int64_t count) = 0;
@@ -36,7 +36,7 @@ class PrivateModel : public Passes {
 
 class PrivateStep {
  public:
-  /// What the step works with; all must outlive it.
+  /// Objects that the step uses; all must outlive it.
   struct Parts {
     PrivateModel& model;
     training::ParameterUpdate& update;
@@ -44,11 +44,11 @@ class PrivateStep {
     report::Timers& timers;
   };
 
-  /// micro_records: of a micro-batch. sums_phase: of timers, while sums are formed.
+  /// Arguments: micro_records, records of a micro-batch; sums_phase, phase of the timers while sums are formed.
   PrivateStep(const Parts&, const ClippingContext&, std::int64_t micro_records, std::string_view sums_phase,
               kernels::Array<kernels::StepFlags> flags, ClippingBuffers&&);
 
-  /// Of all later steps. Before the first step.
+  /// Sets the noise of all steps. Call it before the first step.
   void set_noise(const Noise& noise) { noise_ = noise; }
   /// One step on `records` records on this rank, which may be none. No group of the data axis waits for another between
   /// micro-batches, so that they may have different numbers of them. Collective. Throws Error(numeric) if the sum with

@@ -164,7 +164,7 @@ void RecordNorms::check_coverage(std::size_t first) const {
   }
 }
 
-/// The sums over the ranks of the tensor axis, rows one behind the other.
+/// Sums over the ranks of the tensor axis, rows contiguous.
 Matrix<float> RecordNorms::over_ranks(Matrix<float> partial) const {
   const Matrix<float> own{buffers_.partial.data, partial.rows, partial.columns, partial.columns};
   const std::int64_t size = own.rows * own.columns;

@@ -9,7 +9,7 @@
 //   norms.add_clipped(rows);     // for the rows of products and lookups, whenever a mode has them
 //
 // Invariant. Every element of the parameters is covered by exactly one norm term of each record; `form_factors` counts
-// this and throws otherwise. A model whose backward pass leaves out a parameter is refused, not trained without
+// this and throws otherwise. A model whose backward pass leaves out a parameter is an error, not trained without
 // protection.
 #pragma once
 
@@ -29,7 +29,7 @@ class RecordNorms {
   void add(const training::GradientRows&);
   /// Forms the factors of parameters [first, open()), which are whole parts. Then the clipped sums of their vectors.
   void form_factors(std::size_t first = 0);
-  /// Parameters below this one: their factors are not known.
+  /// First parameter with known factors; those of all parameters below it are not known.
   std::size_t open() const { return open_; }
   /// The first parameter from `first` on such that all below open() and not below it are whole parts.
   std::size_t whole_parts_from(std::size_t first) const;
@@ -38,9 +38,8 @@ class RecordNorms {
   /// Tells the sink of the sums which parameters get no more rows if those of `rest` are still to come.
   void complete_before(std::span<const training::GradientRows> rest);
 
-  // Of a mode that forms norms of its own.
-  /// Rows as the parameter is stored: of a transposed matrix, the gradient is that of a product with its operands
-  /// exchanged.
+  // Functions for a mode that forms its own norms.
+  /// Rows for the parameter as stored: for a transposed matrix, the operands of the product are swapped.
   training::GradientRows as_stored(training::GradientRows) const;
   /// Counts rows whose norm terms the mode adds. Throws Error(internal) if their factors are known already.
   void cover(const training::GradientRows&);
@@ -68,7 +67,7 @@ class RecordNorms {
   struct Covered {
     std::int64_t by_rows = 0, by_lookup = 0;
   };
-  /// Vectors whose norms go to one row, from `parameter` on, that lie one behind the other: of a record and in the sum.
+  /// Vectors whose norms go to one row, from `parameter` on, that are adjacent: of a record and in the sum.
   struct VectorRun {
     std::size_t parameter = 0;
     kernels::Array<float> sum;

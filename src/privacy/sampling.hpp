@@ -15,7 +15,8 @@
 
 namespace weft::privacy {
 
-/// Numbers below `records`, ascending. `rate` in (0, 1]. Takes time and memory proportional to rate * records.
+/// Poisson sample of the numbers below `records`, ascending. `rate` in (0, 1]. Takes time and memory proportional to
+/// rate * records.
 std::vector<std::int64_t> poisson_sample(const kernels::NoiseKey&, std::uint64_t step, std::int64_t records,
                                          double rate);
 

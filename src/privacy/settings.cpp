@@ -22,7 +22,7 @@ constexpr const char* kChangedData =
     "the steps so far are accounted for the records of the data that the run began with; records of others are cut in "
     "other places, and need a new run";
 
-/// A key that the others leave without effect.
+/// Message about a key that has no effect with the other keys; "" if there is none.
 std::string without_effect(const Settings& privacy) {
   const bool naive = privacy.algorithm == Algorithm::naive, stores = privacy.mode == Mode::materialise;
   if (naive)
@@ -155,10 +155,11 @@ void add_keys(input::Schema& schema, Settings& privacy) {
              {{"prv", AccountantKind::prv}, {"rdp", AccountantKind::rdp}, {"gdp", AccountantKind::gdp}},
              "how epsilon is computed: prv (tight), rdp (an upper bound, larger) or gdp (an approximation, no bound)");
   schema.add("privacy.unit", privacy.unit, {{"sequence", Unit::sequence}, {"token", Unit::token}},
-             "a record, what the guarantee protects");
+             "the record: the unit that the guarantee protects");
   schema
       .add("privacy.release", privacy.release, {{"eager", Release::eager}, {"end", Release::end}},
-           "free what a layer no longer needs after the layer, or at the end of the backward pass, to measure the "
+           "free memory that a layer no longer needs after the layer, or at the end of the backward pass, to measure "
+           "the "
            "difference")
       .free();
   schema.add(

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Table [privacy], and what a private run refuses.
+// Table [privacy], and the options that a private run excludes.
 //
 // A private step clips the gradient of every record, sums, and adds noise (DP-SGD, Abadi et al. 2016,
 // arXiv:1607.00133). The guarantee holds for neighbouring data: two training texts of which one has one record more.
@@ -30,21 +29,22 @@ namespace weft::privacy {
 
 using kernels::ClipFunction;
 
-/// How the norm of a record's gradient is formed: by the product over its rows (input_length), by the Gram matrices of
-/// its rows (width), by the cheaper of both per layer (automatic), or from the whole gradient of each record (naive).
+/// Method that forms the norm of a record's gradient: by the product over its rows (input_length), by the Gram matrices
+/// of its rows (width), by the cheaper of both per layer (automatic), or from the whole gradient of each record
+/// (naive).
 enum class Algorithm { automatic, input_length, width, naive };
-/// Where the clipped sum comes from: rows kept until the factors are known (book_keeping; Bu et al. 2022,
+/// Source of the clipped sum: rows kept until the factors are known (book_keeping; Bu et al. 2022,
 /// arXiv:2210.00038), a second backward pass (two_pass), or the gradient of each record (materialise).
 enum class Mode { automatic, book_keeping, two_pass, materialise };
-/// What is clipped: the whole gradient to C, or K parts to C / sqrt(K) each, so that their norms together are at most
+/// Units of clipping: the whole gradient to C, or K parts to C / sqrt(K) each, so that their norms together are at most
 /// C: a part per parameter (per_layer) or per block (group).
 enum class Scheme { flat, per_layer, group };
 enum class AccountantKind { prv, rdp, gdp };
 /// A record: what the guarantee protects.
 enum class Unit { sequence, token };
-/// When rows that are no longer needed are freed: after each layer, or at the end of the backward pass.
+/// Time at which rows that are no longer needed are freed: after each layer, or at the end of the backward pass.
 enum class Release { eager, end };
-/// Where the key of noise and sampling comes from: the operating system, or run.seed, for tests (not private).
+/// Source of the key of noise and sampling: the operating system, or run.seed, for tests (not private).
 enum class KeySource { system, test };
 
 /// Table [privacy].
@@ -62,7 +62,7 @@ struct Settings {
   ClipFunction clip_function = ClipFunction::abadi;
   AccountantKind accountant = AccountantKind::prv;
   Unit unit = Unit::sequence;
-  /// What forms norms and clipped sums of products.
+  /// Implementation that forms norms and clipped sums of products.
   kernels::ProductImplementation products = kernels::ProductImplementation::fused;
   bool overlap = true;  ///< no key; between ranks: clipped sums are exchanged while others are formed
   Release release = Release::eager;
@@ -77,10 +77,11 @@ struct Settings {
 /// Keys of the table and the conditions between them, bound to the settings, which must outlive the schema.
 void add_keys(input::Schema&, Settings&);
 
-/// What a private run excludes of tables that all model families have: options that couple records or whose choices
-/// depend on training data without noise. After the keys of these tables; the arguments must outlive the schema.
+/// Adds the rules by which a private run excludes options of tables that all model families have: those that couple
+/// records or whose choices depend on training data without noise. After the keys of these tables; the arguments must
+/// outlive the schema.
 void add_rules(input::Schema&, const Settings&, const device::Precision&);
-/// What it excludes of sequences of tokens.
+/// Adds the rules for models of token sequences.
 void add_sequence_rules(input::Schema&, const Settings&);
 
 }  // namespace weft::privacy

@@ -20,7 +20,7 @@ class NormsOfPass final : public training::GradientSink {
   RecordNorms& norms_;
 };
 
-/// Of vectors the sums have been formed with the factors.
+/// Sink of the second pass. The sums of vectors have already been formed, with the factors.
 class SumsOfPass final : public training::GradientSink {
  public:
   explicit SumsOfPass(RecordNorms& norms) : norms_(norms) {}

@@ -28,10 +28,10 @@ void write_json(const std::filesystem::path& path, const Json& value) {
 }
 
 void write_json_text(const std::filesystem::path& path, std::string_view text) {
-  // Not `require_ownership`: this also records the end of a run that lost its directory.
+  // `require_ownership` is not used: this function also writes the end of a run that lost its directory.
   if (!owns_run_directory())
     throw error(ExitCode::io, "{}: not written, the run directory belongs to another run", path.string());
-  // The process id in the name: two processes that record the end of one job use different temporary files.
+  // The name contains the process id: two processes that write the end of one job use different temporary files.
   const std::string temporary = fmt::format("{}.{}.tmp", path.string(), getpid());
   Descriptor file = create_own(temporary);
   try {

@@ -13,7 +13,7 @@ namespace weft::report {
 
 using weft::Json;
 
-/// The same with each non-finite number as "nan", "inf" or "-inf": JSON has none, and null would hide the cause.
+/// The value with each non-finite number as "nan", "inf" or "-inf": JSON has none, and null would hide the cause.
 Json with_finite_numbers(Json value);
 
 /// One line, or indented by `indent` >= 0. Invalid UTF-8 (in a file name) is replaced.
@@ -22,7 +22,7 @@ std::string to_text(const Json& value, int indent = -1);
 /// Writes a temporary file, syncs it and renames it to `path`: a reader sees the old file or the new one. Throws
 /// Error(io).
 void write_json(const std::filesystem::path& path, const Json& value);
-/// The same with a text that is already JSON.
+/// Writes a text that is already JSON, like `write_json`.
 void write_json_text(const std::filesystem::path& path, std::string_view text);
 
 }  // namespace weft::report

@@ -72,7 +72,7 @@ bool is_dumb() {
 
 /// The state of the sink.
 struct Output {
-  std::mutex mutex;  // of lines, results and the live line
+  std::mutex mutex;  // protects lines, results and the live line
   int rank = 0;
   Verbosity verbosity = Verbosity::normal;
   bool json = false;
@@ -81,7 +81,7 @@ struct Output {
   std::string line;  // the live one; "" if there is none
   Clock::time_point start = Clock::now(), drawn;
   std::shared_ptr<spdlog::logger> out, err, file;
-  std::filesystem::path errors_to;  // of ranks other than 0: log.txt
+  std::filesystem::path errors_to;  // log.txt, for errors of ranks other than 0
   std::vector<std::string> early;   // warnings of rank 0 before the file is known
 
   /// Standard output, or with --json standard error.
@@ -262,7 +262,7 @@ void live(std::int64_t step, std::int64_t steps, double seconds_left) {
 }
 
 std::string progress_text(const Progress& p, std::size_t columns) {
-  // In the order of the line; those with the highest number are left out first.
+  // The fields in the order of the line; those with the highest number are left out first.
   struct Field {
     std::string text;
     int left_out;

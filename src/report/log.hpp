@@ -36,7 +36,7 @@ void log_to_file(const std::filesystem::path& path);
 
 enum class Verbosity { quiet, normal, verbose };
 
-/// For all later lines; `json`: --json was given. Without a call: normal, false.
+/// Sets the output of all later lines; `json`: --json was given. Without a call: normal, false.
 void set_output(Verbosity verbosity, bool json);
 
 /// The result of a command on standard output, also with --quiet. On rank 0; the caller leaves it out with --json.
@@ -51,10 +51,10 @@ void detail(std::string_view line);
 struct Progress {
   std::int64_t step = 0, steps = 0;
   std::string metrics = {};    ///< "loss 0.4123  NMSE 0.4050": as the model shows them, separated by two spaces
-  std::string unit = "steps";  ///< of the rate
+  std::string unit = "steps";  ///< unit of the rate
   double per_second = 0;
   std::string memory = {};       ///< "1.20 GiB, peak 1.53 GiB"; "" = not shown
-  double percent_of_limit = -1;  ///< of the hardware's limit; < 0: unknown, not shown
+  double percent_of_limit = -1;  ///< percent of the hardware's limit; < 0: unknown, not shown
   double seconds_left = -1;      ///< < 0: unknown, not shown
 };
 /// "step 120/2000  loss 0.4123  NMSE 0.4050  L0 15.98  51,900 tokens/s  0:12:34 left  1.20 GiB, peak 1.53 GiB". Where

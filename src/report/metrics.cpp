@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kFlags = O_RDWR | O_CREAT | O_APPEND;
-constexpr std::streamsize kLongestLine = 1 << 20;  // longer lines are not records
+constexpr std::streamsize kLongestLine = 1 << 20;  // longer lines are invalid
 
 std::optional<std::int64_t> step_of(const char* line) {
   const Json record = parse_json(line);
@@ -31,7 +31,7 @@ std::optional<std::int64_t> step_of(const char* line) {
   return record["step"].get<std::int64_t>();
 }
 
-/// The records of steps <= last.
+/// The lines of steps <= last.
 struct Kept {
   std::int64_t end = 0;            ///< bytes up to the end of the last one
   std::int64_t damaged = 0;        ///< lines before `end` that are none
@@ -67,7 +67,7 @@ Kept for_each_kept(const fs::path& path, std::int64_t last, Use&& use) {
   return kept;
 }
 
-/// Removes everything but the records of steps <= last. True if the file was replaced by another one.
+/// Removes everything but the valid lines of steps <= last. True if the file was replaced by another one.
 bool repair(const fs::path& path, const Descriptor& file, std::int64_t last) {
   Kept kept;
   if (last >= 0) kept = for_each_kept(path, last, [](const char*) {});

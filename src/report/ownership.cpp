@@ -30,7 +30,7 @@ void require_ownership() {
   if (!lost_because) return;
   const std::string why = lost_because();
   if (why.empty()) return;
-  // Several threads may notice at the same time: one says it and ends the job, the others wait for the end.
+  // Several threads may detect the loss at the same time: one logs it and ends the job, the others wait.
   static std::atomic_flag ending;
   while (ending.test_and_set()) std::this_thread::sleep_for(std::chrono::seconds(1));
   parallel::end_job(ExitCode::io, why);

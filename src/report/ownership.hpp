@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The right of this process to write into its run directory. A run directory has one owner at a time; another run may
-// take it over (checkpoint/lease.hpp). Every module asks here before it publishes, deletes or appends something there.
+// take it over (checkpoint/lease.hpp). Every module calls these functions before it publishes, deletes or appends
+// something there.
 #pragma once
 
 #include <functional>

@@ -16,7 +16,7 @@ class Pass {
   /// `what`: "evaluation"; `unit`: "batches".
   Pass(std::string what, std::int64_t total, std::string unit, double interval = 10);
 
-  /// So many pieces are complete. Also counts as progress for the watchdog.
+  /// Reports that this many pieces are complete. Also counts as progress for the watchdog.
   void done(std::int64_t pieces);
 
  private:

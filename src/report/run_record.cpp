@@ -28,7 +28,7 @@ std::string now() {
                      fmt::gmtime(std::chrono::system_clock::to_time_t(std::chrono::system_clock::now())));
 }
 
-/// How a start ended, for `exit` and beside it.
+/// Sets how a start ended: `exit` and the entries next to it.
 void set_end(Json& record, int code, const std::string& reason) {
   record["exit"] = {{"code", code}, {"reason", reason}};
   if (current_step() >= 0) record["exit"]["step"] = current_step();
@@ -41,7 +41,7 @@ std::int64_t lease_number() {
   return number_of_lease;
 }
 
-/// True if a record is of the start with this lease.
+/// True if a run record is of the start with this lease.
 bool is_of_start(const Json& record, std::int64_t lease) {
   return lease > 0 && record.is_object() && record.contains("lease") && record["lease"] == lease;
 }
@@ -61,7 +61,7 @@ void write_or_warn(Write&& write) noexcept {
     } catch (const std::exception& failure) {
       log::warning("the record of this run was not written: {}", failure.what());
     }
-  } catch (...) {  // of the log
+  } catch (...) {  // failure of the log
   }
 }
 
@@ -102,7 +102,7 @@ void record_to(const std::filesystem::path& path, std::int64_t lease) {
 }
 
 void record_running(const parallel::World& world) {
-  // All ranks know the path: whichever ends the run can record it, and rank 0 does not write after that.
+  // All ranks have the path: any rank that ends the run can write the reason, and rank 0 does not write after that.
   world.all().barrier();
   document["exit"] = {{"code", nullptr}, {"reason", "running"}};
   world.on_root([&] {

@@ -27,7 +27,7 @@ class World;
 
 namespace weft::report {
 
-/// The document. Any part may be set at any time.
+/// The run record of this process. Any part may be set at any time.
 Json& run_record();
 
 /// Fills command line, time, build, libraries (name -> version), ranks and hosts. `device` describes this rank's.
@@ -35,12 +35,12 @@ Json& run_record();
 void record_start(const parallel::World& world, const std::string& command_line,
                   const std::map<std::string, std::string>& libraries, const std::string& device);
 
-/// Sets the path of the record on this rank; "" = none. Nothing is written before `record_running` or `record_end`.
-/// `lease`: the number of the lease of this start (checkpoint/lease.hpp), which tells its record from those of earlier
-/// ones; 0: none. Called by every rank.
+/// Sets the path of the run record on this rank; "" = none. Nothing is written before `record_running` or `record_end`.
+/// `lease`: the number of the lease of this start (checkpoint/lease.hpp), which distinguishes its run record from
+/// those of earlier ones; 0: none. Called by every rank.
 void record_to(const std::filesystem::path& path, std::int64_t lease = 0);
 
-/// Writes the record as that of an active run, on rank 0. Collective. Throws a collective Error(io).
+/// Writes the run record as that of an active run, on rank 0. Collective. Throws a collective Error(io).
 void record_running(const parallel::World& world);
 
 /// Sets exit.code, exit.reason and the time, and writes the file (if `record_to` was called). Called by rank 0, or by
@@ -51,14 +51,14 @@ void record_end(int code, const std::string& reason) noexcept;
 /// The path given to `record_to`; empty before. From any thread.
 std::filesystem::path record_path();
 
-/// Replaces `exit` in the record at `path` and keeps the rest: for a rank, or a thread, that ends the job although rank
-/// 0 cannot write the record any more. A record of a finished run (exit.code 0) is left as it is: all its results are
-/// in it. Does nothing if the path is empty. From any thread. Does not throw, as `record_end`.
+/// Replaces `exit` in the run record at `path` and keeps the rest: for a rank, or a thread, that ends the job although
+/// rank 0 cannot write the record any more. A record of a finished run (exit.code 0) is left as it is: all its results
+/// are in it. Does nothing if the path is empty. From any thread. Does not throw, as `record_end`.
 void record_failure(const std::filesystem::path& path, int code, const std::string& message) noexcept;
 
-/// The record at `path`; null if it cannot be read or is no JSON object. From any thread.
+/// The run record at `path`; null if it cannot be read or is no JSON object. From any thread.
 Json stored_record(const std::filesystem::path& path);
-/// Its exit.code; -1 if it has none.
+/// exit.code of a run record; -1 if it has none.
 int exit_code_of(const Json& record);
 
 /// The meaning of an exit code: "finished", "stopped cleanly, more to do", "stopped by signal 15, resumable".

@@ -36,7 +36,8 @@ class Timers {
   /// Ends the current phase; later time counts to none.
   void stop();
 
-  /// A phase inside another, which continues at its end. The inner time is not counted to the outer phase.
+  /// A phase inside another one, which continues when the inner phase ends. The inner time is not counted to the outer
+  /// phase.
   class Scope {
    public:
     Scope(Timers& timers, std::string_view name) : timers_(timers), outer_(timers.current_) { timers.phase(name); }

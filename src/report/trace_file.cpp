@@ -27,7 +27,7 @@ const std::vector<Thread>& threads() {
   return all;
 }
 
-constexpr std::size_t kMostLanes = 8;  // of a thread whose events overlap
+constexpr std::size_t kMostLanes = 8;  // lanes of a thread whose events overlap
 
 /// The first lane in which the event is nested or separate; lanes hold the ends of their open events.
 std::size_t lane_of(const trace::Event& event, std::vector<std::vector<std::int64_t>>& lanes) {

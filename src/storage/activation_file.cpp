@@ -245,7 +245,7 @@ std::int64_t ActivationFile::place_of(Side side, std::int64_t layer, std::int64_
 }
 
 void ActivationFile::read_token_headers() {
-  if (header_.format != kActivationFormat) return;  // of other formats, whose rows may be permuted, nothing is known
+  if (header_.format != kActivationFormat) return;  // rows of other formats may be permuted
   const bool required = header_.format_version >= kActivationFormatWithTokens;
   if (!required && H5Lexists(file_, "tokens", H5P_DEFAULT) <= 0) return;
   if (user_block_)

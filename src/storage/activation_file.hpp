@@ -91,7 +91,8 @@ struct StoredBytes {
   std::int64_t bytes = 0;
 };
 
-/// True for an HDF5 file of crosslayer-transcoder: files of any name, which other kinds of HDF5 files are told from.
+/// True for an HDF5 file of crosslayer-transcoder: such files have any name, so the contents distinguish them from
+/// other HDF5 files.
 bool is_crosslayer_transcoder_file(const std::filesystem::path& path);
 
 /// An activation file, open read-only.
@@ -112,8 +113,8 @@ class ActivationFile {
   /// First and last stored bytes of a dataset (of the first and last chunk if it is chunked), at most `at_most` each.
   /// Empty if the file has a user block or the data are inside the header.
   std::vector<StoredBytes> ends(Side side, std::int64_t layer, std::int64_t at_most);
-  /// Location of one row, or of the chunk that holds it if the dataset is compressed. Empty for layouts in which it
-  /// would have to be searched for: `read` them.
+  /// Location of one row, or of the chunk that holds it if the dataset is compressed. Empty for layouts in which the
+  /// row would have to be searched for: use `read` for them.
   std::optional<StoredBytes> stored_row(Side side, std::int64_t layer, std::int64_t row);
 
   /// Reads rows [row_begin, row_begin + rows) through HDF5 to out + i * stride bytes (a multiple of the element size).
@@ -143,7 +144,7 @@ class ActivationFile {
   std::int64_t bytes_ = 0, modified_ = 0;
   bool user_block_ = false;
   Handle file_;
-  std::optional<PosixFile> rows_file_;  // of `whole_rows`
+  std::optional<PosixFile> rows_file_;  // file of `whole_rows`
   ActivationHeader header_;
   // The most recently used dataset stays open to keep its chunk cache.
   Handle dataset_, dataset_type_;

@@ -25,8 +25,8 @@ class ActivationFileWriter {
     kernels::Scalar type = kernels::Scalar::bf16;
     std::int64_t chunk_rows = 1024;
     int gzip_level = 0;  ///< 0 = not compressed
-    /// Of the whole file: each matrix is then one piece of it, and rows of several files are written at the same time
-    /// by as many threads. 0: not known; matrices grow by chunks, through HDF5, which one thread enters at a time.
+    /// Rows of the whole file: each matrix is then one piece of it, and rows of several files are written at the same
+    /// time by as many threads. 0: not known; matrices grow by chunks, through HDF5, which one thread enters at a time.
     std::int64_t rows = 0;
   };
   /// `attributes` are written as string attributes of the root group. Never overwrites. Throws Error(io).
@@ -36,7 +36,7 @@ class ActivationFileWriter {
   /// Appends rows: inputs and targets [rows, n_layers * d_model] as stored. Throws Error(io).
   void append(std::int64_t rows, const std::byte* inputs, const std::byte* targets);
   /// Token ids of all rows, and the rows at which documents begin: ascending, the first is 0. positions: of each row in
-  /// the window that the model saw; empty: not written. Once, before `close`.
+  /// the text segment that the model processed; empty: not written. Once, before `close`.
   void write_tokens(std::span<const std::int32_t> ids, std::span<const std::int64_t> documents,
                     std::span<const std::int32_t> positions = {});
   /// Must be called: reports errors that occur on closing.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Unpacks a range of bytes of a file in order: zstd frames, an lz4 frame, or plain bytes. Memory is that of the
-// library's window (at most 128 MiB) and does not depend on sizes in the file.
+// library's history buffer (at most 128 MiB) and does not depend on sizes in the file.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace weft::storage {
 enum class Compression { none, zstd, lz4 };
 /// "zstd", "lz4", "none".
 std::string_view name_of(Compression);
-/// Whether this program was built with the library that unpacks it.
+/// True if this program was built with the library that decompresses this form.
 bool can_unpack(Compression);
 
 class CompressedStream {

@@ -38,7 +38,7 @@ void reserve(const Descriptor& file, std::int64_t bytes, const std::filesystem::
   if (result != 0) fail_with_errno(path, fmt::format("reserving {} bytes", bytes).c_str());
 }
 
-/// Not open if the file system does not support it.
+/// The file, opened for direct writes; not open if the file system does not support them.
 Descriptor open_direct(const std::filesystem::path& path) {
   try {
     return open_own(path, O_WRONLY | O_DIRECT);

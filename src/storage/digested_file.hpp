@@ -32,7 +32,7 @@ class DigestedFile {
                Access access = Access::usual);
 
   /// Writes the file by `threads` threads, this one among them, with about 4 MiB of memory each. Every segment has a
-  /// Source of its own, which is called by one thread, in the order of the file; with one thread the segments follow in
+  /// separate Source, which is called by one thread, in the order of the file; with one thread the segments follow in
   /// order as well. Returns the sha256 of the segments. Throws the first error of any thread: Error(io) if writing
   /// fails, or that of a Source. To be called once.
   std::vector<std::string> write(int threads, const std::function<Source()>& source_of_segment);

@@ -39,7 +39,8 @@ void make_with_parents(const std::filesystem::path& path, const std::filesystem:
       throw error(ExitCode::io, "{}: cannot be created ({}{}); choose another directory", wanted.string(),
                   path == wanted ? "" : path.string() + ": ", failed.message());
   }
-  // Also of a directory that exists: a process may have been killed between the two calls. Not all may read the parent.
+  // The parent of an existing directory is synced too: a process may have been killed between the two calls. The parent
+  // may not be readable.
   if (::access(parent.c_str(), R_OK) == 0) sync_directory(parent);
 }
 

@@ -30,9 +30,9 @@ void write_text(const std::filesystem::path& path, std::string_view text);
 /// temporary file if one of them fails.
 void write_text_atomically(const std::filesystem::path& path, std::string_view text);
 
-/// Of a regular file. Throws Error(io) if it is longer than `at_most` bytes.
+/// The text of a regular file. Throws Error(io) if it is longer than `at_most` bytes.
 std::string read_text(const std::filesystem::path& path, std::int64_t at_most);
-/// Of an open file, from its position.
+/// The text of an open file, from its position.
 std::string read_text(const Descriptor& file, const std::filesystem::path& path, std::int64_t at_most);
 
 /// Free bytes for this user in the file system of `path`; -1 if unknown.

@@ -58,8 +58,8 @@ Reason reason() {
   throw Error(ExitCode::io, std::move(message));
 }
 
-/// Files are opened and created without HDF5's locks: file systems without a lock service (NFS, Lustre) refuse them,
-/// and a run has its own lease. The environment variable HDF5_USE_FILE_LOCKING has precedence.
+/// Files are opened and created without HDF5's locks: file systems without a lock service (NFS, Lustre) report an error
+/// for them, and a run has its own lease. The environment variable HDF5_USE_FILE_LOCKING has precedence.
 void without_locks([[maybe_unused]] hid_t access) {
 #if H5_VERSION_GE(1, 12, 1) || (H5_VERSION_GE(1, 10, 7) && !H5_VERSION_GE(1, 12, 0))
   check(H5Pset_file_locking(access, false, true), "disabling file locks");

@@ -54,7 +54,7 @@ void check(herr_t status, std::string_view what);
 /// Opens a regular file read-only, without a lock: some file systems have none. The message says so if this library is
 /// too old for the file.
 Handle open_file(const std::filesystem::path& path);
-/// The same for files of other programs: throws Error(data), but SystemError(io) if a system call of HDF5 failed.
+/// Opens a file of another program: throws Error(data), but SystemError(io) if a system call of HDF5 failed.
 Handle open_data_file(const std::filesystem::path& path);
 /// "; is the file damaged?", or nothing for a reason that says what is wrong.
 std::string_view damage_question(std::string_view why);

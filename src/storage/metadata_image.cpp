@@ -51,7 +51,7 @@ struct MetadataImage::Driver {
         delete &of(file);
         return 0;
       };
-      // Those of the default driver that change the layout.
+      // The features of the default driver that change the layout.
       functions.query = [](const H5FD_t*, unsigned long* flags) -> herr_t {
         if (flags != nullptr)
           *flags = H5FD_FEAT_AGGREGATE_METADATA | H5FD_FEAT_AGGREGATE_SMALLDATA | H5FD_FEAT_DEFAULT_VFD_COMPATIBLE;

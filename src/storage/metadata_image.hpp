@@ -23,8 +23,8 @@ class MetadataImage {
   MetadataImage() = default;
   MetadataImage(const MetadataImage&) = delete;
 
-  /// As `create_file`, with the same layout, but nothing is created on disk. `path` is for messages. This must outlive
-  /// the handle.
+  /// Creates a file like `create_file`, with the same layout, but not on disk. `path` is for messages. This must
+  /// outlive the handle.
   Handle create(const std::filesystem::path& path, std::int64_t metadata_bytes);
 
   /// Size of the file, once it is closed.

@@ -21,7 +21,7 @@ class PosixFile {
   std::int64_t bytes() const { return bytes_; }
   /// Reads exactly `bytes` bytes at `offset`. Throws Error(data) if the file ends before, Error(io) if reading fails.
   void read(void* to, std::int64_t bytes, std::int64_t offset) const;
-  /// The same into several pieces, which are modified.
+  /// Reads into several pieces, which are modified.
   void read(std::span<iovec> pieces, std::int64_t offset) const;
 
  private:

@@ -29,8 +29,8 @@ constexpr std::int64_t kLargestHeader = std::int64_t{16} << 20;  // bytes; a ten
 
 struct SafetensorsEntry {
   std::string name;
-  std::string dtype;                    ///< as in the file: "F32", "BF16", …
-  std::optional<kernels::Scalar> type;  ///< of floating-point values that can be read: fp32, fp16, bf16, fp64
+  std::string dtype;                    ///< type as named in the file: "F32", "BF16", …
+  std::optional<kernels::Scalar> type;  ///< type of floating-point values that can be read: fp32, fp16, bf16, fp64
   std::vector<std::int64_t> shape;
   std::int64_t begin = 0, end = 0;  ///< bytes of the file
 

@@ -38,7 +38,7 @@ std::string text_of(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
-/// Without a cache, a chunk is written and errors are reported by the same call.
+/// Access without a chunk cache: the call that writes a chunk then reports its errors.
 Handle uncached() {
   Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "creating dataset access properties");
   check(H5Pset_chunk_cache(access, 0, 0, 1.0), "disabling the chunk cache");
@@ -195,7 +195,7 @@ struct Runs {
   std::int64_t chunk_bytes() const { return static_cast<std::int64_t>(chunk[axis]) * index_bytes(axis); }
 };
 
-/// False for other layouts: other chunks, or filters other than the checksum. Requires the lock.
+/// True if the dataset has chunks that are runs, and no filter but the checksum. Requires the lock.
 bool has_runs(hid_t dataset, Runs& runs) {
   runs.shape = shape_of(dataset);
   runs.chunk.resize(runs.shape.size());

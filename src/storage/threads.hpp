@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The same work in several threads: each takes the next item of a list until none is left.
+// Runs a function in several threads: each takes the next item of a list until none is left.
 #pragma once
 
 #include <cstdint>

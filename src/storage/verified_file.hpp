@@ -17,7 +17,7 @@ namespace weft::storage {
 
 class VerifiedFile {
  public:
-  /// `tags`: those of all blocks of the file (`sha256_segments`).
+  /// `tags`: the tags of all blocks of the file (`sha256_segments`).
   VerifiedFile(std::filesystem::path path, std::int64_t bytes, std::vector<BlockTag> tags);
 
   /// Bytes [begin, begin + bytes) of the file, and where to put them.
@@ -29,7 +29,7 @@ class VerifiedFile {
   /// (storage/retry.hpp). Throws Error(io) if the file cannot be read or has changed.
   void read(std::span<const Part> parts) const;
 
-  /// Opens the file with HDF5, which sees a copy in memory: at least the first `leading` bytes, and zeros after them.
+  /// Opens the file with HDF5, which reads a copy in memory: at least the first `leading` bytes, and zeros after them.
   /// Throws Error(io).
   Handle open_hdf5(std::int64_t leading) const;
 

@@ -17,25 +17,25 @@
 
 namespace weft::training {
 
-/// The same on every rank.
+/// What the ranks have agreed on; equal on every rank.
 struct Decision {
   std::int64_t stop = 0;             ///< exit code to stop with; 0 = continue
   bool checkpoint = false;           ///< write one now
-  std::vector<std::int64_t> phases;  ///< of the checkpoints, completed by every rank; empty in the first two steps
+  std::vector<std::int64_t> phases;  ///< checkpoint phases completed by all ranks; empty in the first two steps
 };
 
 class StopAgreement {
  public:
   /// `walltime`: seconds from `start` that the job may last; 0 = no limit. Files STOP and CHECKPOINT in `run_directory`
-  /// are requests like signals; rank 0 looks for them and removes them. Collective.
+  /// are requests like signals; rank 0 detects and removes them. Collective.
   StopAgreement(const parallel::Communicator& world, std::filesystem::path run_directory, double walltime,
                 Clock::time_point start);
 
-  /// At the end of each step. `phases`: of the checkpoints, completed by this rank. `margin`: seconds before the wall
-  /// limit at which to stop. `checkpoint`: this rank asks for one. Returns what was posted two steps ago.
+  /// Called at the end of each step. `phases`: checkpoint phases completed by this rank. `margin`: seconds before the
+  /// wall limit at which to stop. `checkpoint`: this rank requests one. Returns what was posted two steps ago.
   Decision step(std::span<const std::int64_t> phases, double margin, bool checkpoint);
 
-  /// What asked for the stop with this exit code, as rank 0 knows it: "run.walltime", "the file STOP", "SIGTERM".
+  /// The request that led to this exit code, as known to rank 0: "run.walltime", "the file STOP", "SIGTERM".
   std::string cause(std::int64_t stop) const;
 
   /// Completes what is in flight, before the communicator is freed.

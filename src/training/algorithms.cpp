@@ -146,7 +146,7 @@ report::Json to_json(const AttentionRecord& record) {
 
 void use_recorded_algorithms(const std::string& path, const parallel::World& world, const std::string& manifest_extra) {
   Records records;
-  // Those of the manifest first: the first record that fits a shape is used.
+  // The algorithms of the manifest come first: the first entry of the table that fits a shape is used.
   if (!manifest_extra.empty()) {
     const report::Json extra = parse_json(manifest_extra);
     if (extra.is_object() && extra.contains("algorithms")) add_records(extra, "the checkpoint's manifest", records);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which algorithm the GPU's dense library uses for products, and which implementation computes attention. Training
-// never chooses by timing, because then two runs could differ: it takes what a file records for the shape, the GPU and
-// the version of the library (device.algorithms), or else the first algorithm that the library proposes, and the own
-// kernels of attention. `weft benchmark --tune` writes such a file. Without CUDA there is nothing to choose.
+// never chooses by timing, because then two runs could differ: it takes the entry of an algorithm table (a file,
+// device.algorithms) for the shape, the GPU and the version of the library, or else the first algorithm that the
+// library proposes, and Weft's kernels of attention. `weft benchmark --tune` writes such a file. Without CUDA there is
+// nothing to choose.
 #pragma once
 
 #include <string>

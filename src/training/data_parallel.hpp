@@ -15,10 +15,10 @@
 //
 // Between steps a rank has the new weights of its own rows alone, until `start_weights`.
 //
-// With `overlap` each call leaves as early as it can: gradients of a layer while those of earlier layers are formed,
-// weights of a layer while earlier layers are computed. Between GPUs exchanges then run on a stream of their own; on
-// the host they take place at the same points, and the computation waits. Otherwise reduce_from does nothing. The bits
-// are the same.
+// With `overlap` each exchange starts as early as possible: gradients of a layer while those of earlier layers are
+// formed, weights of a layer while earlier layers are computed. Between GPUs exchanges then run on a separate stream;
+// on the host they take place at the same points, and the computation waits. Otherwise reduce_from does nothing. The
+// bits are the same.
 //
 // Contributions are added in rank order, in fp32: the same bits in every run and on every rank. With D ranks and P
 // elements of matrices a rank sends 4 P (D - 1) / D bytes of gradients, and as many of fp32 weights; half of bf16
@@ -39,8 +39,9 @@
 
 namespace weft::training {
 
-/// What ranks get of rows that others own, of fp32 weights that are stored as two planes (ParameterRows::weight_rest):
-/// all; or the bf16 plane, if nothing else is read of these rows. Checkpoints contain owned rows alone.
+/// Which planes ranks receive of rows that others own, for fp32 weights that are stored as two planes
+/// (ParameterRows::weight_rest): all; or the bf16 plane, if nothing else is read of these rows. Checkpoints contain
+/// owned rows alone.
 enum class GatheredWeights { all, upper_plane };
 
 /// Sends the rows that each rank of the data axis has updated of a matrix to all. Collective.
@@ -49,7 +50,7 @@ void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels:
 
 class DataParallel {
  public:
-  /// Empty when the axis has one rank.
+  /// Memory of the exchanges; empty if the axis has one rank.
   struct Buffers {
     Buffers() = default;
     /// gathered_bytes: the most that `all_gather` brings together.
@@ -75,13 +76,14 @@ class DataParallel {
   void begin_step();
   /// After each step: each rank has updated the weights of its rows.
   void end_step();
-  /// If the weights have changed: every rank gets those of the rows that the others own, in the order of the
-  /// parameters. Collective.
+  /// Sends every rank the weights of the rows that the others own, in the order of the parameters, if they have
+  /// changed. Collective.
   void start_weights();
   /// Later work of the computation waits for the weights of parameters below `end`.
   void await_weights(std::size_t end);
 
-  /// As DeviceCommunicator, of the ranks of the axis, in the order of the computation. `active()` only. Collective.
+  /// Collectives of DeviceCommunicator over the ranks of the axis, in the order of the computation. `active()` only.
+  /// Collective.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name);
   void sum(kernels::Array<double> values, const char* name);
   bool leaves_the_host_free() const { return ranks_->leaves_the_host_free(); }
@@ -107,7 +109,7 @@ class DataParallel {
   const bool overlap_;
   const GatheredWeights gathered_;
   device::IdleClock idle_;
-  std::optional<device::Stream> stream_;  // of the exchanges; empty: the computation's
+  std::optional<device::Stream> stream_;  // stream of the exchanges; empty: that of the computation
   std::optional<parallel::DeviceCommunicator> ranks_;
   Buffers buffers_;
   device::Event computed_, exchanged_;

@@ -27,8 +27,8 @@ std::int64_t aligned(std::int64_t elements, std::int64_t unit = kAlignedElements
 /// On a grid that cuts parameters, those that nothing cuts share no row of kRow numbers with others, and of the vectors
 /// they are the last, those with partial gradients at the end.
 struct Layout {
-  std::vector<std::int64_t> begin;  ///< of the held rows
-  std::vector<std::int64_t> owned;  ///< of the owned rows
+  std::vector<std::int64_t> begin;  ///< first elements of the held rows
+  std::vector<std::int64_t> owned;  ///< first elements of the owned rows
   std::int64_t owned_begin = 0, matrices_end = 0;
   std::int64_t vectors = 0, vectors_end = 0;
   parallel::Range partial;                ///< vectors with partial gradients

@@ -15,7 +15,7 @@
 //   norms of examples          the first pass of two-pass clipping needs no gradient, only its norm per example
 //   store and form later       rows are kept until the clipping factors of the examples are known
 //
-// The first is here; the other two need the rows of each example, which `GradientRows::examples` delimits.
+// The first is declared below; the other two need the rows of each example, which `GradientRows::examples` delimits.
 #pragma once
 
 #include <cstddef>
@@ -44,19 +44,19 @@ struct GradientRows {
   kernels::AnyMatrix inputs = {};     ///< X, fp32, bf16 or fp16
   kernels::AnyMatrix gradients = {};  ///< G, fp32, bf16 or fp16
   kernels::Array<const std::uint32_t> ids = {};
-  /// Empty where no sink asks for examples.
+  /// Empty if no sink needs examples.
   kernels::Examples examples = {};
   std::int64_t first_example = 0;  ///< number of example 0 in the micro-batch
-  /// Parameters [parameter, parameter + count) whose outputs lie one beside the other take their gradients together:
+  /// Parameters [parameter, parameter + count) whose outputs are adjacent get their gradients from one product:
   /// members of one group (ParameterSpec::group), not transposed.
   std::size_t count = 1;
-  /// Of column_product, [n] or without data (0 and 1): with the mean and inverse deviation of its rows, the gain of a
-  /// norm has the rows before the norm as its inputs.
+  /// Shift and scale of column_product, [n] or without data (0 and 1): with the mean and inverse deviation of its rows,
+  /// the gain of a norm has the rows before the norm as its inputs.
   kernels::Array<const float> row_shift = {};
   kernels::Array<const float> row_scale = {};
-  /// Of a product or lookup: the memory stays unchanged until `end_micro_batch` and what follows it: the next forward
-  /// pass, or rows that are formed again. Other memory of rows may be reused by work that is enqueued after `take`. Ids
-  /// stay.
+  /// True if the memory of the rows of a product or lookup stays unchanged until `end_micro_batch` and what follows it:
+  /// the next forward pass, or rows that are formed again. Other memory of rows may be reused by work that is enqueued
+  /// after `take`. Ids stay.
   bool inputs_stay = false, gradients_stay = false;
 };
 
@@ -109,17 +109,18 @@ class AccumulatingSink final : public GradientSink {
   void end_micro_batch() override;
   bool takes_sums() const override { return true; }
 
-  /// Of the owned rows of a matrix, [owned, columns]. Those of a rank that owns only a part of its held rows are formed
-  /// from `held` of all ranks (DataParallel), in descending order of the parameters: they may lie where the gradients
-  /// of the same or a later matrix were.
+  /// Gradient of the owned rows of a matrix, [owned, columns]. On a rank that owns only a part of its held rows it is
+  /// formed from `held` of all ranks (DataParallel), in descending order of the parameters: they may lie where the
+  /// gradients of the same or a later matrix were.
   kernels::Matrix<float> matrix(std::size_t parameter) const;
-  /// Of all held rows, from the rows that this rank took.
+  /// Gradient of all held rows, from the rows that this rank took.
   kernels::Matrix<float> held(std::size_t parameter) const;
-  /// Of a vector [held].
+  /// Gradient of a vector [held].
   kernels::Array<float> vector(std::size_t parameter) const;
-  /// Of all vectors, with zeros between them.
+  /// Gradients of all vectors, with zeros between them.
   kernels::Array<float> vectors() const;
-  /// Of the vectors of which each rank of the tensor axis has a part of the gradient (ParameterSpec::partial_gradient).
+  /// Gradients of the vectors for which each rank of the tensor axis has a part of the sum
+  /// (ParameterSpec::partial_gradient).
   kernels::Array<float> partial_vectors() const;
   static std::int64_t partial_elements(std::span<const ParameterSpec> specs, const parallel::GridShape&,
                                        std::int64_t rank);
@@ -148,7 +149,7 @@ class AccumulatingSink final : public GradientSink {
   std::vector<bool> cleared_;              // by parameter: the next rows overwrite its gradient
   std::function<void(std::size_t first)> when_complete_;
   device::Buffer<float> gradients_;
-  device::Buffer<std::byte> workspace_;  // of products
+  device::Buffer<std::byte> workspace_;  // workspace of products
 };
 
 }  // namespace weft::training

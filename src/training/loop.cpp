@@ -146,7 +146,7 @@ void Loop::begin_checkpoint() {
   checkpoint_seconds_ += seconds_since(begin);
 }
 
-/// Of the last step, which is over: means over ranks. Collective.
+/// Communication of the last step, which is complete: means over ranks. Collective.
 report::Json Loop::step_communication() const {
   const Communication sent = model_.communication();
   double means[] = {static_cast<double>(sent.step_bytes_sent), sent.step_exposed_seconds};
@@ -325,7 +325,7 @@ void Loop::record_result(std::int64_t planned_device_bytes) {
   if (steps_done_ > first_step_) log::info("{}", report::to_table(timings));
 }
 
-/// Of a finished run. Collective.
+/// Evaluates and logs the results of a finished run. Collective.
 void Loop::conclude() {
   parallel::note_phase("conclusion");
   report::Json& result = report::run_record()["result"];
@@ -337,7 +337,7 @@ void Loop::conclude() {
   if (const std::string last = model_.last_line(); !last.empty()) log::info("{}", last);
 }
 
-/// Of a run that has more to do.
+/// Logs where a run that has more to do stopped.
 void Loop::log_stop(int code) const {
   const std::int64_t newest = checkpoints_->last_durable();
   log::info("stopped by {} after step {} of {}; {}; the same command continues the run (exit code {})", stop_cause_,
@@ -347,7 +347,7 @@ void Loop::log_stop(int code) const {
             code);
 }
 
-/// Records this start. Collective; throws a collective Error(no_progress).
+/// Adds this start to starts.jsonl. Collective; throws a collective Error(no_progress).
 void Loop::begin_start() {
   report::run_record()["start_number"] = std::stoll(world_.on_root([&] {
     const std::int64_t number = starts_->begin(first_step_, resume_option_, settings_.resume.ignore_no_progress);
@@ -366,7 +366,7 @@ int Loop::run(Profile* profile, std::int64_t planned_device_bytes) {
   // Everything is saved: from now on a request to stop ends the process at once.
   if (code == 0) parallel::Signals::let_stop();
   record_result(planned_device_bytes);
-  // Of the last step: before the conclusion evaluates.
+  // Taken before the conclusion, whose evaluation would replace the bytes of the last step.
   const PhaseBytes phase_bytes = profile != nullptr && profile->active() ? model_.phase_bytes() : PhaseBytes();
   if (steps_done_ >= settings_.run.steps) conclude();
   if (profile != nullptr && profile->active())

@@ -101,7 +101,7 @@ class Loop {
   std::int64_t logged_step_ = 0, logged_work_ = 0;
   Clock::time_point logged_at_;
   double trained_seconds_ = 0;     // steps only
-  double checkpoint_seconds_ = 0;  // that steps waited for checkpoints
+  double checkpoint_seconds_ = 0;  // time for which steps waited for checkpoints
   double evaluation_seconds_ = 0;  // between steps
 };
 

@@ -47,7 +47,7 @@ double measure_copy(const kernels::Execution& execution, const parallel::Communi
 double measure_product(const kernels::Execution& execution, std::int64_t n_tokens, std::int64_t n_features,
                        std::int64_t d_model, const parallel::Communicator& world) {
   const std::int64_t d = d_model;
-  const bool narrow = execution.backend == kernels::Backend::cuda;  // as the step does it
+  const bool narrow = execution.backend == kernels::Backend::cuda;  // precision of the step
   const Scalar type = narrow ? Scalar::bf16 : Scalar::fp32;
   const std::int64_t element = kernels::bytes_of(type);
   const device::Buffer<std::byte> x(n_tokens * d * element), weight(n_features * d * element),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the optimizer state of a model is. A header of its own: settings need it, and they are included everywhere.
+// Where the optimizer state of a model is. A separate header, because settings need it and are included everywhere.
 #pragma once
 
 namespace weft::training {

@@ -31,8 +31,8 @@ class ParameterUpdate {
   struct Buffers {
     /// elements: AccumulatingSink::elements of the largest rank. state: of parameters with Moments::on_host.
     Buffers(std::int64_t elements, StepArena&, const StateStream::Buffers& state = {}, DataParallel::Buffers&& = {});
-    kernels::Array<double> squares;    ///< of the rows of AccumulatingSink::all
-    kernels::Array<double> workspace;  ///< of their sum
+    kernels::Array<double> squares;    ///< squared norms of AccumulatingSink::matrix_rows and vector_rows
+    kernels::Array<double> workspace;  ///< workspace of their sum
     kernels::Array<double> norm;       ///< [2]: square of this step's norm; norm of the last step that was not withheld
     StateStream::Buffers state;
     DataParallel::Buffers exchange;
@@ -55,7 +55,7 @@ class ParameterUpdate {
   using OwnUpdate = std::function<bool(std::size_t parameter, kernels::Array<const float> gradient)>;
   void apply(kernels::AdamStep* step, const kernels::LossScale* scale = nullptr, const OwnUpdate& own = {});
 
-  /// Of the gradient of the last step before clipping; where the kernels run.
+  /// Norm of the gradient of the last step before clipping, in memory where the kernels run.
   const double* norm() const { return buffers_.norm.data + 1; }
   DataParallel& exchange() { return exchange_; }
   const DataParallel& exchange() const { return exchange_; }

@@ -295,7 +295,7 @@ Parameters::Parameters(std::vector<ParameterSpec> specs, StatePolicy policy, con
   bytes_.conversion = conversion_.bytes();
 }
 
-/// One allocation per plane, the members one after the other.
+/// Makes one allocation per plane, in which the members are contiguous.
 void Parameters::allocate(std::span<const std::size_t> members) {
   const std::vector<Placed>& first = planes_[members.front()];
   for (std::size_t p = 0; p < first.size(); ++p) {
@@ -450,7 +450,7 @@ void Parameters::initialise(std::uint64_t seed) {
   }
 }
 
-/// By way of fp32 rows, which the storage of the matrix then rounds or divides.
+/// Fills a matrix from fp32 rows, which its storage then rounds or divides.
 void Parameters::fill(std::size_t parameter, std::uint64_t seed) {
   const ParameterSpec& spec = specs_[parameter];
   const parallel::Range held = parts_[parameter].held;

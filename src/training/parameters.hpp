@@ -11,11 +11,11 @@
 // so that a new parameter (threshold vector, low-rank factor, transformer block) is a new entry of a list and no code.
 //
 // Storage. A parameter has one or two axes. One axis: a vector, fp32 with fp32 moments. Two axes: a matrix in the
-// storage of a StatePolicy (kernels/optimize/parameter_rows.hpp). At most one axis is cut over a process axis, into
-// contiguous parts. The cut axis is the first axis in memory and in checkpoints: a matrix [out, in] that is cut over
-// `in` is stored as its transpose [in, out]. Parts are therefore whole rows, and blocks of 8-bit moments, ownership on
-// the data axis and checkpoints need no second case. "Row" always means a row of the stored array, or one element of a
-// vector.
+// storage type of a StatePolicy (kernels/optimize/parameter_rows.hpp). At most one axis is cut over a process axis,
+// into contiguous parts. The cut axis is the first axis in memory and in checkpoints: a matrix [out, in] that is cut
+// over `in` is stored as its transpose [in, out]. Parts are therefore whole rows, and blocks of 8-bit moments,
+// ownership on the data axis and checkpoints need no second case. "Row" always means a row of the stored array, or one
+// element of a vector.
 //
 // On a rank. `held` rows: the part of this rank's coordinate on the cutting axis, all rows if none cuts. Weights of
 // held rows are complete on every rank of the data axis. `owned` rows: those that this rank updates, with their moments
@@ -41,7 +41,7 @@
 
 namespace weft::training {
 
-/// Bytes of the weights, and of both moments with their scales, of one matrix in its policy's storage.
+/// Bytes of the weights, and of both moments with their scales, of one matrix in its storage type.
 std::int64_t weight_bytes(kernels::StatePolicy, std::int64_t rows, std::int64_t columns);
 std::int64_t moment_bytes(kernels::StatePolicy, std::int64_t rows, std::int64_t columns, std::int64_t segment);
 
@@ -75,11 +75,11 @@ struct RowState {
 };
 
 struct ParameterSpec {
-  std::string name;                 ///< of the weights in checkpoints; others are "NAME.first_moment", …
+  std::string name;  ///< name of the weights in checkpoints; those of its other tensors are "NAME.first_moment", …
   std::vector<std::int64_t> shape;  ///< global, as in the model's formulas: [n] or [rows, columns]
   Cut cut = {};
   Update update = Update::own_rows;
-  std::optional<kernels::StatePolicy> policy = {};  ///< of a matrix, instead of that of the run
+  std::optional<kernels::StatePolicy> policy = {};  ///< storage type of a matrix, instead of that of the run
   std::int64_t segment = 0;  ///< stored columns that a block of 8-bit moments does not cross; 0: all of a row
   Initial initial = {};
   /// Global index of the first element. Keys the initial values and stochastic rounding: ranges of matrices must not
@@ -90,7 +90,7 @@ struct ParameterSpec {
   /// A vector that nothing cuts, used with one that "tensor" cuts: each rank of this axis has a part of its gradient.
   bool partial_gradient = false;
   bool weight_decay = false;  ///< decoupled weight decay applies. By convention to matrices, not to vectors
-  /// Parameters of one group lie one after the other in one allocation, in list order; "": an allocation of its own.
+  /// Parameters of one group are contiguous in one allocation, in list order; "": an allocation of its own.
   std::string group = {};
   /// The weights of a matrix without a group are followed in memory by rows of zeros, up to a multiple of this. They
   /// are no rows of the parameter: not updated, not in checkpoints. On a GPU products over 50,257 rows take 8 times as
@@ -102,7 +102,7 @@ struct ParameterSpec {
   bool is_matrix() const { return shape.size() == 2; }
   /// Stored as the transpose: the second axis is cut.
   bool transposed() const { return is_matrix() && cut.axis == 1 && !cut.over.empty(); }
-  /// Of the stored array; a vector has one column.
+  /// Rows and columns of the stored array; a vector has one column.
   std::int64_t rows() const { return shape[transposed() ? 1 : 0]; }
   std::int64_t columns() const { return is_matrix() ? shape[transposed() ? 0 : 1] : 1; }
   std::int64_t elements() const { return rows() * columns(); }
@@ -134,14 +134,14 @@ struct StateBytes {
   std::int64_t conversion = 0;  ///< buffer through which weights kept as two planes pass to and from checkpoints
   std::int64_t host = 0;        ///< optimizer state in host memory (Moments::on_host), not in the others
 
-  /// Where the kernels run.
+  /// Bytes of the memory where the kernels run.
   std::int64_t total() const { return weights + moments + row_state + conversion; }
   bool operator==(const StateBytes&) const = default;
 };
 /// What Parameters allocates on a rank; needs no device and no MPI, so the grid may be that of another machine.
 StateBytes state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank,
                        kernels::StatePolicy, kernels::Backend, Moments);
-/// The same of the rank with the largest total.
+/// Bytes of the state on the rank with the largest total.
 StateBytes largest_state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, kernels::StatePolicy,
                                kernels::Backend, Moments);
 /// Payload of one checkpoint, all ranks together.
@@ -193,14 +193,14 @@ class Parameters {
 
   /// A matrix: all held rows, [held, columns]. It has moments if all held rows are owned.
   const kernels::ParameterRows& matrix(std::size_t parameter) const;
-  /// Its owned rows with their moments. Row 0 is held row owned.begin - held.begin. With Moments::on_host its state is
-  /// in host memory, which kernels of a GPU reach, slowly.
+  /// The owned rows of a matrix with their moments. Row 0 is held row owned.begin - held.begin. With Moments::on_host
+  /// its state is in host memory, which kernels of a GPU reach, slowly.
   const kernels::ParameterRows& owned_matrix(std::size_t parameter) const;
   /// Weights of the held rows and the rows of zeros after them (ParameterSpec::row_multiple).
   std::int64_t rows_in_memory(std::size_t parameter) const {
     return specs_[parameter].rows_in_memory(parts_[parameter].held.size());
   }
-  /// A vector, likewise.
+  /// A vector: all held elements.
   const kernels::ParameterVector& vector(std::size_t parameter) const;
   const kernels::ParameterVector& owned_vector(std::size_t parameter) const;
 
@@ -219,8 +219,8 @@ class Parameters {
 
  private:
   struct View {
-    kernels::ParameterRows rows, owned_rows;        // of a matrix
-    kernels::ParameterVector vector, owned_vector;  // of a vector
+    kernels::ParameterRows rows, owned_rows;        // views of a matrix
+    kernels::ParameterVector vector, owned_vector;  // views of a vector
   };
   void allocate(std::span<const std::size_t> members);
   View view_of(std::size_t parameter) const;

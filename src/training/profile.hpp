@@ -20,8 +20,8 @@ namespace weft::training {
 
 /// The work of a phase on one rank.
 struct Work {
-  double bytes = 0;  ///< that must be moved
-  double flops = 0;  ///< of dense products
+  double bytes = 0;  ///< bytes that must be moved
+  double flops = 0;  ///< operations of dense products
 };
 
 /// Phase -> bytes that one rank must move in it per step, at least: each datum once per phase, whatever a kernel reads

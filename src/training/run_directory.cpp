@@ -84,12 +84,12 @@ namespace {
 
 /// What earlier starts left in the directory. Trivial: broadcast.
 struct Earlier {
-  int exit_code = -1;           ///< of the last start; -1: unknown
+  int exit_code = -1;           ///< exit code of the last start; -1: unknown
   bool option_applied = false;  ///< it had the same --resume, and there are checkpoints since
   std::int64_t protected_step = -1;
 };
 
-/// Reads it, and completes the history of starts before run.json is replaced. Collective.
+/// Reads what earlier starts left, and completes the history of starts before run.json is replaced. Collective.
 Earlier earlier_starts(const RunDirectory& directory, const std::string& resume, const parallel::World& world) {
   Earlier earlier;
   parallel::on_root(world.all(), [&] {
@@ -109,8 +109,8 @@ Earlier earlier_starts(const RunDirectory& directory, const std::string& resume,
   return earlier;
 }
 
-/// The record of a complete run stays. Only a job script that gave this start a name finds that name in it, so that it
-/// knows how this start ended. Collective.
+/// Keeps the run record of a complete run. Only the name that a job script gave to this start is added, so that the
+/// script can determine how this start ended. Collective.
 void keep_record(const fs::path& path, const parallel::World& world) {
   const report::Json& own = report::run_record();
   if (!own.contains("start_id")) return;
@@ -131,7 +131,7 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
   parallel::on_root(world.all(), [&] { require_run_or_empty(path); });
   if (const auto failure = parallel::attempt_on_root(world.all(), [&] { storage::make_directory(path); }))
     failure->raise();
-  // Released when the program ends: the record of the run is written after the command.
+  // Released when the program ends: the run record is written after the command.
   static std::optional<checkpoint::Lease> lease;
   lease.emplace(world.all(), path, checkpoint::Lease::Settings{static_cast<double>(settings.lease), take_over});
   report::set_ownership([] { return lease->lost(); });
@@ -147,7 +147,7 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
     log::warning("{}: taken over from {}", path.string(), lease->taken_over_from());
   report::run_record()["input"] = input::to_json(schema);
   const Earlier earlier = earlier_starts(run.directory, resume, world);
-  // A finished run keeps its record until it is known that this start may continue it.
+  // A finished run keeps its run record until it is known that this start may continue it.
   const bool finished = earlier.exit_code == 0;
   if (!finished) report::record_to(path / "run.json", lease->fence());
   run.protected_step = earlier.protected_step;

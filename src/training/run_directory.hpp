@@ -24,16 +24,16 @@ struct RunDirectory {
   std::filesystem::path checkpoints() const { return path / "checkpoints"; }
 };
 
-/// For the dry run; changes nothing. Throws a collective Error(io) if a run could not write there, Error(usage) if the
-/// directory is neither empty nor that of a run.
+/// Checks the output directory for a dry run and changes nothing. Throws a collective Error(io) if a run could not
+/// write there, Error(usage) if the directory is neither empty nor that of a run.
 void require_usable_output(const parallel::World&, const std::filesystem::path& path);
 
 struct OpenedRun {
   RunDirectory directory;
   std::optional<checkpoint::Found> found;  ///< the checkpoint to resume from
   std::string resume = "auto";             ///< --resume as given
-  std::int64_t protected_step = -1;        ///< of the checkpoint of this run that --resume names; -1: none
-  /// The run has at least run.steps steps, and its record is complete or of more steps: nothing may be changed.
+  std::int64_t protected_step = -1;        ///< step of the checkpoint of this run that --resume names; -1: none
+  /// The run has at least run.steps steps, and its run record is complete or of more steps: nothing may be changed.
   bool complete = false;
   /// run.json is still that of an earlier start, which finished the run.
   bool record_is_kept = false;
@@ -41,7 +41,7 @@ struct OpenedRun {
 /// Creates the directory, acquires its lease, opens log.txt and run.json there, and finds the checkpoint to resume
 /// from, after it has copied one that is only on the nodes (checkpoint.local). `resume`: "auto", "never" or the path of
 /// a checkpoint (--resume). It applies to the first start only: if the start before this one had the same option, the
-/// run continues from its own newest checkpoint. `take_over`: also from a run that may be alive. Collective. Throws as
+/// run continues from its own newest checkpoint. `take_over`: also from a run that may be active. Collective. Throws as
 /// `require_usable_output`, and a collective Error(io) if the directory belongs to another run.
 OpenedRun open_run(const RunSettings&, const input::Schema&, const std::string& resume, const checkpoint::Settings&,
                    bool take_over, const parallel::World&);

@@ -57,7 +57,7 @@ void add_keys(input::Schema& schema, RunSettings& run) {
 
 void add_keys(input::Schema& schema, LogSettings& log) {
   schema.table("log", "Progress of the run.");
-  schema.add("log.every", log.every, "steps between lines of the log and records of metrics.jsonl")
+  schema.add("log.every", log.every, "steps between lines of the log and of metrics.jsonl")
       .in("steps")
       .at_least(1)
       .free();

@@ -30,7 +30,7 @@ struct RunSettings {
 
 /// Table [log].
 struct LogSettings {
-  std::int64_t every = 20;          ///< steps between records
+  std::int64_t every = 20;          ///< steps between lines of metrics.jsonl
   std::int64_t evaluate_every = 0;  ///< steps between evaluations on validation data; 0 = at the end only
 };
 

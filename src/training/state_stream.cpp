@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kArrays = 5;
 constexpr std::int64_t kAlignmentBytes = kArrays * kernels::Workspace::kAlignment;
 
-/// each(pointer, bytes of a row) for the arrays that this policy has.
+/// each(pointer, bytes of a row) for the arrays that this storage type has.
 template <class Each>
 void for_each_array(ParameterRows& p, const Each& each) {
   const auto visit = [&](auto*& data, std::int64_t row_bytes) {

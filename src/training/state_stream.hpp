@@ -9,7 +9,7 @@
 //   copies out                         | block 0 | …
 //
 // kBuffers buffers are used in turn, two for each direction, so that both directions of the link are busy all the time.
-// The copies are on streams of their own, ordered by events; a recorded step contains them. The arithmetic is that of
+// The copies run on separate streams, ordered by events; a captured step contains them. The arithmetic is that of
 // the update where the state lies on the device: the same bits.
 //
 // On the host copies are done when a call returns.
@@ -27,7 +27,7 @@ namespace weft::training {
 class StateStream {
  public:
   static constexpr int kBuffers = 4;
-  /// Large enough that a copy runs at the speed of the link, small beside the state of any model worth it.
+  /// Large enough that a copy runs at the speed of the link, small compared with the state of any model that needs it.
   static constexpr std::int64_t kBufferBytes = std::int64_t{16} << 20;
 
   struct Buffers {
@@ -41,7 +41,7 @@ class StateStream {
 
   /// Before the first matrix of a step.
   void begin();
-  /// As kernels::adam_rows of all rows of `parameters`, whose state is in page-locked host memory.
+  /// Updates all rows of `parameters`, whose state is in page-locked host memory, like kernels::adam_rows.
   void update(const kernels::ParameterRows& parameters, kernels::Matrix<const float> gradient,
               const kernels::AdamStep* step);
   /// After the last one: later work on the execution waits until the state is back in host memory.
@@ -53,7 +53,7 @@ class StateStream {
   device::Stream in_, out_;
   device::Event begun_, ended_;
   device::Event arrived_[kBuffers], updated_[kBuffers], returned_[kBuffers];
-  std::int64_t blocks_ = 0;  // of this step
+  std::int64_t blocks_ = 0;  // blocks of this step
 };
 
 }  // namespace weft::training

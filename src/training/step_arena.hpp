@@ -51,7 +51,7 @@ class StepArena {
   kernels::Array<T> take(std::int64_t size) {
     return {static_cast<T*>(take_bytes(Where::device, size * static_cast<std::int64_t>(sizeof(T)))), size};
   }
-  /// The same on the host; page-locked in a CUDA build.
+  /// `size` elements in host memory, like `take`; page-locked in a CUDA build.
   template <class T>
   kernels::Array<T> take_host(std::int64_t size) {
     return {static_cast<T*>(take_bytes(Where::host, size * static_cast<std::int64_t>(sizeof(T)))), size};
@@ -60,7 +60,7 @@ class StepArena {
   parallel::ExchangeBuffer exchange(std::string_view axis, std::int64_t bytes,
                                     const parallel::ExchangeStrategy& strategy = {});
   /// True if GPUs along the axis write into one another's memory, so that no staging memory is needed. A plan cannot
-  /// know; it counts the staging memory.
+  /// determine this and counts the staging memory.
   bool is_direct(std::string_view axis, const parallel::ExchangeStrategy& strategy) const;
   /// Counts the memory of a DeviceCommunicator of `n_ranks`.
   void communicator(std::int64_t n_ranks, std::int64_t largest_message);
@@ -79,7 +79,7 @@ class StepArena {
   const parallel::Grid* grid_ = nullptr;  // null: measures
   std::vector<device::Allocation> memory_;
   std::vector<Bytes> bytes_;
-  std::size_t present_ = 0;  // of bytes_
+  std::size_t present_ = 0;  // index in bytes_
 };
 
 }  // namespace weft::training

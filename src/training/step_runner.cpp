@@ -120,7 +120,7 @@ void StepRunner::refuse(const std::string& what, std::int64_t step) const {
                            "{}; run.skip_at_most = {} such steps have been skipped already; look at these rows, lower "
                            "optimizer.learning_rate, or raise run.skip_at_most",
                            what, settings_.skip_at_most);
-  // Which records the step has drawn is private.
+  // The set of records that the step has drawn is private, so no message names them.
   if (!settings_.may_skip)
     throw collective_error(ExitCode::numeric,
                            "the gradient with its noise is not finite at step {} (parameters are those of step {}, "

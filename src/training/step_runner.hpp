@@ -3,8 +3,8 @@
 // How the steps of a run are given to the device, whatever the model.
 //
 // On a GPU the host only submits work. It runs up to kStepsAhead steps ahead, and from the second step on the whole
-// step is one recorded graph: the first step runs eagerly and prepares what is prepared on first use, the second is
-// recorded, and from then on the graph is replayed. What differs from step to step (rows, constants) is copied into
+// step is one captured graph: the first step runs eagerly and prepares what is prepared on first use, the second is
+// captured, and from then on the graph is replayed. What differs from step to step (rows, constants) is copied into
 // fixed places before it.
 //
 // Whether a step may update anything is decided on the device (kernels/optimize/guard.hpp). The host reads the outcome
@@ -14,7 +14,7 @@
 //
 //   runner.begin(constants);                  // copied to the device
 //   …                                         // copy the batch to the device
-//   runner.run([&] { compute(); });           // eager, recorded or replayed; calls runner.guard before any update
+//   runner.run([&] { compute(); });           // eager, captured or replayed; calls runner.guard before any update
 //   runner.end([=] { return "which rows"; }); // outcomes of earlier steps
 //
 // On the host every call returns when its work is done, and `end` reports the outcome of its own step.
@@ -40,7 +40,7 @@ class StepRunner {
   static constexpr std::int64_t kStepsAhead = 2;
 
   struct Settings {
-    bool record = true;             ///< record and replay, where the execution can (device.graphs)
+    bool record = true;             ///< capture and replay, where the execution can (device.graphs)
     bool runs_ahead = true;         ///< exchanges of a step do not wait for the host
     bool skip = false;              ///< skip steps that are not finite (run.nonfinite = "skip"); false: stop
     bool may_skip = true;           ///< false: a private run, in which skipping would break the guarantee
@@ -69,14 +69,14 @@ class StepRunner {
   /// Starts step `steps_done() + 1`.
   void begin(const kernels::AdamStep& constants);
   /// Submits `compute`, which must launch the same work in every step (but for `change`): neither allocate nor wait
-  /// when recorded.
+  /// when captured.
   void run(const std::function<void()>& compute);
-  /// In `compute`: withholds the update of this step (constants()->withheld) when a flag is set, and halts all later
-  /// steps when no more may be skipped. The same on all ranks if *flags is. `scale`: of an fp16 backward pass.
+  /// Called in `compute`. Withholds the update of this step (constants()->withheld) when a flag is set, and halts all
+  /// later steps when no more may be skipped. The same on all ranks if *flags is. `scale`: of an fp16 backward pass.
   void guard(const kernels::StepFlags* flags, const kernels::LossScale* scale = nullptr);
   /// Ends the step. `rows` says which rows it worked on, for messages; called for steps without an update only. When an
   /// earlier step halted the run, throws on all ranks: a collective Error(numeric) if it was not finite, what
-  /// `explain_fault` throws if the model found a fault; Error(communication) if an exchange was given up.
+  /// `explain_fault` throws if the model found a fault; Error(communication) if an exchange was aborted.
   void end(std::function<std::string()> rows);
   /// Waits for all steps and their outcomes. Throws as `end`.
   void settle();
@@ -88,7 +88,7 @@ class StepRunner {
   /// False: from now on every step runs eagerly, so that its phases can be timed.
   void record(bool record) { records_ = record && recordable_; }
 
-  /// From the next step on, `compute` launches other work: the first such step runs eagerly, the second is recorded.
+  /// From the next step on, `compute` launches other work: the first such step runs eagerly, the second is captured.
   /// Waits for all steps; throws as `end`.
   void change();
 
@@ -102,7 +102,7 @@ class StepRunner {
 
   /// Exchanges since the start, replayed steps included.
   ExchangeGroups exchanges() const;
-  /// Of the last step.
+  /// Traffic of the last step.
   const parallel::Traffic& step_traffic() const { return step_traffic_; }
 
  private:
@@ -128,13 +128,13 @@ class StepRunner {
   bool records_;
   std::optional<device::Graph> graph_;
   bool prepared_ = false;               // this work has run once
-  ExchangeGroups recorded_, replayed_;  // of one replay; of all
+  ExchangeGroups recorded_, replayed_;  // exchanges of one replay; of all replays
   parallel::Traffic before_step_, step_traffic_;
   Pending pending_[kRing];
   std::int64_t steps_done_ = 0;   // submitted
   std::int64_t steps_known_ = 0;  // with known outcome
   std::int64_t steps_here_ = 0;
-  double loss_scale_ = 0;  // of the last step with a known outcome
+  double loss_scale_ = 0;  // the scale of the last step with a known outcome
 };
 
 }  // namespace weft::training

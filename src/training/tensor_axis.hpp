@@ -12,7 +12,7 @@
 //   …                             // work that neither reads nor writes `rows`
 //   axis.await(rows);             // later work finds the sums there
 //
-// With `overlap`, exchanges between GPUs run on a stream of their own. Otherwise, and on the host, they take place in
+// With `overlap`, exchanges between GPUs run on a separate stream. Otherwise, and on the host, they take place in
 // `await`: work that reads rows too early finds there what this rank alone has formed. The bits are the same.
 #pragma once
 
@@ -29,7 +29,7 @@ namespace weft::training {
 
 class TensorAxis {
  public:
-  /// Empty when the axis has one rank.
+  /// Memory of the exchanges; empty if the axis has one rank.
   struct Buffers {
     Buffers() = default;
     /// Memory for sums of up to `rows` rows of `columns` elements, and for gathering up to `gathered` bytes of a rank.
@@ -58,7 +58,7 @@ class TensorAxis {
     return {reinterpret_cast<const T*>(gather(values.data, values.size * static_cast<std::int64_t>(sizeof(T)), name)),
             size() * values.size};
   }
-  /// In place, in rank order: the same bits on all ranks. Collective.
+  /// Sums over the ranks of the axis, in place and in rank order: the same bits on all ranks. Collective.
   void sum(kernels::Array<double> values, const char* name);
 
   bool leaves_the_host_free() const { return ranks_.leaves_the_host_free(); }
@@ -82,7 +82,7 @@ class TensorAxis {
   const std::byte* gather(const void* own, std::int64_t bytes, const char* name);
 
   const kernels::Execution execution_;
-  std::optional<device::Stream> stream_;  // of the exchanges; empty: the computation's
+  std::optional<device::Stream> stream_;  // stream of the exchanges; empty: that of the computation
   Buffers buffers_;
   parallel::DeviceCommunicator ranks_;
   device::IdleClock* idle_ = nullptr;

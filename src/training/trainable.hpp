@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The interface between a model and the training loop. The loop knows steps, not tokens or features: a model takes its
-// own batches, makes its own steps, names its metrics and its state. One virtual call per step, none inside it.
+// The interface between a model and the training loop. The loop handles steps, not tokens or features: a model takes
+// its batches, runs its steps, and names its metrics and its state. One virtual call per step, none inside it.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace weft::training {
 /// Position in the data: name -> number. The model that wrote it defines the names.
 using Cursor = std::map<std::string, std::int64_t>;
 
-/// One entry of a record of metrics.jsonl.
+/// One entry of a line of metrics.jsonl.
 struct Metric {
   /// Names and numbers, written as a JSON object: {{"min", 1}, {"max", 3}}.
   using Group = std::vector<std::pair<std::string, double>>;
@@ -31,9 +31,9 @@ struct Metric {
   std::variant<double, std::int64_t, std::vector<double>, Group> value;
   std::string progress = {};  ///< format of a number in the progress line, "loss {:.4g}"; "" = not shown
   bool in_result = false;     ///< also in result.train of run.json
-  bool optional = false;      ///< NaN means "not defined": null in the record, "-" in the progress line
+  bool optional = false;      ///< NaN means "not defined": null in metrics.jsonl, "-" in the progress line
 };
-/// In the order of the record.
+/// The metrics of a step, in the order of the line of metrics.jsonl.
 using Metrics = std::vector<Metric>;
 
 /// What one step did.
@@ -46,13 +46,13 @@ struct Step {
 struct Communication {
   parallel::Exchanges exchanges;     ///< inside the steps, since the model was constructed
   bool timed = true;                 ///< false: the host runs ahead of the device, seconds are not known
-  std::int64_t step_bytes_sent = 0;  ///< of the last step
+  std::int64_t step_bytes_sent = 0;  ///< bytes of the last step
   double step_exposed_seconds = 0;   ///< time that the computation of the last step waited for exchanges
   /// Rows of batches between ranks, since the model was constructed: they overlap with the steps.
   struct {
     std::int64_t bytes = 0;
-    double seconds = 0;  ///< in transfer
-    double waited = 0;   ///< that steps waited for rows
+    double seconds = 0;  ///< duration of the transfers
+    double waited = 0;   ///< time for which steps waited for rows
   } rows = {};
 };
 

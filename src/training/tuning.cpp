@@ -109,7 +109,7 @@ double range_test(const checkpoint::Registry& registry, const kernels::Execution
     for (std::int64_t i = 0; test.add(step(optimizer::RangeTest::rate(i))); ++i) {
     }
   } catch (const Error& failure) {
-    // All ranks know of it: the loss has diverged.
+    // The error is known to all ranks: the loss has diverged.
     if (failure.code() != ExitCode::numeric || failure.known_to() != KnownTo::all_ranks) throw;
   }
   saved.restore();

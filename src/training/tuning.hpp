@@ -26,17 +26,17 @@ class LearningRateTuning {
     Buffers() = default;
     /// n_losses: the most losses that `apply` takes.
     Buffers(const optimizer::Settings&, std::int64_t n_losses, StepArena&);
-    // Empty without tuning.
+    // Each array is empty without tuning.
     kernels::Array<kernels::TuningState> state;  ///< [1]
-    kernels::Array<double> sum;                  ///< [1] of the losses
-    kernels::Array<double> workspace;            ///< of the sum
+    kernels::Array<double> sum;                  ///< [1] sum of the losses
+    kernels::Array<double> workspace;            ///< workspace of the sum
   };
 
   LearningRateTuning(const optimizer::Settings&, const kernels::Execution&, const Buffers&);
 
   /// Registers the state, if there is tuning. Owned by rank 0, the same on all ranks.
   void add_to(checkpoint::Registry&, int world_rank) const;
-  /// The factor 1.
+  /// Sets the factor to 1.
   void initialise();
   /// Multiplies the learning rate of the step by the factor. The loss of the step is the sum of `losses` times *scale,
   /// 1 over the number of counted ones. No effect without tuning or if the step is withheld.

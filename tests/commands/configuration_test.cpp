@@ -5,7 +5,7 @@
 #include "input/print.hpp"
 #include "input/read.hpp"
 #include "tests/test.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/settings_schema.hpp"
 
 using namespace weft;
 using transcoder::Configuration;

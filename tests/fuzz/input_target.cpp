@@ -7,7 +7,7 @@
 #include "input/print.hpp"
 #include "input/read.hpp"
 #include "tests/fuzz/target.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/settings_schema.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace weft;

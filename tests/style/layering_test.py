@@ -1,8 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which module may include which: only downwards, and each library in its module only. Reads every #include line of src/ and kernels/.
+"""Which file may include which. Reads every #include line of src/ and kernels/.
+
+  modules   only downwards, and each library in its module only
+  units     a header and its source; no cycle
+  folders   no two that include each other
+  names     no two files of one name
+
+What was there before the last three rules is listed below. The lists may only become shorter: what is in them and no longer true is
+an error, too.
 
 layering_test.py REPOSITORY
 """
+import collections
 import re
 import sys
 from pathlib import Path
@@ -42,6 +51,45 @@ LIBRARIES = [
     (re.compile(r"^kissfft"), {"privacy"}),
     (re.compile(r"^(zstd|lz4frame)\.h$"), {"storage"}),
 ]
+
+# Units of which each includes the others by some way.
+CYCLES = [
+        ("checkpoint/local", "checkpoint/writer"),
+        ("commands/commands", "commands/request"),
+        ("dataset/activations/description", "dataset/activations/order", "dataset/activations/reader",
+     "dataset/activations/row_sample", "dataset/activations/sidecar", "dataset/activations/unpacked_chunks"),
+        ("input/convert", "input/print", "input/read", "input/text"),
+        ("kernels/gradient/gradient", "kernels/gradient/rows_by_id"),
+        ("kernels/language/attention/attention", "kernels/language/attention/attention_choice",
+     "kernels/language/attention/attention_cudnn"),
+        ("kernels/language/linear/few_rows_cuda", "kernels/language/linear/linear"),
+        ("kernels/language/sample/sample", "kernels/language/sample/sample_rule"),
+        ("kernels/transcoder/select/select_cuda", "kernels/transcoder/select/select_layout_cuda",
+     "kernels/transcoder/select/select_pass_cuda", "kernels/transcoder/select/select_rows_cuda",
+     "kernels/transcoder/select/select_topk_cuda", "kernels/transcoder/select/select_view_cuda"),
+        ("language_model/adapter_settings", "language_model/adapters", "language_model/architecture", "language_model/settings"),
+        ("language_model/grid_plan", "language_model/initial", "language_model/pass_work", "language_model/plan",
+     "language_model/private_plan", "language_model/trainer", "language_model/training_run"),
+        ("language_model/tokenizer/corpus", "language_model/tokenizer/huggingface", "language_model/tokenizer/parallel_encode",
+     "language_model/tokenizer/special_tokens", "language_model/tokenizer/tokenizer"),
+        ("parallel/communicator", "parallel/nccl", "parallel/peers"),
+        ("parallel/failure", "parallel/watchdog", "parallel/world"),
+        ("privacy/accountant/accountant", "privacy/accountant/checks"),
+    ]
+# Folders that include each other.
+MUTUAL = [
+        ("language_model", "language_model/exchange"),
+        ("language_model", "language_model/generation"),
+        ("language_model", "language_model/policy"),
+        ("privacy", "privacy/accountant"),
+    ]
+# Names of several files.
+NAMES = """
+benchmark.cpp benchmark.hpp convert.cpp directory.cpp directory.hpp diversity.cpp evaluate.cpp evaluation.cpp evaluation.hpp
+export.cpp harvest.cpp json.cpp json.hpp loaded.cpp loaded.hpp log.cpp log.hpp model.cpp model.hpp plan.cpp plan.hpp
+replacement.cpp replacement.hpp settings.cpp settings.hpp text.cpp text.hpp train.cpp trainer.cpp trainer.hpp training_run.cpp
+training_run.hpp tuning.cpp tuning.hpp writer.cpp writer.hpp
+""".split()
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
@@ -85,6 +133,60 @@ def problems_of(path, text, known_modules=LEVEL):
     return found
 
 
+def unit_of(path):
+    """"transcoder/step/step" of a header and its source."""
+    parts = path.with_suffix("").parts
+    return "/".join(parts[1:] if parts[0] == "src" else parts)
+
+
+def cycles_of(edges):
+    """Sets of several nodes of which each leads to all others: strongly connected components (Tarjan 1972)."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(node):
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in edges.get(node, ()):
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[node] = min(low[node], low[other])
+        if low[node] == index[node]:
+            component = stack[stack.index(node):]
+            del stack[stack.index(node):]
+            if len(component) > 1:
+                found.append(frozenset(component))
+
+    for node in sorted(edges):
+        if node not in index:
+            visit(node)
+    return set(found)
+
+
+def structure_of(texts):
+    """Cycles of units, pairs of folders that include each other, and repeated names. texts: relative path -> contents."""
+    units, folders, names = collections.defaultdict(set), collections.defaultdict(set), collections.Counter(p.name for p in texts)
+    for path, text in texts.items():
+        unit = unit_of(path)
+        for match in filter(None, map(INCLUDE.match, text.splitlines())):
+            if match.group(1) != '"':
+                continue
+            other = unit_of(Path("src") / match.group(2)) if not match.group(2).startswith("kernels/") else unit_of(Path(match.group(2)))
+            if other != unit:
+                units[unit].add(other)
+            if Path(other).parent != Path(unit).parent:
+                folders[str(Path(unit).parent)].add(str(Path(other).parent))
+    mutual = {frozenset((a, b)) for a in folders for b in folders[a] if a in folders.get(b, ())}
+    return cycles_of(units), mutual, {name for name, count in names.items() if count > 1}
+
+
+def structure_problems(found, listed, what, advice):
+    text = lambda each: each if isinstance(each, str) else ", ".join(sorted(each))
+    return ([f"{what}: {text(each)} ({advice})" for each in sorted(found - listed, key=text)]
+            + [f"{what}: {text(each)} is listed in tests/style/layering_test.py and no longer true; delete it from the list"
+               for each in sorted(listed - found, key=text)])
+
+
 def self_check():
     """The rules find what they are written for."""
     bad = {
@@ -110,6 +212,10 @@ def self_check():
         assert len(problems_of(Path(name), text)) == 1, name
     for name, text in good.items():
         assert not problems_of(Path(name), text), name
+    cycles, mutual, names = structure_of({Path(path): text for path, text in {
+        "src/a/one.hpp": '#include "b/two.hpp"', "src/b/two.cpp": '#include "a/three.hpp"', "src/a/three.hpp": '#include "a/one.hpp"',
+        "src/a/four.cpp": '#include "a/four.hpp"', "kernels/four.cpp": "", "src/a/four.hpp": ""}.items()})
+    assert cycles == {frozenset(("a/one", "b/two", "a/three"))} and mutual == {frozenset(("a", "b"))} and names == {"four.cpp"}
 
 
 def main():
@@ -118,7 +224,12 @@ def main():
     files = sorted(p for top in ("src", "kernels") for p in (repository / top).rglob("*")
                    if p.suffix in (".cpp", ".hpp", ".cu", ".cuh"))
     assert len(files) > 20, f"only {len(files)} sources under {repository}: is this the repository?"
-    problems = [problem for path in files for problem in problems_of(path.relative_to(repository), path.read_text())]
+    texts = {path.relative_to(repository): path.read_text() for path in files}
+    problems = [problem for path, text in texts.items() for problem in problems_of(path, text)]
+    cycles, mutual, names = structure_of(texts)
+    problems += structure_problems(cycles, set(map(frozenset, CYCLES)), "a cycle of units", "move what they share to a lower one")
+    problems += structure_problems(mutual, set(map(frozenset, MUTUAL)), "folders that include each other", "move what they share")
+    problems += structure_problems(names, set(NAMES), "several files of one name", "a name says which file it is")
     print("\n".join(problems) or f"{len(files)} files, every include goes down")
     return 1 if problems else 0
 

@@ -31,7 +31,7 @@ WEFT_HOST_DEVICE inline ValueAndSlope with_slope(float x) {
   }
 }
 
-/// Of an activation without gate: y from x. Of a gated one the factor of u: y / u from g.
+/// Value of the activation: y from x without a gate; with a gate the factor of u, y / u from g.
 template <MlpActivation kind>
 WEFT_HOST_DEVICE inline float activated(float x) {
   return with_slope<kind>(x).value;

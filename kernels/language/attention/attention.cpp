@@ -46,7 +46,7 @@ bool are_in_words(std::initializer_list<AnyMatrix> matrices) {
   });
 }
 
-/// Where the call runs: tensor cores take bf16 and fp16 in rows of whole 16-byte words, and three head sizes, without
+/// Execution of a call: tensor cores take bf16 and fp16 in rows of whole 16-byte words, and three head sizes, without
 /// dropout.
 Execution place_of(const Execution& execution, const Attention& shape, std::initializer_list<AnyMatrix> matrices) {
   const bool taken = slow_attention(shape.head_size, matrices.begin()->type, shape.dropout.step != nullptr).empty() &&
@@ -54,7 +54,7 @@ Execution place_of(const Execution& execution, const Attention& shape, std::init
   return taken ? execution : Execution{Backend::portable, execution.stream};
 }
 
-/// Bytes that cuDNN may take for a call that is planned to run there, else 0.
+/// Bytes that cuDNN may take for a call that is planned to run on cuDNN, else 0.
 std::int64_t library_workspace(AttentionPass pass, const Execution& execution, const Attention& shape, Scalar type) {
   if constexpr (kCudnnBuild)
     if (execution.backend == Backend::cuda && planned_attention(pass, shape, type) == AttentionImplementation::cudnn)

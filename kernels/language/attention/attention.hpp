@@ -41,9 +41,9 @@ struct AttentionDropout {
 };
 inline constexpr std::uint32_t kMostDropoutLayers = 1 << 14;
 
-/// What computes a call. The forward pass of one implementation can be followed by the backward pass of the other.
-/// recorded: what a record names for the shape (attention_choice.hpp), else own. cudnn: own where cuDNN does not take
-/// the call.
+/// Implementation that computes a call. The forward pass of one implementation can be followed by the backward pass of
+/// the other. recorded: the implementation that the algorithm table names for the shape (attention_choice.hpp), else
+/// own. cudnn: own where cuDNN does not take the call.
 enum class AttentionImplementation { recorded, own, cudnn };
 
 struct Attention {
@@ -63,14 +63,14 @@ struct Attention {
 
   std::int64_t rows() const { return sequences * length; }
   std::int64_t blocks() const { return (length + kKeyBlock - 1) / kKeyBlock; }
-  /// Elements of `kept`.
+  /// Number of elements of `kept`.
   std::int64_t block_pairs() const { return sequences * heads * blocks() * blocks(); }
 };
 
 /// Largest head size; a multiple of 8.
 inline constexpr std::int64_t kLargestHead = 256;
 
-/// Bytes. They depend on the implementation, so records are set before sizes are planned.
+/// Bytes of workspace. They depend on the implementation, so the algorithm table is set before sizes are planned.
 std::int64_t attention_workspace(const Execution&, const Attention&, Scalar type);
 std::int64_t attention_backward_workspace(const Execution&, const Attention&, Scalar type);
 
@@ -85,11 +85,11 @@ void attention_backward(const Execution&, const Attention&, AnyMatrix queries, A
                         AnyMatrix out, Array<const float> log_sum, AnyMatrix out_gradient, AnyMatrix dq, AnyMatrix dk,
                         AnyMatrix dv, Array<std::byte> workspace);
 
-/// Which earlier blocks of keys a block of queries reads (as in MoBA, Lu et al. 2025, per block of queries): the
-/// `local` last ones, its own included, and of those before them the `best` with the largest product of the mean query
-/// and the mean key; equal ones: the earlier. Blocks that the mask hides altogether are not candidates. The mean query
-/// includes rows after a row of the block; keys and values that a row may not read stay hidden. No gradient flows
-/// through the choice.
+/// Choice of the earlier blocks of keys that a block of queries reads (as in MoBA, Lu et al. 2025, per block of
+/// queries): the `local` last ones, its own included, and of those before them the `best` with the largest product of
+/// the mean query and the mean key; equal ones: the earlier. Blocks that the mask hides altogether are not candidates.
+/// The mean query includes rows after a row of the block; keys and values that a row may not read stay hidden. No
+/// gradient flows through the choice.
 struct BlockChoice {
   std::int64_t local = 1;  ///< >= 1
   std::int64_t best = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Which implementation of attention a call runs on: the own kernels, or cuDNN's where it is faster. Nothing is timed
-// here: the choice is a record, which `weft benchmark --tune` makes. Without a record for a shape the own kernels run.
+// Choice of the implementation of attention for a call: the own kernels, or cuDNN's where it is faster. No run times
+// them: the choice is an entry of the algorithm table, which `weft benchmark --tune` makes. The own kernels run for a
+// shape without an entry.
 #pragma once
 
 #include <cstdint>
@@ -37,22 +37,22 @@ struct AttentionRecord {
   double cudnn_milliseconds = 0;
 };
 
-/// Sets the records to use; before sizes are planned. The first that fits a call is used.
+/// Sets the algorithm table; before sizes are planned. The first entry that fits a call is used.
 void use_attention_records(std::vector<AttentionRecord>);
 
-/// The implementation that a call is planned to run on, own or cudnn: the wanted one if this build and machine have it
-/// and it takes such calls. Needs no GPU: that a record is of another GPU is seen at the first call, which then runs on
+/// The implementation that a call is planned to run on, own or cudnn: the requested one if this build and machine have
+/// it and it takes such calls. Needs no GPU: an entry of another GPU is detected at the first call, which then runs on
 /// the own kernels.
 AttentionImplementation planned_attention(AttentionPass, const Attention&, Scalar type);
 
-/// The record that `planned_attention` follows for `recorded`; null: none.
+/// The entry of the algorithm table that `planned_attention` follows for `recorded`; null: none.
 const AttentionRecord* attention_record(const AttentionSizes&);
 
-/// Calls so far in this process that cuDNN could take, once per sizes: which implementation they ran on. Empty in a
+/// Implementations of the calls so far in this process that cuDNN could take, once per sizes. Empty in a
 /// build without cuDNN.
 std::vector<AttentionRecord> attention_records_in_use();
 
-/// Memory for `tune_attention`, of the sizes of a record; matrices are of its type.
+/// Memory for `tune_attention`, of the sizes of an entry; matrices are of its type.
 struct AttentionMemory {
   AnyMatrix inputs, gradients;  ///< [rows, queries | keys | values]
   AnyMatrix out, out_gradient;  ///< [rows, heads * head_size]
@@ -60,7 +60,7 @@ struct AttentionMemory {
   Array<std::byte> workspace;   ///< tuning_workspace()
 };
 std::int64_t tuning_workspace(const Execution&, const AttentionSizes&);
-/// Times both implementations and returns the record of the faster. Synchronises: for `weft benchmark --tune` only.
+/// Times both implementations and returns the entry of the faster. Synchronises: for `weft benchmark --tune` only.
 /// Only in a build with cuDNN.
 AttentionRecord tune_attention(const Execution&, const AttentionRecord&, const AttentionMemory&);
 

@@ -15,7 +15,7 @@ enum class Pass { forward, queries, keys };
 template <class Number, int kHead, Pass pass>
 __global__ void __launch_bounds__(kFlashThreads) flash(const __grid_constant__ FlashArguments arguments) {
 #ifdef WEFT_BEFORE_AMPERE
-  __trap();  // no products of bf16; Runtime refuses these GPUs
+  __trap();  // no products of bf16; Runtime rejects these GPUs
 #else
   using Sizes = FlashSizes<kHead>;
   DeviceContext<Number> context;

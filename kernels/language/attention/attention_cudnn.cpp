@@ -36,7 +36,7 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-/// 9.6 is the first that clears its own workspace, so that a call submits kernels alone.
+/// Oldest version that is used: 9.6 is the first that clears its own workspace, so that a call submits kernels alone.
 constexpr std::int64_t kOldestVersion = 90600;
 /// Rows of a block of the library's kernels: it rounds lengths up to this.
 constexpr std::int64_t kLibraryBlock = 128;
@@ -66,7 +66,7 @@ Library load() {
     return {0, file.string() + " is cuDNN " + text_of_version(version) + ", needed is " +
                    text_of_version(kOldestVersion) + " or later"};
   fe::cudnn_dlhandle = loaded;
-  // The headers would otherwise look for any version of the CUDA runtime beside the one that this program uses.
+  // The headers would otherwise look for any version of the CUDA runtime, not only the one that this program uses.
   setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", ("libcudart.so." + std::to_string(CUDART_VERSION / 1000)).c_str(), 0);
   return {version, ""};
 }
@@ -94,10 +94,10 @@ cudnnHandle_t handle_of(const Execution& execution) {
   return handle;
 }
 
-/// Tensors of a call, by which the library knows them.
+/// Identifiers of the tensors of a call in the library.
 enum Tensor : std::int64_t { kQueries = 1, kKeys, kValues, kOut, kLogSum, kOutGradient, kDq, kDk, kDv, kTensors };
 
-/// What a plan depends on.
+/// Values that a plan depends on.
 struct Call {
   AttentionSizes sizes;
   float scale = 0;
@@ -199,7 +199,7 @@ std::string build(const Execution& execution, Prepared& one, std::int64_t most_w
   }
 }
 
-/// "forward, 64 x 1024 rows, 12 heads of 64"
+/// Text for messages: "forward, 64 x 1024 rows, 12 heads of 64".
 std::string name_of(const AttentionSizes& sizes) {
   return std::string(sizes.pass == AttentionPass::forward ? "forward" : "backward") + ", " +
          std::to_string(sizes.sequences) + " x " + std::to_string(sizes.length) + " rows, " +

@@ -4,7 +4,7 @@
 // (WEFT_ENABLE_CUDNN) runs without it.
 //
 // A call of new sizes and strides builds an execution plan, which takes tens of milliseconds and must not happen while
-// a graph is recorded; later calls only submit its kernels, also into a CUDA graph. The plan is the first that the
+// a graph is captured; later calls only submit its kernels, also into a CUDA graph. The plan is the first that the
 // library proposes and is not timed. The backward pass uses the library's deterministic algorithm. On Hopper that one
 // keeps the gradient of the scores, length x length numbers of 16 bits for every head.
 //
@@ -44,12 +44,12 @@ std::int64_t workspace(AttentionPass, const Attention&);
 /// Version of the loaded library, 91900 for 9.19.0; 0 if there is none that can be used, and why.
 std::int64_t version();
 std::string absence();
-/// "9.19.0".
+/// Text of a version: "9.19.0".
 std::string text_of_version(std::int64_t version);
 
-/// As kernels::attention and attention_backward, for matrices of one 16-bit type whose rows are whole 16-byte words.
-/// False, with nothing done, if the own kernels are to run. Throws Error(usage) if the shape demands cuDNN and there is
-/// none.
+/// Computes kernels::attention and attention_backward by cuDNN, for matrices of one 16-bit type whose rows are whole
+/// 16-byte words. Returns false, with nothing done, if the own kernels are to run. Throws Error(usage) if the shape
+/// demands cuDNN and there is none.
 bool attention(const Execution&, const Attention&, AnyMatrix queries, AnyMatrix keys, AnyMatrix values, AnyMatrix out,
                Array<float> log_sum, Array<std::byte> workspace);
 bool attention_backward(const Execution&, const Attention&, AnyMatrix queries, AnyMatrix keys, AnyMatrix values,

@@ -76,7 +76,7 @@ KOKKOS_FORCEINLINE_FUNCTION void form_factors_of_keys(const Team& team, const Dr
   team.team_barrier();
 }
 
-/// The same with queries as rows and keys as lanes.
+/// Dropout factors of a tile with queries as rows and keys as lanes.
 KOKKOS_FORCEINLINE_FUNCTION void form_factors_of_queries(const Team& team, const Dropping& dropping, int query, int key,
                                                          int n_rows, float* factors) {
   for_columns(team, n_rows, [&](int m) {
@@ -168,7 +168,7 @@ KOKKOS_FORCEINLINE_FUNCTION void form_slopes(const Team& team, int n_rows, float
     });
 }
 
-/// dq of each block of queries, from the keys that it reads. Also forms delta.
+/// Forms dq of each block of queries, from the keys that it reads, and delta.
 void queries_backward(const Execution& execution, const BackwardArguments& a) {
   const int head_size = static_cast<int>(a.shape.head_size);
   Pieces measure(nullptr);
@@ -236,7 +236,7 @@ void queries_backward(const Execution& execution, const BackwardArguments& a) {
       });
 }
 
-/// dk and dv of each block of keys, from the queries that read it, of all heads that share it.
+/// Forms dk and dv of each block of keys, from the queries that read it, of all heads that share it.
 void keys_backward(const Execution& execution, const BackwardArguments& a) {
   const int head_size = static_cast<int>(a.shape.head_size);
   Pieces measure(nullptr);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention on tensor cores (FlashAttention-2, Dao 2023), bf16 or fp16 with fp32 sums: the code of one thread of a
-// block of kFlashThreads. Everything that only a GPU can do (matrix instructions, copies to shared memory, exchange
+// block of kFlashThreads. Everything that only a GPU can do (matrix instructions, copies to shared memory, shuffles
 // within a warp) is behind `Context` (flash_tiles.hpp): attention_cuda.cu has the one for a GPU,
 // tests/kernels/language/emulated_block.hpp one that runs a block on the host, so that the same source is tested
 // without a GPU.
@@ -17,7 +17,7 @@
 
 namespace weft::kernels {
 
-/// Row tiles (16 rows each) per warp, and rows of the side that passes by: the most that the registers hold.
+/// Row tiles (16 rows each) per warp, and rows of the streamed side: the most that the registers hold.
 template <int kHead>
 struct FlashSizes {
   static constexpr int forward_row_tiles = 2, forward_tile = kHead <= 64 ? 64 : 32;
@@ -96,7 +96,8 @@ constexpr std::int64_t flash_forward_shared() {
   return std::int64_t{kHead} * 2 * (kFlashWarps * 16 * kRowTiles + 4 * kTile);
 }
 
-/// out and log_sum of a block of 64 kRowTiles queries; each warp has 16 kRowTiles of them. Keys and values pass by in
+/// Forms out and log_sum of a block of 64 kRowTiles queries; each warp has 16 kRowTiles of them. Keys and values are
+/// streamed in
 /// tiles of kTile rows, double-buffered.
 template <int kHead, int kRowTiles, int kTile, class Context>
 WEFT_FLASH_INLINE void flash_forward(Context& context, const FlashArguments& a, std::int64_t task) {
@@ -245,7 +246,7 @@ constexpr std::int64_t flash_queries_backward_shared() {
   return std::int64_t{kHead} * 2 * (2 * kFlashWarps * 16 * kRowTiles + 4 * kTile);
 }
 
-/// dq and delta of a block of 64 kRowTiles queries; keys and values pass by.
+/// Forms dq and delta of a block of 64 kRowTiles queries; keys and values are streamed.
 template <int kHead, int kRowTiles, int kTile, class Context>
 WEFT_FLASH_INLINE void flash_queries_backward(Context& context, const FlashArguments& a, std::int64_t task) {
   constexpr int kRows = kFlashWarps * 16 * kRowTiles;
@@ -351,8 +352,8 @@ constexpr std::int64_t flash_keys_backward_shared() {
   return std::int64_t{kHead} * 2 * (2 * kFlashWarps * 16 * kRowTiles + 4 * kTile) + 4 * kTile * std::int64_t{4};
 }
 
-/// dk and dv of a block of 64 kRowTiles keys; the queries that read them pass by, head after head of those that share
-/// the keys. Scores are formed transposed, so that keys are the rows of all products.
+/// Forms dk and dv of a block of 64 kRowTiles keys; the queries that read them are streamed, head after head of those
+/// that share the keys. Scores are formed transposed, so that keys are the rows of all products.
 template <int kHead, int kRowTiles, int kTile, class Context>
 WEFT_FLASH_INLINE void flash_keys_backward(Context& context, const FlashArguments& a, std::int64_t task) {
   constexpr int kRows = kFlashWarps * 16 * kRowTiles;

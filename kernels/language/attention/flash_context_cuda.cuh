@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the code of flash_tiles.hpp needs of a GPU: matrix instructions, copies to shared memory, exchange within a
+// What the code of flash_tiles.hpp needs of a GPU: matrix instructions, copies to shared memory, shuffles within a
 // warp.
 #pragma once
 

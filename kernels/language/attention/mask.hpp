@@ -32,7 +32,7 @@ struct KeptBlocks {
   const std::uint8_t* kept;  ///< null: all
   int blocks;
 
-  /// Rows within the sequence.
+  /// True if the block of `query` reads the block of `key`. Rows are counted within the sequence.
   WEFT_HOST_DEVICE bool operator()(int query, int key) const {
     constexpr int kRows = static_cast<int>(kKeyBlock);
     return kept == nullptr || kept[std::int64_t{query / kRows} * blocks + key / kRows] != 0;

@@ -95,7 +95,7 @@ KOKKOS_FORCEINLINE_FUNCTION void for_panel(const Team& team, int n_rows, const B
 #endif
 }
 
-/// For every lane: value[lane] = step(value[lane], m, lane) for m = 0, 1, ...
+/// Applies a step to the value of every lane: value[lane] = step(value[lane], m, lane) for m = 0, 1, ...
 template <class Step>
 KOKKOS_FORCEINLINE_FUNCTION void for_lanes(const Team& team, int n_rows, float* value, const Step& step) {
 #ifdef KOKKOS_ENABLE_CUDA
@@ -202,7 +202,7 @@ struct Live {
   bool masked;  ///< some row has no score with some lane
 };
 
-/// Queries as lanes, keys as rows: what the mask says about the lanes of a group.
+/// Mask of a group of lanes, with queries as lanes and keys as rows.
 struct LaneMask {
   int first, last;                 ///< row of the first and of the last lane inside the sequence
   int lower[kLanes], row[kLanes];  ///< each lane reads the keys [lower, row]
@@ -248,7 +248,7 @@ struct RowMask {
     return m < count && key >= lower[m] && key <= tile + m;
   }
 
-  /// For lanes that are the keys [first, last].
+  /// Live rows of the group whose lanes are the keys [first, last].
   KOKKOS_FORCEINLINE_FUNCTION Live live(int first, int last) const {
     Live rows;
     rows.begin = most(first - tile, 0) / kMicroRows * kMicroRows;

@@ -16,7 +16,7 @@
 
 namespace weft::kernels {
 
-/// Where the keys and values of a sequence are.
+/// Rows of the cache with the keys and values of a sequence.
 struct CachedSequence {
   std::int64_t prefix_begin = 0;  ///< cache row of position 0
   std::int64_t own_begin = 0;     ///< cache row of position `prefix`

@@ -30,7 +30,7 @@ template <class Tile>
 __global__ void __launch_bounds__(kCachedMostWarps* kWarp, Tile::kHead <= 64 ? 3 : 1)
     attend(const __grid_constant__ CachedArguments a) {
 #ifdef WEFT_BEFORE_AMPERE
-  __trap();  // Runtime refuses these GPUs
+  __trap();  // Runtime rejects these GPUs
 #else
   constexpr int kHead = Tile::kHead, kChunks = kHead / 8, kPart = Tile::kPart;
   using Number = typename Tile::Number;

@@ -7,7 +7,7 @@
 // between the end of the kernel before and the last store.
 //
 // A part is some positions of a key head, which one warp copies to shared memory, some parts ahead, and alone reads:
-// nothing is exchanged between warps until all keys are read. The parts of a sequence are divided into strands. A warp
+// warps do not communicate until all keys are read. The parts of a sequence are divided into strands. A warp
 // sums one strand after another, each with its own softmax, relative to its largest score; then the sums of all strands
 // are joined. So a block may have few warps, with many rows, or many, with few rows; then a cluster of blocks may also
 // share a sequence and a group of heads. How a sequence is divided into strands depends on its position alone, and so
@@ -40,7 +40,8 @@ struct CachedArguments {
 
 constexpr int kSeveralStrands = 16, kMostStrands = 32;  ///< most of a sequence; of a long one
 
-/// Strands of a sequence of so many parts: a power of two. Part p belongs to strand p % strands; each has at least one.
+/// Number of strands of a sequence of `parts` parts: a power of two. Part p belongs to strand p % strands; each has at
+/// least one.
 WEFT_HOST_DEVICE inline int strands_of(int parts) {
   constexpr int kLongParts = 64;
   if (parts > kLongParts) return kMostStrands;
@@ -99,7 +100,7 @@ struct PartOfWarp {
   }
 };
 
-/// Until the oldest of `stages` groups of copies is there.
+/// Waits until the oldest of `stages` groups of copies has arrived.
 __device__ __forceinline__ void wait_for_oldest(int stages) {
   switch (stages) {
     case 2:
@@ -125,7 +126,7 @@ struct StrandSums {
       : value(reinterpret_cast<float*>(memory)),
         softmax(reinterpret_cast<float2*>(memory + strands * heads * kColumns * 4)) {}
 
-  /// Those of the first block of a cluster.
+  /// Sums of the first block of a cluster.
   __device__ __forceinline__ StrandSums of_cluster(int blocks) const {
     StrandSums first = *this;
     if (blocks > 1) {
@@ -134,8 +135,8 @@ struct StrandSums {
     }
     return first;
   }
-  /// After the last strand: the first block calls store(head, column, value) with the result. A warp takes 32 columns
-  /// of a head; its lane i has the factor of strand i.
+  /// Finishes after the last strand: the first block calls store(head, column, value) with the result. A warp takes 32
+  /// columns of a head; its lane i has the factor of strand i.
   template <class Work, class Store>
   __device__ __forceinline__ void join(const Work& w, const Store& store) const {
     if (w.blocks > 1)

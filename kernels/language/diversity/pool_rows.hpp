@@ -14,7 +14,8 @@ struct PooledRows {
   float scale = 1;
 };
 
-/// For every range; no two have the same `to`. in: fp32, bf16 or fp16. Sums are fp32, in the order of the rows.
+/// Writes the pooled row of every range to row `to` of `out`; no two ranges have the same `to`. in: fp32, bf16 or fp16.
+/// Sums are fp32, in the order of the rows.
 void pool_rows(const Execution&, AnyMatrix in, Array<const PooledRows> ranges, Matrix<float> out);
 
 }  // namespace weft::kernels

@@ -36,13 +36,13 @@ struct SetAdvantages {
   Array<double> advantages;    ///< [prompts * samples]: A_i
 };
 
-/// Elements of the workspace.
+/// Number of elements of the workspace.
 constexpr std::int64_t set_advantages_workspace(std::int64_t prompts, std::int64_t samples) {
   return 3 * prompts * samples;
 }
 
-/// One launch for all prompts. Results of embeddings or rewards that are not finite are not finite. Throws
-/// Error(internal) for shapes that do not fit, or a set of fewer than two.
+/// Computes diversity and advantages in one launch for all prompts. Results of embeddings or rewards that are not
+/// finite are not finite. Throws Error(internal) for shapes that do not fit, or a set of fewer than two.
 void set_advantages(const Execution&, const SetRule&, const AnswerSets&, Array<double> workspace, const SetAdvantages&);
 
 }  // namespace weft::kernels

@@ -32,13 +32,13 @@ constexpr int kMostWarps = 16, kMostBlocks = 8;  ///< of a block, and of a clust
 constexpr int kLaneColumns = 4, kWarpColumns = kWarp * kLaneColumns;
 constexpr int kRows = 4;  ///< answers that a warp of many_answers reads together
 
-/// How the blocks of a prompt divide its work in many_answers.
+/// Division of the work of a prompt over its blocks in many_answers.
 struct Division {
   int blocks = 1;        ///< of a prompt
-  int column_warps = 1;  ///< of a block: warps beside one another, each with its columns
+  int column_warps = 1;  ///< of a block: warps with adjacent columns
   int groups = 1;        ///< of a block: warps with the same columns, each with its answers
 
-  /// Parts of a sum over the columns.
+  /// Number of parts of a sum over the columns.
   WEFT_HOST_DEVICE int parts() const { return blocks * column_warps; }
   int warps() const { return column_warps * groups; }
   std::int64_t shared_bytes(std::int64_t samples) const {
@@ -85,12 +85,12 @@ __device__ __forceinline__ double warp_sums(double (&value)[kCount], int lane) {
   return value[0];
 }
 
-/// 1 / |e|, or 0 of an empty answer. Of infinity: NaN, not 0.
+/// Inverse length 1 / |e|, or 0 for an empty answer. For infinity: NaN, not 0.
 __device__ __forceinline__ double inverse_length(double square) {
   return square == 0 ? 0.0 : rsqrt(square) + (square - square);
 }
 
-/// Zeros beyond the last column.
+/// Loads the columns of a lane, zeros beyond the last column.
 __device__ __forceinline__ void load_lane(const AnyMatrix& e, std::int64_t row, std::int64_t column, bool vectors,
                                           double (&value)[kLaneColumns]) {
   const std::int64_t at = row * e.stride + column;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void load_lane(const AnyMatrix& e, std::int64_t row, 
     value[c] = column + c < e.columns ? static_cast<double>(load_element(e.data, e.type, at + c)) : 0.0;
 }
 
-/// Results of an answer; of an empty one zeros.
+/// Stores the results of an answer, zeros for an empty answer.
 __device__ __forceinline__ void store_answer(const Arguments& a, const SetFactors& factors, const SetSums& sums,
                                              std::int64_t row, bool present, double reward, double s, double q) {
   a.out.distances[row] = present ? s : 0.0;
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp) many_answers(const __grid_c
   }
 }
 
-/// blocks: of a prompt. shared: bytes, at most kDynamicSharedMemory.
+/// Launches a kernel. blocks: of a prompt. shared: bytes, at most kDynamicSharedMemory.
 void launch(const Execution& execution, void (*kernel)(Arguments), const Arguments& arguments, int blocks, int warps,
             std::int64_t shared) {
   launch_early(execution, "set_advantages", kernel, dim3(static_cast<unsigned>(arguments.sets.prompts * blocks)),

@@ -38,10 +38,10 @@ struct SetSums {
 /// (n - k) / (m - k), a factor of the probability that k + 1 given answers are in the set; 0: there are not as many.
 WEFT_HOST_DEVICE inline double set_ratio(double n, double m, double k) { return m > k ? (n - k) / (m - k) : 0.0; }
 
-/// What the rule and m alone determine: one division each, formed once per prompt.
+/// Factors that the rule and m alone determine: one division each, formed once per prompt.
 struct SetFactors {
   double answers = 0, pairs = 0;          ///< 1 / m, and 1 / number of pairs of the m answers
-  double set_answers = 0, set_pairs = 0;  ///< the same of a set
+  double set_answers = 0, set_pairs = 0;  ///< numbers of answers and pairs of a set
   double two = 0, three = 0;              ///< probability that two and three given answers are in the set
   /// Probability that one, two and three given answers are in a set that has answer i.
   double one_more = 0, two_more = 0, three_more = 0;

@@ -22,7 +22,8 @@ inline DropoutRule dropout_rule(float probability) {
   return {kept, kept == 0 ? 0.0f : static_cast<float>(static_cast<double>(kMaskRange) / kept)};
 }
 
-/// Of columns [8 group, 8 group + 8) of a row. Distinct for sites below 2^16, rows below 2^32 and groups below 2^16.
+/// Random bits of the dropout mask for columns [8 group, 8 group + 8) of a row. Distinct for sites below 2^16, rows
+/// below 2^32 and groups below 2^16.
 WEFT_HOST_DEVICE inline Random4 dropout_bits(std::uint64_t seed, std::uint64_t step, std::uint32_t site,
                                              std::int64_t row, std::int64_t group) {
   return philox(seed, Purpose::dropout, step,
@@ -30,9 +31,9 @@ WEFT_HOST_DEVICE inline Random4 dropout_bits(std::uint64_t seed, std::uint64_t s
                     static_cast<std::uint64_t>(group));
 }
 
-/// Of the attention probabilities of a row and head for keys [8 group, 8 group + 8). The number of a step takes 40
-/// bits; the layer above it, from 1 on, separates these numbers from those of dropout_bits. Distinct for rows below
-/// 2^28, heads and groups below 2^18.
+/// Random bits of the dropout mask for the attention probabilities of a row and head, keys [8 group, 8 group + 8). The
+/// number of a step takes 40 bits; the layer above it, from 1 on, separates these numbers from those of dropout_bits.
+/// Distinct for rows below 2^28, heads and groups below 2^18.
 WEFT_HOST_DEVICE inline Random4 attention_dropout_bits(std::uint64_t seed, std::uint64_t step, std::uint32_t layer,
                                                        std::int64_t row, std::int64_t head, std::int64_t group) {
   return philox(seed, Purpose::dropout, step | static_cast<std::uint64_t>(layer + 1) << 40,

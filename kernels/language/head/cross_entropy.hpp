@@ -4,7 +4,7 @@
 //
 //   lse = max + log sum exp(z - max)     loss = lse - z_y     dz = weight * scale * (softmax(z) - 1_y)
 //
-// Columns from `vocabulary` on are padding: they take no part in the softmax and their gradient is 0. With softcap c,
+// Columns from `vocabulary` on are padding: the softmax excludes them and their gradient is 0. With softcap c,
 // z = c tanh(a / c) of the stored a, and da = dz (1 - (z / c)^2). With temperature t, z is divided by it after the cap:
 // the distribution from which kernels/language/sample/ draws. z_loss adds z_loss * lse^2 to the loss.
 //
@@ -22,7 +22,7 @@ namespace weft::kernels {
 /// A target that is not counted: loss 0, gradient 0.
 inline constexpr std::int32_t kIgnored = -1;
 
-/// What the columns of one rank contribute to the softmax of a row.
+/// Contribution of the columns of one rank to the softmax of a row.
 struct SoftmaxPart {
   float largest = 0;       ///< of its logits
   float sum = 0;           ///< of exp(z - largest)
@@ -37,7 +37,7 @@ struct CrossEntropy {
   Array<const float> weights = {};  ///< [rows] per token, or empty: 1
   float temperature = 1;            ///< more than 0
   std::int64_t first_token = 0;     ///< token of column 0
-  Array<const SoftmaxPart> parts = {};  ///< [ranks, rows] in rank order; empty: all of the vocabulary is here
+  Array<const SoftmaxPart> parts = {};  ///< [ranks, rows] in rank order; empty: this rank has all of the vocabulary
 };
 
 /// parts [n]: of these logits. Those of ignored targets are 0.

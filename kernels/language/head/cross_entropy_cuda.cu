@@ -33,7 +33,7 @@ struct SoftmaxSum {
     sum = sum * fast_exponential(largest - most) + other.sum * fast_exponential(other.largest - most);
     largest = most;
   }
-  /// The first `count` of 8 values.
+  /// Adds the first `count` of 8 values.
   __device__ __forceinline__ void add(const float (&z)[8], int count) {
     float most = largest;
 #pragma unroll
@@ -53,7 +53,7 @@ struct Arguments {
   const std::int32_t* targets;
   float* losses;
   bool gradient;
-  SoftmaxPart* parts;  ///< softmax_parts: where they go; cross_entropy: null
+  SoftmaxPart* parts;  ///< softmax_parts: output; cross_entropy: null
 };
 
 /// The logit before its division by the temperature; softcap 0: as stored.

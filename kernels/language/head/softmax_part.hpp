@@ -8,7 +8,7 @@
 
 namespace weft::kernels {
 
-/// The part of all columns of a row.
+/// Part of all columns of a row, joined from the parts of ranks.
 WEFT_HOST_DEVICE inline SoftmaxPart joined_parts(Array<const SoftmaxPart> parts, std::int64_t row, std::int64_t rows) {
   SoftmaxPart all{parts[row].largest, 0.0f, 0.0f};
   for (std::int64_t at = row + rows; at < parts.size; at += rows)

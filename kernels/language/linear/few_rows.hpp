@@ -15,8 +15,8 @@
 
 namespace weft::kernels {
 
-/// How a block divides its work. kRows: of x, the rest are zeros; kOutputs: of the tile; kTransposed: W is stored as
-/// [inputs, outputs].
+/// Division of the work of a block. kRows: rows of x, the rest are zeros; kOutputs: outputs of the tile; kTransposed: W
+/// is stored as [inputs, outputs].
 template <int kRows_, int kOutputs_, bool kTransposed_>
 struct FewRowsTile {
   static constexpr int kRows = kRows_, kOutputs = kOutputs_;
@@ -28,11 +28,11 @@ struct FewRowsTile {
   static constexpr int kOutputWarps = kOutputs / (16 * kBands), kInnerWarps = kWarps / kOutputWarps;
   static constexpr int kGroups = kChunk / 16 / kInnerWarps;  ///< of 16 inputs, of a warp, per chunk
   static constexpr int kUnits = kRows * kOutputs / 4;        ///< of four outputs of a row
-  /// A stage: rows, weights.
+  /// Bytes of a stage: rows, weights.
   static constexpr int kRowsBytes = kRows * kChunk * 2, kStageBytes = kRowsBytes + kOutputs * kChunk * 2;
   /// Sums are stored as [row][output]. Four floats between rows: the lanes of a warp write to different banks.
   static constexpr int kSumsStride = kOutputs + 4, kSums = kRows * kSumsStride;
-  /// Shared memory: the stages; the sums, of many rows in the place of the stages.
+  /// Offset of the sums in shared memory: after the stages, or with many rows in place of the stages.
   static constexpr int sums_at(int chunks) {
     return kRows > 8 ? 0 : (chunks < kStages ? chunks : kStages) * kStageBytes;
   }
@@ -101,7 +101,7 @@ struct FewRowsWords {
   }
 };
 
-/// Chunk `chunk`, the i-th of this block.
+/// Loads chunk `chunk`, the i-th of this block.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_load_weight(Context& context, const FewRowsOperands& o, const FewRowsWords<Tile>& words,
                                             int first_output, int chunk, int i, int stage) {
@@ -120,7 +120,7 @@ WEFT_FLASH_INLINE void few_rows_load_weight(Context& context, const FewRowsOpera
   }
 }
 
-/// Rows of the first `count` chunks, at most kStages.
+/// Loads the rows of the first `count` chunks, at most kStages.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_load_rows(Context& context, const FewRowsOperands& o, const FewRowsWords<Tile>& words,
                                           int count) {
@@ -136,7 +136,7 @@ WEFT_FLASH_INLINE void few_rows_load_rows(Context& context, const FewRowsOperand
     }
   }
 }
-/// Rows of one chunk, to a stage that has been read.
+/// Loads the rows of one chunk to a stage that has been read.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_load_rows_of(Context& context, const FewRowsOperands& o, int chunk, int stage) {
   constexpr int kWords = Tile::kChunk / 8;
@@ -153,7 +153,7 @@ struct alignas(16) FewRowsColumns {
   float value[4];
 };
 
-/// Where a lane reads its part of the operands of a group of 16 inputs in a stage.
+/// Addresses from which a lane reads its part of the operands of a group of 16 inputs in a stage.
 template <class Tile>
 struct FewRowsPlaces {
   std::uint32_t weight[Tile::kGroups][Tile::kBands], rows[Tile::kGroups];
@@ -198,7 +198,7 @@ WEFT_FLASH_INLINE void few_rows_read_weight(Context& context, const FewRowsPlace
   }
 }
 
-/// One chunk in shared memory.
+/// Adds the products of one chunk in shared memory.
 template <class Tile, class Context>
 WEFT_FLASH_INLINE void few_rows_multiply(Context& context, const FewRowsPlaces<Tile>& places, int stage,
                                          FewRowsSums<Tile>& sums) {
@@ -248,7 +248,7 @@ WEFT_FLASH_INLINE void few_rows_multiply_all(Context& context, const FewRowsPlac
   }
 }
 
-/// Where the four sums of a unit are.
+/// Position of the four sums of a unit.
 template <class Tile>
 WEFT_FLASH_INLINE FewRowsColumns* few_rows_unit(unsigned char* shared, int most_chunks, int unit) {
   constexpr int kOfRow = Tile::kOutputs / 4;
@@ -258,7 +258,7 @@ WEFT_FLASH_INLINE FewRowsColumns* few_rows_unit(unsigned char* shared, int most_
 
 /// Sums over chunks [begin, end) of the inputs. finish(unit, sums, at) gets four: of row unit / (kOutputs / 4) and the
 /// outputs from 4 (unit % (kOutputs / 4)) of the tile; `at` is memory of this unit. Units are those of used rows and of
-/// others that a warp has beside them; of a thread they rise by kThreads from its number. await_rows() is called before
+/// other rows in the same warp; the units of a thread rise by kThreads from its number. await_rows() is called before
 /// x is read: until then only weights are loaded.
 ///
 /// What follows await_rows is a chain of latencies, not of work: addresses are formed before it, and the loops over the

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::int64_t kMostFewRows = 64;
 constexpr std::int64_t kMiddleTile = 64, kWideTile = 128;
-constexpr std::int64_t kSeveralOutputs = 1024;  ///< from here on middle tiles
-constexpr std::int64_t kManyOutputs = 16384;    ///< from here on wide tiles
+constexpr std::int64_t kSeveralOutputs = 1024;  ///< middle tiles from this number on
+constexpr std::int64_t kManyOutputs = 16384;    ///< wide tiles from this number on
 
 /// Successive outputs of a row that a thread finishes. One of a narrow tile, so that all warps have some; four of
 /// others, which have enough for all.
@@ -28,7 +28,7 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
     multiply(const __grid_constant__ FewRowsArguments a) {
 #ifdef WEFT_BEFORE_AMPERE
-  __trap();  // no products of bf16; Runtime refuses these GPUs
+  __trap();  // no products of bf16; Runtime rejects these GPUs
 #else
   allow_next_kernel();
   const int part = static_cast<int>(blockIdx.x), parts = static_cast<int>(gridDim.x),
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
   if (thread == 0) of_sums.create();
   __syncwarp();
   if (parts > 1 && thread == 0) {
-    // Of the groups of 32 units every parts-th is this block's.
+    // This block finishes every parts-th group of 32 units.
     const int groups = (min(Tile::kRows, o.rows) * (Tile::kOutputs / 4) + kWarp - 1) / kWarp;
     of_sums.expect((groups - part + parts - 1) / parts * parts * kWarp * static_cast<int>(sizeof(FewRowsColumns)));
   }
@@ -132,12 +132,12 @@ void launch(const Execution& execution, const FewRowsArguments& arguments, bool 
   launch<FewRowsTile<kRows, kNarrowTile, false>>(execution, arguments);
 }
 
-/// bf16 in rows that begin at multiples of four elements.
+/// True for bf16 in rows that begin at multiples of four elements.
 bool begins_in_fours(const AnyMatrix& matrix) {
   return matrix.type == Scalar::bf16 && matrix.stride % 4 == 0 && is_aligned(matrix.data, 8);
 }
 
-/// bf16 in rows of whole 16-byte words.
+/// True for bf16 in rows of whole 16-byte words.
 bool is_in_words(const AnyMatrix& matrix) {
   return matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
 }

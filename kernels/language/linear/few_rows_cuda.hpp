@@ -11,12 +11,12 @@ namespace weft::kernels::cuda {
 /// True if there is a kernel for these operands: bf16 and at most 64 rows, on GPUs from compute capability 9.0 on.
 bool fits_few_rows(const LinearWeights&, AnyMatrix x, AnyMatrix y);
 
-/// y = x Wᵀ + b, with b in fp32. A row does not depend on the number of rows. Weights and biases are read while the
-/// kernel before it in the stream may still run, so that kernel must not write them. False, and nothing is enqueued, if
-/// the operands do not fit.
+/// Computes y = x Wᵀ + b, with b in fp32. A row does not depend on the number of rows. Weights and biases are read
+/// while the kernel before it in the stream may still run, so that kernel must not write them. False, and nothing is
+/// enqueued, if the operands do not fit.
 bool multiply_few_rows(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix y);
 
-/// activated = activation(y), of y rounded as it would be stored. False also for gated activations.
+/// Computes activated = activation(y), for y rounded as it would be stored. False also for gated activations.
 bool multiply_few_rows_activated(const Execution&, const LinearWeights& weights, AnyMatrix x, MlpActivation,
                                  AnyMatrix activated);
 

@@ -59,34 +59,36 @@ __device__ __forceinline__ void finish_outputs(const FewRowsArguments& a, int ro
 }
 
 #ifndef WEFT_BEFORE_AMPERE
-/// What blocks of a cluster send to this block's shared memory: a barrier counts the bytes that have arrived (PTX ISA:
-/// mbarrier, st.async). It is faster than a barrier of the cluster, which waits for all memory accesses of all threads.
-/// A block ends only when all that it expects has arrived, and is sent nothing else.
+/// Receives data that blocks of a cluster send to this block's shared memory: a barrier counts the bytes that have
+/// arrived (PTX ISA: mbarrier, st.async). It is faster than a barrier of the cluster, which waits for all memory
+/// accesses of all threads. A block ends only when all that it expects has arrived, and is sent nothing else.
 class Arrivals {
  public:
   __device__ __forceinline__ explicit Arrivals(std::uint64_t* memory) : barrier_(shared_address(memory)) {}
 
-  /// One thread of the receiving block, then __syncwarp(): the compiler may create a barrier by the whole warp.
+  /// Creates the barrier. Called by one thread of the receiving block, then __syncwarp(): the compiler may create a
+  /// barrier by the whole warp.
   __device__ __forceinline__ void create() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(barrier_)
                  : "memory");
 #endif
   }
-  /// The same thread, before the block meets the others.
+  /// Announces the bytes that will arrive. Called by the thread that called create(), before the barrier of the
+  /// cluster.
   __device__ __forceinline__ void expect(int bytes) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier_), "r"(bytes) : "memory");
 #endif
   }
-  /// `to` in block `rank`, at the address that it has in this block, and the barrier there.
+  /// Address of `to` in block `rank`, the same as in this block, and the barrier of that block.
   struct Place {
     std::uint32_t at, barrier;
   };
   __device__ __forceinline__ Place place(const void* to, int rank) const {
     return {there(shared_address(to), rank), there(barrier_, rank)};
   }
-  /// To `offset` bytes behind `to`.
+  /// Sends a value to `offset` bytes after `to`.
   __device__ __forceinline__ void send(Place to, int offset, float4 value) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(
@@ -95,11 +97,11 @@ class Arrivals {
                  : "memory");
 #endif
   }
-  /// To `to` in block `rank`.
+  /// Sends a value to `to` in block `rank`.
   __device__ __forceinline__ void send(const void* to, int rank, float4 value) const {
     send(place(to, rank), 0, value);
   }
-  /// Until all bytes have arrived.
+  /// Waits until all bytes have arrived.
   __device__ __forceinline__ void wait() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile(
@@ -124,7 +126,7 @@ class Arrivals {
 };
 #endif
 
-/// What a thread finishes at a time: kCount (1 or 4) successive outputs of a row.
+/// Outputs that a thread finishes at a time: kCount (1 or 4) successive outputs of a row.
 template <int kCount>
 struct OwnOutputs {
   int row, output;

@@ -16,7 +16,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// Names as those of FewRowsTile, whose functions load the weights.
+/// Tile with the member names of FewRowsTile, whose functions load the weights.
 template <int kParts_, bool kTransposed_>
 struct HopperRowsTile {
   static constexpr int kParts = kParts_, kRows = 64, kOutputs = 64;
@@ -103,11 +103,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
     context.copy16(static_cast<std::uint32_t>(reinterpret_cast<unsigned char*>(bias + thread) - context.shared),
                    valid ? a.bias + output : static_cast<const void*>(o.x), valid);
   }
-  // What this thread finishes: a warp has four rows and 32 outputs.
+  // Outputs that this thread finishes: a warp has four rows and 32 outputs.
   const int unit = warp / (OfPart::kRows / 4) * 8 + lane % 8, row_of_part = warp % (OfPart::kRows / 4) * 4 + lane / 8;
   const bool finishes = unit < kUnits;
   const FewRowsColumns* const own_sums = exchanged + OfPart::at(row_of_part, unit);
-  // What it sends: lanes exchange pairs of sums with their neighbours, then each has four successive outputs of a row.
+  // Sums that it sends: lanes swap pairs of sums with their neighbours, then each has four successive outputs of a
+  // row.
   const int odd = lane % 2, row = warp % 4 * 16 + lane / 4 + 8 * odd;
   const Arrivals::Place there =
       of_sums.place(exchanged + part * OfPart::kUnits +

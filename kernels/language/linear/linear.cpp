@@ -13,7 +13,7 @@ namespace {
 Form forward_form(const LinearWeights& weights) { return weights.transposed ? Form::plain : Form::transposed; }
 Form backward_form(const LinearWeights& weights) { return weights.transposed ? Form::transposed : Form::plain; }
 
-/// x Wᵀ with an epilogue that adds the bias. False if the dense library does not take it.
+/// Computes x Wᵀ with an epilogue that adds the bias. False if the dense library does not take it.
 bool multiply_with_bias(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
                         Epilogue::Kind kind, Array<std::byte> workspace) {
   const Epilogue epilogue{.kind = kind, .bias = weights.rounded_bias.data};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Products of a language model with an element-wise step beside them:
+// Products of a language model with an element-wise step before or after them:
 //
 //   linear                  y = x Wᵀ + b
 //   linear_activated        activated = activation(x Wᵀ + b)
@@ -33,27 +32,28 @@ struct LinearWeights {
   Array<const bf16> rounded_bias = {};  ///< the same rounded to nearest, for an epilogue; or empty
 };
 
-/// x [n, inputs], y [n, outputs]. Workspace: that of gemm.
+/// Computes y = x Wᵀ + b: x [n, inputs], y [n, outputs]. Workspace: that of gemm.
 void linear(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix y, Array<std::byte> workspace);
 
-/// The same of operands in 8 bits (gemm/fp8.hpp): x [n, inputs], weight [outputs, inputs], y in bf16. The bias is that
+/// Product with operands in 8 bits (gemm/fp8.hpp): x [n, inputs], weight [outputs, inputs], y in bf16. The bias is that
 /// of `weights`. Workspace: that of gemm_coded.
 void linear_coded(const Execution&, const LinearWeights& weights, const CodedRows& weight, const CodedRows& x,
                   AnyMatrix y, Array<std::byte> workspace);
 
-/// For passes that no backward pass follows. hidden [n, outputs]: memory for x Wᵀ + b, which may be formed or not.
-/// activated [n, outputs], or half as many of gated activations.
+/// Product and activation, for passes that no backward pass follows. hidden [n, outputs]: memory for x Wᵀ + b, which
+/// may be formed or not. activated [n, outputs], or half as many of gated activations.
 void linear_activated(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix hidden, MlpActivation,
                       AnyMatrix activated, Array<std::byte> workspace);
 
-/// dy [n, outputs], dx [n, inputs].
+/// Computes dx = dy W: dy [n, outputs], dx [n, inputs].
 void linear_backward(const Execution&, const LinearWeights&, AnyMatrix dy, AnyMatrix dx, Array<std::byte> workspace);
 
-/// The tanh form of the GELU. dy [n, outputs], hidden and dhidden [n, inputs], different memory.
+/// Gradient through the product and the tanh form of the GELU. dy [n, outputs], hidden and dhidden [n, inputs],
+/// different memory.
 void linear_gelu_backward(const Execution&, const LinearWeights&, AnyMatrix dy, AnyMatrix hidden, AnyMatrix dhidden,
                           Array<std::byte> workspace);
 
-/// `size` numbers rounded to nearest.
+/// Copy of `size` numbers, rounded to nearest.
 struct RoundedCopy {
   const float* from = nullptr;
   bf16* to = nullptr;

@@ -13,7 +13,7 @@
 namespace weft::kernels::cuda {
 namespace {
 
-/// kRows: of x, the rest are zeros.
+/// Tile of the product. kRows: rows of x, the rest are zeros.
 template <int kRows_>
 struct ManyOutputsTile {
   static constexpr int kRows = kRows_, kWarps = 8, kThreads = kWarps * kWarp;
@@ -30,7 +30,7 @@ struct ManyOutputsTile {
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads) multiply_many(const __grid_constant__ ManyOutputs a) {
 #ifdef WEFT_BEFORE_AMPERE
-  __trap();  // no products of bf16; Runtime refuses these GPUs
+  __trap();  // no products of bf16; Runtime rejects these GPUs
 #else
   allow_next_kernel();
   constexpr int kWords = Tile::kChunk / 8;  // of 16 bytes, of a row in a chunk

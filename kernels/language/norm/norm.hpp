@@ -45,7 +45,7 @@ struct NormStatistics {
 WEFT_KERNEL(norm_forward, void(const Execution&, const NormWeights&, AnyMatrix x, AnyMatrix addend, AnyMatrix sum,
                                AnyMatrix y, const NormStatistics&));
 
-/// How the rows are cut into the blocks whose sums norm_backward forms (NormSums): `block` rows each, from every
+/// Division of the rows into the blocks whose sums norm_backward forms (NormSums): `block` rows each, from every
 /// multiple of `length` on, where a shorter block ends.
 struct NormBlocks {
   std::int64_t length = 0, block = 1;
@@ -59,7 +59,7 @@ struct NormBlocks {
                        fitting = lengths < kBlocks ? kBlocks / lengths : 1;
     return {length, above(length, fitting < most ? fitting : most)};
   }
-  /// Of any of(n), n <= rows.
+  /// Largest number of blocks that any of(n), n <= rows, has.
   static constexpr std::int64_t most(std::int64_t rows) {
     const std::int64_t blocks = above(rows, kFewestRows);
     return blocks < kBlocks ? blocks : kBlocks;
@@ -80,7 +80,7 @@ struct NormBlocks {
   static constexpr std::int64_t above(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 };
 
-/// Sums over the rows of each block, [blocks.count(rows), columns], or without data: not wanted. Their column sums are
+/// Sums over the rows of each block, [blocks.count(rows), columns], or without data: not formed. Their column sums are
 /// gradients: of the norm's weight and bias, and of a bias that was added to h.
 struct NormSums {
   Matrix<float> weight;    ///< of dy * xhat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Limit: memory. One block per row; a head is held by head_size / 8 adjacent lanes of a warp, which exchange halves and
+// Limit: memory. One block per row; a head is held by head_size / 8 adjacent lanes of a warp, which swap halves and
 // sums by shuffles. Bytes per row in bf16: forward 4 per column of packed, in place 4 per column of queries and keys;
 // backward 6 per column of queries and keys with a norm, 4 without, and 4 for the rows of a weight. Cosines and sines
 // come from the first-level cache: all heads of a row share them. With `width` a row is read twice, the second time
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-/// What a thread of a head knows about its eight columns.
+/// Position of the eight columns of a thread in their head.
 struct Place {
   int side;             ///< 0: queries, 1: keys, 2: values
   std::int64_t head;    ///< of its side
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kThreads) backward(const __grid_constant__ Bac
 #pragma unroll
       for (int i = 0; i < 8; ++i) dy[i] = factor * (g[i] - xhat[i] * along);
     }
-    // All lanes of the head have read their partners' columns by shuffle: a head never leaves its warp.
+    // All lanes of the head have read their partners' columns by shuffle: a head is within one warp.
     if (active) store_columns(a.gradient, row, vector * 8, dy);
   });
   if (a.temperature_rows.data == nullptr) return;

@@ -83,12 +83,12 @@ struct DrawArguments {
   GrowingSequences sequences;
 };
 
-/// Sums of the values of lower threads and of all.
+/// Prefix sums: of the values of lower threads, and of all threads.
 template <class Sum>
 struct Scan {
   Sum before, total;
 };
-/// of_warps: shared memory of this call alone.
+/// Prefix sums over a block. of_warps: shared memory of this call alone.
 template <class Sum>
 __device__ __forceinline__ Scan<Sum> scan(Sum value, Sum (&of_warps)[kDrawWarps]) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;

@@ -7,7 +7,7 @@
 
 namespace weft::kernels::cuda {
 
-/// NaN if one of them is.
+/// Larger of two values; NaN if one of them is NaN.
 __device__ __forceinline__ float larger(float x, float y) {
 #ifdef WEFT_BEFORE_AMPERE
   return x != x || x > y ? x : y;

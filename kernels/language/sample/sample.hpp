@@ -55,18 +55,18 @@ struct GrowingSequences {
   Matrix<Drawn> drawn;                    ///< [rows, most own positions]
 };
 
-/// Ids of a block.
+/// Number of ids of a block.
 constexpr int kDrawBlock = 128;
 constexpr std::int64_t draw_blocks(std::int64_t vocabulary) { return (vocabulary + kDrawBlock - 1) / kDrawBlock; }
 
-/// Of the logits of a row whose ids are in [128 block, 128 (block + 1)) and below the vocabulary.
+/// Sums over the logits of a row whose ids are in [128 block, 128 (block + 1)) and below the vocabulary.
 struct BlockSum {
   std::uint32_t weight = 0;  ///< sum of PowerWeight (sample_rule.hpp) at the temperature of the rule
   std::uint32_t plain = 0;   ///< at temperature 1
   float largest = 0;         ///< before the soft cap; NaN if one of them is
 };
 
-/// For each row whose sequence runs (position < end): draws the token of position + 1, writes it to `ids` and, for
+/// Draws the token of position + 1 for each row whose sequence runs (position < end), writes it to `ids` and, for
 /// position p, to drawn(row, p - prefix), and adds 1 to the position. Other rows are left as they are. logits [rows, at
 /// least vocabulary] fp32, bf16 or fp16. sums: memory, [rows,
 /// draw_blocks(vocabulary)].

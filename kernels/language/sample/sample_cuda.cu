@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Draws with top_k or top_p. Limit: latency of the exchanges between threads; the logits, which the head has just
+// Draws with top_k or top_p. Limit: latency of the communication between threads; the logits, which the head has just
 // written, come from the second-level cache. Integer sums: the order does not matter.
 //
 // A cluster of blocks shares a row. Each block, and in it each warp, has a contiguous range of ids, so that ties and
@@ -29,14 +29,14 @@ struct Arguments {
   int blocks;  ///< that share a row: 1, 2, 4 or 8
   bool held;   ///< in shared memory
 
-  /// Ids of a warp.
+  /// Number of ids of a warp.
   __host__ __device__ int span() const {
     const int warps = blocks * kWarps;
     return ((static_cast<int>(rule.vocabulary) + warps - 1) / warps + 7) / 8 * 8;
   }
 };
 
-/// Exchange between the threads of a row. Every thread of all its blocks calls the functions, in the same order.
+/// Communication between the threads of a row. Every thread of all its blocks calls the functions, in the same order.
 struct RowThreads {
   /// Two sets in turn: a block may write its next sums while another still reads the last ones.
   struct Shared {
@@ -45,8 +45,8 @@ struct RowThreads {
   Shared& shared;
   int blocks, block, turn = 0;
 
-  /// Joined values over all threads, the same on every thread. value: [kCount]. of_warps and of_blocks then have those
-  /// of the warps of this block and of the blocks, kCount each.
+  /// Reduces values over all threads, with the same result on every thread. value: [kCount]. of_warps and of_blocks
+  /// then have those of the warps of this block and of the blocks, kCount each.
   template <int kCount, class Join>
   __device__ __forceinline__ void join(std::uint64_t (&value)[kCount], const Join& joined) {
     const int thread = static_cast<int>(threadIdx.x);
@@ -81,12 +81,12 @@ struct RowThreads {
   __device__ __forceinline__ std::uint64_t* of_blocks() const { return shared.of_blocks[turn]; }
 };
 
-/// Where an inversion is: weights and ties before it.
+/// State of an inversion: weights and ties before its position.
 struct Inversion {
   std::uint64_t target, tie_weight, before = 0;
   std::int64_t ties_left;  ///< that may still be drawn
 
-  /// Weight of a range with this weight above the threshold and these ties.
+  /// Weight of a range with this weight above the limit and these ties.
   __device__ __forceinline__ std::uint64_t weight(std::uint64_t above, std::uint64_t equal) const {
     return above + static_cast<std::uint64_t>(taken(equal)) * tie_weight;
   }
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
     total = above + static_cast<std::uint64_t>(kept.ties) * each_tie;
   }
 
-  // Inversion. Weights above the threshold and numbers of ties, by block, by warp and by lane.
+  // Inversion. Weights above the limit and numbers of ties, by block, by warp and by lane.
   Inversion inversion{.target = 0, .tie_weight = kept.key == 0 ? 0 : weight_of_key(kept.key), .ties_left = kept.ties};
   const auto count = [&](float z, std::uint64_t& above, std::uint64_t& equal) {
     const std::uint32_t key = logit_key(z);
@@ -306,8 +306,8 @@ template <bool kCaps>
 void launch(const Execution& execution, Arguments arguments) {
   const bool words = arguments.logits.stride % 8 == 0 && is_aligned(arguments.logits.data, 16);
   const auto kernel = words ? draw<8, kCaps> : draw<1, kCaps>;
-  // As many blocks as the GPU takes at once, none without a few words of ids per thread. The draw does not depend on
-  // it.
+  // The grid has as many blocks as the GPU runs at once, each with a few words of ids per thread. The draw does not
+  // depend on it.
   constexpr std::int64_t kLeastIds = kThreads * 8;
   const std::int64_t rows = arguments.logits.rows;
   while (has_clusters() && arguments.blocks < kMostBlocks && 2 * arguments.blocks * rows <= multiprocessors() &&

@@ -14,7 +14,7 @@
 
 namespace weft::kernels {
 
-/// Ascends with the value. NaN is the largest; no number has key 0.
+/// Key of a logit, which ascends with the value. NaN is the largest; no number has key 0.
 WEFT_HOST_DEVICE inline std::uint32_t logit_key(float value) {
   const std::uint32_t bits = float_bits(value);
   if (value != value) return 0xffffffffu;
@@ -23,7 +23,7 @@ WEFT_HOST_DEVICE inline std::uint32_t logit_key(float value) {
 WEFT_HOST_DEVICE inline float logit_of_key(std::uint32_t key) {
   return bits_float(key ^ ((key >> 31) != 0 ? 0x80000000u : 0xffffffffu));
 }
-/// Of the largest logit: false where the row has NaN or infinity, or nothing but -infinity.
+/// Tests the key of the largest logit: false if the row has NaN or infinity, or nothing but -infinity.
 WEFT_HOST_DEVICE inline bool is_finite_key(std::uint32_t key) { return key > 0x007fffffu && key < 0xff800000u; }
 
 /// A number from 0 to 1 in units of 2^-40, rounded down.
@@ -106,7 +106,7 @@ WEFT_HOST_DEVICE inline std::uint64_t at_larger_reference(std::uint32_t sum, flo
   return distance < 64 ? (std::uint64_t{sum} << 16) >> static_cast<int>(distance > 0 ? distance : 0.0f) : 0;
 }
 
-/// The weights of a row relative to one reference, and what is drawn with them: a block of ids, then an id of it. All
+/// The weights of a row relative to one reference, and the draws with them: a block of ids, then an id of it. All
 /// sums are integers.
 struct BlockDraw {
   BlockRule rule;
@@ -119,11 +119,11 @@ struct BlockDraw {
         weight(rule_.scale, capped_logit(logit_of_key(most_), rule_.softcap)),
         plain(BlockRule::kPlainScale, capped_logit(logit_of_key(most_), rule_.softcap)) {}
 
-  /// False: the logits are not finite, or too large for the temperature.
+  /// False if the logits are not finite, or too large for the temperature.
   WEFT_HOST_DEVICE bool is_finite() const {
     return is_finite_key(most) && fabsf(weight.reference) < bits_float(0x7f800000u);
   }
-  /// How much larger the reference of the row is than that of a block.
+  /// Difference between the reference of the row and that of a block.
   WEFT_HOST_DEVICE float distance(const PowerWeight& of_row, float largest) const {
     return of_row.reference - PowerWeight(of_row.scale, capped_logit(largest, rule.softcap)).reference;
   }
@@ -134,16 +134,16 @@ struct BlockDraw {
     if (rule.takes_most_probable) return logit_key(block.largest) == most ? 1 : 0;
     return at_larger_reference(block.weight, distance(weight, block.largest));
   }
-  /// weight_of is plain_of.
+  /// True if weight_of equals plain_of.
   WEFT_HOST_DEVICE bool weighs_plainly() const {
     return !rule.takes_most_probable && rule.scale == BlockRule::kPlainScale;
   }
-  /// Of the sum of weight_of.
+  /// Draws the target of the inversion, below `total`, the sum of weight_of.
   WEFT_HOST_DEVICE std::uint64_t target(const Random4& random, std::uint64_t total) const {
     return rule.takes_most_probable ? 0 : uniform_below(random, total);
   }
-  /// Of the sum of weight_in over a block, from what remains of the target before it: the bits that the shift to the
-  /// reference of the row has taken from the sum are random ones.
+  /// Target within a block, below its sum of weight_in, from the rest of the target at its first id: the bits that the
+  /// shift to the reference of the row has taken from the sum are random ones.
   WEFT_HOST_DEVICE std::uint32_t target_in(const BlockSum& block, const Random4& random, std::uint64_t rest) const {
     if (rule.takes_most_probable) return 0;
     const float far = distance(weight, block.largest);
@@ -156,7 +156,7 @@ struct BlockDraw {
     if (rule.takes_most_probable) return logit_key(z) == most ? 1 : 0;
     return PowerWeight(rule.scale, capped_logit(block.largest, rule.softcap))(capped_logit(z, rule.softcap));
   }
-  /// total, all: sums of weight_of and plain_of.
+  /// The drawn token. total, all: sums of weight_of and plain_of.
   WEFT_HOST_DEVICE Drawn drawn(std::uint32_t id, float z, std::uint64_t total, std::uint64_t all) const {
     const float capped = capped_logit(z, rule.softcap);
     const auto log_of = [&](const PowerWeight& relative, std::uint64_t sum) {
@@ -174,14 +174,14 @@ struct KeptLogits {
   std::int64_t ties = 0;
 };
 
-/// Weight that top_p asks for, of a total: at least 1, at most all.
+/// Weight that top_p requires, of a total: at least 1, at most all.
 WEFT_HOST_DEVICE inline std::uint64_t needed_weight(double top_p, std::uint64_t total) {
   const double needed = ceil(top_p * static_cast<double>(total));
   if (!(needed > 1)) return 1;
   return needed < static_cast<double>(total) ? static_cast<std::uint64_t>(needed) : total;
 }
 
-/// Equal logits of weight `each` that are kept beside `above` to reach `needed`; at most `most`.
+/// Equal logits of weight `each` that are kept in addition to `above` to reach `needed`; at most `most`.
 WEFT_HOST_DEVICE inline std::int64_t needed_ties(std::uint64_t needed, std::uint64_t above, std::uint64_t each,
                                                  std::int64_t most) {
   if (each == 0 || needed <= above) return most;
@@ -196,9 +196,9 @@ WEFT_HOST_DEVICE inline Random4 sample_bits(const SampleStream& stream, std::int
 
 // Implementations that sample.cpp chooses from.
 
-/// With top_k or top_p.
+/// Draws with top_k or top_p.
 WEFT_KERNEL(sample_kept, void(const Execution&, const SampleRule&, AnyMatrix logits, const GrowingSequences&));
-/// sums: [rows, draw_blocks(vocabulary)], written.
+/// Writes the sums of blocks. sums: [rows, draw_blocks(vocabulary)].
 WEFT_KERNEL(sum_blocks, void(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums));
 WEFT_KERNEL(sample_by_blocks,
             void(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums, const GrowingSequences&));

@@ -69,7 +69,7 @@ class GenerationSubject final : public ForwardSubject {
       all.emplace_back(phase, work_of(phase).bytes);
     return all;
   }
-  /// Of the tokens that were written, under the model that wrote them.
+  /// Mean negative log probability of the generated tokens under the model that generated them.
   std::optional<double> loss() override { return -log_probability_ / static_cast<double>(tokens_per_step()); }
 
  private:

@@ -86,7 +86,7 @@ class HarvestSubject final : public ForwardSubject {
       all.emplace_back(phase, work_of(phase).bytes);
     return all;
   }
-  /// There is no loss to compare: the mean byte of the inputs that were recorded last, equal in all cases.
+  /// There is no loss to compare: the mean byte of the inputs that were collected last, equal in all cases.
   std::optional<double> loss() override {
     device::HostBuffer<std::byte> rows(recorder_->rows() * recorder_->row_bytes());
     recorder_->copy(0, recorder_->rows(), rows.data(), nullptr);

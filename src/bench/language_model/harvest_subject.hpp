@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Recording of MLPs for weft benchmark: a step is what weft lm harvest does for data.batch_tokens ids before it writes,
-// in forward passes of data.micro_tokens ids.
+// Collecting the rows of MLPs for weft benchmark: a step is what weft lm harvest does for data.batch_tokens ids before
+// it writes, in forward passes of data.micro_tokens ids.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace weft::bench {
 
-/// The memory of the case: weights in the type of optimizer.state, activations, recorded rows.
+/// The memory of the case: weights in the type of optimizer.state, activations, collected rows.
 language_model::Plan harvest_plan(const language_model::Configuration&, const LanguageSettings&,
                                   const language_model::Architecture&);
 

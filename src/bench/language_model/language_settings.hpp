@@ -11,7 +11,7 @@ namespace weft::bench {
 /// The attention of a case: that of training, or the baseline with the matrix of scores in memory.
 enum class BenchmarkAttention { flash, matrix };
 
-/// Whether a step records the MLPs instead of training: where the kernels run, or to host memory.
+/// Whether a step collects the rows of MLPs instead of training: where the kernels run, or to host memory.
 enum class BenchmarkHarvest { off, compute, host };
 
 /// Table [benchmark] of a language model.
@@ -25,7 +25,7 @@ struct LanguageSettings : BenchmarkSettings {
   /// A step generates as many tokens for each sequence instead of training; 0: it trains.
   std::int64_t generate_tokens = 0;
   std::int64_t generate_rows = 64;     ///< sequences
-  std::int64_t generate_samples = 1;   ///< of each prompt; divides the sequences
+  std::int64_t generate_samples = 1;   ///< samples of each prompt; divides the sequences
   std::int64_t generate_prompt = 128;  ///< tokens of a prompt
   BenchmarkHarvest harvest = BenchmarkHarvest::off;
   // Baselines, with the same result bit for bit.

@@ -16,7 +16,8 @@
 namespace weft::bench {
 namespace {
 
-/// With the attention of the case, sequences of full length, and without what a benchmark does not allocate.
+/// The configuration of a case: with its attention and sequences of full length, without what a benchmark does not
+/// allocate.
 language_model::Configuration configuration_of(language_model::Configuration configuration,
                                                const LanguageSettings& settings) {
   if (settings.attention == BenchmarkAttention::matrix) configuration.attention = matrix_attention();
@@ -62,7 +63,7 @@ class LanguageSubject final : public BenchmarkSubject {
   void step() override {
     const std::int64_t first = trainer_->first_sequence();
     if (configuration_.privacy.enabled) {
-      // As many examples as a private step has on average, in every step.
+      // Every step has as many examples as a private step has on average.
       const parallel::Communicator& ranks = grid_.axis(parallel::kDataAxis);
       return trainer_->private_step(
           parallel::part(sequences(), ranks.size(), ranks.rank()).size(),
@@ -80,7 +81,7 @@ class LanguageSubject final : public BenchmarkSubject {
   double step_exposed_seconds() const override { return trainer_->step_exposed_seconds(); }
   void time_phases(bool one_by_one) override { trainer_->time_phases(one_by_one); }
   std::int64_t tokens_per_step() const override { return configuration_.data.batch_tokens; }
-  double row_bytes() const override { return architecture_.vocabulary <= 1 << 16 ? 2 : 4; }  // of token files
+  double row_bytes() const override { return architecture_.vocabulary <= 1 << 16 ? 2 : 4; }  // an id in a token file
   std::int64_t state_bytes() const override {
     const training::StateBytes& bytes = trainer_->model().parameters().bytes();
     return bytes.weights + bytes.moments + bytes.host;

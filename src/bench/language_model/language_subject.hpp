@@ -12,7 +12,7 @@
 
 namespace weft::bench {
 
-/// Why a case cannot be measured here, "" if it can. `dry`: the device was not started. Collective.
+/// Why a case cannot be measured on this machine, "" if it can. `dry`: the device was not started. Collective.
 std::string obstacle(const language_model::Configuration&, const LanguageSettings&, const parallel::World&, bool dry);
 
 /// Throws a collective Error if benchmark.data cannot be read or has ids beyond benchmark.vocabulary. Collective.

@@ -18,12 +18,12 @@ using kernels::Execution;
 using kernels::Form;
 using kernels::Scalar;
 
-constexpr std::int64_t kAlignment = 256;  // of the workspace of products
+constexpr std::int64_t kAlignment = 256;  // alignment of the workspace of products
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-/// Of one matrix of scores, a multiple of the alignment of products. A size beyond 64 bits is given as kMost, which
-/// fits no memory.
+/// Bytes of one matrix of scores, a multiple of the alignment of products. A size beyond 64 bits is returned as kMost,
+/// which fits no memory.
 std::int64_t score_bytes(const Attention& shape, Scalar type) {
   constexpr std::int64_t kMost = std::int64_t{1} << 60;
   const double exact = static_cast<double>(shape.sequences * shape.heads) * static_cast<double>(shape.length) *
@@ -32,7 +32,7 @@ std::int64_t score_bytes(const Attention& shape, Scalar type) {
   return aligned(shape.rows() * shape.heads * shape.length * kernels::bytes_of(type));
 }
 
-/// Of the logarithms of sums that the backward pass forms again.
+/// Bytes of the logarithms of sums that the backward pass recomputes.
 std::int64_t log_sum_bytes(const Attention& shape) { return aligned(4 * shape.rows() * shape.heads); }
 
 std::int64_t product_bytes(const Attention& shape, Scalar type) {
@@ -130,7 +130,7 @@ void backward(const Execution& execution, const Attention& shape, AnyMatrix quer
   form_probabilities(execution, shape, queries, keys, probabilities, log_sums, products);
   for_heads(shape, [&](std::int64_t sequence, std::int64_t head) {
     const AnyMatrix upper = view.query(out_gradient, sequence, head);
-    const float sum = head % view.group() == 0 ? 0.0f : 1.0f;  // of the query heads that share a key head
+    const float sum = head % view.group() == 0 ? 0.0f : 1.0f;  // adds up the query heads that share a key head
     kernels::gemm(execution, 1, view.scores(probabilities, sequence, head), Form::transposed, upper, Form::plain, sum,
                   view.key(dv, sequence, head), products);
     kernels::gemm(execution, 1, upper, Form::plain, view.key(values, sequence, head), Form::transposed, 0,

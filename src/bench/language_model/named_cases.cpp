@@ -136,10 +136,10 @@ void resolve(const language_model::Configuration& configuration, std::int64_t ba
       one.toggles.push_back(name);
     }
   }
-  // A named combination is measured with what is there of it.
+  // A named combination is measured with those of its optimisations that are available.
   if (!one.left_out.empty() && (!combined || one.toggles.empty()))
     one.obstacle = names.size() == 1 ? find(names.front())->obstacle : one.left_out;
-  // Both need bf16 activations: without them the kernels would be those of the baseline.
+  // These two toggles need bf16 activations: without them the kernels would be those of the baseline.
   for (const std::string_view name : {kHandWritten, kFp8})
     if (one.toggles == std::vector<std::string>{std::string(name)})
       one.obstacle = fmt::format("only with bf16: see \"bf16 + {}\"", name);

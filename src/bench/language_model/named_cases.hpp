@@ -27,7 +27,7 @@ inline constexpr std::string_view kBaseline = "baseline";
 /// Every toggle alone, the combinations above and "8-bit state + recompute blocks".
 std::vector<std::string> default_cases();
 
-/// Gives a case without overrides of its own those that its name stands for. Toggles that this program or the input
+/// Gives a case without overrides those that its name stands for. Toggles that this program or the input
 /// does not have are left out of A, B, safe and all; any other case with one of them is not measured. Throws a
 /// collective Error(usage) for a name that stands for nothing. `batch_tokens`: benchmark.batch_tokens.
 void resolve(const language_model::Configuration&, std::int64_t batch_tokens, BenchmarkCase&);

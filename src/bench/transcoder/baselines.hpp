@@ -8,7 +8,7 @@
 //   together = false       one exchange per layer, and ranks sum one histogram after the other
 //   keep_buffers = false   memory of exchanges is allocated anew for each use
 //   direct = false         GPUs of one host exchange through NCCL
-//   prefetch = false       each window of the data is read when its first row is needed
+//   prefetch = false       each shuffle block is read when its first row is needed
 #pragma once
 
 #include "bench/transcoder/transcoder_settings.hpp"
@@ -16,7 +16,7 @@
 
 namespace weft::bench {
 
-/// The configuration with the baselines that the settings ask for.
+/// The configuration with the baselines that the settings choose.
 transcoder::Configuration with_baselines(transcoder::Configuration, const TranscoderSettings&);
 
 }  // namespace weft::bench

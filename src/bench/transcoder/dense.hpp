@@ -3,7 +3,7 @@
 // Baseline of `weft benchmark`: the training step of a dense trainer.
 //
 // Comparable: the same normalisation, exact selection, loss and Adam, the same BLAS and threads, one large product per
-// source layer for each of encoder, decoder and their gradients. It stores what such a trainer stores: the activations
+// source layer for each of encoder, decoder and their gradients. It stores what a dense trainer stores: the activations
 // [N, F] of every layer, and the gradients of all parameters. One process, fp32, no clipping.
 #pragma once
 
@@ -33,7 +33,7 @@ class DenseTrainer {
   /// One step on one batch, as Trainer::step.
   void step(const dataset::RawBatch& batch);
 
-  double loss() const { return loss_; }  ///< of the last step, before its update: as TrainingMetrics::loss
+  double loss() const { return loss_; }  ///< loss of the last step before its update, as TrainingMetrics::loss
   checkpoint::Registry& registry() { return registry_; }
   const transcoder::Model& model() const { return model_; }
   transcoder::Selector& selection() { return *selection_; }

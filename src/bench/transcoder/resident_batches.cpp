@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kActive = 16;   // planted features per token and layer
 constexpr std::int64_t kSample = 512;  // tokens for the statistics
-constexpr float kNoise = 0.1f;         // of a signal of about 1 per dimension
+constexpr float kNoise = 0.1f;         // relative to a signal of about 1 per dimension
 
 /// Streams of the generator's `step`.
 enum class Stream : std::uint64_t { choice, input_noise, target_noise, input_direction, target_direction };

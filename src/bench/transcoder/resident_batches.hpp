@@ -26,7 +26,7 @@ class BatchesOfCase {
   virtual const dataset::Statistics& statistics() const = 0;  ///< the same on every rank
   virtual dataset::Normalisation normalisation() const = 0;
   virtual std::int64_t row_bytes()
-      const = 0;  ///< of a row of inputs (or targets) that is not in device memory; 0: all are
+      const = 0;  ///< bytes of a row of inputs (or targets) that is not in device memory; 0: all are
   virtual transcoder::Shape shape(const transcoder::ModelSettings&) const = 0;
 };
 
@@ -39,7 +39,7 @@ class ResidentBatches final : public BatchesOfCase {
 
   /// The batches in turn, again and again.
   const dataset::RawBatch& next() override { return batches_[next_++ % batches_.size()]; }
-  /// Those of a sample of the rows.
+  /// Statistics of a sample of the rows.
   const dataset::Statistics& statistics() const override { return statistics_; }
   dataset::Normalisation normalisation() const override;
   std::int64_t row_bytes() const override { return 0; }

@@ -83,7 +83,7 @@ class SelectorOnRankZero final : public transcoder::Selector {
   };
 
   void select_batch(const Batch&) override;
-  std::vector<Piece> pieces_of_layer(std::int64_t n_tokens_total) const;  // of all ranks, in their order
+  std::vector<Piece> pieces_of_layer(std::int64_t n_tokens_total) const;  // pieces of all ranks, in their order
   void gather(const Batch&);
   void fill(const kernels::Execution&, std::int64_t n_tokens_total, const transcoder::TileRequest&,
             kernels::AnyMatrix product) const;
@@ -134,7 +134,7 @@ void SelectorOnRankZero::select_batch(const Batch& batch) {
   }
   statistics_.passes = 1;
   share_lists(batch);
-  statistics_.entries = 0;  // of this rank: `statistics` counts them
+  statistics_.entries = 0;  // entries of this rank, which `statistics` counts
 }
 
 /// Collects all products and biases on rank 0.
@@ -159,7 +159,7 @@ void SelectorOnRankZero::gather(const Batch& batch) {
   std::byte* const all = receives ? all_.open() : nullptr;
   std::byte* const bias = receives ? bias_.open() : nullptr;
   for (std::int64_t layer = 0; layer < spec_.shape.n_layers; ++layer) {
-    // In the tiles of the other selectors: the dense library gives the same bits for the same shapes.
+    // The tiles are those of the other selectors: the dense library gives the same bits for the same shapes.
     const kernels::AnyMatrix products{own_.open(), spec_.product(), n_tokens, n_features, own.stride};
     for (std::int64_t feature = 0; feature < n_features; feature += sizes_.tile_features)
       for (std::int64_t token = 0; token < n_tokens; token += sizes_.tile_tokens) {

@@ -16,7 +16,7 @@ namespace weft::bench {
 /// `select` of the selectors waits on the host. A single rank has the driver of its backend.
 class SelectionOnRankZero final : public transcoder::SelectorFactory {
  public:
-  /// Those of rank 0, which needs most.
+  /// Adds the bytes of rank 0, which needs most.
   void add_bytes(const transcoder::SelectionSpec&, transcoder::SelectionSizes& sizes) const override;
   std::unique_ptr<transcoder::Selector> make(const transcoder::SelectionSpec&, const transcoder::SelectionSizes&,
                                              const parallel::Grid&, const kernels::Execution&) const override;

@@ -45,7 +45,8 @@ void add_keys(input::Schema& schema, TranscoderSettings& b, const transcoder::Co
       .free();
   schema
       .add("benchmark.prefetch", b.prefetch,
-           "from = \"data\": rows are read ahead of the steps, as in training; false: each window when its first row "
+           "from = \"data\": rows are read ahead of the steps, as in training; false: each shuffle block when its "
+           "first row "
            "is needed")
       .formerly("data.prefetch")
       .free();

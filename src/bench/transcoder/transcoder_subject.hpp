@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A transcoder for weft benchmark: the sparse step of weft train, with the baselines that the settings ask for, or the
+// A transcoder for weft benchmark: the sparse step of weft train, with the baselines that the settings choose, or the
 // dense formulation that it is compared with.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace weft::bench {
 
-/// Why this formulation cannot run here; "" if it can.
+/// Why this formulation cannot run on this machine; "" if it can.
 std::string obstacle(const transcoder::Configuration&, const TranscoderSettings&, const parallel::World&);
 
 /// `execution`: that of the runtime; the backend is the one of the configuration. `data`: null for batches in memory,

@@ -29,7 +29,7 @@ constexpr std::int64_t kRows = 4096;
 struct Answered {
   std::string name, prompt;  // name: its id, or the prompt
   std::vector<std::string> answers;
-  std::string source;  // of the first answer, for messages
+  std::string source;  // source of the first answer, for messages
 };
 
 void add_object(const SortedJson& object, const std::string& source, std::vector<Answered>& prompts,

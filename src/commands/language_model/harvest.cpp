@@ -95,7 +95,7 @@ int language_model_harvest(const Request& request, const parallel::World& world)
                                      {"windows_per_file", settings.windows_per_file},
                                      {"batch", settings.together}});
   const std::int64_t row_bytes = 2 * model.layers * model.d_model * kernels::bytes_of(writer.dtype);
-  // Rank 0 looks, so that all ranks see the same files as missing.
+  // Rank 0 lists the files, so that the same ones are missing for all ranks.
   const std::string there = world.on_root([&] {
     std::string present;
     std::int64_t missing = 0;

@@ -28,7 +28,7 @@ class ModelRows {
 
   /// What the rows are like, and how much memory the model takes. They can be read while there is a RunningModel.
   const transcoder::Datasets& datasets() const { return datasets_; }
-  /// For the log, as dataset::summary.
+  /// A summary for the log, in the form of dataset::summary.
   std::string summary() const;
 
  private:

@@ -19,7 +19,7 @@ struct OpenedModel {
   OpenedModel(const Request&, const parallel::World&);
 
   const language_model::Configuration& configuration() const { return input.language; }
-  /// None: the model was trained on token files without one, or its directory has none. Collective.
+  /// The tokeniser; none if the model was trained on token files without one or its directory has none. Collective.
   std::optional<language_model::Tokenizer> tokenizer(const parallel::World&, const kernels::Execution&) const;
   /// Fills the weights of a model of this architecture, without moments; of one without adapters, into which those of
   /// this model are merged. Collective.
@@ -35,7 +35,7 @@ struct OpenedModel {
 
   Input input;
   std::optional<checkpoint::Found> found;                         ///< or
-  std::optional<language_model::HuggingfaceDirectory> directory;  ///< of Hugging Face
+  std::optional<language_model::HuggingfaceDirectory> directory;  ///< a directory of Hugging Face
   language_model::Architecture architecture;                      ///< with positions for data.sequence
 };
 

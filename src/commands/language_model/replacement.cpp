@@ -13,7 +13,7 @@ checkpoint::Found transcoder_at(const std::string& path, const parallel::World& 
   return found;
 }
 
-/// That of the checkpoint, for the kernels of the language model: the hand-written ones encode rows in 16 bits.
+/// The input of the checkpoint, for the kernels of the language model: the hand-written ones encode rows in 16 bits.
 Input input_of(const checkpoint::Found& found, const parallel::World& world, const kernels::Execution& execution) {
   Request request;
   request.command = Command::evaluate;

@@ -14,19 +14,19 @@ namespace weft::commands {
 
 struct Texts {
   std::vector<dataset::TokenSet> sets;
-  std::string names;  ///< for records: paths, separated by commas
+  std::string names;  ///< for the run record: paths, separated by commas
   std::string split;  ///< "train" or "validation" of the run; "" for files of the command line
 };
 
-/// Of a run: the part of the training text that it trained on, or the part that it held out. Throws a collective
+/// The training text of a run: the part that it trained on, or the part that it held out. Throws a collective
 /// Error(data) if the text is another one now. Collective.
 dataset::TokenSet training_text(const OpenedModel&, const std::optional<language_model::Tokenizer>&, bool held_out,
                                 const parallel::World&);
 
-/// What is asked for.
+/// The text that a command line asks for.
 struct TextChoice {
   std::vector<std::string> files;       ///< empty: the text of the run
-  std::string split;                    ///< of it: "", "train" or "validation"
+  std::string split;                    ///< split of the run: "", "train" or "validation"
   std::string option = "--text FILES";  ///< how files are given, for messages
 };
 

@@ -42,7 +42,7 @@ void require_consistent(const Request& request) {
     if (!std::filesystem::exists(file)) throw refuse(fmt::format("{}: no such file", file));
 }
 
-/// --set data.add_special_tokens, the one key that has a meaning here.
+/// --set data.add_special_tokens, the only key that this command uses.
 bool adds_special_tokens(const Request& request) {
   dataset::TokenSettings all, data;
   input::Schema keys, schema;

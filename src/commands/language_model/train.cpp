@@ -27,7 +27,7 @@
 namespace weft::commands {
 namespace {
 
-/// Every key of the table has a default, but what answers are worth is for the user to say.
+/// Throws if the table is missing: its keys have defaults, but the user must choose how answers are rewarded.
 void require_polychromic_table(const Request& request, const parallel::World& world) {
   world.on_root([&] {
     if (!input::has_table(request.input_text, "polychromic") &&
@@ -62,7 +62,7 @@ int language_model_train(const Request& request, const parallel::World& world) {
   const language_model::Architecture architecture = language_model::architecture_of(configuration, corpus, initial);
   training::use_recorded_algorithms(configuration.device.algorithms, world);
   language_model::Plan plan = language_model::plan(configuration, architecture, corpus.train.size());
-  std::optional<language_model::Prompts> prompts;  // of weft lm polychromic
+  std::optional<language_model::Prompts> prompts;  // prompts of weft lm polychromic
   if (request.command == Command::lm_polychromic) {
     prompts.emplace(configuration.polychromic, corpus, static_cast<std::uint64_t>(configuration.run.seed), world);
     language_model::require_polychromic(configuration, architecture, *prompts);
@@ -71,7 +71,7 @@ int language_model_train(const Request& request, const parallel::World& world) {
   }
   const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
   const std::int64_t device_memory = static_cast<std::int64_t>(configuration.device.memory * 1e9);
-  // With --device-memory or parallel.world the run is planned for another machine, whose host memory is not known.
+  // The run is planned for another machine, whose host memory is not known, with --device-memory or parallel.world.
   const training::HostShare memory = request.device_memory.empty() && configuration.parallel.world == 0
                                          ? training::usable_host_memory(world)
                                          : training::HostShare{};

@@ -140,7 +140,7 @@ int benchmark(const Request& request, const parallel::World& world) {
                     family->measure_product(input, grid, runtime.execution())};
 
   // 3. Every case. Tuning needs one step of each, which makes all products.
-  training::Profile profile(request.profile && !request.tune, world, runtime);  // of the first case
+  training::Profile profile(request.profile && !request.tune, world, runtime);  // profile of the first case
   for (const std::unique_ptr<Case>& one : cases) {
     if (one->obstacle.empty()) one->obstacle = family->obstacle(one->input, world, false);
     if (!one->obstacle.empty()) {

@@ -20,7 +20,7 @@ class BenchmarkFamily {
   virtual bench::BenchmarkSettings& settings(Input&) const = 0;
   virtual const training::RunSettings& run(const Input&) const = 0;
   virtual device::Settings device(const Input&) const = 0;
-  /// Tells a model whose grid has no keys the number of ranks. Throws a collective Error(usage).
+  /// Sets the number of ranks of a model whose grid has no keys. Throws a collective Error(usage).
   virtual void use_ranks(Input&, const parallel::World&) const {}
   /// Throws a collective Error(usage).
   virtual parallel::GridShape grid(const Input&, const parallel::World&) const = 0;
@@ -31,7 +31,7 @@ class BenchmarkFamily {
 
   /// Gives a case what its name stands for; `input`: without the case. Throws a collective Error(usage).
   virtual void resolve(const Input& input, bench::BenchmarkCase&) const = 0;
-  /// Why a case cannot be measured here, "" if it can. `dry`: the device was not started. Collective.
+  /// Why a case cannot be measured on this machine, "" if it can. `dry`: the device was not started. Collective.
   virtual std::string obstacle(const Input&, const parallel::World&, bool dry) const = 0;
   /// What a case needs, for --dry-run.
   virtual std::string plan(const Input&) const = 0;

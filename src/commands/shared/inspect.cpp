@@ -43,7 +43,7 @@ std::string check_parameters(const std::filesystem::path& path, const checkpoint
                      report::grouped(shape.parameters()), trainable ? "" : " (weights only, without moments)");
 }
 
-/// The same for a language model, whose sizes are in its input.
+/// Compares the tensors of a language model with the sizes in its input, like `check_parameters`.
 std::string check_language_model(const std::filesystem::path& path, const checkpoint::Manifest& manifest) {
   const auto is_embedding = [](const checkpoint::TensorEntry& tensor) { return tensor.name == "embedding/tokens"; };
   if (std::none_of(manifest.tensors.begin(), manifest.tensors.end(), is_embedding)) return "";

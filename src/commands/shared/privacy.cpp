@@ -34,7 +34,8 @@ struct PrivacyQuestion {
   std::string of = {};  // what the input says; "" without one
 };
 
-/// The probability with which a record of the run joins a step, and where the question is not given, the question.
+/// Adds the probability with which a record of the run is drawn for a step, and the parts of the question that the
+/// command line does not give.
 void add_input(PrivacyQuestion& question, const Request& request, const parallel::World& world) {
   Input input;
   Request train = request;

@@ -46,7 +46,7 @@ int features(const Request& request, const parallel::World& world) {
     throw collective_error(ExitCode::usage,
                            "nothing to write; give --output DIR (features.h5) or --feature LAYER:INDEX");
 
-  // 1. The transcoder, the data, and what is asked for.
+  // 1. The transcoder, the data, and the requested features.
   LoadedTranscoder loaded(request, world);
   const transcoder::Shape& shape = loaded.model.shape();
   std::set<FeatureName> requested;

@@ -25,8 +25,8 @@ class ChunkFile {
   ChunkFile(const WriterSettings& settings, std::int64_t rows, const Json& contents, std::filesystem::path unfinished,
             std::filesystem::path path);
 
-  /// Appends rows: inputs and targets [rows, n_layers * d_model] of settings.dtype, id and position in its window of
-  /// each, and those of the appended rows (ascending from 0) at which a document begins.
+  /// Appends rows: inputs and targets [rows, n_layers * d_model] of settings.dtype, id and position in its text segment
+  /// of each, and those of the appended rows (ascending from 0) at which a document begins.
   void append(std::span<const std::int32_t> ids, std::span<const std::int32_t> positions,
               std::span<const std::int64_t> documents, const std::byte* inputs, const std::byte* targets);
   /// Closes the file, waits until it is on disk, and gives it its name. All rows have been appended.

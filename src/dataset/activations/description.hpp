@@ -41,9 +41,10 @@ struct FileDescription {
 };
 
 struct Description {
-  std::string path = {};         ///< the directory
-  bool own_layout = false;       ///< Weft's own
-  std::string layout = {};       ///< of another program (storage/activation_file.hpp); "" = own or crosslayer-coding's
+  std::string path = {};    ///< the directory
+  bool own_layout = false;  ///< the layout is Weft's own
+  std::string layout =
+      {};  ///< layout of another program (storage/activation_file.hpp); "" = Weft's own or crosslayer-coding's
   std::string model = {};        ///< "" = unknown
   std::string hook_inputs = {};  ///< "" = unknown: the layout of crosslayer-coding does not store it
   std::string hook_targets = {};
@@ -82,8 +83,8 @@ Description describe(const std::string& path, const Settings&);
 /// errors are known to all ranks.
 Description describe(const parallel::World&, const std::string& path, const Settings&);
 
-/// A dataset that does not exist yet, for planning: settings.layers and settings.d_model, bf16, one file of a window's
-/// rows; n_rows = 0 (unknown).
+/// A dataset that does not exist yet, for planning: settings.layers and settings.d_model, bf16, one file of
+/// window_rows rows; n_rows = 0 (unknown).
 Description imagined(const std::string& path, const Settings&);
 
 /// Lossless text form (JSON).

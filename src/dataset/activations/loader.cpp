@@ -31,7 +31,7 @@ constexpr std::chrono::seconds kUnwindingTimeout{10};
 /// Fills slots with consecutive batches. Used by one thread at a time.
 class BatchSource {
  public:
-  /// Collective. `read_ahead`: fraction of the next window that is read by the time the current one is consumed.
+  /// Collective. `read_ahead`: fraction of the next shuffle block that is read by the time the current one is consumed.
   BatchSource(const Description& description, const Settings& settings, std::uint64_t seed,
               const parallel::World& world, const parallel::Communicator& node, const parallel::Grid& grid,
               Cursor start, int n_threads, double read_ahead)
@@ -142,8 +142,8 @@ class Loader::Production {
   virtual void release() = 0;
 };
 
-/// In a thread, up to two batches ahead. Always completes `released + 2` batches, also when it is destroyed: the
-/// threads of all ranks exchange rows and must run the same number of exchanges.
+/// Production in a thread, up to two batches ahead. It always completes `released + 2` batches, also when it is
+/// destroyed: the threads of all ranks exchange rows and must run the same number of exchanges.
 class Loader::Prefetching final : public Loader::Production {
  public:
   explicit Prefetching(std::unique_ptr<BatchSource> source)
@@ -158,7 +158,7 @@ class Loader::Prefetching final : public Loader::Production {
       std::unique_lock lock(state.mutex);
       state.stopping = true;
       state.changed.notify_all();
-      // After a failure that only this rank knows, the other ranks take part in no further exchange, and MPI_Abort
+      // After a failure that only this rank knows, the other ranks make no further exchange, and MPI_Abort
       // follows. Do not delay it.
       if (std::uncaught_exceptions() > exceptions_ &&
           !state.changed.wait_for(lock, kUnwindingTimeout, [&] { return state.finished; })) {
@@ -196,7 +196,7 @@ class Loader::Prefetching final : public Loader::Production {
         while (true) {
           {
             std::unique_lock lock(mutex);
-            // Also when stopping: the other ranks complete the same number of batches.
+            // Stopping waits too: the other ranks complete the same number of batches.
             changed.wait(lock, [this] { return produced < released + kSlots || stopping; });
             if (produced >= released + kSlots) break;
           }
@@ -227,7 +227,7 @@ class Loader::Prefetching final : public Loader::Production {
   int exceptions_ = 0;  // in flight at construction
 };
 
-/// In the calling thread, when a batch is requested.
+/// Production in the calling thread, when a batch is requested.
 class Loader::OnDemand final : public Loader::Production {
  public:
   explicit OnDemand(std::unique_ptr<BatchSource> source) : source_(std::move(source)) {}

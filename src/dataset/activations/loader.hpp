@@ -2,13 +2,13 @@
 //
 // Batches for training, prefetched from activation files.
 //
-//   files --pread--> window (each block read by one rank) --copy, or MPI between nodes--> slots of the owners
+//   files --pread--> shuffle block (each block read by one rank) --copy, or MPI between nodes--> slots of the owners
 //
 // The rows of a batch are those of order.hpp, for any number of ranks. With prefetching a thread keeps two slots filled
-// and reads the blocks of the next window in proportion to the rows consumed of the current one, so that no step waits
-// for a whole window. Rows that a source computes are read ahead likewise, but in the thread that calls `next`, since
-// they are computed with the kernels of the steps. Without prefetching (a baseline of bench/) `next`
-// reads each window when its first row is needed: same batches, bit for bit.
+// and reads the blocks of the next shuffle block in proportion to the rows consumed of the current one, so that no step
+// waits for a whole shuffle block. Rows that a source computes are read ahead in the same proportion, but in the thread
+// that calls `next`, since they are computed with the kernels of the steps. Without prefetching (a baseline of bench/)
+// `next` reads each shuffle block when its first row is needed: same batches, bit for bit.
 //
 // All ranks construct, call `next` and `release` equally often, and destroy the Loader in the same order relative to
 // other collective calls. A failure on one rank is agreed on with the next batch: `next` throws it on all ranks, known
@@ -31,23 +31,23 @@ namespace weft::dataset {
 /// A batch on this rank: rows as stored (fp32, fp16 or bf16), in page-locked memory, valid until it is released.
 struct RawBatch {
   kernels::AnyMatrix inputs;   ///< [own tokens, n_layers * d_model]: grid.own_part(n_tokens)
-  kernels::AnyMatrix targets;  ///< of the same tokens
-  std::int64_t n_tokens = 0;   ///< of the whole batch, all ranks together
+  kernels::AnyMatrix targets;  ///< targets of the same tokens
+  std::int64_t n_tokens = 0;   ///< tokens of the whole batch, all ranks together
   Cursor begin;                ///< the first row of the batch
   Cursor end;                  ///< the first row after it: what a checkpoint keeps
   double waited = 0;           ///< seconds that `next` took
-  double exchanging = 0;       ///< seconds that its rows were in transit over MPI while steps ran
+  double exchanging = 0;       ///< seconds for which its rows were in transit over MPI while steps ran
   std::int64_t exchanged = 0;  ///< bytes of its rows that this rank sent over MPI; shared memory counts as none
   bool resident = false;       ///< the rows are in device memory already
 };
 
-/// Host memory of the loader, bytes on the fullest rank. `total` is an upper bound.
+/// Host memory of the loader in bytes, on the rank that needs most. `total` is an upper bound.
 struct LoaderMemory {
-  std::int64_t windows = 0;   ///< this rank's part of two windows
+  std::int64_t windows = 0;   ///< this rank's part of two shuffle blocks
   std::int64_t slots = 0;     ///< two batches (page-locked in a CUDA build)
   std::int64_t staging = 0;   ///< MPI messages between ranks; not used if all of them share memory
   std::int64_t order = 0;     ///< permutations
-  std::int64_t decoding = 0;  ///< one unpacked HDF5 chunk
+  std::int64_t decoding = 0;  ///< one decompressed HDF5 chunk
   std::int64_t total() const { return windows + slots + staging + order + decoding; }
 };
 LoaderMemory loader_memory(const Description&, const Settings&, const parallel::GridShape&);

@@ -2,10 +2,11 @@
 //
 // The order of rows in training: a pure function of (seed, epoch, rows per file, block_rows, window_rows).
 //
-//   block    block_rows consecutive rows of one file; the last block of a file may be shorter
-//   epoch    every block once, in a random order
-//   window   the next window_rows / block_rows blocks (at least one) of that order; its rows are shuffled together
-//   batch    the next batch_tokens rows; batches may span windows and epochs
+//   block           block_rows consecutive rows of one file; the last block of a file may be shorter
+//   epoch           every block once, in a random order
+//   shuffle block   the next window_rows / block_rows blocks (at least one) of that order, whose rows are shuffled
+//                   together; names in the program call it a window
+//   batch           the next batch_tokens rows; batches may span shuffle blocks and epochs
 //
 // Every row occurs exactly once per epoch. The order does not depend on ranks, threads or batch size.
 #pragma once
@@ -39,7 +40,7 @@ struct BlockTable {
   std::int64_t block_rows = 0;
   std::int64_t blocks_per_window = 1;
 
-  std::int64_t n_windows() const;  ///< of an epoch
+  std::int64_t n_windows() const;  ///< shuffle blocks of an epoch
 };
 
 /// Throws a collective Error(usage) if block_rows or window_rows is below 1 or there are 2^32 blocks or more.
@@ -50,7 +51,7 @@ BlockTable block_table(const Description&, const Settings&);
 std::vector<std::uint32_t> permutation(std::int64_t n, std::uint64_t seed, kernels::Purpose purpose, std::uint64_t step,
                                        std::uint64_t first_index);
 
-/// An epoch: its blocks in order, and the first position of each window.
+/// An epoch: its blocks in order, and the first position of each shuffle block.
 struct EpochOrder {
   std::int64_t epoch = 0;
   std::vector<std::uint32_t> blocks;       ///< indices into BlockTable::blocks
@@ -60,7 +61,7 @@ struct EpochOrder {
 };
 EpochOrder epoch_order(const BlockTable&, std::uint64_t seed, std::int64_t epoch);
 
-/// One window: its blocks, and the row at each of its positions.
+/// One shuffle block: its blocks, and the row at each of its positions.
 struct WindowOrder {
   struct Row {
     std::uint32_t block;  ///< index into `blocks` below

@@ -40,7 +40,7 @@ struct Task {
   std::shared_ptr<PosixFile> file;
   const std::vector<Extent>* extents = nullptr;
   std::int64_t row_begin = 0, rows = 0;
-  std::int64_t bytes = 0;  // of a row
+  std::int64_t bytes = 0;  // bytes of a row
   std::byte* out = nullptr;
 };
 
@@ -52,7 +52,7 @@ struct Reader::State {
   std::map<std::int64_t, Access> access;
   std::map<std::int64_t, std::shared_ptr<PosixFile>> open_files;
 
-  std::mutex unpacking;  // of `unpacked`: jobs of two calls may run together
+  std::mutex unpacking;  // protects `unpacked`: jobs of two calls may run together
   UnpackedChunks unpacked;
 
   State(const Description& d, int n_threads) : description(d), workers(n_threads), unpacked(bytes_kept_unpacked(d)) {}

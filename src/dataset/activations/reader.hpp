@@ -37,14 +37,14 @@ class Reader {
   /// Throws Error(data) with the file if it cannot be read, or if it is not the file that was described
   /// (require_described, row_sample.hpp).
   void read(std::span<const RowRead>);
-  /// The same as jobs for `workers`, which may run in any order and concurrently with other jobs. Opens the files and
-  /// may throw like `read`; so may the jobs. Jobs own what they use, except this Reader. There are none for a source,
-  /// which has begun to fill the rows when this returns, and has filled them after `finish_source`.
+  /// The work of `read` as jobs for `workers`, which may run in any order and concurrently with other jobs. Opens the
+  /// files and may throw like `read`; so may the jobs. Jobs own what they use, except this Reader. There are none for a
+  /// source, which has begun to fill the rows when this returns, and has filled them after `finish_source`.
   std::vector<Job> jobs(std::span<const RowRead>);
   /// Does nothing without a source. Throws like `read`.
   void finish_source();
 
-  /// Its threads, for `jobs` and for loops over the rows. Must not be used while `read` runs.
+  /// The threads of this Reader, for `jobs` and for loops over the rows. Must not be used while `read` runs.
   Workers& workers();
 
  private:
@@ -60,7 +60,8 @@ std::int64_t first_non_finite(kernels::Scalar type, const std::byte* values, std
 std::string non_finite_text(const Description&, std::int64_t file, std::int64_t row_begin, bool target,
                             std::int64_t at);
 
-/// The same of rows that were read; "" if all are finite. The lowest row, inputs before targets.
+/// The first value that is not finite among rows that were read, as above; "" if all are finite. The lowest row comes
+/// first, inputs before targets.
 std::string non_finite_text(const Description&, const RowRead&);
 
 /// Reads the given rows again and locates the first value that is not finite (non_finite_text); "" if all are finite.

@@ -24,7 +24,7 @@ constexpr std::int64_t kBytesPerJob = std::int64_t{1} << 20;
 
 std::int64_t n_pieces_of(std::int64_t n_ranks) { return std::min(2 * n_ranks, kMostPieces); }
 
-/// Largest bytes of one piece on a rank: sent to all others together, and received.
+/// Largest number of bytes of one piece on a rank: sent to all others together, and received.
 struct PieceBytes {
   std::int64_t sent = 0, received = 0;
 };

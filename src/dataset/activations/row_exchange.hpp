@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Brings rows of a window to the ranks that own them in a batch.
+// Sends rows of a shuffle block to the ranks that own them in a batch.
 //
-// Rows in visible memory are copied by the rank that needs them. All others are sent over MPI in up to 16 pieces: one
+// Rows in memory that a rank can access are copied by that rank. All others are sent over MPI in up to 16 pieces: one
 // piece is in transit while the next one is packed and the previous one is unpacked.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace weft::dataset {
 
-/// Tokens [tokens.begin, tokens.end) of a batch are the rows of a window from `first_row` on.
+/// Tokens [tokens.begin, tokens.end) of a batch are the rows of a shuffle block from `first_row` on.
 struct Segment {
   std::int64_t first_row = 0;
   parallel::Range tokens;
@@ -29,7 +29,7 @@ struct BatchRows {
 
 /// What this rank sent over MPI.
 struct Traffic {
-  double seconds = 0;  ///< that messages were in transit
+  double seconds = 0;  ///< for which messages were in transit
   std::int64_t bytes = 0;
 };
 
@@ -38,10 +38,10 @@ class RowExchange {
   /// `windows` must outlive this.
   RowExchange(WindowReader& windows, const parallel::Grid&, std::int64_t batch_tokens, std::int64_t row_bytes);
 
-  /// Host bytes of packed messages on the fullest rank. An upper bound: 0 if all ranks share memory.
+  /// Host bytes of packed messages on the rank that needs most. An upper bound: 0 if all ranks share memory.
   static std::int64_t bytes(const parallel::GridShape&, std::int64_t batch_tokens, std::int64_t row_bytes);
 
-  /// Delivers the rows of a segment of a loaded window. `reads` are run at the same time, after copies that were
+  /// Delivers the rows of a segment of a loaded shuffle block. `reads` are run at the same time, after copies that were
   /// requested before them. Collective.
   Traffic deliver(const Window&, const Segment&, BatchRows to, std::vector<Job> reads);
 

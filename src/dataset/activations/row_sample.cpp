@@ -19,7 +19,7 @@ using storage::Side;
 // All constants are part of the fingerprint.
 constexpr std::int64_t kSampledRows = 64;
 constexpr std::int64_t kProbedRows = 16;
-constexpr std::int64_t kFingerprintReads = 65536;  // of small pieces, over all files
+constexpr std::int64_t kFingerprintReads = 65536;  // reads of small pieces, over all files
 constexpr std::int64_t kLargestPiece = 16 << 10;   // bytes of one row
 constexpr std::uint64_t kSeed = 0x726f7773;        // no run draws from this stream
 constexpr std::int64_t kComparedFiles = 64;        // when a run starts, on every rank

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rows of a dataset that are computed when they are read, for example by a language model (Description::source).
-// Everything that reads a dataset reads it through Reader, which asks the source instead of the files: order, windows,
-// statistics, evaluation and the exchange between ranks are the same for both.
+// Everything that reads a dataset reads it through Reader, which calls the source instead of reading files: order,
+// shuffle blocks, statistics, evaluation and the exchange between ranks are the same for both.
 #pragma once
 
 #include <span>

@@ -77,7 +77,7 @@ void RowTokens::read(std::int64_t file, std::int64_t begin, std::span<std::int32
   } else {
     std::vector<std::int64_t> wide(ids.size());
     state.file->read(wide.data(), 8 * static_cast<std::int64_t>(ids.size()), state.ids.offset + 8 * begin);
-    // An id that 32 bits do not hold is refused like a negative one.
+    // An id that 32 bits do not hold is an error like a negative one.
     for (std::size_t i = 0; i < ids.size(); ++i)
       ids[i] =
           wide[i] < 0 || wide[i] > std::numeric_limits<std::int32_t>::max() ? -1 : static_cast<std::int32_t>(wide[i]);

@@ -53,7 +53,7 @@ std::string check_tokens(const Description&);
 using Vocabulary = std::vector<std::string>;
 /// Reads DIR/vocabulary.json; empty if the dataset has none. Throws Error(data) with the file and the entry.
 Vocabulary read_vocabulary(const Description&);
-/// The same for a text in memory; messages begin with `path`.
+/// Reads the text of a vocabulary.json; messages begin with `path`.
 Vocabulary vocabulary_from_text(const std::string& path, std::string_view text);
 /// The contents of vocabulary.json.
 std::string vocabulary_text(const Vocabulary&);

@@ -440,7 +440,7 @@ struct NonFinite {
   std::int64_t values = 0, rows = 0;
 };
 
-/// In the whole dataset. Collective.
+/// Counts values that are not finite in the whole dataset. Collective.
 NonFinite count_non_finite(const parallel::World& world, const Description& description, int n_threads) {
   NonFinite found;
   const std::int64_t row_values = description.n_layers * description.d_model,

@@ -29,20 +29,21 @@ struct Statistics {
   SideStatistics targets;
 };
 
-/// Of the first n_rows rows in stored order; 0 or more than there are: of all. Reads them once, a part on each rank.
+/// Statistics of the first n_rows rows in stored order; of all rows if n_rows is 0 or more than there are. Each row is
+/// read once, by one rank.
 /// Collective. Throws Error(data), known to all ranks, with file, dataset and row of the first value that is not
 /// finite.
 Statistics compute_statistics(const parallel::World&, const Description&, int n_threads, std::int64_t n_rows = 0);
 
-/// The same with a cache file for n_rows, the dataset's fingerprint and the sizes and times of modification of its
-/// files. Recomputes and replaces a cache that is missing, damaged or of other rows. Then checks the statistics against
-/// norm_stats.json, if present and of the same rows. Collective.
+/// Statistics as `compute_statistics` forms them, with a cache file for n_rows, the dataset's fingerprint and the sizes
+/// and times of modification of its files. Recomputes and replaces a cache that is missing, damaged or of other rows.
+/// Then checks the statistics against norm_stats.json, if present and of the same rows. Collective.
 Statistics statistics(const parallel::World&, const Description&, const std::string& cache_path, int n_threads,
                       std::int64_t n_rows = 0);
 
 /// Throws Error(data) if norm_stats.json is damaged or belongs to other data.
 void check_against_file(const Statistics&, const Description&);
-/// The same for a text in memory. Messages begin with `path`.
+/// Compares statistics with the text of a norm_stats.json. Messages begin with `path`.
 void check_against_text(const Statistics&, const Description&, const std::string& path, std::string_view text);
 
 /// Lossless text form with a checksum. Parsing throws Error(data) if it is damaged or of another dataset.

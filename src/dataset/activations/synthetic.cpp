@@ -396,7 +396,7 @@ void write_synthetic(const SyntheticSettings& settings, int n_threads) {
   Model model = make_model(settings, workers);
   const bool existed = std::filesystem::exists(settings.output);
   try {
-    // Both are finished after all else: a failure leaves nothing behind.
+    // The two sets are finished last: a failure leaves no dataset behind.
     ActivationWriter train(writer_settings(settings, "train"));
     write_split(settings, model, train, 0, settings.tokens, workers, n_threads, &model.truth.fired);
     std::optional<ActivationWriter> validation;

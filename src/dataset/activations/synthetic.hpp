@@ -37,7 +37,7 @@ struct SyntheticSettings {
   std::int64_t d_model = 64;
   std::int64_t features = 256;    ///< planted per layer
   double k = 8;                   ///< active per token and layer; a fraction is the probability of one more
-  std::int64_t tokens = 100'000;  ///< of the training set
+  std::int64_t tokens = 100'000;  ///< tokens of the training set
   std::int64_t validation_tokens = 8192;
   std::int64_t rows_per_file = 50'000;
   std::int64_t reach = 0;    ///< layers that a feature writes to, including its own; 0 = all later ones

@@ -3,9 +3,9 @@
 // Unpacked chunks of compressed datasets. A compressed chunk is unpacked as a whole: without keeping it, a reader of
 // blocks of 256 rows unpacks a chunk of 40,000 rows 157 times.
 //
-// A band is the same rows of one file in all its datasets. When memory is short, chunks of other bands go first, the
-// least recently used one before others; a chunk that then does not fit is not kept. So a pass in stored order unpacks
-// most chunks once, also if a band is larger than the memory.
+// A band is the same rows of one file in all its datasets. When memory is short, chunks of other bands are removed
+// first, the least recently used one before others; a chunk that then does not fit is not kept. So a pass in stored
+// order unpacks most chunks once, also if a band is larger than the memory.
 #pragma once
 
 #include <compare>
@@ -25,7 +25,7 @@ class UnpackedChunks {
  public:
   struct Key {
     std::int64_t file = 0, row_begin = 0;  ///< the band
-    std::int64_t dataset = 0;              ///< of the file
+    std::int64_t dataset = 0;              ///< number of the dataset in the file
     auto operator<=>(const Key&) const = default;
   };
 

@@ -17,7 +17,7 @@
 namespace weft::dataset {
 namespace {
 
-/// Rows of one window on the fullest rank.
+/// Largest number of rows that a rank reads of one shuffle block.
 std::int64_t window_capacity(const BlockTable& table, std::int64_t n_ranks) {
   std::int64_t block_rows = 0;
   for (const Block& block : table.blocks) block_rows = std::max(block_rows, block.rows);
@@ -50,7 +50,7 @@ WindowReader::~WindowReader() {
   try {
     reader_.finish_source();
   } catch (const std::exception&) {
-    // Of rows that no step will take.
+    // The failure concerns rows that no step will use.
   }
 }
 
@@ -95,7 +95,7 @@ const EpochOrder& WindowReader::epoch(std::int64_t number) {
   return order;
 }
 
-/// Distributes the blocks of a window over the ranks; reads nothing.
+/// Distributes the blocks of a shuffle block over the ranks; reads nothing.
 void WindowReader::plan(Window& window, std::int64_t epoch_number, std::int64_t index) {
   window.epoch = epoch_number;
   window.index = index;

@@ -31,7 +31,7 @@ class Workers {
     start(n, std::move(function));
     finish();
   }
-  /// The same for jobs, which must live until `finish`.
+  /// Starts jobs, which must live until `finish`.
   void start(std::span<const Job> jobs) {
     start(static_cast<std::int64_t>(jobs.size()), [jobs](std::int64_t i) { jobs[static_cast<std::size_t>(i)](); });
   }

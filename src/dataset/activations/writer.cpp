@@ -49,8 +49,8 @@ struct ActivationWriter::State {
   WriterSettings settings;
   std::optional<storage::ActivationFileWriter> file;
   std::int64_t rows_in_file = 0;
-  std::vector<std::int32_t> ids;        // of the open file
-  std::vector<std::int64_t> documents;  // likewise
+  std::vector<std::int32_t> ids;        // ids of the open file
+  std::vector<std::int64_t> documents;  // first rows of the documents of the open file
   std::vector<std::int64_t> rows_per_file;
   bool created = false;  // the directory
   bool finished = false;

@@ -51,10 +51,10 @@ class ActivationWriter {
   std::unique_ptr<State> state_;
 };
 
-/// Of each chunk file of a dataset.
+/// The attributes at the root of each chunk file of a dataset, and the shape of the file.
 std::map<std::string, std::string> root_attributes(const WriterSettings&);
 storage::ActivationFileWriter::Shape file_shape(const WriterSettings&);
-/// The same of a file whose number of rows is known.
+/// The shape of a file whose number of rows is known.
 storage::ActivationFileWriter::Shape whole_file_shape(const WriterSettings&, std::int64_t rows);
 /// vocabulary.json, index.bin and metadata.json, which complete a dataset: after all its chunk files. Throws Error(io).
 void write_index(const WriterSettings&, std::span<const std::int64_t> rows_of_files);

@@ -55,7 +55,7 @@ void fill_window(const TokenSet& set, std::int64_t begin, std::int64_t predictio
 }
 
 constexpr std::int64_t kIdsRead = std::int64_t{1} << 20;  // ids read at a time
-constexpr double kFirstFraction = 0.01;                   // of the windows, at the begin of a curriculum
+constexpr double kFirstFraction = 0.01;                   // fraction of the segments at the begin of a curriculum
 
 struct Window {
   std::int64_t difficulty;
@@ -77,7 +77,7 @@ void for_each_piece(const TokenSet& set, const Piece& piece) {
   }
 }
 
-/// Numbers of the windows of `length` ids, the easiest first; equal ones in stored order. Costs are integers, so that
+/// Numbers of the segments of `length` ids, the easiest first; equal ones in stored order. Costs are integers, so that
 /// the order does not depend on rounding in sums.
 std::vector<std::uint32_t> windows_by_difficulty(const TokenSet& set, std::int64_t length) {
   constexpr double kUnits = 1 << 16;  // per bit
@@ -132,7 +132,7 @@ std::int64_t order_bytes(const TokenSettings& settings, std::int64_t tokens, std
   return (tokens - 1) / settings.sequence * kWindowBytes + 8 * vocabulary + 4 * kIdsRead;
 }
 
-/// Start of the window whose first token has this number in the run.
+/// Start of the segment whose first token has this number in the run.
 std::int64_t TokenBatches::random_begin(std::int64_t token, std::int64_t length) const {
   const auto below = [](const kernels::Random4& random, std::int64_t bound) {
     return static_cast<std::int64_t>(kernels::uniform_below(random, static_cast<std::uint64_t>(bound)));
@@ -147,7 +147,7 @@ std::int64_t TokenBatches::random_begin(std::int64_t token, std::int64_t length)
   const auto easy =
       std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(fraction * static_cast<double>(windows_->size()))));
   const std::int64_t window = (*windows_)[static_cast<std::size_t>(below(random, easy))];
-  // A shorter sequence is any part of the window.
+  // A shorter sequence is any part of the segment.
   return window * settings_.sequence + below({{random.word[2], random.word[3]}}, settings_.sequence - length + 1);
 }
 

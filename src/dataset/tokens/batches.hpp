@@ -3,16 +3,16 @@
 // Sequences of ids for training and evaluation. A sequence is a pure function of (settings, seed, its position): any
 // rank can fill any part of a step, in any order.
 //
-//   random_windows   windows of length + 1 ids, which start at uniformly random positions of the set
-//   sequential       the set cut into windows of length + 1 ids with stride `length`, in order, again and again; each
+//   random_windows   text segments of length + 1 ids, which start at uniformly random positions of the set
+//   sequential       the set cut into segments of length + 1 ids with stride `length`, in order, again and again; each
 //                    prediction once per epoch, unless the length changes in it
-//   curriculum       at first windows drawn from the easiest fraction c of the set, which grows: after t of the T steps
-//                    of the curriculum c = sqrt(c0^2 + (1 - c0^2) t / T), c0 = 0.01 (Platanios et al. 2019,
-//                    arXiv 1903.09848); then as random_windows. Difficulty of a window of `sequence` ids: the sum of
+//   curriculum       at first segments drawn from the easiest fraction c of the set, which grows: after t of the T
+//                    steps of the curriculum c = sqrt(c0^2 + (1 - c0^2) t / T), c0 = 0.01 (Platanios et al. 2019,
+//                    arXiv 1903.09848); then as random_windows. Difficulty of a segment of `sequence` ids: the sum of
 //                    -log2 of their frequencies in the set, the size to which a coder of single ids compresses it.
 //
-// The targets of a window are its ids, shifted by one. The last window of the set may be short: its further targets are
-// not counted.
+// The targets of a segment are its ids, shifted by one. The last segment of the set may be short: its further targets
+// are not counted.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct TokenBatch {
   std::span<std::uint32_t> ids;
   std::span<std::int32_t> targets;    ///< kernels::kIgnored: not counted
   std::span<std::int32_t> positions;  ///< in the sequence; with the document mask in the document
-  /// With the document mask, row of its sequence at which the document of each row starts. Empty without it.
+  /// Position in its sequence at which the document of each token starts. Empty without the document mask.
   std::span<std::int32_t> first_key;
   std::int64_t counted = 0;  ///< targets that count; written by the functions below
 
@@ -55,7 +55,7 @@ class TokenRows {
 class TokenBatches {
  public:
   /// The set has at least sequence + 1 ids. Of a curriculum, reads all of it. Throws Error(data) for an id out of
-  /// range, Error(usage) if there are 2^32 windows.
+  /// range, Error(usage) if there are 2^32 segments.
   TokenBatches(const TokenSet& set, const TokenSettings&, std::uint64_t seed);
 
   /// Fills sequences [first, first + batch.sequences) of the step that begins at token `cursor`, the number of tokens
@@ -69,20 +69,20 @@ class TokenBatches {
   TokenSet set_;
   TokenSettings settings_;
   std::uint64_t seed_;
-  std::shared_ptr<const std::vector<std::uint32_t>> windows_;  // of a curriculum, the easiest first
+  std::shared_ptr<const std::vector<std::uint32_t>> windows_;  // segments of a curriculum, the easiest first
 };
 
 /// Host memory of a TokenBatches while it is constructed.
 std::int64_t order_bytes(const TokenSettings&, std::int64_t tokens, std::int64_t vocabulary);
 
-/// Windows that cover the set once: ceil((size - 1) / length).
+/// Number of segments that cover the set once: ceil((size - 1) / length).
 std::int64_t evaluation_windows(const TokenSet&, std::int64_t length);
-/// Fills windows [first, first + batch.sequences); those beyond the last one count nothing. The document mask applies
+/// Fills segments [first, first + batch.sequences); those beyond the last one count nothing. The document mask applies
 /// if the batch has `first_key`.
 void fill_windows(const TokenSet&, std::int64_t first, TokenBatch& batch);
 
-/// Records of private training: the set cut into windows of length + 1 ids that share no id; the last one may be
-/// shorter, of at least two ids. One id is in one record, so that a record is removed by removing its text.
+/// Number of records of private training: the set cut into segments of length + 1 ids that share no id; the last one
+/// may be shorter, of at least two ids. One id is in one record, so that a record is removed by removing its text.
 std::int64_t disjoint_windows(std::int64_t ids, std::int64_t length);
 /// Fills sequence s with record windows[s]; batch.sequences == windows.size().
 void fill_disjoint_windows(const TokenSet&, std::span<const std::int64_t> windows, TokenBatch& batch);

@@ -72,9 +72,9 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
              {{"random_windows", TokenOrder::random_windows},
               {"sequential", TokenOrder::sequential},
               {"curriculum", TokenOrder::curriculum}},
-             "windows at uniformly random positions; the stream cut into windows, in order; or random windows of which "
-             "the first steps draw the easiest, those whose tokens are frequent");
-  schema.add("data.curriculum_steps", data.curriculum_steps, "steps after which windows of any difficulty are drawn")
+             "segments at uniformly random positions; the stream cut into segments, in order; or random segments of "
+             "which the first steps draw the easiest, those whose tokens are frequent");
+  schema.add("data.curriculum_steps", data.curriculum_steps, "steps after which segments of any difficulty are drawn")
       .in("steps")
       .at_least(0)
       .at_most(input::kMostSteps)

@@ -20,15 +20,16 @@ struct TokenSettings {
   /// "character", "bytes", or the path of a tokeniser file. "" = the tokeniser of the token files or of
   /// the initial model; else of text: characters.
   std::string tokens;
-  bool add_special_tokens = true;          ///< those that the post-processor of a tokenizer.json adds to a text
-  std::vector<std::string> special;        ///< symbols added to "character" and "bytes": PAD, UNK, BOS, EOS
-  std::int64_t batch_tokens = 16384;       ///< tokens per step, all ranks together
-  std::int64_t sequence = 256;             ///< tokens per sequence
-  std::int64_t sequence_start = 0;         ///< of the first steps; doubles until it is `sequence`. 0: `sequence`
-  std::int64_t sequence_growth_steps = 0;  ///< after which it is
+  bool add_special_tokens = true;     ///< those that the post-processor of a tokenizer.json adds to a text
+  std::vector<std::string> special;   ///< symbols added to "character" and "bytes": PAD, UNK, BOS, EOS
+  std::int64_t batch_tokens = 16384;  ///< tokens per step, all ranks together
+  std::int64_t sequence = 256;        ///< tokens per sequence
+  std::int64_t sequence_start =
+      0;  ///< tokens per sequence in the first steps; doubles until it is `sequence`. 0: `sequence`
+  std::int64_t sequence_growth_steps = 0;  ///< steps after which it is `sequence`
   TokenOrder order = TokenOrder::random_windows;
-  std::int64_t curriculum_steps = 0;  ///< order = "curriculum": steps until all windows are drawn
-  bool document_mask = false;         ///< documents do not see each other
+  std::int64_t curriculum_steps = 0;  ///< order = "curriculum": steps until all segments are drawn
+  bool document_mask = false;         ///< attention stays within a document
   double validation_fraction = 0;     ///< tail of `train` that is held out, in [0, 1)
   bool accept_changed = false;        ///< resume although the fingerprint changed
 

@@ -45,14 +45,14 @@ class TokenSet {
   /// Positions in (begin, end) at which a document starts, ascending, relative to `begin`. Replaces `starts`.
   void document_starts(std::int64_t begin, std::int64_t end, std::vector<std::int64_t>& starts) const;
 
-  /// Ids [begin, end) as a set of its own.
+  /// Ids [begin, end) as a separate set.
   TokenSet part(std::int64_t begin, std::int64_t end, std::int64_t text_bytes) const;
 
   /// Reads every id and every document offset. Throws as `read`.
   void check() const;
 
   /// sha256 of names, sizes, headers, and the first and last ids and a sample of those between of each file:
-  /// "ends:HEX,rows:HEX" (dataset/fingerprint.hpp). Of ids in memory "".
+  /// "ends:HEX,rows:HEX" (dataset/fingerprint.hpp); "" for ids in memory.
   std::string fingerprint() const;
   /// The text that `weft inspect` prints.
   std::string summary() const;

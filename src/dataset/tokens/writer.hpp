@@ -29,7 +29,7 @@ class TokenWriter {
   /// Appends a document that stands for `text_bytes` bytes of text. Empty documents are left out. Where a file ends
   /// within a document, the rest of it counts as a document of its own.
   void append(std::span<const std::uint32_t> ids, std::int64_t text_bytes);
-  /// To be called once, at the end. Throws Error(data) if there are no ids.
+  /// Completes the set. To be called once, at the end. Throws Error(data) if there are no ids.
   Written finish();
 
  private:
@@ -40,7 +40,7 @@ class TokenWriter {
   std::string tokenizer_;
   std::vector<std::uint32_t> ids_;        // not yet in a file
   std::vector<std::int64_t> documents_;   // their starts in `ids_`
-  std::vector<std::int64_t> text_bytes_;  // of each of these documents
+  std::vector<std::int64_t> text_bytes_;  // bytes of text of each of these documents
   Written written_;
   bool finished_ = false;
 };

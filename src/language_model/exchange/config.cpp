@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kNames[] = {"gpt2", "llama", "qwen3", "olmo2", "gemma2"};
 
-// As in an input: no product of sizes exceeds 64 bits, and kernels compute in fp32.
+// Limits as in an input: no product of sizes exceeds 64 bits, and kernels compute in fp32.
 constexpr std::int64_t kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
 struct Range {
   double least, most;
@@ -71,7 +71,7 @@ constexpr const char* kHarmless[] = {"_attn_implementation",
                                      "transformers_version",
                                      "use_cache"};
 
-/// The members of an object. What was not asked for is refused at the end.
+/// The members of an object. Members that were not read are an error at the end.
 class Keys {
  public:
   Keys(const SortedJson& object, std::string path) : object_(object), path_(std::move(path)) {}
@@ -80,7 +80,7 @@ class Keys {
   Error damaged(fmt::format_string<Args...> format, Args&&... args) const {
     return error(ExitCode::data, "{}: {}", path_, fmt::format(format, std::forward<Args>(args)...));
   }
-  /// Weft lacks this.
+  /// Error for a feature that Weft does not have.
   template <class... Args>
   Error lacking(fmt::format_string<Args...> format, Args&&... args) const {
     return error(ExitCode::usage, "{}: {}; this model cannot be read", path_,
@@ -90,7 +90,7 @@ class Keys {
 
   /// True also where the value is null.
   bool has(const char* key) const { return object_.contains(key); }
-  /// nullptr if there is none, or the value null.
+  /// Value of a member; nullptr if the member is missing or null.
   const SortedJson* find(const char* key) {
     known_.insert(key);
     const auto found = object_.find(key);
@@ -201,7 +201,7 @@ struct Rotary {
   }
 };
 
-/// "default", "linear" and "llama3" of the library's rotary positions.
+/// Reads the rotary positions "default", "linear" and "llama3" of the library.
 Rotary read_rotary_object(const Keys& keys, const char* key, const SortedJson& object, double base) {
   if (!object.is_object()) throw keys.damaged("\"{}\" is not an object", key);
   Keys inner(object, fmt::format("{}, \"{}\"", keys.path(), key));
@@ -228,7 +228,7 @@ Rotary read_rotary_object(const Keys& keys, const char* key, const SortedJson& o
 }
 
 /// rope_theta with rope_scaling (transformers 4), or rope_parameters (transformers 5). Of both objects the library
-/// takes rope_scaling and forgets all of the other, its rope_theta too.
+/// takes rope_scaling and ignores all of the other, including its rope_theta.
 void read_rotary(Keys& keys, ModelSettings& model) {
   const SortedJson *parameters = keys.find("rope_parameters"), *scaling = keys.find("rope_scaling");
   const bool has_base = keys.find("rope_theta") != nullptr;
@@ -281,7 +281,7 @@ void read_llama(Keys& keys, HuggingfaceConfig& out, bool own_head_size) {
   keys.require("attention_bias", false);
 }
 
-/// True for each block that has a window, as layer_types says, or by rule.
+/// True for each block that has a window, from layer_types or by rule.
 std::vector<bool> sliding_blocks(Keys& keys, const ModelSettings& model, std::vector<bool> slides) {
   if (const SortedJson* const types = keys.find("layer_types")) {
     slides.clear();
@@ -352,7 +352,7 @@ void read_gemma2(Keys& keys, HuggingfaceConfig& out) {
   read_windows(keys, model, blocks);
 }
 
-/// All conditions of an input hold. Those that config.json can break were named by its own keys before.
+/// Requires all conditions of an input. Those that config.json can break were named by its own keys before.
 void require_readable(const ModelSettings& model, const Keys& keys) {
   Configuration configuration;
   const input::Schema schema = language_model::schema(configuration);

@@ -9,7 +9,7 @@
 //   olmo2        RMS      rotary, scaled  and norms of queries and keys over all heads, norms after the sublayers
 //   gemma2       RMS      rotary          gated MLP, norms before and after, caps, windows, scaled embedding
 //
-// A key that is not known is refused: it may change what the model computes.
+// An unknown key is an error: it may change what the model computes.
 #pragma once
 
 #include <string>
@@ -23,7 +23,7 @@ namespace weft::language_model {
 
 enum class Family { gpt2, llama, qwen3, olmo2, gemma2 };
 
-/// The model_type.
+/// Value of model_type for a family.
 std::string_view name(Family);
 
 struct HuggingfaceConfig {
@@ -40,8 +40,8 @@ HuggingfaceConfig read_config(std::string_view text, const std::string& path);
 /// The family in which the transformers library has this model. Throws a collective Error(usage) that names the first
 /// setting that it lacks.
 Family family_of(const ModelSettings&);
-/// The inverse of read_config; the vocabulary and the positions are those of the architecture. `type`: of the weights;
-/// `end`: id of the end of a text, -1 if there is none.
+/// Text of config.json, the inverse of read_config; the vocabulary and the positions are those of the architecture.
+/// `type`: of the weights; `end`: id of the end of a text, -1 if there is none.
 std::string config_text(const Architecture&, Family, kernels::Scalar type, std::int64_t end);
 
 /// Table [language_model] of an input, as TOML.

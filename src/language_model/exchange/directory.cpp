@@ -28,10 +28,10 @@ using training::ParameterSpec;
 
 constexpr const char *kConfig = "config.json", *kWeights = "model.safetensors",
                      *kIndex = "model.safetensors.index.json", *kTokenizerFile = "tokenizer.json";
-/// Bytes: config.json has kilobytes, an index 100 bytes per tensor.
+/// Limits of file sizes in bytes: config.json has kilobytes, an index 100 bytes per tensor.
 constexpr std::int64_t kLargestConfig = std::int64_t{16} << 20;
 constexpr std::size_t kMostFiles = 1 << 14;
-/// Elements that pass at a time.
+/// Number of elements that are copied at a time.
 constexpr std::int64_t kPiece = std::int64_t{4} << 20;
 
 std::string read_file(const fs::path& path) {
@@ -58,7 +58,7 @@ bool is_redundant(std::string_view name, const HuggingfaceConfig& config, std::s
   return gpt2 ? name == ".attn.bias" || name == ".attn.masked_bias" : name == ".self_attn.rotary_emb.inv_freq";
 }
 
-/// The 3 of "model-00001-of-00003.safetensors"; 0: another name.
+/// Number of parts in a file name, 3 for "model-00001-of-00003.safetensors"; 0 for another name.
 std::size_t parts_in(std::string_view name) {
   constexpr std::string_view kOf = "-of-", kEnd = ".safetensors";
   const std::size_t at = name.rfind(kOf);
@@ -78,7 +78,7 @@ void by_pieces(std::int64_t rows, std::int64_t columns, const Piece& piece) {
   }
 }
 
-/// Between the host, which has all rows as stored, and those that this rank holds.
+/// Copies between the host, which has all rows as stored, and the rows that this rank holds.
 class Copy {
  public:
   Copy(const training::Parameters& parameters, std::size_t parameter, const kernels::Execution& execution)
@@ -103,7 +103,7 @@ class Copy {
       kernels::fence(execution_);
     });
   }
-  /// On one process.
+  /// Copies all rows to the host. For one process only.
   void to_host(float* to) const {
     if (held_.size() != spec_.rows()) throw error(ExitCode::internal, "{} is on several ranks", spec_.name);
     if (!spec_.is_matrix())
@@ -128,8 +128,8 @@ class Copy {
   device::Buffer<float> staged_;
 };
 
-/// Where element (output, input) of a parameter is in its tensor and in the array that Parameters store. A vector has
-/// one input.
+/// Position of element (output, input) of a parameter in its tensor and in the array that Parameters store. A vector
+/// has one input.
 struct Layout {
   std::int64_t outputs, inputs;
   std::int64_t tensor_first, tensor_output, tensor_input;  // first element and strides
@@ -144,7 +144,7 @@ struct Layout {
     own_output = spec.transposed() ? 1 : inputs;
     own_input = spec.transposed() ? outputs : 1;
   }
-  /// each(index in the tensor, index in the own array), along the rows of the tensor.
+  /// Calls each(index in the tensor, index in the own array), along the rows of the tensor.
   template <class Each>
   void for_each(const Each& each) const {
     const bool by_output = tensor_input == 1;
@@ -268,7 +268,7 @@ const HuggingfaceDirectory::Stored& HuggingfaceDirectory::stored(const Place& pl
   return found->second;
 }
 
-/// Everything about the tensors but their values.
+/// Checks names, types and shapes of the tensors, not their values.
 void HuggingfaceDirectory::check() {
   // Files of the model without its head have names without the first word.
   const std::string first = config_.family == Family::gpt2 ? "transformer." : "model.";
@@ -296,7 +296,7 @@ void HuggingfaceDirectory::check() {
                   files_[place.file].path(), printable(tensor), name(config_.family), config_.model.layers, kConfig);
 }
 
-/// The head of a tied model is its embedding: a file may have it twice.
+/// Requires that the head of a tied model equals its embedding, if the file contains both.
 void HuggingfaceDirectory::require_same_head() const {
   const std::vector<Place> all = places(config_.family, architecture(1));
   const auto embedding = std::find_if(all.begin(), all.end(), [](const Place& place) {

@@ -19,7 +19,7 @@
 
 namespace weft::language_model {
 
-/// True if the directory has a config.json and weights, or parts of weights, beside it.
+/// True if the directory has a config.json, and weights or parts of weights.
 bool is_huggingface_directory(const std::filesystem::path&);
 
 class HuggingfaceDirectory {
@@ -29,8 +29,8 @@ class HuggingfaceDirectory {
 
   const std::filesystem::path& path() const { return path_; }
   const HuggingfaceConfig& config() const { return config_; }
-  /// For sequences of up to `length` tokens. Throws a collective Error(usage) if these are more than the learned
-  /// positions.
+  /// Architecture for sequences of up to `length` tokens. Throws a collective Error(usage) if these are more than the
+  /// learned positions.
   Architecture architecture(std::int64_t length) const;
 
   /// Throws a collective Error(usage) that lists the settings that are not those of the model; dropout and sparse
@@ -41,10 +41,11 @@ class HuggingfaceDirectory {
   /// architecture(). Needs host memory for one matrix in fp32.
   void load(const training::Parameters&, const kernels::Execution&) const;
 
-  /// None if there is no tokenizer.json, nor the file of a Weft tokeniser. Throws Error(data).
+  /// Tokeniser of the directory; none if there is neither tokenizer.json nor the file of a Weft tokeniser. Throws
+  /// Error(data).
   std::optional<Tokenizer> tokenizer() const;
 
-  /// Family, sizes, types of storage and files, and the table of an input that has this model.
+  /// Text with family, sizes, types of storage and files, and the table of an input that has this model.
   std::string summary() const;
 
  private:

@@ -13,7 +13,7 @@ using training::ParameterSpec;
 
 // clang-format off
 struct Name { std::string_view own, library; };
-/// Outside the blocks, then of block {}: without "/weight" and "/bias".
+/// Names outside the blocks, then of block {}, without "/weight" and "/bias".
 constexpr Name kGpt2[] = {
     {"embedding/tokens",      "transformer.wte"},
     {"embedding/positions",   "transformer.wpe"},
@@ -40,7 +40,7 @@ constexpr Name kLlama[] = {
     {"mlp/gate",              "model.layers.{}.mlp.gate_proj"},
     {"mlp/up",                "model.layers.{}.mlp.up_proj"},
     {"mlp/down",              "model.layers.{}.mlp.down_proj"}};
-/// The norms of a block where there are two, before the sublayers; two, after them; four.
+/// Names of the norms of a block: two before the sublayers; two after them; four.
 constexpr Name kPreNorms[] = {
     {"attention_norm",        "model.layers.{}.input_layernorm"},
     {"mlp_norm",              "model.layers.{}.post_attention_layernorm"}};

@@ -47,7 +47,7 @@ struct AdaptedLayer {
   std::string tensor(std::string_view matrix) const { return fmt::format("{}{}{}", kPeftPrefix, name, matrix); }
 };
 
-/// In the order of the model.
+/// Adapted layers in the order of the model.
 std::vector<AdaptedLayer> modules_of(const Architecture& architecture) {
   const Architecture base = base_of(architecture);
   const std::vector<ParameterSpec> targets = parameter_specs(base), adapters = adapter_specs(architecture);
@@ -94,7 +94,7 @@ std::vector<float> values_of(const training::Parameters& parameters, const Param
   return values;
 }
 
-/// The inverse, for the rows of this rank.
+/// Sets the rows of this rank, the inverse of values_of.
 void set_values(const training::Parameters& parameters, const ParameterSpec& spec, const std::vector<float>& values,
                 const kernels::Execution& execution) {
   std::vector<float> stored = values;
@@ -121,7 +121,7 @@ double alpha_of(const AdaptedLayer& module, const LoraSettings& lora) {
   return static_cast<double>(module.parts.size()) * lora.alpha;
 }
 
-/// Whole numbers as such: PEFT declares lora_alpha as one.
+/// JSON number, an integer where the value is whole: PEFT declares lora_alpha as one.
 Json whole_or_decimal(double value) {
   if (value == std::floor(value) && std::abs(value) < 1e15) return static_cast<std::int64_t>(value);
   return value;
@@ -247,7 +247,7 @@ class PeftDirectory {
     throw error(ExitCode::usage, "{}: {}", config_.path(), why);
   }
 
-  /// Shapes, and the rank and scale of the module.
+  /// Checks shapes, rank and scale of a module.
   void check(const AdaptedLayer& module, std::set<std::string>& known) const {
     const std::int64_t own = rank_of(module, lora_);
     const double rank = config_.rank(module.name);
@@ -282,7 +282,7 @@ class PeftDirectory {
     require(module.tensor(kLoraA), {columns, module.inputs});
     require(module.tensor(kLoraB), {module.outputs, columns});
     if (module.parts.size() == 1 && module.parts[0].b.shape[0] == module.outputs) return;
-    // Of a layer of several parts: nothing may be lost.
+    // A layer of several parts: its B must be zero outside the blocks of the parts, or values would be lost.
     std::vector<float> b = read(module.tensor(kLoraB));
     for (std::size_t i = 0; i < module.parts.size(); ++i) {
       const AdaptedLayer::Part& part = module.parts[i];
@@ -297,7 +297,7 @@ class PeftDirectory {
                       module.name, fmt::join(lora_.targets, ", ")));
   }
 
-  /// Every layer that target_modules names has tensors.
+  /// Requires tensors for every layer that target_modules names.
   void check_targets(Architecture architecture) const {
     architecture.lora.targets.clear();
     for (const LoraTarget& target : lora_targets(architecture.model)) architecture.lora.targets.push_back(target.name);

@@ -36,7 +36,7 @@ constexpr const char* kHarmlessAdapterKeys[] = {"auto_mapping",        "base_mod
 /// Values of init_lora_weights after which the base model is as it was.
 constexpr const char* kPlainInitial[] = {"gaussian", "orthogonal", "eva"};
 
-/// null, false, 0, "", [] and {}: nothing was asked for.
+/// True for values that turn a key off: null, false, 0, "", [] and {}.
 bool is_off(const Json& value) {
   return value.is_null() || value == false || value == 0 || value == "" ||
          ((value.is_array() || value.is_object()) && value.empty());
@@ -45,7 +45,7 @@ bool is_off(const Json& value) {
 /// The regular expressions of PEFT's patterns are those of Python's module re, of which PCRE2 has the syntax.
 class Pattern {
  public:
-  /// As PEFT matches: the end of the name, from a dot on, or all of it.
+  /// Matches like PEFT: the end of the name, from a dot on, or the whole name.
   Pattern(const std::string& key, const std::string& where) : where_(where) {
     const std::string expression = "(.*\\.)?(" + key + ")$";
     int problem = 0;

@@ -26,7 +26,7 @@ std::int64_t padded_length(std::int64_t prefix) {
   return static_cast<std::int64_t>((length + quarter - 1) / quarter * quarter);
 }
 
-/// Tokens with which a text goes on that has reached the context.
+/// Number of tokens with which a text continues after it has reached the context.
 std::int64_t carried(const GenerationSettings& settings) { return std::max<std::int64_t>(1, settings.context() / 2); }
 bool continues(const GenerationSettings& settings) {
   return settings.longest_prompt - 1 + settings.new_tokens > settings.context();
@@ -38,7 +38,7 @@ std::int64_t n_regions(const GenerationSettings& settings) {
   if (longest_prefix(settings) == 0) return 0;
   return continues(settings) ? settings.rows : std::min(settings.rows, settings.prompts);
 }
-/// Positions that a sequence has beside its prefix.
+/// Positions of a sequence after its prefix.
 std::int64_t own_positions(const GenerationSettings& settings) {
   return std::min(settings.new_tokens, settings.context());
 }
@@ -165,8 +165,8 @@ void Generator::run(std::span<const GenerationRequest> requests, std::uint64_t s
   timers_.stop();
 }
 
-/// Steps that may follow `pending` ones whose tokens the host has not seen. 0: none are left, or a row ends before
-/// them and makes place for another.
+/// Number of steps that may follow `pending` ones whose tokens the host has not seen. 0: none are left, or a row ends
+/// before them and makes place for another.
 std::int64_t Generator::next_steps(std::int64_t pending) const {
   const bool ahead = pending > 0, asynchronous = device::is_asynchronous(execution_);
   if (ahead && (changed_ || !asynchronous)) return 0;
@@ -222,7 +222,7 @@ void Generator::assign() {
   prefill(std::move(to_compute));
 }
 
-/// The place of the row's prefix. True if the prefix is there.
+/// Finds the region of the row's prefix. True if the prefix is in the cache.
 bool Generator::find_region(Row& row) {
   const std::int64_t prompt = row.origin == 0 ? std::int64_t{requests_[row.request].number} : -1;
   auto found = regions_.end();
@@ -250,7 +250,7 @@ void Generator::prefill(std::vector<std::size_t> rows) {
   }
 }
 
-/// At most prefill_sequences(length) prefixes, each padded to `length` rows: a row reads no rows after it.
+/// Computes at most prefill_sequences(length) prefixes, each padded to `length` rows: a row reads no rows after it.
 void Generator::prefill_batch(std::span<const std::size_t> rows, std::int64_t length) {
   const std::int64_t sequences = prefill_sequences(settings_, length);
   const Buffers::Prefill &host = buffers_.host_prefill, &device = buffers_.prefill;
@@ -292,7 +292,7 @@ void Generator::compute_prefixes(std::int64_t sequences, std::int64_t length) {
   transformer_.forward(tokens, nullptr, Transformer::Until::last_keys);
 }
 
-/// One step: the last token of each sequence through the model, and the next one.
+/// Computes one step: the model on the last token of each sequence, and the draw of the next one.
 void Generator::compute() {
   const std::int64_t queries = settings_.architecture.query_width(), keys = settings_.architecture.key_width();
   const auto attention = [&](std::int64_t layer) {
@@ -328,7 +328,8 @@ void Generator::compute() {
                   {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
 }
 
-/// The first time the work is submitted as it is, since libraries may allocate; the second time it is recorded.
+/// Submits work. The first time it runs eagerly, since libraries may allocate; the second time it is captured in a
+/// graph.
 void Generator::replay(Recorded& recorded, const std::function<void()>& work) {
   if (!recorded.prepared || !records_) {
     recorded.prepared = true;
@@ -338,7 +339,7 @@ void Generator::replay(Recorded& recorded, const std::function<void()>& work) {
   recorded.graph->replay(execution_);
 }
 
-/// The state of all sequences, as it is now.
+/// Sends the present state of all sequences to the device.
 void Generator::send() {
   changed_ = false;
   const Buffers::State &host = buffers_.host, &device = buffers_.device;
@@ -371,7 +372,7 @@ void Generator::send() {
   copy(device.ids, host.ids);
 }
 
-/// The tokens of the `steps` steps that were enqueued first of those not received.
+/// Receives the tokens of the first `steps` enqueued steps that have not been received.
 void Generator::receive(std::int64_t steps, const Receive& receive) {
   const kernels::Matrix<kernels::Drawn>& drawn = buffers_.host_drawn[received_ % 2];
   copied_[received_ % 2].wait();

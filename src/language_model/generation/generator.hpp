@@ -16,7 +16,7 @@
 // length (up to the same power of two, or from 256 on quarter of one), since every step computes `rows` rows, used or
 // not. With another number of rows products may round differently.
 //
-// On a GPU the steps are one recorded graph, and so are the prompts of a length; the host looks at the tokens of
+// On a GPU the steps are one captured graph, and so are the prompts of a length; the host reads the tokens of
 // kStepsBetweenChecks steps while the GPU computes the next ones. A sequence that ends on the host, at a text of
 // --stop, is therefore computed for up to twice as many steps more.
 #pragma once
@@ -37,8 +37,8 @@
 
 namespace weft::language_model {
 
-/// Rows of a forward pass over several prompts on a GPU: 64 prompts of 768 tokens take 25.0 ms with 4,096 of them, 22.6
-/// with 6,144, 21.3 with 12,288 and 21.4 with 16,384 (GPT-2 124M, one H200).
+/// Rows of a forward pass over several prompts on a GPU: more rows are not faster (GPT-2 124M on one H200,
+/// docs/experiments_log.md).
 constexpr std::int64_t kDevicePrefillRows = 12288;
 
 struct GenerationSettings {
@@ -56,9 +56,9 @@ struct GenerationSettings {
   bool graphs = true;
 
   std::int64_t drawable() const { return vocabulary == 0 ? architecture.vocabulary : vocabulary; }
-  /// Longest sequence of the model.
+  /// Length of the longest sequence of the model.
   std::int64_t context() const { return architecture.positions; }
-  /// Rows of the largest forward pass: at least as many must the Transformer take.
+  /// Rows of the largest forward pass; the Transformer must take at least as many.
   std::int64_t most_rows() const;
 };
 
@@ -102,14 +102,14 @@ class Generator {
   /// references must outlive the object.
   Generator(const GenerationSettings&, Transformer&, const kernels::Execution&, report::Timers&, training::StepArena&);
 
-  /// Called for each token of a request, in order. False: the request ends here.
+  /// Function that is called for each token of a request, in order; returns false to end the request.
   using Receive = std::function<bool(std::size_t request, const kernels::Drawn&)>;
 
   /// Writes at most new_tokens tokens for each request. seed, step: key of the random numbers. Throws Error(numeric) if
   /// logits are not finite.
   void run(std::span<const GenerationRequest>, std::uint64_t seed, std::uint64_t step, const Receive&);
 
-  /// False: from now on steps run eagerly, so that their phases can be timed.
+  /// Sets whether steps are captured in graphs. false: later steps run eagerly, so that their phases can be timed.
   void record(bool record) { records_ = record && recordable_; }
 
  private:
@@ -120,7 +120,7 @@ class Generator {
     std::int64_t origin = 0;          // index in `text` of the sequence's position 0
     std::int64_t prefix = 0;          // positions that were computed together
     std::int64_t region = -1;         // of the prefix; -1: no prefix
-    /// Of the last token of `text`, which the next step computes.
+    /// Position of the last token of `text`, which the next step computes.
     std::int64_t position() const { return std::ssize(text) - origin - 1; }
   };
   /// Place of a prefix in the cache.
@@ -128,7 +128,7 @@ class Generator {
     std::int64_t prompt = -1;  // number of the prompt; -1: none
     std::int64_t users = 0;
   };
-  /// Work that is submitted many times.
+  /// Work that is submitted many times, as a captured graph.
   struct Recorded {
     bool prepared = false;  // has run
     std::optional<device::Graph> graph;

@@ -13,11 +13,11 @@
 
 namespace weft::language_model {
 
-/// Ids of the symbols that end a text: those of the files beside a tokenizer.json (special_tokens.hpp), and
+/// Ids of the symbols that end a text: those of the files next to a tokenizer.json (special_tokens.hpp), and
 /// <|endoftext|>, <|end_of_text|> and EOS if the tokeniser has them.
 std::vector<std::uint32_t> end_symbols(const Tokenizer&);
 
-/// The same text with U+FFFD in place of each byte that is not part of a UTF-8 character.
+/// The text with U+FFFD in place of each byte that is not part of a UTF-8 character.
 std::string valid_utf8(std::string_view text);
 
 class GrowingText {

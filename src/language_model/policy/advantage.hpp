@@ -20,8 +20,8 @@ struct PromptAdvantages {
   std::vector<double> advantages;  ///< [answers]: A_i; 0 for one that is absent
 };
 
-/// 1 - cosine of each pair of rows: [rows, rows], symmetric, diagonal 0. 0 with a row of zeros, which stands for an
-/// empty answer.
+/// Distances, 1 - cosine of each pair of rows: [rows, rows], symmetric, diagonal 0. 0 with a row of zeros, which stands
+/// for an empty answer.
 std::vector<double> cosine_distances(kernels::Matrix<const float> embeddings);
 
 /// distances: [answers, answers], symmetric, diagonal 0. present: [answers], 0 for an answer that is absent; empty: all

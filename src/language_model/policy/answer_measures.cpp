@@ -9,7 +9,7 @@
 namespace weft::language_model {
 namespace {
 
-/// Names in records, in the order of AnswerMeasures::Measure.
+/// Names in metrics.jsonl, in the order of AnswerMeasures::Measure.
 constexpr std::array<const char*, AnswerMeasures::kCount> kNames = {
     "reward",        "diversity",        "objective",           "distinct_2", "self_bleu", "answer_tokens",
     "empty_answers", "advantage_spread", "log_probability_gap", "clipped",    "divergence"};

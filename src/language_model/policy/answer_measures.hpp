@@ -21,7 +21,7 @@ class AnswerMeasures {
     self_bleu,
     length,
     empty,
-    advantage_square,  // from here on of training only
+    advantage_square,  // the following are of training only
     gap,
     clipped,
     divergence,
@@ -31,15 +31,15 @@ class AnswerMeasures {
   AnswerMeasures() : numbers_(2 * kCount) {}
   void add(Measure, double value);  ///< NaN: not defined, not counted
   void add(const Answers&, const Judgement&);
-  /// Collective.
+  /// Sums measures over all ranks. Collective.
   void sum_over(const parallel::Communicator& ranks) { ranks.sum(std::span<double>(numbers_)); }
   double mean(Measure) const;  ///< NaN: of nothing
 
-  /// "answers.reward" and so on: every measure, of the batches of training.
+  /// Metrics of the batches of training: "answers.reward" and so on, every measure.
   training::Metrics of_training() const;
-  /// "validation.reward" and so on: those of an evaluation.
+  /// Metrics of an evaluation: "validation.reward" and so on.
   training::Metrics of_evaluation() const;
-  /// The same under their names alone; null where not defined.
+  /// The measures under their names without a prefix; null where not defined.
   report::Json to_json() const;
 
  private:

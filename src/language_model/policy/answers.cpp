@@ -188,8 +188,8 @@ std::vector<std::vector<double>> Judge::scores(std::span<const Answers> answers)
   return reward_->scores(prompts);
 }
 
-/// Of the answers to prompt p of the batch: distances of their tokens, and semantic_weight times those of their
-/// embeddings.
+/// Distances between the answers to prompt p of the batch: those of their tokens, and semantic_weight times those of
+/// their embeddings.
 std::vector<double> Judge::token_distances(const Answers& answers, std::int64_t p) const {
   std::vector<double> distances = pair_distances(
       settings_.diversity == DiversityMeasure::distinct ? PairMetric::distinct : PairMetric::self_bleu, answers.ids);

@@ -32,7 +32,7 @@ struct Answers {
   std::vector<std::vector<float>> log_drawn;  ///< of each token of `drawn`, under the distribution it was drawn from
 };
 
-/// What they are worth.
+/// Rewards, measures and advantages of the answers to one prompt.
 struct Judgement {
   std::vector<double> rewards;  ///< [answers]
   PromptAdvantages advantages;  ///< of the objective's measure of diversity
@@ -44,15 +44,15 @@ struct Judgement {
 GenerationSettings answer_settings(const Configuration&, const Architecture&, std::int64_t prompts,
                                    std::int64_t longest_prompt, std::int64_t most_rows);
 
-/// N answers to each prompt. step: key of the random numbers, with the number of the prompt, `first` + its index.
+/// Draws N answers to each prompt. step: key of the random numbers, with the number of the prompt, `first` + its index.
 /// stops: texts before which an answer ends; tokens with a part of one are among those that were drawn, not of the
 /// answer.
 std::vector<Answers> draw_answers(Generator&, const Tokenizer&, std::vector<Prompt>, std::int64_t samples,
                                   std::uint64_t seed, std::uint64_t step, std::int64_t first,
                                   std::span<const std::string> stops = {});
 
-/// The pattern can be compiled, the file can be read. Collective; throws what the functions of reward.hpp throw, on all
-/// ranks.
+/// Requires that the pattern of the reward can be compiled, or its file can be read. Collective; throws what the
+/// functions of reward.hpp throw, on all ranks.
 void require_reward(const PolychromicSettings&, const parallel::World&);
 
 class Judge {
@@ -75,17 +75,17 @@ class Judge {
 
   /// by_stage: each stage is a phase of the timers.
   enum class Timing { none, by_stage };
-  /// One for each prompt, of polychromic.samples answers each.
+  /// Judges the answers, polychromic.samples for each prompt; one judgement per prompt.
   std::vector<Judgement> judge(std::span<const Answers>, const kernels::SetRule&, Timing);
 
   /// True if the frozen model is that of the run without its adapters: its weights are then in checkpoints.
   bool shares_weights() const { return own_ == nullptr; }
-  /// Of the frozen model. Where weights are shared, prepare_weights must be called once they are there.
+  /// Transformer of the frozen model. If weights are shared, prepare_weights must be called after they are loaded.
   Transformer& transformer() { return transformer_; }
-  /// sha256 of the frozen weights, unless they are shared.
+  /// Digest (sha256) of the frozen weights, unless they are shared.
   std::string digest() const;
 
-  /// Of a transformer for forward passes of the frozen model.
+  /// Settings of a transformer for forward passes of the frozen model.
   static TransformerSettings forward_settings(const Configuration&, const Architecture&);
 
  private:

@@ -55,7 +55,7 @@ std::vector<Count> counted_grams(const AnswerIds& answer, int n) {
   return counts;
 }
 
-/// How often the answers have an n-gram: the most, by which of them, and the most of the others.
+/// Largest count of an n-gram in one answer, the number of that answer, and the largest count in the others.
 struct Most {
   std::int64_t most = 0, owner = -1, second = 0;
 };
@@ -102,7 +102,8 @@ class References {
       }
   }
 
-  /// Of the references; `without_one`: without one of this length. The shorter of two.
+  /// Length of the references that is closest to `length`, the shorter of two; `without_one`: ignores one reference of
+  /// this length.
   std::int64_t closest_length(std::int64_t length, bool without_one) const {
     auto begin = lengths_.begin(), end = lengths_.end();
     const auto [first, last] = std::equal_range(begin, end, length);

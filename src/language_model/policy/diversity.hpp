@@ -22,13 +22,13 @@ namespace weft::language_model {
 
 using AnswerIds = std::vector<std::uint32_t>;
 
-/// n is 1, 2 or 3. NaN: no answer has n tokens.
+/// distinct-n over all answers, n = 1, 2 or 3. NaN: no answer has n tokens.
 double distinct(std::span<const AnswerIds> answers, int n);
-/// Mean over the answers with at least n tokens of the value of each alone.
+/// Mean of distinct-n of each answer with at least n tokens.
 double mean_distinct(std::span<const AnswerIds> answers, int n);
-/// Of an answer with at least one token against at least one reference.
+/// BLEU-2 of an answer with at least one token against at least one reference.
 double bleu2(const AnswerIds& answer, std::span<const AnswerIds> references);
-/// NaN: fewer than two answers with tokens.
+/// Self-BLEU of the answers; NaN with fewer than two answers with tokens.
 double self_bleu(std::span<const AnswerIds> answers);
 
 /// The metrics of one prompt.
@@ -47,8 +47,8 @@ Json to_json(const TextDiversity&);
 
 /// Distances of pairs on token ids: distinct-2 of the pair together, or 1 - the mean of both BLEU-2 of the pair.
 enum class PairMetric { distinct, self_bleu };
-/// [answers, answers], symmetric, diagonal 0. Rows of empty answers are 0 (for set_advantages they are absent). A pair
-/// without bigrams has distance 0 if both are equal, else 1 (PairMetric::distinct).
+/// Distances of pairs, [answers, answers], symmetric, diagonal 0. Rows of empty answers are 0 (for set_advantages they
+/// are absent). A pair without bigrams has distance 0 if both are equal, else 1 (PairMetric::distinct).
 std::vector<double> pair_distances(PairMetric, std::span<const AnswerIds> answers);
 
 }  // namespace weft::language_model

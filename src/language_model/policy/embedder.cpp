@@ -105,7 +105,7 @@ void Embedder::embed(std::span<const EmbeddedText> texts, kernels::Matrix<float>
   }
 }
 
-/// One forward pass. sums: empty, or by text: log-probabilities are added.
+/// Runs one forward pass. sums: empty, or by text: log-probabilities are added.
 void Embedder::run(std::span<const EmbeddedText> texts, std::span<const Piece> pieces, std::int64_t length,
                    kernels::Matrix<float> out, std::span<double> sums) {
   dataset::TokenBatch batch = staging_.next(std::ssize(pieces), length);

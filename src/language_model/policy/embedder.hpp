@@ -39,8 +39,8 @@ class Embedder {
   Embedder(const TransformerSettings& settings, Transformer&, Staging&, const kernels::Execution&, training::StepArena&,
            std::int64_t together = 0, std::int64_t vocabulary = 0);
 
-  /// out: [texts, C], where the kernels run: the mean over the pooled tokens, zeros for an empty text. A text that is
-  /// longer than settings.length is cut into pieces that the model sees one by one.
+  /// Embeds the texts. out: [texts, C], where the kernels run: the mean over the pooled tokens, zeros for an empty
+  /// text. A text that is longer than settings.length is cut into pieces that the model sees one by one.
   /// log_probabilities: empty, or [texts]: mean log-probability of the pooled tokens, in nats per token, each given the
   /// tokens before it; the first token of a piece has none before it and is left out; 0 if no token is left.
   /// Waits for the results. Throws Error(numeric) if a log-probability is not finite.

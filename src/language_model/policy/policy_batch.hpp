@@ -47,11 +47,12 @@ class PolicyBatch {
 
   /// Waits for earlier work, and copies the rows to where the kernels run. Throws Error(internal) if they do not fit.
   void fill(std::span<const PolicyRow>);
-  /// Of the rows of `fill`: adds their gradients, in micro-batches.
+  /// Adds the gradients of the rows that `fill` received, in micro-batches.
   void add_gradients(Transformer&, const kernels::AdamStep*, training::GradientSink&) const;
-  /// Forward passes alone. The transformer takes micro_rows rows; its weights are prepared.
+  /// Runs forward passes only. The transformer takes micro_rows rows; its weights are prepared.
   void score(Transformer&) const;
-  /// log p of each token of the answers, by row: of the forward passes of the last `add_gradients` or `score`. Waits.
+  /// Logarithms of the probabilities of the tokens of the answers, by row: of the forward passes of the last
+  /// `add_gradients` or `score`. Waits.
   std::vector<std::vector<float>> log_probabilities() const;
 
  private:

@@ -22,7 +22,7 @@ constexpr const char* kSamples = "samples.json";
 constexpr std::int64_t kShownPrompts = 4;
 /// Answers, at least, from which the reward of the initial model is measured.
 constexpr std::int64_t kTargetAnswers = 2048;
-/// Numbers of evaluation prompts in the keys of random numbers begin here: others than those of training.
+/// First number of evaluation prompts in the keys of random numbers, larger than those of training.
 constexpr std::int64_t kEvaluationNumbers = std::int64_t{1} << 19;
 
 std::int64_t largest_prompts(const Configuration& configuration) {
@@ -266,7 +266,7 @@ training::Step PolychromicRun::step() {
   return done;
 }
 
-/// Answers of this rank to the prompts of this step.
+/// Draws the answers of this rank to the prompts of a step.
 void PolychromicRun::draw(std::int64_t step) {
   std::vector<Prompt> prompts;
   for (std::int64_t number = own_.begin; number < own_.end; ++number)
@@ -307,7 +307,7 @@ void PolychromicRun::draw(std::int64_t step) {
   constraint_.observe(drawn.mean(AnswerMeasures::reward));
 }
 
-/// Before the first step: the reward to hold. Collective.
+/// Determines the reward to keep constant, before the first step. Collective.
 void PolychromicRun::begin_constraint() {
   if (settings_.hold_reward == HoldReward::target) return constraint_.begin(settings_.reward_target);
   parallel::note_phase("reward of the initial model");
@@ -325,7 +325,7 @@ void PolychromicRun::begin_constraint() {
   log::info("mean reward of answers of the initial model: {:.4f}; it is held", constraint_.target());
 }
 
-/// Of `present_`, with the weights of their first use.
+/// Rows of the answers in `present_`, with the weights of their first use.
 std::vector<PolicyRow> PolychromicRun::rows() const {
   std::vector<PolicyRow> rows;
   for (std::size_t row = 0; row < present_.factors.size(); ++row) {
@@ -376,8 +376,8 @@ void PolychromicRun::weigh(bool first_use) {
   batch_.fill(rows);
 }
 
-/// Of the forward pass of the first use: what later uses compare with, and how far it is from generation, whose kernels
-/// have other shapes.
+/// Stores the probabilities of the forward pass of the first use, which later uses compare with, and their difference
+/// from those of generation, whose kernels have other shapes.
 void PolychromicRun::note_probabilities() {
   settle();
   const std::vector<std::vector<float>> trained = batch_.log_probabilities();
@@ -423,8 +423,8 @@ training::Metrics PolychromicRun::metrics() {
 
 // --- Evaluation -----------------------------------------------------------------------------------------------------
 
-/// Of answers to prompts outside the steps. first: number of the first one in the keys of random numbers. texts:
-/// receives the answers.
+/// Adds the measures of answers to prompts outside the steps. first: number of the first one in the keys of random
+/// numbers. texts: receives the answers.
 void PolychromicRun::add_measures(AnswerMeasures& measures, std::vector<Prompt> prompts, std::int64_t first,
                                   report::Json* texts) {
   const std::vector<Answers> answers =
@@ -437,8 +437,8 @@ void PolychromicRun::add_measures(AnswerMeasures& measures, std::vector<Prompt> 
   }
 }
 
-/// The evaluation prompts with the present weights; the same random numbers every time. samples: receives the answers
-/// to the first ones. Collective.
+/// Measures answers to the evaluation prompts with the present weights; random numbers are the same every time.
+/// samples: receives the answers to the first ones. Collective.
 AnswerMeasures PolychromicRun::measure(report::Json* samples) {
   const parallel::Range own = parallel::part(prompts_.n_evaluation(), world_.size(), world_.rank());
   const std::int64_t at_once = largest_prompts(configuration_);
@@ -461,7 +461,7 @@ AnswerMeasures PolychromicRun::measure(report::Json* samples) {
   return measures;
 }
 
-/// Measures and some answers. Collective.
+/// JSON of measures and some answers. Collective.
 report::Json PolychromicRun::record() {
   report::Json samples;
   report::Json json = measure(&samples).to_json();

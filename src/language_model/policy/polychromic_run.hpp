@@ -10,10 +10,10 @@
 //   backward    L = L_supervised - lambda / P sum_i n / (N - n) A_i sum_t log p(y_it)
 //
 // Of polychromic.epochs steps that use a batch, those after the first weight each token with its ratio of probabilities
-// to those of the first, and not at all beyond the clip (PPO: Schulman et al. 2017). With polychromic.kl the loss also
+// to those of the first, and with 0 beyond the clip (PPO: Schulman et al. 2017). With polychromic.kl the loss also
 // has the mean over answers of sum_t r - log r - 1, r = p_frozen / p (Schulman 2020).
 //
-// All gradients are added up and applied by one update. An empty answer has no part in the sets of its prompt: N is
+// All gradients are added up and applied by one update. The sets of a prompt exclude empty answers: N is
 // then the number of the others. Prompts are divided over the ranks; which answers are drawn depends on the number of a
 // prompt, not on its rank.
 #pragma once
@@ -39,7 +39,7 @@ void add_polychromic(Plan&, const Configuration&, const Prompts&);
 
 class PolychromicRun final : public training::Trainable {
  public:
-  /// As TrainingRun. The prompts must outlive the object.
+  /// Arguments as for TrainingRun. The prompts must outlive the object.
   PolychromicRun(const Configuration&, const Corpus&, const Prompts&, const checkpoint::Found* found,
                  const parallel::World&, const parallel::Grid&, const device::Runtime&);
 
@@ -100,7 +100,7 @@ class PolychromicRun final : public training::Trainable {
   } present_;
   std::vector<std::uint8_t> reference_;        // digest of the frozen weights
   std::vector<std::vector<float>> log_drawn_;  // of `present_`, after `draw`
-  AnswerMeasures measures_;                    // since the last record
+  AnswerMeasures measures_;                    // since the last line of metrics.jsonl
   RewardConstraint constraint_;                // of settings_.holds_reward()
 };
 

@@ -27,13 +27,13 @@ class Prompts {
 
   /// Prompt `number` of batch `batch`, from 0: the lines of the file in turn, or a piece of the training text.
   Prompt training(std::int64_t batch, std::int64_t number) const;
-  /// Prompts that are measured: evaluation_prompts, or as many as there are.
+  /// Number of prompts that are measured: evaluation_prompts, or as many as there are.
   std::int64_t n_evaluation() const { return n_evaluation_; }
-  /// The first lines of the file, or pieces of the validation text.
+  /// Evaluation prompt `number`: one of the first lines of the file, or a piece of the validation text.
   Prompt evaluation(std::int64_t number) const;
-  /// Tokens of the tokeniser.
+  /// Number of tokens of the tokeniser.
   std::int64_t vocabulary() const { return corpus_.tokenizer->vocabulary_size(); }
-  /// Tokens of the longest one.
+  /// Length in tokens of the longest prompt.
   std::int64_t longest() const { return longest_; }
 
  private:

@@ -34,7 +34,7 @@ struct AnsweredPrompt {
 class Reward {
  public:
   virtual ~Reward() = default;
-  /// Finite; [prompts][answers]. Throws Error(data), Error(io) or Error(numeric) with prompt and answer.
+  /// Scores, finite: [prompts][answers]. Throws Error(data), Error(io) or Error(numeric) with prompt and answer.
   virtual std::vector<std::vector<double>> scores(std::span<const AnsweredPrompt>) = 0;
 };
 
@@ -55,7 +55,7 @@ std::unique_ptr<Reward> file_reward(const std::string& path);
 
 /// `command` is started by /bin/sh at the first batch, in a process group of its own, and ended with this object. It
 /// receives {"id", "prompt", "reference", "answers": [TEXT]} per line and prompt, and writes {"scores": [NUMBER]} per
-/// line in this order, with the "id" if it likes, which is then compared. It may buffer a batch, since the next is
+/// line in this order, optionally with the "id", which is then compared. It may buffer a batch, since the next is
 /// written after all scores were read; it must flush. time_limit: seconds for a batch.
 std::unique_ptr<Reward> command_reward(std::string command, double time_limit);
 

@@ -100,8 +100,8 @@ class Program {
   int input() const { return input_; }
   int output() const { return output_; }
 
-  /// "exit status 3", "signal 9", or "it was ended" if it did not end by itself within `patience` of the end of its
-  /// input.
+  /// Ends the program and returns "exit status 3", "signal 9", or "it was ended" if it did not end by itself within
+  /// `patience` of the end of its input.
   std::string end(milliseconds patience = kGrace) {
     if (process_ < 0) return ended_;
     input_ = Descriptor();
@@ -206,7 +206,7 @@ class CommandReward final : public Reward {
     return lines;
   }
 
-  /// Between batches the program writes nothing: it would be taken for the next answer.
+  /// Requires that the program writes nothing between batches: it would be taken for the next answer.
   void require_silence() {
     pollfd output = {program_->output(), POLLIN, 0};
     if (poll(&output, 1, 0) > 0 && (output.revents & POLLIN) != 0) throw wrote_too_much();
@@ -218,7 +218,7 @@ class CommandReward final : public Reward {
                   kAnswerForm);
   }
 
-  /// What the program has written, divided into lines.
+  /// Divides the output of the program into lines.
   void receive(std::string& received, std::vector<std::string>& lines, std::size_t count) {
     char block[1 << 16];
     const ssize_t size = ::read(program_->output(), block, sizeof block);

@@ -9,7 +9,7 @@ namespace {
 
 /// Largest change of log alpha: a reward that never reaches its target must not let the weight grow without limit.
 constexpr double kLargestChange = 4;
-/// Batches of answers of the exponential mean.
+/// Number of batches of the exponential moving average.
 constexpr double kAverage = 4;
 
 }  // namespace

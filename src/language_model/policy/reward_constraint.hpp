@@ -23,14 +23,14 @@ class RewardConstraint {
  public:
   explicit RewardConstraint(const PolychromicSettings& settings) : settings_(settings) {}
 
-  /// Before the first batch.
+  /// Sets the target, before the first batch.
   void begin(double target) { state_ = {.target = target}; }
-  /// Mean reward of a batch of answers, of all ranks together.
+  /// Updates the weight from the mean reward of a batch of answers over all ranks.
   void observe(double reward);
   double target() const { return state_.target; }
   double diversity_weight() const;
 
-  /// The state of the run, the same on all ranks and written by one.
+  /// Adds the state, the same on all ranks and written by one.
   void add_to(checkpoint::Registry&, bool writes);
 
  private:

@@ -91,7 +91,9 @@ void add_reward_keys(input::Schema& schema, PolychromicSettings& polychromic) {
       .add("polychromic.reward_command", polychromic.reward_command,
            "a command of the shell that reads and writes JSON lines")
       .required_with("polychromic.reward", {"command"});
-  schema.add("polychromic.reward_time_limit", polychromic.reward_time_limit, "its time for a batch of answers")
+  schema
+      .add("polychromic.reward_time_limit", polychromic.reward_time_limit,
+           "time limit of reward_command for a batch of answers")
       .in("s")
       .more_than(0)
       .at_most(1e6)
@@ -101,7 +103,7 @@ void add_reward_keys(input::Schema& schema, PolychromicSettings& polychromic) {
 void add_objective_keys(input::Schema& schema, PolychromicSettings& polychromic) {
   schema
       .add("polychromic.weight", polychromic.weight,
-           "factor of the objective of sets beside the supervised loss; 0 = answers are measured only")
+           "factor of the objective of sets, which is added to the supervised loss; 0 = answers are measured only")
       .at_least(0)
       .at_most(1e6);
   schema
@@ -125,7 +127,7 @@ void add_objective_keys(input::Schema& schema, PolychromicSettings& polychromic)
       .at_most(1e6);
   schema.add("polychromic.objective", polychromic.objective,
              {{"product", SetObjective::product}, {"additive", SetObjective::additive}},
-             "of a set: mean reward times diversity, or mean reward plus diversity_weight times diversity");
+             "objective of a set: mean reward times diversity, or mean reward plus diversity_weight times diversity");
   schema.add("polychromic.diversity_weight", polychromic.diversity_weight, "factor of the diversity")
       .at_least(0)
       .at_most(1e6)
@@ -133,12 +135,12 @@ void add_objective_keys(input::Schema& schema, PolychromicSettings& polychromic)
   schema
       .add("polychromic.hold_reward", polychromic.hold_reward,
            {{"none", HoldReward::none}, {"initial", HoldReward::initial}, {"target", HoldReward::target}},
-           "mean reward of the answers that is held by changing the weight of the diversity, which begins as "
+           "mean reward of the answers that is kept constant by changing the weight of the diversity, which begins as "
            "diversity_weight: none; that of the initial model; reward_target")
       .only_with("polychromic.objective", {"additive"},
                  "it changes the weight of the diversity, which a product does not have")
       .not_with("polychromic.reward", {"constant"}, "the reward is the same for all answers");
-  schema.add("polychromic.reward_target", polychromic.reward_target, "the mean reward that is held")
+  schema.add("polychromic.reward_target", polychromic.reward_target, "the mean reward that is kept constant")
       .only_with("polychromic.hold_reward", {"target"});
   schema
       .add("polychromic.hold_gain", polychromic.hold_gain,
@@ -148,7 +150,7 @@ void add_objective_keys(input::Schema& schema, PolychromicSettings& polychromic)
       .only_with("polychromic.hold_reward");
   schema
       .add("polychromic.hold_horizon", polychromic.hold_horizon,
-           "a constant error changes the weight once more after so many")
+           "number of batches after which a constant error has changed the weight once more")
       .in("batches of answers")
       .at_least(1)
       .at_most(input::kMostSteps)
@@ -161,7 +163,7 @@ void add_objective_keys(input::Schema& schema, PolychromicSettings& polychromic)
              "1 - BLEU-2 of one against the other");
   schema
       .add("polychromic.semantic_weight", polychromic.semantic_weight,
-           "so many times the semantic distance is added to the diversity")
+           "factor of the semantic distance that is added to the diversity")
       .at_least(0)
       .at_most(1e6)
       .not_with("polychromic.diversity", {"semantic"});

@@ -30,7 +30,7 @@ struct PolychromicSettings {
   std::int64_t prompts = 4;           ///< of a batch of answers, all ranks together
   std::int64_t samples = 8;           ///< N: answers per prompt
   std::int64_t set_size = 4;          ///< n: answers of a set, less than N
-  double weight = 0.3;                ///< lambda: factor of the objective beside the supervised loss
+  double weight = 0.3;                ///< lambda: factor of the objective, added to the supervised loss
   double temperature = 0.9;           ///< of the distribution that is sampled and trained
   std::int64_t max_new_tokens = 100;  ///< of an answer
   std::vector<std::string> stop;      ///< texts before which an answer ends
@@ -46,7 +46,7 @@ struct PolychromicSettings {
   double hold_gain = 6;            ///< change of log alpha per unit of reward
   std::int64_t hold_horizon = 40;  ///< batches of answers after which the integral has the weight of the error
   DiversityMeasure diversity = DiversityMeasure::semantic;
-  double semantic_weight = 0;  ///< of the semantic distance beside another one
+  double semantic_weight = 0;  ///< factor of the semantic distance, added to another distance
   RewardKind reward = RewardKind::constant;
   std::string reward_pattern, reward_file, reward_command;
   double reward_time_limit = 60;  ///< seconds per batch of answers

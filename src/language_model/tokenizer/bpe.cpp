@@ -227,7 +227,8 @@ std::vector<std::uint32_t> BpeEncoder::encode(std::string_view text, std::string
     }
     rest(part.substr(done));
   };
-  // As the tokenizers library: those of the text as it is, then those that count as text.
+  // Order as in the tokenizers library: added tokens that are matched in the original text, then those that are matched
+  // in the normalised text.
   between_added(text, false, [&](std::string_view part) {
     if (has_normalized_) return between_added(part, true, encode_part);
     encode_part(part);

@@ -24,11 +24,11 @@ struct Bpe {
   struct Added {
     std::uint32_t id = 0;
     std::string content;
-    bool special = true;      ///< to other programs, which may leave it out of decoded text
-    bool normalized = false;  ///< looked for in what remains beside the others
+    bool special = true;      ///< to other programs, which may leave it out of detokenised text
+    bool normalized = false;  ///< looked for in the text between the others
   };
   std::vector<SplitRule> splits;  ///< of the splitter
-  /// [id] bytes; empty: an added token alone. A token of a byte or of a merge may be an added token besides.
+  /// Bytes of each id; empty: an added token alone. A token of a byte or of a merge may be an added token besides.
   std::vector<std::string> tokens;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> merges;  ///< left and right id, by rank
   std::vector<Added> added;
@@ -44,10 +44,10 @@ class BpeEncoder {
   BpeEncoder(BpeEncoder&&) = default;  // not copied: members refer to the model
 
   const Bpe& model() const { return model_; }
-  /// The text is valid UTF-8; `offset`: of the text in its source, for messages. Throws Error(data) for a byte without
-  /// a token.
+  /// Ids of a text, valid UTF-8; `offset`: of the text in its source, for messages. Throws Error(data) for a byte
+  /// without a token.
   std::vector<std::uint32_t> encode(std::string_view text, std::string_view source, std::size_t offset = 0) const;
-  /// As Splitter::cuts_before_spaces, for ids.
+  /// Splitter::cuts_before_spaces for the ids of this model.
   bool cuts_before_spaces() const;
   /// The bytes of an id below model().tokens.size().
   std::string_view bytes_of(std::uint32_t id) const;
@@ -72,14 +72,14 @@ class BpeEncoder {
 
 /// The alphabet in which GPT-2 writes bytes as printable characters, "Ġ" for a space: bytes <-> UTF-8.
 std::string to_alphabet(std::string_view bytes);
-/// False for a text with other characters.
+/// Converts from the alphabet to bytes. False for a text with other characters.
 bool from_alphabet(std::string_view text, std::string& bytes);
 
 /// Counts of pieces of a training text.
 class PieceCounts {
  public:
   explicit PieceCounts(std::string_view pattern) : pattern_(pattern), splitter_(pattern) {}
-  /// The text is valid UTF-8. Throws Error(data) "SOURCE: …".
+  /// Adds a text, valid UTF-8. Throws Error(data) "SOURCE: …".
   void add(std::string_view text, std::string_view source);
 
   const std::string& pattern() const { return pattern_; }

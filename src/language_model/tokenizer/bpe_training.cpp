@@ -30,7 +30,7 @@ std::uint64_t key_of_pair(std::uint32_t left, std::uint32_t right) {
   return static_cast<std::uint64_t>(left) << 32 | right;
 }
 
-/// A pair and its count when it was pushed. A pair that became rarer since is found here before its turn.
+/// A pair and its count when it was pushed. A pair that has since become rarer comes up too early.
 struct Candidate {
   std::int64_t count;
   std::uint64_t key;
@@ -112,7 +112,7 @@ class Trainer {
     pair.at.push_back(at);
     grown_.push_back(key_of_pair(left, right));
   }
-  /// The pair that is being merged is gone already.
+  /// Lowers the count of a pair. The pair that is being merged has already been removed.
   void remove(std::uint32_t left, std::uint32_t right, std::uint32_t at) {
     if (const auto pair = pairs_.find(key_of_pair(left, right)); pair != pairs_.end()) pair->second.count -= weight(at);
   }

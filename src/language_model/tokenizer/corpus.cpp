@@ -27,7 +27,7 @@ std::string_view text_of(const storage::MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-/// Collective. What a path holds.
+/// Contents of a path. Collective.
 enum class Contents { text, tokens };
 Contents contents_of(const std::string& path, std::string_view key, const parallel::World& world) {
   const std::string kind = world.on_root([&]() -> std::string {
@@ -40,7 +40,7 @@ Contents contents_of(const std::string& path, std::string_view key, const parall
   return kind == "tokens" ? Contents::tokens : Contents::text;
 }
 
-/// Collective. The tokeniser that the settings name; nullopt: that of the data.
+/// Tokeniser that the settings name; nullopt: that of the data. Collective.
 std::optional<Tokenizer> named_tokenizer(const dataset::TokenSettings& data, const parallel::World& world) {
   if (data.tokens.empty() || data.tokens == "character") return std::nullopt;
   return Tokenizer::from_text(
@@ -66,7 +66,7 @@ TokenSet broadcast(const std::string& path, std::vector<std::uint32_t> ids, cons
   return broadcast<std::uint32_t>(path, std::move(ids), tokenizer, text_bytes, world);
 }
 
-/// Collective. A text file for a tokeniser.
+/// Encodes a text file with a tokeniser. Collective.
 TokenSet encode_text(const std::string& path, const Tokenizer& tokenizer, const parallel::World& world) {
   parallel::note_phase("encoding the text");
   std::vector<std::uint32_t> ids;
@@ -105,12 +105,12 @@ void require_prediction(const TokenSet& set) {
                            set.name(), set.size());
 }
 
-/// "" for no ids.
+/// Text that lists ids; "" for no ids.
 std::string ids_text(std::string_view name, std::span<const std::uint32_t> ids) {
   return ids.empty() ? "" : fmt::format("{}{}", name, fmt::join(ids, " "));
 }
 
-/// Bytes of text that the ids stand for.
+/// Number of bytes of text that the ids represent.
 std::int64_t text_bytes(const TokenSet& set, const Tokenizer& tokenizer) {
   constexpr std::int64_t kPiece = std::int64_t{1} << 20;
   std::int64_t bytes = 0;

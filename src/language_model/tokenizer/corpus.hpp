@@ -30,14 +30,15 @@ Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&,
 
 /// The symbol that ends a document in the vocabularies that Weft trains.
 inline constexpr const char* kEndOfText = "<|endoftext|>";
-/// Its id, or that of Llama's "<|end_of_text|>"; -1: the tokeniser has neither.
+/// Id of the end of a text, or that of Llama's "<|end_of_text|>"; -1: the tokeniser has neither.
 std::int64_t end_of_text(const Tokenizer&);
 
-/// Logs what is added to texts, if anything is.
+/// Logs the special tokens that are added to texts, if there are any.
 void note_special_tokens(const Tokenizer&);
 
-/// "bytes", with special symbols, or the tokeniser file at a path, with what the files beside a tokenizer.json say.
-/// `key` names the path in messages. Throws Error(usage) if there is no such file, Error(data) if it is none.
+/// Loads a tokeniser: "bytes", with special symbols, or the tokeniser file at a path, with the special tokens of the
+/// files next to a tokenizer.json. `key` names the path in messages. Throws Error(usage) if there is no such file,
+/// Error(data) if it is none.
 Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::string>& special, std::string_view key);
 
 /// The ids of one text file, token file or directory of token files for an existing tokeniser: validation and

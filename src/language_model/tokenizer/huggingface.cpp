@@ -69,7 +69,7 @@ class Import {
     return refuse("has the {} \"{}\" (not supported)", what, printable(text(part, "type")));
   }
 
-  /// Null if there is none, or the value null.
+  /// Member of an object; null if it is missing or null.
   static const json* member(const json& parent, const char* name) {
     if (!parent.is_object()) return nullptr;
     const auto found = parent.find(name);
@@ -107,7 +107,7 @@ class Import {
     return all;
   }
 
-  /// Splits and Digits, then ByteLevel, which splits as GPT-2 with use_regex.
+  /// Reads the pre-tokeniser: Splits and Digits, then ByteLevel, which splits like GPT-2 with use_regex.
   void pre_tokenizer() {
     const json* pre = member(file_, "pre_tokenizer");
     if (pre == nullptr) throw refuse("has no pre-tokeniser (only byte-level BPE is supported)");
@@ -147,7 +147,7 @@ class Import {
     model_.splits.push_back({pattern_name(pattern), only_matches});
   }
 
-  /// It has no effect on ids; decoding is that of byte-level BPE.
+  /// Checks the decoder. It has no effect on ids; detokenisation is that of byte-level BPE.
   void decoder() const {
     const json* decoder = member(file_, "decoder");
     if (decoder == nullptr) return;
@@ -155,7 +155,7 @@ class Import {
       if (text(*step, "type") != "ByteLevel") throw unsupported("decoder", *step);
   }
 
-  /// Ids that a post-processor adds to a text.
+  /// Adds the ids that a post-processor adds to a text.
   void add_processor(const json& processor, SpecialTokens& tokens) const {
     for (const json* step : steps(processor, "processors")) {
       const std::string type = text(*step, "type");
@@ -194,7 +194,7 @@ class Import {
     }
     if (texts != 1) throw refuse("its post-processor has a template that contains the text {} times", texts);
   }
-  /// ["<s>", 0]
+  /// Id of a pair of token and id, ["<s>", 0].
   std::uint32_t token_and_id(const json& step, const char* name) const {
     const json& pair = list(step, name);
     if (pair.size() != 2 || !pair[0].is_string()) throw refuse("its post-processor has a \"{}\" without an id", name);
@@ -402,7 +402,7 @@ json huggingface_of_characters(const std::vector<long>& characters, const std::v
     vocabulary[character] = id++;
   }
   for (const std::string& symbol : symbols) vocabulary[symbol] = id++;
-  // Without the unknown symbol in the vocabulary, another character is an error there too.
+  // If the vocabulary has no unknown symbol, an unknown character is an error in the library too.
   return file_of(json::array(), split_of({"[\\s\\S]"}), nullptr, {{"type", "Fuse"}},
                  {{"type", "WordLevel"}, {"vocab", vocabulary}, {"unk_token", unknown}});
 }

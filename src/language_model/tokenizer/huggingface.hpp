@@ -19,13 +19,13 @@ Bpe bpe_of_huggingface(const nlohmann::json& file, std::string_view source);
 /// Ids that the post-processor adds before and after a text. Throws as above.
 SpecialTokens special_tokens_of_huggingface(const nlohmann::json& file, std::string_view source);
 
-/// The inverse.
+/// JSON of a tokenizer.json for a BPE model, the inverse of bpe_of_huggingface.
 nlohmann::json huggingface_of_bpe(const Bpe&, const SpecialTokens&);
-/// One token per character: `characters` have the ids from 0, `symbols`, which no text has, those after them.
-/// `unknown`: one of the symbols, or "".
+/// JSON of a tokenizer.json with one token per character: `characters` have the ids from 0, `symbols`, which no text
+/// has, those after them. `unknown`: one of the symbols, or "".
 nlohmann::json huggingface_of_characters(const std::vector<long>& characters, const std::vector<std::string>& symbols,
                                          const std::string& unknown);
-/// One token per byte, likewise.
+/// JSON of a tokenizer.json with one token per byte.
 nlohmann::json huggingface_of_bytes(const std::vector<std::string>& symbols);
 
 }  // namespace weft::language_model

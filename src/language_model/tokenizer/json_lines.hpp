@@ -9,11 +9,11 @@
 
 namespace weft::language_model {
 
-/// NAME.jsonl, NAME.ndjson or NAME.json.
+/// True for a path NAME.jsonl, NAME.ndjson or NAME.json.
 bool is_named_json_lines(std::string_view path);
 
-/// Whether a file of prompts or answers is to be read as JSON Lines: by its name. Throws Error(data) for another name
-/// if each of the first lines is an object, since those are hardly meant as they are.
+/// True if a file of prompts or answers is read as JSON Lines, by its name. Throws Error(data) for another name
+/// if each of the first lines is an object, since such lines are hardly meant as plain text.
 bool holds_json_lines(std::string_view text, std::string_view path);
 
 /// Throws Error(data) for a file of JSON Lines, where texts are read as they are. Throws for a file that cannot be

@@ -14,7 +14,7 @@
 namespace weft::language_model {
 
 /// The ids of each document. `documents` are parts of `text`, whose name is `source`. Throws what Tokenizer::encode
-/// throws for the first document that it refuses. `part_bytes`: about what one thread takes at a time.
+/// throws for the first document that cannot be encoded. `part_bytes`: about what one thread takes at a time.
 std::vector<std::vector<std::uint32_t>> encode_parallel(const Tokenizer&, std::string_view text,
                                                         std::span<const std::string_view> documents,
                                                         std::string_view source, int n_threads,

@@ -24,14 +24,14 @@ bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
-/// A character in a pattern or a class, without a meaning of its own.
+/// Text of a literal character in a pattern or a class.
 std::string escaped(long code) {
   if (code < 0x80 && (is_letter(static_cast<char>(code)) || is_digit(static_cast<char>(code))))
     return std::string(1, static_cast<char>(code));
   return fmt::format("\\x{{{:x}}}", code);
 }
 
-/// What an escape stands for: one character, or a set of them.
+/// Meaning of an escape: one character, or a set of them.
 struct Escape {
   long code = -1;             ///< of a character
   std::string contents = {};  ///< of a class, for a set
@@ -189,7 +189,7 @@ class Translation {
     return text;
   }
 
-  /// What follows a backslash.
+  /// Reads the characters after a backslash.
   Escape escape() {
     if (rest_.empty()) throw refuse("ends with \"\\\"");
     const char kind = rest_[0];
@@ -273,7 +273,7 @@ class Translation {
     if (next() == ']') throw unknown("[]");
     std::vector<std::string> terms;
     std::string contents;                   // of the present term
-    std::vector<std::string> alternatives;  // of it, beside them
+    std::vector<std::string> alternatives;  // of it, in addition to them
     const auto end_term = [&] {
       if (!contents.empty()) alternatives.insert(alternatives.begin(), fmt::format("[{}]", contents));
       if (alternatives.empty()) throw unknown("&&");

@@ -3,7 +3,7 @@
 // Splitting patterns of tokenizer.json files are regular expressions of Oniguruma with the syntax of Ruby. PCRE2 reads
 // some of them otherwise: `&&` in a class is an intersection there, `{1,3}+` a repetition, `\h` a hexadecimal digit,
 // `\w` contains marks, `\p{Han}` is a script without its extensions, `\v` is one character. The translation writes what
-// it knows in terms that mean the same to both, and refuses the rest.
+// it knows in terms with the same meaning in both; other expressions are an error.
 #pragma once
 
 #include <string>

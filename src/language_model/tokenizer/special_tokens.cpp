@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 constexpr const char *kConfig = "config.json", *kGeneration = "generation_config.json",
                      *kTokenizerConfig = "tokenizer_config.json";
-/// Copied as they are.
+/// Files that are copied unchanged.
 constexpr const char* kKept[] = {kTokenizerConfig, "special_tokens_map.json", "chat_template.jinja",
                                  "chat_template.json", kGeneration};
 constexpr std::int64_t kLargestFile = std::int64_t{16} << 20;
@@ -34,7 +34,7 @@ SortedJson object_in(const std::string& text, const fs::path& path) {
   return object;
 }
 
-/// An id, a list of ids, null, or nothing.
+/// Adds the symbols that end a text: an id, a list of ids, null, or no value.
 void add_ends(const SortedJson& file, const fs::path& path, std::vector<std::uint32_t>& ends) {
   const auto found = file.find("eos_token_id");
   if (found == file.end() || found->is_null()) return;
@@ -47,7 +47,7 @@ void add_ends(const SortedJson& file, const fs::path& path, std::vector<std::uin
   }
 }
 
-/// "<s>", or {"content": "<s>", …}; "" if there is none.
+/// Name of a token, stored as "<s>" or {"content": "<s>", …}; "" if there is none.
 std::string token_in(const SortedJson& file, const char* name) {
   const auto found = file.find(name);
   if (found == file.end()) return "";
@@ -109,7 +109,7 @@ void write_tokenizer_files(const Tokenizer& tokenizer, const fs::path& directory
   for (const auto& [name, contents] : special.files) storage::write_text(directory / name, contents);
   if (!special.files.contains(kTokenizerConfig))
     storage::write_text(directory / kTokenizerConfig, tokenizer_config(tokenizer));
-  // The config.json that Weft writes has one end at most: others are kept here.
+  // The config.json that Weft writes has one end at most: this file has the others.
   const auto kept = special.files.find(kGeneration);
   Json generation = kept == special.files.end() ? Json::object() : parse_json(kept->second);
   if (special.ends.empty() || !generation.is_object() ||

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// What the files beside a tokenizer.json say about special tokens, and the files that an export has beside its own.
+// Special tokens of the files next to a tokenizer.json, and the files that an export copies next to its own.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +26,8 @@ Tokenizer with_files_of(const Tokenizer&, const std::filesystem::path& directory
 /// that Weft does not recognise in a tokenizer.json (characters, bytes).
 void write_tokenizer_files(const Tokenizer&, const std::filesystem::path& directory);
 
-/// Name of a Weft tokeniser in a directory of Hugging Face. It counts, not the tokenizer.json beside it.
+/// Name of a Weft tokeniser in a directory of Hugging Face. It has precedence over the tokenizer.json in the same
+/// directory.
 inline constexpr const char* kWeftTokenizer = "weft_tokenizer.json";
 
 }  // namespace weft::language_model

@@ -58,7 +58,7 @@ class Splitter {
 
 /// The name of a published pattern that has this text, else the text.
 std::string pattern_name(std::string_view pattern);
-/// The inverse.
+/// Published pattern of a name, the inverse of pattern_name.
 std::string published_pattern(std::string_view name);
 
 }  // namespace weft::language_model

@@ -51,7 +51,7 @@ struct Tokenizer::Model {
   std::variant<Characters, Bytes, BpeEncoder> kind;
   std::vector<std::string> special;  // of characters and bytes; their ids follow those of the text
 
-  /// Ids without special symbols.
+  /// Number of ids without special symbols.
   std::size_t ordinary() const {
     if (const auto* characters = std::get_if<Characters>(&kind)) return characters->codes.size();
     if (const auto* bpe = std::get_if<BpeEncoder>(&kind)) return bpe->model().tokens.size();
@@ -181,7 +181,7 @@ bool has_two_kinds(const std::vector<Bpe::Added>& added) {
                      [&](const Bpe::Added& token) { return token.normalized != added[0].normalized; });
 }
 
-/// complete: with what does not decide ids.
+/// JSON of a tokeniser. complete: with data that do not affect ids.
 json json_of(const Tokenizer::Model& tokenizer, std::string_view kind, bool complete) {
   json j{{"format", kFormat}, {"version", kVersion}, {"kind", kind}};
   if (const auto* bpe = std::get_if<BpeEncoder>(&tokenizer.kind)) {
@@ -346,13 +346,13 @@ class Stored {
   }
 
  private:
-  /// A truth value that need not be there.
+  /// Optional boolean of an entry.
   bool flag(const json& entry, const char* name, bool missing) const {
     if (!entry.contains(name)) return missing;
     if (!entry[name].is_boolean()) throw refuse(fmt::format("\"{}\" is neither true nor false", name));
     return entry[name];
   }
-  /// A list that need not be there.
+  /// Optional list of ids.
   std::vector<std::uint32_t> ids(const char* name) const {
     std::vector<std::uint32_t> all;
     if (!file_.contains(name)) return all;

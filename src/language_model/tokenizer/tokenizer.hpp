@@ -28,20 +28,21 @@ void require_utf8(std::string_view text, std::string_view source, std::size_t of
 /// `source` names a text or file in messages.
 class Tokenizer {
  public:
-  /// The characters of a corpus, then the special symbols (PAD, UNK, BOS, EOS) in the given order. Throws Error(data)
-  /// "SOURCE: …" for invalid UTF-8.
+  /// Tokeniser of the characters of a corpus, then the special symbols (PAD, UNK, BOS, EOS) in the given order. Throws
+  /// Error(data) "SOURCE: …" for invalid UTF-8.
   static Tokenizer characters_of(std::string_view corpus, const std::vector<std::string>& special,
                                  std::string_view source);
-  /// 256 bytes, then the special symbols.
+  /// Tokeniser of 256 bytes, then the special symbols.
   static Tokenizer bytes(const std::vector<std::string>& special);
-  /// Throws Error(data) "SOURCE: …" for an inconsistent model.
+  /// Tokeniser of a BPE model. Throws Error(data) "SOURCE: …" for an inconsistent model.
   static Tokenizer bpe(Bpe model, std::string_view source);
 
-  /// From `stored_text()`, or from a Hugging Face tokenizer.json with a byte-level BPE (huggingface.hpp). Throws
-  /// Error(data) "SOURCE: …".
+  /// Tokeniser from `stored_text()`, or from a Hugging Face tokenizer.json with a byte-level BPE (huggingface.hpp).
+  /// Throws Error(data) "SOURCE: …".
   static Tokenizer from_text(std::string_view text, std::string_view source);
 
-  /// What decides the ids of a text, as JSON, without special_tokens(): where it is equal, ids mean the same.
+  /// Data that determine the ids of a text, as JSON, without special_tokens(). Tokenisers with equal data give ids the
+  /// same meaning.
   std::string text() const;
   /// The complete tokeniser as JSON.
   std::string stored_text() const;
@@ -50,7 +51,7 @@ class Tokenizer {
 
   const SpecialTokens& special_tokens() const { return *special_; }
   Tokenizer with(SpecialTokens) const;
-  /// False: `begin` and `end` of special_tokens() are not added to texts.
+  /// Copy that adds `begin` and `end` of special_tokens() to texts, or with false does not.
   Tokenizer adding_special_tokens(bool adds) const;
   /// Ids that begin and end a document: those of special_tokens(), if they are to be added.
   std::span<const std::uint32_t> begin() const { return adds_ ? special_->begin : std::span<const std::uint32_t>(); }
@@ -58,7 +59,7 @@ class Tokenizer {
   /// Puts begin() before the ids of a text that does not begin so already.
   std::vector<std::uint32_t> with_begin(std::vector<std::uint32_t> ids) const;
 
-  /// "character", "bytes" or "bpe".
+  /// Kind of the tokeniser: "character", "bytes" or "bpe".
   std::string_view kind() const;
   std::int64_t vocabulary_size() const;
   /// Id of a special symbol; -1 if there is none of this name.
@@ -71,8 +72,8 @@ class Tokenizer {
   /// The text in parts of about `bytes` bytes, whose ids one after the other are those of the text. One part if the
   /// text cannot be cut.
   std::vector<std::string_view> parts(std::string_view text, std::size_t bytes) const;
-  /// Special symbols of "character" and "bytes" decode to nothing, UNK to U+FFFD. The bytes of single ids need not be
-  /// valid UTF-8. Throws Error(data) for an id that is not in the vocabulary.
+  /// Text of ids. Special symbols of "character" and "bytes" are detokenised to nothing, UNK to U+FFFD. The bytes of
+  /// single ids need not be valid UTF-8. Throws Error(data) for an id that is not in the vocabulary.
   std::string decode(std::span<const std::uint32_t> ids) const;
 
   struct Model;

@@ -40,7 +40,7 @@ using History = std::span<const Phase>;
 
 std::int64_t steps_of(History);
 
-/// Epsilon at `delta` in (0, 1). That of no steps is 0.
+/// Epsilon at `delta` in (0, 1). It is 0 for no steps.
 double epsilon(AccountantKind, History, double delta);
 
 struct RdpEpsilon {
@@ -62,10 +62,10 @@ struct PrvEpsilon {
 /// that of rdp.
 constexpr double kPrvEpsilonError = 0.01, kPrvDeltaError = 1e-3;
 PrvEpsilon prv_epsilon(History, double delta);
-/// Without a bound of its error, in tenths of a second: to search with.
+/// Estimate of epsilon for searches: no bound of its error, computed in tenths of a second.
 double prv_estimate(History, double delta);
 
-/// Exact at a sample rate of 1.
+/// Epsilon by the Gaussian approximation. Exact at a sample rate of 1.
 double gdp_epsilon(History, double delta);
 
 /// A noise multiplier with which `steps` steps at `sample_rate` after `before` give at most `target`, and less by at

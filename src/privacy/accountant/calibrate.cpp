@@ -16,11 +16,11 @@
 namespace weft::privacy {
 namespace {
 
-/// What inputs accept. With less than twice the least one, less is not sought.
+/// Range of noise multipliers of an input. Below twice the smallest one, no smaller one is sought.
 constexpr double kLeastNoise = 0.01, kMostNoise = 1e6;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Epsilon as a function of the noise multiplier. It falls.
+/// Epsilon as a function of the noise multiplier. It decreases.
 using Curve = std::function<double(double)>;
 
 /// Doubles `high` until the curve is at most `target` there. Nothing if the most noise does not suffice.
@@ -49,8 +49,8 @@ double bisect(const Curve& curve, double target, double tolerance, double high) 
   return high;
 }
 
-/// As bisect, in fewer evaluations: by the chord of ln epsilon over ln noise, or the middle where that converges
-/// slowly.
+/// Finds the root of bisect in fewer evaluations: by the chord of ln epsilon over ln noise, or the middle where that
+/// converges slowly.
 double by_chords(const Curve& curve, double target, double tolerance, double high) {
   double above = curve(high), low = high, below = above;  // the values at high, low
   while (below <= target) {

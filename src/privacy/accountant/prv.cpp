@@ -70,8 +70,8 @@ class Loss {
     return all;
   }
 
-  /// E of Y, by the trapezoidal rule in x, which converges exponentially: the integrand is smooth and falls like a
-  /// Gaussian. Its singularity next to the real axis is at a distance of pi sigma^2.
+  /// Expectation of Y, by the trapezoidal rule in x, which converges exponentially: the integrand is smooth and falls
+  /// like a Gaussian. Its singularity next to the real axis is at a distance of pi sigma^2.
   double mean() const {
     constexpr double deviations = 12;
     const double variance = sigma_ * sigma_, h = std::min(sigma_ / 16, variance / 2);
@@ -88,12 +88,12 @@ class Loss {
   }
 
  private:
-  /// ln(1 - q + q e^u)
+  /// Logarithm of the density ratio, ln(1 - q + q e^u).
   double log_ratio(double u) const {
     if (q_ == 1) return u;
     return u < 1 ? std::log1p(q_ * std::expm1(u)) : u + std::log(q_) + std::log1p((1 - q_) / q_ * std::exp(-u));
   }
-  /// The u of which t is log_ratio; t > ln(1 - q).
+  /// Inverse of log_ratio at t > ln(1 - q).
   double argument(double t) const {
     if (q_ == 1) return t;
     return t < 1 ? std::log1p(std::expm1(t) / q_) : t - std::log(q_) + std::log1p((q_ - 1) * std::exp(-t));
@@ -114,7 +114,7 @@ class Loss {
   double q_, sigma_;
 };
 
-/// L, for this error of epsilon; `bound`: an upper bound of epsilon.
+/// Half width L of the grid for this error of epsilon; `bound`: an upper bound of epsilon.
 double half_width(History history, double delta, double bound, double epsilon_error) {
   const auto n = static_cast<double>(steps_of(history));
   const double beyond = std::clamp(bound, 1e-6, 2.0);
@@ -133,7 +133,7 @@ double spacing(History history, double delta, double epsilon_error) {
   return epsilon_error / std::sqrt(n * std::log(12 / (kPrvDeltaError * delta)) / 2);
 }
 
-/// Nothing if it has more than `most` points.
+/// Grid with spacing h; none if it has more than `most` points.
 std::optional<Grid> grid_of(double h, double width, std::int64_t most) {
   Grid grid{.h = h};
   const double half = std::ceil(width / grid.h);
@@ -149,7 +149,7 @@ std::optional<Grid> grid_of(double h, double width, std::int64_t most) {
   return grid;
 }
 
-/// `exponent` >= 1; |base| <= 1. Powers below the rounding errors of the transforms are 0.
+/// Power of a complex number, `exponent` >= 1, |base| <= 1. Powers below the rounding errors of the transforms are 0.
 Complex power(Complex base, std::int64_t exponent) {
   constexpr double least_square = 1e-40;
   Complex result = 1;

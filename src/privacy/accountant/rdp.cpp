@@ -21,13 +21,13 @@ namespace {
 
 constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
-/// ln(e^a + e^b)
+/// Logarithm of a sum, ln(e^a + e^b).
 double log_add(double a, double b) {
   if (a < b) std::swap(a, b);
   return b == -kUnbounded ? a : a + std::log1p(std::exp(b - a));
 }
 
-/// ln(e^a - e^b); of rounding that would make it negative, -infinity.
+/// Logarithm of a difference, ln(e^a - e^b); -infinity where rounding makes the difference negative.
 double log_subtract(double a, double b) {
   if (b == -kUnbounded) return a;
   return a <= b ? -kUnbounded : a + std::log1p(-std::exp(b - a));

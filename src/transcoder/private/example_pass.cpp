@@ -12,7 +12,7 @@
 #include "kernels/transcoder/loss/loss.hpp"
 #include "kernels/transcoder/rows/dense_rows.hpp"
 #include "kernels/transcoder/select/selection_rule.hpp"
-#include "transcoder/settings/private_settings.hpp"
+#include "transcoder/private/records.hpp"
 
 namespace weft::transcoder {
 

@@ -20,7 +20,7 @@
 #include "training/step_runner.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/private/example_pass.hpp"
-#include "transcoder/settings/private_settings.hpp"
+#include "transcoder/private/records.hpp"
 
 namespace weft::transcoder {
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "transcoder/forward/forward.hpp"
-#include "transcoder/settings/private_settings.hpp"
+#include "transcoder/private/records.hpp"
 
 namespace weft::transcoder {
 namespace {

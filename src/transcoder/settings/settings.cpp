@@ -8,9 +8,6 @@
 
 #include "base/error.hpp"
 #include "kernels/constants.hpp"
-#include "transcoder/settings/presets.hpp"
-#include "transcoder/settings/private_settings.hpp"
-#include "transcoder/settings/settings_schema.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -58,6 +55,23 @@ ModelSettings with_largest_k(const ModelSettings& settings) {
   ModelSettings of = settings;
   of.k = std::max(settings.k, std::round(settings.k_initial));
   return of;
+}
+
+std::int64_t record_rows(const Configuration& configuration) {
+  const privacy::Settings& settings = configuration.privacy;
+  return settings.unit == privacy::Unit::token ? 1 : std::max<std::int64_t>(1, settings.record_rows);
+}
+
+std::string empty_budget(const Configuration& configuration, std::int64_t layers_of_budget) {
+  const ModelSettings& model = configuration.transcoder;
+  const double slots = static_cast<double>(configuration.data.batch_tokens) * static_cast<double>(layers_of_budget);
+  if (model.activation != Activation::batch_topk || model.k * slots >= 0.5) return {};
+  return fmt::format(
+      "transcoder.k = {} keeps no feature (k * {} tokens{} = {:.2g} rounds to 0 active features per batch); take a k "
+      "of "
+      "at least {:.1g}",
+      model.k, configuration.data.batch_tokens,
+      layers_of_budget > 1 ? fmt::format(" * {} layers", layers_of_budget) : "", model.k * slots, 1 / slots);
 }
 
 void resolve_k(Configuration& configuration, std::int64_t n_layers) {
@@ -115,33 +129,6 @@ std::vector<std::string> idle_settings(const Configuration& configuration) {
         "learning_rate * gradient / epsilon); the default is {:.2g}",
         adam.epsilon, of_loss ? optimizer::kEpsilonOfLoss : optimizer::Settings().epsilon));
   return found;
-}
-
-input::Schema schema(Configuration& configuration) {
-  input::Schema schema;
-  training::add_keys(schema, configuration.run);
-  dataset::add_keys(schema, configuration.data);
-  add_model_keys(schema, configuration.transcoder);
-  optimizer::add_keys(schema, configuration.optimizer, true);
-  privacy::add_keys(schema, configuration.privacy);
-  parallel::add_keys(schema, configuration.parallel);
-  device::add_keys(schema, configuration.device, configuration.precision,
-                   {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
-                   "type of activations, products and gradient rows; sums are fp32 in both");
-  schema
-      .add("device.tile", configuration.tile,
-           "pre-activations made at a time; 0 = as many as suit the processor or GPU")
-      .in("MiB")
-      .at_least(0)
-      .at_most(1 << 16)
-      .free();
-  checkpoint::add_keys(schema, configuration.checkpoint);
-  training::add_keys(schema, configuration.log);
-  training::add_keys(schema, configuration.resume);
-  add_rules(schema, configuration);
-  add_private_keys(schema, configuration);
-  add_preset(schema, configuration.transcoder);
-  return schema;
 }
 
 }  // namespace weft::transcoder

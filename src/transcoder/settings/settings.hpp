@@ -4,6 +4,7 @@
 // table and adds its keys to the schema; conditions between tables are added here.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,7 +12,6 @@
 #include "checkpoint/settings.hpp"
 #include "dataset/settings.hpp"
 #include "device/settings.hpp"
-#include "input/schema.hpp"
 #include "kernels/transcoder/activation/activation.hpp"
 #include "kernels/transcoder/activation/jump_relu.hpp"
 #include "optimizer/settings.hpp"
@@ -161,14 +161,13 @@ inline device::Settings device_settings(const Configuration& configuration) {
   return device::for_precision(configuration.device, configuration.precision);
 }
 
-/// Returns a schema of every key of the tables above, bound to the members of `configuration`, which must outlive the
-/// schema and hold its initial values, with the conditions between keys. Conditions that depend on the data (layers,
-/// widths, the grid of ranks) are checked where those are known.
-input::Schema schema(Configuration& configuration);
+/// Largest number of rows of a record.
+std::int64_t record_rows(const Configuration&);
+/// Describes why batch_topk would keep no feature of a batch (k times its tokens and the layers of one budget rounds to
+/// 0); "" if it keeps some.
+std::string empty_budget(const Configuration&, std::int64_t layers_of_budget);
 
-/// Adds conditions that hold for training but not for evaluation, export and the like, which accept imported
-/// transcoders.
-void add_training_rules(input::Schema&);
+inline bool is_whole(double value) { return value == std::floor(value); }
 
 /// Sets k of each of n_layers layers from k_total, if that is given.
 void resolve_k(Configuration&, std::int64_t n_layers);

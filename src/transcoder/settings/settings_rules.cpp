@@ -26,18 +26,6 @@ void add_decoder_rules(input::Schema& schema, const ModelSettings& model) {
 
 }  // namespace
 
-std::string empty_budget(const Configuration& configuration, std::int64_t layers_of_budget) {
-  const ModelSettings& model = configuration.transcoder;
-  const double slots = static_cast<double>(configuration.data.batch_tokens) * static_cast<double>(layers_of_budget);
-  if (model.activation != Activation::batch_topk || model.k * slots >= 0.5) return {};
-  return fmt::format(
-      "transcoder.k = {} keeps no feature (k * {} tokens{} = {:.2g} rounds to 0 active features per batch); take a k "
-      "of "
-      "at least {:.1g}",
-      model.k, configuration.data.batch_tokens,
-      layers_of_budget > 1 ? fmt::format(" * {} layers", layers_of_budget) : "", model.k * slots, 1 / slots);
-}
-
 void add_rules(input::Schema& schema, const Configuration& configuration) {
   const ModelSettings& model = configuration.transcoder;
   schema.rule({"transcoder.preset", "transcoder.activation"}, [&model] { return missing_of_preset(model); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Private training of transcoders: settings that it does not support, and the sizes that follow from the settings.
+// Private training of transcoders: its records, and the sizes that follow from the settings.
 //
 // A record is a row of the activations (privacy.unit = "token"), or privacy.record_rows consecutive rows ("sequence").
 // Its loss is the loss of its rows alone:
@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "dataset/activations/description.hpp"
 #include "privacy/clipping_plan.hpp"
@@ -22,16 +23,10 @@
 
 namespace weft::transcoder {
 
-/// Adds the key privacy.record_rows and the conditions of a private run, bound to the configuration, which must outlive
-/// the schema. Call after privacy::add_keys.
-void add_private_keys(input::Schema&, Configuration&);
-
 /// Throws a collective Error(usage) for a grid with a feature axis: the norm of a record's gradient is formed on one
 /// rank.
 void require_private_grid(const parallel::GridShape&);
 
-/// Largest number of rows of a record.
-std::int64_t record_rows(const Configuration&);
 /// Number of rows of a micro-batch, a multiple of record_rows: data.micro_tokens, or a default.
 std::int64_t private_micro_rows(const Configuration&);
 

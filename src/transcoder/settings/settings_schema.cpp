@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transcoder/settings/settings_schema.hpp"
+
+#include "transcoder/settings/presets.hpp"
+
+namespace weft::transcoder {
+
+input::Schema schema(Configuration& configuration) {
+  input::Schema schema;
+  training::add_keys(schema, configuration.run);
+  dataset::add_keys(schema, configuration.data);
+  add_model_keys(schema, configuration.transcoder);
+  optimizer::add_keys(schema, configuration.optimizer, true);
+  privacy::add_keys(schema, configuration.privacy);
+  parallel::add_keys(schema, configuration.parallel);
+  device::add_keys(schema, configuration.device, configuration.precision,
+                   {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
+                   "type of activations, products and gradient rows; sums are fp32 in both");
+  schema
+      .add("device.tile", configuration.tile,
+           "pre-activations made at a time; 0 = as many as suit the processor or GPU")
+      .in("MiB")
+      .at_least(0)
+      .at_most(1 << 16)
+      .free();
+  checkpoint::add_keys(schema, configuration.checkpoint);
+  training::add_keys(schema, configuration.log);
+  training::add_keys(schema, configuration.resume);
+  add_rules(schema, configuration);
+  add_private_keys(schema, configuration);
+  add_preset(schema, configuration.transcoder);
+  return schema;
+}
+
+}  // namespace weft::transcoder
