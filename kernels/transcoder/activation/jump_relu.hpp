@@ -18,8 +18,9 @@
 //   saelens            z > theta       ln theta    active             -theta/e * theta    |D| <  e/2
 // clang-format on
 //
-// Only positive z are active in any form (selection/ knows no others); a threshold that is a logarithm is positive.
-// Thresholds are held as theta, whatever the trained parameter is. ln theta changes by D means theta <- theta exp(D).
+// Only positive z are active in any form (the selection supports no others); a threshold that is a logarithm is
+// positive. Thresholds are held as theta, whatever the trained parameter is. ln theta changes by D means theta <- theta
+// exp(D).
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The penalties of the loss besides the error of the reconstruction, over N tokens of a batch:
+// The penalties that the loss contains in addition to the error of the reconstruction, over N tokens of a batch:
 //
 //   loss = reconstruction + lambda(t)/N sum tanh(c a nu) + kappa/N sum q(z)
 //

@@ -116,7 +116,7 @@ inline bool lists_windows(const ModelSettings& settings) {
   return settings.activation == Activation::jumprelu && settings.threshold_gradient == ThresholdGradient::listed;
 }
 
-/// True if the loss has a penalty besides the error of the reconstruction.
+/// True if the loss has a penalty in addition to the error of the reconstruction.
 inline bool has_penalties(const ModelSettings& settings) {
   return settings.sparsity > 0 || settings.preactivation_penalty > 0;
 }
