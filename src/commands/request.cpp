@@ -24,6 +24,7 @@
 #include "parallel/watchdog.hpp"
 #include "report/build.hpp"
 #include "report/log.hpp"
+#include "transcoder/settings/settings_schema.hpp"
 
 namespace weft::commands {
 namespace {

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -384,7 +385,7 @@ def check_messages(weft, run):
     assert "weft report needs its RUN" in weft.run("report", code=2)
     os.mkfifo(weft.folder / "pipe")     # a page in its place would replace it
     assert "is a device or FIFO" in weft.run("report", run, "--output", "pipe", code=2)
-    full = subprocess.run(f"{weft.binary} report '{run.name}' > /dev/full", shell=True, cwd=weft.folder, env=weft.environment, text=True,
+    full = subprocess.run(f"{weft.binary} report {shlex.quote(run.name)} > /dev/full", shell=True, cwd=weft.folder, env=weft.environment, text=True,
                           capture_output=True, check=False)
     assert full.returncode == 6 and "standard output" in full.stderr, full
     for damaged in ("{", "[]", '{"exi": 1}', "", '{"exit": ' + "[" * 100_000 + "]" * 100_000 + "}"):
