@@ -41,6 +41,8 @@ def text_of(value):
     """A string as it is, None as "", anything else as JSON."""
     if isinstance(value, str):
         return value
+    if isinstance(value, bytes):  # a string of fixed length in an HDF5 attribute
+        return value.decode(errors="replace")
     return "" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

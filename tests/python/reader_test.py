@@ -112,10 +112,10 @@ def check_torch(clt, data):
 def check_selection():
     """Ties go to the first; only positive values; a budget beyond the positive ones takes them all."""
     values = np.array([[3, 5, 5, 5, 0, -1], [0, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6]], np.float32)
-    mask = module._largest(values, 3)
+    mask = module.reader._largest(values, 3)
     assert mask.tolist() == [[False, True, True, True, False, False], [False] * 6, [False] * 3 + [True] * 3], mask
-    assert module._largest(values, 2)[0].tolist() == [False, True, True, False, False, False]
-    assert module._largest(values, 99).sum() == 4 + 0 + 6
+    assert module.reader._largest(values, 2)[0].tolist() == [False, True, True, False, False, False]
+    assert module.reader._largest(values, 99).sum() == 4 + 0 + 6
 
 
 def check_written(weft, source):
@@ -163,12 +163,12 @@ def check_run(weft, source):
     text = opened.checkpoint().manifest["input"]
     present = sys.modules.get("tomllib")
     sys.modules["tomllib"] = None
-    own = module._toml(text)
+    own = module.reader._toml(text)
     if present is None:
         del sys.modules["tomllib"]
     else:
         sys.modules["tomllib"] = present
-    assert own == module._toml(text) == opened.input, own
+    assert own == module.reader._toml(text) == opened.input, own
     # A run in progress: a torn last line, numbers that are not finite.
     with open(opened.path / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write('{"step": 21, "loss": "inf", "group": {"a": 2}}\n{"step": 22, "lo')
