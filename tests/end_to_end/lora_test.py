@@ -230,7 +230,7 @@ def refusals(weft):
             "more than the smaller dimension": dict(initial="base", lora="[lora]\nrank = 33\n"),
             "which this model does not have": dict(initial="base", lora=LORA + 'targets = ["gate"]\n'),
             "merge them with weft lm merge": dict(initial="adapted", lora=LORA),
-            "lora.rank > 0 with privacy": dict(initial="base", lora=LORA, extra="[privacy]\nenabled = true\nepsilon = 8\n"
+            "lora.rank does not go with privacy.enabled": dict(initial="base", lora=LORA, extra="[privacy]\nenabled = true\nepsilon = 8\n"
                                                "delta = 1e-5\nclip = 1\n"),
     }.items():
         _, printed = train(weft, "refused", code=2, **options)
