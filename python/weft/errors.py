@@ -97,8 +97,8 @@ def read_bytes(path, most):
     return content
 
 
-def write_atomically(path, text):
-    """The file appears complete, in place of an older one, or not at all."""
+def write_atomically(path, content):
+    """The file, of text or bytes, appears complete, in place of an older one, or not at all."""
     path = Path(path)
     handle, temporary = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent)
     try:
@@ -106,7 +106,7 @@ def write_atomically(path, text):
         os.umask(umask)
         os.fchmod(handle, 0o666 & ~umask)
         with open(handle, "wb") as file:
-            file.write(text.encode("utf-8", "replace"))
+            file.write(content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -31,9 +31,7 @@ import sys
 import time
 from pathlib import Path
 
-
-class UsageError(Exception):
-    """problem (why) suggestion"""
+from weft.errors import USAGE, WeftError, run as run_program, write_atomically
 
 
 # --- Reading --------------------------------------------------------------------------------------------------------------
@@ -68,7 +66,7 @@ class Followed:
     def __init__(self, path):
         self.path = Path(path)
         if not self.path.is_dir():
-            raise UsageError(f"{path}: no such directory; name the directory of a run")
+            raise WeftError(USAGE, f"{path}: no such directory; name the directory of a run")
         self.name = self.path.resolve().name
         self.steps = {}             # step -> record, of the newest line
         self.offset, self.identity, self.last_line = 0, None, b""
@@ -134,7 +132,7 @@ def names_of(paths):
         names = ["-".join(own[-depth:]).replace("/", "") for own in parts]
         if len(set(names)) == len(names):
             return names
-    raise UsageError("a run is named twice; name each once")
+    raise WeftError(USAGE, "a run is named twice; name each once")
 
 
 # --- Targets --------------------------------------------------------------------------------------------------------------
@@ -156,7 +154,7 @@ class Csv:
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        replace(path, text.getvalue())
+        write_atomically(path, text.getvalue())
         return new
 
     def close(self):
@@ -186,7 +184,7 @@ class Sent:
 
     def note(self, run, step):
         self.last[str(run.path.resolve())] = step
-        replace(self.path, json.dumps(self.last, indent=1) + "\n")
+        write_atomically(self.path, json.dumps(self.last, indent=1) + "\n")
 
 
 def summary_writer():
@@ -206,7 +204,7 @@ def summary_writer():
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError:
-        raise UsageError("--to tensorboard needs a library that writes event files (none is installed); "
+        raise WeftError(USAGE, "--to tensorboard needs a library that writes event files (none is installed); "
                          "pip install tensorboard, or take --to csv") from None
 
     class SummaryWriter:
@@ -229,7 +227,7 @@ def summary_writer():
 class TensorBoard:
     def __init__(self, where):
         if not where:
-            raise UsageError("--to tensorboard needs a directory; for example --to tensorboard runs/tensorboard")
+            raise WeftError(USAGE, "--to tensorboard needs a directory; for example --to tensorboard runs/tensorboard")
         self.make, self.writers, self.directory = summary_writer(), {}, Path(where)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.sent = Sent(self.directory / ".follow_tensorboard.json")
@@ -259,7 +257,7 @@ class Wandb:
         try:
             import wandb
         except ImportError:
-            raise UsageError("--to wandb needs the package wandb (it is not installed); pip install wandb, or take --to csv") from None
+            raise WeftError(USAGE, "--to wandb needs the package wandb (it is not installed); pip install wandb, or take --to csv") from None
         self.wandb, self.project, self.runs = wandb, where or "weft", {}
         self.sent = Sent(".follow_wandb.json")
 
@@ -285,12 +283,6 @@ class Wandb:
 
 
 TARGETS = {"csv": Csv, "tensorboard": TensorBoard, "wandb": Wandb}
-
-
-def replace(path, text):
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 # --- The loop -------------------------------------------------------------------------------------------------------------
@@ -329,15 +321,14 @@ def parse(arguments):
     return given
 
 
-def main(arguments=None):
+def command(arguments):
     given = parse(arguments)
-    try:
-        target = TARGETS[given.to[0]](given.to[1] if len(given.to) > 1 else None)
-        follow(given.runs, target, given.every, given.once)
-    except UsageError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    return 0
+    target = TARGETS[given.to[0]](given.to[1] if len(given.to) > 1 else None)
+    follow(given.runs, target, given.every, given.once)
+
+
+def main(arguments=None):
+    return run_program(command, arguments)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ post_attention_layernorm.input" (Llama) select the residual stream instead: a tr
 Models that normalise the MLP's output (Gemma 2: post_feedforward_layernorm.output) add a different value to the residual stream than
 mlp.output.
 
-Needs PyTorch, transformers and h5py. Exit codes: 0 done, 2 usage error, 1 any other failure.
+Needs PyTorch, transformers and h5py. Exit codes: 0 done, 2 usage error, 6 a file cannot be read or written, 1 any other failure.
 """
 import argparse
 import hashlib
@@ -38,15 +38,14 @@ import sys
 import time
 from pathlib import Path
 
+from weft.errors import USAGE, WeftError, run, write_atomically
+from weft.harvest_text import characters_per_token, documents, of_split, parts, windows
+from weft.text import decimal_bytes, duration
+
 FORMAT, FORMAT_VERSION = "weft-activations", 2
 VOCABULARY_FORMAT, VOCABULARY_VERSION = "weft-vocabulary", 1
 CHUNK_ROWS = 1024       # rows of one HDF5 chunk
-SAMPLE = 1 << 16        # characters from which the length of a token is estimated
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-
-class UsageError(Exception):
-    """problem (why) suggestion"""
 
 
 # --- Ranks ----------------------------------------------------------------------------------------------------------------
@@ -63,115 +62,12 @@ def processes():
     return 0, 1, 0
 
 
-# --- Text -> windows of tokens ----------------------------------------------------------------------------------------------
-
-
-def documents(arguments):
-    """All documents but empty ones, of both splits."""
-    if arguments.dataset:
-        import datasets
-        loaded = datasets.load_dataset(arguments.dataset, arguments.dataset_config, split=arguments.dataset_split, streaming=True)
-        found = (row[arguments.column] for row in loaded)
-    else:
-        found = (text for name in arguments.text for text in documents_of(Path(name), arguments.column))
-    return (text for text in found if text.strip())
-
-
-def documents_of(path, column):
-    if path.suffix == ".jsonl":
-        with open(path, encoding="utf-8") as file:
-            for line in file:
-                if line.strip():
-                    yield json.loads(line)[column]
-    else:
-        yield path.read_text(encoding="utf-8")
-
-
-def is_validation(text, fraction):
-    """True for about this fraction of all documents, by their text alone: equal documents are on one side."""
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2 ** 64
-
-
-def of_split(texts, split, fraction):
-    if split == "all":
-        return texts
-    return (text for text in texts if is_validation(text, fraction) == (split == "validation"))
-
-
-def parts(texts, size):
-    """Lists of (text, begins a document, ends one), the text of one file each: about `size` characters, found without a tokenizer.
-    A document of more is cut before white space."""
-    part, room = [], size
-    for text in texts:
-        if part and len(text) > room:
-            yield part
-            part, room = [], size
-        begins = True
-        while len(text) > size:
-            cut = max(text.rfind(blank, 1, size + 1) for blank in (" ", "\n"))
-            cut = cut if cut > size // 2 else size
-            yield [(text[:cut], begins, False)]
-            text, begins = text[cut:], False
-        part.append((text, begins, True))
-        room -= len(text)
-    if part:
-        yield part
-
-
-def windows(part, encode, length, join, end):
-    """[(ids, offsets in them at which documents begin)], of at most `length` ids each. `encode`: text -> ids, without special ones. `end`: the
-    id between joined documents, or None."""
-    found, pending, starts = [], [], []
-
-    def cut(whole):
-        while len(pending) >= length or (whole and pending):
-            found.append((pending[:length], [start for start in starts if start < length]))
-            del pending[:length]
-            starts[:] = [start - length for start in starts if start >= length]
-
-    for text, begins, ends in part:
-        if begins or not pending:
-            starts.append(len(pending))
-        pending += encode(text)
-        if join and ends and end is not None:
-            pending.append(end)
-        if starts and starts[-1] == len(pending):
-            starts.pop()        # nothing but what the tokenizer drops
-        cut(whole=not join)
-    cut(whole=True)
-    return found
-
-
-def characters_per_token(texts, encode):
-    """Of the first SAMPLE characters."""
-    characters = tokens = 0
-    for text in texts:
-        text = text[:SAMPLE - characters]
-        characters += len(text)
-        tokens += len(encode(text))
-        if characters >= SAMPLE:
-            break
-    if tokens == 0:
-        raise UsageError("the text has no tokens in this split; give more text, or another --split or --validation")
-    return characters / tokens
+# --- Sizes ----------------------------------------------------------------------------------------------------------------
 
 
 def bytes_of(rows, n_layers, width, store):
     """Size of the stored values: inputs and targets of all layers, and the id and the position of each row."""
     return rows * (2 * n_layers * width * (4 if store == "fp32" else 2) + 8)
-
-
-def size_text(n_bytes):
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.3g} {unit}"
-    return f"{n_bytes / 1e3:.3g} kB"
-
-
-def time_text(seconds):
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 # --- Hooks in the model -----------------------------------------------------------------------------------------------------
@@ -184,7 +80,7 @@ def blocks_of(model):
     for path, module in model.named_modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == config.num_hidden_layers:
             return path, list(module)
-    raise UsageError(f"no list of {config.num_hidden_layers} blocks in {type(model).__name__}; is it a decoder-only model or an encoder?")
+    raise WeftError(USAGE, f"no list of {config.num_hidden_layers} blocks in {type(model).__name__}; is it a decoder-only model or an encoder?")
 
 
 def default_hooks(block):
@@ -201,14 +97,14 @@ class Hook:
     def __init__(self, name, path, blocks):
         module, _, self.side = name.rpartition(".")
         if not module or self.side not in ("input", "output"):
-            raise UsageError(f"{name}: not a hook (a module of a block, followed by .input or .output); for example mlp.input")
+            raise WeftError(USAGE, f"{name}: not a hook (a module of a block, followed by .input or .output); for example mlp.input")
         self.values = [None] * len(blocks)
         for layer, block in enumerate(blocks):
             try:
                 found = block.get_submodule(module)
             except AttributeError:
                 names = ", ".join(child for child, _ in block.named_children())
-                raise UsageError(f"{name}: block {layer} has no module {module} (it has {names}); name one of these") from None
+                raise WeftError(USAGE, f"{name}: block {layer} has no module {module} (it has {names}); name one of these") from None
             self.register(found, layer)
         self.path = f"{path}.{{}}.{name}"       # the same form as crosslayer-coding's templates
 
@@ -313,13 +209,7 @@ def require_same(path, settings):
     differ = [f"{key} was {made_with.get(key)!r}, now {value!r}" for key, value in settings.items()
               if made_with.get(key) != value]
     if differ:
-        raise UsageError(f"{path}: belongs to another harvest ({'; '.join(differ)}); take another --output")
-
-
-def write_atomically(path, content):
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+        raise WeftError(USAGE, f"{path}: belongs to another harvest ({'; '.join(differ)}); take another --output")
 
 
 def token_texts(tokenizer):
@@ -348,9 +238,9 @@ def complete(directory, n_files, metadata, tokenizer):
         first += rows
     metadata = {**metadata, "d_model": width}
     vocabulary = {"format": VOCABULARY_FORMAT, "format_version": VOCABULARY_VERSION, "texts": token_texts(tokenizer)}
-    write_atomically(directory / "vocabulary.json", (json.dumps(vocabulary, ensure_ascii=False) + "\n").encode())
+    write_atomically(directory / "vocabulary.json", json.dumps(vocabulary, ensure_ascii=False) + "\n")
     write_atomically(directory / "index.bin", index)
-    write_atomically(directory / "metadata.json", (json.dumps({**metadata, "total_tokens": first}, indent=2) + "\n").encode())
+    write_atomically(directory / "metadata.json", json.dumps({**metadata, "total_tokens": first}, indent=2) + "\n")
     return first
 
 
@@ -387,7 +277,7 @@ def first_token(tokenizer, choice):
     if choice == "auto":
         choice = "drop" if begin is not None and tokenizer.encode("")[:1] == [begin] else "none"
     if choice != "none" and begin is None:
-        raise UsageError(f"--bos {choice}: the tokenizer has no begin-of-text token; take --bos none")
+        raise WeftError(USAGE, f"--bos {choice}: the tokenizer has no begin-of-text token; take --bos none")
     return (None if choice == "none" else begin), choice
 
 
@@ -398,7 +288,7 @@ def added_ids(tokenizer):
     for begin in range(len(whole) - len(text) + 1 if text else 0):
         if whole[begin:begin + len(text)] == text:
             return whole[:begin], whole[begin + len(text):]
-    raise UsageError("--bos: what the tokenizer adds to a text cannot be told from the text itself; take --bos none")
+    raise WeftError(USAGE, "--bos: what the tokenizer adds to a text cannot be told from the text itself; take --bos none")
 
 
 class Harvester:
@@ -422,7 +312,7 @@ class Harvester:
         self.skip = self.bos == "drop"      # their rows are not stored
         self.length = arguments.context - len(self.before) - len(self.after)    # ids of the text in a window
         if self.length < 1:
-            raise UsageError(f"--context {arguments.context}: no token would be stored; choose a larger value")
+            raise WeftError(USAGE, f"--context {arguments.context}: no token would be stored; choose a larger value")
         self.settings = {
             "format_version": FORMAT_VERSION, "model": arguments.model,
             "revision": getattr(self.model.config, "_commit_hash", None) or arguments.revision,
@@ -472,12 +362,12 @@ class Harvester:
             for layer, value in enumerate(hook.values):
                 words, finite = stored_words(value[keep.to(value.device)], self.arguments.store)
                 if not finite:
-                    raise UsageError(f"{hook.path.format(layer)}: a value is not finite in {self.arguments.store} (too large "
+                    raise WeftError(USAGE, f"{hook.path.format(layer)}: a value is not finite in {self.arguments.store} (too large "
                                      "for the type, or not finite in the model); take --store fp32 or another --dtype")
                 values[layer, side] = words
         widths = {words.shape[1] for words in values.values()}
         if len(widths) > 1:
-            raise UsageError(f"{self.settings['inputs']} and {self.settings['targets']} differ in width ({widths}; a transcoder "
+            raise WeftError(USAGE, f"{self.settings['inputs']} and {self.settings['targets']} differ in width ({widths}; a transcoder "
                              "has one); choose other hooks")
         return values
 
@@ -485,7 +375,7 @@ class Harvester:
         """Runs the model over the windows of one file, in batches that start at its first window: always the same batches."""
         file, found = None, self.windows(part)
         if not found:
-            raise UsageError(f"{path.name}: its text has no tokens; give larger --rows-per-file")
+            raise WeftError(USAGE, f"{path.name}: its text has no tokens; give larger --rows-per-file")
         rows = sum(len(self.stored(ids)) for ids, _ in found)
         for begin in range(0, len(found), self.arguments.batch):
             batch = found[begin:begin + self.arguments.batch]
@@ -544,8 +434,8 @@ def harvest(arguments):
         rate = harvester.speed(next(iter(source()))) * world
         width = next(iter(harvester.hooks["inputs"].values)).shape[-1]
         print(f"{directory}: about {rows:,} rows in {n_files} files, "
-              f"{size_text(bytes_of(rows, len(harvester.blocks), width, arguments.store))}; at {rate:,.0f} rows/s"
-              f"{f' on {world} processes' if world > 1 else ''} about {time_text(rows / rate)} (h:mm:ss), writing not included", flush=True)
+              f"{decimal_bytes(bytes_of(rows, len(harvester.blocks), width, arguments.store))}; at {rate:,.0f} rows/s"
+              f"{f' on {world} processes' if world > 1 else ''} about {duration(rows / rate)} (h:mm:ss), writing not included", flush=True)
     if n_wanted is not None and rows < arguments.tokens - rows_per_file // 2 and rank == 0:
         print(f"the text ends after about {rows:,} of --tokens {arguments.tokens:,}", flush=True)
     on_terminal = sys.stderr.isatty()
@@ -618,18 +508,15 @@ def parse(arguments):
     return given
 
 
-def main(arguments=None):
-    given = parse(arguments)
+def command(arguments):
     try:
-        harvest(given)
-    except UsageError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+        harvest(parse(arguments))
     except ModuleNotFoundError as problem:
-        print(f"error: {problem} (weft harvest needs torch, transformers, h5py; --dataset also datasets); install it",
-              file=sys.stderr)
-        return 2
-    return 0
+        raise WeftError(USAGE, f"{problem} (weft harvest needs torch, transformers, h5py; --dataset also datasets); install it") from None
+
+
+def main(arguments=None):
+    return run(command, arguments)
 
 
 if __name__ == "__main__":

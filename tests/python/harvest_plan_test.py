@@ -13,7 +13,8 @@ from pathlib import Path
 for stale in ("RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
     os.environ.pop(stale, None)
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
-from weft import harvest
+from weft import harvest, harvest_text
+from weft.errors import WeftError
 
 END = 0
 
@@ -30,12 +31,12 @@ def texts(count, seed=1):
 
 def check_split():
     documents = texts(2000)
-    sides = {split: list(harvest.of_split(documents, split, 0.2)) for split in ("train", "validation", "all")}
+    sides = {split: list(harvest_text.of_split(documents, split, 0.2)) for split in ("train", "validation", "all")}
     # Every document once, in its order, on a side that its text alone determines.
     assert sides["all"] == documents and len(sides["train"]) + len(sides["validation"]) == 2000
-    assert sides["validation"] == [one for one in documents if harvest.is_validation(one, 0.2)]
+    assert sides["validation"] == [one for one in documents if harvest_text.is_validation(one, 0.2)]
     assert set(sides["train"]).isdisjoint(sides["validation"])
-    assert list(harvest.of_split(documents[::-1], "train", 0.2)) == sides["train"][::-1]
+    assert list(harvest_text.of_split(documents[::-1], "train", 0.2)) == sides["train"][::-1]
     # 2000 draws of 0.2: a standard deviation is 18.
     assert abs(len(set(sides["validation"])) - 0.2 * len(set(documents))) < 90, len(sides["validation"])
 
@@ -43,7 +44,7 @@ def check_split():
 def check_parts():
     documents = texts(50) + [" ".join(f"w{i % 40}" for i in range(3000))] + texts(50, 2) + ["x" * 5000]
     for size in (1, 40, 500, 100_000):
-        found = list(harvest.parts(documents, size))
+        found = list(harvest_text.parts(documents, size))
         # Nothing is lost, and documents begin and end where they do.
         rebuilt, text = [], ""
         for part in found:
@@ -57,7 +58,7 @@ def check_parts():
         assert rebuilt == documents and text == "", size
     # Cut before white space where there is some, so that words stay whole.
     long = documents[50]
-    pieces = [piece for part in harvest.parts([long], 500) for piece, _, _ in part]
+    pieces = [piece for part in harvest_text.parts([long], 500) for piece, _, _ in part]
     assert len(pieces) > 10 and sum((encode(piece) for piece in pieces), []) == encode(long)
 
 
@@ -66,7 +67,7 @@ def check_windows():
     part = [(text, True, True) for text in documents]
     for length in (1, 7, 1000):
         # Each document by itself: whole windows but for its last one; it begins at the start of its first.
-        found, at = harvest.windows(part, encode, length, False, END), 0
+        found, at = harvest_text.windows(part, encode, length, False, END), 0
         for text in documents:
             ids, n = encode(text), -(-len(encode(text)) // length)
             assert [one for one, _ in found[at:at + n]] == [ids[begin:begin + length] for begin in range(0, len(ids), length)]
@@ -78,38 +79,35 @@ def check_windows():
         for text in documents:
             begins.append(len(stream))
             stream += [*encode(text), END]
-        found = harvest.windows(part, encode, length, True, END)
+        found = harvest_text.windows(part, encode, length, True, END)
         assert sum((ids for ids, _ in found), []) == stream and all(len(ids) == length for ids, _ in found[:-1])
         assert [number * length + start for number, (_, starts) in enumerate(found) for start in starts] == begins
     # A continued document begins at the first row of its file; a text without tokens leaves nothing.
-    assert harvest.windows([("w1 w2", False, True), ("w3", True, True)], encode, 8, False, END) == [([2, 3], [0]), ([4], [0])]
-    assert harvest.windows([("w1 w2", False, True), ("w3", True, True)], encode, 8, True, END) == [([2, 3, END, 4, END], [0, 3])]
-    assert harvest.windows([("   ", True, True), ("w3", True, True)], encode, 8, False, END) == [([4], [0])]
+    assert harvest_text.windows([("w1 w2", False, True), ("w3", True, True)], encode, 8, False, END) == [([2, 3], [0]), ([4], [0])]
+    assert harvest_text.windows([("w1 w2", False, True), ("w3", True, True)], encode, 8, True, END) == [([2, 3, END, 4, END], [0, 3])]
+    assert harvest_text.windows([("   ", True, True), ("w3", True, True)], encode, 8, False, END) == [([4], [0])]
 
 
 def check_sizes():
     documents = texts(3000)
-    ratio = harvest.characters_per_token(iter(documents), encode)
+    ratio = harvest_text.characters_per_token(iter(documents), encode)
     tokens = sum(len(encode(text)) for text in documents)
     assert abs(sum(map(len, documents)) / ratio / tokens - 1) < 0.01       # words of 2 or 3 letters and a blank
     try:
-        harvest.characters_per_token(iter(()), encode)
-    except harvest.UsageError as problem:
+        harvest_text.characters_per_token(iter(()), encode)
+    except WeftError as problem:
         assert "no tokens in this split" in str(problem)
     else:
         raise AssertionError("no text, no error")
     assert harvest.bytes_of(1000, 12, 768, "bf16") == 1000 * (2 * 12 * 768 * 2 + 8)
     assert harvest.bytes_of(1000, 12, 768, "fp32") == 1000 * (2 * 12 * 768 * 4 + 8)
-    for n, words in ((36.9e9, "36.9 GB"), (2e12, "2 TB"), (1.5e6, "1.5 MB"), (800, "0.8 kB")):
-        assert harvest.size_text(n) == words, harvest.size_text(n)
-    assert harvest.time_text(3725.4) == "1:02:05"
 
 
 def check_files(folder):
     (folder / "a.txt").write_text("one document")
     (folder / "b.jsonl").write_text('{"text": "two"}\n\n{"text": " "}\n{"text": "three"}\n')
     given = harvest.parse(["m", "--text", str(folder / "a.txt"), str(folder / "b.jsonl"), "--output", str(folder / "o")])
-    assert list(harvest.documents(given)) == ["one document", "two", "three"]
+    assert list(harvest_text.documents(given)) == ["one document", "two", "three"]
     assert (given.split, given.join, given.store) == ("all", False, "bf16")
 
 
@@ -167,7 +165,7 @@ def check_complete(folder):
     harvest.require_same(harvest.chunk_path(folder, 0), {"model": "m", "text": "abc"})
     try:
         harvest.require_same(harvest.chunk_path(folder, 0), {"model": "m", "text": "abd"})
-    except harvest.UsageError as problem:
+    except WeftError as problem:
         assert "text was 'abc', now 'abd'" in str(problem)
     else:
         raise AssertionError("another text was taken for the same")
