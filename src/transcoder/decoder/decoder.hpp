@@ -78,8 +78,8 @@ class SparseDecoder {
     kernels::Matrix<float> whole;  ///< gradients that are complete on every rank [whole_rows, d]; no rows: none
   };
   /// Converts gradient_rows [tokens, L * d] to the factors of the decoder's rows, in place or not. Called once per
-  /// step, before any parameter is updated. `read`: event after which other ranks have read the unconverted rows.
-  /// world: all ranks. Collective.
+  /// step, before any parameter is updated. `read`: event after which the communication stream of this rank has read
+  /// the unconverted rows. world: all ranks. Collective.
   virtual Prepared prepare(const Lists& lists, kernels::AnyMatrix gradient_rows, device::Event& read,
                            parallel::DeviceCommunicator& world);
 

@@ -34,7 +34,7 @@ Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, co
                       std::int64_t max_tokens)
     : FeatureAxisSizes(configuration, shape, grid, max_tokens),
       chunk(decoded_at_a_time(configuration.data.micro_tokens, group, columns, scalar)),
-      inputs((configuration.transcoder.auxk > 0 ? 2 : 1) * max_tokens * width),
+      inputs(backward_batches(configuration.transcoder) * max_tokens * width),
       partial(chunk * columns),
       received(0),
       n_slots(overlap ? 2 : 1) {

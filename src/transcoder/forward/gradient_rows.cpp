@@ -6,7 +6,7 @@ namespace weft::transcoder {
 GradientRows::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                                training::StepArena& arena) {
   const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
-  const std::int64_t batches = configuration.transcoder.auxk > 0 ? 2 : 1;
+  const std::int64_t batches = backward_batches(configuration.transcoder);
   arena.purpose("backward pass");
   rows = arena.exchange(parallel::kFeatureAxis, batches * sizes.bytes(configuration.data.batch_tokens * sizes.width),
                         sizes.strategy);

@@ -38,7 +38,7 @@ SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, con
   const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
   const std::int64_t row = sizes.bytes(sizes.width);
   // Dead features have partial reconstructions and gradient rows of their own.
-  const std::int64_t decoded = configuration.transcoder.auxk > 0 ? 2 : 1;
+  const std::int64_t decoded = backward_batches(configuration.transcoder);
   return {decoded * (sizes.group - sizes.own) * row +
               (1 + decoded) * sizes.own * (grid.size(parallel::kFeatureAxis) - 1) * row,
           DataAxis::sent_bytes(configuration, shape, grid)};

@@ -116,6 +116,8 @@ inline bool lists_windows(const ModelSettings& settings) {
   return settings.activation == Activation::jumprelu && settings.threshold_gradient == ThresholdGradient::listed;
 }
 
+/// Batches of tokens that the backward pass works on: dead features have one of their own (parts/dead_features.hpp).
+inline std::int64_t backward_batches(const ModelSettings& settings) { return settings.auxk > 0 ? 2 : 1; }
 /// True if the loss has a penalty in addition to the error of the reconstruction.
 inline bool has_penalties(const ModelSettings& settings) {
   return settings.sparsity > 0 || settings.preactivation_penalty > 0;

@@ -53,7 +53,8 @@ class Step {
   void observe(const parallel::ExchangeObserver*);
   /// Waits until no work is in flight, before a phase is timed.
   void fence();
-  void fill(TrainingMetrics&) const;  ///< adds the values of parts on this rank; waits for the device
+  /// Sets the metrics of parts: sums over the ranks. Waits for the device. Collective.
+  void fill(TrainingMetrics&, const parallel::Communicator& ranks) const;
 
   const Loss& loss() const { return loss_; }
   const Clipping& clipping() const { return clipping_; }

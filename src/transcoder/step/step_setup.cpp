@@ -2,7 +2,9 @@
 //
 // The setup of a step: memory, parts, and the work between steps. step.cpp has the formulas.
 #include <algorithm>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/transcoder/encode/encode_tile.hpp"
@@ -16,11 +18,10 @@ namespace weft::transcoder {
 Step::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                        SparseDecoder& decoder, training::StepArena& arena)
     : loss(configuration, shape, grid, arena), bias(configuration, shape, arena) {
-  const bool with_dead = configuration.transcoder.auxk > 0;
   const std::int64_t owned = largest_owned(shape, grid),
-                     n_tokens = (with_dead ? 2 : 1) * configuration.data.batch_tokens,
-                     entries = with_dead ? DeadFeatures::capacity(configuration, shape, grid)
-                                         : DataAxis::capacity(configuration, shape, grid);
+                     n_tokens = backward_batches(configuration.transcoder) * configuration.data.batch_tokens,
+                     entries = configuration.transcoder.auxk > 0 ? DeadFeatures::capacity(configuration, shape, grid)
+                                                                 : DataAxis::capacity(configuration, shape, grid);
   arena.purpose("backward pass");
   activation_gradient = arena.take<float>(entries);
   arena.communicator(grid.ranks(), largest_message(configuration, shape, grid.ranks()));
@@ -103,8 +104,11 @@ void Step::fence() {
   kernels::fence(execution_);
 }
 
-void Step::fill(TrainingMetrics& metrics) const {
-  for (const PartContext::Value& value : values_) metrics.*value.metric = value.of_rank();
+void Step::fill(TrainingMetrics& metrics, const parallel::Communicator& ranks) const {
+  std::vector<double> sums;
+  for (const PartContext::Value& value : values_) sums.push_back(value.of_rank());
+  if (!sums.empty()) ranks.sum(std::span<double>(sums));  // all ranks have the same parts
+  for (std::size_t i = 0; i < sums.size(); ++i) metrics.*values_[i].metric = sums[i];
 }
 
 }  // namespace weft::transcoder

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <utility>
 
 #include "kernels/convert/convert_rows.hpp"
@@ -149,12 +148,7 @@ TrainingMetrics Trainer::metrics() {
   own.dead = static_cast<double>(device::read(execution_, buffers_.dead.data));
   const std::int64_t n_tokens = runner_.steps_here() == 0 ? 1 : forward_.layout().total;
   TrainingMetrics metrics = reduce_metrics(own, model_.shape(), n_tokens, error_divisor(n_tokens), grid_.world());
-  if (runner_.steps_here() > 0) step_.fill(metrics);
-  std::array<double, 3> of_ranks = {metrics.sparsity_penalty, metrics.preactivation_penalty, metrics.auxiliary_loss};
-  grid_.world().sum(std::span<double>(of_ranks));
-  metrics.sparsity_penalty = of_ranks[0];
-  metrics.preactivation_penalty = of_ranks[1];
-  metrics.auxiliary_loss = of_ranks[2];
+  if (runner_.steps_here() > 0) step_.fill(metrics, grid_.world());
   metrics.gradient_norm = device::read(execution_, step_.clipping().norm());
   metrics.skipped = device::read(execution_, runner_.skipped());
   return metrics;
