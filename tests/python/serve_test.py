@@ -154,7 +154,7 @@ def check_refusals(server):
     for path, status in (("/nothing", 404), ("/../features.h5", 404), ("/feature?layer=3&feature=0", 400), ("/feature?layer=0&feature=250", 400),
                          ("/feature?layer=0", 400), ("/feature?layer=-1&feature=0", 400), ("/feature?layer=1e1&feature=0", 400),
                          ("/features?order=random", 400), ("/features?layer=7", 400), ("/features?offset=-1", 400),
-                         ("/features?offset=" + "9" * 400, 400), ("/features?search=" + "9" * 4000, 200),
+                         ("/features?offset=" + "9" * 400, 400), ("/features?search=" + "9" * 4000, 200), ("/features?" + "layer=0&" * 20, 400),
                          ("/features?search=%EF%BC%91:%EF%BC%91", 200), ("/features?offset=10000", 200)):
         assert server.status(path) == status, path
     for method in ("POST", "PUT", "DELETE", "HEAD"):

@@ -66,8 +66,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.names and host not in self.server.names:
             self.answer(403, "text/plain", f"this server answers to {', '.join(sorted(self.server.names))} only")
             return
-        url = urlsplit(self.path)
-        values = {name: values[-1] for name, values in parse_qs(url.query, max_num_fields=16, keep_blank_values=True).items()}
+        try:
+            url = urlsplit(self.path)
+            values = {name: values[-1] for name, values in parse_qs(url.query, max_num_fields=16, keep_blank_values=True).items()}
+        except ValueError as problem:
+            self.answer(400, "text/plain", f"{self.path[:80]}: is no address of this server ({problem})")
+            return
         catalogue = self.server.catalogue
         try:
             if url.path == "/":
