@@ -157,4 +157,5 @@ fi
 
 echo
 echo "All tests: $((SECONDS - started)) s"
+shopt -s nullglob   # no program, no reports
 python3 tests/summary.py "$stages" "$results"/*.xml

@@ -16,6 +16,7 @@
 #include "tests/test.hpp"
 #include "tests/transcoder/private_reference.hpp"
 #include "transcoder/private/private_trainer.hpp"
+#include "transcoder/settings/settings_schema.hpp"
 
 namespace weft::testing {
 
