@@ -3,6 +3,7 @@
 
 documented_reader_test.py REPOSITORY WEFT
 """
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import numpy as np
 
 import program
+
+REPOSITORY = Path(sys.argv[1]).resolve()
 
 # The sizes of the documented program: those of inputs/quickstart.toml.
 INPUT = """
@@ -37,17 +40,17 @@ k = 4
 
 def errors_of(folder, code):
     """The errors by layer that the documented program prints."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, text=True, capture_output=True, check=True)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "python")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, text=True, stdout=subprocess.PIPE, check=True, env=environment)
     return [float(line.split()[1]) for line in done.stdout.splitlines()]
 
 
 with tempfile.TemporaryDirectory(prefix="weft_test_") as name:
-    repository, folder = Path(sys.argv[1]), Path(name)
+    folder = Path(name)
     weft = program.Program(sys.argv[2], folder)
-    code, = [block for block in re.findall(r"^```python\n(.*?)^```", (repository / "docs/file_formats.md").read_text(), re.S | re.M)
+    code, = [block for block in re.findall(r"^```python\n(.*?)^```", (REPOSITORY / "docs/file_formats.md").read_text(), re.S | re.M)
              if "weft.Run" in block]
     (folder / "input.toml").write_text(INPUT)
-    (folder / "tools").symlink_to(repository.resolve() / "tools")
     weft.run("synth", "input.toml")
     found = {}
     for ranks, grid in ((1, 1), (3, 1), (2, 2)):

@@ -74,7 +74,7 @@ TEST_CASE("the clipped sum is that of one rank, in every mode and on every grid"
   // Beside the modes: gains of heads and temperatures, of whose gradients each rank has a summand; a head of its own.
   for (const Case& one :
        {Case{"mode = \"two_pass\"\n"}, Case{"mode = \"book_keeping\"\n"}, Case{"mode = \"materialise\"\n"},
-        Case{"algorithm = \"naive\"\n"}, Case{"scheme = \"per_layer\"\n"},
+        Case{"algorithm = \"naive\"\n"}, Case{"mode = \"two_pass\"\nscheme = \"per_layer\"\n"},
         Case{"mode = \"book_keeping\"\n", "preset = \"llama\"\nqk_norm = \"head\"\n"},
         Case{"mode = \"materialise\"\n", "preset = \"llama\"\nqk_norm = \"head\"\n"},
         Case{"algorithm = \"naive\"\n", "preset = \"llama\"\nqk_norm = \"head\"\n"},
