@@ -2,12 +2,11 @@
 //
 // Weft: one process per GPU, or per few cores; the subcommand decides what they do together.
 #include <new>
+#include <utility>
 
 #include "base/log.hpp"
-#include "commands/commands.hpp"
+#include "commands/command_line.hpp"
 #include "commands/external.hpp"
-#include "commands/options.hpp"
-#include "commands/request.hpp"
 #include "device/host_program.hpp"
 #include "kernels/execution.hpp"
 #include "parallel/failure.hpp"
@@ -33,9 +32,10 @@ int main(int argc, char** argv) {
   // 0. A command of another program, as of the Python package, replaces this process.
   commands::hand_over_to_external(argc, argv);
   // 1. Join the other ranks, for a command that calculates or if there are others. Nothing may fail alone before this.
-  const commands::Needs needs = commands::needs_of(argc, argv);
-  if (needs == commands::Needs::device) device::hand_over_without_gpu(argv);
-  if (needs == commands::Needs::nothing) parallel::start_mpi_if_launched();
+  commands::Call call = commands::parse(argc, argv);
+  const bool on_device = call.needs == commands::Needs::device;
+  if (on_device) device::hand_over_without_gpu(argv);
+  if (call.needs == commands::Needs::nothing) parallel::start_mpi_if_launched();
   const parallel::World world(&argc, &argv);
   const report::LogSession log(world.rank());
   parallel::set_failure_recorder([](ExitCode code, const std::string& why) {
@@ -45,14 +45,13 @@ int main(int argc, char** argv) {
     parallel::require_matching_launcher(world);
     const std::string problem = device::replaces_cuda_because();
     parallel::require_one_program(world.all(), kernels::kCudaBuild, world.host(), problem);
-    if (!problem.empty() && needs == commands::Needs::device && world.is_root())
+    if (!problem.empty() && on_device && world.is_root())
       log::warning("{}; the program without CUDA computes on the host instead (device.backend = \"cuda\" forbids it)",
                    problem);
-    // 2. The request: the same on every rank.
-    const commands::Request request = commands::parse(argc, argv, world);
-    // 3. Do it. A command starts the arithmetic that it needs and returns its exit code; it never exits.
-    const int code = parallel::agreed_exit_code(world, commands::run(request, world));
-    // 4. Record how it ended.
+    // 2. Do what the command line asks for. A command starts the arithmetic that it needs and returns its exit code; it
+    //    never exits.
+    const int code = parallel::agreed_exit_code(world, commands::run(std::move(call), world));
+    // 3. Record how it ended.
     if (world.is_root()) report::record_end(code, report::exit_reason(code));
     return code;
   } catch (const Error& failure) {

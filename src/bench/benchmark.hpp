@@ -5,21 +5,22 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "bench/benchmark_report.hpp"
 #include "checkpoint/registry.hpp"
+#include "device/runtime.hpp"
+#include "input/schema.hpp"
 #include "kernels/execution.hpp"
+#include "parallel/grid.hpp"
 #include "parallel/traffic.hpp"
 #include "parallel/world.hpp"
 #include "report/timers.hpp"
 #include "training/profile.hpp"
-
-namespace weft::input {
-class Schema;
-}
+#include "training/settings.hpp"
 
 namespace weft::bench {
 
@@ -81,6 +82,41 @@ class BenchmarkSubject {
   virtual std::optional<double> loss() = 0;
   /// Operations of forward and backward pass without recomputation. 0: the model has no convention for them.
   virtual ModelFlops flops_per_token() const { return {}; }
+};
+
+/// The model of an input of weft benchmark, or of one of its cases. The recipe (commands/shared/benchmark.cpp) is the
+/// same for all.
+class BenchmarkModel {
+ public:
+  virtual ~BenchmarkModel() = default;
+
+  /// The keys of the input, bound to this object.
+  virtual input::Schema keys() = 0;
+  virtual const BenchmarkSettings& settings() const = 0;
+  virtual const training::RunSettings& run() const = 0;
+  virtual device::Settings device() const = 0;
+  /// Sets the number of ranks of a model whose grid has no keys. Throws a collective Error(usage).
+  virtual void use_ranks(const parallel::World&) {}
+  /// Throws a collective Error(usage).
+  virtual parallel::GridShape grid(const parallel::World&) const = 0;
+  /// Reads what a case reads from files; before anything is timed. Throws a collective Error.
+  virtual void check(const parallel::World&) const {}
+  /// GFLOP/s of a product of the model's sizes. Collective.
+  virtual double measure_product(const parallel::Grid&, const kernels::Execution&) const = 0;
+
+  /// Gives a case of this input what its name stands for. Throws a collective Error(usage).
+  virtual void resolve(BenchmarkCase&) const = 0;
+  /// Why the case cannot be measured on this machine, "" if it can. `dry`: the device was not started. Collective.
+  virtual std::string obstacle(const parallel::World&, bool dry) const = 0;
+  /// What the case needs, for --dry-run.
+  virtual std::string plan() const = 0;
+  /// This object and the grid must outlive the subject. Collective.
+  virtual std::unique_ptr<BenchmarkSubject> subject(const parallel::Grid&, const device::Runtime&,
+                                                    const parallel::World&) const = 0;
+  /// Changes the model to the one whose state benchmark.checkpoint writes and reads.
+  virtual void take_checkpoint_case() = 0;
+  /// Compares the cases, where they are comparable.
+  virtual void judge(BenchmarkResult&) const = 0;
 };
 
 /// Measures a case, from fresh parameters to medians. Collective.

@@ -6,8 +6,10 @@
 #include <filesystem>
 
 #include "base/log.hpp"
+#include "input/print.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/nccl.hpp"
+#include "parallel/watchdog.hpp"
 #include "report/json.hpp"
 #include "report/log.hpp"
 #include "report/run_record.hpp"
@@ -17,72 +19,11 @@ namespace weft::commands {
 
 namespace {
 
-int call(const Request& request, const parallel::World& world) {
-  switch (request.command) {
-    case Command::nothing:
-      return 0;
-    case Command::train:
-      return train(request, world);
-    case Command::synth:
-      return synth(request, world);
-    case Command::evaluate:
-      return evaluate(request, world);
-    case Command::features:
-      return features(request, world);
-    case Command::encode:
-      return encode(request, world);
-    case Command::convert:
-      return convert(request, world);
-    case Command::inspect:
-      return inspect(request, world);
-    case Command::benchmark:
-    case Command::language_benchmark:
-      return benchmark(request, world);
-    case Command::export_weights:
-      return export_weights(request, world);
-    case Command::import_weights:
-      return import_weights(request, world);
-    case Command::lm_train:
-    case Command::lm_polychromic:
-      return language_model_train(request, world);
-    case Command::lm_evaluate:
-      return language_model_evaluate(request, world);
-    case Command::lm_harvest:
-      return language_model_harvest(request, world);
-    case Command::lm_export:
-      return language_model_export(request, world);
-    case Command::lm_merge:
-      return language_model_merge(request, world);
-    case Command::lm_generate:
-      return language_model_generate(request, world);
-    case Command::lm_diversity:
-      return language_model_diversity(request, world);
-    case Command::lm_tokenize:
-      return language_model_tokenize(request, world);
-    case Command::privacy:
-      return privacy_calculator(request, world);
-  }
-  throw error(ExitCode::internal, "a command without a function");
-}
-
 void print_document(const Json& document) {
   report::json_document(report::to_text(report::with_finite_numbers(document), 2));
 }
 
-/// True if what the command prints is its result, and not an account of the files that it writes.
-bool prints_its_result(const Request& request) {
-  return request.dry_run || request.json ||
-         (request.command != Command::train && request.command != Command::synth &&
-          request.command != Command::lm_train && request.command != Command::lm_polychromic);
-}
-
 }  // namespace
-
-int run(const Request& request, const parallel::World& world) {
-  const int code = call(request, world);
-  if (prints_its_result(request)) world.on_root([] { require_printed(); });
-  return code;
-}
 
 void print_result(const Request& request, std::string_view text, const Json& document) {
   if (!request.json) return report::result(text);
@@ -92,16 +33,6 @@ void print_result(const Request& request, std::string_view text, const Json& doc
 void print_written(const Request& request, std::string_view text, const Json& document) {
   log::info("{}", text);
   if (request.json) print_document(document);
-}
-
-void print_run(const Request& request, const std::filesystem::path& directory, int code, const parallel::World& world) {
-  if (!request.json || !world.is_root()) return;
-  // A run that was complete already has a run record.
-  const bool recorded = report::run_record().contains("result");
-  const Json record = recorded ? report::run_record() : report::stored_record(directory / "run.json");
-  Json document = {{"run", directory.string()}, {"exit", {{"code", code}, {"reason", report::exit_reason(code)}}}};
-  if (record.is_object() && record.contains("result")) document["result"] = record["result"];
-  print_document(document);
 }
 
 void require_directory(const parallel::World& world, const std::string& path, std::string_view origin) {
@@ -136,15 +67,30 @@ void require_kind(const checkpoint::Found& found, std::string_view tensor, std::
 
 void require_new_directory(const parallel::World& world, const std::string& path) {
   namespace fs = std::filesystem;
-  const bool taken =
-      !world
-           .on_root([&] {
-             return std::string(fs::exists(path) && !(fs::is_directory(path) && fs::is_empty(path)) ? "taken" : "");
-           })
-           .empty();
-  if (taken)
-    throw collective_error(ExitCode::usage,
-                           "{}: exists (nothing is overwritten); name a new directory, or remove this one", path);
+  world.on_root([&] {
+    if (fs::exists(path) && !(fs::is_directory(path) && fs::is_empty(path)))
+      throw error(ExitCode::usage, "{}: exists (nothing is overwritten); name a new directory, or remove this one",
+                  path);
+  });
+}
+
+std::vector<input::Override> overrides(const Request& request) {
+  std::vector<input::Override> all;
+  for (const std::string& set : request.sets) all.push_back({set, ""});
+  all.insert(all.end(), request.overrides.begin(), request.overrides.end());
+  return all;
+}
+
+void read_input(const Request& request, const input::Schema& schema, const parallel::World& world) {
+  parallel::note_phase("reading the input");
+  // The other ranks read the input as rank 0 resolved it: their environment, and so their paths, could differ.
+  const std::string resolved = world.on_root([&] {
+    input::read(schema, request.input_text, request.subject, overrides(request),
+                request.input_of_checkpoint ? input::Writer::checkpoint : input::Writer::user);
+    return input::print(schema);
+  });
+  if (!world.is_root()) input::read(schema, resolved, request.subject);
+  parallel::set_timeout(std::get<double>(schema.find("parallel.timeout")->load()));
 }
 
 void read_input_of(const checkpoint::Found& found, const Request& request, const input::Schema& schema,

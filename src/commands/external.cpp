@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "commands/options.hpp"
+#include "commands/command.hpp"
 
 namespace weft::commands {
 namespace {
@@ -48,9 +48,9 @@ std::string found_in_path(const std::string& name) {
 }
 
 bool is_built_in(std::string_view word) {
-  const auto entries = command_entries();
-  return word == kLanguageModels ||
-         std::any_of(entries.begin(), entries.end(), [&](const CommandEntry& entry) { return entry.name == word; });
+  return std::any_of(groups().begin(), groups().end(), [&](const Group& group) { return group.name == word; }) ||
+         std::any_of(command_list().begin(), command_list().end(),
+                     [&](const Command* command) { return command->name == word; });
 }
 
 }  // namespace

@@ -13,8 +13,6 @@ namespace {
 constexpr std::size_t kWidth = 80, kColumn = 28;
 
 constexpr const char* kProgram = "Weft trains cross-layer transcoders: sparse replacements of a transformer's MLPs.";
-constexpr const char* kFamily = "Language models: GPT-2- and Llama-style transformers.";
-constexpr const char* kFamilySummary = "language models: weft lm --help";
 constexpr const char* kHelp = "help";
 constexpr const char* kProcesses = "Several processes: mpirun -n 4 weft train INPUT, or srun. One process per GPU.";
 
@@ -78,45 +76,20 @@ std::string option_rows(const Options& options) {
 }
 
 /// "weft export CHECKPOINT DIR"
-std::string synopsis(const CommandEntry& entry, const Options& options) {
-  std::string text = fmt::format("weft {}", entry.name);
+std::string synopsis(const Command& command, const Options& options) {
+  std::string text = fmt::format("weft {}", command.name);
   for (const Option& option : options.list())
     if (option.is_argument()) text += " " + option.names;
   return text;
 }
 
-/// Commands of a family, "" for the others.
-std::string command_rows(std::string_view family, Request& request) {
-  std::string text;
-  for (const CommandEntry& entry : command_entries())
-    if (entry.family() == family) text += row(synopsis(entry, options_of(entry.command, request)), entry.summary);
-  return text;
-}
-
-/// What the completion of a shell needs of a command: "" is the program, "lm" the family.
-struct Completed {
-  std::string name;
-  std::vector<std::pair<std::string, std::string>> words;  ///< commands that may follow, with their summaries
-  Options options;
-
-  /// The command after one of `words`. "help" is followed by a command.
-  std::string after(const std::string& word) const {
-    return word == kHelp ? "" : name.empty() ? word : name + " " + word;
-  }
-};
-
-std::vector<Completed> all_completed() {
+/// Commands of a group, "" for the others.
+std::string command_rows(std::string_view group) {
   Request request;
-  std::vector<Completed> all = {{"", {}, options_of_program(request)},
-                                {std::string(kLanguageModels), {}, options_of_family(request)}};
-  for (const CommandEntry& entry : command_entries()) {
-    all[entry.family().empty() ? 0 : 1].words.emplace_back(entry.word(), entry.summary);
-    all.push_back({std::string(entry.name), {}, options_of(entry.command, request)});
-  }
-  all[0].words.emplace_back(kLanguageModels, kFamilySummary);
-  for (const PackageCommand& command : package_commands()) all[0].words.emplace_back(command.name, command.summary);
-  all[0].words.emplace_back(kHelp, "the options of a command");
-  return all;
+  std::string text;
+  for (const Command* command : command_list())
+    if (command->group() == group) text += row(synopsis(*command, options_of(*command, request)), command->summary);
+  return text;
 }
 
 /// "-h --help" as separate words.
@@ -145,10 +118,20 @@ std::string sh_quoted(std::string_view text) {
 
 }  // namespace
 
+std::vector<std::string> words_after(std::string_view group) {
+  std::vector<std::string> words;
+  for (const Command* command : command_list())
+    if (command->group() == group) words.emplace_back(command->word());
+  if (!group.empty()) return words;
+  for (const Group& one : groups()) words.emplace_back(one.name);
+  for (const PackageCommand& command : package_commands()) words.emplace_back(command.name);
+  return words;
+}
+
 std::string help_of_program() {
   Request request;
-  std::string text = paragraph(kProgram) + "\n" + command_rows("", request);
-  text += row(fmt::format("weft {} COMMAND", kLanguageModels), kFamilySummary);
+  std::string text = paragraph(kProgram) + "\n" + command_rows("");
+  for (const Group& group : groups()) text += row(fmt::format("weft {} COMMAND", group.name), group.summary);
   text += row("weft help COMMAND", "its options; the same as weft COMMAND --help");
   text += "\nOf the Python package (pip install ./python):\n";
   for (const PackageCommand& command : package_commands())
@@ -164,18 +147,18 @@ std::string help_of_program() {
   return text + codes;
 }
 
-std::string help_of_family() {
+std::string help_of_group(const Group& group) {
   Request request;
-  std::string text = paragraph(kFamily) + "\n" + command_rows(kLanguageModels, request);
-  text += row(fmt::format("weft help {} COMMAND", kLanguageModels), "its options");
-  text += "\n" + option_rows(options_of_family(request));
+  std::string text = paragraph(group.description) + "\n" + command_rows(group.name);
+  text += row(fmt::format("weft help {} COMMAND", group.name), "its options");
+  text += "\n" + option_rows(options_of_group(request));
   return text + "\nExit codes: see weft --help";
 }
 
-std::string help_of(const CommandEntry& entry) {
+std::string help_of(const Command& command) {
   Request request;
-  const Options options = options_of(entry.command, request);
-  std::string text = synopsis(entry, options) + " [OPTIONS]\n\n" + paragraph(entry.description) + "\n";
+  const Options options = options_of(command, request);
+  std::string text = synopsis(command, options) + " [OPTIONS]\n\n" + paragraph(command.description) + "\n";
   for (const Option& option : options.list())
     if (option.is_argument()) text += row("  " + option.names, option.help);
   text += "\nOptions:\n" + option_rows(options);
@@ -183,28 +166,36 @@ std::string help_of(const CommandEntry& entry) {
 }
 
 std::string bash_completion() {
+  Request request;
   std::string commands, words, values;
-  for (const Completed& one : all_completed()) {
-    std::string names, options;
-    for (const auto& [word, summary] : one.words) {
+  // `name`: a command, "lm" or "" for the program; `after`: words that may follow it.
+  const auto add = [&](std::string_view name, const std::vector<std::string>& after, const Options& options) {
+    std::string names, dashed;
+    for (const std::string& word : after) {
       names += " " + word;
+      const std::string next = word == kHelp ? "" : name.empty() ? word : fmt::format("{} {}", name, word);
       commands +=
-          fmt::format("      {}) command={} ;;\n", sh_quoted(one.name + " " + word), sh_quoted(one.after(word)));
+          fmt::format("      {}) command={} ;;\n", sh_quoted(fmt::format("{} {}", name, word)), sh_quoted(next));
     }
-    for (const Option& option : one.options.list()) {
+    for (const Option& option : options.list()) {
       if (option.is_argument()) continue;
-      for (const std::string& name : names_of(option)) options += " " + name;
+      for (const std::string& one : names_of(option)) dashed += " " + one;
       if (option.value.empty()) continue;
       std::string given;
       for (const std::string& value : values_of(option)) given += " " + value;
       values += fmt::format(
-          "    {}) {}{}return ;;\n", sh_quoted(one.name + " " + std::string(option.long_name())),
+          "    {}) {}{}return ;;\n", sh_quoted(fmt::format("{} {}", name, option.long_name())),
           given.empty() ? ""
                         : fmt::format("COMPREPLY=($(compgen -W {} -- \"$current\")); ", sh_quoted(given.substr(1))),
           option.takes_path() ? "" : "compopt +o default; ");
     }
-    words += fmt::format("    {}) words={} options={} ;;\n", sh_quoted(one.name), sh_quoted(names), sh_quoted(options));
-  }
+    words += fmt::format("    {}) words={} options={} ;;\n", sh_quoted(name), sh_quoted(names), sh_quoted(dashed));
+  };
+  std::vector<std::string> first = words_after("");
+  first.emplace_back(kHelp);  // followed by a command
+  add("", first, options_of_program(request));
+  for (const Group& group : groups()) add(group.name, words_after(group.name), options_of_group(request));
+  for (const Command* command : command_list()) add(command->name, {}, options_of(*command, request));
   return R"(# bash completion of weft. Generated by the build from the options of the program.
 _weft() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
@@ -228,8 +219,7 @@ _weft() {
     COMPREPLY=($(compgen -W "$words" -- "$current"))
   fi
 }
-complete -o default -F _weft weft
-)";
+complete -o default -F _weft weft)";
 }
 
 }  // namespace weft::commands

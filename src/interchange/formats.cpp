@@ -72,6 +72,23 @@ Opened open_directory(const fs::path& directory, const std::string& statistics) 
               directory.string());
 }
 
+Json document_of(const Opened& opened) {
+  const Contents& contents = opened.rows->contents();
+  Json document = {{"format", opened.format},
+                   {"layers", contents.sizes.n_layers},
+                   {"d_model", contents.sizes.d_model},
+                   {"features", contents.sizes.n_features},
+                   {"activation", contents.k > 0        ? "topk"
+                                  : contents.thresholds ? "jumprelu"
+                                                        : "relu"},
+                   {"per_layer", contents.per_layer},
+                   {"autoencoder", contents.autoencoder},
+                   {"skip", contents.skip}};
+  if (contents.k > 0) document["k"] = contents.k;
+  for (const auto& [name, text] : opened.facts) document[name] = text;
+  return document;
+}
+
 std::string summary(const Opened& opened, const fs::path& directory) {
   const Contents& contents = opened.rows->contents();
   std::string stored;

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/json.hpp"
 #include "interchange/checkpoint.hpp"
 #include "interchange/foreign_settings.hpp"
 #include "interchange/layout.hpp"
@@ -50,6 +51,8 @@ Opened open_directory(const std::filesystem::path& directory, const std::string&
 
 /// Describes format, sizes, storage and origin on a few lines.
 std::string summary(const Opened& opened, const std::filesystem::path& directory);
+/// The same for --json: format, sizes and origin.
+Json document_of(const Opened& opened);
 
 /// The formats that can be written.
 enum class Format { circuit_tracer, crosslayer_coding, saelens, sparsify };

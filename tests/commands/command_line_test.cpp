@@ -12,8 +12,7 @@
 #include <set>
 #include <sstream>
 
-#include "commands/options.hpp"
-#include "commands/request.hpp"
+#include "commands/command.hpp"
 #include "kernels/execution.hpp"
 #include "tests/test.hpp"
 
@@ -67,9 +66,9 @@ TEST_CASE("--help is one screen and names every command and exit code") {
   CHECK(help.code == 0);
   CHECK(help.err == "");
   CHECK(std::count(help.out.begin(), help.out.end(), '\n') <= 40);
-  for (const commands::CommandEntry& entry : commands::command_entries()) {
-    const std::string line = fmt::format("weft {} {}", entry.name, entry.subject);
-    CHECK_MESSAGE((help.out.find(line) != std::string::npos) == entry.family().empty(), line);
+  for (const commands::Command* entry : commands::command_list()) {
+    const std::string line = fmt::format("weft {} {}", entry->name, entry->subject);
+    CHECK_MESSAGE((help.out.find(line) != std::string::npos) == entry->group().empty(), line);
   }
   for (const char* word : {"weft lm COMMAND", "--help", "--version", "0 finished", "1 internal", "2 input or usage",
                            "3 data", "4 numeric", "5 communication", "6 I/O", "75 stopped", "93 no progress", "128+n"})
@@ -83,19 +82,19 @@ TEST_CASE("the help of a command has its options and no others, in lines of 80 c
   const Scratch scratch;
   std::set<std::string> all;
   commands::Request request;
-  const auto names = [&](const commands::CommandEntry& entry) {
-    const commands::Options options = commands::options_of(entry.command, request);
+  const auto names = [&](const commands::Command& command) {
+    const commands::Options options = commands::options_of(command, request);
     std::set<std::string> own;
     for (const commands::Option& option : options.list())
       if (!option.is_argument()) own.emplace(option.long_name());
     return own;
   };
-  for (const commands::CommandEntry& entry : commands::command_entries()) all.merge(names(entry));
+  for (const commands::Command* entry : commands::command_list()) all.merge(names(*entry));
   CHECK(all.size() > 40);
-  for (const commands::CommandEntry& entry : commands::command_entries()) {
-    const Outcome help = weft_with(scratch, fmt::format("{} --help", entry.name));
+  for (const commands::Command* entry : commands::command_list()) {
+    const Outcome help = weft_with(scratch, fmt::format("{} --help", entry->name));
     CHECK(help.code == 0);
-    CHECK(help.out == weft_with(scratch, fmt::format("help {}", entry.name)).out);
+    CHECK(help.out == weft_with(scratch, fmt::format("help {}", entry->name)).out);
     std::set<std::string> shown;
     std::istringstream lines(help.out);
     for (std::string line; std::getline(lines, line);) {
@@ -105,7 +104,7 @@ TEST_CASE("the help of a command has its options and no others, in lines of 80 c
       const std::size_t begin = line.find("--");
       shown.insert(line.substr(begin, line.find(' ', begin) - begin));
     }
-    CHECK_MESSAGE(shown == names(entry), entry.name);
+    CHECK_MESSAGE(shown == names(*entry), entry->name);
   }
 }
 

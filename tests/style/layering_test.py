@@ -55,7 +55,6 @@ LIBRARIES = [
 # Units of which each includes the others by some way.
 CYCLES = [
         ("checkpoint/local", "checkpoint/writer"),
-        ("commands/commands", "commands/request"),
         ("dataset/activations/description", "dataset/activations/order", "dataset/activations/reader",
      "dataset/activations/row_sample", "dataset/activations/sidecar", "dataset/activations/unpacked_chunks"),
         ("input/convert", "input/print", "input/read", "input/text"),
@@ -85,7 +84,7 @@ MUTUAL = [
     ]
 # Names of several files.
 NAMES = """
-benchmark.cpp benchmark.hpp convert.cpp directory.cpp directory.hpp diversity.cpp evaluate.cpp evaluation.cpp evaluation.hpp
+benchmark.cpp convert.cpp directory.cpp directory.hpp diversity.cpp evaluate.cpp evaluation.cpp evaluation.hpp
 export.cpp harvest.cpp json.cpp json.hpp loaded.cpp loaded.hpp log.cpp log.hpp model.cpp model.hpp plan.cpp plan.hpp
 replacement.cpp replacement.hpp settings.cpp settings.hpp text.cpp text.hpp train.cpp trainer.cpp trainer.hpp training_run.cpp
 training_run.hpp tuning.cpp tuning.hpp writer.cpp writer.hpp

@@ -8,7 +8,9 @@ namespace weft::bench {
 
 LanguageSettings::LanguageSettings() { cases = default_cases(); }
 
-void add_keys(input::Schema& schema, LanguageSettings& b) {
+input::Schema language_keys(LanguageInput& input) {
+  input::Schema schema = language_model::schema(input.configuration);
+  LanguageSettings& b = input.benchmark;
   schema.table("benchmark", "Batches in memory and cases, for weft benchmark.");
   schema
       .add("benchmark.data", b.data,
@@ -87,6 +89,13 @@ void add_keys(input::Schema& schema, LanguageSettings& b) {
   add_case_keys(schema, b,
                 "\"input\" is the input as it is; baseline, A, B, safe, all and optimisations joined by "
                 "\" + \" are those of docs/experiments.md");
+  return schema;
+}
+
+input::Schema language_training_keys(LanguageInput& input) {
+  input::Schema keys = language_keys(input);
+  keys.at("data.train").required("\"data/text.txt\"");
+  return keys;
 }
 
 }  // namespace weft::bench

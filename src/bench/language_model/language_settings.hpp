@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bench/benchmark.hpp"
+#include "language_model/settings.hpp"
 
 namespace weft::bench {
 
@@ -35,7 +36,15 @@ struct LanguageSettings : BenchmarkSettings {
   double peak_tflops = 0;        ///< 0: not stated
 };
 
-/// The keys of the table, bound to the settings, which must outlive the schema.
-void add_keys(input::Schema&, LanguageSettings&);
+/// The input of all commands for language models.
+struct LanguageInput {
+  language_model::Configuration configuration;
+  LanguageSettings benchmark;
+};
+
+/// Every key, bound to the input, which must outlive the schema.
+input::Schema language_keys(LanguageInput&);
+/// The same; data.train must be given.
+input::Schema language_training_keys(LanguageInput&);
 
 }  // namespace weft::bench

@@ -5,10 +5,13 @@
 
 #include "bench/language_model/generation_subject.hpp"
 #include "bench/language_model/harvest_subject.hpp"
+#include "bench/language_model/language_settings.hpp"
 #include "bench/language_model/matrix_attention.hpp"
+#include "bench/language_model/named_cases.hpp"
 #include "bench/language_model/resident_tokens.hpp"
 #include "kernels/gemm/fp8.hpp"
 #include "language_model/pass_work.hpp"
+#include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
 #include "report/format.hpp"
 #include "training/usable_memory.hpp"
@@ -120,6 +123,100 @@ std::string obstacle_anywhere(const language_model::Configuration& configuration
   return "benchmark.attention = \"matrix\" has no language_model.attention_dropout";
 }
 
+/// Optimisations one by one and together are compared with a baseline without any. A row counts if the baseline was
+/// measured and has the same loss after as many steps.
+class LanguageBenchmark final : public BenchmarkModel {
+ public:
+  input::Schema keys() override { return language_keys(input_); }
+  const BenchmarkSettings& settings() const override { return input_.benchmark; }
+  const training::RunSettings& run() const override { return input_.configuration.run; }
+  device::Settings device() const override { return device_settings(input_.configuration); }
+  void use_ranks(const parallel::World& world) override {
+    language_model::use_ranks(input_.configuration, world.size());
+  }
+  parallel::GridShape grid(const parallel::World&) const override { return grid_shape(input_.configuration); }
+  void check(const parallel::World& world) const override {
+    const std::int64_t length = input_.configuration.data.sequence;
+    const LanguageSettings& settings = input_.benchmark;
+    if (settings.data.empty()) return;
+    const dataset::TokenSet set = dataset::open_tokens(world, settings.data);
+    if (set.size() <= length)
+      throw collective_error(
+          ExitCode::usage,
+          "benchmark.data = \"{}\": has {} ids, a sequence of data.sequence = {} tokens needs {}; take "
+          "shorter sequences",
+          settings.data, set.size(), length, length + 1);
+    if (set.vocabulary() > settings.vocabulary)
+      throw collective_error(ExitCode::usage,
+                             "benchmark.data = \"{}\": its ids are below {} (benchmark.vocabulary is {}); set "
+                             "benchmark.vocabulary = {}",
+                             settings.data, set.vocabulary(), settings.vocabulary, set.vocabulary());
+  }
+  double measure_product(const parallel::Grid& grid, const kernels::Execution& execution) const override {
+    const language_model::ModelSettings& model = input_.configuration.language_model;
+    return training::measure_product(execution, input_.configuration.micro_tokens(), model.d_mlp, model.d_model,
+                                     grid.world());
+  }
+  void resolve(BenchmarkCase& one) const override {
+    bench::resolve(input_.configuration, input_.benchmark.batch_tokens, one);
+  }
+  std::string obstacle(const parallel::World& world, bool dry) const override {
+    const language_model::Configuration& configuration = input_.configuration;
+    if (std::string reason = obstacle_anywhere(configuration, input_.benchmark); !reason.empty()) return reason;
+    if (!dry && configuration.fp8_forward) {
+      const kernels::Backend backend = device::planned_backend(device_settings(configuration));
+      if (std::string reason = kernels::coded_obstacle(backend); !reason.empty()) return reason;
+    }
+    const language_model::Plan needed = memory();
+    const auto check = [](std::int64_t bytes, std::int64_t available, const std::string& memory) -> std::string {
+      if (available == 0 || bytes <= available) return "";
+      return fmt::format("it needs {} of {}, {} are available", report::binary_bytes_text(bytes), memory,
+                         report::binary_bytes_text(available));
+    };
+    const training::HostShare host = training::usable_host_memory(world);
+    const std::int64_t on_device =
+        dry ? static_cast<std::int64_t>(configuration.device.memory * 1e9)
+            : training::usable_device_bytes(configuration.device, language_model::kContextBytes, world);
+    const std::string refused = check(needed.device_total(), on_device, "device memory");
+    if (!refused.empty()) return refused;
+    return check(needed.host_total() + (kernels::kCudaBuild ? 0 : needed.device_total()), host.bytes,
+                 fmt::format("host memory ({})", host.limit));
+  }
+  std::string plan() const override {
+    const language_model::Plan needed = memory();
+    return fmt::format("{} parameters, {} where the kernels run, {} on the host", report::grouped(needed.parameters),
+                       report::binary_bytes_text(needed.device_total()),
+                       report::binary_bytes_text(needed.host_total()));
+  }
+  std::unique_ptr<BenchmarkSubject> subject(const parallel::Grid& grid, const device::Runtime& runtime,
+                                            const parallel::World&) const override {
+    const auto& [configuration, settings] = input_;
+    const kernels::Execution& execution = runtime.execution();
+    if (settings.generate_tokens > 0)
+      return generation_subject(configuration, settings, architecture_of(configuration, settings), grid, execution);
+    if (settings.harvest != BenchmarkHarvest::off)
+      return harvest_subject(configuration, settings, architecture_of(configuration, settings), grid, execution);
+    return std::make_unique<LanguageSubject>(configuration, settings, grid, execution);
+  }
+  void take_checkpoint_case() override { input_.benchmark.batches = 1; }
+  void judge(BenchmarkResult& result) const override {
+    result.peak_tflops = input_.benchmark.peak_tflops;
+    bench::judge(result, kBaseline, input_.benchmark.loss_tolerance);
+  }
+
+ private:
+  language_model::Plan memory() const {
+    const auto& [configuration, settings] = input_;
+    if (settings.generate_tokens > 0)
+      return generation_plan(configuration, settings, architecture_of(configuration, settings));
+    if (settings.harvest != BenchmarkHarvest::off)
+      return harvest_plan(configuration, settings, architecture_of(configuration, settings));
+    return language_model::plan(configuration_of(configuration, settings), architecture_of(configuration, settings), 0);
+  }
+
+  LanguageInput input_;
+};
+
 }  // namespace
 
 ModelFlops model_flops(const language_model::Architecture& architecture, std::int64_t length) {
@@ -129,68 +226,6 @@ ModelFlops model_flops(const language_model::Architecture& architecture, std::in
   return {.causal = causal, .full = causal + attention};
 }
 
-std::string obstacle(const language_model::Configuration& configuration, const LanguageSettings& settings,
-                     const parallel::World& world, bool dry) {
-  if (std::string reason = obstacle_anywhere(configuration, settings); !reason.empty()) return reason;
-  if (!dry && configuration.fp8_forward) {
-    const kernels::Backend backend = device::planned_backend(device_settings(configuration));
-    if (std::string reason = kernels::coded_obstacle(backend); !reason.empty()) return reason;
-  }
-  const language_model::Plan needed = plan(configuration, settings);
-  const auto check = [](std::int64_t bytes, std::int64_t available, const std::string& memory) -> std::string {
-    if (available == 0 || bytes <= available) return "";
-    return fmt::format("it needs {} of {}, {} are available", report::binary_bytes_text(bytes), memory,
-                       report::binary_bytes_text(available));
-  };
-  const training::HostShare host = training::usable_host_memory(world);
-  const std::int64_t on_device =
-      dry ? static_cast<std::int64_t>(configuration.device.memory * 1e9)
-          : training::usable_device_bytes(configuration.device, language_model::kContextBytes, world);
-  const std::string refused = check(needed.device_total(), on_device, "device memory");
-  if (!refused.empty()) return refused;
-  return check(needed.host_total() + (kernels::kCudaBuild ? 0 : needed.device_total()), host.bytes,
-               fmt::format("host memory ({})", host.limit));
-}
-
-std::string plan_text(const language_model::Configuration& configuration, const LanguageSettings& settings) {
-  const language_model::Plan needed = plan(configuration, settings);
-  return fmt::format("{} parameters, {} where the kernels run, {} on the host", report::grouped(needed.parameters),
-                     report::binary_bytes_text(needed.device_total()), report::binary_bytes_text(needed.host_total()));
-}
-
-void check_data(const language_model::Configuration& configuration, const LanguageSettings& settings,
-                const parallel::World& world) {
-  if (settings.data.empty()) return;
-  const dataset::TokenSet set = dataset::open_tokens(world, settings.data);
-  if (set.size() <= configuration.data.sequence)
-    throw collective_error(
-        ExitCode::usage,
-        "benchmark.data = \"{}\": has {} ids, a sequence of data.sequence = {} tokens needs {}; take "
-        "shorter sequences",
-        settings.data, set.size(), configuration.data.sequence, configuration.data.sequence + 1);
-  if (set.vocabulary() > settings.vocabulary)
-    throw collective_error(ExitCode::usage,
-                           "benchmark.data = \"{}\": its ids are below {} (benchmark.vocabulary is {}); set "
-                           "benchmark.vocabulary = {}",
-                           settings.data, set.vocabulary(), settings.vocabulary, set.vocabulary());
-}
-
-language_model::Plan plan(const language_model::Configuration& configuration, const LanguageSettings& settings) {
-  if (settings.generate_tokens > 0)
-    return generation_plan(configuration, settings, architecture_of(configuration, settings));
-  if (settings.harvest != BenchmarkHarvest::off)
-    return harvest_plan(configuration, settings, architecture_of(configuration, settings));
-  return language_model::plan(configuration_of(configuration, settings), architecture_of(configuration, settings), 0);
-}
-
-std::unique_ptr<BenchmarkSubject> language_subject(const language_model::Configuration& configuration,
-                                                   const LanguageSettings& settings, const parallel::Grid& grid,
-                                                   const kernels::Execution& execution) {
-  if (settings.generate_tokens > 0)
-    return generation_subject(configuration, settings, architecture_of(configuration, settings), grid, execution);
-  if (settings.harvest != BenchmarkHarvest::off)
-    return harvest_subject(configuration, settings, architecture_of(configuration, settings), grid, execution);
-  return std::make_unique<LanguageSubject>(configuration, settings, grid, execution);
-}
+std::unique_ptr<BenchmarkModel> language_benchmark() { return std::make_unique<LanguageBenchmark>(); }
 
 }  // namespace weft::bench

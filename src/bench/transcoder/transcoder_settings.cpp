@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/transcoder/transcoder_settings.hpp"
 
-#include "input/schema.hpp"
 #include "kernels/constants.hpp"
+#include "transcoder/settings/settings_schema.hpp"
 
 namespace weft::bench {
+namespace {
 
-void add_keys(input::Schema& schema, TranscoderSettings& b, const transcoder::Configuration& configuration) {
+void add_benchmark_keys(input::Schema& schema, TranscoderSettings& b, const transcoder::Configuration& configuration) {
   schema.table("benchmark", "Batches, cases and baselines, for weft benchmark.");
   schema.add("benchmark.layers", b.layers, "layers").at_least(1).at_most(kernels::kMostLayers).free();
   schema.add("benchmark.d_model", b.d_model, "dimensions of an activation").at_least(1).free();
@@ -64,6 +65,36 @@ void add_keys(input::Schema& schema, TranscoderSettings& b, const transcoder::Co
     return "benchmark.selection = \"rank_0\" does not go with transcoder.k_initial (it is a baseline with a constant "
            "k); take \"everywhere\"";
   });
+}
+
+input::Schema keys_of_tables(TranscoderInput& input, bool trains) {
+  input::Schema keys = transcoder::schema(input.configuration);
+  if (trains) transcoder::add_training_rules(keys);
+  dataset::add_keys(keys, input.synthetic);
+  add_benchmark_keys(keys, input.benchmark, input.configuration);
+  return keys;
+}
+
+}  // namespace
+
+input::Schema training_keys(TranscoderInput& input) {
+  input::Schema keys = keys_of_tables(input, true);
+  keys.at("data.train").required("\"data/train\"", "data.model");
+  return keys;
+}
+
+input::Schema benchmark_keys(TranscoderInput& input) { return keys_of_tables(input, true); }
+
+input::Schema trained_keys(TranscoderInput& input) {
+  input::Schema keys = keys_of_tables(input, false);
+  keys.at("transcoder.features").must_be_given = false;
+  return keys;
+}
+
+input::Schema dataset_keys(TranscoderInput& input) {
+  input::Schema keys = trained_keys(input);
+  keys.at("transcoder.features").at_least(0);  // the key may be missing on every rank
+  return keys;
 }
 
 }  // namespace weft::bench

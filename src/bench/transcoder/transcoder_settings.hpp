@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "bench/benchmark.hpp"
+#include "dataset/activations/synthetic.hpp"
 #include "transcoder/settings/settings.hpp"
 
 namespace weft::bench {
@@ -31,7 +32,18 @@ struct TranscoderSettings : BenchmarkSettings {
   bool prefetch = true;
 };
 
-/// The keys of the table, bound to the settings, which must outlive the schema, and their conditions.
-void add_keys(input::Schema&, TranscoderSettings&, const transcoder::Configuration&);
+/// The input of all commands for transcoders: one file serves synth, train and benchmark.
+struct TranscoderInput {
+  transcoder::Configuration configuration;
+  dataset::SyntheticSettings synthetic;
+  TranscoderSettings benchmark;
+};
+
+// Every key, bound to the input, which must outlive the schema, with what a command requires: training, its benchmark
+// (which needs no data), a transcoder that is trained already, or a dataset alone.
+input::Schema training_keys(TranscoderInput&);
+input::Schema benchmark_keys(TranscoderInput&);
+input::Schema trained_keys(TranscoderInput&);
+input::Schema dataset_keys(TranscoderInput&);
 
 }  // namespace weft::bench

@@ -175,9 +175,8 @@ std::string table(const Json& prompts, const Json& mean, const char* unit) {
   return text;
 }
 
-}  // namespace
-
-int language_model_diversity(const Request& request, const parallel::World& world) {
+/// `model`: "" or MODEL.
+int run_diversity(const Request& request, const std::string& model, const parallel::World& world) {
   if (world.size() > 1)
     throw collective_error(ExitCode::usage, "weft lm diversity with {} processes (one is supported); start one process",
                            world.size());
@@ -185,9 +184,9 @@ int language_model_diversity(const Request& request, const parallel::World& worl
   const std::vector<Answered> prompts = read_answers(request.subject);
   std::optional<LoadedLanguageModel> loaded;
   std::optional<SemanticDiversity> semantic;
-  if (!request.model.empty()) {
+  if (!model.empty()) {
     Request of_model = request;
-    of_model.subject = request.model;
+    of_model.subject = model;
     loaded.emplace(of_model, world);
     if (!loaded->tokenizer)
       throw collective_error(ExitCode::usage,
@@ -231,5 +230,19 @@ int language_model_diversity(const Request& request, const parallel::World& worl
   print_result(request, text, document);
   return 0;
 }
+
+}  // namespace
+
+extern const Command diversity_command = with_options(
+    {"lm diversity", "FILE", "how much the answers to each prompt differ",
+     "Measures how much the answers to each prompt differ: distinct n-grams, self-BLEU and, with --model, the "
+     "distance of their embeddings. FILE.jsonl (or .ndjson, .json) has {\"prompt\": TEXT, \"text\": TEXT} per line, "
+     "as weft lm generate writes, or {\"prompt\": TEXT, \"answers\": [TEXT]}; other files have one answer per "
+     "line."},
+    run_diversity, [](Options& options, std::string& model) {
+      options.add("--model", model, "MODEL",
+                  "measure in its tokens, not in words, and add the distance of the answers' embeddings by this model");
+      options.set();
+    });
 
 }  // namespace weft::commands

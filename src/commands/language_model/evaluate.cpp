@@ -10,24 +10,29 @@
 #include "storage/durable.hpp"
 
 namespace weft::commands {
+namespace {
 
-int language_model_evaluate(const Request& request, const parallel::World& world) {
+struct LanguageEvaluateOptions {
+  std::string text, transcoder;  ///< "" or FILE, "" or CHECKPOINT
+};
+
+int run_language_evaluate(const Request& request, const LanguageEvaluateOptions& options,
+                          const parallel::World& world) {
   // 1. The model, and the text: that of the command line, else the validation data of the run, else the part of its
   //    text that it held out.
   const LoadedLanguageModel loaded(request, world);
   const language_model::Configuration& configuration = loaded.configuration();
-  const bool held_out = request.text.empty() && configuration.data.validation.empty();
+  const bool held_out = options.text.empty() && configuration.data.validation.empty();
   if (held_out && (!loaded.opened.found || configuration.data.validation_fraction == 0))
     throw collective_error(ExitCode::usage,
                            "no text to evaluate on (the model comes without validation data); give --text FILE");
   const std::string path = held_out               ? configuration.data.train
-                           : request.text.empty() ? configuration.data.validation
-                                                  : request.text;
-  const char* const origin = held_out ? "data.train" : request.text.empty() ? "data.validation" : "--text";
-  world.on_root([&]() -> std::string {
+                           : options.text.empty() ? configuration.data.validation
+                                                  : options.text;
+  const char* const origin = held_out ? "data.train" : options.text.empty() ? "data.validation" : "--text";
+  world.on_root([&] {
     if (!std::filesystem::exists(path))
       throw error(ExitCode::usage, "{} = \"{}\": no such file or directory; correct the path", origin, path);
-    return {};
   });
   const dataset::TokenSet text =
       held_out ? training_text(loaded.opened, loaded.tokenizer, true, world)
@@ -47,8 +52,8 @@ int language_model_evaluate(const Request& request, const parallel::World& world
     record = {{"model", loaded.opened.directory->path().string()}};
   record["data"] = path;
   record["validation"] = language_model::to_json(result);
-  if (!request.transcoder.empty()) {
-    TranscoderReplacement transcoder(request.transcoder, loaded, forward.settings.rows, world);
+  if (!options.transcoder.empty()) {
+    TranscoderReplacement transcoder(options.transcoder, loaded, forward.settings.rows, world);
     const language_model::ReplacementResult replaced = language_model::evaluate_replaced(
         text, configuration.data.sequence, forward.settings.rows, loaded.architecture().model, forward.settings.type,
         transcoder.reconstruction(), forward.transformer, forward.staging, loaded.execution(), &world.all());
@@ -64,5 +69,19 @@ int language_model_evaluate(const Request& request, const parallel::World& world
   if (world.is_root()) report::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
   return 0;
 }
+
+}  // namespace
+
+extern const Command language_evaluate_command = with_options(
+    {"lm evaluate", "MODEL", "loss, perplexity and bits per byte on a text",
+     "Measures loss, perplexity and bits per byte of a language model on a text; with --transcoder also with its "
+     "MLPs replaced by a transcoder."},
+    run_language_evaluate, [](Options& options, LanguageEvaluateOptions& own) {
+      options.add("--text", own.text, "FILE", "the text, or token files (default: the run's validation data)");
+      options.add("--transcoder", own.transcoder, "CHECKPOINT",
+                  "also the loss with MLP outputs replaced by a transcoder's reconstructions, all layers together and "
+                  "each alone");
+      options.set().output("receives evaluation.json");
+    });
 
 }  // namespace weft::commands

@@ -18,6 +18,11 @@ namespace {
 /// Bytes of a file of weights: as the transformers library divides them.
 constexpr std::int64_t kFileBytes = 5'000'000'000;
 
+struct LanguageExportOptions {
+  bool adapters = false;    ///< these alone
+  std::string stored_type;  ///< "" or bf16 | fp32
+};
+
 int export_adapters(const Request& request, const OpenedModel& opened, kernels::Scalar type,
                     const parallel::World& world, const device::Runtime& runtime) {
   const language_model::LoraSettings& lora = opened.architecture.lora;
@@ -37,24 +42,20 @@ int export_adapters(const Request& request, const OpenedModel& opened, kernels::
   return 0;
 }
 
-}  // namespace
-
-int language_model_export(const Request& request, const parallel::World& world) {
+int run_language_export(const Request& request, const LanguageExportOptions& options, const parallel::World& world) {
   // 1. The model, which the library must be able to express.
   if (request.output.empty())
     throw collective_error(ExitCode::usage, "weft lm export needs the directory to write: --output DIR");
   if (world.size() > 1)
     throw collective_error(ExitCode::usage, "weft lm export runs on one process (it is bound by the disk); use one");
-  Request model_only = request;
-  model_only.output.clear();  // not the run's
-  const OpenedModel opened(model_only, world);
+  const OpenedModel opened(request, world);
   language_model::family_of(opened.architecture.model);
-  const bool bf16 = request.stored_type == "bf16";
+  const bool bf16 = options.stored_type == "bf16";
   const kernels::Scalar type = bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
 
   const device::Runtime runtime(language_model::device_settings(opened.configuration()), world.node_rank(),
                                 parallel::bind_to_cpus(world, opened.configuration().device));
-  if (request.adapters) return export_adapters(request, opened, type, world, runtime);
+  if (options.adapters) return export_adapters(request, opened, type, world, runtime);
 
   // 2. Its weights, with adapters merged. No text is computed, but the longest one is written.
   language_model::Architecture architecture = language_model::base_of(opened.architecture);
@@ -79,5 +80,18 @@ int language_model_export(const Request& request, const parallel::World& world) 
     log::warning("{}: has no tokeniser (the model was trained on token files without one)", request.output);
   return 0;
 }
+
+}  // namespace
+
+extern const Command language_export_command = with_options(
+    {"lm export", "MODEL", "a model in the files of Hugging Face",
+     "Writes a language model in the files of the transformers library of Hugging Face. Adapters ([lora]) are merged "
+     "into its weights; with --adapters they alone are written, in the files of PEFT."},
+    run_language_export, [](Options& options, LanguageExportOptions& own) {
+      options.flag("--adapters", own.adapters, "the adapters of a run with [lora] alone, in the files of PEFT");
+      options.add("--type", own.stored_type, "TYPE", "storage of the weights, bf16 or fp32 (default fp32)",
+                  {"bf16", "fp32"});
+      options.add("--output", options.request.output, "DIR", "the directory to write");
+    });
 
 }  // namespace weft::commands

@@ -28,6 +28,20 @@ using language_model::Tokenizer;
 constexpr std::int64_t kDeviceRows = 64, kHostRows = 16;
 constexpr std::int64_t kMostTexts = std::int64_t{1} << 20;
 
+struct GenerateOptions {
+  std::string prompt;             ///< "" or the text
+  std::string prompts;            ///< "" or FILE
+  std::int64_t samples = 1;       ///< per prompt
+  std::int64_t new_tokens = 100;  ///< per sample, at most
+  double temperature = 1;         ///< 0: always the most probable token
+  std::int64_t top_k = 0;         ///< 0: all
+  double top_p = 1;
+  std::vector<std::string> stop;  ///< texts before which a sample ends
+  std::uint64_t seed = 1;
+  std::int64_t rows = 0;  ///< sequences computed together; 0: automatic
+  bool json_lines = false;
+};
+
 /// A prompt, and where it comes from, for messages.
 struct Prompt {
   std::string text, source;
@@ -42,8 +56,7 @@ std::vector<Prompt> read_prompts(const std::string& path) {
   return prompts;
 }
 
-void require_generation_options(const Request& request) {
-  const GenerateOptions& options = request.generate;
+void require_generation_options(const Request& request, const GenerateOptions& options) {
   const auto refuse = [](const std::string& why) {
     return collective_error(ExitCode::usage, "weft lm generate: {}; see weft lm generate --help", why);
   };
@@ -73,9 +86,9 @@ const char* reason(GrowingText::End end) {
 }
 
 /// How one text is printed: as a line of JSON, or with a heading if there are several.
-std::string printed(const Request& request, const Prompt& prompt, const GenerationRequest& one, bool several,
+std::string printed(bool as_json, const Prompt& prompt, const GenerationRequest& one, bool several,
                     const GrowingText& text, double log_probability) {
-  if (request.generate.json_lines || request.json) {
+  if (as_json) {
     const Json line = {{"prompt", prompt.text},
                        {"prompt_number", one.number + 1},
                        {"sample", one.sample + 1},
@@ -92,12 +105,9 @@ std::string printed(const Request& request, const Prompt& prompt, const Generati
   return lines + printable_lines(prompt.text + text.text()) + "\n";
 }
 
-}  // namespace
-
-int language_model_generate(const Request& request, const parallel::World& world) {
+int run_generate(const Request& request, const GenerateOptions& options, const parallel::World& world) {
   // 1. The model's sizes and tokeniser, and the prompts in its tokens.
-  require_generation_options(request);
-  const GenerateOptions& options = request.generate;
+  require_generation_options(request, options);
   const OpenedModel opened(request, world);
   const language_model::Configuration& configuration = opened.configuration();
   language_model::Architecture architecture = opened.architecture;
@@ -184,8 +194,8 @@ int language_model_generate(const Request& request, const parallel::World& world
       return texts[text].end() != GrowingText::End::none || texts[text].tokens() == options.new_tokens;
     };
     for (; complete < texts.size() && over(complete); ++complete)
-      output += printed(request, prompts[requests[complete].number], requests[complete], all > 1, texts[complete],
-                        log_probabilities[complete]);
+      output += printed(options.json_lines || request.json, prompts[requests[complete].number], requests[complete],
+                        all > 1, texts[complete], log_probabilities[complete]);
     if (world.is_root() && !request.json) std::fputs(std::exchange(output, {}).c_str(), stdout);
     return !over(i);
   });
@@ -208,5 +218,26 @@ int language_model_generate(const Request& request, const parallel::World& world
   }
   return 0;
 }
+
+}  // namespace
+
+extern const Command generate_command = with_options(
+    {"lm generate", "MODEL", "text that the model writes", "Continues prompts with text that a language model writes."},
+    run_generate, [](Options& options, GenerateOptions& own) {
+      options.add("--prompt", own.prompt, "TEXT", "the beginning of the text, or");
+      options.add("--prompts", own.prompts, "FILE",
+                  "one per line; FILE.jsonl, .ndjson or .json: {\"prompt\": TEXT} per line");
+      options.add("--samples", own.samples, "N", "texts per prompt (default 1)", 1, 1 << 20);
+      options.add("--max-new-tokens", own.new_tokens, "N", "of each text (default 100)", 1, 1 << 22);
+      options.add("--temperature", own.temperature, "T",
+                  "logits are divided by it; 0 = the most probable token (default 1)");
+      options.add("--top-k", own.top_k, "K", "draw from the K most probable tokens (default 0 = all)", 0, 1 << 23);
+      options.add("--top-p", own.top_p, "P", "of these from the fewest that reach probability P (default 1)");
+      options.add("--stop", own.stop, "TEXT", "end before this text; repeatable");
+      options.add("--seed", own.seed, "N", "of the random numbers (default 1)");
+      options.add("--rows", own.rows, "N", "texts computed together (default 64, without a GPU 16)", 1, 1 << 14);
+      options.flag("--jsonl", own.json_lines, "print one JSON object per text, each as soon as it is complete");
+      options.set();
+    });
 
 }  // namespace weft::commands

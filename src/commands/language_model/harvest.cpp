@@ -23,47 +23,54 @@ constexpr std::int64_t kMostRows = 16384;
 constexpr std::int64_t kBatchBytes =
     256 << 20;  // as stored; the host holds one batch of each file that is being written
 
-kernels::Scalar stored_type(const Request& request, const Configuration& configuration) {
-  if (request.stored_type.empty()) return activation_type(configuration);
-  return request.stored_type == "bf16"   ? kernels::Scalar::bf16
-         : request.stored_type == "fp16" ? kernels::Scalar::fp16
+struct HarvestOptions {
+  std::vector<std::string> texts;
+  std::string split;               ///< "" or train | validation
+  std::string stored_type;         ///< "" or bf16 | fp16 | fp32
+  std::int64_t rows = 0;           ///< 0: all
+  std::int64_t rows_per_file = 0;  ///< about; 0: default
+};
+
+kernels::Scalar stored_type(const HarvestOptions& options, const Configuration& configuration) {
+  if (options.stored_type.empty()) return activation_type(configuration);
+  return options.stored_type == "bf16"   ? kernels::Scalar::bf16
+         : options.stored_type == "fp16" ? kernels::Scalar::fp16
                                          : kernels::Scalar::fp32;
 }
 
-HarvestSettings harvest_settings(const Request& request, const Configuration& configuration, std::int64_t tokens) {
+HarvestSettings harvest_settings(const HarvestOptions& options, const Configuration& configuration,
+                                 std::int64_t tokens) {
   HarvestSettings settings;
   settings.length = configuration.data.sequence;
-  settings.windows = (request.rows == 0 ? tokens : request.rows) / settings.length;
+  settings.windows = (options.rows == 0 ? tokens : options.rows) / settings.length;
   if (settings.windows == 0 || settings.windows * settings.length > tokens)
     throw collective_error(ExitCode::usage,
                            "the text has {} tokens, {} are asked for (whole windows of data.sequence = {} are "
                            "harvested); give more text{}",
-                           report::grouped(tokens), request.rows == 0 ? "more" : report::grouped(request.rows),
-                           settings.length, request.rows == 0 ? "" : ", or another --tokens");
-  const std::int64_t per_file = request.rows_per_file == 0 ? kRowsPerFile : request.rows_per_file;
+                           report::grouped(tokens), options.rows == 0 ? "more" : report::grouped(options.rows),
+                           settings.length, options.rows == 0 ? "" : ", or another --tokens");
+  const std::int64_t per_file = options.rows_per_file == 0 ? kRowsPerFile : options.rows_per_file;
   settings.windows_per_file = std::min(settings.windows, std::max<std::int64_t>(1, per_file / settings.length));
   const ModelSettings& model = configuration.language_model;
   const std::int64_t row_bytes =
-                         2 * model.layers * model.d_model * kernels::bytes_of(stored_type(request, configuration)),
+                         2 * model.layers * model.d_model * kernels::bytes_of(stored_type(options, configuration)),
                      rows = std::min({configuration.micro_tokens(), kMostRows, kBatchBytes / row_bytes});
   settings.together = std::max<std::int64_t>(1, rows / settings.length);
   settings.together = std::min(settings.together, settings.windows_per_file);
   return settings;
 }
 
-}  // namespace
-
-int language_model_harvest(const Request& request, const parallel::World& world) {
+int run_harvest(const Request& request, const HarvestOptions& options, const parallel::World& world) {
   if (request.output.empty())
     throw collective_error(ExitCode::usage, "harvest needs --output DIR (the activations are written there)");
   // 1. The model, and the text in its tokens.
   const LoadedLanguageModel loaded(request, world);
   const Configuration& configuration = loaded.configuration();
-  if (!request.files.empty() && !request.split.empty())
+  if (!options.texts.empty() && !options.split.empty())
     throw collective_error(ExitCode::usage, "--split and --text exclude each other (a split is of the run's own text)");
-  const Texts texts = load_texts({request.files, request.split}, loaded.opened, loaded.tokenizer, world);
+  const Texts texts = load_texts({options.texts, options.split}, loaded.opened, loaded.tokenizer, world);
   const TextStream stream(texts.sets);
-  const HarvestSettings settings = harvest_settings(request, configuration, stream.size());
+  const HarvestSettings settings = harvest_settings(options, configuration, stream.size());
 
   // 2. The dataset: what is there already, and whether the disk holds the rest.
   const ModelSettings& model = configuration.language_model;
@@ -74,7 +81,7 @@ int language_model_harvest(const Request& request, const parallel::World& world)
   writer.path = request.output;
   writer.n_layers = model.layers;
   writer.d_model = model.d_model;
-  writer.dtype = stored_type(request, configuration);
+  writer.dtype = stored_type(options, configuration);
   writer.rows_per_file = settings.windows_per_file * settings.length;
   writer.model = name;
   writer.hook_inputs = kInputHook;
@@ -135,11 +142,10 @@ int language_model_harvest(const Request& request, const parallel::World& world)
   world.all().barrier();
 
   // 4. What completes the dataset.
-  world.on_root([&]() -> std::string {
+  world.on_root([&] {
     std::vector<std::int64_t> rows;
     for (std::int64_t file = 0; file < settings.files(); ++file) rows.push_back(settings.rows_of(file));
     dataset::write_index(writer, rows);
-    return {};
   });
   print_written(request,
                 fmt::format("{}: {} of {} files written, {} to {}", request.output, missing, settings.files(),
@@ -154,5 +160,24 @@ int language_model_harvest(const Request& request, const parallel::World& world)
                  {"files_written", missing}});
   return 0;
 }
+
+}  // namespace
+
+extern const Command harvest_command = with_options(
+    {"lm harvest", "MODEL", "MLP inputs and outputs on a text, as data of weft train",
+     "Writes MLP inputs and outputs of a language model on a text as an activation dataset for weft train. An "
+     "interrupted harvest resumes with the same command."},
+    run_harvest, [](Options& options, HarvestOptions& own) {
+      options.add("--text", own.texts, "FILES", "texts or token files (default: the run's training text)");
+      options.add("--split", own.split, "PART", "without --text: which part of the run's text, train or validation",
+                  {"train", "validation"});
+      options.add("--type", own.stored_type, "TYPE",
+                  "of the stored values, bf16, fp16 or fp32 (default: as the model computes them)",
+                  {"bf16", "fp16", "fp32"});
+      options.add("--tokens", own.rows, "N", "rows to store (default: all), in whole windows", 1,
+                  std::int64_t{1} << 40);
+      options.add("--rows-per-file", own.rows_per_file, "N", "rows of a file, about (default 65536)", 1, 1 << 30);
+      options.set().output("the dataset");
+    });
 
 }  // namespace weft::commands

@@ -17,7 +17,7 @@
 
 namespace weft::commands {
 
-int language_model_merge(const Request& request, const parallel::World& world) {
+static int run_merge(const Request& request, const parallel::World& world) {
   // 1. The checkpoint, which has adapters.
   if (request.output.empty())
     throw collective_error(ExitCode::usage,
@@ -25,9 +25,7 @@ int language_model_merge(const Request& request, const parallel::World& world) {
   if (world.size() > 1)
     throw collective_error(ExitCode::usage, "weft lm merge runs on one process (it is bound by the disk); use one");
   require_new_directory(world, request.output);
-  Request model_only = request;
-  model_only.output.clear();  // not the run's
-  OpenedModel opened(model_only, world);
+  OpenedModel opened(request, world);
   if (!opened.found)
     throw collective_error(ExitCode::usage, "{}: is no checkpoint (only those have adapters to merge); name one",
                            opened.name());
@@ -51,15 +49,15 @@ int language_model_merge(const Request& request, const parallel::World& world) {
   if (!bytes.empty()) registry.add(language_model::tokenizer_tensor(bytes, true));
 
   // 3. The checkpoint, whose input has no adapters.
-  opened.input.language.lora = {};
-  opened.input.language.initial = {};
+  opened.input.configuration.lora = {};
+  opened.input.configuration.initial = {};
   const checkpoint::Manifest& trained = opened.found->manifest;
   checkpoint::Manifest manifest;
   manifest.step = trained.step;
   manifest.tokens = trained.tokens;
   manifest.cursor = trained.cursor;
   manifest.grid = grid.shape().sizes();
-  manifest.input = input::print(schema(opened.input, request.command));
+  manifest.input = input::print(bench::language_keys(opened.input));
   manifest.original_input = trained.original_input;
   manifest.code_revision = report::build_record.revision;
   manifest.libraries = library_versions();
@@ -79,5 +77,13 @@ int language_model_merge(const Request& request, const parallel::World& world) {
                 {{"output", request.output}, {"checkpoint", written->path.string()}, {"model", opened.name()}});
   return 0;
 }
+
+extern const Command merge_command = with_options(
+    {"lm merge", "CHECKPOINT", "a checkpoint with its adapters merged into the weights",
+     "Writes a checkpoint of a language model without adapters ([lora]): they are added to the weights, which can then "
+     "be trained further, as a whole or with new adapters."},
+    run_merge, [](Options& options) {
+      options.add("--output", options.request.output, "DIR", "a new directory: receives the checkpoint");
+    });
 
 }  // namespace weft::commands

@@ -15,7 +15,7 @@ using language_model::activation_type;
 
 OpenedModel open_model(const transcoder::Configuration& configuration, const parallel::World& world) {
   Request request;
-  request.command = Command::lm_harvest;
+  request.command = "lm harvest";
   request.subject = configuration.data.model;
   request.sets = {
       fmt::format("device.precision=\"{}\"", configuration.precision == device::Precision::fp32 ? "fp32" : "bf16"),

@@ -60,7 +60,7 @@ void load_part(const training::Parameters& parameters, const checkpoint::Found& 
 }  // namespace
 
 OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
-  const input::Schema schema = commands::schema(input, request.command);
+  const input::Schema schema = bench::language_keys(input);
   if (language_model::is_huggingface_directory(request.subject)) {
     directory.emplace(request.subject);
     read_input_of(directory->config(), request, schema, world);
@@ -81,8 +81,7 @@ OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
     return;
   }
   found = open_checkpoint(request.subject, world);
-  require_kind(*found, "embedding/tokens",
-               fmt::format("weft {} is for language models", commands::name(request.command)));
+  require_kind(*found, "embedding/tokens", fmt::format("weft {} is for language models", request.command));
   commands::read_input_of(*found, request, schema, world);
   architecture = language_model::stored_architecture(configuration(), found->manifest);
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "bench/language_model/language_settings.hpp"
 #include "commands/commands.hpp"
 #include "language_model/exchange/directory.hpp"
 #include "language_model/model.hpp"
@@ -18,7 +19,7 @@ struct OpenedModel {
   /// or Error(io).
   OpenedModel(const Request&, const parallel::World&);
 
-  const language_model::Configuration& configuration() const { return input.language; }
+  const language_model::Configuration& configuration() const { return input.configuration; }
   /// The tokeniser; none if the model was trained on token files without one or its directory has none. Collective.
   std::optional<language_model::Tokenizer> tokenizer(const parallel::World&, const kernels::Execution&) const;
   /// Fills the weights of a model of this architecture, without moments; of one without adapters, into which those of
@@ -33,7 +34,7 @@ struct OpenedModel {
   /// "PATH (step N)" or "PATH".
   std::string name() const;
 
-  Input input;
+  bench::LanguageInput input;
   std::optional<checkpoint::Found> found;                         ///< or
   std::optional<language_model::HuggingfaceDirectory> directory;  ///< a directory of Hugging Face
   language_model::Architecture architecture;                      ///< with positions for data.sequence

@@ -14,12 +14,10 @@ checkpoint::Found transcoder_at(const std::string& path, const parallel::World& 
 }
 
 /// The input of the checkpoint, for the kernels of the language model: the hand-written ones encode rows in 16 bits.
-Input input_of(const checkpoint::Found& found, const parallel::World& world, const kernels::Execution& execution) {
-  Request request;
-  request.command = Command::evaluate;
-  Input input;
-  const input::Schema schema = commands::schema(input, request.command);
-  read_input_of(found, request, schema, world);
+bench::TranscoderInput input_of(const checkpoint::Found& found, const parallel::World& world,
+                                const kernels::Execution& execution) {
+  bench::TranscoderInput input;
+  read_input_of(found, {}, bench::trained_keys(input), world);
   if (execution.backend == kernels::Backend::cuda) input.configuration.precision = transcoder::Precision::bf16;
   return input;
 }

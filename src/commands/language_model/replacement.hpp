@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "bench/transcoder/transcoder_settings.hpp"
 #include "commands/language_model/loaded.hpp"
 #include "language_model/replacement.hpp"
 #include "transcoder/forward/forward.hpp"
@@ -30,7 +31,7 @@ class TranscoderReplacement {
 
   const kernels::Execution execution_;
   const checkpoint::Found found_;
-  const Input input_;
+  const bench::TranscoderInput input_;
   const parallel::Grid grid_;
   const transcoder::Shape shape_;
   const dataset::Statistics statistics_;

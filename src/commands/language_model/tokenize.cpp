@@ -25,19 +25,24 @@ using language_model::Tokenizer;
 
 using language_model::kEndOfText;
 
-void require_consistent(const Request& request) {
+struct TokenizeOptions {
+  std::string tokens;          ///< "" or the tokeniser, as data.tokens
+  std::int64_t train_bpe = 0;  ///< size of the vocabulary; 0: none is trained
+  std::string pattern;         ///< "" or gpt2 | llama3
+  std::string separator;       ///< "" or the text between documents
+};
+
+void require_consistent(const Request& request, const TokenizeOptions& options) {
   const auto refuse = [](const std::string& why) {
     return collective_error(ExitCode::usage, "weft lm tokenize: {}; see weft lm tokenize --help", why);
   };
   if (request.output.empty()) throw refuse("needs --output DIR");
-  if (request.tokens.empty() == (request.train_bpe == 0)) throw refuse("needs one of --tokens and --train-bpe");
-  if (request.train_bpe > 0 && request.train_bpe < 257)
+  if (options.tokens.empty() == (options.train_bpe == 0)) throw refuse("needs one of --tokens and --train-bpe");
+  if (options.train_bpe > 0 && options.train_bpe < 257)
     throw refuse(
-        fmt::format("--train-bpe {} is too small (256 bytes and {}); take 257 or more", request.train_bpe, kEndOfText));
-  if (!request.pattern.empty() && request.train_bpe == 0)
+        fmt::format("--train-bpe {} is too small (256 bytes and {}); take 257 or more", options.train_bpe, kEndOfText));
+  if (!options.pattern.empty() && options.train_bpe == 0)
     throw refuse("--pattern belongs to --train-bpe (a tokeniser file has its pattern)");
-  if (!request.pattern.empty() && request.pattern != "gpt2" && request.pattern != "llama3")
-    throw refuse(fmt::format("--pattern {} is not known (gpt2 or llama3)", request.pattern));
   for (const std::string& file : request.files)
     if (!std::filesystem::exists(file)) throw refuse(fmt::format("{}: no such file", file));
 }
@@ -73,30 +78,28 @@ std::string_view text_of(const storage::MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-Tokenizer trained(const Request& request) {
-  language_model::PieceCounts counts(request.pattern.empty() ? "gpt2" : request.pattern);
+Tokenizer trained(const Request& request, const TokenizeOptions& options) {
+  language_model::PieceCounts counts(options.pattern.empty() ? "gpt2" : options.pattern);
   for (const std::string& path : request.files) {
     const storage::MappedFile file(path);
     language_model::require_utf8(text_of(file), path);
-    for_each_document(text_of(file), request.separator, [&](std::string_view document) { counts.add(document, path); });
+    for_each_document(text_of(file), options.separator, [&](std::string_view document) { counts.add(document, path); });
   }
-  language_model::Bpe model = language_model::train_bpe(counts, request.train_bpe, {kEndOfText});
-  if (static_cast<std::int64_t>(model.tokens.size()) < request.train_bpe)
+  language_model::Bpe model = language_model::train_bpe(counts, options.train_bpe, {kEndOfText});
+  if (static_cast<std::int64_t>(model.tokens.size()) < options.train_bpe)
     log::warning("the text gives a vocabulary of {}, not of {} (no pair of tokens is left to join)",
-                 model.tokens.size(), request.train_bpe);
+                 model.tokens.size(), options.train_bpe);
   return Tokenizer::bpe(std::move(model), "the trained vocabulary");
 }
 
-}  // namespace
-
-int language_model_tokenize(const Request& request, const parallel::World& world) {
-  require_consistent(request);
+int run_tokenize(const Request& request, const TokenizeOptions& options, const parallel::World& world) {
+  require_consistent(request, options);
   // One process writes: the files are the same whatever the number of ranks.
   world.on_root([&] {
     for (const std::string& path : request.files) language_model::require_plain_text(path);
-    const Tokenizer tokenizer =
-        (request.train_bpe > 0 ? trained(request) : language_model::load_tokenizer(request.tokens, {}, "--tokens"))
-            .adding_special_tokens(adds_special_tokens(request));
+    const Tokenizer tokenizer = (options.train_bpe > 0 ? trained(request, options)
+                                                       : language_model::load_tokenizer(options.tokens, {}, "--tokens"))
+                                    .adding_special_tokens(adds_special_tokens(request));
     language_model::note_special_tokens(tokenizer);
     const std::int64_t end_of_text = language_model::end_of_text(tokenizer);
 
@@ -119,7 +122,7 @@ int language_model_tokenize(const Request& request, const parallel::World& world
         documents.clear();
         bytes = 0;
       };
-      for_each_document(whole, request.separator, [&](std::string_view document) {
+      for_each_document(whole, options.separator, [&](std::string_view document) {
         if (document.empty()) return;
         documents.push_back(document);
         bytes += document.size();
@@ -144,5 +147,22 @@ int language_model_tokenize(const Request& request, const parallel::World& world
   });
   return 0;
 }
+
+}  // namespace
+
+extern const Command tokenize_command = with_options(
+    {"lm tokenize", "FILES", "text to token files",
+     "Writes text files as token files; with --train-bpe trains a vocabulary on them first.", Needs::nothing},
+    run_tokenize, [](Options& options, TokenizeOptions& own) {
+      options.add("--tokens", own.tokens, "bytes|PATH", "the tokeniser: bytes, or a tokeniser file");
+      options.add("--train-bpe", own.train_bpe, "SIZE", "train a byte-level BPE of this vocabulary on FILES first", 1,
+                  1 << 24);
+      options.add("--pattern", own.pattern, "NAME", "how it splits text into words, gpt2 or llama3 (default gpt2)",
+                  {"gpt2", "llama3"});
+      options.add("--document-separator", own.separator, "TEXT",
+                  "text between the documents of a file (default: one document)");
+      options.set("data.add_special_tokens=false: leave out what the post-processor of a tokenizer.json adds")
+          .output("receives the token files and tokenizer.json (data.tokens)");
+    });
 
 }  // namespace weft::commands

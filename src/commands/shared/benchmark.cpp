@@ -2,8 +2,6 @@
 //
 // weft benchmark INPUT: the phases of a step compared with the limits of the machine, for every case of the input.
 // Batches are in memory: neither files nor the loader are measured.
-#include "commands/shared/benchmark.hpp"
-
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
@@ -15,6 +13,7 @@
 #include "base/log.hpp"
 #include "bench/tune_algorithms.hpp"
 #include "commands/commands.hpp"
+#include "commands/family.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/affinity.hpp"
 #include "storage/durable.hpp"
@@ -24,10 +23,28 @@
 namespace weft::commands {
 namespace {
 
-struct Case : bench::BenchmarkCase {
-  Input input;
-  parallel::GridShape shape;
+struct BenchmarkOptions {
+  std::string compare;  ///< "" or FILE
+  bool tune = false;
 };
+
+struct Case : bench::BenchmarkCase {
+  std::unique_ptr<bench::BenchmarkModel> model = {};
+  parallel::GridShape shape = {};
+};
+
+/// The family of the input with this text: the last one whose table it has, or the first one.
+const Family& family_of(std::string_view text) {
+  const Family* found = families().front();
+  for (const Family* family : families())
+    if (input::has_table(text, family->table)) found = family;
+  return *found;
+}
+
+Keys keys_of_family(std::string_view text) {
+  const std::shared_ptr<bench::BenchmarkModel> input = family_of(text).benchmark();
+  return {input, input->keys()};
+}
 
 /// Keys of the whole process or of the whole table, which a case cannot have to itself.
 constexpr std::string_view kShared[] = {"run.output",
@@ -55,77 +72,74 @@ void refuse_shared_keys(const bench::BenchmarkCase& one) {
 }
 
 /// The input once more, with the overrides of one case and the grid that they give. Collective.
-std::unique_ptr<Case> read_case(const Request& request, const Input& input, const std::string& text,
-                                const BenchmarkFamily& family, const parallel::World& world) {
-  auto one = std::make_unique<Case>(Case{bench::parse_case(text), {}, {}});
-  refuse_shared_keys(*one);
-  family.resolve(input, *one);
+Case read_case(const Request& request, const bench::BenchmarkModel& input, const std::string& text,
+               const Family& family, const parallel::World& world) {
+  Case one{bench::parse_case(text)};
+  refuse_shared_keys(one);
+  input.resolve(one);
   Request own = request;
-  if (one->obstacle.empty()) own.sets.insert(own.sets.end(), one->sets.begin(), one->sets.end());
-  read_input(own, schema(one->input, request.command), world);
+  if (one.obstacle.empty()) own.sets.insert(own.sets.end(), one.sets.begin(), one.sets.end());
+  one.model = family.benchmark();
+  read_input(own, one.model->keys(), world);
   try {
-    family.use_ranks(one->input, world);
-    one->shape = family.grid(one->input, world);
-    family.check(one->input, world);
+    one.model->use_ranks(world);
+    one.shape = one.model->grid(world);
+    one.model->check(world);
   } catch (const Error& error) {
-    throw Error(error.code(), fmt::format("case \"{}\": {}", one->name, error.what()), error.known_to());
+    throw Error(error.code(), fmt::format("case \"{}\": {}", one.name, error.what()), error.known_to());
   }
   return one;
 }
 
 /// A checkpoint of the state that the input itself describes. Collective.
-bench::CheckpointResult measure_own_checkpoint(Input input, const BenchmarkFamily& family, const parallel::World& world,
+bench::CheckpointResult measure_own_checkpoint(bench::BenchmarkModel& input, const parallel::World& world,
                                                const parallel::Grid& grid, const device::Runtime& runtime) {
-  family.take_checkpoint_case(input);
-  const auto subject = family.subject(input, grid, runtime, world);
+  input.take_checkpoint_case();
+  const auto subject = input.subject(grid, runtime, world);
   subject->build();
-  return bench::measure_checkpoint(std::filesystem::path(family.run(input).output) / "benchmark_checkpoint",
+  return bench::measure_checkpoint(std::filesystem::path(input.run().output) / "benchmark_checkpoint",
                                    subject->registry(), runtime.execution(), world, [&] {
                                      subject->step();
                                      subject->settle();
                                    });
 }
 
-}  // namespace
-
-int benchmark(const Request& request, const parallel::World& world) {
+int run_benchmark(const Request& request, const BenchmarkOptions& options, const parallel::World& world) {
   // 1. The input, once for itself and once for every case; errors are reported before anything is timed.
-  if (request.tune && !kernels::kCudaBuild)
+  if (options.tune && !kernels::kCudaBuild)
     throw collective_error(ExitCode::usage,
                            "--tune: nothing can be tuned here (the CPU's dense library offers no choice of "
                            "algorithms); leave it out");
-  const std::unique_ptr<BenchmarkFamily> family =
-      request.command == Command::language_benchmark ? language_model_benchmark() : transcoder_benchmark();
-  Input input;
-  read_input(request, schema(input, request.command), world);
-  family->use_ranks(input, world);
-  const bench::BenchmarkSettings& settings = family->settings(input);
-  std::vector<std::unique_ptr<Case>> cases;
-  for (const std::string& text : settings.cases) cases.push_back(read_case(request, input, text, *family, world));
+  const Family& family = family_of(request.input_text);
+  const std::unique_ptr<bench::BenchmarkModel> input = family.benchmark();
+  read_input(request, input->keys(), world);
+  input->use_ranks(world);
+  const bench::BenchmarkSettings& settings = input->settings();
+  std::vector<Case> cases;
+  for (const std::string& text : settings.cases) cases.push_back(read_case(request, *input, text, family, world));
   report::Json reference;
-  if (!request.compare.empty())
-    world.on_root([&]() -> std::string { return reference = bench::read_reference(request.compare), ""; });
-  const std::filesystem::path directory = family->run(input).output;
-  const parallel::GridShape shape = family->grid(input, world);
+  if (!options.compare.empty()) world.on_root([&] { reference = bench::read_reference(options.compare); });
+  const std::filesystem::path directory = input->run().output;
+  const parallel::GridShape shape = input->grid(world);
   training::require_usable_output(world, directory);
-  training::use_recorded_algorithms(family->device(input).algorithms, world);  // sizes of workspaces depend on them
+  training::use_recorded_algorithms(input->device().algorithms, world);  // sizes of workspaces depend on them
   if (request.dry_run) {
     std::string text;
     report::Json document = {{"cases", report::Json::array()}};
-    for (const std::unique_ptr<Case>& one : cases) {
-      if (one->obstacle.empty()) one->obstacle = family->obstacle(one->input, world, true);
-      text += fmt::format("{}{}: {}", text.empty() ? "" : "\n", one->name,
-                          one->obstacle.empty() ? family->plan(one->input) : "not measured, " + one->obstacle);
-      document["cases"].push_back({{"name", one->name}, {"measured", one->obstacle.empty()}});
-      if (!one->obstacle.empty()) document["cases"].back()["obstacle"] = one->obstacle;
+    for (Case& one : cases) {
+      if (one.obstacle.empty()) one.obstacle = one.model->obstacle(world, true);
+      text += fmt::format("{}{}: {}", text.empty() ? "" : "\n", one.name,
+                          one.obstacle.empty() ? one.model->plan() : "not measured, " + one.obstacle);
+      document["cases"].push_back({{"name", one.name}, {"measured", one.obstacle.empty()}});
+      if (!one.obstacle.empty()) document["cases"].back()["obstacle"] = one.obstacle;
     }
     print_result(request, text, document);
     return 0;
   }
-  world.on_root([&]() -> std::string { return storage::make_directory(directory), ""; });
+  world.on_root([&] { storage::make_directory(directory); });
 
   // 2. The machine and its limits.
-  const device::Settings device = family->device(input);
+  const device::Settings device = input->device();
   const device::Runtime runtime(device, world.node_rank(), parallel::bind_to_cpus(world, device));
   const parallel::Grid grid(world, shape);
   bench::BenchmarkResult result;
@@ -137,59 +151,72 @@ int benchmark(const Request& request, const parallel::World& world) {
   result.steps = settings.warmup + settings.steps;
   log::info("{}; {} ranks, grid {}", result.device, world.size(), shape.text());
   result.machine = {training::measure_copy(runtime.execution(), world.all()),
-                    family->measure_product(input, grid, runtime.execution())};
+                    input->measure_product(grid, runtime.execution())};
 
   // 3. Every case. Tuning needs one step of each, which makes all products.
-  training::Profile profile(request.profile && !request.tune, world, runtime);  // profile of the first case
-  for (const std::unique_ptr<Case>& one : cases) {
-    if (one->obstacle.empty()) one->obstacle = family->obstacle(one->input, world, false);
-    if (!one->obstacle.empty()) {
-      log::info("case {} is not measured: {}", one->name, one->obstacle);
-      result.not_measured.push_back({one->name, one->obstacle});
+  training::Profile profile(request.profile && !options.tune, world, runtime);  // profile of the first case
+  for (Case& one : cases) {
+    if (one.obstacle.empty()) one.obstacle = one.model->obstacle(world, false);
+    if (!one.obstacle.empty()) {
+      log::info("case {} is not measured: {}", one.name, one.obstacle);
+      result.not_measured.push_back({one.name, one.obstacle});
       continue;
     }
     std::optional<parallel::Grid> own;
-    const bool same = one->shape.sizes() == shape.sizes();
-    const auto subject = family->subject(one->input, same ? grid : own.emplace(world, one->shape), runtime, world);
-    if (request.tune) {
+    const bool same = one.shape.sizes() == shape.sizes();
+    const auto subject = one.model->subject(same ? grid : own.emplace(world, one.shape), runtime, world);
+    if (options.tune) {
       subject->build();
       subject->step();
       subject->settle();
       continue;
     }
-    result.cases.push_back(bench::measure(*one, *subject, family->settings(one->input), result.machine, world));
-    result.cases.back().grid = one->shape.sizes();
+    result.cases.push_back(bench::measure(one, *subject, one.model->settings(), result.machine, world));
+    result.cases.back().grid = one.shape.sizes();
     log::info("{}: {:.1f} ms/step{}", result.cases.back().name, result.cases.back().ms_per_step,
-              same ? "" : fmt::format(", grid {}", one->shape.text()));
+              same ? "" : fmt::format(", grid {}", one.shape.text()));
     if (profile.active()) result.profile = profile.conclude(directory, subject->phase_bytes());
   }
-  if (request.tune) {
+  if (options.tune) {
     bench::tune_algorithms(runtime.execution(), directory / "algorithms.json");
     return 0;
   }
-  if (settings.checkpoint) result.checkpoint = measure_own_checkpoint(input, *family, world, grid, runtime);
-  family->judge(input, result);
+  if (settings.checkpoint) result.checkpoint = measure_own_checkpoint(*input, world, grid, runtime);
+  input->judge(result);
 
   // 4. Print, write, compare.
   const report::Json document = bench::to_json(result);
   print_result(request, bench::to_table(result), document);
   std::int64_t slower = 0;
-  world.on_root([&]() -> std::string {
+  world.on_root([&] {
     report::write_json(directory / "benchmark.json", document);
     storage::write_text_atomically(directory / "benchmark.csv", bench::to_csv(result));
     log::info("results in {}: benchmark.json, benchmark.csv", directory.string());
-    if (request.compare.empty()) return {};
+    if (options.compare.empty()) return;
     const bench::Comparison comparison = bench::compare(result, reference, settings.compare_ratio);
     log::info("{}", comparison.text);
     slower = comparison.slower;
-    return {};
   });
   world.all().broadcast(&slower, sizeof slower);
   if (slower != 0)
     throw collective_error(ExitCode::internal,
                            "slower than {} (benchmark.compare_ratio = {:.2f}); see which phase in benchmark.json",
-                           request.compare, settings.compare_ratio);
+                           options.compare, settings.compare_ratio);
   return 0;
 }
+
+}  // namespace
+
+extern const Command benchmark_command = with_options(
+    {"benchmark", "INPUT", "time the phases of a step, of either kind of model",
+     "Times the phases of a training step and compares them with the limits of the machine, for every case of table "
+     "[benchmark]. Writes benchmark.json and benchmark.csv; weft report makes a page of them.",
+     Needs::device, true, keys_of_family},
+    run_benchmark, [](Options& options, BenchmarkOptions& own) {
+      options.add("--compare", own.compare, "FILE",
+                  "end with 1 when a case takes longer than benchmark.compare_ratio times this benchmark.json's");
+      options.flag("--tune", own.tune, "on a GPU: time products and attention, record the best");
+      options.set().templates().dry_run().output("the run directory (run.output)").profile();
+    });
 
 }  // namespace weft::commands

@@ -8,72 +8,18 @@
 
 #include "base/system.hpp"
 #include "base/text.hpp"
+#include "bench/transcoder/transcoder_settings.hpp"
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
-#include "commands/shared/interchange_document.hpp"
+#include "commands/family.hpp"
 #include "dataset/activations/row_tokens.hpp"
 #include "dataset/activations/statistics.hpp"
 #include "dataset/tokens/token_set.hpp"
-#include "interchange/formats.hpp"
-#include "language_model/exchange/directory.hpp"
-#include "language_model/model.hpp"
 #include "report/format.hpp"
 #include "report/json.hpp"
-#include "transcoder/parameters/model.hpp"
 
 namespace weft::commands {
 namespace {
-
-/// Checks that a checkpoint of a transcoder has every tensor that a transcoder of its sizes has. Returns a line of
-/// text, "" for other checkpoints.
-std::string check_parameters(const std::filesystem::path& path, const checkpoint::Manifest& manifest) {
-  const std::optional<transcoder::StoredModel> stored = transcoder::stored_model(manifest.tensors);
-  if (!stored) return "";
-  const transcoder::Shape& shape = stored->shape;
-  // Imported weights have no moments.
-  const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
-                                     [](const auto& tensor) { return tensor.name == "encoder_0/weight.first_moment"; });
-  const std::string difference = training::first_difference(
-      manifest.tensors, training::tensors_of(transcoder::parameter_specs(shape), stored->policy,
-                                             trainable ? training::Moments::held : training::Moments::none));
-  if (!difference.empty())
-    throw collective_error(ExitCode::io, "{}: {} (a transcoder of {} has it); was it written by another program?",
-                           path.string(), difference, to_text(shape));
-  return fmt::format("  transcoder of {}: {} parameters, all tensors present{}\n", to_text(shape),
-                     report::grouped(shape.parameters()), trainable ? "" : " (weights only, without moments)");
-}
-
-/// Compares the tensors of a language model with the sizes in its input, like `check_parameters`.
-std::string check_language_model(const std::filesystem::path& path, const checkpoint::Manifest& manifest) {
-  const auto is_embedding = [](const checkpoint::TensorEntry& tensor) { return tensor.name == "embedding/tokens"; };
-  if (std::none_of(manifest.tensors.begin(), manifest.tensors.end(), is_embedding)) return "";
-  Input own;
-  input::read(schema(own, Command::lm_evaluate), manifest.input,
-              (path / checkpoint::kManifestName).string() + ", \"input\"", {}, input::Writer::checkpoint);
-  const language_model::Configuration& configuration = own.language;
-  const language_model::Architecture architecture = language_model::stored_architecture(configuration, manifest);
-  const std::vector<training::ParameterSpec> specs = language_model::parameter_specs(architecture);
-  // Merged weights have no moments.
-  const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
-                                     [](const auto& tensor) { return tensor.name.ends_with(".first_moment"); });
-  const std::string difference = training::first_difference(
-      manifest.tensors, training::tensors_of(specs, configuration.optimizer.state,
-                                             trainable ? training::Moments::held : training::Moments::none));
-  if (!difference.empty())
-    throw collective_error(ExitCode::io,
-                           "{}: {} (the language model of its input has it); was it written by another program?",
-                           path.string(), difference);
-  const language_model::ModelSettings& model = architecture.model;
-  const std::string adapters =
-      architecture.lora.rank == 0
-          ? ""
-          : fmt::format(", {} of them in adapters of rank {}", report::grouped(training::trained_elements_of(specs)),
-                        architecture.lora.rank);
-  return fmt::format(
-      "  language model of {} layer{}, d_model {}, {} heads, vocabulary {}: {} parameters{}, all tensors present{}\n",
-      model.layers, model.layers == 1 ? "" : "s", model.d_model, model.heads, architecture.vocabulary,
-      report::grouped(training::elements_of(specs)), adapters, trainable ? "" : " (weights only, without moments)");
-}
 
 void inspect_checkpoint(const std::filesystem::path& path, const Request& request, const parallel::World& world) {
   const checkpoint::Found found = checkpoint::open(world.all(), path, checkpoint::Verify::full);
@@ -83,7 +29,7 @@ void inspect_checkpoint(const std::filesystem::path& path, const Request& reques
                   path.string(), manifest.format_version, manifest.step, report::grouped(manifest.tokens),
                   printable(checkpoint::to_text(manifest.cursor, ", ")), manifest.world, manifest.world == 1 ? "" : "s",
                   printable(checkpoint::to_text(manifest.grid)), printable(manifest.code_revision));
-  text += check_parameters(path, manifest) + check_language_model(path, manifest);
+  for (const Family* family : families()) text += family->describe(path, manifest);
   report::Json tensors = report::Json::array();
   std::int64_t total = 0;
   for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
@@ -112,8 +58,8 @@ void inspect_checkpoint(const std::filesystem::path& path, const Request& reques
 }
 
 void inspect_dataset(const std::string& path, const Request& request, const parallel::World& world) {
-  Input input;
-  const input::Schema schema = commands::schema(input, request.command);
+  bench::TranscoderInput input;
+  const input::Schema schema = bench::dataset_keys(input);
   Request settings = request;  // there is no input file: only --set counts
   settings.input_text.clear();
   read_input(settings, schema, world);
@@ -155,9 +101,7 @@ void inspect_tokens(const std::string& path, const Request& request, const paral
                 {"fingerprint", set.fingerprint()}});
 }
 
-}  // namespace
-
-int inspect(const Request& request, const parallel::World& world) {
+int run_inspect(const Request& request, const parallel::World& world) {
   const std::filesystem::path path = request.subject;
   const std::string kind = world.on_root([&]() -> std::string {
     if (!std::filesystem::exists(path))
@@ -169,8 +113,9 @@ int inspect(const Request& request, const parallel::World& world) {
       return "checkpoint";
     if (checkpoint::is_run(path)) return "run";
     if (dataset::holds_tokens(request.subject)) return "tokens";
-    if (interchange::is_directory_of_weights(path)) return "weights";
-    if (language_model::is_huggingface_directory(path)) return "huggingface";
+    for (const Family* family : families())
+      if (const auto found = family->inspect_directory(path))
+        return print_result(request, found->first, found->second), "of another program";
     return "dataset";
   });
   if (kind == "checkpoint") {
@@ -185,32 +130,21 @@ int inspect(const Request& request, const parallel::World& world) {
     inspect_checkpoint(found->path, request, world);
   } else if (kind == "tokens") {
     inspect_tokens(request.subject, request, world);
-  } else if (kind == "huggingface") {
-    world.on_root([&] {
-      const language_model::HuggingfaceDirectory directory(path);
-      const language_model::HuggingfaceConfig& config = directory.config();
-      print_result(request, directory.summary(),
-                   {{"kind", "huggingface"},
-                    {"path", path.string()},
-                    {"family", language_model::name(config.family)},
-                    {"layers", config.model.layers},
-                    {"d_model", config.model.d_model},
-                    {"heads", config.model.heads},
-                    {"vocabulary", config.vocabulary},
-                    {"positions", config.positions}});
-    });
-  } else if (kind == "weights") {
-    world.on_root([&] {
-      const interchange::Opened opened = interchange::open_directory(path);
-      report::Json document = document_of(opened);
-      document["kind"] = "weights";
-      document["path"] = path.string();
-      print_result(request, interchange::summary(opened, path), document);
-    });
-  } else {
+  } else if (kind == "dataset") {
     inspect_dataset(request.subject, request, world);
   }
   return 0;
 }
+
+}  // namespace
+
+extern const Command inspect_command = with_options(
+    {"inspect", "PATH", "list and check the contents of a dataset or checkpoint",
+     "Lists the contents of a dataset, token files, a checkpoint, a run, exported weights or a directory of Hugging "
+     "Face, and checks them.",
+     Needs::nothing},
+    run_inspect, [](Options& options) {
+      options.set("of a dataset: replace a value of table [data], as in data.stored_as=bf16; repeatable");
+    });
 
 }  // namespace weft::commands

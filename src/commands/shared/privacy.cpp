@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/log.hpp"
+#include "bench/language_model/language_settings.hpp"
 #include "commands/commands.hpp"
 #include "language_model/initial.hpp"
 #include "language_model/training_run.hpp"
@@ -25,24 +26,32 @@ Error wrong_use(fmt::format_string<Args...> format, Args&&... args) {
                           fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// What is computed: options that were given, then those of the input.
+/// What is computed: options that were given, then those of the input. What is not given is 0, sample_rate and steps
+/// -1.
 struct PrivacyQuestion {
   double epsilon = 0, noise_multiplier = 0;  // exactly one is not 0
-  double delta = 0, sample_rate = 0;
-  std::int64_t steps = 0;
+  double delta = 0, sample_rate = -1;
+  std::int64_t steps = -1;
   std::vector<AccountantKind> accountants = {};
   std::string of = {};  // what the input says; "" without one
 };
 
+struct PrivacyOptions {
+  PrivacyQuestion question;
+  std::string accountant;  ///< "" or prv | rdp | gdp | all
+  std::string input;       ///< "" or FILE
+};
+
 /// Adds the probability with which a record of the run is drawn for a step, and the parts of the question that the
 /// command line does not give.
-void add_input(PrivacyQuestion& question, const Request& request, const parallel::World& world) {
-  Input input;
+void add_input(PrivacyQuestion& question, const Request& request, const PrivacyOptions& options,
+               const parallel::World& world) {
+  bench::LanguageInput input;
   Request train = request;
-  train.subject = request.privacy.input;
+  train.subject = options.input;
   train.input_text = world.on_root([&] { return input::load_text(train.subject); });
-  read_input(train, schema(input, Command::lm_train), world);
-  const language_model::Configuration& run = input.language;
+  read_input(train, bench::language_training_keys(input), world);
+  const language_model::Configuration& run = input.configuration;
   const privacy::Settings& given = run.privacy;
   if (question.epsilon == 0 && question.noise_multiplier == 0) {
     if (!given.enabled)
@@ -63,20 +72,15 @@ void add_input(PrivacyQuestion& question, const Request& request, const parallel
     question.of = fmt::format("{}: {:g} of {} sequences per step on average", train.subject, records.expected,
                               report::grouped(records.count));
   }
-  if (request.privacy.accountant.empty()) question.accountants = {given.accountant};
+  if (options.accountant.empty()) question.accountants = {given.accountant};
 }
 
-PrivacyQuestion question_of(const Request& request, const parallel::World& world) {
-  const PrivacyOptions& given = request.privacy;
-  PrivacyQuestion question{.epsilon = given.epsilon,
-                           .noise_multiplier = given.noise_multiplier,
-                           .delta = given.delta,
-                           .sample_rate = given.sample_rate,
-                           .steps = given.steps};
+PrivacyQuestion question_of(const Request& request, const PrivacyOptions& given, const parallel::World& world) {
+  PrivacyQuestion question = given.question;
   for (const AccountantKind kind : {AccountantKind::prv, AccountantKind::rdp, AccountantKind::gdp})
     if (given.accountant.empty() || given.accountant == "all" || given.accountant == privacy::name_of(kind))
       question.accountants.push_back(kind);
-  if (!given.input.empty()) add_input(question, request, world);
+  if (!given.input.empty()) add_input(question, request, given, world);
   if ((question.epsilon != 0) == (question.noise_multiplier != 0))
     throw wrong_use("weft privacy needs one of --epsilon and --noise-multiplier (the other is computed)");
   if (question.epsilon != 0 && !(question.epsilon > 0 && question.epsilon <= 1e3))
@@ -129,10 +133,8 @@ AccountantRow answer(const PrivacyQuestion& question, AccountantKind kind) {
   return row;
 }
 
-}  // namespace
-
-int privacy_calculator(const Request& request, const parallel::World& world) {
-  const PrivacyQuestion question = question_of(request, world);
+int run_privacy(const Request& request, const PrivacyOptions& options, const parallel::World& world) {
+  const PrivacyQuestion question = question_of(request, options, world);
   parallel::note_phase("computing epsilon");
   world.on_root([&] {
     Json document = {{"delta", question.delta}, {"sample_rate", question.sample_rate}, {"steps", question.steps}};
@@ -159,5 +161,26 @@ int privacy_calculator(const Request& request, const parallel::World& world) {
   });
   return 0;
 }
+
+}  // namespace
+
+extern const Command privacy_command = with_options(
+    {"privacy", "", "epsilon of a private training, or the noise that it needs",
+
+     "Computes the epsilon of a private training from its noise, or the noise that an epsilon needs, by "
+     "each accountant (docs/privacy.md).",
+     Needs::nothing},
+    run_privacy, [](Options& options, PrivacyOptions& own) {
+      options.add("--epsilon", own.question.epsilon, "E", "the target, or");
+      options.add("--noise-multiplier", own.question.noise_multiplier, "S",
+                  "standard deviation of the noise / largest norm of a record's gradient");
+      options.add("--delta", own.question.delta, "D", "probability with which epsilon may not hold");
+      options.add("--sample-rate", own.question.sample_rate, "Q", "probability with which a record joins a step");
+      options.add("--steps", own.question.steps, "N", "updates of the model", 0, std::int64_t{1} << 50);
+      options.add("--accountant", own.accountant, "NAME", "prv, rdp, gdp or all (default all)",
+                  {"prv", "rdp", "gdp", "all"});
+      options.add("--input", own.input, "FILE",
+                  "an input of weft lm train: what is not given above is taken from it, also the accountant");
+    });
 
 }  // namespace weft::commands

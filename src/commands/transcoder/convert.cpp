@@ -8,7 +8,7 @@
 
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
-#include "commands/commands.hpp"
+#include "commands/transcoder/loaded.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
 #include "parallel/affinity.hpp"
@@ -31,15 +31,19 @@ transcoder::Configuration with_thresholds(transcoder::Configuration configuratio
 
 double mean(const std::vector<double>& values) { return transcoder::mean_over_layers(values); }
 
-}  // namespace
+struct ConvertOptions {
+  std::string data;
+  std::string thresholds;   ///< "" or per_feature | per_layer
+  std::string stored_type;  ///< "" or bf16 | fp32
+};
 
-int convert(const Request& request, const parallel::World& world) {
+int run_convert(const Request& request, const ConvertOptions& options, const parallel::World& world) {
   // 1. The checkpoint, its input, and the data.
   const checkpoint::Found found = open_checkpoint(request.subject, world);
   require_kind(found, "encoder_0/weight", "only transcoders have an activation that can be converted");
-  Input input;
-  const input::Schema schema = commands::schema(input, request.command);
-  read_input_of(found, request, schema, world, request.data.empty() ? "" : "data.stored_as");
+  bench::TranscoderInput input;
+  const input::Schema schema = bench::trained_keys(input);
+  read_input_of(found, request, schema, world, options.data.empty() ? "" : "data.stored_as");
   const transcoder::Configuration trained = input.configuration;
   if (!kernels::activation_keeps_k(trained.transcoder.activation))
     throw collective_error(
@@ -63,13 +67,13 @@ int convert(const Request& request, const parallel::World& world) {
     throw collective_error(ExitCode::usage,
                            "weft convert needs --output DIR (the converted checkpoint is written there)");
   require_new_directory(world, request.output);
-  const std::string path = request.data.empty() ? trained.data.validation : request.data;
+  const std::string path = options.data.empty() ? trained.data.validation : options.data;
   if (path.empty())
     throw collective_error(ExitCode::usage,
                            "no data to calibrate on (the run has no data.validation); give --data DIR");
-  require_directory(world, path, request.data.empty() ? "data.validation" : "--data");
-  const transcoder::Conversion conversion{.per_feature = request.thresholds != "per_layer",
-                                          .bf16 = request.stored_type != "fp32"};
+  require_directory(world, path, options.data.empty() ? "data.validation" : "--data");
+  const transcoder::Conversion conversion{.per_feature = options.thresholds != "per_layer",
+                                          .bf16 = options.stored_type != "fp32"};
   const dataset::Description description = dataset::describe(world, path, trained.data);
 
   // 2. The transcoder with thresholds: a trainer's state, so that training can go on from the result. It performs no
@@ -151,5 +155,20 @@ int convert(const Request& request, const parallel::World& world) {
   print_written(request, text, record);
   return 0;
 }
+
+}  // namespace
+
+extern const Command convert_command = with_options(
+    {"convert", "CHECKPOINT", "batch_topk or topk to thresholds (jumprelu)",
+     "Replaces the activation batch_topk or topk by thresholds (jumprelu), calibrated on data. Receives a new "
+     "checkpoint, which can be trained further."},
+    run_convert, [](Options& options, ConvertOptions& own) {
+      data_option(options, own.data)
+          .add("--thresholds", own.thresholds, "WHICH", "per_feature or per_layer (default per_feature)",
+               {"per_feature", "per_layer"});
+      options.add("--type", own.stored_type, "TYPE",
+                  "what weights and thresholds are rounded to, bf16 or fp32 (default bf16)", {"bf16", "fp32"});
+      options.set().output("a new directory: the checkpoint and conversion.json");
+    });
 
 }  // namespace weft::commands

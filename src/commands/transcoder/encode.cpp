@@ -8,10 +8,10 @@
 
 namespace weft::commands {
 
-int encode(const Request& request, const parallel::World& world) {
+static int run_encode(const Request& request, const std::string& data, const parallel::World& world) {
   if (request.output.empty())
     throw collective_error(ExitCode::usage, "encode needs --output DIR (the activations are written there)");
-  LoadedTranscoder loaded(request, world);
+  LoadedTranscoder loaded(request, data, world);
   transcoder::EncodedFiles files(request.output, loaded.found.path.string(), loaded.found.manifest.step,
                                  loaded.description, loaded.model, loaded.grid);
   transcoder::for_each_batch(loaded.description, loaded.forward, loaded.grid, loaded.execution(), loaded.batch_tokens(),
@@ -30,5 +30,11 @@ int encode(const Request& request, const parallel::World& world) {
                  {"activations_per_token", per_token}});
   return 0;
 }
+
+extern const Command encode_command = with_options(
+    {"encode", "CHECKPOINT", "sparse activations of a dataset, for other programs",
+     "Writes the active features of every row of a dataset as sparse matrices, for other programs."},
+    run_encode,
+    [](Options& options, std::string& data) { data_option(options, data).set().output("receives the encoded files"); });
 
 }  // namespace weft::commands

@@ -13,12 +13,12 @@
 
 namespace weft::commands {
 
-int evaluate(const Request& request, const parallel::World& world) {
+static int run_evaluate(const Request& request, const std::string& data, const parallel::World& world) {
   if (request.profile && request.output.empty())
     throw collective_error(ExitCode::usage, "--profile needs --output DIR (profile.json is written there)");
 
   // 1. The transcoder and the data.
-  LoadedTranscoder loaded(request, world);
+  LoadedTranscoder loaded(request, data, world);
   const kernels::Execution& execution = loaded.execution();
   training::Profile profile(request.profile, world, loaded.runtime);
 
@@ -53,5 +53,15 @@ int evaluate(const Request& request, const parallel::World& world) {
   if (world.is_root()) report::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
   return 0;
 }
+
+extern const Command evaluate_command = with_options(
+    {"evaluate", "CHECKPOINT", "quality on validation data, per layer",
+     "Measures a transcoder on data that it was not trained on: errors, explained variance, active and dead features "
+     "per layer; on planted data the features recovered."},
+    run_evaluate, [](Options& options, std::string& data) {
+      data_option(options, data).set().output("receives evaluation.json");
+      options.flag("--profile", options.request.profile,
+                   "with --output: write a time line (profile.json, for ui.perfetto.dev) and five figures");
+    });
 
 }  // namespace weft::commands

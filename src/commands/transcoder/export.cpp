@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "base/log.hpp"
+#include "bench/transcoder/transcoder_settings.hpp"
 #include "commands/commands.hpp"
-#include "commands/shared/interchange_document.hpp"
 #include "dataset/activations/description.hpp"
 #include "interchange/fold.hpp"
 #include "interchange/formats.hpp"
@@ -19,21 +19,28 @@
 namespace weft::commands {
 namespace {
 
+struct ExportOptions {
+  std::string directory;
+  std::string format;
+  std::string stored_type;              ///< "" or bf16 | fp32
+  std::string model;                    ///< "" or the name of the language model
+  std::string input_hook, output_hook;  ///< "" or the hook point of inputs and targets
+};
+
 interchange::Format format_of(const std::string& name) {
   if (name == "circuit-tracer") return interchange::Format::circuit_tracer;
   if (name == "crosslayer-coding") return interchange::Format::crosslayer_coding;
   if (name == "saelens") return interchange::Format::saelens;
   if (name == "sparsify") return interchange::Format::sparsify;
-  throw collective_error(
-      ExitCode::usage, "{} (formats: circuit-tracer, crosslayer-coding, saelens, sparsify); name one with --to FORMAT",
-      name.empty() ? "weft export needs a format" : "--to " + name + ": not a format");
+  throw collective_error(ExitCode::usage,
+                         "weft export needs a format (formats: circuit-tracer, crosslayer-coding, saelens, sparsify); "
+                         "name one with --to FORMAT");
 }
 
 interchange::Storage storage_of(const std::string& type, interchange::Format format) {
   using kernels::Scalar;
   if (type == "bf16") return {Scalar::bf16, Scalar::fp32};
   if (type == "fp32") return {Scalar::fp32, Scalar::fp32};
-  if (!type.empty()) throw collective_error(ExitCode::usage, "--type {}: not a type of weights (bf16 or fp32)", type);
   return {format == interchange::Format::circuit_tracer ? Scalar::bf16 : Scalar::fp32, Scalar::fp32};
 }
 
@@ -82,9 +89,9 @@ dataset::HookPoints points_of(const transcoder::Configuration& configuration) {
 }
 
 /// What the options say, checked against the data, and what the data say where they do not.
-interchange::Origin origin_of(const Request& request, const transcoder::Configuration& configuration,
+interchange::Origin origin_of(const ExportOptions& options, const transcoder::Configuration& configuration,
                               interchange::Format format, std::int64_t n_layers) {
-  interchange::Origin origin{request.model_name, request.input_hook, request.output_hook};
+  interchange::Origin origin{options.model, options.input_hook, options.output_hook};
   dataset::HookPoints points = points_of(configuration);
   if (configuration.data.targets == dataset::Targets::inputs) points.targets = points.inputs;
   const std::string data = configuration.data.model.empty() ? configuration.data.train : configuration.data.model;
@@ -98,13 +105,11 @@ interchange::Origin origin_of(const Request& request, const transcoder::Configur
   return origin;
 }
 
-}  // namespace
-
-int export_weights(const Request& request, const parallel::World& world) {
+int run_export(const Request& request, const ExportOptions& options, const parallel::World& world) {
   // 1. What to write.
-  const interchange::Format format = format_of(request.format);
-  const interchange::Storage storage = storage_of(request.stored_type, format);
-  if (request.directory.empty())
+  const interchange::Format format = format_of(options.format);
+  const interchange::Storage storage = storage_of(options.stored_type, format);
+  if (options.directory.empty())
     throw collective_error(ExitCode::usage, "weft export needs the directory to write: weft export CHECKPOINT DIR");
   if (world.size() > 1)
     throw collective_error(ExitCode::usage, "weft export runs on one process (it is bound by the disk); use one");
@@ -112,9 +117,8 @@ int export_weights(const Request& request, const parallel::World& world) {
   // 2. The checkpoint, and how it normalises activations.
   const checkpoint::Found found = open_checkpoint(request.subject, world);
   require_kind(found, "encoder_0/weight", "language models are not exported");
-  Input input;
-  const input::Schema schema = commands::schema(input, request.command);
-  read_input_of(found, request, schema, world);
+  bench::TranscoderInput input;
+  read_input_of(found, request, bench::trained_keys(input), world);
   const transcoder::Configuration& configuration = input.configuration;
   const auto stored = transcoder::stored_model(found.manifest.tensors);
   if (stored->shape.affine && format != interchange::Format::crosslayer_coding)
@@ -141,19 +145,42 @@ int export_weights(const Request& request, const parallel::World& world) {
   // 3. Fold, write.
   const interchange::FoldedRows rows(
       trained, dataset::normalisation(statistics, description, configuration.data.normalise), storage.matrices);
-  const interchange::Origin origin = origin_of(request, configuration, format, stored->shape.n_layers);
-  interchange::write_directory(rows, format, storage, origin, request.directory);
-  const interchange::Opened written = interchange::open_directory(request.directory);
+  const interchange::Origin origin = origin_of(options, configuration, format, stored->shape.n_layers);
+  interchange::write_directory(rows, format, storage, origin, options.directory);
+  const interchange::Opened written = interchange::open_directory(options.directory);
   report::Json document = document_of(written);
-  document["output"] = request.directory;
+  document["output"] = options.directory;
   document["checkpoint"] = found.path.string();
-  print_written(request, interchange::summary(written, request.directory), document);
+  print_written(request, interchange::summary(written, options.directory), document);
   if (origin.model.empty() || origin.input_hook.empty() || origin.output_hook.empty())
     log::warning(
         "{}: does not say of which model and hook points its activations are (a transcoder is of use at these points "
         "only); give --model, --input-hook and --output-hook",
-        request.directory);
+        options.directory);
   return 0;
 }
+
+}  // namespace
+
+extern const Command export_command = with_options(
+    {"export", "CHECKPOINT", "weights in the files of other programs",
+     "Writes the weights of a transcoder, which then apply to raw activations, in the files of another program "
+     "(docs/interchange.md).",
+     Needs::ranks},
+    run_export, [](Options& options, ExportOptions& own) {
+      options.add("DIR", own.directory, "", "the directory to write");
+      options.add("--to", own.format, "FORMAT",
+                  "circuit-tracer or crosslayer-coding; saelens or sparsify for transcoders of single layers and "
+                  "autoencoders",
+                  {"circuit-tracer", "crosslayer-coding", "saelens", "sparsify"});
+      options.add("--type", own.stored_type, "TYPE",
+                  "storage of matrices, bf16 or fp32 (default: bf16 for circuit-tracer, fp32 for the others); vectors "
+                  "are fp32",
+                  {"bf16", "fp32"});
+      options.add("--model", own.model, "NAME",
+                  "the language model, for the configuration that circuit-tracer reads (default: not written)");
+      options.add("--input-hook", own.input_hook, "NAME", "the point in it where the inputs were recorded");
+      options.add("--output-hook", own.output_hook, "NAME", "the point in it where the targets were recorded");
+    });
 
 }  // namespace weft::commands

@@ -19,6 +19,13 @@ namespace {
 
 constexpr std::int64_t kNearest = 5;
 
+struct FeaturesOptions {
+  std::string data;
+  std::vector<std::string> features;  ///< LAYER:INDEX, in order
+  std::int64_t top = 16;              ///< strongest activations per feature
+  std::int64_t context = 10;          ///< tokens on each side of them
+};
+
 using FeatureName = std::pair<std::int64_t, std::int64_t>;  // layer, index
 
 /// "3:17" -> {3, 17}. Throws a collective Error(usage) unless the transcoder has that feature.
@@ -39,18 +46,16 @@ FeatureName feature_named(const std::string& text, const transcoder::Shape& shap
   return name;
 }
 
-}  // namespace
-
-int features(const Request& request, const parallel::World& world) {
-  if (request.output.empty() && request.features.empty())
+int run_features(const Request& request, const FeaturesOptions& options, const parallel::World& world) {
+  if (request.output.empty() && options.features.empty())
     throw collective_error(ExitCode::usage,
                            "nothing to write; give --output DIR (features.h5) or --feature LAYER:INDEX");
 
   // 1. The transcoder, the data, and the requested features.
-  LoadedTranscoder loaded(request, world);
+  LoadedTranscoder loaded(request, options.data, world);
   const transcoder::Shape& shape = loaded.model.shape();
   std::set<FeatureName> requested;
-  for (const std::string& text : request.features) requested.insert(feature_named(text, shape));
+  for (const std::string& text : options.features) requested.insert(feature_named(text, shape));
   const dataset::Description& description = loaded.description;
   transcoder::CatalogueFacts facts;
   facts.checkpoint = loaded.found.path.string();
@@ -62,8 +67,8 @@ int features(const Request& request, const parallel::World& world) {
   facts.n_layers = shape.n_layers;
   facts.d_model = shape.d_model;
   facts.n_features = shape.n_features;
-  facts.n_top = request.top;
-  facts.context = description.has_tokens ? request.context : 0;
+  facts.n_top = options.top;
+  facts.context = description.has_tokens ? options.context : 0;
   facts.n_nearest = std::min(kNearest, shape.n_features - 1);
   facts.has_tokens = description.has_tokens;
   if (!description.has_tokens)
@@ -114,5 +119,19 @@ int features(const Request& request, const parallel::World& world) {
   if (request.json || !lines.empty()) print_result(request, lines, document);  // without --json a line per feature
   return 0;
 }
+
+}  // namespace
+
+extern const Command features_command = with_options(
+    {"features", "CHECKPOINT", "what features respond to: tokens, densities, decoder rows",
+     "Collects what features respond to: their strongest activations with the tokens around them, densities and "
+     "decoder rows. With --output as features.h5 (weft serve shows it), with --feature as JSON of single features."},
+    run_features, [](Options& options, FeaturesOptions& own) {
+      data_option(options, own.data)
+          .add("--feature", own.features, "LAYER:INDEX", "print this feature as JSON; repeatable");
+      options.add("--top", own.top, "N", "strongest activations per feature (default 16)", 1, 1 << 16);
+      options.add("--context", own.context, "N", "tokens on each side of them (default 10)", 0, 1 << 16);
+      options.set().output("receives features.h5");
+    });
 
 }  // namespace weft::commands

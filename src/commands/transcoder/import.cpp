@@ -4,8 +4,8 @@
 // of activations, a dataset.
 #include <filesystem>
 
+#include "bench/transcoder/transcoder_settings.hpp"
 #include "commands/commands.hpp"
-#include "commands/shared/interchange_document.hpp"
 #include "input/print.hpp"
 #include "interchange/compressed_activations.hpp"
 #include "interchange/formats.hpp"
@@ -49,9 +49,8 @@ std::vector<input::Override> keys_of(const interchange::Opened& opened) {
   return keys;
 }
 
-}  // namespace
-
-int import_weights(const Request& request, const parallel::World& world) {
+/// `statistics`: "" or norm_stats.json.
+int run_import(const Request& request, const std::string& statistics, const parallel::World& world) {
   if (request.output.empty())
     throw collective_error(ExitCode::usage, "weft import needs the checkpoint to write: --output DIR");
   if (world.size() > 1)
@@ -72,11 +71,11 @@ int import_weights(const Request& request, const parallel::World& world) {
                    {"files", converted.files}});
     return 0;
   }
-  const interchange::Opened opened = interchange::open_directory(request.subject, request.statistics);
+  const interchange::Opened opened = interchange::open_directory(request.subject, statistics);
 
   // The input that a run of this model would have.
-  Input input;
-  const input::Schema schema = commands::schema(input, request.command);
+  bench::TranscoderInput input;
+  const input::Schema schema = bench::trained_keys(input);
   input::read(schema, "", request.subject, keys_of(opened));
   checkpoint::Manifest manifest;
   manifest.input = input::print(schema);
@@ -94,5 +93,19 @@ int import_weights(const Request& request, const parallel::World& world) {
       document);
   return 0;
 }
+
+}  // namespace
+
+extern const Command import_command = with_options(
+    {"import", "DIR", "a checkpoint from the files of other programs",
+     "Writes a checkpoint of the weights in DIR, a directory of circuit-tracer, crosslayer-coding, CLT-Forge, "
+     "crosslayer-transcoder, saelens or sparsify, for evaluate, inspect and export; or a dataset of the compressed "
+     "activations of CLT-Forge in DIR.",
+     Needs::ranks},
+    run_import, [](Options& options, std::string& statistics) {
+      options.add("--statistics", statistics, "FILE",
+                  "crosslayer-coding: norm_stats.json of the training data (default: in DIR or the directory above)");
+      options.output("the checkpoint, or the dataset");
+    });
 
 }  // namespace weft::commands

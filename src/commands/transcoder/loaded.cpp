@@ -13,15 +13,15 @@ checkpoint::Found transcoder_at(const std::string& path, const parallel::World& 
   return found;
 }
 
-Input input_of(const checkpoint::Found& found, const Request& request, const parallel::World& world) {
-  Input input;
-  const input::Schema schema = commands::schema(input, request.command);
-  read_input_of(found, request, schema, world, request.data.empty() ? "" : "data.stored_as");
+bench::TranscoderInput input_of(const checkpoint::Found& found, const Request& request, const std::string& data,
+                                const parallel::World& world) {
+  bench::TranscoderInput input;
+  read_input_of(found, request, bench::trained_keys(input), world, data.empty() ? "" : "data.stored_as");
   return input;
 }
 
-std::string data_of(const Input& input, const Request& request, const parallel::World& world) {
-  const std::string path = request.data.empty() ? input.configuration.data.validation : request.data;
+std::string data_of(const bench::TranscoderInput& input, const std::string& data, const parallel::World& world) {
+  const std::string path = data.empty() ? input.configuration.data.validation : data;
   if (path.empty() && !input.configuration.data.model.empty())
     throw collective_error(ExitCode::usage,
                            "no data to use (the run computed its activations with data.model = \"{0}\" and has no "
@@ -29,7 +29,7 @@ std::string data_of(const Input& input, const Request& request, const parallel::
                            input.configuration.data.model);
   if (path.empty())
     throw collective_error(ExitCode::usage, "no data to use (the run has no data.validation); give --data DIR");
-  require_directory(world, path, request.data.empty() ? "data.validation" : "--data");
+  require_directory(world, path, data.empty() ? "data.validation" : "--data");
   return path;
 }
 
@@ -41,10 +41,14 @@ device::Runtime start_device(const transcoder::Configuration& configuration, con
 
 }  // namespace
 
-LoadedTranscoder::LoadedTranscoder(const Request& request, const parallel::World& world)
+Options& data_option(Options& options, std::string& data) {
+  return options.add("--data", data, "DIR", "activations to use (default: the run's validation data)");
+}
+
+LoadedTranscoder::LoadedTranscoder(const Request& request, const std::string& data_option, const parallel::World& world)
     : found(transcoder_at(request.subject, world)),
-      input(input_of(found, request, world)),
-      data(data_of(input, request, world)),
+      input(input_of(found, request, data_option, world)),
+      data(data_of(input, data_option, world)),
       description(dataset::describe(world, data, configuration().data)),
       runtime(start_device(configuration(), world)),
       grid(world, parallel::data_by_feature(1, world.size())),

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "bench/transcoder/transcoder_settings.hpp"
 #include "commands/commands.hpp"
 #include "device/runtime.hpp"
 #include "transcoder/forward/forward.hpp"
@@ -12,17 +13,20 @@
 
 namespace weft::commands {
 
+/// --data of the commands that apply a transcoder.
+Options& data_option(Options& options, std::string& data);
+
 struct LoadedTranscoder {
-  /// request.subject is the checkpoint or a run, request.data the dataset ("": the run's validation data). All ranks
-  /// are on the feature axis. Collective. Throws, known to all ranks, Error(usage), Error(data) or Error(io).
-  LoadedTranscoder(const Request&, const parallel::World&);
+  /// request.subject is the checkpoint or a run, `data_option` the dataset of --data ("": the run's validation data).
+  /// All ranks are on the feature axis. Collective. Throws, known to all ranks, Error(usage), Error(data) or Error(io).
+  LoadedTranscoder(const Request&, const std::string& data_option, const parallel::World&);
 
   const transcoder::Configuration& configuration() const { return input.configuration; }
   const kernels::Execution& execution() const { return runtime.execution(); }
   std::int64_t batch_tokens() const { return input.configuration.data.batch_tokens; }
 
   const checkpoint::Found found;
-  Input input;
+  bench::TranscoderInput input;
   const std::string data;  ///< the directory
   const dataset::Description description;
   const device::Runtime runtime;

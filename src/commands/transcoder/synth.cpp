@@ -4,17 +4,16 @@
 #include <optional>
 
 #include "base/log.hpp"
+#include "bench/transcoder/transcoder_settings.hpp"
 #include "commands/commands.hpp"
-#include "dataset/activations/synthetic.hpp"
 #include "device/runtime.hpp"
 #include "training/profile.hpp"
 
 namespace weft::commands {
 
-int synth(const Request& request, const parallel::World& world) {
-  Input input;
-  const input::Schema schema = commands::schema(input, request.command);
-  read_input(request, schema, world);
+static int run_synth(const Request& request, const parallel::World& world) {
+  bench::TranscoderInput input;
+  read_input(request, bench::dataset_keys(input), world);
   if (request.profile && world.size() > 1)
     throw collective_error(ExitCode::usage, "synth --profile needs one process (only rank 0 computes); use one");
   std::optional<device::Runtime> runtime;
@@ -26,10 +25,8 @@ int synth(const Request& request, const parallel::World& world) {
   std::optional<training::Profile> profile;
   if (runtime) profile.emplace(true, world, *runtime);
   // One process writes: the files are the same whatever the number of ranks.
-  world.on_root([&]() -> std::string {
-    dataset::write_synthetic(input.synthetic, device::host_threads(input.configuration.device, 1));
-    return {};
-  });
+  world.on_root(
+      [&] { dataset::write_synthetic(input.synthetic, device::host_threads(input.configuration.device, 1)); });
   const dataset::SyntheticSettings& made = input.synthetic;
   print_written(
       request,
@@ -40,5 +37,16 @@ int synth(const Request& request, const parallel::World& world) {
   if (profile) profile->conclude(made.output, {});
   return 0;
 }
+
+extern const Command synth_command = with_options(
+    {"synth", "INPUT", "write an activation dataset with planted features",
+     "Writes activations with planted cross-layer features, and the ground truth, as table [synthetic] of the input "
+     "describes them.",
+     Needs::ranks, false, [](std::string_view) { return keys_of(bench::dataset_keys); }},
+    run_synth, [](Options& options) {
+      options.set().templates().dry_run();
+      options.output("receives train/, validation/ and ground_truth.h5 (synthetic.output)", "synthetic.output")
+          .profile();
+    });
 
 }  // namespace weft::commands
