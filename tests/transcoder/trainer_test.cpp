@@ -213,40 +213,6 @@ TEST_CASE("entries of the ranks add up to those of the step") {
   }
 }
 
-TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
-  for (const auto& [policy, activation] : {std::pair{kernels::StatePolicy::fp32, Activation::batch_topk},
-                                           {kernels::StatePolicy::eight_bit, Activation::batch_topk},
-                                           {kernels::StatePolicy::fp32, Activation::jumprelu},
-                                           {kernels::StatePolicy::eight_bit, Activation::jumprelu}})
-    for (const ThresholdGradient gradient : {ThresholdGradient::dense, ThresholdGradient::listed}) {
-      if (gradient == ThresholdGradient::listed && activation != Activation::jumprelu) continue;
-      Configuration configuration = configuration_for(Scope::layer);
-      configuration.transcoder.skip = Skip::linear;
-      configuration.optimizer.state = policy;
-      if (policy == kernels::StatePolicy::eight_bit) configuration.precision = Precision::bf16;
-      configuration.transcoder.activation = activation;
-      configuration.transcoder.threshold_gradient = gradient;
-      configuration.transcoder.dead_window = kTokens;
-      configuration.transcoder.auxk = 0.1;
-      const Data data;
-      for (const parallel::GridShape& shape : grids()) {
-        std::vector<std::vector<std::byte>> first;
-        for (int repetition = 0; repetition < 2; ++repetition) {
-          Run run(configuration, data, shape);
-          for (std::int64_t i = 0; i < 4; ++i) run.step(data, i);
-          std::size_t index = 0;
-          for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
-            std::vector<std::byte> bytes = testing::bits_of(tensor);
-            if (repetition == 0)
-              first.push_back(std::move(bytes));
-            else
-              CHECK(bytes == first[index++]);
-          }
-        }
-      }
-    }
-}
-
 /// Whether the dense library gives a token the same product in a whole batch and in a slice of it: it promises no such
 /// thing. On all ranks.
 static bool products_are_those_of_a_whole_batch(Precision precision, parallel::Range slice) {
