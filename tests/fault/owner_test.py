@@ -9,7 +9,6 @@ import re
 import signal
 import time
 
-import files
 import jobs
 import program
 

@@ -5,7 +5,6 @@ restarts_test.py WEFT
 """
 
 import covering
-import files
 import jobs
 import program
 

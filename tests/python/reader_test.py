@@ -5,7 +5,6 @@ reader_test.py WEFT
 """
 import json
 import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
