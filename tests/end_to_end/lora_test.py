@@ -58,7 +58,7 @@ def train(weft, name, *sets, preset="gpt2", initial="", lora="", more="", code=0
     source = weft.folder / f"{name}.toml"
     initial = f'initial = "{initial}"' if initial else ""
     source.write_text(INPUT.format(preset=preset, initial=initial, lora=lora, more=more) + extra)
-    changes = [argument for one in sets for argument in ("--set", one)]
+    changes = program.sets(*sets)
     printed = weft.run("lm", command, source, "--output", weft.folder / name, *changes, *arguments, code=code, ranks=ranks)
     return weft.folder / name, printed
 

@@ -48,7 +48,7 @@ evaluation_prompts = 8
 def tune(weft, name, *sets, code=0, steps=24, ranks=None, arguments=(), extra=""):
     source = weft.folder / f"{name}.toml"
     source.write_text(MODEL.format(steps=steps, initial='initial = "base"') + POLYCHROMIC + extra)
-    changes = [argument for one in sets for argument in ("--set", one)]
+    changes = program.sets(*sets)
     printed = weft.run("lm", "polychromic", source, "--output", weft.folder / name, *changes, *arguments, code=code, ranks=ranks)
     return weft.folder / name, printed
 
