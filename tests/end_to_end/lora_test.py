@@ -221,11 +221,7 @@ def ranks_agree(weft, run):
 def refusals(weft):
     for message, options in {
             "without language_model.initial": dict(lora=LORA),
-            "more than the smaller dimension": dict(initial="base", lora="[lora]\nrank = 33\n"),
-            "which this model does not have": dict(initial="base", lora=LORA + 'targets = ["gate"]\n'),
             "merge them with weft lm merge": dict(initial="adapted", lora=LORA),
-            "lora.rank does not go with privacy.enabled": dict(initial="base", lora=LORA, extra="[privacy]\nenabled = true\nepsilon = 8\n"
-                                               "delta = 1e-5\nclip = 1\n"),
     }.items():
         _, printed = train(weft, "refused", code=2, **options)
         assert message in printed, (message, printed)
