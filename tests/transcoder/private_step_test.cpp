@@ -10,7 +10,6 @@
 namespace weft::transcoder {
 namespace {
 
-using testing::difference;
 using testing::kPrivateColumns;
 using testing::kPrivateFeatures;
 using testing::kPrivateLayers;
