@@ -17,6 +17,7 @@
 #include "language_model/trainer.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/language_model/variants.hpp"
+#include "tests/scratch.hpp"
 #include "tests/training/registry_bits.hpp"
 
 namespace weft::language_model {

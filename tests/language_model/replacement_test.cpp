@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "language_model/harvest.hpp"
 #include "tests/language_model/small_model.hpp"
+#include "tests/scratch.hpp"
 
 using namespace weft;
 using namespace weft::testing;

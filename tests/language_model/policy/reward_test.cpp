@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "tests/scratch.hpp"
 #include "tests/test.hpp"
 
 namespace weft::language_model {
@@ -92,7 +93,7 @@ TEST_CASE("file of scores") {
   std::vector<AnsweredPrompt> unknown = two_prompts();
   unknown[1].id = "c", unknown[1].prompt = "?";
   check_error(ExitCode::data, "has no score for the answer", [&] { file_reward(path)->scores(unknown); });
-  check_error(ExitCode::usage, "no such file", [&] { file_reward(folder / ("none.jsonl")); });
+  check_error(ExitCode::usage, "no such file", [&] { file_reward(folder / "none.jsonl"); });
   for (const char* const line : {"1", "{\"prompt\": \"a\"}", "{\"prompt\": 1, \"score\": 1}", "{\"score\": 1}",
                                  "{\"prompt\": \"a\", \"score\": \"1\"}", "{\"prompt\": \"a\", \"score\": 1e999}",
                                  "{\"prompt\": \"a\", \"answer\": [], \"score\": 1}", "not JSON", ""}) {
@@ -158,14 +159,14 @@ TEST_CASE("command: what is wrong with it is said") {
 
 TEST_CASE("command: a line after the last answer of a batch is not taken for the first of the next") {
   const testing::Scratch folder;
-  const std::string file = folder / ("written");
+  const std::string file = folder / "written";
   const auto reward =
       command_reward("read -r a; read -r b; echo '{\"scores\": [1, 2]}'; echo '{\"scores\": [3]}'; read -r wait < " +
-                         folder / ("go") + "; echo '{\"scores\": [4, 5]}'; : > " + file + "; cat > /dev/null",
+                         folder / "go" + "; echo '{\"scores\": [4, 5]}'; : > " + file + "; cat > /dev/null",
                      600);
-  REQUIRE(mkfifo(folder / ("go").c_str(), 0600) == 0);
+  REQUIRE(mkfifo((folder / "go").c_str(), 0600) == 0);
   CHECK(reward->scores(two_prompts()) == Scores{{1, 2}, {3}});
-  std::ofstream(folder / ("go")) << "go\n";
+  std::ofstream(folder / "go") << "go\n";
   while (!std::filesystem::exists(file)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   check_error(ExitCode::data, "more than one line per line", [&] { reward->scores(two_prompts()); });
 }
@@ -181,7 +182,7 @@ bool has_ended(const std::string& process) {
 
 TEST_CASE("command: a program that hangs is ended with the processes that it has started") {
   const testing::Scratch folder;
-  const std::string file = folder / ("process");
+  const std::string file = folder / "process";
   const auto reward = command_reward("sleep 1000 & echo $! > " + file + "; wait", 0.5);
   check_error(ExitCode::io, "0 of 2 lines within 0.5 s", [&] { reward->scores(two_prompts()); });
   std::string process;
