@@ -162,7 +162,8 @@ TEST_CASE("damaged and unsuitable files are refused") {
     INFO(text);
     return text.find(part) != std::string::npos;
   };
-  CHECK(after([] {}) == "no error");
+  write(path, counting(1000), 1000, {0, 10, 20});
+  CHECK_NOTHROW(TokenSet::open(path));
   CHECK(contains(after([&] { fs::resize_file(path, 0); }), "f.h5: is empty"));
   CHECK(contains(after([&] { fs::resize_file(path, 1500); }), "f.h5: cannot be opened"));
   CHECK(contains(after([&] { std::ofstream(path) << "some text"; }), "f.h5: cannot be opened"));
