@@ -22,7 +22,7 @@
 #include "parallel/signals.hpp"
 #include "storage/durable.hpp"
 #include "tests/checkpoint/sample.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::checkpoint {
 namespace fs = std::filesystem;
@@ -37,20 +37,12 @@ const parallel::Communicator& world() { return weft::testing::world().all(); }
 bool root() { return world().rank() == 0; }
 
 /// A temporary directory that all ranks share, with a run directory and a disk for each node. Collective.
-struct Scratch {
-  fs::path path;
+struct Scratch : weft::testing::Scratch {
   parallel::Communicator node = world().split(world().rank(), 0);
   Scratch() {
-    std::string pattern = (fs::temp_directory_path() / "weft_cost_XXXXXX").string();
-    if (root()) REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    path = world().broadcast(pattern);
     if (root()) fs::create_directories(checkpoints());
     fs::create_directories(disk());
     world().barrier();
-  }
-  ~Scratch() {
-    world().barrier();
-    if (root()) fs::remove_all(path);
   }
   fs::path run() const { return path / "run"; }
   fs::path checkpoints() const { return run() / "checkpoints"; }

@@ -21,28 +21,14 @@
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
 #include "tests/checkpoint/sample.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-struct Scratch {
-  fs::path path;
-  Scratch() {
-    std::string pattern = (fs::temp_directory_path() / "weft_lease_XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    path = pattern;
-  }
-  ~Scratch() { fs::remove_all(path); }
-
-  std::string contents(const std::string& name) const {
-    std::ifstream file(path / name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  void put(const std::string& name, const std::string& text) const {
-    std::ofstream(path / name, std::ios::binary) << text;
-  }
+struct Scratch : weft::testing::Scratch {
+  std::string contents(const std::string& name) const { return weft::testing::contents(path / name); }
   Owner owner(const std::string& name) const { return parse_owner(contents(name)); }
   std::vector<std::string> names() const {
     std::vector<std::string> all;
@@ -78,13 +64,7 @@ std::int64_t ended_process() {
 }
 
 std::string refusal(const Scratch& scratch, const Lease::Settings& settings) {
-  try {
-    const Lease lease(world(), scratch.path, settings);
-  } catch (const Error& failure) {
-    CHECK(failure.code() == ExitCode::io);
-    return failure.what();
-  }
-  return "acquired";
+  return weft::testing::refusal(ExitCode::io, [&] { const Lease lease(world(), scratch.path, settings); });
 }
 
 }  // namespace
@@ -131,8 +111,8 @@ TEST_CASE("the lease of a process that does not exist any more is taken over at 
   ++reused.process_start;  // another process has its number now
   for (const Owner& owner : {gone, reused}) {
     const Scratch scratch;
-    scratch.put("lease.4", to_text(owner));
-    scratch.put("lease.3", to_text(owner));  // left by a kill between two deletions
+    scratch.write("lease.4", to_text(owner));
+    scratch.write("lease.3", to_text(owner));  // left by a kill between two deletions
     const Lease lease(world(), scratch.path, kLong);
     CHECK(lease.fence() == 5);
     CHECK(scratch.names() == Names{"lease.5"});
@@ -149,7 +129,7 @@ TEST_CASE("the lease of another host is taken over after its time without a sign
   contained.pid_namespace += "x";  // a container of the same host: its processes are not visible
   for (const Owner& owner : {renamed, rebooted, contained}) {
     const Scratch scratch;
-    scratch.put("lease.1", to_text(owner));
+    scratch.write("lease.1", to_text(owner));
     const auto begin = std::chrono::steady_clock::now();
     const Lease lease(world(), scratch.path, kLong);
     CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::seconds(1));
@@ -162,7 +142,7 @@ TEST_CASE("an owner on another host that renews its lease is refused; one that r
   Owner owner = present_owner();
   owner.host = "else\x1bwhere\n";  // a foreign file must not reach a terminal as it is
   owner.seconds = 3600;
-  scratch.put("lease.1", to_text(owner));
+  scratch.write("lease.1", to_text(owner));
   const auto rewrite = [&] {
     std::fstream file(scratch.path / "lease.1", std::ios::in | std::ios::out | std::ios::binary);
     file << to_text(owner);
@@ -217,7 +197,7 @@ TEST_CASE("of several contenders exactly one acquires the lease") {
   gone.process = ended_process();
   for (const bool after_a_kill : {false, true}) {
     const Scratch scratch;
-    if (after_a_kill) scratch.put("lease.1", to_text(gone));
+    if (after_a_kill) scratch.write("lease.1", to_text(gone));
     constexpr int kContenders = 8;
     std::vector<parallel::Communicator> worlds;
     for (int i = 0; i < kContenders; ++i) worlds.push_back(world().duplicate());
@@ -258,11 +238,11 @@ TEST_CASE("unreadable leases and other files do no harm") {
   }
   const Scratch scratch;
   for (const char* name : {"lease.", "lease.0", "lease.01", "lease.x", "lease.9999999999999999", "lease.-1"})
-    scratch.put(name, "x");
+    scratch.write(name, "x");
   const Lease lease(world(), scratch.path, kLong);
   CHECK(lease.fence() == 1);
   const Scratch linked;
-  linked.put("target", "precious");
+  linked.write("target", "precious");
   fs::create_symlink("target", linked.path / "lease.1");
   CHECK(refusal(linked, kTakeOver).find("lease.1") != std::string::npos);
   CHECK(linked.contents("target") == "precious");

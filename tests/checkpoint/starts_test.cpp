@@ -9,17 +9,13 @@
 #include <iterator>
 
 #include "base/error.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-struct Scratch {
-  fs::path path = fs::temp_directory_path() / fmt::format("weft_starts_test_{}", getpid());
-  Scratch() { fs::create_directories(path); }
-  ~Scratch() { fs::remove_all(path); }
-
+struct Scratch : weft::testing::Scratch {
   void dies(std::int64_t from, std::int64_t at, const std::string& resume = "auto") const {
     Starts starts(path);
     starts.begin(from, resume, false);

@@ -13,28 +13,15 @@
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
 #include "tests/checkpoint/sample.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::checkpoint::testing {
 namespace fs = std::filesystem;
 using weft::testing::execution;
+using weft::testing::Scratch;
 
 inline const parallel::Communicator& world() { return weft::testing::world().all(); }
 inline bool root() { return world().rank() == 0; }
-
-/// A temporary directory that all ranks share. Collective.
-struct Scratch {
-  fs::path path;
-  Scratch() {
-    std::string pattern = (fs::temp_directory_path() / "weft_checkpoint_XXXXXX").string();
-    if (root()) REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    path = world().broadcast(pattern);
-  }
-  ~Scratch() {
-    world().barrier();
-    if (root()) fs::remove_all(path);
-  }
-};
 
 /// Collects the warnings of this rank during its lifetime.
 struct Warnings {

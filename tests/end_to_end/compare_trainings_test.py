@@ -29,7 +29,7 @@ SMALL = ("data.sequence=256", "language_model.d_mlp=32", "benchmark.steps=1", "b
 
 
 def compare(weft, script, name, seeds):
-    words = [word for each in SMALL for word in ("--set", each)]
+    words = program.sets(*SMALL)
     subprocess.run([sys.executable, script, weft.binary, name, "--input", "input.toml", "--steps", "40", "--seeds", *seeds, "--output", "runs",
                     "--results", "results", "--jobs", "2", *words], cwd=weft.folder, check=True)
     return json.loads((weft.folder / "results" / f"{name}.json").read_text())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weft lm diversity from the outside: metrics against an implementation of their definitions, answers of weft lm generate, refusals.
+"""weft lm diversity from the outside: every form of a file of answers, answers of weft lm generate, refusals. The metrics themselves:
+language_diversity_metrics_test.
 
 diversity_test.py WEFT
 """
-import collections
 import json
 import math
 
@@ -27,44 +27,6 @@ warmup_steps = 1
 """
 
 
-def grams(tokens, n):
-    return [tuple(tokens[i:i + n]) for i in range(len(tokens) - n + 1)]
-
-
-def distinct(answers, n):
-    every = [gram for answer in answers for gram in grams(answer, n)]
-    return len(set(every)) / len(every) if every else math.nan
-
-
-def bleu2(answer, references):
-    precision = []
-    for n, smoothing in ((1, 0), (2, 1)):
-        own = collections.Counter(grams(answer, n))
-        most = collections.Counter()
-        for reference in references:
-            most |= collections.Counter(grams(reference, n))
-        precision.append((sum((own & most).values()) + smoothing) / (sum(own.values()) + smoothing))
-    closest = min((abs(len(r) - len(answer)), len(r)) for r in references)[1]
-    return min(1, math.exp(1 - closest / len(answer))) * math.sqrt(precision[0] * precision[1])
-
-
-def expected(answers):
-    kept = [answer for answer in answers if answer]
-    values = {"answers": len(answers), "empty": len(answers) - len(kept), "unique": len({tuple(a) for a in kept}),
-              "mean_length": sum(map(len, kept)) / len(kept)}
-    for n in (1, 2, 3):
-        values[f"distinct_{n}"] = distinct(kept, n)
-        own = [distinct([a], n) for a in kept if len(a) >= n]
-        values[f"mean_distinct_{n}"] = sum(own) / len(own) if own else math.nan
-    values["self_bleu"] = sum(bleu2(a, kept[:i] + kept[i + 1:]) for i, a in enumerate(kept)) / len(kept) if len(kept) > 1 else math.nan
-    return values
-
-
-def check(entry, answers, where):
-    for key, value in expected(answers).items():
-        assert math.isclose(float(entry[key]), value, rel_tol=1e-12) or (math.isnan(value) and entry[key] == "nan"), (where, key, entry[key], value)
-
-
 def test(weft):
     def document(*arguments):
         printed = weft.run("lm", "diversity", *arguments, "--json", "--quiet")
@@ -78,17 +40,19 @@ def test(weft):
         (weft.folder / name).write_text((weft.folder / "answers.jsonl").read_text())
     (weft.folder / "objects.txt").write_text((weft.folder / "answers.jsonl").read_text())
     (weft.folder / "lines.txt").write_text("\n".join(PROMPTS["a"]) + "\n")
-    words = {prompt: [text.split() for text in texts] for prompt, texts in PROMPTS.items()}
-    for name in ("answers.jsonl", "lists.jsonl", "answers.json", "answers.NDJSON"):
-        result = document(name)
-        assert result["unit"] == "words" and [one["prompt"] for one in result["prompts"]] == list(PROMPTS), result
-        for entry in result["prompts"]:
-            check(entry, words[entry["prompt"]], name)
-        # Prompt c has one answer, which has no self-BLEU: the mean is that of the others.
-        mean = sum(expected(words[p])["self_bleu"] for p in "ab") / 2
-        assert math.isclose(result["mean"]["self_bleu"], mean, rel_tol=1e-12), result["mean"]
-        assert "semantic" not in result["mean"]
-    check(document("lines.txt")["prompts"][0], words["a"], "lines.txt")
+    expected = document("answers.jsonl")
+    assert expected["unit"] == "words" and [one["prompt"] for one in expected["prompts"]] == list(PROMPTS), expected
+    first, second, third = expected["prompts"]
+    # By hand: three answers of 3, 4 and 3 words with 10 pairs of words in all, one of them empty; 5 words of which 2 differ; one answer.
+    assert [first[key] for key in ("answers", "empty", "unique")] == [4, 1, 2] and math.isclose(first["mean_length"], 10 / 3), first
+    assert math.isclose(first["distinct_1"], 5 / 10) and math.isclose(first["distinct_2"], 4 / 7) and math.isclose(second["distinct_1"], 2 / 5)
+    # Prompt c has no self-BLEU: the mean is that of the others.
+    assert third["self_bleu"] == "nan", third
+    assert math.isclose(expected["mean"]["self_bleu"], (first["self_bleu"] + second["self_bleu"]) / 2, rel_tol=1e-12), expected["mean"]
+    assert "semantic" not in expected["mean"]
+    for name in ("lists.jsonl", "answers.json", "answers.NDJSON"):
+        assert document(name)["prompts"] == expected["prompts"], name
+    assert {**document("lines.txt")["prompts"][0], "prompt": "a"} == first
     printed = weft.run("lm", "diversity", "answers.jsonl")
     rows = printed.splitlines()
     assert "distinct-2" in rows[-5] and "words" in rows[-5] and rows[-1].startswith("mean"), printed
@@ -104,7 +68,7 @@ def test(weft):
     texts = [json.loads(line)["text"] for line in lines]
     result = document("generated.jsonl", "--model", "model")
     assert result["unit"] == "tokens" and "model" in result["model"], result
-    check(result["prompts"][0], [list(text) for text in texts], "generated.jsonl")  # its tokens are characters
+    assert result["prompts"][0]["mean_length"] == sum(map(len, texts)) / len(texts), result  # its tokens are characters
     assert 0 < result["prompts"][0]["semantic"] < 2, result
     # Equal answers have no distance; the same answers in another order and beside other prompts have the same.
     (weft.folder / "equal.jsonl").write_text(

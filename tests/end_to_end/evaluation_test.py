@@ -4,8 +4,6 @@ what the run measures after its last step.
 
 evaluation_test.py WEFT RANKS
 """
-import os
-import subprocess
 import sys
 
 import files
@@ -72,11 +70,8 @@ def check(weft):
 
     # Killed after step 13: the resumed run evaluates at the same steps, with the same results.
     killed = weft.folder / "killed"
-    command = [str(weft.binary), "train", "evaluated.toml", "--output", str(killed), *often]
-    if RANKS > 1:
-        command = ["mpiexec", "-n", str(RANKS), "--oversubscribe", "--bind-to", "none", *command]
-    subprocess.run(command, cwd=weft.folder, env=dict(os.environ, WEFT_FAULT="step:0:14"), check=False, capture_output=True)
-    weft.run("train", "evaluated.toml", "--output", killed, *often, ranks=RANKS)
+    for options in (dict(fault="step:0:14", code=program.KILLED), {}):
+        weft.run("train", "evaluated.toml", "--output", killed, *often, ranks=RANKS, **options)
     assert tensors(killed) == tensors(evaluated)
     assert of_validation(killed) == curve
 

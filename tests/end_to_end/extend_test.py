@@ -36,7 +36,7 @@ def check(weft):
     def train(run, schedule, *options):
         source = weft.folder / f"{run}.toml"
         source.write_text(INPUT.format(folder=weft.folder, schedule=schedule))
-        words = [word for option in options for word in ("--set", option)]
+        words = program.sets(*options)
         return weft.run("lm", "train", source, "--output", weft.folder / run, *words)
 
     (weft.folder / "text.txt").write_text("In the beginning was the word, and the word was long enough.\n" * 60)

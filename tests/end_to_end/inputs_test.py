@@ -122,8 +122,8 @@ def check_run(weft, path):
         sets += [f"synthetic.output={data}", f"data.train={data}/train"]
         if given["data"].get("validation"):
             sets += [f"data.validation={data}/validation"]
-        weft.run("synth", path, *(word for each in sets for word in ("--set", each)))
-    options = [word for each in sets for word in ("--set", each)]
+        weft.run("synth", path, *program.sets(*sets))
+    options = program.sets(*sets)
     output = weft.folder / path.stem
     weft.run(*command_of(path), path, *options, "--dry-run", "--output", output)
     assert not (output / "checkpoints").exists(), f"{path.name}: a dry run left files"
@@ -150,7 +150,7 @@ def check_benchmark(weft, path):
     """Every case is measured, phase by phase."""
     output = weft.folder / path.stem
     sets = [f"benchmark.steps={STEPS}", *SHRINK[path.name]]
-    options = [word for each in sets for word in ("--set", each)]
+    options = program.sets(*sets)
     weft.run("benchmark", path, *options, "--dry-run", "--output", output)
     ranks = 2 if "ranks" in path.name else None
     weft.run("benchmark", path, *options, "--output", output, ranks=ranks)
@@ -186,7 +186,7 @@ def check_language_benchmark(weft, path):
         assert f"{name}: " in plan, f"{path.name}: no plan of the case {name!r}:\n{plan}"
     sets = [f"benchmark.steps={STEPS}", "benchmark.warmup=1", "benchmark.batch_tokens=0", "benchmark.vocabulary=300",
             *SHRINK[path.name], *([] if cases else [f"benchmark.cases={json.dumps(CASES)}"])]
-    options = [word for each in sets for word in ("--set", each)]
+    options = program.sets(*sets)
     output = weft.folder / f"{path.stem}_benchmark"
     weft.run("benchmark", path, *options, "--output", output)
     result = json.loads((output / "benchmark.json").read_text())
@@ -195,7 +195,7 @@ def check_language_benchmark(weft, path):
         # Cases with other tokens per step are not compared: null.
         assert case["valid"] is not False and case["peak_bytes"] > case["state_bytes"] > 0 and case["tokens_per_second"] > 0, case
     sets = [f"run.steps={STEPS}", *SHRINK[path.name], *([] if "train" in given["data"] else TEXT)]
-    options = [word for each in sets for word in ("--set", each)]
+    options = program.sets(*sets)
     output = weft.folder / path.stem
     weft.run("lm", "train", path, *options, "--output", output)
     result = program.record(output)

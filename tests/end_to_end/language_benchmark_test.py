@@ -36,7 +36,7 @@ def run(weft, name, *sets, code=0, options=(), ranks=None):
     source = weft.folder / "input.toml"
     source.write_text(INPUT)
     output = weft.folder / name
-    words = [word for each in sets for word in ("--set", each)]
+    words = program.sets(*sets)
     printed = weft.run("benchmark", source, *words, "--output", output, *options, code=code, ranks=ranks)
     file = output / "benchmark.json"
     return printed, json.loads(file.read_text()) if file.exists() else None

@@ -11,8 +11,6 @@ import shutil
 
 import program
 
-TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
-               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
 INPUT = """
 [run]
 steps = 12
@@ -71,12 +69,10 @@ def resumes_with_the_same_bits(weft):
     shutil.rmtree(weft.folder / "resumed" / "checkpoints" / "step_00000012")
     train(weft, "resumed", 2, 2)
     for rank in range(4):
-        shards = [(weft.folder / run / "checkpoints" / "step_00000012" / f"rank_{rank:05}.h5").read_bytes()
-                  for run in ("whole", "resumed")]
-        assert shards[0] == shards[1], rank
+        assert program.shard(weft.folder / "whole", 12, rank) == program.shard(weft.folder / "resumed", 12, rank), rank
     # The last validation of the training, and that of one process that has the whole model.
     weft.run("lm", "evaluate", "whole", "--output", "evaluated")
-    again = json.loads((weft.folder / "evaluated" / "evaluation.json").read_text())["validation"]["loss"]
+    again = program.validation(weft.folder / "evaluated")["loss"]
     validated = program.record(weft.folder / "whole")["result"]["validation"]["loss"]
     assert abs(again - validated) <= 1e-6 * validated, (again, validated)
     assert weft.run("lm", "generate", "whole", "--prompt", "The", "--max-new-tokens", "5")
@@ -102,8 +98,8 @@ def refusals(weft):
 
 
 def test(weft):
-    (weft.folder / "text.txt").write_text(TEXT)
-    (weft.folder / "held_out.txt").write_text(TEXT[-700:])
+    (weft.folder / "text.txt").write_text(program.TEXT)
+    (weft.folder / "held_out.txt").write_text(program.TEXT[-700:])
     (weft.folder / "input.toml").write_text(INPUT)
     train(weft, "one", 1, 1)
     passes_from_grid_to_grid(weft, losses(weft, "one"))

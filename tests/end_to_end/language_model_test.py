@@ -5,15 +5,11 @@ language_model_test.py WEFT
 """
 import json
 import math
-import os
+import shutil
 import signal
-import subprocess
-import time
 
 import program
 
-TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
-               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
 INPUT = """
 [run]
 steps = 40
@@ -48,14 +44,10 @@ def train(weft, name, *arguments, more="", code=0):
     return weft.folder / name, printed
 
 
-def shard(run, step=40):
-    return (run / "checkpoints" / f"step_{step:08d}" / "rank_00000.h5").read_bytes()
-
-
 def learns_and_reports(weft):
     run, printed = train(weft, "plain")
     lines = program.metrics(run)
-    vocabulary = len(set(TEXT))
+    vocabulary = len(set(program.TEXT))
     assert abs(lines[0]["loss"] - math.log(vocabulary)) < 0.5, lines[0]
     assert lines[-1]["loss"] < 0.8 * lines[0]["loss"], lines[-1]
     evaluated = [line["step"] for line in lines if "validation.loss" in line]
@@ -74,7 +66,7 @@ def learns_and_reports(weft):
     (weft.folder / "text.txt").rename(weft.folder / "moved.txt")
     weft.run("lm", "evaluate", run, "--text", "held_out.txt", "--output", "evaluated", "--set", "data.batch_tokens=64")
     (weft.folder / "moved.txt").rename(weft.folder / "text.txt")
-    again = json.loads((weft.folder / "evaluated" / "evaluation.json").read_text())["validation"]
+    again = program.validation(weft.folder / "evaluated")
     assert abs(again["loss"] - result["validation"]["loss"]) < 1e-6, (again, result["validation"])
     assert again["tokens"] == size
 
@@ -93,12 +85,10 @@ def resumes_bit_for_bit(weft, expected):
     source = weft.folder / "interrupted.toml"
     source.write_text(INPUT.format(more=""))
     run = weft.folder / "interrupted"
-    command = [weft.binary, "lm", "train", source, "--output", run]
-    environment = dict(os.environ, WEFT_FAULT="step:0:25")
-    ended = subprocess.run(command, cwd=weft.folder, env=environment, capture_output=True, check=False).returncode
-    assert ended == -signal.SIGKILL, ended
-    weft.run(*command[1:])
-    assert shard(run) == shard(expected), "the resumed run has other bits"
+    command = ["lm", "train", source, "--output", run]
+    weft.run(*command, fault="step:0:25", code=-signal.SIGKILL)
+    weft.run(*command)
+    assert program.shard(run, 40) == program.shard(expected, 40), "the resumed run has other bits"
     assert program.record(run)["result"]["validation"] == program.record(expected)["result"]["validation"]
 
 
@@ -107,7 +97,7 @@ def evaluates_the_held_out_part(weft):
     source.write_text(INPUT.format(more="").replace('validation = "held_out.txt"', "validation_fraction = 0.2"))
     weft.run("lm", "train", source, "--output", weft.folder / "fraction", "--set", "run.steps=6")
     weft.run("lm", "evaluate", "fraction", "--output", "fraction_evaluated")
-    measured = json.loads((weft.folder / "fraction_evaluated" / "evaluation.json").read_text())["validation"]
+    measured = program.validation(weft.folder / "fraction_evaluated")
     expected = program.record(weft.folder / "fraction")["result"]["validation"]
     assert abs(measured["loss"] - expected["loss"]) < 1e-6 and measured["tokens"] == expected["tokens"], (measured, expected)
 
@@ -122,8 +112,9 @@ def policies_resume(weft):
         for output, steps in (("whole", 20), ("halves", 10), ("halves", 20)):
             weft.run("lm", "train", source, "--output", weft.folder / f"{name}_{output}", "--set", f"run.steps={steps}",
                      "--set", "optimizer.schedule_steps=20")
-        assert shard(weft.folder / f"{name}_whole", 20) == shard(weft.folder / f"{name}_halves", 20), more
-        subprocess.run(["rm", "-r", weft.folder / f"{name}_whole", weft.folder / f"{name}_halves"], check=True)
+        assert program.shard(weft.folder / f"{name}_whole", 20) == program.shard(weft.folder / f"{name}_halves", 20), more
+        for output in ("whole", "halves"):
+            shutil.rmtree(weft.folder / f"{name}_{output}")
 
 
 def grows_and_resumes(weft):
@@ -136,13 +127,13 @@ def grows_and_resumes(weft):
     assert "order of the curriculum" in printed, printed
     assert [line["sequence"] for line in program.metrics(whole)] == [8, 8, 16, 16, 32, 32, 32, 32]
     killed = weft.folder / "growing_killed"
-    command = [weft.binary, "lm", "train", weft.folder / "growing.toml", "--output", killed, *more]
-    subprocess.run(command, cwd=weft.folder, env=dict(os.environ, WEFT_FAULT="before-latest:0:10"), capture_output=True, check=False)
-    printed = weft.run(*command[1:])
+    command = ["lm", "train", weft.folder / "growing.toml", "--output", killed, *more]
+    weft.run(*command, fault="before-latest:0:10", code=-signal.SIGKILL)
+    printed = weft.run(*command)
     assert "resuming after step 10" in printed, printed
-    assert shard(killed) == shard(whole), "the resumed run has other bits"
+    assert program.shard(killed, 40) == program.shard(whole, 40), "the resumed run has other bits"
     assert program.metrics_without_times(killed) == program.metrics_without_times(whole)
-    assert shard(whole) != shard(weft.folder / "plain")
+    assert program.shard(whole, 40) != program.shard(weft.folder / "plain", 40)
 
 
 def generates(weft, run):
@@ -187,8 +178,8 @@ def generates(weft, run):
     (weft.folder / "broken.jsonl").write_text('{"prompt": "The"\n')
     (weft.folder / "latin_prompt.txt").write_bytes(b"caf\xe9\n")
     for arguments, code, words in [
-            ((), 2, "needs one of --prompt TEXT and --prompts FILE"),
-            (("--prompt", "The", "--prompts", "prompts.txt"), 2, "needs one of --prompt TEXT and --prompts FILE"),
+            ((), 2, "needs one of --prompt program.TEXT and --prompts FILE"),
+            (("--prompt", "The", "--prompts", "prompts.txt"), 2, "needs one of --prompt program.TEXT and --prompts FILE"),
             (("--prompt", ""), 2, "--prompt is empty"),
             (("--prompt", "The cat " * 5), 2, "40 tokens do not fit the context of the model, which is 32 tokens"),
             (("--prompts", "long.txt"), 3, "long.txt:2: 40 tokens do not fit the context"),
@@ -249,8 +240,8 @@ def refusals(weft, run):
 
 
 def test(weft):
-    (weft.folder / "text.txt").write_text(TEXT)
-    (weft.folder / "held_out.txt").write_text(TEXT[1000:1700])
+    (weft.folder / "text.txt").write_text(program.TEXT)
+    (weft.folder / "held_out.txt").write_text(program.TEXT[1000:1700])
     printed = weft.run("lm", "train", "--defaults")
     assert "[language_model]" in printed and "[transcoder]" not in printed
     run = learns_and_reports(weft)

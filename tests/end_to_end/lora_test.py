@@ -11,8 +11,6 @@ import numpy as np
 import program
 from weights_files import read_safetensors, write_safetensors
 
-TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
-               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
 INPUT = """
 [run]
 steps = 12
@@ -60,18 +58,14 @@ def train(weft, name, *sets, preset="gpt2", initial="", lora="", more="", code=0
     source = weft.folder / f"{name}.toml"
     initial = f'initial = "{initial}"' if initial else ""
     source.write_text(INPUT.format(preset=preset, initial=initial, lora=lora, more=more) + extra)
-    changes = [argument for one in sets for argument in ("--set", one)]
+    changes = program.sets(*sets)
     printed = weft.run("lm", command, source, "--output", weft.folder / name, *changes, *arguments, code=code, ranks=ranks)
     return weft.folder / name, printed
 
 
-def shard(run, step):
-    return (run / "checkpoints" / f"step_{step:08d}" / "rank_00000.h5").read_bytes()
-
-
 def loss(weft, model, *arguments, name="evaluated"):
     weft.run("lm", "evaluate", model, "--text", "other.txt", "--output", name, "--set", "data.sequence=32", *arguments)
-    return json.loads((weft.folder / name / "evaluation.json").read_text())["validation"]["loss"]
+    return program.validation(weft.folder / name)["loss"]
 
 
 def close(a, b, tolerance=2e-5):
@@ -109,7 +103,7 @@ def trains_and_resumes(weft, base):
     train(weft, "halves", "run.steps=6", initial="base", lora=lora)
     halves, printed = train(weft, "halves", initial="base", lora=lora)
     assert "resuming after step 6" in printed, printed
-    assert shard(run, 12) == shard(halves, 12)
+    assert program.shard(run, 12) == program.shard(halves, 12)
     # Without the base model, whose weights are in the checkpoint.
     (weft.folder / "base").rename(weft.folder / "moved")
     close(loss(weft, "adapted"), result["validation"]["loss"], 1e-6)
@@ -205,7 +199,7 @@ def polychromic(weft):
     # The answers of step 4 are used in step 5: the checkpoint lies in between.
     for steps in ("run.steps=4", *sets):
         halves, _ = train(weft, "tuned_halves", steps, initial="base", lora=LORA, command="polychromic", extra=POLYCHROMIC)
-    assert shard(whole, 6) == shard(halves, 6)
+    assert program.shard(whole, 6) == program.shard(halves, 6)
     lines = program.metrics(whole)
     assert lines[-1]["answers.divergence"] > 0, lines[-1]
     for name, lora, expected in (("adapted_plan", LORA, False), ("whole_plan", "", True)):
@@ -227,11 +221,7 @@ def ranks_agree(weft, run):
 def refusals(weft):
     for message, options in {
             "without language_model.initial": dict(lora=LORA),
-            "more than the smaller dimension": dict(initial="base", lora="[lora]\nrank = 33\n"),
-            "which this model does not have": dict(initial="base", lora=LORA + 'targets = ["gate"]\n'),
             "merge them with weft lm merge": dict(initial="adapted", lora=LORA),
-            "lora.rank does not go with privacy.enabled": dict(initial="base", lora=LORA, extra="[privacy]\nenabled = true\nepsilon = 8\n"
-                                               "delta = 1e-5\nclip = 1\n"),
     }.items():
         _, printed = train(weft, "refused", code=2, **options)
         assert message in printed, (message, printed)
@@ -249,7 +239,7 @@ def refusals(weft):
 
 
 def test(weft):
-    (weft.folder / "text.txt").write_text(TEXT)
+    (weft.folder / "text.txt").write_text(program.TEXT)
     (weft.folder / "other.txt").write_text("".join(f"A {animal} ran to a {place}.\n" for animal in ("cat", "dog", "owl")
                                                    for place in ("hill", "river", "moon")))
     weft.run("lm", "tokenize", "text.txt", "other.txt", "--tokens", "bytes", "--output", "tokens")

@@ -5,8 +5,6 @@ the same results on ranks but for rounding; the plan; refusals.
 model_data_test.py WEFT
 """
 import json
-import os
-import subprocess
 
 import numpy as np
 
@@ -102,11 +100,8 @@ def has_the_bits_of_files(weft):
 def resumes(weft, whole):
     """Stopped in the middle of a window, then killed: the rows are computed again."""
     run = weft.folder / "killed"
-    command = [str(weft.binary), "train", str(weft.folder / "from_model.toml"), "--output", str(run)]
-    for fault, expected in (("step:0:13:usr1", 75), ("step:0:25:kill", -9)):
-        done = subprocess.run(command, env=dict(os.environ, WEFT_FAULT=fault), cwd=weft.folder, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, check=False)
-        assert done.returncode == expected, (fault, done.stdout)
+    for fault, code in (("step:0:13:usr1", 75), ("step:0:25:kill", -9)):
+        weft.run("train", weft.folder / "from_model.toml", "--output", run, fault=fault, code=code)
     (run / "statistics.txt").unlink()  # mean and scale come from the checkpoint
     output = weft.run("train", weft.folder / "from_model.toml", "--output", run)
     assert "resuming after step 15" in output, output

@@ -8,8 +8,6 @@ import json
 
 import program
 
-TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
-               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
 MODEL = """
 [run]
 steps = {steps}
@@ -50,13 +48,9 @@ evaluation_prompts = 8
 def tune(weft, name, *sets, code=0, steps=24, ranks=None, arguments=(), extra=""):
     source = weft.folder / f"{name}.toml"
     source.write_text(MODEL.format(steps=steps, initial='initial = "base"') + POLYCHROMIC + extra)
-    changes = [argument for one in sets for argument in ("--set", one)]
+    changes = program.sets(*sets)
     printed = weft.run("lm", "polychromic", source, "--output", weft.folder / name, *changes, *arguments, code=code, ranks=ranks)
     return weft.folder / name, printed
-
-
-def shard(run, step):
-    return (run / "checkpoints" / f"step_{step:08d}" / "rank_00000.h5").read_bytes()
 
 
 def diversity_rises(weft):
@@ -108,7 +102,7 @@ def objectives(weft):
             "exact": ["polychromic.reward=exact", "polychromic.prompts_file=prompts.jsonl"],
             "command": ["polychromic.reward=command", f'polychromic.reward_command="/usr/bin/env python3 {command}"']}.items():
         run, _ = tune(weft, name, *sets, steps=4, extra="")
-        weights[name] = shard(run, 4)
+        weights[name] = program.shard(run, 4)
         line = program.metrics(run)[-1]
         assert 0 <= line["answers.reward"] <= 1, line
         if name == "epochs":
@@ -131,7 +125,7 @@ def resumes(weft):
     tune(weft, "pieces", "run.steps=6", *sets, steps=12)
     pieces, printed = tune(weft, "pieces", *sets, steps=12)
     assert "resuming after step 6" in printed, printed
-    assert shard(whole, 12) == shard(pieces, 12)
+    assert program.shard(whole, 12) == program.shard(pieces, 12)
     after = [program.record(run)["result"]["answers"]["after"] for run in (whole, pieces)]
     assert after[0] == after[1], after
     weft.run("lm", "train", "base.toml", "--output", weft.folder / "base", "--set", "run.steps=70")
@@ -175,7 +169,7 @@ def reward_is_held(weft):
     tune(weft, "held_pieces", "run.steps=30", *sets, *hold, steps=80)
     pieces, printed = tune(weft, "held_pieces", *sets, *hold, steps=80)
     assert "resuming after step 30" in printed, printed
-    assert shard(weft.folder / "held", 80) == shard(pieces, 80)
+    assert program.shard(weft.folder / "held", 80) == program.shard(pieces, 80)
     # Given as a number; two ranks.
     target = ("polychromic.hold_reward=target", "polychromic.reward_target=0.4")
     lines = [program.metrics(tune(weft, f"target_{ranks}", *sets, *target, steps=6, ranks=ranks)[0]) for ranks in (1, 2)]
@@ -225,7 +219,7 @@ def refusals(weft):
     _, printed = tune(weft, "refused", "polychromic.prompts_file=empty.txt", code=3, steps=4)
     assert "empty.txt: is empty" in printed, printed
     # The other text has other characters, in another number.
-    (weft.folder / "other.txt").write_text(TEXT.replace("cat", "CAT"))
+    (weft.folder / "other.txt").write_text(program.TEXT.replace("cat", "CAT"))
     _, printed = tune(weft, "refused", "data.train=other.txt", code=2, steps=4)
     assert "tokeniser" in printed, printed
     _, printed = tune(weft, "dry", steps=4, arguments=["--dry-run"])
@@ -233,7 +227,7 @@ def refusals(weft):
 
 
 def test(weft):
-    (weft.folder / "text.txt").write_text(TEXT)
+    (weft.folder / "text.txt").write_text(program.TEXT)
     (weft.folder / "base.toml").write_text(MODEL.format(steps=60, initial=""))
     weft.run("lm", "train", "base.toml", "--output", weft.folder / "base")
     refusals(weft)

@@ -5,14 +5,10 @@ several ranks, settings that contradict one another.
 private_training_test.py WEFT
 """
 import json
-import os
 import signal
-import subprocess
 
 import program
 
-TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
-               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
 INPUT = """
 [run]
 steps = 20
@@ -49,14 +45,10 @@ def command(weft, name, *arguments, key="test"):
     return ["lm", "train", source, "--output", weft.folder / name, *arguments]
 
 
-def shard(run, step=20):
-    return (run / "checkpoints" / f"step_{step:08d}" / "rank_00000.h5").read_bytes()
-
-
 def reports_the_guarantee(weft):
     printed = weft.run(*command(weft, "plain"))
     run = weft.folder / "plain"
-    records = (len(TEXT) // 17) + (1 if len(TEXT) % 17 >= 2 else 0)
+    records = (len(program.TEXT) // 17) + (1 if len(program.TEXT) % 17 >= 2 else 0)
     result = program.record(run)["result"]["privacy"]
     assert 7.9 < result["epsilon"] <= 8 and result["delta"] == 1e-4 and result["steps"] == 20, result
     assert result["records"] == records and abs(result["sample_rate"] - 16 / records) < 1e-12, result
@@ -73,7 +65,7 @@ def reports_the_guarantee(weft):
         assert "Protected:" in (run / "report.html").read_text()
     # Another step, another batch: the same run twice has the same bits, with a key of the system other ones.
     weft.run(*command(weft, "again"))
-    assert shard(weft.folder / "again") == shard(run)
+    assert program.shard(weft.folder / "again", 20) == program.shard(run, 20)
     for name in ("secret", "other_secret"):
         last = weft.run(*command(weft, name, key="system")).strip().splitlines()[-1]
         assert last.startswith(f"privacy: epsilon {result['epsilon']:.4g} at delta 0.0001 (prv) after 20 steps"), last
@@ -88,12 +80,10 @@ def reports_the_guarantee(weft):
 def resumes_bit_for_bit(weft, expected):
     arguments = command(weft, "killed")
     # When the checkpoint of step 10 has been published, whatever step the run has reached by then.
-    ended = subprocess.run([weft.binary, *arguments], cwd=weft.folder, env=dict(os.environ, WEFT_FAULT="before-latest:0:10"),
-                           capture_output=True, check=False).returncode
-    assert ended == -signal.SIGKILL, ended
+    weft.run(*arguments, fault="before-latest:0:10", code=-signal.SIGKILL)
     printed = weft.run(*arguments)
     assert "resuming after step 10" in printed, printed
-    assert shard(weft.folder / "killed") == shard(expected), "the resumed run has other bits"
+    assert program.shard(weft.folder / "killed", 20) == program.shard(expected, 20), "the resumed run has other bits"
     assert program.record(weft.folder / "killed")["result"]["privacy"] == program.record(expected)["result"]["privacy"]
 
 
@@ -205,8 +195,8 @@ def refusals(weft):
 
 
 def test(weft):
-    (weft.folder / "text.txt").write_text(TEXT)
-    (weft.folder / "held_out.txt").write_text(TEXT[1000:1700])
+    (weft.folder / "text.txt").write_text(program.TEXT)
+    (weft.folder / "held_out.txt").write_text(program.TEXT[1000:1700])
     run = reports_the_guarantee(weft)
     resumes_bit_for_bit(weft, run)
     ranks_agree(weft, run)

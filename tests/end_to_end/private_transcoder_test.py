@@ -4,9 +4,7 @@ bit for bit with the same epsilon, several ranks, settings that would break the 
 
 private_transcoder_test.py WEFT
 """
-import os
 import signal
-import subprocess
 
 import files
 import numpy as np
@@ -48,10 +46,6 @@ def command(weft, name, *arguments, model=TOPK, unit=TOKEN, key="test"):
     return ["train", source, "--output", weft.folder / name, *arguments]
 
 
-def shard(run, step=20):
-    return (run / "checkpoints" / f"step_{step:08d}" / "rank_00000.h5").read_bytes()
-
-
 def result_of(run):
     return program.record(run)["result"]
 
@@ -90,13 +84,11 @@ def resumes_bit_for_bit(weft):
     for name, model, unit in (("topk", TOPK, TOKEN), ("jump", JUMP, SEQUENCE)):
         weft.run(*command(weft, f"whole_{name}", model=model, unit=unit))
         arguments = command(weft, f"killed_{name}", model=model, unit=unit)
-        ended = subprocess.run([weft.binary, *arguments], cwd=weft.folder, env=dict(os.environ, WEFT_FAULT="before-latest:0:10"),
-                               capture_output=True, check=False).returncode
-        assert ended == -signal.SIGKILL, ended
+        weft.run(*arguments, fault="before-latest:0:10", code=-signal.SIGKILL)
         printed = weft.run(*arguments)
         assert "resuming after step 10" in printed, printed
         whole, killed = weft.folder / f"whole_{name}", weft.folder / f"killed_{name}"
-        assert shard(killed) == shard(whole), "the resumed run has other bits"
+        assert program.shard(killed, 20) == program.shard(whole, 20), "the resumed run has other bits"
         assert result_of(killed)["privacy"] == result_of(whole)["privacy"]
 
 

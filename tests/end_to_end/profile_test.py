@@ -41,8 +41,6 @@ steps = 8
 batches = 1
 cases = ["sparse", "again"]
 """
-TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
-               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
 LANGUAGE = """
 [run]
 steps = 12
@@ -197,7 +195,7 @@ def check_other_commands(weft, source):
 
 def check_families(weft, synthetic):
     """Every family states the least bytes of its phases."""
-    (weft.folder / "text.txt").write_text(TEXT)
+    (weft.folder / "text.txt").write_text(program.TEXT)
     language = weft.folder / "language.toml"
     language.write_text(LANGUAGE)
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 SKIPPED = 77
+KILLED = "any exit code but 0"
 PACKAGE = Path(__file__).resolve().parents[2] / "python"
 # Programs of the Python package; an installation has the same (python/pyproject.toml).
 PROGRAMS = {"report": "weft.report.command", "sweep": "weft.sweep.command", "serve": "weft.serve.command", "follow": "weft.follow",
@@ -26,6 +27,9 @@ k = 3
 tokens = 2000
 validation_tokens = 100
 """
+# Text for small language models.
+TEXT = "".join(f"The {animal} sat on the {place}; the {animal} did not see the {other}.\n"
+               for animal in ("cat", "dog", "fox", "owl") for place in ("mat", "log", "hill") for other in ("moon", "river", "king"))
 
 
 class Program:
@@ -41,17 +45,27 @@ class Program:
         self.environment["PATH"] = f"{install_programs(self.folder / 'package')}:{os.environ['PATH']}"
         return True
 
-    def run(self, *arguments, code=0, ranks=None):
-        """Standard output and error together. Fails unless the exit code is `code` (None: any)."""
-        command = [str(self.binary), *map(str, arguments)]
-        if ranks:
+    def start(self, *arguments, ranks=None, fault="", wrapper=(), **options):
+        """A Popen whose output and errors are one text. `fault`: WEFT_FAULT; `wrapper`: a command that starts the program on every rank."""
+        command = [*wrapper, str(self.binary), *map(str, arguments)]
+        if ranks and ranks > 1:
             command = ["mpiexec", "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
-        done = subprocess.run(command, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              check=False, env=self.environment)
-        if code is not None and done.returncode != code:
-            print(done.stdout)
-            raise AssertionError(f"{' '.join(command)} ended with {done.returncode}, expected {code}")
-        return done.stdout
+        environment = dict(self.environment, WEFT_FAULT=fault) if fault else self.environment
+        return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                **{"cwd": self.folder, "env": environment, **options})
+
+    def run(self, *arguments, code=0, timeout=None, **options):
+        """Standard output and error together. Fails unless the exit code is `code` (None: any; KILLED: any but 0)."""
+        process = self.start(*arguments, **options)
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        if process.returncode != code and code is not None and not (code == KILLED and process.returncode != 0):
+            print(output)
+            raise AssertionError(f"{' '.join(map(str, arguments))} ended with {process.returncode}, expected {code}")
+        return output
 
     def train(self, text, output, *arguments, **options):
         """Trains from the text of an input into folder/output; returns that path."""
@@ -69,6 +83,21 @@ def install_programs(folder):
         path.write_text(f'#!/bin/sh\nPYTHONPATH="{PACKAGE}" exec "{sys.executable}" -m {module} "$@"\n')
         path.chmod(0o755)
     return folder
+
+
+def sets(*changes):
+    """--set A --set B …"""
+    return [word for change in changes for word in ("--set", change)]
+
+
+def shard(run, step, rank=0):
+    """The bytes of a shard of a checkpoint."""
+    return (Path(run) / "checkpoints" / f"step_{step:08d}" / f"rank_{rank:05}.h5").read_bytes()
+
+
+def validation(directory):
+    """What evaluate has written there."""
+    return json.loads((Path(directory) / "evaluation.json").read_text())["validation"]
 
 
 def record(run):

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must not depend on the grid of ranks or the batch, and that every combination of variants trains (docs/verification.md)."""
-import itertools
-
 import numpy as np
 
+import covering
 import files
 import program
 
@@ -28,23 +27,6 @@ precision = "fp32"
 STILL = 1.2e-38
 
 
-def exports_of_grids(weft):
-    """The files of an export do not depend on how the checkpoint was divided."""
-    expected = None
-    for ranks in (1, 2):
-        text = INPUT.format(folder=weft.folder, steps=2, tokens=64, activation="relu", rate=STILL)
-        run = weft.train(text, f"exported_{ranks}", ranks=ranks)
-        shards = list((run / "checkpoints/step_00000002").glob("rank_*.h5"))
-        assert len(shards) == ranks, shards
-        for kind in ("circuit-tracer", "crosslayer-coding"):
-            weft.run("export", run, f"export_{ranks}_{kind}", "--to", kind, "--type", "fp32")
-        found = {path.relative_to(weft.folder / f"export_{ranks}_{kind}"): path.read_bytes()
-                 for kind in ("circuit-tracer", "crosslayer-coding")
-                 for path in (weft.folder / f"export_{ranks}_{kind}").iterdir()}
-        expected = expected or found
-        assert found == expected, ranks
-
-
 def clocks(weft):
     """Clocks of dead features count tokens of all ranks: at equal tokens they are equal on every grid, and for other batches up to
     one batch."""
@@ -63,17 +45,16 @@ def clocks(weft):
 
 
 def combinations(weft):
-    """Every decoder with every activation, scope and skip connection makes two steps with a finite, falling loss."""
-    for decoder, activation, scope, skip in itertools.product(
-            ("cross_layer", "per_layer", "tied", "tied_target", "low_rank"), ("relu", "jumprelu", "topk", "batch_topk"), ("layer", "all_layers"),
-            ("none", "linear")):
-        if scope == "all_layers" and activation in ("relu", "jumprelu"):
-            continue        # they have no budget
+    """Every decoder with every activation, scope and skip connection makes two steps with a finite, falling loss: all pairs occur."""
+    factors = {"decoder": ("cross_layer", "per_layer", "tied", "tied_target", "low_rank"),
+               "selection": ("relu layer", "jumprelu layer", "topk layer", "topk all_layers", "batch_topk layer", "batch_topk all_layers"),
+               "skip": ("none", "linear")}
+    for row in covering.pairs(factors):
+        decoder, skip, (activation, scope) = row["decoder"], row["skip"], row["selection"].split()
         text = INPUT.format(folder=weft.folder, steps=2, tokens=64, activation=activation, rate=1e-2)
         name = f"{decoder}_{activation}_{scope}_{skip}"
-        run = weft.train(text, name, "--set", f"transcoder.decoder={decoder}", "--set", f"transcoder.scope={scope}", "--set",
-                         f"transcoder.skip={skip}", "--set", f"transcoder.rank={4 if decoder == 'low_rank' else 0}", "--set", "log.every=1",
-                         "--set", "data.validation=")
+        run = weft.train(text, name, *program.sets(f"transcoder.decoder={decoder}", f"transcoder.scope={scope}", f"transcoder.skip={skip}",
+                                                   f"transcoder.rank={4 if decoder == 'low_rank' else 0}", "log.every=1"))
         losses = [line["loss"] for line in program.metrics(run) if "loss" in line]
         assert len(losses) == 2 and np.isfinite(losses).all() and losses[1] < losses[0], (name, losses)
 
@@ -88,7 +69,6 @@ def validation(weft):
 def test(weft):
     (weft.folder / "synth.toml").write_text(INPUT.format(folder=weft.folder, steps=1, tokens=64, activation="relu", rate=1e-3))
     weft.run("synth", "synth.toml")
-    exports_of_grids(weft)
     clocks(weft)
     validation(weft)
     combinations(weft)

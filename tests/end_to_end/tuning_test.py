@@ -30,10 +30,6 @@ sample_tokens = 0
 """
 
 
-def shard(run, step):
-    return (run / "checkpoints" / f"step_{step:08d}" / "rank_00000.h5").read_bytes()
-
-
 def train(weft, tuning, name, *arguments):
     source = weft.folder / f"{tuning}.toml"
     source.write_text(INPUT.format(tuning=tuning))
@@ -47,7 +43,7 @@ def check(weft, tuning):
     half, _ = train(weft, tuning, f"{tuning}_halves", "--set", "run.steps=7")
     _, second = train(weft, tuning, f"{tuning}_halves")
     assert "instead of" not in second, second     # the sweep belongs to a new run
-    assert shard(whole, 12) == shard(half, 12), f"{tuning}: the resumed run has other bits"
+    assert program.shard(whole, 12) == program.shard(half, 12), f"{tuning}: the resumed run has other bits"
     rates = [line["learning_rate"] for line in program.metrics(whole)]
     assert rates == [line["learning_rate"] for line in program.metrics(half)]
     return rates, printed

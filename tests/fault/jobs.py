@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts jobs with injected faults: shared by the fault tests."""
 import os
-import subprocess
 
 import files
 import program
@@ -39,21 +38,12 @@ class Jobs:
         if not (weft.folder / "data").exists():
             weft.run("synth", self.source)
 
-    def start(self, name, *arguments, ranks=1, fault="", wrapper=(), **options):
-        """A Popen, through mpiexec if ranks > 1. `wrapper`: a command that starts the program on every rank."""
-        command = [*wrapper, str(self.weft.binary), "train", str(self.source), "--output", str(self.folder / name),
-                   *map(str, arguments)]
-        if ranks > 1:
-            command = ["mpiexec", "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *command]
-        return subprocess.Popen(command, env=dict(os.environ, WEFT_FAULT=fault), text=True, stdout=subprocess.PIPE,
-                                stderr=subprocess.STDOUT, **options)
+    def start(self, name, *arguments, **options):
+        return self.weft.start("train", self.source, "--output", self.folder / name, *arguments, **options)
 
-    def run(self, name, *arguments, code=0, **options):
-        """Returns the output of the completed job. Fails unless the exit code is `code` (None: any but 0)."""
-        process = self.start(name, *arguments, **options)
-        output, _ = process.communicate(timeout=240)
-        assert process.returncode == code if code is not None else process.returncode != 0, (process.returncode, output)
-        return output
+    def run(self, name, *arguments, **options):
+        """Returns the output of the completed job; see Program.run."""
+        return self.weft.run("train", self.source, "--output", self.folder / name, *arguments, timeout=240, **options)
 
     def steps_of(self, name):
         """Steps of the checkpoints of a run, ascending."""

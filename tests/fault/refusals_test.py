@@ -49,7 +49,7 @@ def check_crash_loop(job):
         name = f"loop_{ranks}"
         job.run(name, ranks=ranks, fault="step:0:13:usr1", code=75)
         for _ in range(2):
-            job.run(name, ranks=ranks, fault=f"step:{ranks - 1}:18:kill", code=None)
+            job.run(name, ranks=ranks, fault=f"step:{ranks - 1}:18:kill", code=program.KILLED)
         output = job.run(name, ranks=ranks, code=93)
         assert "the last 2 starts of this run began at step 15" in output and "resume.ignore_no_progress=true" in output, output
         assert program.record(job.folder / name)["exit"]["code"] == 93
@@ -57,7 +57,7 @@ def check_crash_loop(job):
         assert job.steps_of(name)[-1] == job.steps
     # Starts that made progress in between are not a loop.
     for step in (10, 20, 30):
-        job.run("moving", fault=f"after-rename:0:{step}:kill", code=None)
+        job.run("moving", fault=f"after-rename:0:{step}:kill", code=program.KILLED)
     job.run("moving")
 
 

@@ -28,8 +28,9 @@ class Run:
             assert time.monotonic() < end, f"no {what} within four minutes"
             time.sleep(0.02)
 
-    def end(self, code):
-        """The run ends with the code (None: any but 0), a record of it, and a checkpoint from which it can be resumed."""
+    def end(self, code, cause=""):
+        """The run ends with the code (None: any but 0), a record of it, a line that names the cause, and a checkpoint from which it can be
+        resumed."""
         output, _ = self.process.communicate(timeout=240)
         # Ranks may outlive the launcher for a moment, in which they may publish another checkpoint.
         deadline = time.monotonic() + 60
@@ -38,6 +39,10 @@ class Run:
         assert not jobs.alive(self.path), self.name
         got = self.process.returncode
         assert got == code if code is not None else got != 0, (self.name, got, output)
+        if code is not None and cause:
+            step, last = max(self.job.steps_of(self.name)), output.strip().splitlines()[-1]
+            assert last.startswith(f"stopped by {cause} after step {step} of {ENDLESS}; its state is in ") and f"step_{step:08d}" in last, last
+            assert last.endswith(f"the same command continues the run (exit code {code})"), last
         record = program.record(self.path)
         step = max(self.job.steps_of(self.name))
         if code is not None:
@@ -57,7 +62,7 @@ def check_process(job):
         run = Run(job, name)
         for number in signals:
             run.process.send_signal(number)
-        run.end(code)
+        run.end(code, "SIGINT" if name == "int" else "")
     # Repeated signals until the end change nothing.
     run = Run(job, "usr1_again_and_again")
     while run.process.poll() is None:
@@ -100,7 +105,7 @@ def check_files(job):
     run.wait(lambda: job.steps_of(run.name), "checkpoint on request")
     assert not (run.path / "CHECKPOINT").exists()
     (run.path / "STOP").touch()
-    run.end(75)
+    run.end(75, "the file STOP")
     assert not (run.path / "STOP").exists()
 
 
@@ -110,6 +115,7 @@ def check_walltime(job):
     record, step = program.record(job.folder / "walltime"), max(job.steps_of("walltime"))
     assert "checkpoint step_" in output and record["exit"]["reason"] == "stopped cleanly, more to do", output
     assert record["result"]["step"] == step > 0, (record["result"], step)
+    assert output.strip().splitlines()[-1].startswith(f"stopped by run.walltime after step {step} of {ENDLESS}"), output
 
 
 def check_moments(job):

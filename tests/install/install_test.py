@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """cmake --install creates a relocatable tree: the program, inputs, job scripts, the Python package, the guide, completion in bash and a
-file for environment modules. The installation tests of the Spack recipe are run on it as well.
+file for environment modules. The installed program trains the installed quickstart.
 
 install_test.py WEFT REPOSITORY BUILD CMAKE
 """
@@ -13,9 +13,6 @@ import sys
 from pathlib import Path
 
 import program
-
-sys.path.insert(0, os.path.join(sys.argv[2], "tests", "spack"))
-import stand_in  # noqa: E402
 
 REPOSITORY, BUILD, CMAKE = map(os.path.abspath, sys.argv[2:5])
 
@@ -113,17 +110,14 @@ def check(weft):
         if path.is_file() and path.parts[-2] != "bin":
             assert BUILD.encode() not in path.read_bytes(), f"{path} names the build"
 
-    # From another folder, through PATH.
-    elsewhere = weft.folder / "elsewhere"
-    elsewhere.mkdir()
-    os.chdir(elsewhere)
-    recipe = stand_in.Recipe(os.path.join(REPOSITORY, "spack_repo", "weft", "packages", "weft", "package.py"))
-    for path in recipe.package.sanity_check_is_file:
-        assert (prefix / path).is_file(), path
-    for path in recipe.package.sanity_check_is_dir:
-        assert (prefix / path).is_dir(), path
-    stand_in.instance(recipe, prefix=str(prefix), cuda=False).check_install()
-    assert program.record(elsewhere / "weft_quickstart" / "run")["exit"]["code"] == 0
+    # Elsewhere: what the Spack recipe runs after an installation.
+    installed = program.Program(prefix / "bin" / "weft", weft.folder / "elsewhere")
+    installed.folder.mkdir()
+    small = [word for one in ("synthetic.tokens=4096", "synthetic.validation_tokens=512", "run.steps=10") for word in ("--set", one)]
+    quickstart = share / "weft" / "inputs" / "quickstart.toml"
+    installed.run("synth", quickstart, *small)
+    installed.run("train", quickstart, "--output", "run", *small)
+    assert program.record(installed.folder / "run")["exit"]["code"] == 0
 
 
 program.main(check)

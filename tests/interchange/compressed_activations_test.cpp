@@ -20,7 +20,7 @@
 #include "dataset/activations/row_tokens.hpp"
 #include "kernels/bf16.hpp"
 #include "storage/compressed_stream.hpp"
-#include "tests/interchange/scratch.hpp"
+#include "tests/scratch.hpp"
 
 using namespace weft;
 using namespace weft::interchange;

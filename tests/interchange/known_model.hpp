@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "interchange/formats.hpp"
-#include "tests/interchange/scratch.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::interchange::testing {
 namespace fs = std::filesystem;

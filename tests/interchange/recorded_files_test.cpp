@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "interchange/formats.hpp"
-#include "tests/interchange/scratch.hpp"
+#include "tests/scratch.hpp"
 
 using namespace weft;
 using namespace weft::interchange;

@@ -168,19 +168,4 @@ TEST_CASE("an overflow on one rank withholds the step on all") {
     CHECK(before.at(name) == after.at(name));
 }
 
-TEST_CASE("the plan is what a rank takes") {
-  const parallel::Communicator& world = testing::world().all();
-  Configuration settings = configuration("", "");
-  use_ranks(settings, world.size());
-  const std::int64_t before = device::memory_use().device_bytes;
-  const Run run(settings, world);
-  const Plan planned = plan(settings, {settings.language_model, kVocabulary, settings.data.sequence}, 0);
-  std::int64_t context = 0, taken = device::memory_use().device_bytes - before;
-  for (const auto& [name, bytes] : planned.device)
-    if (name == "CUDA context and libraries") context = bytes;
-  world.maximum({&taken, 1});
-  CHECK(taken <= planned.device_total() - context);
-  CHECK(static_cast<double>(taken) >= 0.95 * static_cast<double>(planned.device_total() - context));
-}
-
 }  // namespace weft::language_model

@@ -17,6 +17,7 @@
 #include "language_model/trainer.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/language_model/variants.hpp"
+#include "tests/scratch.hpp"
 #include "tests/training/registry_bits.hpp"
 
 namespace weft::language_model {
@@ -317,33 +318,9 @@ TEST_CASE("only adapters have optimizer state and gradients, in the plan and in 
   }
 }
 
-TEST_CASE("equal runs have equal bits") {
-  Configuration settings = configuration();
-  settings.lora.dropout = 0.2;
-  Run one(settings), same(settings);
-  settings.lora.dropout = 0;
-  Run other(settings);
-  for (int i = 0; i < 5; ++i)
-    for (Run* run : {&one, &same, &other}) run->step();
-  CHECK(weft::testing::different_tensors(one.trainer.registry(), same.trainer.registry()).empty());
-  CHECK(!weft::testing::different_tensors(one.trainer.registry(), other.trainer.registry()).empty());
-}
-
 // --- PEFT -----------------------------------------------------------------------------------------------------------
 
 namespace {
-
-class Folder {
- public:
-  Folder() : path_(std::filesystem::temp_directory_path() / ("weft_lora_" + std::to_string(::getpid()))) {
-    std::filesystem::remove_all(path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 std::string refusal(const Architecture& architecture, const std::filesystem::path& path) {
   try {
@@ -359,34 +336,34 @@ std::string refusal(const Architecture& architecture, const std::filesystem::pat
 TEST_CASE("adapters come back from the files of PEFT; those of another rank, scale or target are refused") {
   for (const TransformerSettings& settings :
        {adapted(gpt2()), adapted(gpt2(), {"query", "value", "output"}), adapted(llama()), adapted(llama(), {"gate"})}) {
-    const Folder folder;
+    const weft::testing::Scratch folder;
     const Architecture& architecture = settings.architecture;
     SmallModel model(settings, kSequences, kLength), read(settings, kSequences, kLength);
     write_peft(model.parameters(), architecture, "base", kernels::Scalar::fp32, weft::testing::execution(),
-               folder.path());
-    CHECK(is_peft_directory(folder.path()));
+               folder.path);
+    CHECK(is_peft_directory(folder.path));
     for (std::size_t i = 0; i < read.parameters().size(); ++i)
       if (is_adapter(read.parameters().specs()[i])) read.set(i, std::vector<float>(read.get(i).size(), 0.0f));
-    load_peft(read.parameters(), architecture, weft::testing::execution(), folder.path());
+    load_peft(read.parameters(), architecture, weft::testing::execution(), folder.path);
     for (std::size_t i = 0; i < read.parameters().size(); ++i) CHECK(read.get(i) == model.get(i));
 
     Architecture other = architecture;
     other.lora.rank = 3;
-    CHECK(refusal(other, folder.path()).find("correct lora.rank") != std::string::npos);
+    CHECK(refusal(other, folder.path).find("correct lora.rank") != std::string::npos);
     other = architecture;
     other.lora.alpha = 7;
-    CHECK(refusal(other, folder.path()).find("set lora.alpha = ") != std::string::npos);
+    CHECK(refusal(other, folder.path).find("set lora.alpha = ") != std::string::npos);
     other = architecture;
     other.lora.targets = {"up"};
-    CHECK(refusal(other, folder.path()) != "");
+    CHECK(refusal(other, folder.path) != "");
     other = architecture;
     other.model.d_mlp = 64;
     if (architecture.lora.adapts("gate") || architecture.lora.adapts("up"))
-      CHECK(refusal(other, folder.path()).find("does it belong to this model?") != std::string::npos);
-    std::ofstream(folder.path() / "adapter_config.json") << "{\"peft_type\": \"IA3\"}";
-    CHECK(refusal(architecture, folder.path()).find("peft_type") != std::string::npos);
-    std::ofstream(folder.path() / "adapter_config.json") << "{";
-    CHECK(refusal(architecture, folder.path()).find("is it complete?") != std::string::npos);
+      CHECK(refusal(other, folder.path).find("does it belong to this model?") != std::string::npos);
+    std::ofstream(folder.path / "adapter_config.json") << "{\"peft_type\": \"IA3\"}";
+    CHECK(refusal(architecture, folder.path).find("peft_type") != std::string::npos);
+    std::ofstream(folder.path / "adapter_config.json") << "{";
+    CHECK(refusal(architecture, folder.path).find("is it complete?") != std::string::npos);
   }
 }
 

@@ -59,25 +59,6 @@ TEST_CASE("every mode forms the clipped sum of the naive oracle, for every kind 
   }
 }
 
-TEST_CASE("rows that stay where they are formed until the end of the backward pass: several blocks") {
-  for (const char* model : {"preset = \"gpt2\"\n", "preset = \"llama\"\nqk_norm = \"head\"\n"})
-    for (const char* more : {"", "[memory]\nrecompute = \"activation\"\n"}) {
-      CAPTURE(model);
-      CAPTURE(more);
-      const auto sum = [&](const std::string& privacy) {
-        Configuration settings = private_configuration(model, "clip = 4\n" + privacy, more);
-        settings.language_model.layers = 3;
-        return clipped_sum(settings, kExamples);
-      };
-      // Rows of parts that are clipped by themselves are kept until the backward pass has left their block.
-      for (const std::string scheme : {"", "scheme = \"group\"\n", "scheme = \"per_layer\"\n"}) {
-        CAPTURE(scheme);
-        CHECK(relative_error(sum(scheme + "mode = \"book_keeping\"\n"), sum(scheme + "algorithm = \"naive\"\n")) <
-              kTolerance);
-      }
-    }
-}
-
 TEST_CASE("the clipped sum is that of the naive oracle with several blocks, recomputation and a head in chunks") {
   struct Case {
     const char *model, *more = "", *scheme = "";

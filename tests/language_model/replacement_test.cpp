@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "language_model/harvest.hpp"
 #include "tests/language_model/small_model.hpp"
+#include "tests/scratch.hpp"
 
 using namespace weft;
 using namespace weft::testing;
@@ -16,16 +17,6 @@ using namespace weft::testing;
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Folder {
-  Folder() {
-    std::string pattern = (fs::temp_directory_path() / "weft_harvest_XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) throw Error(ExitCode::io, "no temporary directory");
-    path = pattern;
-  }
-  ~Folder() { fs::remove_all(path); }
-  fs::path path;
-};
 
 constexpr std::int64_t kSequences = 3, kLength = 8, kWidth = 32, kLayers = 2;
 
@@ -129,7 +120,7 @@ TEST_CASE("the harvest names layer and token of a value that is not finite, or t
     Case one;
     one.set("block_1/mlp/down/weight", factor);
     dataset::WriterSettings writer;
-    const Folder folder;
+    const weft::testing::Scratch folder;
     writer.path = (folder.path / "data").string();
     writer.n_layers = kLayers;
     writer.d_model = kWidth;

@@ -259,15 +259,4 @@ TEST_CASE("the plan is what a trainer allocates") {
   }
 }
 
-TEST_CASE("optimizer.tuning changes the learning rate by the loss, and its state is registered") {
-  Run plain(configuration("schedule = \"constant\"\n"));
-  Run tuned(configuration("schedule = \"constant\"\ntuning = \"greedy\"\ntuning_patience = 2\n"));
-  for (int i = 0; i < 20; ++i) plain.step(), tuned.step();
-  CHECK(plain.trainer.metrics().learning_rate == doctest::Approx(1e-2).epsilon(1e-6));
-  CHECK(tuned.trainer.metrics().learning_rate > 1.1e-2);  // the loss falls
-  CHECK(tuned.trainer.metrics().learning_rate == doctest::Approx(1e-2 * tuned.trainer.tuning().factor()).epsilon(1e-6));
-  CHECK(plain.trainer.registry().find("optimizer/tuning") == nullptr);
-  CHECK(tuned.trainer.registry().find("optimizer/tuning") != nullptr);
-}
-
 }  // namespace weft::language_model

@@ -13,7 +13,7 @@
 #include "base/log.hpp"
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::privacy {
 namespace fs = std::filesystem;
@@ -59,18 +59,7 @@ struct Run {
 };
 
 /// A directory of checkpoints that all ranks share. Collective.
-struct Scratch {
-  fs::path path;
-  Scratch() {
-    std::string pattern = (fs::temp_directory_path() / "weft_account_XXXXXX").string();
-    if (root()) REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    path = ranks().broadcast(pattern);
-  }
-  ~Scratch() {
-    ranks().barrier();
-    if (root()) fs::remove_all(path);
-  }
-
+struct Scratch : weft::testing::Scratch {
   void write(Run& run, std::int64_t step) const {
     checkpoint::Manifest manifest;
     manifest.step = step;

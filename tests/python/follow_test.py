@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import program
 
@@ -59,8 +58,7 @@ def check_training(weft):
     run.mkdir()
     following = subprocess.Popen([sys.executable, "-m", "weft.follow", str(run), "--to", "csv", "--every", "0.05"], stdout=subprocess.PIPE,
                                  text=True, env=dict(os.environ, PYTHONPATH=str(program.PACKAGE)))
-    subprocess.run([str(weft.binary), "train", str(source), "--output", str(run)], check=False, capture_output=True,
-                   env=dict(os.environ, WEFT_FAULT="step:0:250:kill"))
+    weft.run("train", source, "--output", run, fault="step:0:250:kill", code=program.KILLED)
     while not (run / "metrics.csv").exists():
         assert following.poll() is None
         time.sleep(0.02)

@@ -8,6 +8,7 @@ replacing the forward functions of the MLPs, not by the hooks that weft.harvest 
 Given the path of the program, `weft inspect` and a short training run read the files as well. Skipped without PyTorch or transformers.
 """
 import contextlib
+import importlib.util
 import io
 import json
 import os

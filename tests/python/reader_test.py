@@ -5,7 +5,6 @@ reader_test.py WEFT
 """
 import json
 import sys
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -58,7 +57,7 @@ CASES = {
 
 def check_case(weft, source, name, ranks, settings):
     run = weft.folder / name
-    weft.run("train", source, "--output", run, *(word for one in settings for word in ("--set", one)), ranks=ranks)
+    weft.run("train", source, "--output", run, *program.sets(*settings), ranks=ranks)
     weft.run("evaluate", run, "--output", run)
     expected = json.loads((run / "evaluation.json").read_text())["validation"]
     opened = module.Run(run)

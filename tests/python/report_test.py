@@ -167,17 +167,11 @@ def decoder_norms(step_directory, window, tokens):
     return norms
 
 
-def train_with_fault(weft, source, output, fault, code):
-    done = subprocess.run([str(weft.binary), "train", str(source), "--output", str(output)], cwd=weft.folder, check=False,
-                          env=dict(os.environ, WEFT_FAULT=fault), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == code, (done.returncode, done.stdout)
-
-
 def check_real_run(weft, source):
     # A name that would be markup, in the title, the table and the input of the page.
     run = weft.folder / "a<b>&amp;\"'run"
-    train_with_fault(weft, source, run, "step:0:12:usr1", 75)
-    train_with_fault(weft, source, run, "step:0:17:kill", -9)
+    for fault, code in (("step:0:12:usr1", 75), ("step:0:17:kill", -9)):
+        weft.run("train", source, "--output", run, fault=fault, code=code)
     weft.run("train", source, "--output", run)
     left = run / "checkpoints" / "step_00000099.tmp"
     left.mkdir()        # as if another process were writing it: a report removes nothing
@@ -333,9 +327,9 @@ def check_comparison(weft, source):
     for name, settings in (("rate_a", ("optimizer.learning_rate=1e-3",)), ("rate<b>", ("optimizer.learning_rate=1e-2",)),
                            ("short", ("run.steps=20", "optimizer.learning_rate=1e-2"))):
         runs.append(weft.folder / "grid" / name)
-        weft.run("train", source, "--output", runs[-1], *(word for one in settings for word in ("--set", one)))
+        weft.run("train", source, "--output", runs[-1], *program.sets(*settings))
     # Stopped after a few steps: no validation results, so it is the last row.
-    train_with_fault(weft, source, weft.folder / "grid" / "stopped", "step:0:12:usr1", 75)
+    weft.run("train", source, "--output", weft.folder / "grid" / "stopped", fault="step:0:12:usr1", code=75)
     runs.append(weft.folder / "grid" / "stopped")
     said = weft.run("report", *runs, "--output", weft.folder / "runs.html")
     page = parsed(weft.folder / "runs.html")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """weft sweep: every point of a grid is trained, finished points are skipped, stopped ones resumed, failed ones listed; the table at
-the end is that of the runs. Submission is tested with scheduler commands that only pretend (tests/scheduler/sweep.sh has a Slurm).
+the end is that of the runs. Submission to PBS is tested with commands that only pretend; tests/scheduler/sweep.sh has a Slurm.
 
 sweep_test.py WEFT REPOSITORY
 """
@@ -161,15 +161,12 @@ def pretend(weft, name, body):
 
 def check_submission(weft, source):
     """The job script that is submitted is the shipped one, with the input and the run of each index."""
-    for name in ("sbatch", "qsub"):
-        pretend(weft, name, f'printf "%s " {name} "$@" >>"{weft.folder}/submitted"; echo >>"{weft.folder}/submitted"\n')
+    pretend(weft, "qsub", f'printf "%s " qsub "$@" >>"{weft.folder}/submitted"; echo >>"{weft.folder}/submitted"\n')
     pretend(weft, "qstat", 'echo "    Resource_List.walltime = 01:00:00"\n')
-    for name in ("srun", "mpirun"):     # notes what is started, and that it has ended with 75
-        pretend(weft, name, f'printf "%s|" "$@" >>"{weft.folder}/launched"; echo >>"{weft.folder}/launched"\n'
-                f'while [ "$1" != --output ]; do shift; done; run=$2; while [ "$1" != --start-id ]; do shift; done\n'
-                'mkdir -p "$run"; printf "{\\n  \\"start_id\\": \\"%s\\",\\n  \\"code\\": 75,\\n  \\"steps\\": 9\\n}\\n" "$2" >"$run/run.json"; exit 75\n')
-    for name in ("squeue", "scontrol"):
-        pretend(weft, name, "echo RUNNING\n")
+    # Notes what is started, and that it has ended with 75.
+    pretend(weft, "mpirun", f'printf "%s|" "$@" >>"{weft.folder}/launched"; echo >>"{weft.folder}/launched"\n'
+            f'while [ "$1" != --output ]; do shift; done; run=$2; while [ "$1" != --start-id ]; do shift; done\n'
+            'mkdir -p "$run"; printf "{\\n  \\"start_id\\": \\"%s\\",\\n  \\"code\\": 75,\\n  \\"steps\\": 9\\n}\\n" "$2" >"$run/run.json"; exit 75\n')
     path = f"{weft.folder / 'bin'}:{weft.environment['PATH']}"
 
     def sweep(*arguments, **options):
@@ -179,31 +176,24 @@ def check_submission(weft, source):
 
     folder = weft.folder / "a 'b"    # a name that a shell would split
     weft.run("sweep", source, "--grid", "transcoder.k=2", "--output", folder)       # this point is finished
-    for kind, script, index in (("slurm", "slurm.sbatch", "SLURM_ARRAY_TASK_ID"), ("pbs", "pbs.pbs", "PBS_ARRAY_INDEX")):
-        for note in ("submitted", "launched"):
-            (weft.folder / note).unlink(missing_ok=True)
-        code, said = sweep("--grid", "transcoder.k=2,3,4", "--output", str(folder), f"--{kind}", "--jobs", "3",
-                           "--script", str(JOB_SCRIPTS / script))
-        assert code == 0 and "2 points submitted" in said, said
-        submitted = (weft.folder / "submitted").read_text()
-        wanted = "sbatch --array=0-1%3 " if kind == "slurm" else "qsub -J 0-1%3 "
-        assert submitted.startswith(wanted), submitted
-        job = folder / "sweep.job"
-        directives = "#SBATCH" if kind == "slurm" else "#PBS"
-        header = [line for line in (JOB_SCRIPTS / script).read_text().splitlines() if line.startswith(directives)]
-        lines = job.read_text().splitlines()
-        first_command = next(i for i, line in enumerate(lines) if line and line[0] != "#")
-        assert [line for line in lines[:first_command] if line.startswith(directives)] == header
-        for number, k in ((0, 3), (1, 4)):
-            environment = dict(os.environ, PATH=path, SLURM_JOB_ID="7", SLURM_CPUS_PER_TASK="1", PBS_JOBID=f"7[{number}].server",
-                               PBS_O_WORKDIR=str(weft.folder), PBS_NODEFILE="/dev/null", **{index: str(number)})
-            done = subprocess.run(["bash", str(job)], cwd=weft.folder, env=environment, text=True, check=False,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            assert done.returncode == 75, done.stdout
-            launched = (weft.folder / "launched").read_text().splitlines()[-1]
-            assert f"|train|{folder}/k={k}.toml|--output|{folder}/k={k}|" in launched, launched
-        if kind == "pbs":   # submitted again with the input and the run of its index
-            assert "-v WEFT_COMMAND,WEFT_INPUT,WEFT_RUN" in (weft.folder / "submitted").read_text()
+    code, said = sweep("--grid", "transcoder.k=2,3,4", "--output", str(folder), "--pbs", "--jobs", "3", "--script", str(JOB_SCRIPTS / "pbs.pbs"))
+    assert code == 0 and "2 points submitted" in said, said
+    assert (weft.folder / "submitted").read_text().startswith("qsub -J 0-1%3 ")
+    job = folder / "sweep.job"
+    directives = lambda text: [line for line in text.splitlines() if line.startswith("#PBS")]
+    lines = job.read_text().splitlines()
+    first_command = next(i for i, line in enumerate(lines) if line and line[0] != "#")
+    assert directives("\n".join(lines[:first_command])) == directives((JOB_SCRIPTS / "pbs.pbs").read_text())
+    for number, k in ((0, 3), (1, 4)):
+        environment = dict(os.environ, PATH=path, PBS_JOBID=f"7[{number}].server", PBS_O_WORKDIR=str(weft.folder), PBS_NODEFILE="/dev/null",
+                           PBS_ARRAY_INDEX=str(number))
+        done = subprocess.run(["bash", str(job)], cwd=weft.folder, env=environment, text=True, check=False, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)
+        assert done.returncode == 75, done.stdout
+        launched = (weft.folder / "launched").read_text().splitlines()[-1]
+        assert f"|train|{folder}/k={k}.toml|--output|{folder}/k={k}|" in launched, launched
+    # Submitted again with the input and the run of its index.
+    assert "-v WEFT_COMMAND,WEFT_INPUT,WEFT_RUN" in (weft.folder / "submitted").read_text()
     for arguments, words in ((("--slurm", "--pbs"), "exclude each other"), (("--slurm", "--script", "none"), "none: no such file")):
         code, said = sweep("--grid", "transcoder.k=3,4", "--output", str(folder), *arguments)
         assert code == 2 and words in said, said

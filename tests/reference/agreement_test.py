@@ -58,6 +58,10 @@ CASES = {
        for form, threshold, bandwidth in (("anthropic", 0.1, 2), ("crosslayer-coding", 0.4, 0.25))},
     "batch_topk, sparsity": dict(activation="batch_topk", k=3.5, sparsity=0.2, sparsity_begin=0.1, sparsity_end=0.5),
     "auxiliary loss": dict(activation="batch_topk", k=0.5, auxk=0.25, auxk_features=3, dead_window=2 * N, clip_norm=0.05),
+    "auxiliary loss per layer, skip connection": dict(decoder="per_layer", skip="linear", k=0.5, auxk=0.25, auxk_features=3, dead_window=2 * N),
+    "auxiliary loss, jumprelu": dict(activation="jumprelu", threshold=1.2, bandwidth=2, auxk=0.25, auxk_features=32, dead_window=2 * N),
+    "auxiliary loss, tied, sparsity, skip connection": dict(decoder="tied", k=0.5, auxk=0.25, auxk_features=3, dead_window=2 * N, sparsity=0.1,
+                                                            skip="linear", clip_norm=0.05),
     "k declines": dict(activation="batch_topk", k=2.5, k_initial=9, k_end=0.6),
     "k of each token declines": dict(activation="topk", k=2, k_initial=9, k_end=0.8, k_decline="linear"),
     "bandwidth changes": dict(activation="jumprelu", threshold=0.2, bandwidth=0.3, bandwidth_initial=2, bandwidth_end=0.7),
@@ -156,12 +160,13 @@ def compare_course(settings, run, data):
     """Twenty steps from Weft's state after its first step."""
     saved, problems, nearest = files.checkpoints(run), [], np.inf
     state = files.read_state(saved[1], 1, BETA1)
-    losses = {line["step"]: line["loss"] for line in program.metrics(run)}
+    lines = {line["step"]: line for line in program.metrics(run)}
     for number in range(2, STEPS + 1):
         there = step(settings, state, data)
         nearest = min(nearest, there.margin)
-        if not abs(losses[number] - there.loss) <= 1e-5 * there.loss:
-            problems.append(f"loss of step {number}: {losses[number]}, expected {there.loss}")
+        for name, expected in (("loss", there.loss), *([("auxiliary_loss", there.auxiliary)] if settings.auxk > 0 else [])):
+            if not abs(lines[number][name] - expected) <= 1e-5 * expected:
+                problems.append(f"{name} of step {number}: {lines[number][name]}, expected {expected}")
     weft = files.read_state(saved[STEPS], STEPS, BETA1)
     for name, expected in state.weights.items():
         difference = np.linalg.norm(weft.weights[name] - expected) / np.linalg.norm(expected)

@@ -50,7 +50,7 @@ def change(file, **changes):
 
 
 def loss(weft, model, *sets, name):
-    changes = [argument for one in sets for argument in ("--set", one)]
+    changes = program.sets(*sets)
     weft.run("lm", "evaluate", model, "--text", "line.txt", "--output", "evaluated", *changes)
     found = json.loads((weft.folder / "evaluated" / "evaluation.json").read_text())["validation"]["loss"]
     # Some 50 operations in fp32.
@@ -159,7 +159,7 @@ def train(weft, model, output, *sets, code=0, ranks=None, arguments=()):
     """Begins with a model; the table [language_model] is that which inspect prints."""
     table = weft.run("inspect", model).split("\n\n", 1)[1].replace('initial = ""', f'initial = "{model}"')
     (weft.folder / "input.toml").write_text(INPUT + table)
-    changes = [argument for one in sets for argument in ("--set", one)]
+    changes = program.sets(*sets)
     return weft.run("lm", "train", "input.toml", "--output", output, *changes, *arguments, code=code, ranks=ranks)
 
 

@@ -96,18 +96,6 @@ def read_circuit_tracer(directory):
     return weights
 
 
-def write_circuit_tracer(directory, weights, dtype="F32"):
-    directory = Path(directory)
-    directory.mkdir(parents=True)
-    for i in range(len(weights.encoder)):
-        tensors = {f"W_enc_{i}": weights.encoder[i], f"b_enc_{i}": weights.encoder_bias[i],
-                   f"b_dec_{i}": weights.decoder_bias[i]}
-        if weights.threshold is not None:
-            tensors[f"threshold_{i}"] = weights.threshold[i]
-        write_safetensors(directory / f"W_enc_{i}.safetensors", tensors, dtype)
-        write_safetensors(directory / f"W_dec_{i}.safetensors", {f"W_dec_{i}": weights.decoder[i]}, dtype)
-
-
 # --- crosslayer-coding ----------------------------------------------------------------------------------------------------
 
 
@@ -215,59 +203,6 @@ def read_crosslayer_coding(directory):
                    if config["activation_fn"] == "jumprelu" else None)
 
 
-# --- CLT-Forge ------------------------------------------------------------------------------------------------------------
-
-
-def write_clt_forge(directory, weights, generator, factor_in, factor_out, shards=1, dtype="F32"):
-    """`shards` > 1: one file per rank, each with a part of the features."""
-    directory = Path(directory)
-    directory.mkdir(parents=True)
-    n_layers, n_features, _ = weights.encoder.shape
-    pairs = [(s, t) for s in range(n_layers) for t in range(s, n_layers)]
-    biases = pair_biases(generator, weights)
-    for rank in range(shards):
-        part = slice(n_features * rank // shards, n_features * (rank + 1) // shards)
-        write_safetensors(directory / (f"rank{rank}_" * (shards > 1) + "clt_weights.safetensors"), {
-            "W_enc": weights.encoder[:, part].transpose(0, 2, 1), "b_enc": weights.encoder_bias[:, part],
-            "W_dec": np.stack([weights.decoder[s][part, t - s] for s, t in pairs]),
-            "b_dec": np.stack([biases[pair] for pair in pairs]), "log_threshold": np.log(weights.threshold[:, part]),
-            "feature_count": np.zeros((n_layers, part.stop - part.start), np.int64),
-            "layer_mask": np.array([[s == layer for s, _ in pairs] for layer in range(n_layers)], float),
-            "estimated_norm_scaling_factor_in": factor_in, "estimated_norm_scaling_factor_out": factor_out}, dtype)
-    (directory / "clt_cfg.json").write_text(json.dumps({
-        "n_layers": n_layers, "d_latent": n_features, "cross_layer_decoders": True, "is_sharded": shards > 1,
-        "model_name": "gpt2"}))
-
-
-# --- crosslayer-transcoder (Goreg12345) -----------------------------------------------------------------------------------
-
-
-def write_crosslayer_transcoder(directory, weights, standardizers=None, folded=False):
-    """standardizers: None, or (mean, std) of the inputs and of the outputs, [L, d] each."""
-    directory = Path(directory)
-    directory.mkdir(parents=True)
-    n_layers = len(weights.encoder)
-    tensors = {"encoder.W": weights.encoder.transpose(0, 2, 1), "encoder.b": weights.encoder_bias,
-               "decoder.b": weights.decoder_bias}
-    for t in range(n_layers):
-        tensors[f"decoder.W_{t}"] = np.stack([weights.decoder[s][:, t - s] for s in range(t + 1)])
-    if weights.threshold is not None:
-        tensors["nonlinearity.theta"] = weights.threshold[None]
-        tensors["nonlinearity.bandwidth"] = np.array(1.0)
-    classes = {"input": "Standardizer", "output": "Standardizer"}
-    for side, values in zip(classes, standardizers or ()):
-        tensors[f"{side}_standardizer.mean"], tensors[f"{side}_standardizer.std"] = values
-        classes[side] = f"Dimensionwise{side.capitalize()}Standardizer"
-    write_safetensors(directory / "checkpoint.safetensors", tensors)
-    lines = ["model:", "  class_path: crosslayer_transcoder.model.clt.CrossLayerTranscoder", "  init_args:"]
-    for module, name in (("nonlinearity", "jumprelu.JumpReLU" if weights.threshold is not None else "relu.ReLU"),
-                         ("input_standardizer", "standardize." + classes["input"]),
-                         ("output_standardizer", "standardize." + classes["output"])):
-        lines += [f"    {module}:", f"      class_path: crosslayer_transcoder.model.{name}", "      init_args: {}"]
-    lines += [f"  is_folded: {str(folded).lower()}"]
-    (directory / "config.yaml").write_text("\n".join(lines) + "\n")
-
-
 # --- SAELens and sparsify: one layer per directory ------------------------------------------------------------------------
 
 
@@ -325,33 +260,3 @@ def reconstruct_sparsify(directory, x):
     centred = x if config["transcode"] else x - tensors["b_dec"]
     y = largest(centred @ tensors["encoder.weight"].T + tensors["encoder.bias"], config["k"]) @ tensors["W_dec"] + tensors["b_dec"]
     return y + x @ tensors["W_skip"].T if config["skip_connection"] else y
-
-
-def write_saelens(directory, weights, architecture, **config):
-    """weights: of single layers, decoder rows [F, 1, d]; `config` replaces fields of cfg.json."""
-    for i, rows in enumerate(weights.decoder):
-        layer = Path(directory) / f"layer_{i}"
-        layer.mkdir(parents=True)
-        tensors = {"W_enc": weights.encoder[i].T, "b_enc": weights.encoder_bias[i], "W_dec": rows[:, 0],
-                   "b_dec": weights.decoder_bias[i]}
-        if weights.threshold is not None:
-            tensors["threshold"] = weights.threshold[i]
-        write_safetensors(layer / "sae_weights.safetensors", tensors)
-        d_sae, d_in = weights.encoder[i].shape
-        (layer / "cfg.json").write_text(json.dumps({
-            "architecture": architecture, "d_in": d_in, "d_sae": d_sae, "dtype": "float32", "device": "cpu",
-            "apply_b_dec_to_input": True, "normalize_activations": "none", "reshape_activations": "none",
-            "metadata": {"model_name": "gpt2", "hook_name": f"blocks.{i}.hook_mlp_in"}, **config}))
-
-
-def write_sparsify(directory, weights, k, **config):
-    for i, rows in enumerate(weights.decoder):
-        layer = Path(directory) / f"layers.{i}.mlp"
-        layer.mkdir(parents=True)
-        write_safetensors(layer / "sae.safetensors", {
-            "encoder.weight": weights.encoder[i], "encoder.bias": weights.encoder_bias[i], "W_dec": rows[:, 0],
-            "b_dec": weights.decoder_bias[i]})
-        n_latents, d_in = weights.encoder[i].shape
-        (layer / "cfg.json").write_text(json.dumps({
-            "activation": "topk", "expansion_factor": 32, "normalize_decoder": True, "num_latents": n_latents, "k": k,
-            "multi_topk": False, "skip_connection": False, "transcode": False, "d_in": d_in, **config}))

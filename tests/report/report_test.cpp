@@ -19,25 +19,17 @@
 #include "report/metrics.hpp"
 #include "report/pass.hpp"
 #include "report/run_record.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 using namespace weft;
 namespace fs = std::filesystem;
 
 namespace {
 
-struct Scratch {
-  fs::path path = fs::temp_directory_path() / fmt::format("weft_report_test_{}", getpid());
-  Scratch() { fs::create_directories(path); }
-  ~Scratch() { fs::remove_all(path); }
-};
+using weft::testing::contents;
+using weft::testing::Scratch;
+using weft::testing::write_file;
 
-std::string contents(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void put(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
 }  // namespace
 
@@ -65,11 +57,11 @@ TEST_CASE("torn and foreign lines are dropped, whatever they hold") {
   const std::string whole = "{\"step\":1}\n{\"step\":2}\n";
   for (const std::string torn : {"{\"step\":3,\"lo", "{\"step\":3}", "{\"step\":", "\n", "[3]\n", "{\"step\":\"x\"}\n",
                                  "{\"loss\":1}\n", "\xff\xfe\n"}) {
-    put(path, whole + torn);
+    write_file(path, whole + torn);
     report::MetricsWriter(path, 100);
     CHECK_MESSAGE(contents(path) == whole, torn);
   }
-  put(path, whole + std::string(3 << 20, '[') + "\n");  // too long for a record, too deep for a stack
+  write_file(path, whole + std::string(3 << 20, '[') + "\n");  // too long for a record, too deep for a stack
   report::MetricsWriter(path, 100);
   CHECK(contents(path) == whole);
   CHECK_THROWS_AS(report::MetricsWriter(scratch.path / "no" / "such" / "directory.jsonl", -1), Error);
@@ -86,7 +78,7 @@ TEST_CASE("a damaged line between records costs that record only, and is counted
   for (const std::string& damaged : {std::string("{\"step\":3,\"lo\n"), std::string(64, '\0') + "\n", std::string("\n"),
                                      std::string("{\"step\":9999}\n"), std::string(3 << 20, '[') + "\n"}) {
     warnings.clear();
-    put(path, before + damaged + after + "{\"step\":6}\n{\"st");
+    write_file(path, before + damaged + after + "{\"step\":6}\n{\"st");
     { report::MetricsWriter(path, 5).write({{"step", 6}}); }
     CHECK(contents(path) == before + after + "{\"step\":6}\n");
     REQUIRE(warnings.size() == 1);
@@ -175,7 +167,7 @@ TEST_CASE("a rank that ends the job replaces the end in the record of rank 0 and
   const Scratch scratch;
   const fs::path path = scratch.path / "run.json";
   const auto failed = [&](const std::string& before) {
-    put(path, before);
+    write_file(path, before);
     report::record_failure(path, 5, "rank 1 on node7: no progress");
     return report::Json::parse(contents(path));
   };
@@ -227,7 +219,7 @@ TEST_CASE("a long pass says how far it is, a short one nothing") {
 TEST_CASE("the log file holds every line of rank 0, and is written at once") {
   const Scratch scratch;
   const fs::path path = scratch.path / "log.txt";
-  put(path, "an older line\n");
+  write_file(path, "an older line\n");
   {
     const report::LogSession session(0);
     log::info("before the file is known");

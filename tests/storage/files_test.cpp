@@ -23,7 +23,7 @@
 #include "storage/metadata_image.hpp"
 #include "storage/posix_file.hpp"
 #include "storage/tensor_file.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace {
 
@@ -55,15 +55,7 @@ namespace fs = std::filesystem;
 namespace {
 
 /// A temporary directory.
-struct Scratch {
-  fs::path path;
-  Scratch() {
-    std::string pattern = (fs::temp_directory_path() / "weft_files_XXXXXX").string();
-    REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    path = pattern;
-  }
-  ~Scratch() { fs::remove_all(path); }
-};
+using weft::testing::Scratch;
 
 }  // namespace
 

@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "kernels/bf16.hpp"
-#include "tests/interchange/scratch.hpp"
+#include "tests/scratch.hpp"
 
 using namespace weft;
 using namespace weft::storage;

@@ -20,7 +20,7 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "tests/checkpoint/sample.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::training {
 namespace {
@@ -181,22 +181,6 @@ std::map<std::string, std::vector<std::byte>> initial_weights(const Family& fami
   }
   return weights;
 }
-
-struct Scratch {
-  std::filesystem::path path;
-  explicit Scratch(const parallel::Communicator& world) : world_(world) {
-    std::string pattern = (std::filesystem::temp_directory_path() / "weft_parameters_XXXXXX").string();
-    if (world.rank() == 0) REQUIRE(mkdtemp(pattern.data()) != nullptr);
-    path = world.broadcast(pattern);
-  }
-  ~Scratch() {
-    world_.barrier();
-    if (world_.rank() == 0) std::filesystem::remove_all(path);
-  }
-
- private:
-  const parallel::Communicator& world_;
-};
 
 }  // namespace
 
@@ -420,7 +404,7 @@ TEST_CASE("a checkpoint of n ranks is read by m ranks bit for bit") {
         for_each_grid(n, family.axis, [&](const parallel::GridShape& written) {
           CAPTURE(family.name);
           CAPTURE(written.text());
-          const Scratch scratch(world);
+          const testing::Scratch scratch;
           const parallel::Communicator writers = world.split(world.rank() < n ? 0 : 1, world.rank());
           if (world.rank() < n) {
             const Parameters parameters(family.specs, policy, written, writers.rank(), execution(), Moments::held);

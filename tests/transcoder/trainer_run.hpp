@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs of a few steps of a small transcoder, on every grid that fits the ranks, and what they are compared with: a
-// dense float64 trainer that shares no code with it (dense_reference.hpp), or the same run on one rank.
+// Runs of a few steps of a small transcoder, on every grid that fits the ranks, compared with the same run on one rank.
+// tests/reference/agreement_test.py compares one rank with a dense trainer in float64 that shares no code with it.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,6 @@
 #include "kernels/random.hpp"
 #include "tests/test.hpp"
 #include "tests/training/registry_bits.hpp"
-#include "tests/transcoder/dense_reference.hpp"
 #include "transcoder/step/trainer.hpp"
 
 namespace weft::transcoder {
@@ -63,17 +62,6 @@ struct Data {
       out.mean.push_back(static_cast<float>(side.mean[i]));
       out.scale.push_back(static_cast<float>(1.0 / (side.standard_deviation[i] + 1e-6)));
     }
-  }
-  /// Normalised as the program does it: in fp32, then taken as exact by the reference.
-  static std::vector<double> normalised(const std::vector<float>& rows, const dataset::Affine& affine,
-                                        std::int64_t begin) {
-    const std::int64_t width = kLayers * kWidth;
-    std::vector<double> out;
-    for (std::int64_t i = begin * width; i < (begin + kTokens) * width; ++i) {
-      const std::size_t j = static_cast<std::size_t>(i % width);
-      out.push_back(static_cast<double>((rows[static_cast<std::size_t>(i)] - affine.mean[j]) * affine.scale[j]));
-    }
-    return out;
   }
 };
 
@@ -166,55 +154,6 @@ inline std::vector<parallel::GridShape> grids() {
   return shapes;
 }
 
-inline const std::vector<double>& values_of(const testing::DenseReference& reference, const std::string& name) {
-  const auto of = [&](const testing::DenseReference::Parameter& p) -> const std::vector<double>& {
-    return name.ends_with(".first_moment") ? p.m : name.ends_with(".second_moment") ? p.v : p.w;
-  };
-  if (name.starts_with("decoder_bias")) return of(reference.decoder_bias);
-  if (name.starts_with("skip_")) return of(reference.skip_weight[static_cast<std::size_t>(name[5] - '0')]);
-  const std::size_t layer = static_cast<std::size_t>(name[8] - '0');
-  if (name.starts_with("decoder_")) return of(reference.decoder[layer]);
-  if (name.find("/threshold") != std::string::npos) return of(reference.threshold[layer]);
-  return name.find("/bias") != std::string::npos ? of(reference.encoder_bias[layer]) : of(reference.encoder[layer]);
-}
-
-inline testing::DenseReference reference_for(const Configuration& c, Run& run) {
-  testing::DenseReference reference;
-  reference.n_layers = kLayers;
-  reference.d = kWidth;
-  reference.n_features = kFeatures;
-  reference.k = c.transcoder.k;
-  reference.all_layers = c.transcoder.scope == Scope::all_layers;
-  reference.cross_layer = c.transcoder.decoder != Decoder::per_layer;
-  reference.tied = c.transcoder.decoder == Decoder::tied;
-  reference.skip = c.transcoder.skip == Skip::linear;
-  reference.learning_rate = c.optimizer.learning_rate;
-  reference.weight_decay = c.optimizer.weight_decay;
-  reference.clip = c.optimizer.clip_norm;
-  reference.allocate();
-  if (c.transcoder.activation == Activation::jumprelu) {
-    reference.threshold.resize(kLayers);
-    for (auto& threshold : reference.threshold) threshold.resize(kFeatures);
-    reference.bandwidth = c.transcoder.bandwidth;
-    reference.goreg = c.transcoder.pseudo_derivative == JumpForm::goreg;
-  }
-  reference.sparsity = c.transcoder.sparsity;
-  reference.scale = c.transcoder.sparsity_scale;
-  reference.ramp = c.transcoder.sparsity_end * static_cast<double>(c.run.steps);
-  reference.preactivation = c.transcoder.preactivation_penalty;
-  reference.auxk = c.transcoder.auxk;
-  reference.auxk_features = c.transcoder.auxk_features;
-  reference.window = c.transcoder.dead_window;
-  reference.negative = c.transcoder.preactivation_form == PreactivationForm::negative;
-  for (const auto& [name, values] : run.parameters()) {
-    if (name.find("_moment") != std::string::npos) continue;
-    auto& target = const_cast<std::vector<double>&>(values_of(reference, name));
-    REQUIRE(target.size() == values.size());
-    std::copy(values.begin(), values.end(), target.begin());
-  }
-  return reference;
-}
-
 inline double relative_difference(const std::vector<float>& values, const std::vector<double>& expected) {
   double difference = 0, norm = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -223,30 +162,6 @@ inline double relative_difference(const std::vector<float>& values, const std::v
     norm += expected[i] * expected[i];
   }
   return std::sqrt(difference / std::max(norm, 1e-300));
-}
-
-inline void compare_with_reference(const Configuration& configuration) {
-  const Data data;
-  for (const parallel::GridShape& shape : grids()) {
-    CAPTURE(shape.size(parallel::kDataAxis));
-    CAPTURE(shape.size(parallel::kFeatureAxis));
-    Run run(configuration, data, shape);
-    testing::DenseReference reference = reference_for(configuration, run);
-    for (std::int64_t i = 0; i < 4; ++i) {
-      run.step(data, i);
-      const double loss =
-          reference.step(Data::normalised(data.inputs, data.normalisation.inputs, i * kTokens),
-                         Data::normalised(data.targets, data.normalisation.targets, i * kTokens), kTokens);
-      // fp32 sums of a few dozen terms: well within the 1e-5 that is promised between grids.
-      CHECK(run.losses.back() == doctest::Approx(loss).epsilon(1e-5));
-      CHECK(run.trainer.metrics().auxiliary_loss == doctest::Approx(reference.auxiliary_loss).epsilon(1e-5));
-    }
-    for (const auto& [name, values] : run.parameters()) {
-      CAPTURE(name);
-      // The promise after 20 fp32 steps; Adam's division makes a tiny gradient's rounding visible, hence not tighter.
-      CHECK(relative_difference(values, values_of(reference, name)) <= 1e-5);
-    }
-  }
 }
 
 /// Three steps on grids against the same on one rank: sums differ by rounding.
@@ -260,6 +175,7 @@ inline void equal_on(const Configuration& configuration, const Data& data,
     Run run(configuration, data, shape);
     for (std::int64_t i = 0; i < 3; ++i) {
       run.step(data, i);
+      // fp32 sums of a few dozen terms: well within the 1e-5 that is promised between grids.
       CHECK(run.losses.back() == doctest::Approx(alone.losses[static_cast<std::size_t>(i)]).epsilon(1e-5));
     }
     for (const auto& [name, values] : run.parameters()) {
@@ -268,7 +184,7 @@ inline void equal_on(const Configuration& configuration, const Data& data,
       std::vector<float> expected(values.size());
       REQUIRE(whole.size() == 4 * expected.size());
       std::memcpy(expected.data(), whole.data(), whole.size());
-      // As against the dense trainer.
+      // The promise after 20 fp32 steps; Adam's division makes a tiny gradient's rounding visible, hence not tighter.
       CHECK(relative_difference(values, std::vector<double>(expected.begin(), expected.end())) <= 1e-5);
     }
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The whole step, on every grid that fits the ranks: against a dense float64 trainer, and its memory, exchanges and
-// repeatability. Variants of the model: trainer_variants_test.cpp.
+// The whole step, on every grid that fits the ranks: against one rank, and its memory, exchanges and repeatability.
+// Variants of the model: trainer_variants_test.cpp.
 #include "transcoder/step/trainer.hpp"
 
 #include <algorithm>
@@ -17,29 +17,18 @@
 
 namespace weft::transcoder {
 
-TEST_CASE("four steps equal the dense float64 trainer, scope layer") {
-  compare_with_reference(configuration_for(Scope::layer));
-}
-
-TEST_CASE("four steps equal the dense float64 trainer, scope all_layers") {
-  compare_with_reference(configuration_for(Scope::all_layers));
-}
-
-TEST_CASE("with a skip connection, four steps equal the dense float64 trainer") {
-  Configuration configuration = configuration_for(Scope::layer);
-  configuration.transcoder.skip = Skip::linear;
-  compare_with_reference(configuration);
-  configuration.optimizer.clip_norm = 0.02;  // its gradient counts in the norm
-  compare_with_reference(configuration);
-}
-
-TEST_CASE("with a decoder per layer, four steps equal the dense float64 trainer") {
-  Configuration configuration = configuration_for(Scope::layer);
-  configuration.transcoder.decoder = Decoder::per_layer;
-  compare_with_reference(configuration);
-  configuration.transcoder.skip = Skip::linear;
-  configuration.transcoder.scope = Scope::all_layers;
-  compare_with_reference(configuration);
+TEST_CASE("every grid trains what one rank trains: skip connections, a decoder per layer, clipping by the exact norm") {
+  const Data data;
+  Configuration skipping = configuration_for(Scope::layer), clipped = skipping, per_layer = skipping;
+  skipping.transcoder.skip = Skip::linear;
+  clipped.optimizer.clip_norm = 0.02;  // far below the norm: every step is clipped
+  Configuration both = skipping;
+  both.optimizer.clip_norm = 0.02;  // the gradient of the skip connection counts in the norm
+  per_layer.transcoder.decoder = Decoder::per_layer;
+  per_layer.transcoder.skip = Skip::linear;
+  per_layer.transcoder.scope = Scope::all_layers;
+  for (const Configuration& configuration : {skipping, clipped, both, per_layer})
+    equal_on_every_grid(configuration, data);
 }
 
 TEST_CASE("initial weights have the bounds that the settings name") {
@@ -85,12 +74,6 @@ TEST_CASE("every rank has the same skip connection, in every state, and it is tr
         CHECK(bytes == of_root);
       }
     }
-}
-
-TEST_CASE("clipping by the exact norm equals the dense float64 trainer on every grid") {
-  Configuration configuration = configuration_for(Scope::layer);
-  configuration.optimizer.clip_norm = 0.02;  // far below the norm: every step is clipped
-  compare_with_reference(configuration);
 }
 
 TEST_CASE("more active features than transcoder.capacity end the run before any parameter changes, on all ranks") {
@@ -228,40 +211,6 @@ TEST_CASE("entries of the ranks add up to those of the step") {
     CHECK(entries.mean <= entries.maximum);
     CHECK(entries.minimum == std::floor(entries.minimum));
   }
-}
-
-TEST_CASE("a run repeats bit for bit on the same grid, in fp32 and in 8 bit") {
-  for (const auto& [policy, activation] : {std::pair{kernels::StatePolicy::fp32, Activation::batch_topk},
-                                           {kernels::StatePolicy::eight_bit, Activation::batch_topk},
-                                           {kernels::StatePolicy::fp32, Activation::jumprelu},
-                                           {kernels::StatePolicy::eight_bit, Activation::jumprelu}})
-    for (const ThresholdGradient gradient : {ThresholdGradient::dense, ThresholdGradient::listed}) {
-      if (gradient == ThresholdGradient::listed && activation != Activation::jumprelu) continue;
-      Configuration configuration = configuration_for(Scope::layer);
-      configuration.transcoder.skip = Skip::linear;
-      configuration.optimizer.state = policy;
-      if (policy == kernels::StatePolicy::eight_bit) configuration.precision = Precision::bf16;
-      configuration.transcoder.activation = activation;
-      configuration.transcoder.threshold_gradient = gradient;
-      configuration.transcoder.dead_window = kTokens;
-      configuration.transcoder.auxk = 0.1;
-      const Data data;
-      for (const parallel::GridShape& shape : grids()) {
-        std::vector<std::vector<std::byte>> first;
-        for (int repetition = 0; repetition < 2; ++repetition) {
-          Run run(configuration, data, shape);
-          for (std::int64_t i = 0; i < 4; ++i) run.step(data, i);
-          std::size_t index = 0;
-          for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
-            std::vector<std::byte> bytes = testing::bits_of(tensor);
-            if (repetition == 0)
-              first.push_back(std::move(bytes));
-            else
-              CHECK(bytes == first[index++]);
-          }
-        }
-      }
-    }
 }
 
 /// Whether the dense library gives a token the same product in a whole batch and in a slice of it: it promises no such

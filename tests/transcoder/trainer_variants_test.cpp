@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Activations, losses and decoders in the whole step, on every grid that fits the ranks: against the dense float64
-// trainer where it has them, else against the same on one rank.
+// Activations, losses and decoders in the whole step, on every grid that fits the ranks: against the same on one rank.
 #include <algorithm>
 #include <vector>
 
@@ -13,39 +12,46 @@
 
 namespace weft::transcoder {
 
-TEST_CASE("jumprelu: four steps equal the dense float64 trainer, thresholds included") {
-  compare_with_reference(jumping(JumpForm::anthropic));
-}
-
-TEST_CASE("jumprelu whose gradient passes below the threshold equals the dense float64 trainer") {
-  compare_with_reference(jumping(JumpForm::goreg));
-}
-
-TEST_CASE("jumprelu clipped by the exact norm, in which thresholds count, equals the dense float64 trainer") {
-  for (const JumpForm form : {JumpForm::anthropic, JumpForm::goreg}) {
-    Configuration configuration = jumping(form);
-    configuration.optimizer.clip_norm = 0.02;
-    compare_with_reference(configuration);
-  }
-}
-
-TEST_CASE(
-    "jumprelu with listed windows equals the dense float64 trainer, also clipped, penalised and with dead features") {
-  const Configuration plain = listing(JumpForm::anthropic);
-  Configuration clipped = plain, previous = plain, penalised = plain, tied = plain, per_layer = plain, dead = plain;
-  clipped.optimizer.clip_norm = 0.02;
+TEST_CASE("jumprelu, clipped, penalised, with dead features and other decoders, trains the same on every grid") {
+  const Data data;
+  const Configuration plain = jumping(JumpForm::goreg), listed = listing(JumpForm::anthropic);
+  Configuration thresholds = jumping(JumpForm::anthropic), negative = plain, tied = plain, clipped = listed,
+                penalised = listed, listed_tied = listed, per_layer = listed, listed_dead = listed;
+  thresholds.optimizer.clip_norm = negative.optimizer.clip_norm = 0.02;  // thresholds count in the norm
+  thresholds.transcoder.sparsity = negative.transcoder.sparsity = 0.1;
+  thresholds.transcoder.preactivation_penalty = negative.transcoder.preactivation_penalty = 0.02;
+  negative.transcoder.preactivation_form = PreactivationForm::negative;
+  tied.transcoder.decoder = listed_tied.transcoder.decoder = Decoder::tied;
+  clipped.optimizer.clip_norm = penalised.optimizer.clip_norm = 0.02;
   penalised.transcoder.sparsity = 0.1;
-  penalised.optimizer.clip_norm = 0.02;
-  tied.transcoder.decoder = Decoder::tied;
   per_layer.transcoder.decoder = Decoder::per_layer;
   per_layer.transcoder.skip = Skip::linear;
-  dead.transcoder.threshold = 1.2;  // few exceed it
-  dead.transcoder.bandwidth = 2;
-  dead.transcoder.dead_window = kTokens;
-  dead.transcoder.auxk = 0.25;
-  dead.transcoder.auxk_features = kFeatures + 1;
-  for (const Configuration& configuration : {plain, clipped, penalised, tied, per_layer, dead})
-    compare_with_reference(configuration);
+  listed_dead.transcoder.threshold = 1.2;  // few exceed it
+  listed_dead.transcoder.bandwidth = 2;
+  listed_dead.transcoder.dead_window = kTokens;
+  listed_dead.transcoder.auxk = 0.25;
+  listed_dead.transcoder.auxk_features = kFeatures + 1;  // all that are dead and positive
+  Configuration dead = listed_dead;
+  dead.transcoder.threshold_gradient = ThresholdGradient::dense;
+  for (const Configuration& configuration : {plain, listed, thresholds, negative, tied, clipped, penalised, listed_tied,
+                                             per_layer, listed_dead, dead})
+    equal_on_every_grid(configuration, data);
+}
+
+TEST_CASE("sparsity, the auxiliary loss of dead features and tied decoders train the same on every grid") {
+  const Data data;
+  Configuration sparse = configuration_for(Scope::layer);
+  sparse.transcoder.sparsity = 0.1;
+  sparse.transcoder.sparsity_scale = 2;
+  sparse.transcoder.sparsity_end = 0.75;  // rises over three of four steps
+  Configuration clipped = with_dead_features(), per_layer = clipped, tied = clipped;
+  clipped.transcoder.sparsity = tied.transcoder.sparsity = 0.1;
+  clipped.optimizer.clip_norm = tied.optimizer.clip_norm = 0.02;
+  per_layer.transcoder.decoder = Decoder::per_layer;
+  tied.transcoder.decoder = Decoder::tied;
+  per_layer.transcoder.skip = tied.transcoder.skip = Skip::linear;
+  for (const Configuration& configuration : {sparse, with_dead_features(), clipped, per_layer, tied})
+    equal_on_every_grid(configuration, data);
 }
 
 TEST_CASE("listed windows train as all pre-activations do: every form, decoder and a bandwidth that changes") {
@@ -87,36 +93,6 @@ TEST_CASE("listed windows train as all pre-activations do: every form, decoder a
         CHECK(relative_difference(values[i].second, wide) <= 1e-5);
       }
     }
-}
-
-TEST_CASE("penalties with decoder norms equal the dense float64 trainer, for batch_topk and jumprelu, also clipped") {
-  Configuration sparse = configuration_for(Scope::layer);
-  sparse.transcoder.sparsity = 0.1;
-  sparse.transcoder.sparsity_scale = 2;
-  sparse.transcoder.sparsity_end = 0.75;  // rises over three of four steps
-  Configuration both = jumping(JumpForm::anthropic);
-  both.transcoder.sparsity = 0.1;
-  both.transcoder.preactivation_penalty = 0.02;
-  Configuration negative = jumping(JumpForm::goreg);
-  negative.transcoder.sparsity = 0.1;
-  negative.transcoder.preactivation_penalty = 0.02;
-  negative.transcoder.preactivation_form = PreactivationForm::negative;
-  negative.optimizer.clip_norm = 0.02;
-  for (const Configuration& configuration : {sparse, both, negative}) compare_with_reference(configuration);
-}
-
-TEST_CASE("the auxiliary loss of dead features equals the dense float64 trainer, also clipped and with penalties") {
-  Configuration plain = with_dead_features(), clipped = plain, per_layer = plain, jump = jumping(JumpForm::anthropic);
-  clipped.optimizer.clip_norm = 0.02;
-  clipped.transcoder.sparsity = 0.1;
-  per_layer.transcoder.decoder = Decoder::per_layer;
-  per_layer.transcoder.skip = Skip::linear;
-  jump.transcoder.threshold = 1.2;  // few exceed it
-  jump.transcoder.bandwidth = 2;
-  jump.transcoder.dead_window = kTokens;
-  jump.transcoder.auxk = 0.25;
-  jump.transcoder.auxk_features = kFeatures + 1;  // all that are dead and positive
-  for (const Configuration& configuration : {plain, clipped, per_layer, jump}) compare_with_reference(configuration);
 }
 
 TEST_CASE("the auxiliary loss reaches dead features alone") {
@@ -175,23 +151,6 @@ TEST_CASE("with a declining k, a step keeps what k then is, on every grid") {
       }
     }
   }
-}
-
-TEST_CASE("with tied decoders, four steps equal the dense float64 trainer") {
-  Configuration configuration = configuration_for(Scope::layer);
-  configuration.transcoder.decoder = Decoder::tied;
-  compare_with_reference(configuration);
-  configuration.transcoder.skip = Skip::linear;
-  configuration.transcoder.sparsity = 0.1;
-  configuration.optimizer.clip_norm = 0.02;
-  configuration.transcoder.k = 0.5;
-  configuration.transcoder.auxk = 0.25;
-  configuration.transcoder.auxk_features = 3;
-  configuration.transcoder.dead_window = kTokens;
-  compare_with_reference(configuration);
-  configuration = jumping(JumpForm::goreg);
-  configuration.transcoder.decoder = Decoder::tied;
-  compare_with_reference(configuration);
 }
 
 TEST_CASE("decoders tied per target and of low rank train the same on every grid") {

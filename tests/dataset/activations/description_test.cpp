@@ -50,7 +50,7 @@ TEST_CASE("Weft's own layout is described and read bit for bit in every type, un
   for (const Scalar dtype : {Scalar::fp32, Scalar::fp16, Scalar::bf16})
     for (const Compression compression : {Compression::none, Compression::gzip}) {
       const Sample sample{3, 7, {1500, 1500, 31}, dtype, compression};
-      const Directory directory;
+      const Scratch directory;
       testing::write_sample(directory / "train", sample);
       const Description d = describe(testing::world(), directory / "train/", {});
       CHECK(d.own_layout);
@@ -76,7 +76,7 @@ TEST_CASE("the layout of crosslayer-coding: contiguous, chunked, narrow chunks, 
       {{Scalar::fp16, 7, 3, true, ""}, "float16"},   {{Scalar::u16, 16, 0, false, "bf16"}, "bfloat16"},
       {{Scalar::bf16, 64, 0, false, ""}, "bfloat16"}};
   for (const auto& [form, dtype] : forms) {
-    const Directory directory;
+    const Scratch directory;
     const Foreign foreign{12, 5, form, {}};  // HDF5 lists layer_10 and layer_11 before layer_2
     write_foreign(directory / "train", foreign, dtype);
     const Description d = describe(testing::world(), directory / "train", {});
@@ -108,7 +108,7 @@ TEST_CASE("a chunk that is larger than the blocks is unpacked once, not for ever
     const storage::Lock lock;
     storage::check(H5Zregister(&counting), "registering a filter");
   }
-  const Directory directory;
+  const Scratch directory;
   write_foreign(directory / "train", {3, 8, {Scalar::fp32, 50, 0, false, "", kCounting}, {}}, "float32");
   const Description d = describe(testing::world(), directory / "train", {});
   Reader reader(d, 2);
@@ -153,7 +153,7 @@ TEST_CASE("unpacked chunks: other bands go first, and what does not fit is not k
 }
 
 TEST_CASE("all finite bf16 bit patterns are preserved, including -0 and subnormals") {
-  const Directory directory;
+  const Scratch directory;
   WriterSettings settings;
   settings.path = directory / "train";
   settings.n_layers = 2;
@@ -182,7 +182,7 @@ TEST_CASE("all finite bf16 bit patterns are preserved, including -0 and subnorma
 
 TEST_CASE("NaN patterns: the reader returns the raw bits, find_non_finite locates them") {
   for (const Compression compression : {Compression::none, Compression::gzip}) {
-    const Directory directory;
+    const Scratch directory;
     Sample sample{2, 8, {1}, Scalar::bf16, compression};
     WriterSettings settings;
     settings.path = directory / "train";
@@ -240,14 +240,14 @@ TEST_CASE("expand_environment replaces variables and rejects undefined ones") {
 }
 
 TEST_CASE("a writer does not modify an existing dataset") {
-  const Directory directory;
+  const Scratch directory;
   testing::write_sample(directory / "train", {});
-  const std::string before = testing::digest_of(directory.path());
+  const std::string before = testing::digest_of(directory.path.string());
   WriterSettings settings;
   settings.path = directory / "train";
   settings.n_layers = settings.d_model = 1;
   CHECK_THROWS_AS(ActivationWriter{settings}, Error);
-  CHECK(testing::digest_of(directory.path()) == before);
+  CHECK(testing::digest_of(directory.path.string()) == before);
 }
 
 }  // namespace weft::dataset

@@ -16,7 +16,7 @@ using kernels::Scalar;
 using namespace testing;
 
 TEST_CASE("the fingerprint depends on contents, not on times or paths") {
-  const Directory directory;
+  const Scratch directory;
   const Sample sample{2, 6, {40, 40, 7}, Scalar::bf16, Compression::none};
   testing::write_sample(directory / "a", sample);
   std::filesystem::copy(directory / "a", directory / "b", std::filesystem::copy_options::recursive);
@@ -56,7 +56,7 @@ TEST_CASE("the fingerprint sees rows that were rewritten inside any file and dat
   // Neither the first and last chunks nor layer_0/inputs and the last targets are touched.
   for (const std::int64_t layers : {2, 13})
     for (const std::int64_t number : {0, 1}) {
-      const Directory directory;
+      const Scratch directory;
       testing::write_sample(directory / "train", {layers, 6, {1024, 1024, 7}, Scalar::fp32, Compression::none});
       const Description before = describe(testing::world(), directory / "train", {});
       rewrite_rows(before, number, storage::Side::targets, 0, 400, 500);
@@ -69,7 +69,7 @@ TEST_CASE("the fingerprint sees rows that were rewritten inside any file and dat
     }
   // Compressed chunks, and layouts whose rows cannot be located, are sampled too.
   for (const Form& form : {Form{Scalar::fp32, 512, 0, true, ""}, Form{Scalar::fp32, 512, 4, false, ""}}) {
-    const Directory directory;
+    const Scratch directory;
     std::string fingerprint;
     for (const bool changed : {false, true}) {
       std::filesystem::create_directories(directory / "train");
@@ -104,7 +104,7 @@ TEST_CASE("fingerprints are compared by the digests that both have") {
 
 TEST_CASE("a reader refuses a file that is not the one that was described") {
   for (const Compression compression : {Compression::none, Compression::gzip}) {
-    const Directory directory;
+    const Scratch directory;
     const Sample sample{2, 6, {40, 40, 7}, Scalar::fp32, compression};
     testing::write_sample(directory / "train", sample);
     const Description description = describe(testing::world(), directory / "train", {});

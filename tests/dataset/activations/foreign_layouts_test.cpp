@@ -14,12 +14,14 @@
 #include "kernels/bf16.hpp"
 #include "storage/hdf5.hpp"
 #include "tests/dataset/activations/samples.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::dataset {
 namespace {
 
-using testing::Directory;
+using testing::Scratch;
+using testing::has;
+using testing::refusal;
 using testing::sample_value;
 namespace fs = std::filesystem;
 
@@ -123,22 +125,9 @@ void check_rows(const Description& description) {
   }
 }
 
-std::string refused(ExitCode code, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& failure) {
-    CHECK(failure.code() == code);
-    return failure.what();
-  }
-  FAIL_CHECK("nothing was thrown");
-  return "";
-}
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
-
 TEST_CASE("CLT-Forge: splits in the order of their numbers, with ids and texts") {
   for (const bool bf16 : {false, true}) {
-    const Directory directory;
+    const Scratch directory;
     const std::string data = directory / "ctx_4";
     fs::create_directories(data);
     for (std::int64_t i = 0; i < 11; ++i)
@@ -178,9 +167,9 @@ TEST_CASE("CLT-Forge: splits in the order of their numbers, with ids and texts")
 }
 
 TEST_CASE("crosslayer-transcoder: inputs and targets of a row follow one another") {
-  const Directory directory;
+  const Scratch directory;
   write_tensor(directory / "activations.h5", 37);
-  const Description description = describe(directory.path(), {});
+  const Description description = describe(directory.path.string(), {});
   CHECK(description.layout == "crosslayer-transcoder");
   CHECK(description.n_rows == 37);
   CHECK(!description.has_tokens);
@@ -188,10 +177,10 @@ TEST_CASE("crosslayer-transcoder: inputs and targets of a row follow one another
 }
 
 TEST_CASE("what is damaged or not supported is refused with file and tensor") {
-  const Directory directory;
+  const Scratch directory;
   const std::string data = directory / "ctx_4", path = data + "/activations_split_0.safetensors";
   fs::create_directories(data);
-  const auto message = [&](ExitCode code = ExitCode::data) { return refused(code, [&] { describe(data, {}); }); };
+  const auto message = [&](ExitCode code = ExitCode::data) { return refusal(code, [&] { describe(data, {}); }); };
 
   write_split(path, {}, [](SortedJson& header) {
     header["act_inn"] = header["act_in"];
@@ -226,9 +215,9 @@ TEST_CASE("what is damaged or not supported is refused with file and tensor") {
   CHECK(has(message(), "act_out, layer 2 row 11, column 4 is not finite"));
   write_split(path, {.first_id = -1});
   const Description description = describe(data, {});
-  CHECK(has(refused(ExitCode::data, [&] { check_tokens(description); }), "ids are not negative"));
+  CHECK(has(refusal(ExitCode::data, [&] { check_tokens(description); }), "ids are not negative"));
   write_split(path, {.first_id = std::int64_t{1} << 32});
-  CHECK(has(refused(ExitCode::data, [&] { check_tokens(describe(data, {})); }), "ids are not negative"));
+  CHECK(has(refusal(ExitCode::data, [&] { check_tokens(describe(data, {})); }), "ids are not negative"));
 
   fs::remove(path);
   std::ofstream(data + "/activations_ctx_4_split_0.bin") << "x";

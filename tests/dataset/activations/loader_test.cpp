@@ -25,7 +25,7 @@
 namespace weft::dataset {
 namespace {
 
-using testing::Directory;
+using testing::Scratch;
 using testing::Sample;
 
 std::vector<parallel::GridShape> shapes() {
@@ -116,7 +116,7 @@ void check_run(const Description& description, const Sample& sample, const Setti
 /// Sizes of files, blocks, windows and batches of which none divides another.
 struct ThreeFiles {
   Sample sample{2, 6, {300, 300, 77}, kernels::Scalar::bf16, Compression::none};
-  Directory directory;
+  Scratch directory;
   Settings settings;
   Description description;
 
@@ -151,7 +151,7 @@ TEST_CASE("batches are those of the pure function for every grid, type and size,
       {{1, 5, {9}, Scalar::fp32, Compression::none}, 2, 4, 1},  // most ranks own no token
   };
   for (const Case& c : cases) {
-    const Directory directory;
+    const Scratch directory;
     testing::write_sample(directory / "train", c.sample);
     Settings settings;
     settings.block_rows = c.block_rows;
@@ -246,7 +246,7 @@ TEST_CASE("if one rank cannot share its memory, a warning gives the reason and r
 
 TEST_CASE("a loader can be destroyed at any time") {
   const Sample sample{2, 6, {40, 40, 7}, kernels::Scalar::fp32, Compression::none};
-  const Directory directory;
+  const Scratch directory;
   testing::write_sample(directory / "train", sample);
   Settings settings;
   settings.block_rows = 8;
@@ -271,7 +271,7 @@ TEST_CASE("a loader can be destroyed at any time") {
 
 TEST_CASE("a read failure of one rank is thrown on all ranks, after the batches that were complete") {
   const Sample sample{2, 6, {64, 64, 8}, kernels::Scalar::fp32, Compression::none};
-  const Directory directory;
+  const Scratch directory;
   testing::write_sample(directory / "train", sample);
   Settings settings;
   settings.block_rows = 8;
@@ -317,7 +317,7 @@ TEST_CASE("a read failure of one rank is thrown on all ranks, after the batches 
 
 TEST_CASE("a cursor outside the dataset is rejected") {
   const Sample sample;
-  const Directory directory;
+  const Scratch directory;
   testing::write_sample(directory / "train", sample);
   const Description description = describe(testing::world(), directory / "train", {});
   const parallel::Grid grid(testing::world(), shapes().back());
@@ -342,7 +342,7 @@ TEST_CASE("loader_memory covers the allocations") {
 
 TEST_CASE("StoredOrder reads the rows in stored order, with a short last batch") {
   const Sample sample{2, 6, {40, 40, 7}, kernels::Scalar::bf16, Compression::gzip};
-  const Directory directory;
+  const Scratch directory;
   testing::write_sample(directory / "validation", sample);
   const Description description = describe(testing::world(), directory / "validation", {});
   for (const parallel::GridShape& shape : shapes())

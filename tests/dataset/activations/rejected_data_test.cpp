@@ -45,7 +45,7 @@ void check_rejected(const std::string& directory, std::initializer_list<std::str
 
 TEST_CASE("both formats of index.bin are accepted, and rejected if inconsistent") {
   const Foreign foreign{3, 8, {Scalar::fp16, 16, 0, false, ""}, {}};
-  const Directory directory;
+  const Scratch directory;
   const std::string data = directory / "train";
   write_foreign(data, foreign, "float16");
   CHECK(rejection(data) == "");
@@ -76,7 +76,7 @@ TEST_CASE("both formats of index.bin are accepted, and rejected if inconsistent"
 
 TEST_CASE("metadata inconsistent with the files are rejected") {
   const Foreign foreign{3, 8, {Scalar::fp16, 16, 0, false, ""}, {}};
-  const Directory directory;
+  const Scratch directory;
   const std::string data = directory / "train";
   write_foreign(data, foreign, "float16");
   const auto with = [&](const std::string& text) { write_text(data + "/metadata.json", text); };
@@ -109,7 +109,7 @@ TEST_CASE("metadata inconsistent with the files are rejected") {
 
 TEST_CASE("Weft's own layout without index or metadata is rejected as unfinished") {
   for (const char* file : {"index.bin", "metadata.json"}) {
-    const Directory directory;
+    const Scratch directory;
     testing::write_sample(directory / "train", {});
     std::filesystem::remove(directory / "train/" + file);
     check_rejected(directory / "train", {std::string("/") + file + ": is missing", "written completely"});
@@ -189,7 +189,7 @@ TEST_CASE("each kind of damage is reported with file and dataset") {
   for (const bool gzip : {false, true})
     for (const Damage& damage : damages) {
       CAPTURE(damage.what);
-      const Directory directory;
+      const Scratch directory;
       const std::string data = directory / "train";
       Foreign foreign{3, 8, {Scalar::fp16, gzip ? 32 : 0, 0, gzip, ""}, {}};
       write_foreign(data, foreign, "float16");
@@ -203,7 +203,7 @@ TEST_CASE("each kind of damage is reported with file and dataset") {
 }
 
 TEST_CASE("uint16 is bf16 if data.stored_as says so") {
-  const Directory directory;
+  const Scratch directory;
   write_foreign(directory / "train", {3, 8, {Scalar::u16, 16, 0, false, ""}, {}}, "bfloat16");
   check_rejected(directory / "train", {"chunk_0.hdf5: /layer_0/inputs holds unsigned 16-bit integers"});
   Settings settings;
@@ -216,7 +216,7 @@ TEST_CASE("uint16 is bf16 if data.stored_as says so") {
 TEST_CASE(
     "no negative value: rejected in unsigned integers, which a writer with a defect produced, rectified elsewhere") {
   for (const Scalar type : {Scalar::u16, Scalar::fp16, Scalar::bf16}) {
-    const Directory directory;
+    const Scratch directory;
     Foreign foreign{3, 8, {type, 16, 0, false, type == Scalar::u16 ? "bf16" : ""}, {}};
     foreign.change = [](auto layer, auto target, auto&, auto&, auto&, auto& raw) {
       if (layer == 1 && target)
@@ -235,7 +235,7 @@ TEST_CASE(
 TEST_CASE("files that are truncated, missing, duplicated, unwritten or not HDF5 are rejected") {
   const Foreign foreign{3, 8, {Scalar::fp16, 16, 0, false, ""}, {}};
   {
-    const Directory directory;
+    const Scratch directory;
     const std::string data = directory / "train", file = data + "/chunk_1.h5";
     write_foreign(data, foreign, "float16");
     const auto size = static_cast<std::int64_t>(std::filesystem::file_size(file));
@@ -251,7 +251,7 @@ TEST_CASE("files that are truncated, missing, duplicated, unwritten or not HDF5 
     check_rejected(data, {"chunk_2.h5 and chunk_2.hdf5 are both chunk 2"});
   }
   {
-    const Directory directory;
+    const Scratch directory;
     const std::string data = directory / "train";
     write_foreign(data, foreign, "float16");
     Foreign unwritten = foreign;
@@ -269,14 +269,14 @@ TEST_CASE("files that are truncated, missing, duplicated, unwritten or not HDF5 
     check_rejected(data, {"chunk_2.hdf5: /layer_0/inputs has 0 of its 2 chunks"});
   }
   {
-    const Directory directory;
-    check_rejected(directory.path(), {"no file chunk_*.hdf5"});
+    const Scratch directory;
+    check_rejected(directory.path.string(), {"no file chunk_*.hdf5"});
     CHECK_THROWS_AS(describe(testing::world(), directory / "nowhere", {}), Error);
   }
 }
 
 TEST_CASE("a compressed dataset whose header claims more than its bytes can contain is rejected without allocation") {
-  const Directory directory;
+  const Scratch directory;
   const std::string data = directory / "train";
   std::filesystem::create_directories(data);
   {
@@ -300,7 +300,7 @@ TEST_CASE("a compressed dataset whose header claims more than its bytes can cont
 }
 
 TEST_CASE("files of different models or hook points are rejected") {
-  const Directory directory;
+  const Scratch directory;
   testing::write_sample(directory / "train", {2, 6, {40, 40, 7}, Scalar::fp32, Compression::none});
   const storage::Lock lock;
   {
@@ -313,7 +313,7 @@ TEST_CASE("files of different models or hook points are rejected") {
 }
 
 TEST_CASE("links to other files are not followed") {
-  const Directory directory;
+  const Scratch directory;
   const std::string data = directory / "train";
   const Foreign foreign{2, 8, {Scalar::fp16, 0, 0, false, ""}, {}};
   write_foreign(data, foreign, "float16");
@@ -338,7 +338,7 @@ TEST_CASE("links to other files are not followed") {
 }
 
 TEST_CASE("norm_stats.json is checked against the files") {
-  const Directory directory;
+  const Scratch directory;
   const std::string data = directory / "train";
   write_foreign(data, {2, 8, {Scalar::fp16, 16, 0, false, ""}, {}}, "float16");
   const Statistics computed = compute_statistics(testing::world(), describe(testing::world(), data, {}), 1);
@@ -389,7 +389,7 @@ TEST_CASE("norm_stats.json is checked against the files") {
 TEST_CASE("a FIFO in place of a chunk or a small file is refused at once") {
   for (const char* name : {"chunk_1.h5", "metadata.json", "index.bin"}) {
     CAPTURE(name);
-    const Directory directory;
+    const Scratch directory;
     const std::string data = directory / "train";
     write_foreign(data, {2, 8, {Scalar::fp16, 0, 0, false, ""}, {}}, "float16");
     std::filesystem::remove(data + "/" + name);
@@ -399,7 +399,7 @@ TEST_CASE("a FIFO in place of a chunk or a small file is refused at once") {
 }
 
 TEST_CASE("text of the files does not reach messages as it is") {
-  const Directory directory;
+  const Scratch directory;
   const std::string data = directory / "train", hostile = "\x1b]0;owned\a\n" + std::string(5000, 'x');
   write_foreign(data, {2, 8, {Scalar::fp16, 0, 0, false, ""}, {}}, "float16");
   {

@@ -12,12 +12,12 @@
 #include "storage/activation_file.hpp"
 #include "storage/hdf5.hpp"
 #include "tests/dataset/activations/samples.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::dataset {
 namespace {
 
-using testing::Directory;
+using testing::Scratch;
 using testing::Sample;
 
 constexpr std::int64_t kRows = 25, kRowsPerFile = 10;
@@ -54,18 +54,6 @@ void write_tokens(const std::string& path, Vocabulary vocabulary = {}) {
   writer.finish();
 }
 
-/// The message of an Error(data); fails for others.
-std::string refused(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& failure) {
-    CHECK(failure.code() == ExitCode::data);
-    return failure.what();
-  }
-  FAIL("accepted");
-  return "";
-}
-
 bool contains(const std::string& text, const std::string& part) {
   CAPTURE(text);
   CAPTURE(part);
@@ -84,7 +72,7 @@ void replace(const std::string& path, const char* name, kernels::Scalar type, st
 }  // namespace
 
 TEST_CASE("ids and documents are those that were written; no document extends over two files") {
-  const Directory directory;
+  const Scratch directory;
   write_tokens(directory / "data", {"a", "\xc3\xa9", "c\n"});
   const Description description = describe(directory / "data", {});
   CHECK(description.has_tokens);
@@ -112,11 +100,11 @@ TEST_CASE("ids and documents are those that were written; no document extends ov
     CHECK(of_row(row) == std::vector<std::int64_t>{7 * row % 50, begin, end});
   }
   // The largest id has no text.
-  CHECK(contains(refused([&] { check_tokens(description); }), "chunk_0.hdf5: /tokens row"));
+  CHECK(contains(testing::refusal(ExitCode::data, [&] { check_tokens(description); }), "chunk_0.hdf5: /tokens row"));
 }
 
 TEST_CASE("datasets without ids are as before") {
-  const Directory directory;
+  const Scratch directory;
   testing::write_sample(directory / "data", {});
   const Description description = describe(directory / "data", {});
   CHECK_FALSE(description.has_tokens);
@@ -125,11 +113,11 @@ TEST_CASE("datasets without ids are as before") {
 }
 
 TEST_CASE("damaged ids and documents are refused with file and dataset") {
-  const Directory directory;
+  const Scratch directory;
   write_tokens(directory / "data");
   const std::string file = directory / "data/chunk_1.hdf5";
-  const auto describing = [&] { return refused([&] { describe(directory / "data", {}); }); };
-  const auto checking = [&] { return refused([&] { check_tokens(describe(directory / "data", {})); }); };
+  const auto describing = [&] { return testing::refusal(ExitCode::data, [&] { describe(directory / "data", {}); }); };
+  const auto checking = [&] { return testing::refusal(ExitCode::data, [&] { check_tokens(describe(directory / "data", {})); }); };
   CHECK(contains(check_tokens(describe(directory / "data", {})), "ids 0 to 49, no texts"));
 
   std::vector<std::int32_t> ids(kRowsPerFile, 1);
@@ -165,7 +153,7 @@ TEST_CASE("a damaged vocabulary is refused") {
                                   {head + "{}}", "\"texts\" is not a list"},
                                   {head + R"(["a", 3]})", "text of id 1 is not a string"},
                                   {head + "[\"\xff\"]}", "not a JSON object"}})
-    CHECK(contains(refused([&] { vocabulary_from_text("v", text); }), why));
+    CHECK(contains(testing::refusal(ExitCode::data, [&] { vocabulary_from_text("v", text); }), why));
 }
 
 }  // namespace weft::dataset

@@ -12,20 +12,6 @@
 
 namespace weft::testing {
 
-Directory::Directory() {
-  path_ = world().on_root([] {
-    std::string name = (std::filesystem::temp_directory_path() / "weft_test_XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw Error(ExitCode::io, "no temporary directory");
-    return name;
-  });
-}
-
-Directory::~Directory() {
-  world().all().barrier();
-  std::error_code ignored;
-  if (world().is_root()) std::filesystem::remove_all(path_, ignored);
-}
-
 float sample_value(std::int64_t global_row, bool target, std::int64_t column) {
   // At most 8 significant bits: exact in bf16. The first columns are the digits of the row in base 16.
   if (column < 5) return static_cast<float>((global_row >> (4 * column)) & 15) - 7.5f;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small datasets whose values are functions of row and column, and temporary directories.
+// Small datasets whose values are functions of row and column.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,9 @@
 
 #include "dataset/activations/description.hpp"
 #include "dataset/activations/writer.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::testing {
-
-/// A temporary directory, the same on all ranks, created by rank 0 and removed by the destructor. Collective.
-class Directory {
- public:
-  Directory();
-  ~Directory();
-  std::string path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 struct Sample {
   std::int64_t layers = 2;

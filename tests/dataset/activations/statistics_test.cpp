@@ -19,7 +19,7 @@ namespace weft::dataset {
 namespace {
 
 using kernels::Scalar;
-using testing::Directory;
+using testing::Scratch;
 using testing::Sample;
 
 /// The two-pass sums, in long double.
@@ -65,7 +65,7 @@ TEST_CASE("statistics equal those of a two-pass algorithm, for all ranks, files 
                             {3, 5, {40, 40, 7}, Scalar::bf16, Compression::gzip},
                             {1, 9, {1500}, Scalar::fp16, Compression::none}};
   for (const Sample& sample : samples) {
-    const Directory directory;
+    const Scratch directory;
     testing::write_sample(directory / "train", sample);
     const Description description = describe(testing::world(), directory / "train", {});
     const Statistics result = compute_statistics(testing::world(), description, 2);
@@ -85,7 +85,7 @@ TEST_CASE("statistics equal those of a two-pass algorithm, for all ranks, files 
 TEST_CASE(
     "statistics of the first rows are those of a two-pass algorithm on them, and do not take another number's cache") {
   const Sample sample{2, 6, {3000, 3000, 77}, Scalar::fp32, Compression::none};
-  const Directory directory;
+  const Scratch directory;
   testing::write_sample(directory / "train", sample);
   const Description description = describe(testing::world(), directory / "train", {});
   // All rows, a part of the first file, all of it and a row more, more than there are.
@@ -101,7 +101,7 @@ TEST_CASE(
 
 TEST_CASE("statistics are bitwise equal on any number of ranks") {
   const Sample sample{2, 6, {3000, 3000, 77}, Scalar::fp32, Compression::none};
-  const Directory directory;
+  const Scratch directory;
   testing::write_sample(directory / "train", sample);
   const Description description = describe(testing::world(), directory / "train", {});
   const std::string text = to_text(compute_statistics(testing::world(), description, 1), {});
@@ -111,7 +111,7 @@ TEST_CASE("statistics are bitwise equal on any number of ranks") {
 }
 
 TEST_CASE("a value that is not finite is reported with file, dataset and row on all ranks") {
-  const Directory directory;
+  const Scratch directory;
   testing::world().on_root([&] {
     WriterSettings settings;
     settings.path = directory / "train";
@@ -147,7 +147,7 @@ TEST_CASE("a value that is not finite is reported with file, dataset and row on 
 
 TEST_CASE("a valid cache is used, any other is replaced") {
   const Sample sample{2, 6, {40, 40, 7}, Scalar::fp32, Compression::none};
-  const Directory directory;
+  const Scratch directory;
   testing::write_sample(directory / "train", sample);
   const Description description = describe(testing::world(), directory / "train", {});
   const std::string cache = directory / "statistics.json";
@@ -179,7 +179,7 @@ TEST_CASE("a valid cache is used, any other is replaced") {
 }
 
 TEST_CASE("cached statistics are not used for files that were written since, though their fingerprint is the same") {
-  const Directory directory;
+  const Scratch directory;
   testing::write_sample(directory / "train", {2, 6, {40, 40, 7}, Scalar::fp32, Compression::none});
   const Description before = describe(testing::world(), directory / "train", {});
   const std::string cached = to_text(compute_statistics(testing::world(), before, 1), before);
@@ -236,7 +236,7 @@ std::string refusal(Function&& function) {
 }  // namespace
 
 TEST_CASE("constant layers and dimensions are found") {
-  const Directory directory;
+  const Scratch directory;
   write_rows(directory / "train", 5000, [](int, float* x, float* y) {
     x[2] = -1.25f;
     for (int j = 4; j < 8; ++j) y[j] = 0.1f * static_cast<float>(j);
@@ -248,7 +248,7 @@ TEST_CASE("constant layers and dimensions are found") {
 }
 
 TEST_CASE("the check of all rows counts the values that are not finite") {
-  const Directory directory;
+  const Scratch directory;
   write_rows(directory / "train", 5000, [](int row, float* x, float* y) {
     if (row == 4321) y[6] = NAN;
     if (row == 4400) x[0] = x[7] = INFINITY;
@@ -260,7 +260,7 @@ TEST_CASE("the check of all rows counts the values that are not finite") {
 }
 
 TEST_CASE("batches in stored order refuse values that are not finite, on all ranks, with the place of the first") {
-  const Directory directory;
+  const Scratch directory;
   write_rows(directory / "train", 5000, [](int row, float* x, float* y) {
     if (row == 4321) y[6] = NAN;
     if (row == 4330 || row == 4400) x[0] = INFINITY;
@@ -274,7 +274,7 @@ TEST_CASE("batches in stored order refuse values that are not finite, on all ran
 }
 
 TEST_CASE("ranks that see other files under the same path are refused, with rank and host") {
-  const Directory directory;
+  const Scratch directory;
   const std::filesystem::path before = std::filesystem::current_path();
   const int other = testing::world().size() - 1;
   write_rows(directory / "a/train", 4000, [](int, float*, float*) {});

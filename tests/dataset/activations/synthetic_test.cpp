@@ -16,7 +16,7 @@
 namespace weft::dataset {
 namespace {
 
-using testing::Directory;
+using testing::Scratch;
 
 SyntheticSettings small(const std::string& output) {
   SyntheticSettings settings;
@@ -41,7 +41,7 @@ std::vector<const float*> strips(const std::vector<std::vector<float>>& decoder)
 
 TEST_CASE("a synthetic dataset is valid, has the requested sizes and the same bytes for any number of threads") {
   for (const kernels::Scalar dtype : {kernels::Scalar::bf16, kernels::Scalar::fp16, kernels::Scalar::fp32}) {
-    const Directory one, four;
+    const Scratch one, four;
     SyntheticSettings settings = small(one / "data");
     settings.dtype = dtype;
     settings.compression = dtype == kernels::Scalar::fp16 ? Compression::gzip : Compression::none;
@@ -64,7 +64,7 @@ TEST_CASE("a synthetic dataset is valid, has the requested sizes and the same by
 }
 
 TEST_CASE("signal, mean, noise and frequencies agree with the ground truth") {
-  const Directory directory;
+  const Scratch directory;
   SyntheticSettings settings = small(directory / "data");
   settings.dtype = kernels::Scalar::fp32;
   settings.tokens = 20000;
@@ -105,7 +105,7 @@ TEST_CASE("signal, mean, noise and frequencies agree with the ground truth") {
 }
 
 TEST_CASE("reach limits the layers that a feature writes to") {
-  const Directory directory;
+  const Scratch directory;
   SyntheticSettings settings = small(directory / "data");
   settings.reach = 2;
   write_synthetic(settings, 1);
@@ -116,7 +116,7 @@ TEST_CASE("reach limits the layers that a feature writes to") {
 }
 
 TEST_CASE("recovery finds all planted strips after reordering, scaling and adding others") {
-  const Directory directory;
+  const Scratch directory;
   SyntheticSettings settings = small(directory / "data");
   settings.tokens = 40000;
   write_synthetic(settings, 2);
@@ -161,7 +161,7 @@ TEST_CASE("recovery uses a maximum matching") {
 }
 
 TEST_CASE("invalid settings are usage errors, an existing dataset is not modified") {
-  const Directory directory;
+  const Scratch directory;
   SyntheticSettings settings = small(directory / "data");
   settings.k = 41;
   CHECK_THROWS_AS(write_synthetic(settings, 1), Error);
@@ -170,9 +170,9 @@ TEST_CASE("invalid settings are usage errors, an existing dataset is not modifie
   settings.validation_tokens = 0;
   write_synthetic(settings, 1);
   CHECK(read_ground_truth(directory / "data/ground_truth.h5").fired[0][39] == 3);
-  const std::string before = testing::digest_of(directory.path());
+  const std::string before = testing::digest_of(directory.path.string());
   CHECK_THROWS_AS(write_synthetic(settings, 1), Error);
-  CHECK(testing::digest_of(directory.path()) == before);
+  CHECK(testing::digest_of(directory.path.string()) == before);
 }
 
 }  // namespace weft::dataset

@@ -30,12 +30,6 @@ double slope64(MlpActivation kind, double g) {
 
 }  // namespace
 
-TEST_CASE("the float64 slopes of the activations are the derivatives of their values") {
-  for (const MlpActivation kind : kAll)
-    for (const double g : {-3.1, -0.7, 0.2, 1.0, 4.5})
-      check_derivative({g}, {slope64(kind, g)}, [&](const std::vector<double>& at) { return value64(kind, at[0]); });
-}
-
 TEST_CASE("activations agree with float64, forward and backward, for every storage type, dx in place of x or not") {
   for_each_backend([&](const Execution& execution) {
     int margins = 0;

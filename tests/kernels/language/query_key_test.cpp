@@ -222,22 +222,6 @@ TEST_CASE("norm and rotation of queries and keys agree with float64, and so do a
   });
 }
 
-TEST_CASE("scaled norm of (3, 4): reference values") {
-  for_each_backend([&](const Execution& execution) {
-    const Case c({1, 1, 2}, QueryKeyNorm::scaled, false, 1);
-    const Rows packed({3, 4, 3, 4, 0, 0}, 1, 6, Scalar::fp32), gradient({1, 0, 0, 0, 0, 0}, 1, 6, Scalar::fp32),
-        out(1, 6, Scalar::fp32);
-    const DeviceArray<float> inverse(2), temperature_rows(1);
-    query_key(execution, c.view(), packed.view(), out.view(), inverse.array());
-    query_key_backward(execution, c.view(), packed.view(), inverse.array(), gradient.view(), {}, {},
-                       temperature_rows.matrix(1, 1));
-    const std::vector<float> dx = gradient.values();
-    CHECK(dx[0] == doctest::Approx(.18101934).epsilon(1e-6));
-    CHECK(dx[1] == doctest::Approx(-.13576450).epsilon(1e-6));
-    CHECK(temperature_rows.values()[0] == 0);  // no gradient reaches the keys
-  });
-}
-
 TEST_CASE("a rotation in place gives the same bits, its backward undoes it, and position 0 is the identity") {
   for_each_backend([&](const Execution& execution) {
     for (const Shape& shape : {Shape{3, 1, 64}, {2, 2, 10}}) {
@@ -256,32 +240,6 @@ TEST_CASE("a rotation in place gives the same bits, its backward undoes it, and 
       query_key_backward(execution, c.view(), {}, {}, out.view(), {}, {}, {});
       CHECK(relative_error(out.values(), widened(x)) <= 3e-7);
     }
-  });
-}
-
-TEST_CASE("products of rotated queries and keys depend on the distance of their positions alone") {
-  for_each_backend([&](const Execution& execution) {
-    const std::int64_t d = 32, rows = 40;
-    Case c({1, 1, d}, QueryKeyNorm::none, true, rows);
-    const std::vector<float> one = random_floats(3 * d, 1);
-    std::vector<float> x;
-    for (std::int64_t n = 0; n < rows; ++n) {
-      x.insert(x.end(), one.begin(), one.end());
-      c.position[n] = static_cast<std::int32_t>(n);
-    }
-    c.positions.set(c.position);
-    const Rows packed(x, rows, 3 * d, Scalar::fp32);
-    query_key(execution, c.view(), packed.view(), packed.view(), {});
-    const std::vector<float> out = packed.values();
-    const auto score = [&](std::int64_t query, std::int64_t key) {
-      double sum = 0;
-      for (std::int64_t j = 0; j < d; ++j)
-        sum += static_cast<double>(out[query * 3 * d + j]) * out[key * 3 * d + d + j];
-      return sum;
-    };
-    for (const std::int64_t distance : {0, 1, 9})
-      for (std::int64_t n = distance; n < rows; ++n)
-        REQUIRE(score(n, n - distance) == doctest::Approx(score(distance, 0)).epsilon(1e-5));
   });
 }
 

@@ -80,21 +80,6 @@ class Rows {
   TestMatrix all_;
 };
 
-/// Holds `gradient` against central differences of f at x, all in float64: truncation and rounding are below 1e-8.
-template <class Function>
-void check_derivative(std::vector<double> x, const std::vector<double>& gradient, const Function& f) {
-  REQUIRE(x.size() == gradient.size());
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    const double at = x[i], step = 1e-5 * (1 + std::abs(at));
-    x[i] = at + step;
-    const double high = f(x);
-    x[i] = at - step;
-    const double low = f(x);
-    x[i] = at;
-    CHECK(std::abs((high - low) / (2 * step) - gradient[i]) <= 1e-8 * (1 + std::abs(gradient[i])));
-  }
-}
-
 inline std::vector<double> widened(const std::vector<float>& values) { return {values.begin(), values.end()}; }
 
 }  // namespace weft::testing

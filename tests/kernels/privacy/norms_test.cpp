@@ -127,31 +127,6 @@ TEST_CASE("the tile changes norms by 1e-6 at most, and equal calls give equal bi
   });
 }
 
-TEST_CASE("hand-computed norms: a product, its bias, a lookup with a repeated id") {
-  for_each_backend([&](const Execution& execution) {
-    const TestExamples examples({2});
-    const TestMatrix x({1, 2, 3, 4, 0, 0, 0, 0, 0, 0}, 5, 2, Scalar::fp32),
-        g({1, -1, 2, 0, 0, 0, 0, 0, 0, 0}, 5, 2, Scalar::fp32);
-    for (const NormAlgorithm algorithm : kAlgorithms) {
-      CHECK(product_norms(execution, x.view(), g.view(), examples, {algorithm, 0})[0] == kStart + 154);
-    }
-    // Of the bias, 10: not 6, the sum of the squared norms of the rows.
-    const DeviceArray<float> sums(2);
-    const DeviceArray<double> of_bias(1);
-    const DeviceArray<std::byte> memory(stored_norms_workspace(1, 2));
-    form_column_sums(execution, g.view(), examples.view(), sums.matrix(1, 2));
-    add_stored_norms(execution, any_matrix(sums.matrix(1, 2)), of_bias.array(), memory.array());
-    CHECK(of_bias.values()[0] == 10);
-    const TestExamples three({3});
-    const DeviceArray<std::uint32_t> ids(std::vector<std::uint32_t>{5, 7, 5, 0, 0, 0});
-    const TestMatrix e({1, 0, 0, 2, 3, 4, 9, 9, 9, 9, 9, 9}, 6, 2, Scalar::fp32);
-    const DeviceArray<double> norms(1);
-    const DeviceArray<std::byte> workspace(lookup_norms_workspace(2, three.sizes()));
-    add_lookup_norms(execution, ids.array(), e.view(), 0, 8, three.view(), norms.array(), workspace.array());
-    CHECK(norms.values()[0] == 36);  // not 30: the gradients of one row of the table are added before they are squared
-  });
-}
-
 TEST_CASE("norms of inputs that share a large component: the direct sum is exact to 1e-5, the Gram sum a bound") {
   for_each_backend([&](const Execution& execution) {
     const std::int64_t length = 256, in = 64, out = 64;

@@ -500,49 +500,6 @@ TEST_CASE("the update gives the same bits again, also when the rows of the first
   });
 }
 
-TEST_CASE("activation and decoder gradients are the derivatives of the squared error") {
-  for_each_backend([&](const kernels::Execution& execution) {
-    // loss = sum (y - target)^2 / 2 in float64, g = y - target. Central differences of a quadratic function are exact
-    // but for rounding: fp32 gradients against them within 1e-4 of the largest.
-    const Shape shape{6, 3, 8, 5, 0.5};
-    const std::int64_t width = shape.n_layers * shape.d_model;
-    Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 4);
-    const std::vector<Parameters> parameters = decoders(execution.backend, shape, StatePolicy::fp32);
-    std::vector<std::vector<float>> weight;
-    for (const Parameters& p : parameters) weight.push_back(p.read_weights());
-    const std::vector<float> target = random_floats(shape.n_tokens * width, 6);
-    const auto loss = [&] {
-      const Sums y = forward64(shape, sparse, weight);
-      double sum = 0;
-      for (std::size_t i = 0; i < target.size(); ++i) sum += (y.value[i] - target[i]) * (y.value[i] - target[i]) / 2;
-      return sum;
-    };
-    const auto slope = [&](float& x) {
-      const float kept = x, h = 0x1p-6f;
-      x = kept + h;
-      const double high_x = x, high = loss();
-      x = kept - h;
-      const double low_x = x, low = loss();
-      x = kept;
-      return (high - low) / (high_x - low_x);
-    };
-    const Sums y = forward64(shape, sparse, weight);
-    std::vector<float> g(target.size());
-    for (std::size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(y.value[i] - target[i]);
-    const TestMatrix rows(g, shape.n_tokens, width, Scalar::fp32);
-    const DeviceArray<float> activation_gradient(sparse.capacity());
-    decode_backward_norm(execution, sparse.csr(), sparse.csc(), rows.view(), views(parameters),
-                         activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array(), {}, {});
-    const std::vector<float> da = used(activation_gradient, sparse);
-    for (std::size_t e = 0; e < da.size(); ++e) CHECK(da[e] == doctest::Approx(slope(sparse.value[e])).epsilon(1e-4));
-    const std::vector<Parameters> gradients = explicit_gradients(execution, shape, sparse, rows);
-    for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-      const std::vector<float> dw = gradients[s].values().first_moment;
-      for (std::size_t i = 0; i < dw.size(); ++i) CHECK(dw[i] == doctest::Approx(slope(weight[s][i])).epsilon(1e-4));
-    }
-  });
-}
-
 #ifndef WEFT_ENABLE_CUDA
 TEST_CASE("the dense formulation computes the same step") {
   for_each_backend([&](const kernels::Execution& execution) {

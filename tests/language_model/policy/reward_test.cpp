@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "tests/scratch.hpp"
 #include "tests/test.hpp"
 
 namespace weft::language_model {
@@ -36,23 +37,6 @@ std::vector<AnsweredPrompt> two_prompts() {
            .prompt_ids = {},
            .answer_ids = {{1, 2}}}};
 }
-
-class Folder {
- public:
-  Folder() : path_(std::filesystem::temp_directory_path() / ("weft_reward_" + std::to_string(getpid()))) {
-    std::filesystem::create_directories(path_);
-  }
-  Folder(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string file(const std::string& name) const { return (path_ / name).string(); }
-  std::string write(const std::string& name, const std::string& text) const {
-    std::ofstream(file(name)) << text;
-    return file(name);
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// The error of a call: its exit code and its message, which must contain `part`.
 template <class Call>
@@ -100,7 +84,7 @@ TEST_CASE("regular expression") {
 }
 
 TEST_CASE("file of scores") {
-  const Folder folder;
+  const testing::Scratch folder;
   const std::string path = folder.write("scores.jsonl",
                                         "{\"prompt\": \"a\", \"answer\": \"5\", \"score\": 0.5}\r\n"
                                         "{\"prompt\": \"a\", \"score\": -1}\n"
@@ -109,7 +93,7 @@ TEST_CASE("file of scores") {
   std::vector<AnsweredPrompt> unknown = two_prompts();
   unknown[1].id = "c", unknown[1].prompt = "?";
   check_error(ExitCode::data, "has no score for the answer", [&] { file_reward(path)->scores(unknown); });
-  check_error(ExitCode::usage, "no such file", [&] { file_reward(folder.file("none.jsonl")); });
+  check_error(ExitCode::usage, "no such file", [&] { file_reward(folder / "none.jsonl"); });
   for (const char* const line : {"1", "{\"prompt\": \"a\"}", "{\"prompt\": 1, \"score\": 1}", "{\"score\": 1}",
                                  "{\"prompt\": \"a\", \"score\": \"1\"}", "{\"prompt\": \"a\", \"score\": 1e999}",
                                  "{\"prompt\": \"a\", \"answer\": [], \"score\": 1}", "not JSON", ""}) {
@@ -122,7 +106,7 @@ TEST_CASE("file of scores") {
 }
 
 TEST_CASE("command: lines in, lines out, one process for all batches") {
-  const Folder folder;
+  const testing::Scratch folder;
   // The scores show that the program sees prompt and answers, and remembers the batches before.
   const auto reward = command_reward(
       "n=0; while IFS= read -r line; do n=$((n+1)); case \"$line\" in *'\"id\":\"a\"'*'\"answers\":[\" "
@@ -174,15 +158,15 @@ TEST_CASE("command: what is wrong with it is said") {
 }
 
 TEST_CASE("command: a line after the last answer of a batch is not taken for the first of the next") {
-  const Folder folder;
-  const std::string file = folder.file("written");
+  const testing::Scratch folder;
+  const std::string file = folder / "written";
   const auto reward =
       command_reward("read -r a; read -r b; echo '{\"scores\": [1, 2]}'; echo '{\"scores\": [3]}'; read -r wait < " +
-                         folder.file("go") + "; echo '{\"scores\": [4, 5]}'; : > " + file + "; cat > /dev/null",
+                         folder / "go" + "; echo '{\"scores\": [4, 5]}'; : > " + file + "; cat > /dev/null",
                      600);
-  REQUIRE(mkfifo(folder.file("go").c_str(), 0600) == 0);
+  REQUIRE(mkfifo((folder / "go").c_str(), 0600) == 0);
   CHECK(reward->scores(two_prompts()) == Scores{{1, 2}, {3}});
-  std::ofstream(folder.file("go")) << "go\n";
+  std::ofstream(folder / "go") << "go\n";
   while (!std::filesystem::exists(file)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   check_error(ExitCode::data, "more than one line per line", [&] { reward->scores(two_prompts()); });
 }
@@ -197,8 +181,8 @@ bool has_ended(const std::string& process) {
 }
 
 TEST_CASE("command: a program that hangs is ended with the processes that it has started") {
-  const Folder folder;
-  const std::string file = folder.file("process");
+  const testing::Scratch folder;
+  const std::string file = folder / "process";
   const auto reward = command_reward("sleep 1000 & echo $! > " + file + "; wait", 0.5);
   check_error(ExitCode::io, "0 of 2 lines within 0.5 s", [&] { reward->scores(two_prompts()); });
   std::string process;

@@ -14,7 +14,7 @@
 #include "kernels/random.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
 #include "language_model/tokenizer/tokenizer.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -121,13 +121,7 @@ Ids plain_encoding(const Bpe& model, std::string_view text) {
 
 template <class Function>
 std::string message_of(Function&& function) {
-  try {
-    function();
-  } catch (const Error& failure) {
-    CHECK(failure.code() == ExitCode::data);
-    return failure.what();
-  }
-  return "no error";
+  return testing::refusal(ExitCode::data, function);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "storage/token_file.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -18,34 +18,20 @@ using dataset::TokenSet;
 using dataset::TokenSettings;
 using testing::world;
 
-/// A directory with the same path on every rank; rank 0 makes the files.
-class Folder {
- public:
-  Folder()
-      : path_(world().on_root([] {
-          std::string pattern = (std::filesystem::temp_directory_path() / "weft_corpus_XXXXXX").string();
-          return std::string(mkdtemp(pattern.data()));
-        })) {}
-  ~Folder() {
-    world().all().barrier();
-    if (world().is_root()) std::filesystem::remove_all(path_);
-  }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+/// Rank 0 makes the files.
+struct Folder : testing::Scratch {
   std::string text(const std::string& name, std::string_view contents) const {
-    if (world().is_root()) std::ofstream(path_ + "/" + name, std::ios::binary) << contents;
+    if (world().is_root()) write(name, contents);
     world().all().barrier();
-    return path_ + "/" + name;
+    return *this / name;
   }
   std::string tokens(const std::string& name, const std::vector<std::uint32_t>& ids, std::int64_t vocabulary,
                      std::string_view tokenizer = "") const {
     if (world().is_root())
-      storage::write_token_file(path_ + "/" + name, ids, std::vector<std::int64_t>{0}, vocabulary, 0, tokenizer);
+      storage::write_token_file(*this / name, ids, std::vector<std::int64_t>{0}, vocabulary, 0, tokenizer);
     world().all().barrier();
-    return path_ + "/" + name;
+    return *this / name;
   }
-
- private:
-  std::string path_;
 };
 
 TokenSettings on(const std::string& train, std::int64_t sequence = 4) {

@@ -4,7 +4,7 @@
 #include "language_model/tokenizer/tokenizer.hpp"
 
 #include "base/text.hpp"
-#include "tests/test.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -16,17 +16,6 @@ std::string difficult_text() {
   for (const long code : {0x7fL, 0x80L, 0x7ffL, 0x800L, 0xd7ffL, 0xe000L, 0xffffL, 0x10000L, 0x10ffffL})
     append_character(text, code);
   return text;
-}
-
-template <class Function>
-std::string message_of(Function&& function, ExitCode code) {
-  try {
-    function();
-  } catch (const Error& failure) {
-    CHECK(failure.code() == code);
-    return failure.what();
-  }
-  return "no error";
 }
 
 }  // namespace
@@ -61,13 +50,13 @@ TEST_CASE("every valid text survives encoding and decoding, also through the sto
 
 TEST_CASE("unknown characters and invalid UTF-8 are refused with their place") {
   const Tokenizer tokenizer = Tokenizer::characters_of("abcé", {}, "corpus");
-  CHECK(message_of([&] { tokenizer.encode("abéx", "new.txt"); }, ExitCode::data)
+  CHECK(testing::refusal(ExitCode::data, [&] { tokenizer.encode("abéx", "new.txt"); })
             .starts_with("new.txt: byte 4 is U+0078 (\"x\"), which is not in the vocabulary"));
-  CHECK(message_of([&] { tokenizer.encode("ab\xff", "new.txt"); }, ExitCode::data)
+  CHECK(testing::refusal(ExitCode::data, [&] { tokenizer.encode("ab\xff", "new.txt"); })
             .starts_with("new.txt: byte 2 (0xff) is not valid UTF-8"));
-  CHECK(message_of([&] { Tokenizer::characters_of("a\xc3", {}, "corpus"); }, ExitCode::data)
+  CHECK(testing::refusal(ExitCode::data, [&] { Tokenizer::characters_of("a\xc3", {}, "corpus"); })
             .starts_with("corpus: byte 1 (0xc3) is not valid UTF-8"));
-  CHECK(message_of([&] { tokenizer.decode(std::vector<std::uint32_t>{4}); }, ExitCode::data) ==
+  CHECK(testing::refusal(ExitCode::data, [&] { tokenizer.decode(std::vector<std::uint32_t>{4}); }) ==
         "token 4 is not in the vocabulary of 4");
 }
 
@@ -82,7 +71,7 @@ TEST_CASE("damaged stored forms are refused") {
         R"({"format":"weft-tokenizer","version":1,"kind":"character","characters":[1114112]})",
         R"({"format":"weft-tokenizer","version":1,"kind":"character","characters":[-1]})",
         R"({"format":"weft-tokenizer","version":1,"kind":"character","characters":[1.5]})"})
-    CHECK(message_of([&] { Tokenizer::from_text(text, "f.json"); }, ExitCode::data).starts_with("f.json: "));
+    CHECK(testing::refusal(ExitCode::data, [&] { Tokenizer::from_text(text, "f.json"); }).starts_with("f.json: "));
 }
 
 }  // namespace weft::language_model
