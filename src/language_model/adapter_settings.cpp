@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "language_model/settings.hpp"
+#include "language_model/blocks/model_parameters.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -41,23 +41,6 @@ std::string targets_problem(const LoraSettings& lora, const ModelSettings& model
 }
 
 }  // namespace
-
-bool LoraSettings::adapts(const std::string& target) const {
-  return rank > 0 && std::find(targets.begin(), targets.end(), target) != targets.end();
-}
-
-std::vector<LoraTarget> lora_targets(const ModelSettings& model) {
-  const std::int64_t width = model.d_model, queries = model.heads * model.head_size(),
-                     keys = model.kv_heads * model.head_size();
-  std::vector<LoraTarget> targets = {{"query", "attention/query", queries, width},
-                                     {"key", "attention/key", keys, width},
-                                     {"value", "attention/value", keys, width},
-                                     {"output", "attention/output", width, queries}};
-  if (kernels::is_gated(model.mlp)) targets.push_back({"gate", "mlp/gate", model.d_mlp, width});
-  targets.push_back({"up", "mlp/up", model.d_mlp, width});
-  targets.push_back({"down", "mlp/down", width, model.d_mlp});
-  return targets;
-}
 
 void add_keys(input::Schema& schema, LoraSettings& lora, const ModelSettings& model) {
   schema.table("lora", "Low-rank adapters: the initial model is frozen, additional small matrices are trained.");

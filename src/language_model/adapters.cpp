@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/adapters.hpp"
 
-#include <cmath>
 #include <limits>
 
 #include "base/error.hpp"
@@ -9,41 +8,13 @@
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
+#include "language_model/blocks/model_parameters.hpp"
 
 namespace weft::language_model {
 
-using training::Cut;
 using training::ParameterSpec;
 
 namespace {
-
-constexpr std::string_view kWeight = "/weight", kA = "/lora_a", kB = "/lora_b";
-
-/// The adapter of a target; its A is cut as the inputs are, its B as the outputs are.
-struct AdapterSpecs {
-  ParameterSpec a, b;
-  AdapterSpecs(const ParameterSpec& target, std::int64_t rank) {
-    const std::string name = target.name.substr(0, target.name.size() - kWeight.size());
-    const std::int64_t outputs = target.shape[0], inputs = target.shape[1];
-    const bool by_input = target.cut.axis == 1;
-    a = {.name = name + std::string(kA),
-         .shape = {rank, inputs},
-         .cut = by_input ? target.cut : Cut{},
-         .initial = training::uniform(1 / std::sqrt(static_cast<double>(inputs)), kernels::Purpose::model_initial),
-         .weight_decay = true,
-         .group = target.group.empty() ? "" : target.group + "_lora_a"};
-    b = {.name = name + std::string(kB),
-         .shape = {outputs, rank},
-         .cut = by_input ? Cut{} : target.cut,
-         .initial = training::constant(0),
-         .weight_decay = true};
-  }
-};
-
-/// Prefix of the name of a parameter: "block_3/" for a parameter of a block, "" for others.
-std::string block_of(const ParameterSpec& spec) {
-  return spec.name.starts_with("block_") ? spec.name.substr(0, spec.name.find('/') + 1) : "";
-}
 
 /// The weights of a matrix on the device, in fp32, [rows, columns] as stored.
 device::Buffer<float> weights_of(const training::Parameters& parameters, std::size_t parameter,
@@ -67,41 +38,6 @@ kernels::AnyMatrix view_of(const device::Buffer<float>& values, const ParameterS
 
 }  // namespace
 
-void add_adapters(std::vector<ParameterSpec>& specs, const Architecture& architecture) {
-  auto next = static_cast<std::uint64_t>(training::elements_of(specs));
-  const std::vector<LoraTarget> targets = lora_targets(architecture.model);
-  std::vector<ParameterSpec> all, as, bs;  // `as` and `bs`: of this block
-  const auto end_block = [&] {
-    for (std::vector<ParameterSpec>* adapters : {&as, &bs}) {
-      for (ParameterSpec& spec : *adapters) {
-        spec.first_element = next;
-        next += static_cast<std::uint64_t>(spec.elements());
-        all.push_back(std::move(spec));
-      }
-      adapters->clear();
-    }
-  };
-  std::string block;
-  for (ParameterSpec& spec : specs) {
-    if (const std::string of_spec = block_of(spec); of_spec != block) {
-      end_block();
-      block = of_spec;
-    }
-    for (const LoraTarget& target : targets)
-      if (architecture.lora.adapts(target.name) && spec.name == block + target.parameter + std::string(kWeight)) {
-        AdapterSpecs adapter(spec, architecture.lora.rank);
-        as.push_back(std::move(adapter.a));
-        bs.push_back(std::move(adapter.b));
-      }
-    spec.frozen = true;
-    all.push_back(std::move(spec));
-  }
-  end_block();
-  specs = std::move(all);
-}
-
-bool is_adapter(const ParameterSpec& spec) { return spec.name.ends_with(kA) || spec.name.ends_with(kB); }
-
 std::vector<ParameterSpec> adapter_specs(const Architecture& architecture) {
   std::vector<ParameterSpec> specs = parameter_specs(architecture);
   std::erase_if(specs, [](const ParameterSpec& spec) { return !is_adapter(spec); });
@@ -119,10 +55,11 @@ void merge(const training::Parameters& adapters, const Architecture& architectur
   execution.tf32 = false;
   for (std::size_t i = 0; i < adapters.size(); ++i) {
     const ParameterSpec& a = adapters.specs()[i];
-    if (!a.name.ends_with(kA)) continue;
+    if (!a.name.ends_with(kAdapterA)) continue;
     note_progress();
     const std::string target = a.name.substr(0, a.name.rfind('/'));
-    const std::size_t at = base.index(target + std::string(kWeight)), of_b = adapters.index(target + std::string(kB));
+    const std::size_t at = base.index(target + std::string(kAdapterTarget)),
+                      of_b = adapters.index(target + std::string(kAdapterB));
     const ParameterSpec &weight = base.specs()[at], &b = adapters.specs()[of_b];
     const device::Buffer<float> w = weights_of(base, at, execution), av = weights_of(adapters, i, execution),
                                 bv = weights_of(adapters, of_b, execution);

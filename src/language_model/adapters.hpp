@@ -11,16 +11,9 @@
 
 #include <vector>
 
-#include "language_model/architecture.hpp"
+#include "language_model/blocks/parameter_list.hpp"
 
 namespace weft::language_model {
-
-/// Freezes the parameters of a model and adds its adapters, those of a block after its parameters: first all A, then
-/// all B. Random numbers of the others stay the same.
-void add_adapters(std::vector<training::ParameterSpec>& specs, const Architecture&);
-
-/// True for a matrix of an adapter, named "…/lora_a" or "…/lora_b".
-bool is_adapter(const training::ParameterSpec&);
 
 /// The adapters alone, as they are among parameter_specs(architecture).
 std::vector<training::ParameterSpec> adapter_specs(const Architecture&);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 
 #include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
@@ -12,33 +13,46 @@
 namespace weft::language_model {
 namespace {
 
-/// Sums over the ranks of the tensor axis in one micro-batch: of the embedding and the head, and twice per block in
-/// each direction. Recomputed blocks repeat those of the forward pass that they need.
-std::int64_t sums_of_activations(const Configuration& configuration) {
-  const ModelSettings& model = configuration.language_model;
-  const std::int64_t recomputed = configuration.memory.recompute == Recompute::block ? model.layers - 1 : 0;
-  return 2 + 4 * model.layers + recomputed * (model.normalises_outputs() ? 2 : 1);
+/// Calls each(product, whether recomputation repeats it) for the products of all blocks.
+template <class Each>
+void each_product(const Configuration& configuration, const Architecture& architecture, const Each& each) {
+  const std::vector<Product> products = declared_parameters(architecture).products;
+  for (std::size_t i = 0; i < products.size(); ++i) {
+    const bool is_last = i + 1 == products.size() || products[i + 1].block() != products[i].block();
+    each(products[i], configuration.memory.recompute == Recompute::block &&
+                          (!is_last || architecture.model.normalises_outputs()));
+  }
 }
 
-/// Columns of the rows of adapters that are added up in a block and micro-batch: of what is divided by inputs in each
-/// forward pass, and again in the backward pass; of the others in the backward pass.
-std::int64_t adapter_columns(const Configuration& configuration) {
-  const ModelSettings& model = configuration.language_model;
+/// Sums over the ranks of the tensor axis in one micro-batch: of the embedding and the head, and one of each product
+/// of a block, in the forward pass if it is divided by inputs, else in the backward pass. Recomputed blocks repeat those
+/// of the forward pass that they need; the last block is not recomputed.
+std::int64_t sums_of_activations(const Configuration& configuration, const Architecture& architecture) {
+  const std::string last = block_name(architecture.model.layers - 1);
+  std::int64_t sums = 2;
+  each_product(configuration, architecture, [&](const Product& product, bool repeated) {
+    sums += product.writes_residual && repeated && product.block() != last ? 2 : 1;
+  });
+  return sums;
+}
+
+/// Columns of the rows of adapters that are added up in a micro-batch: of what is divided by inputs in each forward
+/// pass, and again in the backward pass; of the others in the backward pass.
+std::int64_t adapter_columns(const Configuration& configuration, const Architecture& architecture) {
   std::int64_t sums = 0;
-  for (const LoraTarget& target : lora_targets(model)) {
-    if (!configuration.lora.adapts(target.name)) continue;
-    const bool by_input = target.name == "output" || target.name == "down";
-    const bool recomputed = configuration.memory.recompute == Recompute::block &&
-                            (target.name == "output" || (target.name == "down" && model.normalises_outputs()));
-    sums += 1 + (by_input ? 1 : 0) + (recomputed ? 1 : 0);
-  }
+  each_product(configuration, architecture, [&](const Product& product, bool repeated) {
+    const auto adapted = std::count_if(product.parts.begin(), product.parts.end(), [&](const Outputs& part) {
+      return configuration.lora.adapts(part.name);
+    });
+    sums += adapted * (!product.writes_residual ? 1 : repeated ? 3 : 2);
+  });
   return sums * configuration.lora.rank;
 }
 
 std::int64_t sent_over_tensor_axis(const Configuration& configuration, const Architecture& architecture) {
   const std::int64_t ranks = configuration.parallel.tensor, rows = configuration.rank_tokens();
-  const std::int64_t columns = sums_of_activations(configuration) * architecture.model.d_model +
-                               architecture.model.layers * adapter_columns(configuration);
+  const std::int64_t columns = sums_of_activations(configuration, architecture) * architecture.model.d_model +
+                               adapter_columns(configuration, architecture);
   return (ranks - 1) * (columns * 2 * rows * kernels::bytes_of(activation_type(configuration)) / ranks +
                         rows * static_cast<std::int64_t>(sizeof(kernels::SoftmaxPart)));
 }

@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "language_model/architecture.hpp"
+#include "language_model/blocks/model_parameters.hpp"
+#include "language_model/settings.hpp"
 
 namespace weft::language_model {
 

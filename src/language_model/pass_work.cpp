@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Of one rank: n tokens per step in m micro-batches of sequences of T, L layers, C = d_model, Q and K the widths of
-// queries and keys, D = d_mlp, V ids, e bytes of an activation, w of a weight. A block's matrices have B = C (Q + 2 K)
-// + Q C + C hidden + D C parameters, the head V C. Each datum counts once per phase, and twice where it is read and
-// written. With adapters the matrices are frozen; theirs have P parameters, which pass forward, again, and twice
-// backward.
+// Of one rank: n tokens per step in m micro-batches of sequences of T, C = d_model, V ids, e bytes of an activation, w
+// of a weight. Matrices and rows of the blocks are those of the products that their sublayers declare, and what
+// sublayers compute besides is in Sublayer::work; the head has V C parameters. Each datum counts once per phase, and
+// twice where it is read and written. With adapters the matrices are frozen; theirs have P parameters, which pass
+// forward, again, and twice backward.
 #include "language_model/pass_work.hpp"
 
 #include <fmt/format.h>
@@ -13,31 +13,46 @@
 #include <iterator>
 #include <span>
 
+#include "language_model/blocks/block_list.hpp"
 #include "language_model/private_plan.hpp"
 #include "language_model/trainer.hpp"
 
 namespace weft::language_model {
 namespace {
 
+double number(std::int64_t value) { return static_cast<double>(value); }
+
+/// Sums over products.
+struct ProductSums {
+  double elements = 0;  ///< of the matrices
+  double inputs = 0, outputs = 0;
+  double columns() const { return inputs + outputs; }
+  void add(const Product& product) {
+    elements += number(product.elements());
+    inputs += number(product.inputs);
+    outputs += number(product.outputs());
+  }
+};
+
 /// The sizes as floating-point numbers.
 struct Sizes {
-  double n, m, length, layers, width, query, key, mlp, hidden, vocabulary, trained;
+  double n, m, length, width, vocabulary, trained;
   double owned;  ///< of the trained parameters: those that a rank updates
   double e, w, moments;
   Recompute recompute;
   bool adapted;
-  bool slope_in_product;  ///< of a GELU: kernels/language/linear/linear.hpp
+  std::int64_t last_block;
+  std::vector<ResidualSublayer> sublayers;
+  ProductSums blocks;  ///< products of all blocks
+  /// With memory.recompute = "block": products of the blocks that are computed again, all but the last one, and those
+  /// of them that are: all but the last of each block. The activations of the last block are still in memory.
+  ProductSums of_recomputed, again;
 
   Sizes(const Configuration& c, const Architecture& a)
       : n(number(c.rank_tokens())),
         m(number((c.rank_tokens() + c.micro_tokens() - 1) / c.micro_tokens())),
         length(number(c.data.sequence)),
-        layers(number(a.model.layers)),
         width(number(a.model.d_model)),
-        query(number(a.query_width())),
-        key(number(a.key_width())),
-        mlp(number(a.model.d_mlp)),
-        hidden(number(a.hidden_width())),
         vocabulary(number(a.vocabulary)),
         trained(number(training::trained_elements_of(parameter_specs(a)))),
         owned(trained / number(c.parallel.data)),
@@ -46,20 +61,27 @@ struct Sizes {
         moments(number(training::moment_bytes(c.optimizer.state, 1, a.model.d_model, a.model.d_model)) / width),
         recompute(c.memory.recompute),
         adapted(a.lora.rank > 0),
-        slope_in_product(a.model.mlp == kernels::MlpActivation::gelu && !adapted) {}
+        last_block(a.model.layers - 1),
+        sublayers(make_sublayers(a)) {
+    const std::vector<Product> products = declared_parameters(a).products;
+    for (std::size_t i = 0; i < products.size(); ++i) {
+      blocks.add(products[i]);
+      if (recompute != Recompute::block || products[i].block() == block_name(last_block)) continue;
+      of_recomputed.add(products[i]);
+      if (products[i + 1].block() == products[i].block()) again.add(products[i]);
+    }
+  }
 
-  static double number(std::int64_t value) { return static_cast<double>(value); }
-  double projection() const { return query + 2 * key; }
-  double down() const { return mlp * width; }
-  double block() const { return width * (projection() + query + hidden) + down(); }
   double head() const { return vocabulary * width; }
-  double matrices() const { return layers * block() + head(); }
-  /// Inputs and outputs of the products of a block, in columns.
-  double block_columns() const { return 4 * width + projection() + query + hidden + mlp; }
-  double columns() const { return layers * block_columns() + width + vocabulary; }
-  /// Blocks whose forward pass is computed again with this value of memory.recompute or one that keeps less. The
-  /// activations of the last block are still in memory.
-  double again(Recompute policy) const { return recompute >= policy ? layers - 1 : 0; }
+  double matrices() const { return blocks.elements + head(); }
+  double columns() const { return blocks.columns() + width + vocabulary; }
+  /// Number of sublayers of which something is computed again with this value of memory.recompute or one that keeps
+  /// less.
+  double repeated(Recompute policy) const {
+    if (recompute < policy) return 0;
+    return number(std::count_if(sublayers.begin(), sublayers.end(),
+                                [&](const ResidualSublayer& each) { return each.block() < last_block; }));
+  }
 };
 
 /// Work that replaces the weight gradients in a private step.
@@ -79,7 +101,7 @@ training::Work clipping_work(std::string_view phase, const Sizes& s, const priva
 }
 
 /// The work of a phase. Of one that only one pass has, all is in `forward`.
-struct Passes {
+struct PassWork {
   training::Work forward, backward;
 };
 
@@ -87,8 +109,24 @@ training::Work operator+(const training::Work& a, const training::Work& b) {
   return {a.bytes + b.bytes, a.flops + b.flops};
 }
 
+/// What the sublayers compute in a phase beside their products.
+PassWork sublayer_work(std::string_view phase, const Sizes& s) {
+  PassWork sum;
+  for (const ResidualSublayer& sublayer : s.sublayers)
+    for (const SublayerWork& work : sublayer.sublayer().work(s.length)) {
+      if (work.phase != phase) continue;
+      sum.forward = sum.forward + work.forward;
+      sum.backward = sum.backward + work.backward;
+      if (s.recompute >= work.again && sublayer.block() < s.last_block) sum.backward = sum.backward + work.forward;
+    }
+  const auto of_tokens = [&](const training::Work& work) -> training::Work {
+    return {s.n * s.e * work.bytes, s.n * work.flops};
+  };
+  return {of_tokens(sum.forward), of_tokens(sum.backward)};
+}
+
 /// Work of a rank that has the whole model.
-Passes undivided_work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
+PassWork undivided_work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
   Sizes s(configuration, architecture);
   if (configuration.privacy.enabled && configuration.privacy.algorithm != privacy::Algorithm::naive) {
     const privacy::Settings settings = clipping_settings(configuration, architecture, grid_shape(configuration),
@@ -101,46 +139,34 @@ Passes undivided_work_of(std::string_view phase, const Configuration& configurat
   }
   if (phase == "tokens") return {{s.n * 12, 0}, {}};
   if (phase == "embedding") return {{s.n * s.width * (s.w + s.e), 0}, {s.n * s.width * (s.e + 2 * 4), 0}};
+  PassWork work = sublayer_work(phase, s);
   if (phase == "products") {
-    // Outputs; then input gradients, and outputs computed again (all of a block but the last product).
-    const double again = s.again(Recompute::block), outputs = s.matrices(),
-                 gradients = s.matrices() + again * (s.block() - s.down());
-    const double slopes = s.slope_in_product ? s.layers * s.hidden : 0;
+    // Outputs; then input gradients, and outputs computed again.
+    const double outputs = s.matrices(), gradients = s.matrices() + s.again.elements;
     // In 8 bits: inputs are read, coded and read as codes; weights are coded once and read as codes.
-    const auto coded = [&](double inputs, double weights, double once) {
-      return configuration.fp8_forward ? 2 * s.n * inputs + once * (s.w + 1) - s.m * (s.w - 1) * weights : 0;
+    const auto coded = [&](const ProductSums& products, double once) {
+      return configuration.fp8_forward
+                 ? 2 * s.n * products.inputs + once * (s.w + 1) - s.m * (s.w - 1) * products.elements
+                 : 0;
     };
-    const double of_blocks = s.layers * s.block();
-    return {{s.m * outputs * s.w + s.n * s.e * s.columns() +
-                 coded(s.layers * (2 * s.width + s.query + s.mlp), of_blocks, of_blocks),
-             2 * s.n * outputs},
-            {s.m * gradients * s.w + s.n * s.e * (s.columns() + again * s.block_columns() + slopes) +
-                 coded(again * (2 * s.width + s.query), again * (s.block() - s.down()), 0),
-             2 * s.n * gradients}};
+    work.forward.bytes += s.m * outputs * s.w + s.n * s.e * s.columns() + coded(s.blocks, s.blocks.elements);
+    work.forward.flops += 2 * s.n * outputs;
+    work.backward.bytes +=
+        s.m * gradients * s.w + s.n * s.e * (s.columns() + s.of_recomputed.columns()) + coded(s.again, 0);
+    work.backward.flops += 2 * s.n * gradients;
   }
+  if (work.forward.bytes > 0) return work;
   if (phase == "adapters" && s.adapted) {
-    const double weights = s.m * s.trained * s.w, rows = s.n * s.e * s.layers * s.block_columns();
+    const double weights = s.m * s.trained * s.w, rows = s.n * s.e * s.blocks.columns();
     return {{weights + rows, 2 * s.n * s.trained}, {3 * weights + 2 * rows, 2 * s.n * 2.5 * s.trained}};
   }
   if (phase == "weight gradients" && !s.adapted)
     return {{s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.matrices()}, {}};
-  if (phase == "attention") {
-    // Causal: 2 T Q operations per token forward, 2.5 times as many backward.
-    const double again = s.again(Recompute::block), rows = s.n * s.e * (s.projection() + s.query),
-                 operations = 2 * s.n * s.length * s.query;
-    return {{rows * s.layers, operations * s.layers},
-            {rows * (2 * s.layers + again), operations * (2.5 * s.layers + again)}};
-  }
   if (phase == "norms") {
     // Forward with the sum of the residual stream: two read, two written; backward the same. Computed again: one and
     // one.
-    const double norms = 2 * s.layers + 1, rows = s.n * s.e * s.width;
-    return {{rows * 4 * norms, 0}, {rows * 4 * (norms + s.again(Recompute::norm)), 0}};
-  }
-  if (phase == "activation") {
-    const double rows = s.n * s.e, forward = s.hidden + s.mlp,
-                 backward = s.slope_in_product ? 0 : (2 * s.hidden + s.mlp) * s.layers;
-    return {{rows * forward * s.layers, 0}, {rows * (forward * s.again(Recompute::activation) + backward), 0}};
+    const double norms = number(std::ssize(s.sublayers)) + 1, rows = s.n * s.e * s.width;
+    return {{rows * 4 * norms, 0}, {rows * (4 * norms + 2 * s.repeated(Recompute::norm)), 0}};
   }
   if (phase == "loss") return {{2 * s.n * s.e * s.vocabulary, 0}, {}};
   if (phase == "check") return {{4 * s.owned, 0}, {}};
@@ -176,7 +202,7 @@ training::Work work_of(std::string_view phase, const Configuration& configuratio
   const bool forward = phase.ends_with(kForward), backward = phase.ends_with(kBackward);
   if (forward) phase.remove_suffix(kForward.size());
   if (backward) phase.remove_suffix(kBackward.size());
-  const Passes passes = undivided_work_of(phase, configuration, architecture);
+  const PassWork passes = undivided_work_of(phase, configuration, architecture);
   training::Work work = forward ? passes.forward : backward ? passes.backward : passes.forward + passes.backward;
   // Ranks of the tensor axis divide the matrices and heads; each has all rows of the residual stream.
   if (phase != "tokens" && phase != "embedding" && phase != "norms") {
@@ -241,30 +267,37 @@ training::PhaseBytes answer_bytes(const AnswerWork& answers, const Configuration
 training::Work generation_work(std::string_view phase, const Configuration& configuration,
                                const GenerationSettings& generation) {
   const Architecture& a = generation.architecture;
-  const auto number = [](std::int64_t value) { return static_cast<double>(value); };
   const double layers = number(a.model.layers), width = number(a.model.d_model), query = number(a.query_width()),
-               key = number(a.key_width()), hidden = number(a.hidden_width()), mlp = number(a.model.d_mlp),
-               vocabulary = number(a.vocabulary), rows = number(generation.rows), steps = number(generation.new_tokens),
-               prefix = number(generation.longest_prompt - 1), prompts = number(generation.prompts);
+               key = number(a.key_width()), vocabulary = number(a.vocabulary), rows = number(generation.rows),
+               steps = number(generation.new_tokens), prefix = number(generation.longest_prompt - 1),
+               prompts = number(generation.prompts);
   const double e = number(kernels::bytes_of(generation.type)),
                w = number(training::weight_bytes(configuration.optimizer.state, 1, 1));
+  ProductSums blocks;
+  for (const Product& product : declared_parameters(a).products) blocks.add(product);
+  const std::vector<ResidualSublayer> sublayers = make_sublayers(a);
   // Rows through the blocks: prompts once, then one row per sequence and step.
   const double through = prompts * prefix + rows * steps,
                passes = steps + (prefix > 0 ? 1 : 0);  // that read the weights, at least
-  const double block = width * (query + 2 * key + query + hidden) + mlp * width, head = vocabulary * width;
+  const double head = vocabulary * width;
   if (phase == "embedding") return {through * width * (w + e), 0};
-  if (phase == "norms") return {through * e * width * 4 * (2 * layers + 1), 0};
-  if (phase == "activation") return {through * e * (hidden + mlp) * layers, 0};
+  if (phase == "norms") return {through * e * width * 4 * (number(std::ssize(sublayers)) + 1), 0};
   if (phase == "products")
-    return {(passes * layers * block + steps * head) * w +
-                e * (through * layers * (4 * width + 2 * query + 2 * key + hidden + mlp) +
-                     rows * steps * (width + vocabulary)),
-            2 * (through * layers * block + rows * steps * head)};
+    return {(passes * blocks.elements + steps * head) * w +
+                e * (through * blocks.columns() + rows * steps * (width + vocabulary)),
+            2 * (through * blocks.elements + rows * steps * head)};
   if (phase == "attention") {
     // Keys and values of all positions so far: prefix + 1, …, prefix + steps.
     const double positions = steps * prefix + steps * (steps + 1) / 2;
     return {layers * e * (rows * positions * 2 * key + through * (2 * query + 2 * key)),
             layers * 2 * query * (2 * rows * positions + prompts * prefix * prefix)};
+  }
+  if (phase == "activation") {
+    double bytes = 0;
+    for (const ResidualSublayer& each : sublayers)
+      for (const SublayerWork& work : each.sublayer().work(1))
+        if (work.phase == phase) bytes += work.forward.bytes;
+    return {through * e * bytes, 0};
   }
   if (phase == "sampling") return {rows * steps * vocabulary * e, 0};
   return {};

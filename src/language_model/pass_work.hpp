@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "language_model/architecture.hpp"
+#include "language_model/blocks/model_parameters.hpp"
 #include "language_model/generation/generator.hpp"
 #include "training/profile.hpp"
 

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "kernels/language/attention/attention_cudnn.hpp"
 #include "kernels/slow_paths.hpp"
+#include "language_model/blocks/attention_sublayer.hpp"
 #include "language_model/grid_plan.hpp"
 #include "language_model/private_plan.hpp"
 #include "language_model/trainer.hpp"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "language_model/architecture.hpp"
+#include "language_model/blocks/model_parameters.hpp"
 #include "language_model/transformer.hpp"
 #include "parallel/grid.hpp"
 

@@ -1,25 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/private_plan.hpp"
 
+#include <algorithm>
+#include <map>
+#include <string>
+
 #include "language_model/plan.hpp"
 #include "privacy/mode_choice.hpp"
 
 namespace weft::language_model {
 namespace {
 
-/// Columns of the inputs and output gradients of the products of a block that are copied if they are kept.
-std::int64_t copied_block_columns(const TransformerSettings& settings) {
-  const Architecture& part = settings.architecture;
-  if (settings.keeps_block_rows()) return part.model.normalises_outputs() ? 2 * part.model.d_model : 0;
-  return 4 * part.model.d_model + part.projection_width() + part.query_width() + part.hidden_width() + part.model.d_mlp;
-}
-
+/// Columns of the inputs and output gradients of products that are copied if they are kept.
 std::int64_t copied_columns(const Configuration& configuration, const Architecture& part) {
   const TransformerSettings settings = transformer_settings(configuration, part);
+  const bool before_norms = part.model.normalises_outputs();
+  std::map<std::string, std::int64_t> of_block;
+  for (const Product& product : declared_parameters(part).products) {
+    const std::int64_t copied = !settings.keeps_block_rows()               ? product.inputs + product.outputs()
+                                : product.writes_residual && before_norms ? product.outputs()
+                                                                           : 0;
+    of_block[product.block()] += copied;
+  }
+  std::int64_t all = 0, largest = 0;
+  for (const auto& [block, columns] : of_block) {
+    all += columns;
+    largest = std::max(largest, columns);
+  }
   // If parts are clipped separately, the rows of one block are kept at a time.
-  const std::int64_t blocks = configuration.privacy.sums_by_part() ? 1 : part.model.layers,
-                     head = settings.keeps_head_rows() ? 0 : part.model.d_model + aligned_columns(part.vocabulary);
-  return blocks * copied_block_columns(settings) + head;
+  return (configuration.privacy.sums_by_part() ? largest : all) +
+         (settings.keeps_head_rows() ? 0 : part.model.d_model + aligned_columns(part.vocabulary));
 }
 
 privacy::ModeChoice mode_choice(const Configuration& configuration, const Architecture& architecture,

@@ -6,7 +6,8 @@
 #include <string>
 
 #include "kernels/execution.hpp"
-#include "language_model/architecture.hpp"
+#include "language_model/blocks/model_parameters.hpp"
+#include "language_model/settings.hpp"
 #include "parallel/grid.hpp"
 #include "privacy/clipping_plan.hpp"
 

@@ -6,8 +6,8 @@
 #include "kernels/gemm/fp8.hpp"
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/attention/attention_cudnn.hpp"
-#include "language_model/activation_swap.hpp"
-#include "language_model/architecture.hpp"
+#include "language_model/blocks/activation_swap.hpp"
+#include "language_model/blocks/architecture.hpp"
 
 namespace weft::language_model {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Sizes of known models: number of parameters, work per token, and how matrices are cut and initialised.
-#include "language_model/architecture.hpp"
+#include "language_model/blocks/model_parameters.hpp"
 
 #include <cmath>
 

@@ -66,7 +66,6 @@ CYCLES = [
         ("kernels/transcoder/select/select_cuda", "kernels/transcoder/select/select_layout_cuda",
      "kernels/transcoder/select/select_pass_cuda", "kernels/transcoder/select/select_rows_cuda",
      "kernels/transcoder/select/select_topk_cuda", "kernels/transcoder/select/select_view_cuda"),
-        ("language_model/adapter_settings", "language_model/adapters", "language_model/architecture", "language_model/settings"),
         ("language_model/grid_plan", "language_model/initial", "language_model/pass_work", "language_model/plan",
      "language_model/private_plan", "language_model/trainer", "language_model/training_run"),
         ("language_model/tokenizer/corpus", "language_model/tokenizer/huggingface", "language_model/tokenizer/parallel_encode",

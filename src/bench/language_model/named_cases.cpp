@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 #include "kernels/execution.hpp"
-#include "language_model/activation_swap.hpp"
+#include "language_model/blocks/activation_swap.hpp"
 
 namespace weft::bench {
 namespace {

@@ -11,6 +11,7 @@
 #include "base/text.hpp"
 #include "input/print.hpp"
 #include "input/read.hpp"
+#include "language_model/settings.hpp"
 
 namespace weft::language_model {
 namespace {

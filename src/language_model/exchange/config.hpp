@@ -17,7 +17,7 @@
 
 #include "base/json.hpp"
 #include "kernels/array.hpp"
-#include "language_model/architecture.hpp"
+#include "language_model/blocks/model_parameters.hpp"
 
 namespace weft::language_model {
 

@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/progress.hpp"
 #include "kernels/kokkos_runtime.hpp"
+#include "language_model/blocks/attention_sublayer.hpp"
 
 namespace weft::language_model {
 namespace {

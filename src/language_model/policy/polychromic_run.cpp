@@ -33,8 +33,7 @@ std::int64_t longest_text(const Configuration& configuration, const Prompts& pro
   return prompts.longest() + configuration.polychromic.max_new_tokens;
 }
 std::int64_t logit_rows(const Configuration& configuration, const Architecture& architecture) {
-  training::StepArena measures(device::planned_backend(device_settings(configuration)));
-  return Transformer::Buffers(transformer_settings(configuration, architecture), measures).head_chunk;
+  return head_chunk(transformer_settings(configuration, architecture));
 }
 
 GenerationSettings generation(const Configuration& configuration, const Architecture& architecture,

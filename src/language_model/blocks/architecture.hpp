@@ -1,23 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parameters of a language model, as a list of specs, and figures that follow from its sizes.
-//
-//   embedding   x = E[token] (+ P[position])
-//   block i     x += output(attention(query(n), key(n), value(n)))    n = norm(x)
-//               x += down(activation(up(n)))                          n = norm(x);  gated: activation(gate(n), up(n))
-//   head        logits = W norm(x)                                    tied: W = E
-//
-// Names: embedding/tokens, embedding/positions, block_0/attention_norm/weight, block_0/attention/query/weight, …,
-// block_0/mlp/down/bias, …, final_norm/weight, head/weight.
+// The sizes of a language model, and its parts on the ranks of the tensor axis.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <vector>
 
-#include "language_model/settings.hpp"
-#include "training/parameters.hpp"
+#include "language_model/blocks/model_settings.hpp"
+#include "parallel/grid.hpp"
 
 namespace weft::language_model {
 
@@ -44,11 +35,8 @@ struct Architecture {
 /// Prefix of the names of a block's parameters: "block_3/".
 std::string block_name(std::int64_t layer);
 
-/// Matrices are [outputs, inputs]. Over the axis "tensor", query, key, value, gate and up are cut by outputs, the
-/// attention's output and down by inputs, embedding and head by the vocabulary (Shoeybi et al. 2019); heads that share
-/// a head of keys stay together. Weights are normal with deviation 0.02, those that write to the residual stream
-/// divided by sqrt(2 layers) (Radford et al. 2019); biases 0, norms 1.
-std::vector<training::ParameterSpec> parameter_specs(const Architecture&);
+/// Columns of the MLP that stay together, if its width allows: rows of whole 16-byte words.
+std::int64_t mlp_unit(const ModelSettings&);
 
 /// The part of the model on rank `rank` of `n_ranks` of the tensor axis: whole heads of keys with their heads of
 /// queries, a part of the width of the MLP and of the vocabulary. Sizes of its products and buffers; the residual
@@ -58,15 +46,5 @@ Architecture part_of(const Architecture&, std::int64_t n_ranks, std::int64_t ran
 Architecture part_of(const Architecture&, const parallel::GridShape&, std::int64_t rank);
 /// Why the model cannot be divided over so many ranks of the tensor axis; "" if it can. vocabulary 0: not known yet.
 std::string obstacle_to_division(const Architecture&, std::int64_t n_ranks);
-/// Why a run cannot divide the model over the tensor axis: its sizes, or keys that exclude parallel.tensor; "" if it
-/// can.
-std::string obstacle_to_tensor_axis(const Configuration&, const Architecture&);
-
-/// Number of parameters, with those of adapters.
-std::int64_t parameters_of(const Architecture&);
-
-/// Floating-point operations per token of forward and backward pass in sequences of `length`: 6 for each parameter, 4
-/// for a frozen one, and 6 layers * length * query_width for causal attention, which counts only scores that are used.
-double flops_per_token(const Architecture&, std::int64_t length);
 
 }  // namespace weft::language_model

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/activation_swap.hpp"
+#include "language_model/blocks/activation_swap.hpp"
 
 namespace weft::language_model {
 

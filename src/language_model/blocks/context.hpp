@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tokens of a micro-batch, the state of one pass over them, and what all parts of a transformer compute with.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "kernels/language/embedding/embedding.hpp"
+#include "kernels/optimize/adam.hpp"
+#include "language_model/blocks/example_rows.hpp"
+#include "language_model/blocks/layers.hpp"
+#include "report/timers.hpp"
+#include "training/gradient_sink.hpp"
+#include "training/tensor_axis.hpp"
+
+namespace weft::language_model {
+
+/// Tokens of a micro-batch, where the kernels run: sequences * length rows, sequence after sequence.
+struct Tokens {
+  std::int64_t sequences = 0, length = 0;
+  kernels::Array<const std::uint32_t> ids;
+  kernels::Array<const std::int32_t> targets;    ///< kernels::kIgnored: not counted
+  kernels::Array<const std::int32_t> positions;  ///< in the sequence, or in its document
+  kernels::Array<const std::int32_t> first_key;  ///< first row of the sequence that a row may read; empty: 0
+  std::int64_t first_row = 0;                    ///< of row 0 in the whole step; keys the dropout masks
+  std::int64_t begin = 0;                        ///< of row 0 in the micro-batch, for a part of one
+  kernels::Array<const float> weights = {};      ///< of the losses, in their gradient; empty: 1
+  float temperature = 1;                         ///< of the distribution of the targets, if there are any
+  std::int64_t vocabulary = 0;                   ///< of it: ids below this one; 0: all of the model
+
+  std::int64_t rows() const { return sequences * length; }
+};
+
+/// Function that is called in the forward pass with input and output of each MLP [rows, C], the output before a norm of
+/// it. What the tap writes to the output takes its place.
+using Tap = std::function<void(std::int64_t layer, const kernels::AnyMatrix& input, const kernels::AnyMatrix& output)>;
+
+/// Function that is called in the forward pass with queries | keys | values [rows, (H + 2 H_kv) d] of a block after
+/// norm and rotation, and its output of the attention [rows, H d]. True: has formed the output; false: the attention of
+/// the model forms it.
+using AttentionHook =
+    std::function<bool(std::int64_t layer, const kernels::AnyMatrix& packed, const kernels::AnyMatrix& mixed)>;
+
+/// One pass over a micro-batch, or over a part of one.
+struct Pass {
+  Tokens tokens;
+  const kernels::AdamStep* step = nullptr;  ///< draws the masks of dropout; null: no dropout
+  std::int64_t micro_batch_rows = 0;
+  bool backward_follows = false;             ///< false: nothing reads the activations afterwards
+  const AttentionHook* attention = nullptr;  ///< null: none
+  // Of a backward pass:
+  training::GradientSink* sink = nullptr;
+  bool rows_stay = false;  ///< rows that sinks get stay until the end of the pass (GradientRows::inputs_stay)
+
+  /// Rows of the tokens among those of a micro-batch.
+  kernels::AnyMatrix rows_of(const kernels::AnyMatrix& matrix) const {
+    return matrix.rows_from(tokens.begin, tokens.rows());
+  }
+  /// The same of `per_row` numbers per row; empty arrays stay empty.
+  template <class T>
+  kernels::Array<T> rows_of(const kernels::Array<T>& numbers, std::int64_t per_row) const {
+    if (numbers.size == 0) return numbers;
+    return {numbers.data + tokens.begin * per_row, tokens.rows() * per_row};
+  }
+  kernels::NormStatistics rows_of(const kernels::NormStatistics& statistics) const {
+    return {rows_of(statistics.mean, 1), rows_of(statistics.inverse, 1)};
+  }
+};
+
+/// Gradient of the output of a product, [rows, outputs].
+struct OutputGradient {
+  kernels::AnyMatrix rows;
+  kernels::AnyMatrix sums = {};  ///< of its blocks of rows (norm_blocks), [blocks, outputs]; without data: not formed
+  bool stays = true;             ///< false: the next sublayer overwrites it
+};
+
+/// What all parts of a transformer compute with.
+struct Context {
+  const TransformerSettings& settings;
+  const Layers& layers;
+  const ExampleRows& examples;
+  kernels::Execution execution;
+  report::Timers& timers;
+  training::TensorAxis* tensor;  ///< null: this rank has the whole model
+
+  const ModelSettings& model() const { return settings.architecture.model; }
+
+  /// rows [n, C], to which each rank of the tensor axis contributes, are to become their sums: from await_sum on.
+  void start_sum(kernels::AnyMatrix rows) const {
+    if (tensor == nullptr) return;
+    timers.phase("exchange");
+    tensor->start_sum(rows, "activations");
+  }
+  void await_sum(kernels::AnyMatrix rows) const {
+    if (tensor == nullptr) return;
+    timers.phase("exchange");
+    tensor->await(rows);
+  }
+  bool drops(const Pass& pass) const { return pass.step != nullptr && model().dropout > 0; }
+  /// Dropout in place, if there is any. Sites of the masks: the embedding, then the sublayers.
+  void drop(std::uint32_t site, const Pass& pass, kernels::AnyMatrix rows) const {
+    if (!drops(pass)) return;
+    kernels::dropout(execution, {site, static_cast<float>(model().dropout), pass.tokens.first_row}, pass.step, rows);
+  }
+};
+
+}  // namespace weft::language_model

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/blocks/matrix_products.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "device/memory.hpp"
+#include "kernels/gemm/fp8.hpp"
+#include "kernels/gemm/gemm.hpp"
+#include "kernels/kokkos_runtime.hpp"
+#include "kernels/language/activation/mlp_activation.hpp"
+#include "kernels/optimize/half_weights.hpp"
+
+namespace weft::language_model {
+
+using kernels::AnyMatrix;
+using kernels::Scalar;
+using training::GradientRows;
+
+namespace {
+
+/// Workspace of the products of a model, of its head and of its adapters.
+std::int64_t product_workspace(const TransformerSettings& settings, const ParameterList& list, std::int64_t head_rows,
+                               kernels::Backend backend) {
+  const Architecture& a = settings.architecture;
+  // Matrices are stored alike, as the embedding.
+  const std::vector<training::Plane> planes =
+      training::planes_of(list.specs.front(), settings.policy, backend, training::Moments::none);
+  const Scalar type = settings.type, weight = type == Scalar::fp16 ? type : planes.front().type;
+  std::int64_t bytes = 0;
+  const auto add = [&](std::int64_t rows, std::int64_t outputs, std::int64_t inputs) {
+    bytes = std::max({bytes, kernels::gemm_workspace(type, weight, type, rows, outputs, inputs),
+                      kernels::gemm_workspace(type, weight, type, rows, inputs, outputs)});
+  };
+  add(head_rows, a.vocabulary, a.model.d_model);
+  for (const Product& product : list.products) {
+    add(settings.rows, product.outputs(), product.inputs);
+    if (!settings.adapters) continue;
+    for (const Outputs& part : product.parts) {
+      if (!a.lora.adapts(part.name)) continue;
+      for (std::int64_t parts = 1; parts <= kMostAdapters; ++parts)
+        add(settings.rows, parts * a.lora.rank, product.inputs);
+      add(settings.rows, part.width, a.lora.rank);
+    }
+  }
+  return bytes;
+}
+
+/// Elements of all matrices that products read.
+std::int64_t matrix_elements(const TransformerSettings& settings, const ParameterList& list) {
+  const Architecture& a = settings.architecture;
+  std::int64_t elements = aligned_columns(a.vocabulary) * a.model.d_model;
+  for (const Product& product : list.products) {
+    elements += product.elements();
+    for (const Outputs& part : product.parts)
+      if (settings.adapters && a.lora.adapts(part.name)) elements += a.lora.rank * (part.width + product.inputs);
+  }
+  return elements;
+}
+
+}  // namespace
+
+Products::Buffers::Buffers(const TransformerSettings& settings, const ParameterList& list, std::int64_t head_rows,
+                           training::StepArena& arena) {
+  const LoraSettings& lora = settings.architecture.lora;
+  const std::int64_t rows = settings.rows;
+  const auto take = [&](std::int64_t columns) {
+    const std::int64_t bytes = rows * columns * kernels::bytes_of(settings.type);
+    return AnyMatrix{arena.take<std::byte>(bytes).data, settings.type, rows, columns, columns};
+  };
+  std::int64_t widest = 0;
+  for (const Product& product : list.products) widest = std::max(widest, product.inputs);
+  if (lora.rank > 0 && settings.adapters) {
+    arena.purpose("adapters");
+    adapter_rows = take(kMostAdapters * lora.rank);
+    if (settings.gradients) adapter_gradient = take(kMostAdapters * lora.rank);
+    if (settings.gradients && lora.dropout > 0) adapter_input = take(widest);
+  }
+  arena.purpose("workspaces");
+  std::int64_t bytes = product_workspace(settings, list, head_rows, arena.backend());
+  if (settings.fp8_forward) {
+    std::int64_t row_bytes = 0;
+    for (const Product& product : list.products) {
+      row_bytes = std::max(row_bytes, kernels::coded_bytes(rows, product.inputs));
+      bytes = std::max(bytes,
+                       kernels::gemm_coded_workspace(arena.backend(), rows, product.outputs(), product.inputs));
+    }
+    coded_rows = arena.take<std::byte>(row_bytes);
+    for (const Product& product : list.products)
+      coded_weights.push_back(arena.take<std::byte>(kernels::coded_bytes(product.outputs(), product.inputs)));
+  }
+  workspace = arena.take<std::byte>(bytes);
+  half_weights = arena.take<kernels::half>(settings.type == Scalar::fp16 ? matrix_elements(settings, list) : 0);
+  if (!settings.rounds_biases(arena.backend())) return;
+  std::int64_t biases = 0;
+  for (const Product& product : list.products) biases += aligned_columns(product.outputs());
+  rounded_biases = arena.take<kernels::bf16>(biases);
+  bias_copies = arena.take<kernels::RoundedCopy>(std::ssize(list.products));
+}
+
+Products::Products(const Context& context, const Buffers& buffers) : context_(context), buffers_(buffers) {
+  const std::span<const Linear> linears = context.layers.linears();
+  if (context.settings.rounds_biases(context.execution.backend)) place_biases();
+  // Rows beyond those of a parameter (row_multiple) are never written.
+  device::zero(context.execution, buffers.half_weights);
+  kernels::half* half = buffers.half_weights.data;
+  for (const Linear& linear : linears) {
+    if (context.settings.type != Scalar::fp16) break;
+    half_weights_.push_back({half, linear.matrix.rows, linear.matrix.columns, linear.matrix.columns});
+    half += linear.matrix.rows * linear.matrix.columns;
+  }
+  if (!context.settings.fp8_forward) return;
+  if (const std::string why = kernels::coded_obstacle(context.execution.backend); !why.empty())
+    throw collective_error(ExitCode::usage, "device.fp8_forward is not available ({}); leave it out", why);
+  for (std::size_t i = 0; i < buffers.coded_weights.size(); ++i)
+    coded_weights_.push_back(
+        kernels::coded_rows(buffers.coded_weights[i], linears[i].outputs(), linears[i].inputs()));
+}
+
+void Products::place_biases() {
+  rounded_biases_.resize(context_.layers.parameters().size());
+  const device::HostBuffer<kernels::RoundedCopy> copies(buffers_.bias_copies.size);
+  kernels::RoundedCopy* copy = copies.data();
+  kernels::bf16* to = buffers_.rounded_biases.data;
+  for (const Linear& linear : context_.layers.linears().first(context_.layers.n_block_products())) {
+    const kernels::Array<const float> bias = linear.bias_values;
+    *copy++ = {bias.data, to, bias.size};
+    rounded_biases_[linear.bias] = {to, bias.size};
+    largest_bias_ = std::max(largest_bias_, bias.size);
+    to += aligned_columns(bias.size);
+  }
+  device::copy(context_.execution, buffers_.bias_copies.data, copies.data(), copies.bytes(),
+               device::Direction::to_device);
+  kernels::fence(context_.execution);
+}
+
+void Products::prepare() {
+  const std::span<const Linear> linears = context_.layers.linears();
+  context_.timers.phase("products");
+  for (std::size_t i = 0; i < half_weights_.size(); ++i) {
+    kernels::half* to = half_weights_[i].data;
+    for (std::size_t part = 0; part < linears[i].count; ++part) {
+      const kernels::ParameterRows& rows = context_.layers.parameters().matrix(linears[i].weight + part);
+      kernels::weights_to_half(context_.execution, rows, {to, rows.rows, rows.columns, rows.columns});
+      to += rows.rows * rows.columns;
+    }
+  }
+  for (std::size_t i = 0; i < coded_weights_.size(); ++i)
+    kernels::code_rows(context_.execution, linears[i].matrix, linears[i].form(), coded_weights_[i]);
+  kernels::round_copies(context_.execution, buffers_.bias_copies, largest_bias_);
+}
+
+kernels::LinearWeights Products::weights_of(const Linear& linear) const {
+  kernels::LinearWeights weights{.matrix = linear.matrix, .transposed = linear.transposed, .bias = linear.bias_values};
+  // The products of all ranks with their parts of the inputs are added up: one rank adds the bias.
+  if (linear.transposed && context_.settings.architecture.tensor_rank > 0) weights.bias = {};
+  if (linear.index < half_weights_.size()) {
+    const kernels::Matrix<kernels::half>& half = half_weights_[linear.index];
+    weights.matrix = {half.data, Scalar::fp16, half.rows, half.columns, half.stride};
+  }
+  if (weights.bias.size > 0 && linear.bias < rounded_biases_.size())
+    weights.rounded_bias = rounded_biases_[linear.bias];
+  return weights;
+}
+
+void Products::multiply(const Pass& pass, const Linear& linear, AnyMatrix x, AnyMatrix y) {
+  context_.timers.phase("products");
+  if (!is_coded(linear)) {
+    kernels::linear(context_.execution, weights_of(linear), x, y, buffers_.workspace);
+    if (linear.transposed) context_.start_sum(y);
+  } else {
+    const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows, x.columns);
+    kernels::code_rows(context_.execution, x, kernels::Form::plain, rows);
+    kernels::linear_coded(context_.execution, weights_of(linear), coded_weights_[linear.index], rows, y,
+                          buffers_.workspace);
+  }
+  adapt(pass, linear, x, y);
+}
+
+void Products::multiply_activated(const Pass& pass, const Linear& linear, AnyMatrix x, MlpActivation activation,
+                                  AnyMatrix hidden, AnyMatrix activated) {
+  context_.timers.phase("products");
+  if (!pass.backward_follows && !is_coded(linear) && !adapts(linear))
+    return kernels::linear_activated(context_.execution, weights_of(linear), x, hidden, activation, activated,
+                                     buffers_.workspace);
+  multiply(pass, linear, x, hidden);
+  context_.timers.phase("activation");
+  kernels::mlp_activation(context_.execution, activation, hidden, activated);
+}
+
+void Products::propagate(const Pass& pass, const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx) {
+  context_.timers.phase("products");
+  kernels::linear_backward(context_.execution, weights_of(linear), dy, dx, buffers_.workspace);
+  if (!linear.transposed) context_.start_sum(dx);
+  adapt_backward(pass, linear, x, dy, dx);
+}
+
+AnyMatrix Products::propagate_activated(const Pass& pass, const Linear& linear, AnyMatrix activated, AnyMatrix dy,
+                                        MlpActivation activation, AnyMatrix hidden, AnyMatrix gradient) {
+  if (activation == MlpActivation::gelu && !adapts(linear)) {
+    context_.timers.phase("products");
+    kernels::linear_gelu_backward(context_.execution, weights_of(linear), dy, hidden, gradient, buffers_.workspace);
+    return gradient;
+  }
+  propagate(pass, linear, activated, dy, gradient);
+  context_.timers.phase("activation");
+  kernels::mlp_activation_backward(context_.execution, activation, hidden, gradient, hidden);
+  return hidden;
+}
+
+void Products::give_gradients(const Pass& pass, const Linear& linear, AnyMatrix x, const OutputGradient& dy,
+                              std::int64_t first_row) const {
+  context_.timers.phase("weight gradients");
+  const std::int64_t first_example = context_.examples.number_of(first_row);
+  pass.sink->take({.form = GradientRows::Form::product,
+                   .parameter = linear.weight,
+                   .inputs = x,
+                   .gradients = dy.rows,
+                   .examples = context_.examples.of(dy.rows.rows),
+                   .first_example = first_example,
+                   .count = linear.count,
+                   .inputs_stay = pass.rows_stay,
+                   .gradients_stay = pass.rows_stay && dy.stays});
+  if (linear.bias == kNoParameter) return;
+  const bool summed = dy.sums.data != nullptr;
+  const AnyMatrix rows = summed ? dy.sums : dy.rows;
+  pass.sink->take({.form = GradientRows::Form::column_sum,
+                   .parameter = linear.bias,
+                   .gradients = rows,
+                   .examples = summed ? context_.examples.of(rows.rows, norm_blocks(context_.settings, 0).of_length())
+                                      : context_.examples.of(rows.rows),
+                   .first_example = first_example,
+                   .count = linear.count});
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The products of a transformer with its parameters: forward, backward, and the rows of their gradients. What a product
+// reads in place of a parameter (weights in fp16 or 8 bits, biases in bf16) and its low-rank adapters are known here
+// alone.
+#pragma once
+
+#include <vector>
+
+#include "kernels/bf16.hpp"
+#include "kernels/language/linear/linear.hpp"
+#include "language_model/blocks/context.hpp"
+
+namespace weft::language_model {
+
+/// Largest number of adapters of one product: query, key and value.
+constexpr std::int64_t kMostAdapters = 3;
+
+class Products {
+ public:
+  struct Buffers {
+    /// The parameters are those of the rank's part of the model. head_rows: most rows of a product with the head.
+    Buffers(const TransformerSettings&, const ParameterList&, std::int64_t head_rows, training::StepArena&);
+    // Buffers for the adapters of a product, [rows, parts * rank] and, with dropout, [rows, inputs].
+    kernels::AnyMatrix adapter_rows, adapter_gradient, adapter_input;
+    kernels::Array<std::byte> coded_rows;  ///< fp8_forward: the other operand of a product
+    /// Weights as products read them: with fp16 activations all in fp16, as stored, one after the other; with
+    /// fp8_forward those of the blocks in codes. In the order of Layers::linears.
+    std::vector<kernels::Array<std::byte>> coded_weights;
+    kernels::Array<std::byte> workspace;
+    kernels::Array<kernels::half> half_weights;
+    kernels::Array<kernels::bf16> rounded_biases;  ///< of all products, where their kernels take them in bf16
+    kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed
+  };
+
+  /// The context must outlive this object.
+  Products(const Context&, const Buffers&);
+
+  /// True if `prepare` reads all weights.
+  bool copies_weights() const { return !half_weights_.empty() || !coded_weights_.empty(); }
+  /// Forms what products read in place of the parameters. To be called after each change of the parameters.
+  void prepare();
+
+  /// Computes y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs: y is a sum over the ranks, to
+  /// be awaited.
+  void multiply(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
+  /// Computes dx = dy W; with adapters hands the rows of their gradients to the sink. A matrix that is divided by its
+  /// outputs gives a sum over the ranks, to be awaited. dx is neither x nor dy.
+  void propagate(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx);
+  /// Hands the rows of dW = dyᵀ x and db to the sink. first_row: of the rows in the micro-batch.
+  void give_gradients(const Pass&, const Linear&, kernels::AnyMatrix x, const OutputGradient& dy,
+                      std::int64_t first_row = 0) const;
+
+  /// Computes hidden = x Wᵀ + b and its activation. `hidden` need not be formed if no backward pass follows.
+  void multiply_activated(const Pass&, const Linear&, kernels::AnyMatrix x, MlpActivation, kernels::AnyMatrix hidden,
+                          kernels::AnyMatrix activated);
+  /// Backward pass of a product whose input is an activation of `hidden`: the gradient of `hidden`, in its place or in
+  /// `gradient`, where that of the input is formed otherwise.
+  kernels::AnyMatrix propagate_activated(const Pass&, const Linear&, kernels::AnyMatrix activated,
+                                         kernels::AnyMatrix dy, MlpActivation, kernels::AnyMatrix hidden,
+                                         kernels::AnyMatrix gradient);
+
+  const Context& context() const { return context_; }
+
+ private:
+  const LoraSettings& lora() const { return context_.settings.architecture.lora; }
+  bool adapts(const Linear& linear) const { return context_.settings.adapters && linear.adapter != kNoParameter; }
+  bool is_coded(const Linear& linear) const { return linear.index < coded_weights_.size(); }
+  kernels::LinearWeights weights_of(const Linear&) const;
+  void place_biases();
+
+  void adapt(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
+  void adapt_backward(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx);
+  kernels::AnyMatrix thin_rows(kernels::AnyMatrix memory, const Linear&, std::int64_t rows) const;
+  kernels::AnyMatrix adapter_rows(const Linear&, kernels::AnyMatrix input);
+  kernels::AnyMatrix adapter_input(const Pass&, const Linear&, kernels::AnyMatrix x);
+  void drop_adapter(const Pass&, const Linear&, kernels::AnyMatrix);
+
+  const Context& context_;
+  const Buffers buffers_;
+  std::vector<kernels::Array<const kernels::bf16>> rounded_biases_;  // by parameter; empty: none
+  std::int64_t largest_bias_ = 0;
+  std::vector<kernels::Matrix<kernels::half>> half_weights_;  // by Linear::index; empty: none
+  std::vector<kernels::CodedRows> coded_weights_;             // likewise, without the head
+};
+
+}  // namespace weft::language_model

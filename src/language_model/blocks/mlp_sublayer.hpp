@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The MLP: x -> activation(up x) -> down, or activation(gate x, up x) of gated activations.
+#pragma once
+
+#include <vector>
+
+#include "language_model/blocks/sublayer.hpp"
+
+namespace weft::language_model {
+
+class MlpSublayer final : public Sublayer {
+ public:
+  MlpSublayer(const Architecture& architecture, std::int64_t block) : Sublayer(architecture, block, "mlp") {}
+
+  void declare(ParameterList&) const override;
+  std::vector<SublayerWork> work(double length) const override;
+  void take(BlockMemory&, const Sublayer* later) override;
+  void bind(const Layers&, Products&) override;
+  void forward(const Pass&, kernels::AnyMatrix x) override;
+  void output(const Pass&, kernels::AnyMatrix y) override;
+  void recompute(const Pass&) override;
+  void backward(const Pass&, kernels::AnyMatrix x, const OutputGradient& dy, kernels::AnyMatrix dx) override;
+
+ private:
+  const Linear *up_ = nullptr, *down_ = nullptr;
+  Products* products_ = nullptr;
+
+  kernels::AnyMatrix hidden_;     // [rows, D or 2 D] gate | up, or up
+  kernels::AnyMatrix activated_;  // [rows, D]
+  /// [rows, D] of `activated_`; or before the activation, if one product forms it.
+  kernels::AnyMatrix gradient_;
+};
+
+}  // namespace weft::language_model

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/blocks/model_norms.hpp"
+
+namespace weft::language_model {
+
+using kernels::AnyMatrix;
+using training::GradientRows;
+
+namespace {
+
+/// Sums of the blocks of `rows` rows.
+AnyMatrix sums_of(const kernels::Matrix<float>& sums, const kernels::NormBlocks& blocks, std::int64_t rows) {
+  return {sums.data, kernels::Scalar::fp32, blocks.count(rows), sums.columns, sums.stride};
+}
+
+}  // namespace
+
+Norms::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena) {
+  if (!settings.gradients) return;
+  arena.purpose("backward pass");
+  const std::int64_t width = settings.architecture.model.d_model,
+                     blocks = settings.examples ? norm_blocks(settings, settings.rows).count(settings.rows)
+                                                : kernels::NormBlocks::most(settings.rows);
+  for (kernels::Matrix<float>* matrix : {&sums.weight, &sums.bias, &sums.input})
+    *matrix = {arena.take<float>(blocks * width).data, blocks, width, width};
+}
+
+void Norms::forward(const NormLayer& norm, AnyMatrix x, AnyMatrix addend, AnyMatrix sum, AnyMatrix y,
+                    const kernels::NormStatistics& statistics) const {
+  context_.timers.phase("norms");
+  kernels::norm_forward(context_.execution, norm.values, x, addend, sum, y, statistics);
+}
+
+OutputGradient Norms::backward(const Pass& pass, const NormLayer& norm, AnyMatrix h,
+                               const kernels::NormStatistics& statistics, AnyMatrix dy, AnyMatrix addend,
+                               AnyMatrix dh) const {
+  report::Timers& timers = context_.timers;
+  const bool frozen = context_.layers.parameters().specs()[norm.weight].frozen;
+  if (frozen || !pass.sink->takes_sums()) {
+    if (!frozen) {
+      timers.phase("weight gradients");
+      pass.sink->take({.form = GradientRows::Form::column_product,
+                       .parameter = norm.weight,
+                       .inputs = h,
+                       .gradients = dy,
+                       .examples = context_.examples.of(h.rows),
+                       .row_shift = statistics.mean,
+                       .row_scale = statistics.inverse});
+      if (norm.bias != kNoParameter)
+        pass.sink->take({.form = GradientRows::Form::column_sum,
+                         .parameter = norm.bias,
+                         .gradients = dy,
+                         .examples = context_.examples.of(h.rows)});
+    }
+    timers.phase("norms");
+    kernels::norm_backward(context_.execution, norm.values, h, statistics, dy, addend, dh, {});
+    return {.rows = dh};
+  }
+  timers.phase("norms");
+  kernels::NormSums sums = buffers_.sums;
+  sums.blocks = norm_blocks(context_.settings, h.rows);
+  if (norm.bias == kNoParameter) sums.bias = {};
+  if (!context_.model().bias) sums.input = {};
+  kernels::norm_backward(context_.execution, norm.values, h, statistics, dy, addend, dh, sums);
+  const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
+    if (parameter == kNoParameter) return;
+    const AnyMatrix rows = sums_of(values, sums.blocks, h.rows);
+    pass.sink->take({.form = GradientRows::Form::column_sum,
+                     .parameter = parameter,
+                     .gradients = rows,
+                     .examples = context_.examples.of(rows.rows, sums.blocks.of_length())});
+  };
+  give(norm.weight, sums.weight);
+  give(norm.bias, sums.bias);
+  return {.rows = dh, .sums = sums_of(sums.input, sums.blocks, h.rows)};
+}
+
+}  // namespace weft::language_model

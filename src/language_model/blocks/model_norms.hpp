@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The norms of a transformer: forward, backward, and the rows or sums of their gradients.
+#pragma once
+
+#include "kernels/language/norm/norm.hpp"
+#include "language_model/blocks/context.hpp"
+
+namespace weft::language_model {
+
+class Norms {
+ public:
+  struct Buffers {
+    Buffers(const TransformerSettings&, training::StepArena&);
+    kernels::NormSums sums;  ///< of the last norm_backward, [blocks, C] each
+  };
+
+  /// The context must outlive this object.
+  Norms(const Context& context, const Buffers& buffers) : context_(context), buffers_(buffers) {}
+
+  /// sum = x + addend, y = norm(sum); without addend, sum is not written.
+  void forward(const NormLayer&, kernels::AnyMatrix x, kernels::AnyMatrix addend, kernels::AnyMatrix sum,
+               kernels::AnyMatrix y, const kernels::NormStatistics&) const;
+  /// dh = addend + the gradient of h from that of norm(h); hands the gradients of the parameters to the sink. dh may be
+  /// dy. Sums of the result are valid until the next call.
+  OutputGradient backward(const Pass&, const NormLayer&, kernels::AnyMatrix h, const kernels::NormStatistics&,
+                          kernels::AnyMatrix dy, kernels::AnyMatrix addend, kernels::AnyMatrix dh) const;
+
+ private:
+  const Context& context_;
+  const Buffers buffers_;
+};
+
+}  // namespace weft::language_model

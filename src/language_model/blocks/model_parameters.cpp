@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/blocks/model_parameters.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "language_model/blocks/block_list.hpp"
+
+namespace weft::language_model {
+
+using training::ParameterSpec;
+
+namespace {
+
+/// Products over the vocabulary are fast on a GPU if it is a multiple of this.
+constexpr std::int64_t kHeadRows = 64;
+
+}  // namespace
+
+ParameterList declared_parameters(const Architecture& architecture) {
+  const ModelSettings& model = architecture.model;
+  ParameterList list(model);
+  list.table("embedding/tokens", architecture.vocabulary);
+  if (model.tied) list.pad_rows(kHeadRows);
+  if (model.position == Position::learned) list.table("embedding/positions", architecture.longest_text(), true);
+  for (const ResidualSublayer& sublayer : make_sublayers(architecture)) sublayer.declare(list, model);
+  list.norm("final_norm");
+  if (!model.tied) {
+    list.table("head/weight", architecture.vocabulary);
+    list.pad_rows(kHeadRows);
+  }
+  training::number_elements(list.specs);
+  if (architecture.lora.rank > 0) list.add_adapters(architecture.lora);
+  return list;
+}
+
+std::vector<ParameterSpec> parameter_specs(const Architecture& architecture) {
+  return std::move(declared_parameters(architecture).specs);
+}
+
+std::vector<LoraTarget> lora_targets(const ModelSettings& model) {
+  // Settings that have not been checked may have any number of layers: the kinds of blocks repeat before this one.
+  constexpr std::int64_t kMostBlocks = 64;
+  Architecture few{.model = model};
+  few.model.layers = std::min(model.layers, kMostBlocks);
+  ParameterList list(model);
+  for (const ResidualSublayer& sublayer : make_sublayers(few)) sublayer.declare(list, model);
+  std::vector<LoraTarget> targets;
+  for (const Product& product : list.products)
+    for (const Outputs& part : product.parts) {
+      const std::string in_block = product.prefix.substr(product.prefix.find('/') + 1) + part.name;
+      const bool is_known = std::any_of(targets.begin(), targets.end(),
+                                        [&](const LoraTarget& each) { return each.parameter == in_block; });
+      if (!is_known) targets.push_back({part.name, in_block, part.width, product.inputs});
+    }
+  return targets;
+}
+
+std::int64_t parameters_of(const Architecture& architecture) {
+  return training::elements_of(parameter_specs(architecture));
+}
+
+double flops_per_token(const Architecture& architecture, std::int64_t length) {
+  const std::vector<ParameterSpec> specs = parameter_specs(architecture);
+  double flops = 4.0 * static_cast<double>(training::elements_of(specs)) +
+                 2.0 * static_cast<double>(training::trained_elements_of(specs));
+  // Three times the operations of the forward pass: recomputation of scores does not count.
+  for (const ResidualSublayer& each : make_sublayers(architecture))
+    for (const SublayerWork& work : each.sublayer().work(static_cast<double>(length))) flops += 3 * work.forward.flops;
+  return flops;
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Settings from which the sizes and the arithmetic of a model follow: tables [language_model], [memory] and [lora].
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/language/activation/mlp_activation.hpp"
+#include "kernels/language/attention/attention.hpp"
+#include "kernels/language/norm/norm.hpp"
+#include "kernels/language/rope/query_key.hpp"
+
+namespace weft::language_model {
+
+using kernels::MlpActivation;
+using kernels::Norm;
+using kernels::QueryKeyNorm;
+
+/// Presets of the architecture: gpt2 (Radford et al. 2019), llama (Touvron et al. 2023).
+enum class Preset { gpt2, llama };
+enum class Position { learned, rope };
+/// Position of the norms of a block: the input of a sublayer (Xiong et al. 2020), its output before it is added to the
+/// residual stream (OLMo 2, 2024), or both (Gemma 2, 2024).
+enum class NormPosition { pre, post, both };
+/// Activations that the backward pass forms again instead of keeping: those of the MLP's activation function; these and
+/// the outputs of norms; everything of a block but its input.
+enum class Recompute { none, activation, norm, block };
+
+/// Table [language_model].
+struct ModelSettings {
+  Preset preset = Preset::gpt2;
+  std::int64_t layers = 12;
+  std::int64_t heads = 12;
+  std::int64_t kv_heads = 12;  ///< divides heads: grouped-query attention (Ainslie et al. 2023)
+  std::int64_t d_model = 768;
+  std::int64_t d_mlp = 3072;
+  std::int64_t own_head_size = 0;  ///< language_model.head_size; 0: d_model / heads
+  Norm norm = Norm::layer;
+  MlpActivation mlp = MlpActivation::gelu;
+  Position position = Position::learned;
+  double rope_base = 10'000;
+  kernels::RopeScaling rope_scaling;
+  QueryKeyNorm qk_norm = QueryKeyNorm::none;
+  NormPosition norm_position = NormPosition::pre;
+  bool tied = true;  ///< the head is the transpose of the token embedding
+  bool bias = true;  ///< of products and, with norm = "layer", of norms
+  double dropout = 0;
+  double attention_dropout = 0;  ///< of the probabilities of attention
+  double logit_softcap = 0;      ///< 0: none
+  double attention_softcap = 0;  ///< 0: none
+  double attention_scale = 0;    ///< of the products of queries and keys; 0: 1 / sqrt(head_size())
+  double embedding_scale = 1;    ///< the residual stream begins with the embedding times this
+  std::int64_t window = 0;       ///< keys that a query reads, itself included; 0: all earlier ones
+  std::int64_t full_every = 0;   ///< every such block has no window; 0: none
+  /// Sparse attention (kernels::BlockChoice): chosen blocks of keys; 0: dense.
+  std::int64_t sparse_blocks = 0;
+  std::int64_t sparse_local = 1;  ///< last blocks that are always read
+  double norm_epsilon = 1e-5;
+
+  std::int64_t head_size() const { return own_head_size > 0 ? own_head_size : d_model / heads; }
+  /// Keys that a query reads in this block; 0: all earlier ones.
+  std::int64_t window_of(std::int64_t layer) const {
+    return full_every > 0 && (layer + 1) % full_every == 0 ? 0 : window;
+  }
+  bool normalises_inputs() const { return norm_position != NormPosition::post; }
+  bool normalises_outputs() const { return norm_position != NormPosition::pre; }
+};
+
+/// Table [memory].
+struct MemorySettings {
+  std::int64_t micro_tokens = 0;  ///< data.micro_tokens: tokens of a micro-batch; 0: a whole step
+  Recompute recompute = Recompute::none;
+  bool offload_optimizer = false;  ///< optimizer state in host memory (training::Moments::on_host)
+  bool swap_activations = false;   ///< kept activations of all but two blocks in host memory (ActivationSwap)
+  std::int64_t head_chunk = 0;     ///< rows whose logits exist at a time; 0: automatic
+};
+
+/// Table [lora]. y = x Wᵀ + alpha / rank (drop(x) Aᵀ) Bᵀ with W frozen, A [rank, inputs] and B [outputs, rank] trained.
+struct LoraSettings {
+  std::int64_t rank = 0;  ///< 0: no adapters, all parameters are trained
+  double alpha = 16;
+  std::vector<std::string> targets = {};  ///< linear layers of a block: query, key, value, output, gate, up, down
+  double dropout = 0;                     ///< of the inputs of A, in training
+  std::string initial = {};               ///< directory of PEFT with the first values; "": those of adapters.hpp
+
+  float scale() const { return static_cast<float>(alpha / static_cast<double>(rank)); }
+  bool adapts(const std::string& target) const {
+    return rank > 0 && std::find(targets.begin(), targets.end(), target) != targets.end();
+  }
+};
+
+/// The attention that a model runs: the one of training, or a baseline of `weft benchmark`.
+struct AttentionKernels {
+  decltype(&kernels::attention_workspace) workspace = kernels::attention_workspace;
+  decltype(&kernels::attention_backward_workspace) backward_workspace = kernels::attention_backward_workspace;
+  decltype(&kernels::attention) forward = kernels::attention;
+  decltype(&kernels::attention_backward) backward = kernels::attention_backward;
+  /// Implementation for full micro-batches. Others run on the own kernels: cuDNN prepares every new shape for tens of
+  /// milliseconds.
+  kernels::AttentionImplementation implementation = kernels::AttentionImplementation::own;
+};
+
+}  // namespace weft::language_model

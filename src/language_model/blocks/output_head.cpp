@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/blocks/output_head.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace weft::language_model {
+
+using kernels::AnyMatrix;
+
+namespace {
+
+constexpr std::int64_t kLogitBytes = std::int64_t{256} << 20;
+
+}  // namespace
+
+std::int64_t head_chunk(const TransformerSettings& settings) {
+  if (settings.examples) {
+    TransformerSettings without = settings;
+    without.examples = false;
+    return std::max(settings.length, head_chunk(without) / settings.length * settings.length);
+  }
+  if (settings.memory.head_chunk > 0) return std::min(settings.memory.head_chunk, settings.rows);
+  const std::int64_t row_bytes = aligned_columns(settings.architecture.vocabulary) * kernels::bytes_of(settings.type);
+  const std::int64_t most = std::max<std::int64_t>(1, kLogitBytes / row_bytes);
+  if (settings.rows <= most) return settings.rows;
+  const std::int64_t chunks = (settings.rows + most - 1) / most, rows = (settings.rows + chunks - 1) / chunks;
+  return std::min(most, (rows + 7) / 8 * 8);
+}
+
+OutputHead::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena)
+    : chunk(head_chunk(settings)) {
+  arena.purpose("head");
+  const std::int64_t rows = settings.keeps_head_rows() ? settings.rows : chunk,
+                     stride = aligned_columns(settings.architecture.vocabulary);
+  logits = {arena.take<std::byte>(rows * stride * kernels::bytes_of(settings.type)).data, settings.type, rows, stride,
+            stride};
+  softmax_parts = arena.take<kernels::SoftmaxPart>(settings.architecture.tensor_ranks > 1 ? chunk : 0);
+}
+
+kernels::CrossEntropy OutputHead::loss(const Tokens& tokens) const {
+  return {.vocabulary = tokens.vocabulary == 0 ? context_.settings.architecture.vocabulary : tokens.vocabulary,
+          .softcap = static_cast<float>(context_.model().logit_softcap),
+          .temperature = tokens.temperature};
+}
+
+AnyMatrix OutputHead::logits_of(std::int64_t begin, std::int64_t count) const {
+  return buffers_.logits.rows_from(begin, count).columns_from(0, head().outputs());
+}
+
+/// Calls each(first row, logits of a chunk).
+template <class EachChunk>
+void OutputHead::each_chunk(const Pass& pass, AnyMatrix hidden, const EachChunk& each) const {
+  for (std::int64_t begin = 0; begin < hidden.rows; begin += buffers_.chunk) {
+    const std::int64_t count = std::min(buffers_.chunk, hidden.rows - begin);
+    const AnyMatrix logits = logits_of(context_.settings.keeps_head_rows() ? begin : 0, count);
+    context_.timers.pass("forward");
+    products_.multiply(pass, head(), hidden.rows_from(begin, count), logits);
+    each(begin, logits);
+  }
+}
+
+void OutputHead::losses(const Pass& pass, AnyMatrix hidden, kernels::Array<float> losses) const {
+  each_chunk(pass, hidden, [&](std::int64_t begin, const AnyMatrix& logits) {
+    context_.timers.phase("loss");
+    cross_entropy(loss(pass.tokens), logits, {pass.tokens.targets.data + begin, logits.rows},
+                  {losses.data + begin, logits.rows}, false);
+  });
+}
+
+void OutputHead::losses_and_gradient(const Pass& pass, AnyMatrix hidden, AnyMatrix gradient, const float* scale,
+                                     kernels::Array<float> losses) const {
+  const Tokens& tokens = pass.tokens;
+  each_chunk(pass, hidden, [&](std::int64_t begin, const AnyMatrix& logits) {
+    context_.timers.phase("loss");
+    kernels::CrossEntropy loss = this->loss(tokens);
+    loss.scale = scale;
+    if (tokens.weights.size > 0) loss.weights = {tokens.weights.data + begin, logits.rows};
+    cross_entropy(loss, logits, {tokens.targets.data + begin, logits.rows}, {losses.data + begin, logits.rows}, true);
+    context_.timers.pass("backward");
+    const AnyMatrix x = hidden.rows_from(begin, logits.rows), dx = gradient.rows_from(begin, logits.rows);
+    products_.propagate(pass, head(), x, logits, dx);
+    if (!pass.rows_stay) products_.give_gradients(pass, head(), x, {logits}, begin);
+    context_.await_sum(dx);
+  });
+  if (pass.rows_stay) products_.give_gradients(pass, head(), hidden, {logits_of(0, hidden.rows)});
+}
+
+/// Cross entropy over the vocabulary of all ranks.
+void OutputHead::cross_entropy(kernels::CrossEntropy loss, AnyMatrix logits,
+                               kernels::Array<const std::int32_t> targets, kernels::Array<float> losses,
+                               bool gradient) const {
+  if (context_.tensor != nullptr) {
+    loss.first_token = context_.settings.architecture.first_token;
+    const kernels::Array<kernels::SoftmaxPart> own{buffers_.softmax_parts.data, logits.rows};
+    kernels::softmax_parts(context_.execution, loss, logits, targets, own);
+    context_.timers.phase("exchange");
+    loss.parts = context_.tensor->gather(own, "softmax");
+    context_.timers.phase("loss");
+  }
+  kernels::cross_entropy(context_.execution, loss, logits, targets, losses, gradient);
+}
+
+AnyMatrix OutputHead::logits(const Pass& pass, AnyMatrix hidden) const {
+  if (hidden.rows > buffers_.logits.rows)
+    throw error(ExitCode::internal, "{} rows of logits do not fit a chunk of {}", hidden.rows, buffers_.logits.rows);
+  const AnyMatrix logits = logits_of(0, hidden.rows);
+  products_.multiply(pass, head(), hidden, logits);
+  return logits;
+}
+
+}  // namespace weft::language_model

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/blocks/residual_sublayer.hpp"
+
+#include "kernels/convert/convert_rows.hpp"
+#include "kernels/language/residual/residual.hpp"
+
+namespace weft::language_model {
+
+using kernels::AnyMatrix;
+
+namespace {
+
+constexpr const char *kNorm = "_norm", *kPostNorm = "_post_norm";
+
+}  // namespace
+
+void ResidualSublayer::declare(ParameterList& list, const ModelSettings& model) const {
+  if (model.normalises_inputs()) list.norm(norm_name(kNorm));
+  sublayer_->declare(list);
+  if (model.normalises_outputs()) list.norm(norm_name(kPostNorm));
+}
+
+void ResidualSublayer::take(BlockMemory& memory, const ResidualSublayer* later) {
+  using Again = BlockMemory::FormedAgain;
+  const ModelSettings& model = memory.settings().architecture.model;
+  memory.begin(block(), sublayer_->kind() + " residual");
+  // A block is formed again from the input of its first sublayer.
+  residual_ = memory.matrix(model.d_model, is_first_ ? Again::never : Again::block);
+  input_ = residual_;
+  if (model.normalises_inputs()) {
+    input_ = memory.matrix(model.d_model, Again::norm);
+    statistics_ = memory.statistics();
+  }
+  if (model.normalises_outputs()) {
+    raw_ = memory.matrix(model.d_model, Again::block);
+    post_statistics_ = memory.statistics();
+  }
+  memory.begin(block(), sublayer_->kind());
+  sublayer_->take(memory, later == nullptr ? nullptr : later->sublayer_.get());
+}
+
+void ResidualSublayer::bind(const Context& context, Products& products, const Norms& norms) {
+  context_ = &context;
+  norms_ = &norms;
+  norm_ = context.layers.norm(norm_name(kNorm));
+  post_norm_ = context.layers.norm(norm_name(kPostNorm));
+  sublayer_->bind(context.layers, products);
+}
+
+void ResidualSublayer::enter(const Pass& pass, AnyMatrix before, AnyMatrix addend) {
+  context_->timers.phase("norms");
+  if (norm_)
+    norms_->forward(*norm_, before, addend, pass.rows_of(residual_), pass.rows_of(input_), pass.rows_of(statistics_));
+  else if (addend.data != nullptr)
+    kernels::add_rows(context_->execution, before, addend, pass.rows_of(residual_));
+}
+
+void ResidualSublayer::finish_output(const Pass& pass, AnyMatrix y, const Tap* tap) {
+  const AnyMatrix output = raw(pass, y);
+  context_->await_sum(output);
+  if (tap != nullptr && *tap) (*tap)(block(), pass.rows_of(input_), output);
+  context_->timers.phase("norms");
+  if (post_norm_) norms_->forward(*post_norm_, output, {}, {}, pass.rows_of(y), pass.rows_of(post_statistics_));
+  context_->drop(site(), pass, pass.rows_of(y));
+}
+
+void ResidualSublayer::recompute(const Pass& pass, Recompute policy) {
+  if (policy == Recompute::norm) enter(pass);
+  sublayer_->recompute(pass);
+}
+
+OutputGradient ResidualSublayer::backward(const Pass& pass, OutputGradient after, AnyMatrix before,
+                                          const GradientMemory& memory) {
+  const AnyMatrix dx = pass.rows_of(memory.input);
+  sublayer_->backward(pass, pass.rows_of(input_), output_gradient(pass, after, memory), dx);
+  context_->await_sum(dx);
+  if (norm_)
+    return norms_->backward(pass, *norm_, pass.rows_of(residual_), pass.rows_of(statistics_), dx, after.rows, before);
+  kernels::add_rows(context_->execution, after.rows, dx, before);
+  return {before};
+}
+
+/// The gradient of the sublayer's raw output from that of the residual stream.
+OutputGradient ResidualSublayer::output_gradient(const Pass& pass, const OutputGradient& after,
+                                                 const GradientMemory& memory) const {
+  OutputGradient gradient = after;
+  if (context_->drops(pass)) {
+    gradient = {.rows = pass.rows_of(post_norm_ ? memory.input : memory.output), .stays = false};
+    context_->timers.phase("norms");
+    kernels::copy_rows(context_->execution, after.rows, gradient.rows);
+    context_->drop(site(), pass, gradient.rows);
+  }
+  if (!post_norm_) return gradient;
+  gradient = norms_->backward(pass, *post_norm_, pass.rows_of(raw_), pass.rows_of(post_statistics_), gradient.rows, {},
+                              pass.rows_of(memory.output));
+  gradient.stays = false;
+  return gradient;
+}
+
+}  // namespace weft::language_model

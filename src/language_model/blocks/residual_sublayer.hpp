@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A sublayer with what surrounds every sublayer of a model. With h the residual stream:
+//
+//   x = norm(h)      y = dropout(post_norm(sublayer(x)))      h += y
+//
+// Norms that the model does not have are left out (language_model.norm_position). The sum with y and the norm after it
+// are one kernel: that of the next sublayer, or of the head.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "language_model/blocks/model_norms.hpp"
+#include "language_model/blocks/sublayer.hpp"
+
+namespace weft::language_model {
+
+/// Gradients that each sublayer overwrites, [rows, C].
+struct GradientMemory {
+  kernels::AnyMatrix input;   ///< of the input of a sublayer, or of the head
+  kernels::AnyMatrix output;  ///< of the output of a sublayer
+};
+
+class ResidualSublayer {
+ public:
+  /// number: of the sublayer in the model. is_first, is_last: in its block.
+  ResidualSublayer(std::unique_ptr<Sublayer> sublayer, std::int64_t number, bool is_first, bool is_last)
+      : sublayer_(std::move(sublayer)), number_(number), is_first_(is_first), is_last_(is_last) {}
+
+  std::int64_t block() const { return sublayer_->block(); }
+  const Sublayer& sublayer() const { return *sublayer_; }
+  bool is_first() const { return is_first_; }
+  bool is_last() const { return is_last_; }
+  /// [rows, C] of a micro-batch: h before the sublayer.
+  const kernels::AnyMatrix& residual() const { return residual_; }
+
+  void declare(ParameterList&, const ModelSettings&) const;
+  /// later: as for Sublayer::take.
+  void take(BlockMemory&, const ResidualSublayer* later);
+  void bind(const Context&, Products&, const Norms&);
+
+  // Forward pass, over the tokens of the pass. y [rows, C]: memory of the output of each sublayer.
+  /// Forms h from that before the last sublayer and its output, and x from h. Without addend h is there already.
+  void enter(const Pass&, kernels::AnyMatrix before, kernels::AnyMatrix addend);
+  /// Forms x from h.
+  void enter(const Pass& pass) { enter(pass, pass.rows_of(residual_), {}); }
+  /// Computes the sublayer up to its last product.
+  void forward(const Pass& pass) { sublayer_->forward(pass, pass.rows_of(input_)); }
+  /// Starts the last product of the sublayer.
+  void start_output(const Pass& pass, kernels::AnyMatrix y) { sublayer_->output(pass, raw(pass, y)); }
+  /// Awaits it, and forms y. tap: gets x and the output of the sublayer; null: none.
+  void finish_output(const Pass&, kernels::AnyMatrix y, const Tap* tap = nullptr);
+
+  /// Forms again what memory.recompute = "activation" or "norm" does not keep.
+  void recompute(const Pass&, Recompute policy);
+  /// True if the backward pass reads the output of the sublayer.
+  bool keeps_output() const { return post_norm_.has_value(); }
+
+  /// The gradient of h before the sublayer, in `before`, from that after it.
+  OutputGradient backward(const Pass&, OutputGradient after, kernels::AnyMatrix before, const GradientMemory&);
+
+ private:
+  std::string norm_name(const char* norm) const { return block_name(block()) + sublayer_->kind() + norm; }
+  kernels::AnyMatrix raw(const Pass& pass, kernels::AnyMatrix y) const {
+    return post_norm_ ? pass.rows_of(raw_) : pass.rows_of(y);
+  }
+  std::uint32_t site() const { return 1 + static_cast<std::uint32_t>(number_); }
+  OutputGradient output_gradient(const Pass&, const OutputGradient& after, const GradientMemory&) const;
+
+  std::unique_ptr<Sublayer> sublayer_;
+  std::int64_t number_;
+  bool is_first_, is_last_;
+  const Context* context_ = nullptr;
+  const Norms* norms_ = nullptr;
+  std::optional<NormLayer> norm_, post_norm_;
+  kernels::AnyMatrix residual_;  // [rows, C] h
+  kernels::AnyMatrix input_;     // [rows, C] x, or h without norm
+  kernels::AnyMatrix raw_;       // [rows, C] before the post norm
+  kernels::NormStatistics statistics_, post_statistics_;
+};
+
+}  // namespace weft::language_model
