@@ -12,8 +12,8 @@
 #include "parallel/failure.hpp"
 #include "parallel/launcher.hpp"
 #include "parallel/world.hpp"
-#include "report/log.hpp"
-#include "report/run_record.hpp"
+#include "run/log.hpp"
+#include "run/run_record.hpp"
 
 namespace {
 
@@ -22,8 +22,8 @@ using namespace weft;
 /// Ends the program after an error: records it, reports it once with rank and step; one exit code for all ranks.
 int give_up(const Error& failure, const parallel::World& world) {
   if (world.is_root() || failure.known_to() == KnownTo::one_rank)
-    report::record_end(static_cast<int>(failure.code()), failure.what());
-  return parallel::end_run(world, failure, report::current_step());
+    run::record_end(static_cast<int>(failure.code()), failure.what());
+  return parallel::end_run(world, failure, run::current_step());
 }
 
 }  // namespace
@@ -37,9 +37,9 @@ int main(int argc, char** argv) {
   if (on_device) device::hand_over_without_gpu(argv);
   if (call.needs == commands::Needs::nothing) parallel::start_mpi_if_launched();
   const parallel::World world(&argc, &argv);
-  const report::LogSession log(world.rank());
+  const run::LogSession log(world.rank());
   parallel::set_failure_recorder([](ExitCode code, const std::string& why) {
-    report::record_failure(report::record_path(), static_cast<int>(code), why);
+    run::record_failure(run::record_path(), static_cast<int>(code), why);
   });
   try {
     parallel::require_matching_launcher(world);
@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
     //    never exits.
     const int code = parallel::agreed_exit_code(world, commands::run(std::move(call), world));
     // 3. Record how it ended.
-    if (world.is_root()) report::record_end(code, report::exit_reason(code));
+    if (world.is_root()) run::record_end(code, run::exit_reason(code));
     return code;
   } catch (const Error& failure) {
     return give_up(failure, world);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Squared norms of per-example gradients from the rows that a backward pass leaves (training/gradient_sink.hpp), X
+// Squared norms of per-example gradients from the rows that a backward pass leaves (model/gradient_sink.hpp), X
 // [n, in] and G [n, out] in fp32, bf16 or fp16, without storing the gradient of an example. With X_b, G_b the rows of
 // example b:
 //

@@ -2,6 +2,7 @@
 #include "base/json.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 template class nlohmann::basic_json<>;
 template class nlohmann::basic_json<nlohmann::ordered_map>;
@@ -40,5 +41,18 @@ template Json parse_json(std::string_view);
 template SortedJson parse_json(std::string_view);
 template std::string json_text(const Json&, int);
 template std::string json_text(const SortedJson&, int);
+
+Json with_finite_numbers(Json value) {
+  if (value.is_number_float()) {
+    const double number = value.get<double>();
+    if (std::isnan(number)) return "nan";
+    if (std::isinf(number)) return number > 0 ? "inf" : "-inf";
+  } else if (value.is_structured()) {
+    for (auto& member : value) member = with_finite_numbers(std::move(member));
+  }
+  return value;
+}
+
+std::string finite_json_text(const Json& value, int indent) { return json_text(with_finite_numbers(value), indent); }
 
 }  // namespace weft

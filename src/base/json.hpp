@@ -31,6 +31,11 @@ AnyJson parse_json(std::string_view text);
 template <class AnyJson>
 std::string json_text(const AnyJson& value, int indent = -1);
 
+/// The value with each non-finite number as "nan", "inf" or "-inf": JSON has none, and null would hide the cause.
+Json with_finite_numbers(Json value);
+/// json_text of with_finite_numbers(value).
+std::string finite_json_text(const Json& value, int indent = -1);
+
 extern template Json parse_json(std::string_view);
 extern template SortedJson parse_json(std::string_view);
 extern template std::string json_text(const Json&, int);

@@ -2,7 +2,7 @@
 //
 // Recorder of a time line: what each thread of this process did during a few steps (--profile). Off by default; then a
 // call costs one relaxed atomic load. Armed, it lets kWarmupSteps steps pass, records the next kSteps steps into memory
-// that was reserved before, and stops. report/trace_file.hpp writes the result.
+// that was reserved before, and stops. run/trace_file.hpp writes the result.
 #pragma once
 
 #include <atomic>

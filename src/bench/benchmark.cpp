@@ -17,7 +17,7 @@
 #include "device/stream.hpp"
 #include "input/schema.hpp"
 #include "storage/durable.hpp"
-#include "training/step_runner.hpp"
+#include "model/step_runner.hpp"
 
 namespace weft::bench {
 namespace {
@@ -62,7 +62,7 @@ class Stopwatch {
     const Clock::time_point begin = Clock::now();
     subject.step();
     if (whole) seconds_.push_back(seconds_since(begin));
-    for (const report::Timers::Statistics& phase : subject.timers().gather(world_)) {
+    for (const run::Timers::Statistics& phase : subject.timers().gather(world_)) {
       auto known = std::find_if(phases_.begin(), phases_.end(), [&](const auto& p) { return p.first == phase.name; });
       if (known == phases_.end()) known = phases_.insert(known, {phase.name, {}});
       known->second.push_back(phase.mean);
@@ -86,10 +86,10 @@ class Stopwatch {
   /// Distance of the quartiles of this rank.
   double interquartile_ms() const { return 1e3 * (quantile(seconds_, 0.75) - quantile(seconds_, 0.25)); }
 
-  std::vector<Phase> phases(const training::MachineLimits& machine, const BenchmarkSubject& subject) const {
+  std::vector<Phase> phases(const run::MachineLimits& machine, const BenchmarkSubject& subject) const {
     std::vector<Phase> all;
     for (const auto& [name, seconds] : phases_) {
-      const training::Work work = subject.work_of(name);
+      const run::Work work = subject.work_of(name);
       Phase phase{name, 1e3 * median(seconds), work.bytes, work.flops, -1};
       const double possible =
           1e3 * std::max(work.bytes / (1e9 * machine.copy_gb_per_second), work.flops / (1e9 * machine.gemm_gflops));
@@ -107,7 +107,7 @@ class Stopwatch {
 
 /// Fewest steps of warm-up on a GPU: before the host is as far ahead as it gets, a call takes less time than a step.
 /// The first two steps are not replayed.
-constexpr std::int64_t kFewestOnGpu = training::StepRunner::kStepsAhead + 2;
+constexpr std::int64_t kFewestOnGpu = model::StepRunner::kStepsAhead + 2;
 
 std::int64_t warmup_steps(const BenchmarkSettings& settings, const BenchmarkSubject& subject) {
   return device::is_asynchronous(subject.execution()) ? std::max(settings.warmup, kFewestOnGpu) : settings.warmup;
@@ -172,7 +172,7 @@ BenchmarkCase parse_case(std::string_view text) {
 }
 
 CaseResult measure(const BenchmarkCase& one, BenchmarkSubject& subject, const BenchmarkSettings& settings,
-                   const training::MachineLimits& machine, const parallel::World& world) {
+                   const run::MachineLimits& machine, const parallel::World& world) {
   const std::int64_t before = device::memory_use().device_bytes;
   device::reset_peak();
   subject.build();
@@ -255,10 +255,10 @@ void judge(BenchmarkResult& result, std::string_view baseline, double tolerance)
   }
 }
 
-report::Json read_reference(const std::string& path) {
+Json read_reference(const std::string& path) {
   constexpr std::int64_t kLargestFile = std::int64_t{64} << 20;
   const std::string text = storage::read_text(open_regular(path, ExitCode::usage), path, kLargestFile);
-  const report::Json json = parse_json(text);
+  const Json json = parse_json(text);
   if (json.is_discarded())
     throw error(ExitCode::usage, "--compare {}: cannot be read as JSON; give the benchmark.json of an earlier run",
                 path);

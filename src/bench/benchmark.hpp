@@ -18,9 +18,9 @@
 #include "parallel/grid.hpp"
 #include "parallel/traffic.hpp"
 #include "parallel/world.hpp"
-#include "report/timers.hpp"
-#include "training/profile.hpp"
-#include "training/settings.hpp"
+#include "run/timers.hpp"
+#include "run/profile.hpp"
+#include "run/settings.hpp"
 
 namespace weft::bench {
 
@@ -61,7 +61,7 @@ class BenchmarkSubject {
   /// One step on the next batch, as in training. Collective.
   virtual void step() = 0;
   virtual void settle() = 0;
-  virtual report::Timers& timers() = 0;
+  virtual run::Timers& timers() = 0;
   virtual checkpoint::Registry& registry() = 0;
   virtual const kernels::Execution& execution() const = 0;
   virtual parallel::Exchanges exchanges() const { return {}; }
@@ -75,8 +75,8 @@ class BenchmarkSubject {
   virtual std::int64_t state_bytes() const = 0;      ///< parameters and moments on this rank
   /// Called once after the steps: what the counts below depend on. Collective.
   virtual void count_work() {}
-  virtual training::Work work_of(std::string_view phase) const = 0;
-  virtual training::PhaseBytes phase_bytes() const = 0;
+  virtual run::Work work_of(std::string_view phase) const = 0;
+  virtual run::PhaseBytes phase_bytes() const = 0;
 
   /// Loss of the last step, before its update; none if the step keeps none. Waits for the step. Collective.
   virtual std::optional<double> loss() = 0;
@@ -93,7 +93,7 @@ class BenchmarkModel {
   /// The keys of the input, bound to this object.
   virtual input::Schema keys() = 0;
   virtual const BenchmarkSettings& settings() const = 0;
-  virtual const training::RunSettings& run() const = 0;
+  virtual const run::RunSettings& run() const = 0;
   virtual device::Settings device() const = 0;
   /// Sets the number of ranks of a model whose grid has no keys. Throws a collective Error(usage).
   virtual void use_ranks(const parallel::World&) {}
@@ -120,7 +120,7 @@ class BenchmarkModel {
 };
 
 /// Measures a case, from fresh parameters to medians. Collective.
-CaseResult measure(const BenchmarkCase&, BenchmarkSubject&, const BenchmarkSettings&, const training::MachineLimits&,
+CaseResult measure(const BenchmarkCase&, BenchmarkSubject&, const BenchmarkSettings&, const run::MachineLimits&,
                    const parallel::World&);
 
 /// Compares every case that has as many tokens per step as the one named `baseline` with it: loss_difference,
@@ -130,6 +130,6 @@ CaseResult measure(const BenchmarkCase&, BenchmarkSubject&, const BenchmarkSetti
 void judge(BenchmarkResult&, std::string_view baseline, double tolerance);
 
 /// The benchmark.json of an earlier run. Throws Error(usage).
-report::Json read_reference(const std::string& path);
+Json read_reference(const std::string& path);
 
 }  // namespace weft::bench

@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "base/error.hpp"
-#include "report/build.hpp"
-#include "report/format.hpp"
+#include "run/build.hpp"
+#include "base/format.hpp"
 
 namespace weft::bench {
 namespace {
@@ -29,7 +29,7 @@ std::string text_of(const CheckpointResult& c) {
       "written {} the page cache, {:.2f} s of processor time per GB (plain files: {:.2f})\n"
       "while training: written at {:.2f} GB/s, {:.0f} % of plain files with fsync ({:.2f} GB/s); durable after {:.2f} "
       "s, {:.1f} ms/step instead of {:.1f} until then",
-      report::binary_bytes_text(c.bytes), c.writers, c.writers == 1 ? "" : "s", c.cores,
+      format::binary_bytes_text(c.bytes), c.writers, c.writers == 1 ? "" : "s", c.cores,
       rate(c.write_seconds, c.write_percent()), rate(c.read_seconds, c.read_percent()), 1e3 * c.pause_seconds,
       1e3 * c.copy_seconds, c.direct ? "past" : "through",
       c.write_processor_seconds * 1e9 / static_cast<double>(c.bytes),
@@ -49,19 +49,19 @@ parallel::ExchangeProfile total_of(const CaseResult& c) {
   return sum;
 }
 
-report::Json communication_of(const CaseResult& c) {
+Json communication_of(const CaseResult& c) {
   const auto entry = [](const parallel::ExchangeProfile& one) {
-    return report::Json{{"name", one.name},
+    return Json{{"name", one.name},
                         {"calls_per_step", one.calls},
                         {"bytes_per_step", one.bytes},
                         {"ms", 1e3 * one.seconds},
                         {"gb_per_second", one.gb_per_second()}};
   };
-  report::Json json = entry(total_of(c));
+  Json json = entry(total_of(c));
   json.erase("name");
   json["exposed_ms"] = c.exposed_ms;
   json["exposed_least_ms"] = c.exposed_least_ms;
-  json["exchanges"] = report::Json::array();
+  json["exchanges"] = Json::array();
   for (const parallel::ExchangeProfile& one : c.exchanges) json["exchanges"].push_back(entry(one));
   return json;
 }
@@ -75,24 +75,24 @@ double utilisation(const BenchmarkResult& result, const CaseResult& c, double fl
 
 std::string utilisation_text(double value) { return std::isnan(value) ? "-" : fmt::format("{:.1f} %", 100 * value); }
 
-report::Json number_or_null(std::optional<double> value) {
-  return value && std::isfinite(*value) ? report::Json(*value) : report::Json();
+Json number_or_null(std::optional<double> value) {
+  return value && std::isfinite(*value) ? Json(*value) : Json();
 }
 
 /// Adds the utilisation, for a model with a convention for its operations.
-void add_utilisation(const BenchmarkResult& result, const CaseResult& c, report::Json& one) {
+void add_utilisation(const BenchmarkResult& result, const CaseResult& c, Json& one) {
   one["flops_per_token"] = {{"causal", c.flops.causal}, {"full", c.flops.full}};
   one["mfu"] = {{"causal", number_or_null(utilisation(result, c, c.flops.causal))},
                 {"full", number_or_null(utilisation(result, c, c.flops.full))}};
 }
 
 /// What a comparison with a baseline adds to a case.
-void add_judgement(const CaseResult& c, report::Json& one) {
+void add_judgement(const CaseResult& c, Json& one) {
   one["toggles"] = c.toggles;
   one["left_out"] = c.left_out;
   one["loss_difference"] = number_or_null(c.loss_difference);
-  one["times_faster"] = c.compared ? number_or_null(c.times_faster) : report::Json();
-  one["valid"] = c.compared || !c.problem.empty() ? report::Json(c.problem.empty()) : report::Json();
+  one["times_faster"] = c.compared ? number_or_null(c.times_faster) : Json();
+  one["valid"] = c.compared || !c.problem.empty() ? Json(c.problem.empty()) : Json();
   one["problem"] = c.problem;
 }
 
@@ -118,10 +118,10 @@ std::string utilisation_table(const BenchmarkResult& result, std::size_t widest)
                      "+-", "tokens/s", "faster", "6LCT", "12LCT", "memory", "loss", "differs");
   for (const CaseResult& c : result.cases) {
     out += fmt::format("\n{:<{}} {:>10.1f} {:>8.1f} {:>10} {:>7} {:>8} {:>8} {:>10} {:>9} {:>9}", c.name, widest,
-                       c.ms_per_step, c.interquartile_ms / 2, report::grouped(std::llround(c.tokens_per_second)),
+                       c.ms_per_step, c.interquartile_ms / 2, format::grouped(std::llround(c.tokens_per_second)),
                        c.compared ? fmt::format("{:.2f}", c.times_faster) : "-",
                        utilisation_text(utilisation(result, c, c.flops.causal)),
-                       utilisation_text(utilisation(result, c, c.flops.full)), report::binary_bytes_text(c.peak_bytes),
+                       utilisation_text(utilisation(result, c, c.flops.full)), format::binary_bytes_text(c.peak_bytes),
                        c.loss ? fmt::format("{:.5f}", *c.loss) : "-",
                        c.loss_difference ? fmt::format("{:.1e}", *c.loss_difference) : "-");
     if (const std::string text = remark(result, c); !text.empty()) out += "  " + text;
@@ -146,14 +146,14 @@ std::string exchanges_table(const CaseResult& c) {
 
 }  // namespace
 
-report::Json to_json(const BenchmarkResult& result) {
-  report::Json json;
-  const report::BuildRecord& build = report::build_record;
+Json to_json(const BenchmarkResult& result) {
+  Json json;
+  const run::BuildRecord& build = run::build_record;
   json["build"] = {{"version", build.version},   {"revision", build.revision},     {"modified", build.modified},
                    {"compiler", build.compiler}, {"build_type", build.build_type}, {"cuda", build.cuda}};
   json["input"] = result.input;
   json["machine"] = {{"device", result.device},
-                     {"gpu", result.gpu.empty() ? report::Json() : report::Json(result.gpu)},
+                     {"gpu", result.gpu.empty() ? Json() : Json(result.gpu)},
                      {"copy_gb_per_second", result.machine.copy_gb_per_second},
                      {"gemm_gflops", result.machine.gemm_gflops}};
   json["ranks"] = result.ranks;
@@ -163,10 +163,10 @@ report::Json to_json(const BenchmarkResult& result) {
     json["baseline"] = result.baseline;
     json["loss_tolerance"] = result.tolerance;
   }
-  json["machine"]["peak_tflops"] = result.peak_tflops > 0 ? report::Json(result.peak_tflops) : report::Json();
-  json["cases"] = report::Json::array();
+  json["machine"]["peak_tflops"] = result.peak_tflops > 0 ? Json(result.peak_tflops) : Json();
+  json["cases"] = Json::array();
   for (const CaseResult& c : result.cases) {
-    report::Json one;
+    Json one;
     one["name"] = c.name;
     one["overrides"] = c.overrides;
     one["grid"] = c.grid.empty() ? result.grid : c.grid;
@@ -178,10 +178,10 @@ report::Json to_json(const BenchmarkResult& result) {
     one["peak_bytes"] = c.peak_bytes;
     one["state_bytes"] = c.state_bytes;
     if (c.driver_bytes > 0) one["driver_bytes"] = c.driver_bytes;
-    one["phases"] = report::Json::array();
+    one["phases"] = Json::array();
     for (const Phase& phase : c.phases) {
-      report::Json entry = {{"name", phase.name}, {"ms", phase.ms}, {"bytes", phase.bytes}, {"flops", phase.flops}};
-      entry["percent_of_limit"] = phase.percent_of_limit < 0 ? report::Json() : report::Json(phase.percent_of_limit);
+      Json entry = {{"name", phase.name}, {"ms", phase.ms}, {"bytes", phase.bytes}, {"flops", phase.flops}};
+      entry["percent_of_limit"] = phase.percent_of_limit < 0 ? Json() : Json(phase.percent_of_limit);
       one["phases"].push_back(entry);
     }
     one["row_bytes"] = c.row_bytes;
@@ -191,13 +191,13 @@ report::Json to_json(const BenchmarkResult& result) {
     if (result.ranks > 1) one["communication"] = communication_of(c);
     json["cases"].push_back(one);
   }
-  json["not_measured"] = report::Json::array();
+  json["not_measured"] = Json::array();
   for (const NotMeasured& c : result.not_measured)
     json["not_measured"].push_back({{"name", c.name}, {"reason", c.reason}});
   if (result.checkpoint) {
     const CheckpointResult& c = *result.checkpoint;
     const auto direction = [&](double seconds, double plain, double percent) {
-      return report::Json{{"seconds", seconds}, {"plain_seconds", plain}, {"percent_of_plain", percent}};
+      return Json{{"seconds", seconds}, {"plain_seconds", plain}, {"percent_of_plain", percent}};
     };
     json["checkpoint"] = {{"bytes", c.bytes},
                           {"writers", c.writers},
@@ -227,11 +227,11 @@ std::string to_table(const BenchmarkResult& result) {
   for (const CaseResult& c : result.cases) {
     out += fmt::format("\n\n{}{}{}: {:.1f} ms/step, {} tokens/s; state {}, other memory {}\n", c.name,
                        c.overrides.empty() ? "" : " with ", c.overrides, c.ms_per_step,
-                       report::grouped(std::llround(c.tokens_per_second)), report::binary_bytes_text(c.state_bytes),
-                       report::binary_bytes_text(c.peak_bytes - c.state_bytes));
+                       format::grouped(std::llround(c.tokens_per_second)), format::binary_bytes_text(c.state_bytes),
+                       format::binary_bytes_text(c.peak_bytes - c.state_bytes));
     if (c.driver_bytes > 0)
       out +=
-          fmt::format("the driver reports {} in use, libraries included\n", report::binary_bytes_text(c.driver_bytes));
+          fmt::format("the driver reports {} in use, libraries included\n", format::binary_bytes_text(c.driver_bytes));
     if (!c.grid.empty() && c.grid != result.grid) {
       std::vector<std::string> axes;
       for (const auto& [axis, ranks] : c.grid) axes.push_back(fmt::format("{} = {}", axis, ranks));
@@ -260,8 +260,8 @@ std::string to_table(const BenchmarkResult& result) {
   if (result.ranks > 1) out += fmt::format(" {:>12} {:>10} {:>10}", "exchanges ms", "exposed ms", "MB sent");
   for (const CaseResult& c : result.cases) {
     out += fmt::format("\n{:<{}} {:>10.1f} {:>12} {:>14.2f} {:>16}", c.name, widest, c.ms_per_step,
-                       report::grouped(std::llround(c.tokens_per_second)), c.ms_per_step / first.ms_per_step,
-                       report::binary_bytes_text(c.peak_bytes - c.state_bytes));
+                       format::grouped(std::llround(c.tokens_per_second)), c.ms_per_step / first.ms_per_step,
+                       format::binary_bytes_text(c.peak_bytes - c.state_bytes));
     if (result.ranks == 1) continue;
     const parallel::ExchangeProfile total = total_of(c);
     out += fmt::format(" {:>12.2f} {:>10} {:>10.1f}", 1e3 * total.seconds,
@@ -299,11 +299,11 @@ std::string to_csv(const BenchmarkResult& result) {
 namespace {
 
 /// The cases of a benchmark.json, or of this type of GPU and this input in a reference of speeds.
-report::Json cases_of(const BenchmarkResult& result, const report::Json& reference) {
-  const auto member = [](const report::Json& json, const std::string& name) {
-    return json.is_object() && json.contains(name) ? json[name] : report::Json();
+Json cases_of(const BenchmarkResult& result, const Json& reference) {
+  const auto member = [](const Json& json, const std::string& name) {
+    return json.is_object() && json.contains(name) ? json[name] : Json();
   };
-  const report::Json gpus = member(reference, "gpus");
+  const Json gpus = member(reference, "gpus");
   if (!gpus.is_object()) return member(reference, "cases");
   if (!gpus.contains(result.gpu)) {
     std::vector<std::string> known;
@@ -318,16 +318,16 @@ report::Json cases_of(const BenchmarkResult& result, const report::Json& referen
 
 }  // namespace
 
-Comparison compare(const BenchmarkResult& result, const report::Json& reference, double ratio) {
+Comparison compare(const BenchmarkResult& result, const Json& reference, double ratio) {
   Comparison comparison;
-  const report::Json others = cases_of(result, reference);
+  const Json others = cases_of(result, reference);
   for (const CaseResult& c : result.cases) {
     double before = 0;
     std::string source;
     if (others.is_array())
-      for (const report::Json& other : others)
-        if (other.is_object() && other.value("name", report::Json()) == report::Json(c.name) &&
-            other.value("ranks", report::Json(result.ranks)) == report::Json(result.ranks) &&
+      for (const Json& other : others)
+        if (other.is_object() && other.value("name", Json()) == Json(c.name) &&
+            other.value("ranks", Json(result.ranks)) == Json(result.ranks) &&
             other.contains("ms_per_step") && other["ms_per_step"].is_number()) {
           before = other["ms_per_step"].get<double>();
           if (other.contains("source") && other["source"].is_string())

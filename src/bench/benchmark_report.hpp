@@ -10,8 +10,8 @@
 
 #include "bench/benchmark_checkpoint.hpp"
 #include "parallel/traffic.hpp"
-#include "report/json.hpp"
-#include "training/machine_limits.hpp"
+#include "storage/json_file.hpp"
+#include "run/machine_limits.hpp"
 
 namespace weft::bench {
 
@@ -70,7 +70,7 @@ struct NotMeasured {
 };
 
 struct BenchmarkResult {
-  training::MachineLimits machine;
+  run::MachineLimits machine;
   std::string device;
   std::string gpu;    ///< type of the GPU of the first rank; "": none
   std::string input;  ///< name of the input file without folder and suffix
@@ -83,10 +83,10 @@ struct BenchmarkResult {
   double tolerance = 0;    ///< largest accepted loss_difference
   double peak_tflops = 0;  ///< peak of a rank's device, for the utilisation of models with ModelFlops; 0: not stated
   std::optional<CheckpointResult> checkpoint = {};
-  report::Json profile = {};  ///< result of --profile (profile.hpp); null: none
+  Json profile = {};  ///< result of --profile (profile.hpp); null: none
 };
 
-report::Json to_json(const BenchmarkResult&);
+Json to_json(const BenchmarkResult&);
 std::string to_table(const BenchmarkResult&);
 /// One line per case, measured or not (docs/numbers.md).
 std::string to_csv(const BenchmarkResult&);
@@ -98,6 +98,6 @@ struct Comparison {
   std::string text;
   bool slower = false;
 };
-Comparison compare(const BenchmarkResult&, const report::Json& reference, double ratio);
+Comparison compare(const BenchmarkResult&, const Json& reference, double ratio);
 
 }  // namespace weft::bench

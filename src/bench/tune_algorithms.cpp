@@ -7,7 +7,7 @@
 #include "device/memory.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "training/algorithms.hpp"
+#include "run/algorithms.hpp"
 
 namespace weft::bench {
 namespace {
@@ -104,13 +104,13 @@ AttentionRecord tuned(const kernels::Execution& execution, const AttentionRecord
 }  // namespace
 
 void tune_algorithms(const kernels::Execution& execution, const std::filesystem::path& file) {
-  report::Json all = report::Json::array();
+  Json all = Json::array();
   if constexpr (kernels::kCudaBuild)
     for (const GemmRecord& record : kernels::cuda::gemm_records_in_use())
-      all.push_back(training::to_json(tuned(execution, record)));
+      all.push_back(run::to_json(tuned(execution, record)));
   for (const AttentionRecord& record : kernels::attention_records_in_use())
-    all.push_back(training::to_json(tuned(execution, record)));
-  report::write_json(file, {{"algorithms", all}});
+    all.push_back(run::to_json(tuned(execution, record)));
+  storage::write_json(file, {{"algorithms", all}});
   log::info("written to {}; name it as device.algorithms in an input", file.string());
 }
 

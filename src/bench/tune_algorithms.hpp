@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft benchmark --tune: writes the algorithm table that device.algorithms names (training/algorithms.hpp).
+// weft benchmark --tune: writes the algorithm table that device.algorithms names (run/algorithms.hpp).
 #pragma once
 
 #include <filesystem>

@@ -132,9 +132,9 @@ bool Checkpoints::due_after(std::int64_t step) const { return settings_.every > 
 
 bool Checkpoints::requested() { return interval_->due(Clock::now()); }
 
-report::Json Checkpoints::record() const {
+Json Checkpoints::record() const {
   const Cost& cost = interval_->cost();
-  report::Json json;
+  Json json;
   json["duration_seconds"] = cost.duration;
   json["delay_seconds"] = cost.delay;
   json["measured"] = cost.measured;

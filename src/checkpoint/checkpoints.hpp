@@ -15,7 +15,7 @@
 #include "checkpoint/scrub.hpp"
 #include "checkpoint/starts.hpp"
 #include "checkpoint/writer.hpp"
-#include "report/json.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::checkpoint {
 
@@ -54,7 +54,7 @@ class Checkpoints {
   double expected_seconds() const { return interval_->cost().duration; }
   /// The entries for run.json: "duration_seconds", "delay_seconds", "measured", "interval_seconds" (every = "auto"),
   /// "scrub".
-  report::Json record() const;
+  Json record() const;
 
  private:
   bool busy() const { return shared_.busy() || (local_ && local_->busy()); }

@@ -5,7 +5,7 @@
 
 #include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
-#include "report/ownership.hpp"
+#include "storage/ownership.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::checkpoint {
@@ -53,7 +53,7 @@ fs::path replaced_name(const fs::path& step_directory) { return step_directory.s
 
 void remove_leftovers(const fs::path& directory) {
   if (!fs::exists(directory)) return;
-  report::require_ownership();
+  storage::require_ownership();
   std::vector<fs::path> leftovers;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory))
     if (const fs::path kind = entry.path().extension(); kind == ".tmp" || kind == ".replaced")
@@ -79,7 +79,7 @@ void remove_leftovers(const fs::path& directory) {
 void set_aside(const fs::path& step_directory) {
   fs::path target = step_directory.string() + kAbandoned;
   for (int n = 2; fs::exists(target); ++n) target = step_directory.string() + kAbandoned + "." + std::to_string(n);
-  report::require_ownership();
+  storage::require_ownership();
   storage::rename_durably(step_directory, target);
   log::warning("{}: newer than the checkpoint this run resumes from; renamed to {}", step_directory.string(),
                target.filename().string());

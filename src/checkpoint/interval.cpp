@@ -11,8 +11,8 @@
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "parallel/failure.hpp"
-#include "report/format.hpp"
-#include "report/ownership.hpp"
+#include "base/format.hpp"
+#include "storage/ownership.hpp"
 
 namespace weft::checkpoint {
 namespace fs = std::filesystem;
@@ -54,7 +54,7 @@ Cost estimate_cost(const parallel::Communicator& world, const fs::path& director
   double seconds = 0;
   world.barrier();  // all ranks write at the same time, as in a checkpoint
   parallel::on_all(world, [&] {
-    report::require_ownership();
+    storage::require_ownership();
     // At least one piece: a small checkpoint takes the time of its fsync calls.
     const double pieces = std::max(1.0, static_cast<double>(bytes) / static_cast<double>(kProbePiece));
     seconds = pieces * seconds_per_piece(directory / fmt::format(".speed_{:05d}.tmp", world.rank()));
@@ -118,7 +118,7 @@ std::string Interval::line() const {
   return fmt::format(
       "checkpoint.every = \"auto\": one every {} (each takes {:.3g} s and delays training by {:.3g} s, {}; mean time "
       "between failures {:.3g} h)",
-      seconds_ < 60 ? fmt::format("{:.1f} s", seconds_) : report::duration(seconds_), cost_.duration, cost_.delay,
+      seconds_ < 60 ? fmt::format("{:.1f} s", seconds_) : format::duration(seconds_), cost_.duration, cost_.delay,
       cost_.measured ? "measured" : "estimated from the write speed of the disk", between_failures_ / 3600);
 }
 

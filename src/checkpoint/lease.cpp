@@ -26,8 +26,8 @@
 #include "input/text.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
-#include "report/format.hpp"
-#include "report/ownership.hpp"
+#include "base/format.hpp"
+#include "storage/ownership.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::checkpoint {
@@ -124,7 +124,7 @@ std::string describe(const Owner& owner) {
   std::tm started{};
   if (::strptime(owner.started.c_str(), "%Y-%m-%dT%H:%M:%SZ", &started) != nullptr)
     text +=
-        fmt::format(", {} ago", report::duration(std::max(0.0, std::difftime(std::time(nullptr), ::timegm(&started)))));
+        fmt::format(", {} ago", format::duration(std::max(0.0, std::difftime(std::time(nullptr), ::timegm(&started)))));
   return text;
 }
 
@@ -370,7 +370,7 @@ void Lease::renew() {
     }
     try {
       fault::point("lease-renew");
-      if (!rewrite(false)) report::require_ownership();
+      if (!rewrite(false)) storage::require_ownership();
       warned = false;
     } catch (const std::exception& failure) {
       // Not fatal: the next attempt may succeed, and every write checks the lease.
@@ -398,7 +398,7 @@ void Lease::settle(std::int64_t resumed_step) {
     mine_.resumed_fence = fence_;
     mine_.resumed_step = resumed_step;
   }
-  if (!rewrite(true)) report::require_ownership();
+  if (!rewrite(true)) storage::require_ownership();
 }
 
 bool Lease::stale(const Manifest& manifest) const {

@@ -17,7 +17,7 @@
 //
 // Between a check and the write that follows it the lease may be lost. Therefore the fence is in every manifest
 // (`stale`), incomplete checkpoints have the token in their name, and a new owner replaces the files that the old one
-// may have open (training/run_directory.hpp). Only exclusive creation, overwriting in place, deletion and listing are
+// may have open (run/run_directory.hpp). Only exclusive creation, overwriting in place, deletion and listing are
 // used, which NFS and Lustre define; no flock.
 #pragma once
 

@@ -17,7 +17,7 @@
 #include "checkpoint/writer.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
-#include "report/ownership.hpp"
+#include "storage/ownership.hpp"
 #include "storage/digest.hpp"
 #include "storage/digested_file.hpp"
 #include "storage/durable.hpp"
@@ -202,7 +202,7 @@ fs::path begin_local(const parallel::Communicator& world, const parallel::Commun
   const fs::path old = local_directory(local, last_id(world, directory));
   const std::string id = parallel::on_root(world, [&] {
     const std::string text = random_hex(kIdDigits);
-    report::require_ownership();
+    storage::require_ownership();
     storage::write_text_atomically(directory / kIdName, text + "\n");
     return text;
   });
@@ -223,7 +223,7 @@ fs::path begin_local(const parallel::Communicator& world, const parallel::Commun
 void remove_local(const parallel::Communicator& world, const parallel::Communicator& node, const fs::path& here) {
   world.barrier();  // no rank of the node still uses it
   if (node.rank() != 0) return;
-  report::require_ownership();
+  storage::require_ownership();
   std::error_code failed;
   fs::remove_all(here, failed);
   if (failed) {

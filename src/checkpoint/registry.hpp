@@ -2,7 +2,7 @@
 //
 // The named tensors that make up the state of a run: what a checkpoint holds, in the order of its manifest.
 //
-// Parameters are registered from their specs (training/parameters.hpp), from which the memory plan and inspection
+// Parameters are registered from their specs (model/parameters.hpp), from which the memory plan and inspection
 // derive names, shapes and sizes as well; a model adds its other state (thresholds, norms, counters) itself. The
 // registry plans nothing: it exists once memory has been allocated.
 //

@@ -12,7 +12,7 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
 #include "storage/retry.hpp"
@@ -95,8 +95,8 @@ void require_size(const fs::path& directory, const ShardEntry& shard) {
   };
   const std::int64_t size = storage::retried(size_of);
   if (size != shard.bytes)
-    throw error(ExitCode::io, "shard {} is {} bytes, manifest says {} ({})", shard.file, report::grouped(size),
-                report::grouped(shard.bytes), size < shard.bytes ? "torn write" : "not the file that was written");
+    throw error(ExitCode::io, "shard {} is {} bytes, manifest says {} ({})", shard.file, format::grouped(size),
+                format::grouped(shard.bytes), size < shard.bytes ? "torn write" : "not the file that was written");
 }
 
 /// Tags of the blocks of each shard.
@@ -123,8 +123,8 @@ Tags verify_digests(const parallel::Communicator& world, const fs::path& directo
       for (std::int64_t i = begin; i < end; ++i)
         if (found[static_cast<std::size_t>(i - begin)] != shard.sha256[static_cast<std::size_t>(i)])
           throw error(ExitCode::io, "shard {} differs from its sha256 between byte {} and {} (damaged on disk)",
-                      shard.file, report::grouped(i * storage::kDigestSegment),
-                      report::grouped(std::min(shard.bytes, (i + 1) * storage::kDigestSegment)));
+                      shard.file, format::grouped(i * storage::kDigestSegment),
+                      format::grouped(std::min(shard.bytes, (i + 1) * storage::kDigestSegment)));
       first += count;
     }
   };

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/json.hpp"
-#include "report/ownership.hpp"
+#include "storage/ownership.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::checkpoint {
@@ -56,7 +56,7 @@ Starts::Starts(const std::filesystem::path& run_directory) : path_(run_directory
 std::string Starts::last_resume() const { return starts_.empty() ? "auto" : starts_.back().resume; }
 
 void Starts::append(const std::string& line) {
-  report::require_ownership();
+  storage::require_ownership();
   if (file_ < 0) file_ = open_own(path_, O_WRONLY | O_CREAT);
   if (lseek(file_, 0, SEEK_END) < 0) fail_with_errno(path_, "writing");
   const std::string text = (torn_ ? "\n" : "") + line + "\n";

@@ -21,8 +21,8 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
-#include "report/format.hpp"
-#include "report/ownership.hpp"
+#include "base/format.hpp"
+#include "storage/ownership.hpp"
 #include "storage/digest.hpp"
 #include "storage/digested_file.hpp"
 #include "storage/durable.hpp"
@@ -180,7 +180,7 @@ struct Writer::State {
     const trace::Scope scope(trace::Row::writer, "write shard");
     const fs::path path = temporary / shard_name(world.rank());
     failure = parallel::attempt([&] {
-      report::require_ownership();
+      storage::require_ownership();
       shard = write_shard(path, world.rank(), manifest, registry, source, threads);
     });
     shard_seconds = seconds_since(begin);
@@ -192,7 +192,7 @@ struct Writer::State {
     failure = parallel::attempt([&] {
       for (const ShardSource& source : sources) {
         const ShardEntry& entry = manifest.shards[source.shard];
-        report::require_ownership();
+        storage::require_ownership();
         copy_shard(source.file, temporary / entry.file, entry, cancelled, [&](const char* point) { pass(point); });
       }
     });
@@ -211,7 +211,7 @@ struct Writer::State {
     phase = Phase::writing;
     ++phases;
     failure = attempt_once([&] {
-      report::require_ownership();
+      storage::require_ownership();
       fs::remove_all(temporary);
       fs::create_directories(temporary);
     });
@@ -256,7 +256,7 @@ struct Writer::State {
   /// Turns complete shards into a durable checkpoint. Rank 0.
   void publish(const fs::path& path) {
     pass("before-manifest");
-    report::require_ownership();
+    storage::require_ownership();
     const std::string text = to_text(manifest);
     try {
       parse(text);
@@ -266,7 +266,7 @@ struct Writer::State {
     storage::write_text(temporary / kManifestName, text);
     storage::sync_directory(temporary);
     pass("before-rename");
-    report::require_ownership();
+    storage::require_ownership();
     if (fs::exists(path)) {  // for example if the sync of an earlier publication failed
       // A directory cannot be renamed onto another. `find` renames the old one back if this one does not take its
       // place.
@@ -282,7 +282,7 @@ struct Writer::State {
   void tidy(const fs::path& path) {
     pass("after-rename");
     pass("before-latest");
-    report::require_ownership();
+    storage::require_ownership();
     storage::write_text_atomically(directory / kLatestName, path.filename().string() + "\n");
     fs::remove_all(replaced_name(path));
     for (const std::int64_t step : expired(durable, settings)) {
@@ -298,7 +298,7 @@ struct Writer::State {
   bool remove(const fs::path& old) const {
     // Rename first, durably: a partly deleted directory must not look like a checkpoint.
     const fs::path doomed = old.string() + ".deleted.tmp";
-    report::require_ownership();
+    storage::require_ownership();
     std::error_code failed;
     fs::rename(old, doomed, failed);
     if (!failed) storage::sync_directory(directory);
@@ -515,7 +515,7 @@ Report Writer::State::conclude(const std::optional<parallel::Failure>& agreed) {
   if (world.rank() == 0)
     log::warning(
         "{}: not written, failure {} of {} in a row ({}; {} bytes free); training continues, {}", report.path.string(),
-        failures, allowed, report.failure, report::grouped(storage::free_bytes(directory)),
+        failures, allowed, report.failure, format::grouped(storage::free_bytes(directory)),
         last_durable < 0 ? "there is no checkpoint yet" : "the newest checkpoint is " + directory_name(last_durable));
   return report;
 }

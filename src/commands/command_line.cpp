@@ -19,14 +19,14 @@
 #include "commands/help.hpp"
 #include "input/print.hpp"
 #include "parallel/phases.hpp"
-#include "report/build.hpp"
-#include "report/log.hpp"
+#include "run/build.hpp"
+#include "run/log.hpp"
 
 namespace weft::commands {
 namespace {
 
 std::string version_text() {
-  const report::BuildRecord& build = report::build_record;
+  const run::BuildRecord& build = run::build_record;
   std::string text = fmt::format("weft {} ({}{}, {}, {}{}{})", build.version,
                                  std::string_view(build.revision).substr(0, 12), build.modified ? " modified" : "",
                                  build.compiler, build.build_type, build.cuda[0] ? ", CUDA " : "", build.cuda);
@@ -38,9 +38,9 @@ std::string version_text() {
 void describe_phase(std::string_view phase) {
   static std::mutex mutex;
   static std::set<std::string, std::less<>> seen;
-  if (report::current_step() >= 0) return;
+  if (run::current_step() >= 0) return;
   const std::lock_guard lock(mutex);
-  if (seen.emplace(phase).second) report::detail(phase);
+  if (seen.emplace(phase).second) run::detail(phase);
 }
 
 /// Throws Error(io) if text that was printed did not reach standard output. Call it on rank 0. A reader that has read
@@ -314,14 +314,14 @@ int run(Call call, const parallel::World& world) {
   if (call.problem) throw *call.problem;
   Request& request = call.request;
   if (!call.text.empty()) return print_once(world, call.text), 0;
-  report::set_output(request.quiet     ? report::Verbosity::quiet
-                     : request.verbose ? report::Verbosity::verbose
-                                       : report::Verbosity::normal,
+  run::set_output(request.quiet     ? run::Verbosity::quiet
+                     : request.verbose ? run::Verbosity::verbose
+                                       : run::Verbosity::normal,
                      request.json);
   if (request.verbose) {
     parallel::observe_phases(describe_phase);
-    report::detail(version_text());
-    report::detail(request.command_line);
+    run::detail(version_text());
+    run::detail(request.command_line);
   }
   if (call.command->keys && !request.subject.empty() && !request.defaults)
     request.input_text = read_input_text(call, world);

@@ -10,9 +10,9 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/nccl.hpp"
 #include "parallel/watchdog.hpp"
-#include "report/json.hpp"
-#include "report/log.hpp"
-#include "report/run_record.hpp"
+#include "storage/json_file.hpp"
+#include "run/log.hpp"
+#include "run/run_record.hpp"
 #include "storage/hdf5.hpp"
 
 namespace weft::commands {
@@ -20,13 +20,13 @@ namespace weft::commands {
 namespace {
 
 void print_document(const Json& document) {
-  report::json_document(report::to_text(report::with_finite_numbers(document), 2));
+  run::json_document(finite_json_text(with_finite_numbers(document), 2));
 }
 
 }  // namespace
 
 void print_result(const Request& request, std::string_view text, const Json& document) {
-  if (!request.json) return report::result(text);
+  if (!request.json) return run::result(text);
   print_document(document);
 }
 

@@ -10,7 +10,7 @@
 #include "checkpoint/resume.hpp"
 #include "commands/command.hpp"
 #include "parallel/world.hpp"
-#include "report/json.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::commands {
 

@@ -7,7 +7,7 @@
 
 #include "base/text.hpp"
 #include "kernels/constants.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::interchange {
@@ -93,7 +93,7 @@ std::string summary(const Opened& opened, const fs::path& directory) {
   const Contents& contents = opened.rows->contents();
   std::string stored;
   for (const auto& [dtype, bytes] : opened.rows->bytes_by_dtype())
-    stored += fmt::format("{}{} {}", stored.empty() ? "" : ", ", report::binary_bytes_text(bytes), dtype);
+    stored += fmt::format("{}{} {}", stored.empty() ? "" : ", ", format::binary_bytes_text(bytes), dtype);
   std::string text = fmt::format(
       "{}: weights in the format of {}\n"
       "  {} of {} layer{}, d_model {}, {} features per layer, {}{}{}\n"

@@ -12,12 +12,12 @@
 
 namespace weft::language_model {
 
-using training::ParameterSpec;
+using model::ParameterSpec;
 
 namespace {
 
 /// The weights of a matrix on the device, in fp32, [rows, columns] as stored.
-device::Buffer<float> weights_of(const training::Parameters& parameters, std::size_t parameter,
+device::Buffer<float> weights_of(const model::Parameters& parameters, std::size_t parameter,
                                  const kernels::Execution& execution) {
   const ParameterSpec& spec = parameters.specs()[parameter];
   if (parameters.parts(parameter).held.size() != spec.rows())
@@ -49,7 +49,7 @@ Architecture base_of(Architecture architecture) {
   return architecture;
 }
 
-void merge(const training::Parameters& adapters, const Architecture& architecture, const training::Parameters& base,
+void merge(const model::Parameters& adapters, const Architecture& architecture, const model::Parameters& base,
            const kernels::Execution& given) {
   kernels::Execution execution = given;
   execution.tf32 = false;

@@ -16,7 +16,7 @@
 namespace weft::language_model {
 
 /// The adapters alone, as they are among parameter_specs(architecture).
-std::vector<training::ParameterSpec> adapter_specs(const Architecture&);
+std::vector<model::ParameterSpec> adapter_specs(const Architecture&);
 
 /// The model without adapters, to which the adapters are added.
 Architecture base_of(Architecture);
@@ -24,7 +24,7 @@ Architecture base_of(Architecture);
 /// W += alpha / rank B A for each adapter: then the base model has the function of the adapted one but for the rounding
 /// of its weights. `base`: parameters of base_of(architecture); `adapters`: of adapter_specs(architecture); both on one
 /// process. The product is formed in fp32. Throws Error(numeric) if a sum is not finite.
-void merge(const training::Parameters& adapters, const Architecture&, const training::Parameters& base,
+void merge(const model::Parameters& adapters, const Architecture&, const model::Parameters& base,
            const kernels::Execution&);
 
 }  // namespace weft::language_model

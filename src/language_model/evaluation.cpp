@@ -9,8 +9,8 @@
 #include "base/error.hpp"
 #include "base/progress.hpp"
 #include "kernels/kokkos_runtime.hpp"
-#include "report/format.hpp"
-#include "report/pass.hpp"
+#include "base/format.hpp"
+#include "run/pass.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -34,9 +34,9 @@ void add_losses(const Tokens& tokens, Transformer& transformer, kernels::Array<f
 
 double EvaluationResult::perplexity() const { return std::exp(loss); }
 
-report::Json to_json(const EvaluationResult& result) {
-  report::Json json = {{"loss", result.loss}, {"perplexity", result.perplexity()}, {"tokens", result.tokens}};
-  json["bits_per_byte"] = std::isnan(result.bits_per_byte) ? report::Json() : report::Json(result.bits_per_byte);
+Json to_json(const EvaluationResult& result) {
+  Json json = {{"loss", result.loss}, {"perplexity", result.perplexity()}, {"tokens", result.tokens}};
+  json["bits_per_byte"] = std::isnan(result.bits_per_byte) ? Json() : Json(result.bits_per_byte);
   return json;
 }
 
@@ -44,7 +44,7 @@ std::string to_text(const EvaluationResult& result) {
   const std::string bits =
       std::isnan(result.bits_per_byte) ? "" : fmt::format(", {:.4f} bits per byte", result.bits_per_byte);
   return fmt::format("loss {:.4f} nats per token, perplexity {:.4g}{}, {} tokens", result.loss, result.perplexity(),
-                     bits, report::grouped(result.tokens));
+                     bits, format::grouped(result.tokens));
 }
 
 void share(std::span<double> values, const parallel::Communicator* ranks) {
@@ -66,7 +66,7 @@ EvaluationResult evaluate(const dataset::TokenSet& set, std::int64_t length, std
   std::vector<double> losses(static_cast<std::size_t>(windows));
   EvaluationResult result;
   transformer.complete_weights();
-  report::Pass pass("evaluation", windows, "windows");
+  run::Pass pass("evaluation", windows, "windows");
   for (std::int64_t first = 0; first < windows; first += together) {
     if (!is_own_batch(first / together, ranks)) continue;
     dataset::TokenBatch batch = staging.next(std::min(together, windows - first), length);

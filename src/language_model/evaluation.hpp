@@ -12,7 +12,7 @@
 #include "language_model/staging.hpp"
 #include "language_model/transformer.hpp"
 #include "parallel/communicator.hpp"
-#include "report/json.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::language_model {
 
@@ -23,7 +23,7 @@ struct EvaluationResult {
 
   double perplexity() const;  ///< exp(loss)
 };
-report::Json to_json(const EvaluationResult&);
+Json to_json(const EvaluationResult&);
 /// Text for the log: "loss 1.7843, perplexity 5.96, 2.574 bits per byte, 371,234 tokens"
 std::string to_text(const EvaluationResult&);
 

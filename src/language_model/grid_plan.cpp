@@ -8,7 +8,7 @@
 
 #include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -60,18 +60,18 @@ std::int64_t sent_over_tensor_axis(const Configuration& configuration, const Arc
 std::int64_t sent_over_data_axis(const Configuration& configuration, const Architecture& architecture) {
   const parallel::GridShape grid = grid_shape(configuration);
   const std::int64_t ranks = configuration.parallel.data, last = grid.ranks() - 1;
-  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
+  const std::vector<model::ParameterSpec> specs = parameter_specs(architecture);
   std::int64_t bytes = 4 * configuration.data.batch_tokens / ranks;  // losses
-  bytes += 4 * training::AccumulatingSink::vector_elements(specs, grid, last);
+  bytes += 4 * model::AccumulatingSink::vector_elements(specs, grid, last);
   const bool two_planes = device::planned_backend(device_settings(configuration)) == kernels::Backend::cuda;
-  for (const training::ParameterSpec& spec : specs) {
+  for (const model::ParameterSpec& spec : specs) {
     if (!spec.is_matrix() || spec.frozen) continue;
-    const std::int64_t rows = training::row_parts(spec, grid, last).held.size();
+    const std::int64_t rows = model::row_parts(spec, grid, last).held.size();
     const kernels::StatePolicy policy = spec.policy.value_or(configuration.optimizer.state);
     const bool half = two_planes && policy == kernels::StatePolicy::fp32 &&
-                      gathered_weights(configuration) == training::GatheredWeights::upper_plane;
+                      gathered_weights(configuration) == model::GatheredWeights::upper_plane;
     bytes +=
-        (4 * rows * spec.columns() + training::weight_bytes(policy, rows, spec.columns()) / (half ? 2 : 1)) / ranks;
+        (4 * rows * spec.columns() + model::weight_bytes(policy, rows, spec.columns()) / (half ? 2 : 1)) / ranks;
   }
   return (ranks - 1) * bytes;
 }
@@ -112,7 +112,7 @@ std::string grids_text(const Configuration& configuration, const Architecture& a
   std::string text = "  grids (tensor x data): sent per step and rank, memory\n";
   for (const GridPlan& one : plans) {
     text += fmt::format("    {:<8}{:>12}{:>12}", fmt::format("{} x {}", one.tensor, one.data),
-                        report::binary_bytes_text(one.bytes_sent), report::binary_bytes_text(one.device_bytes));
+                        format::binary_bytes_text(one.bytes_sent), format::binary_bytes_text(one.device_bytes));
     if (!fits(one)) text += "  does not fit";
     if (&one == least) text += available == 0 ? "  sends least" : "  sends least of those that fit";
     text += one.tensor == configuration.parallel.tensor ? "  (this run)\n" : "\n";

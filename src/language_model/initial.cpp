@@ -104,9 +104,9 @@ void InitialModel::require_weights(const Configuration& configuration, const Arc
                            "take shorter sequences",
                            configuration.initial, context_, configuration.data.sequence);
   if (!found_) return;
-  const std::string difference = training::first_difference(
-      found_->manifest.tensors, training::tensors_of(parameter_specs(base_of(architecture)),
-                                                     configuration.optimizer.state, training::Moments::none));
+  const std::string difference = model::first_difference(
+      found_->manifest.tensors, model::tensors_of(parameter_specs(base_of(architecture)),
+                                                     configuration.optimizer.state, model::Moments::none));
   if (!difference.empty())
     throw collective_error(ExitCode::usage,
                            "language_model.initial = \"{}\": {} (weights are taken as they are stored); take its "
@@ -114,7 +114,7 @@ void InitialModel::require_weights(const Configuration& configuration, const Arc
                            configuration.initial, difference);
 }
 
-void InitialModel::load(const training::Parameters& parameters, const parallel::World& world,
+void InitialModel::load(const model::Parameters& parameters, const parallel::World& world,
                         const kernels::Execution& execution) const {
   if (directory_) return directory_->load(parameters, execution);
   // Every parameter has one tensor or more; those of the weights are what a model without moments has. Adapters keep
@@ -125,7 +125,7 @@ void InitialModel::load(const training::Parameters& parameters, const parallel::
     const std::string_view name = tensor.name;
     const bool weight =
         std::any_of(parameters.specs().begin(), parameters.specs().end(),
-                    [&](const training::ParameterSpec& spec) { return name == spec.name && !is_adapter(spec); });
+                    [&](const model::ParameterSpec& spec) { return name == spec.name && !is_adapter(spec); });
     if (weight) weights.add(tensor);
   }
   checkpoint::load(world.all(), *found_, weights, execution, checkpoint::Load::part);

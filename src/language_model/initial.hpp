@@ -12,7 +12,7 @@
 #include "language_model/settings.hpp"
 #include "language_model/tokenizer/corpus.hpp"
 #include "parallel/world.hpp"
-#include "training/parameters.hpp"
+#include "model/parameters.hpp"
 
 namespace weft::language_model {
 
@@ -34,7 +34,7 @@ class InitialModel {
   /// another type, or for fewer positions than data.sequence.
   void require_weights(const Configuration&, const Architecture&) const;
   /// Fills the weights of a model of this architecture; moments stay as they are. Collective.
-  void load(const training::Parameters&, const parallel::World&, const kernels::Execution&) const;
+  void load(const model::Parameters&, const parallel::World&, const kernels::Execution&) const;
 
  private:
   void require_settings(const Configuration&) const;

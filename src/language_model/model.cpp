@@ -17,7 +17,7 @@ constexpr std::int64_t kLongestContext = 1 << 28;
 }  // namespace
 
 Model::Model(const Architecture& architecture, kernels::StatePolicy policy, const parallel::GridShape& grid,
-             std::int64_t rank, const kernels::Execution& execution, training::Moments moments)
+             std::int64_t rank, const kernels::Execution& execution, model::Moments moments)
     : architecture_(architecture),
       execution_(execution),
       parameters_(parameter_specs(architecture), policy, grid, rank, execution, moments),

@@ -15,13 +15,13 @@ class Model {
  public:
   /// Allocates the model; the caller initialises the parameters or loads a checkpoint.
   Model(const Architecture&, kernels::StatePolicy, const parallel::GridShape&, std::int64_t rank,
-        const kernels::Execution&, training::Moments);
+        const kernels::Execution&, model::Moments);
   Model(const Model&) = delete;
 
   void initialise(std::uint64_t seed) { parameters_.initialise(seed); }
 
   const Architecture& architecture() const { return architecture_; }  ///< of the whole model, on any grid
-  const training::Parameters& parameters() const { return parameters_; }
+  const model::Parameters& parameters() const { return parameters_; }
   const kernels::Execution& execution() const { return execution_; }
 
   /// The parameters as products and norms read them.
@@ -30,7 +30,7 @@ class Model {
  private:
   const Architecture architecture_;
   const kernels::Execution execution_;
-  training::Parameters parameters_;
+  model::Parameters parameters_;
   device::Buffer<float> rotary_;
   const Layers layers_;
 };

@@ -54,11 +54,11 @@ struct Sizes {
         length(number(c.data.sequence)),
         width(number(a.model.d_model)),
         vocabulary(number(a.vocabulary)),
-        trained(number(training::trained_elements_of(parameter_specs(a)))),
+        trained(number(model::trained_elements_of(parameter_specs(a)))),
         owned(trained / number(c.parallel.data)),
         e(number(kernels::bytes_of(activation_type(c)))),
-        w(number(training::weight_bytes(c.optimizer.state, 1, 1))),
-        moments(number(training::moment_bytes(c.optimizer.state, 1, a.model.d_model, a.model.d_model)) / width),
+        w(number(model::weight_bytes(c.optimizer.state, 1, 1))),
+        moments(number(model::moment_bytes(c.optimizer.state, 1, a.model.d_model, a.model.d_model)) / width),
         recompute(c.memory.recompute),
         adapted(a.lora.rank > 0),
         last_block(a.model.layers - 1),
@@ -85,7 +85,7 @@ struct Sizes {
 };
 
 /// Work that replaces the weight gradients in a private step.
-training::Work clipping_work(std::string_view phase, const Sizes& s, const privacy::Settings& settings,
+run::Work clipping_work(std::string_view phase, const Sizes& s, const privacy::Settings& settings,
                              const Configuration& configuration, const Architecture& architecture) {
   if (phase == "noise") return {8 * s.owned, 0};
   const bool norms = phase == "norms of records";
@@ -102,10 +102,10 @@ training::Work clipping_work(std::string_view phase, const Sizes& s, const priva
 
 /// The work of a phase. Of one that only one pass has, all is in `forward`.
 struct PassWork {
-  training::Work forward, backward;
+  run::Work forward, backward;
 };
 
-training::Work operator+(const training::Work& a, const training::Work& b) {
+run::Work operator+(const run::Work& a, const run::Work& b) {
   return {a.bytes + b.bytes, a.flops + b.flops};
 }
 
@@ -119,7 +119,7 @@ PassWork sublayer_work(std::string_view phase, const Sizes& s) {
       sum.backward = sum.backward + work.backward;
       if (s.recompute >= work.again && sublayer.block() < s.last_block) sum.backward = sum.backward + work.forward;
     }
-  const auto of_tokens = [&](const training::Work& work) -> training::Work {
+  const auto of_tokens = [&](const run::Work& work) -> run::Work {
     return {s.n * s.e * work.bytes, s.n * work.flops};
   };
   return {of_tokens(sum.forward), of_tokens(sum.backward)};
@@ -132,7 +132,7 @@ PassWork undivided_work_of(std::string_view phase, const Configuration& configur
     const privacy::Settings settings = clipping_settings(configuration, architecture, grid_shape(configuration),
                                                          device::planned_backend(device_settings(configuration)));
     if (phase == "weight gradients") return {};
-    if (const training::Work work = clipping_work(phase, s, settings, configuration, architecture); work.bytes > 0)
+    if (const run::Work work = clipping_work(phase, s, settings, configuration, architecture); work.bytes > 0)
       return {work, {}};
     // Forward and backward pass twice.
     if (settings.mode == privacy::Mode::two_pass && phase != "update" && phase != "check") s.m *= 2, s.n *= 2;
@@ -198,12 +198,12 @@ constexpr const char* kOfBothPasses[] = {"embedding", "norms", "products", "atte
 
 std::vector<std::string> phases_of_both_passes() { return {std::begin(kOfBothPasses), std::end(kOfBothPasses)}; }
 
-training::Work work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
+run::Work work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
   const bool forward = phase.ends_with(kForward), backward = phase.ends_with(kBackward);
   if (forward) phase.remove_suffix(kForward.size());
   if (backward) phase.remove_suffix(kBackward.size());
   const PassWork passes = undivided_work_of(phase, configuration, architecture);
-  training::Work work = forward ? passes.forward : backward ? passes.backward : passes.forward + passes.backward;
+  run::Work work = forward ? passes.forward : backward ? passes.backward : passes.forward + passes.backward;
   // Ranks of the tensor axis divide the matrices and heads; each has all rows of the residual stream.
   if (phase != "tokens" && phase != "embedding" && phase != "norms") {
     const auto ranks = static_cast<double>(configuration.parallel.tensor);
@@ -213,8 +213,8 @@ training::Work work_of(std::string_view phase, const Configuration& configuratio
   return work;
 }
 
-training::PhaseBytes phase_bytes(const Configuration& configuration, const Architecture& architecture, bool by_pass) {
-  training::PhaseBytes all;
+run::PhaseBytes phase_bytes(const Configuration& configuration, const Architecture& architecture, bool by_pass) {
+  run::PhaseBytes all;
   const auto add = [&](const std::string& phase) {
     if (const double bytes = work_of(phase, configuration, architecture).bytes; bytes > 0)
       all.emplace_back(phase, bytes);
@@ -232,7 +232,7 @@ training::PhaseBytes phase_bytes(const Configuration& configuration, const Archi
   return all;
 }
 
-training::PhaseBytes answer_bytes(const AnswerWork& answers, const Configuration& configuration,
+run::PhaseBytes answer_bytes(const AnswerWork& answers, const Configuration& configuration,
                                   const Architecture& architecture) {
   const std::int64_t count = answers.prompts * answers.samples, length = answers.prompt_tokens + answers.answer_tokens;
   if (count == 0 || answers.answer_tokens == 0) return {};
@@ -256,7 +256,7 @@ training::PhaseBytes answer_bytes(const AnswerWork& answers, const Configuration
                loss = work_of("loss", rows, architecture).bytes,
                trained = forward + bytes_of(kOfBothPasses, kBackward, rows, architecture) + loss +
                          work_of("weight gradients", rows, architecture).bytes;
-  training::PhaseBytes all = {{"generate", answers.drawn * generation_bytes(configuration, drawn)},
+  run::PhaseBytes all = {{"generate", answers.drawn * generation_bytes(configuration, drawn)},
                               {"embed", answers.drawn * generation_bytes(configuration, embedded)},
                               {"policy forward", answers.scored * (forward + loss / 2)},
                               {"policy backward", answers.trained * trained}};
@@ -264,7 +264,7 @@ training::PhaseBytes answer_bytes(const AnswerWork& answers, const Configuration
   return all;
 }
 
-training::Work generation_work(std::string_view phase, const Configuration& configuration,
+run::Work generation_work(std::string_view phase, const Configuration& configuration,
                                const GenerationSettings& generation) {
   const Architecture& a = generation.architecture;
   const double layers = number(a.model.layers), width = number(a.model.d_model), query = number(a.query_width()),
@@ -272,7 +272,7 @@ training::Work generation_work(std::string_view phase, const Configuration& conf
                steps = number(generation.new_tokens), prefix = number(generation.longest_prompt - 1),
                prompts = number(generation.prompts);
   const double e = number(kernels::bytes_of(generation.type)),
-               w = number(training::weight_bytes(configuration.optimizer.state, 1, 1));
+               w = number(model::weight_bytes(configuration.optimizer.state, 1, 1));
   ProductSums blocks;
   for (const Product& product : declared_parameters(a).products) blocks.add(product);
   const std::vector<ResidualSublayer> sublayers = make_sublayers(a);

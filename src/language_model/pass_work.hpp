@@ -10,19 +10,19 @@
 
 #include "language_model/blocks/model_parameters.hpp"
 #include "language_model/generation/generator.hpp"
-#include "training/profile.hpp"
+#include "run/profile.hpp"
 
 namespace weft::language_model {
 
-/// Phases that both passes have: weft benchmark times them by pass (report::Timers::split).
+/// Phases that both passes have: weft benchmark times them by pass (run::Timers::split).
 std::vector<std::string> phases_of_both_passes();
 
 /// Work of one phase on one rank, by its name in the timers ("products", or "products, forward" and "products,
 /// backward"); zero for phases without such work. What is computed again for the backward pass counts to it.
-training::Work work_of(std::string_view phase, const Configuration&, const Architecture&);
+run::Work work_of(std::string_view phase, const Configuration&, const Architecture&);
 
 /// The bytes of every phase of a step, for --profile. by_pass: phases of both passes under their two names.
-training::PhaseBytes phase_bytes(const Configuration&, const Architecture&, bool by_pass = false);
+run::PhaseBytes phase_bytes(const Configuration&, const Architecture&, bool by_pass = false);
 
 /// The answers of a rank's batch of polychromic training, and how often they are used.
 struct AnswerWork {
@@ -36,10 +36,10 @@ struct AnswerWork {
 };
 
 /// The bytes of the phases that answers add to a step, at least: every answer has the mean length.
-training::PhaseBytes answer_bytes(const AnswerWork&, const Configuration&, const Architecture&);
+run::PhaseBytes answer_bytes(const AnswerWork&, const Configuration&, const Architecture&);
 
 /// The work of a phase of a generation. Per step the weights are read once, and per sequence the keys and values of all
 /// positions so far.
-training::Work generation_work(std::string_view phase, const Configuration&, const GenerationSettings&);
+run::Work generation_work(std::string_view phase, const Configuration&, const GenerationSettings&);
 
 }  // namespace weft::language_model

@@ -14,7 +14,7 @@
 #include "language_model/private_plan.hpp"
 #include "language_model/trainer.hpp"
 #include "language_model/training_run.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -38,10 +38,10 @@ TransformerSettings largest_part(const Configuration& configuration, const Archi
 std::string types_text(const Plan& plan, const Configuration& configuration) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   std::string weights, moments;
-  for (const training::ParameterSpec& spec : parameter_specs(plan.architecture)) {
+  for (const model::ParameterSpec& spec : parameter_specs(plan.architecture)) {
     if (!spec.is_matrix() || spec.frozen) continue;
-    for (const training::Plane& plane :
-         training::planes_of(spec, configuration.optimizer.state, backend, configuration.moments())) {
+    for (const model::Plane& plane :
+         model::planes_of(spec, configuration.optimizer.state, backend, configuration.moments())) {
       const std::string type(checkpoint::name_of(plane.type));
       if (plane.key == "weight") weights = type;
       if (plane.key == "weight_rest") weights += " + " + type + " (fp32)";
@@ -91,7 +91,7 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
     const PrivateRecords records = private_records(configuration, plan.train_tokens);
     text += fmt::format(
         "  private: {} records of at most {} tokens, each in a step with probability {:.4g}: {:g} expected\n",
-        report::grouped(records.count), configuration.data.sequence + 1, records.rate(), records.expected);
+        format::grouped(records.count), configuration.data.sequence + 1, records.rate(), records.expected);
   }
   if (settings.algorithm != privacy::Algorithm::naive)
     text += clipping_text(configuration, plan.architecture, grid, backend);
@@ -107,7 +107,7 @@ struct OtherBytes {
   OtherBytes(const Configuration& configuration, const Architecture& architecture, kernels::Backend backend)
       : positions(4 * rotary_elements(architecture)) {
     if (configuration.sample.tokens == 0) return;
-    training::StepArena arena(backend);
+    model::StepArena arena(backend);
     const Generator::Buffers generator(sample_settings(configuration, architecture), arena);
     samples = arena.device_bytes();
     samples_on_host = arena.host_bytes();
@@ -121,7 +121,7 @@ constexpr std::pair<const char*, Recompute> kRecompute[] = {{"none", Recompute::
 
 /// Memory of a Transformer with another value of memory.recompute.
 Transformer::Buffers transformer_buffers(const Configuration& configuration, const Architecture& architecture,
-                                         Recompute recompute, bool swap, training::StepArena& arena) {
+                                         Recompute recompute, bool swap, model::StepArena& arena) {
   TransformerSettings settings = largest_part(configuration, architecture);
   settings.memory.recompute = recompute;
   settings.memory.swap_activations = swap;
@@ -130,9 +130,9 @@ Transformer::Buffers transformer_buffers(const Configuration& configuration, con
 
 std::int64_t activation_bytes(const Configuration& configuration, const Architecture& architecture,
                               kernels::Backend backend, Recompute recompute) {
-  training::StepArena arena(backend);
+  model::StepArena arena(backend);
   transformer_buffers(configuration, architecture, recompute, false, arena);
-  for (const training::StepArena::Bytes& bytes : arena.bytes())
+  for (const model::StepArena::Bytes& bytes : arena.bytes())
     if (bytes.purpose == "activations") return bytes.device;
   return 0;
 }
@@ -141,12 +141,12 @@ SwapCost swap_cost(const Configuration& configuration, const Architecture& archi
   constexpr double kCopyRate = 50e9;
   const double products = activation_type(configuration) == kernels::Scalar::fp32 ? 60e12 : 660e12;
   const auto bytes = [&](Recompute recompute) {
-    training::StepArena arena(backend);
+    model::StepArena arena(backend);
     return transformer_buffers(configuration, architecture, recompute, true, arena).swap.bytes();
   };
   SwapCost cost;
   double block = 0;  // elements
-  for (const training::ParameterSpec& spec : parameter_specs(architecture))
+  for (const model::ParameterSpec& spec : parameter_specs(architecture))
     if (spec.name.starts_with(block_name(0))) block += static_cast<double>(spec.elements());
   const double attention = static_cast<double>(configuration.data.sequence * architecture.query_width());
   const double shared = static_cast<double>(configuration.parallel.tensor);
@@ -193,31 +193,31 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
     throw collective_error(ExitCode::usage, "{}", why);
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   const parallel::GridShape grid = grid_shape(configuration);
-  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
-  const training::StateBytes state =
-      training::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments());
+  const std::vector<model::ParameterSpec> specs = parameter_specs(architecture);
+  const model::StateBytes state =
+      model::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments());
   const OtherBytes other(configuration, architecture, backend);
   Plan plan;
   plan.architecture = architecture;
-  plan.parameters = training::elements_of(specs);
-  plan.trained = training::trained_elements_of(specs);
+  plan.parameters = model::elements_of(specs);
+  plan.trained = model::trained_elements_of(specs);
   plan.train_tokens = train_tokens;
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
                  {"conversion of weights", state.conversion},
                  {"rotary positions", other.positions}};
-  const training::StepArena step = measure_step(configuration, architecture, grid, backend);
-  for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
+  const model::StepArena step = measure_step(configuration, architecture, grid, backend);
+  for (const model::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
   plan.device.emplace_back("samples", other.samples);
   plan.host.emplace_back("samples", other.samples_on_host);
   plan.device.emplace_back("CUDA context and libraries", other.context);
   plan.host.emplace_back("optimizer state", state.host);
-  for (const training::StepArena::Bytes& bytes : step.bytes())
+  for (const model::StepArena::Bytes& bytes : step.bytes())
     plan.host.emplace_back(bytes.purpose == "tokens" ? "tokens staging" : bytes.purpose, bytes.host);
   plan.host.emplace_back(
       "order of the curriculum",
       train_tokens > 0 ? dataset::order_bytes(configuration.data, train_tokens, architecture.vocabulary) : 0);
-  plan.checkpoint_bytes = training::checkpoint_bytes(specs, configuration.optimizer.state);
+  plan.checkpoint_bytes = model::checkpoint_bytes(specs, configuration.optimizer.state);
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
     plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes);
@@ -230,7 +230,7 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
 
 std::int64_t device_bytes(const Configuration& configuration, const Architecture& architecture,
                           const parallel::GridShape& grid, kernels::Backend backend) {
-  return training::largest_state_bytes(parameter_specs(architecture), grid, configuration.optimizer.state, backend,
+  return model::largest_state_bytes(parameter_specs(architecture), grid, configuration.optimizer.state, backend,
                                        configuration.moments())
              .total() +
          OtherBytes(configuration, architecture, backend).on_device() +
@@ -247,9 +247,9 @@ TransformerSettings forward_settings(const Configuration& configuration, const A
 
 std::int64_t forward_bytes(const Configuration& configuration, const Architecture& architecture, std::int64_t rows) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
-  const training::StateBytes state = training::largest_state_bytes(
-      parameter_specs(architecture), single_process(), configuration.optimizer.state, backend, training::Moments::none);
-  training::StepArena arena(backend);
+  const model::StateBytes state = model::largest_state_bytes(
+      parameter_specs(architecture), single_process(), configuration.optimizer.state, backend, model::Moments::none);
+  model::StepArena arena(backend);
   const Transformer::Buffers transformer(forward_settings(configuration, architecture, rows), arena);
   const Staging::Buffers staging(rows, configuration.data.document_mask, false, arena);
   return state.weights + state.conversion + 4 * rotary_elements(architecture) + arena.device_bytes();
@@ -265,7 +265,7 @@ void require_memory(const Plan& plan, const Configuration& configuration, std::i
     throw collective_error(
         ExitCode::usage,
         "the run needs {} of {}, {} are available; take {}{}a smaller optimizer.state or a smaller model",
-        report::binary_bytes_text(needed(plan)), memory, report::binary_bytes_text(available),
+        format::binary_bytes_text(needed(plan)), memory, format::binary_bytes_text(available),
         fits > 0 ? fmt::format("micro-batches of at most data.micro_tokens = {} ({} now), ", fits,
                                configuration.micro_tokens())
                  : "",
@@ -294,7 +294,7 @@ void require_worthwhile_swapping(const Plan& plan) {
       "each way, {} at 50 GB/s, while the forward pass of a block takes {} (per block {} are added, with "
       "memory.recompute = \"block\" {}); take memory.recompute = \"block\", with which only the inputs of blocks are "
       "swapped",
-      report::binary_bytes_text(plan.swap->bytes), milliseconds(plan.swap->copy_seconds),
+      format::binary_bytes_text(plan.swap->bytes), milliseconds(plan.swap->copy_seconds),
       milliseconds(plan.swap->forward_seconds), milliseconds(plan.swap->added_seconds),
       milliseconds(plan.swap->recompute_seconds));
 }
@@ -318,44 +318,44 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
       fmt::format("plan: {} layer{}, d_model {}, {} head{} of {}{}, d_mlp {}, vocabulary {}, {} parameters\n",
                   model.layers, model.layers == 1 ? "" : "s", model.d_model, model.heads, model.heads == 1 ? "" : "s",
                   model.head_size(), model.kv_heads == model.heads ? "" : fmt::format(" ({} of keys)", model.kv_heads),
-                  model.d_mlp, plan.architecture.vocabulary, report::grouped(plan.parameters));
+                  model.d_mlp, plan.architecture.vocabulary, format::grouped(plan.parameters));
   const auto row = [&](const std::string& name, const std::string& value) {
     text += fmt::format("  {:<34}{:>14}\n", name, value);
   };
   for (const auto& [name, bytes] : plan.device)
-    if (bytes > 0) row(name, report::binary_bytes_text(bytes));
-  row("on the device", report::binary_bytes_text(plan.device_total()));
+    if (bytes > 0) row(name, format::binary_bytes_text(bytes));
+  row("on the device", format::binary_bytes_text(plan.device_total()));
   for (const auto& [name, bytes] : plan.host)
-    if (bytes > 0) row(name, report::binary_bytes_text(bytes));
-  row("on the host", report::binary_bytes_text(plan.host_total()));
-  row("one checkpoint", report::binary_bytes_text(plan.checkpoint_bytes));
+    if (bytes > 0) row(name, format::binary_bytes_text(bytes));
+  row("on the host", format::binary_bytes_text(plan.host_total()));
+  row("one checkpoint", format::binary_bytes_text(plan.checkpoint_bytes));
   row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep),
-      report::binary_bytes_text(plan.disk_bytes));
+      format::binary_bytes_text(plan.disk_bytes));
   row("work per token", fmt::format("{:.4g} MFLOP", plan.flops_per_token * 1e-6));
   text += types_text(plan, configuration) + attention_text(plan, configuration);
   if (const LoraSettings& lora = plan.architecture.lora; lora.rank > 0)
     text += fmt::format("  adapters of rank {} for {}: {} of the parameters are trained, the others are frozen\n",
-                        lora.rank, fmt::join(lora.targets, ", "), report::grouped(plan.trained));
+                        lora.rank, fmt::join(lora.targets, ", "), format::grouped(plan.trained));
   text += "  activations by memory.recompute:";
   for (const auto& [name, bytes] : plan.activations)
     text += fmt::format("{} {} {}", name == plan.activations.front().first ? "" : ",", name,
-                        report::binary_bytes_text(bytes));
+                        format::binary_bytes_text(bytes));
   text += '\n';
   if (plan.swap)
     text += fmt::format(
         "  swapping: {} of each block and micro-batch each way, {} at 50 GB/s; forward pass of a block {} on one "
         "H200\n",
-        report::binary_bytes_text(plan.swap->bytes), milliseconds(plan.swap->copy_seconds),
+        format::binary_bytes_text(plan.swap->bytes), milliseconds(plan.swap->copy_seconds),
         milliseconds(plan.swap->forward_seconds));
   const std::int64_t run = configuration.run.steps * configuration.data.batch_tokens,
                      best = kTokensPerParameter * plan.parameters;
   text += fmt::format(
       "  tokens: {} in this run, {:.3g} of the {} with which this size makes the best use of its computation\n",
-      report::grouped(run), static_cast<double>(run) / static_cast<double>(best), report::grouped(best));
+      format::grouped(run), static_cast<double>(run) / static_cast<double>(best), format::grouped(best));
   text += grids_text(configuration, plan.architecture);
   if (configuration.privacy.enabled) text += private_text(plan, configuration);
   if (plan.train_tokens > 0)
-    text += fmt::format("  the training set has {} tokens: {:.3g} epochs\n", report::grouped(plan.train_tokens),
+    text += fmt::format("  the training set has {} tokens: {:.3g} epochs\n", format::grouped(plan.train_tokens),
                         static_cast<double>(run) / static_cast<double>(plan.train_tokens));
   return text;
 }

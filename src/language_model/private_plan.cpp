@@ -61,7 +61,7 @@ privacy::ClippingShape clipping_shape(const Configuration& configuration, const 
                                .type = activation_type(configuration),
                                .kept_columns = copied_columns(configuration, part),
                                .tensor_ranks = part.tensor_ranks};
-  const std::vector<training::ParameterSpec> specs = parameter_specs(part);
+  const std::vector<model::ParameterSpec> specs = parameter_specs(part);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const bool is_tokens = specs[i].name == "embedding/tokens";
     if (is_tokens && model.tied) shape.tied = i;

@@ -10,8 +10,8 @@
 #include "kernels/convert/convert_rows.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "language_model/evaluation.hpp"
-#include "report/format.hpp"
-#include "report/pass.hpp"
+#include "base/format.hpp"
+#include "run/pass.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -128,7 +128,7 @@ class Passes {
   std::int64_t rows_ = 0;
 };
 
-report::Json to_json(const ReplacedLosses& losses, double original) {
+Json to_json(const ReplacedLosses& losses, double original) {
   return {{"loss", losses.replaced},
           {"loss_zero_ablated", losses.zero},
           {"loss_mean_ablated", losses.mean},
@@ -138,12 +138,12 @@ report::Json to_json(const ReplacedLosses& losses, double original) {
 
 }  // namespace
 
-report::Json to_json(const ReplacementResult& result) {
-  report::Json json = {{"tokens", result.tokens},
+Json to_json(const ReplacementResult& result) {
+  Json json = {{"tokens", result.tokens},
                        {"loss_original", result.original},
                        {"loss_with_error_terms", result.with_errors},
                        {"all_layers", to_json(result.together, result.original)}};
-  json["layers"] = report::Json::array();
+  json["layers"] = Json::array();
   for (const ReplacedLosses& losses : result.alone) json["layers"].push_back(to_json(losses, result.original));
   return json;
 }
@@ -152,7 +152,7 @@ std::string to_table(const ReplacementResult& result) {
   std::string text = fmt::format(
       "loss of the model {:.4f}, with error terms {:.4f} nats per token, {} tokens\n"
       "replaced      loss  zero-abl.  mean-abl.  recovered: zero   mean",
-      result.original, result.with_errors, report::grouped(result.tokens));
+      result.original, result.with_errors, format::grouped(result.tokens));
   const auto line = [&](const std::string& name, const ReplacedLosses& losses) {
     text += fmt::format("\n{:<9} {:>8.4f}   {:>8.4f}   {:>8.4f}         {:>8.3f} {:>6.3f}", name, losses.replaced,
                         losses.zero, losses.mean, losses.recovered_from_zero(result.original),
@@ -176,7 +176,7 @@ ReplacementResult evaluate_replaced(const dataset::TokenSet& set, std::int64_t l
   std::vector<double> sums(static_cast<std::size_t>(batches * n_sums));
   ReplacementResult result;
   result.alone.resize(static_cast<std::size_t>(model.layers));
-  report::Pass pass("evaluation with replaced MLPs", batches, "batches");
+  run::Pass pass("evaluation with replaced MLPs", batches, "batches");
   for (std::int64_t number = 0; number < batches; ++number) {
     if (!is_own_batch(number, ranks)) continue;
     const std::int64_t first = number * together;

@@ -21,7 +21,7 @@
 #include "dataset/tokens/token_set.hpp"
 #include "language_model/staging.hpp"
 #include "language_model/transformer.hpp"
-#include "report/json.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::language_model {
 
@@ -48,7 +48,7 @@ struct ReplacementResult {
   std::int64_t tokens = 0;            ///< predictions
 };
 
-report::Json to_json(const ReplacementResult&);
+Json to_json(const ReplacementResult&);
 /// A table, a line per layer and one for all.
 std::string to_table(const ReplacementResult&);
 

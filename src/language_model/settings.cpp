@@ -477,7 +477,7 @@ Configuration::Configuration() {
 
 input::Schema schema(Configuration& configuration) {
   input::Schema schema;
-  training::add_keys(schema, configuration.run);
+  run::add_keys(schema, configuration.run);
   dataset::add_keys(schema, configuration.data);
   add_keys(schema, configuration.language_model);
   add_initial_key(schema, configuration);
@@ -489,10 +489,10 @@ input::Schema schema(Configuration& configuration) {
   add_parallel_keys(schema, configuration.parallel);
   add_device_keys(schema, configuration);
   checkpoint::add_keys(schema, configuration.checkpoint);
-  training::add_keys(schema, configuration.log);
+  run::add_keys(schema, configuration.log);
   add_keys(schema, configuration.sample);
   add_keys(schema, configuration.polychromic);
-  training::add_keys(schema, configuration.resume);
+  run::add_keys(schema, configuration.resume);
   privacy::add_rules(schema, configuration.privacy, configuration.precision);
   privacy::add_sequence_rules(schema, configuration.privacy);
   schema.at("optimizer.tuning")

@@ -18,8 +18,8 @@
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
 #include "privacy/settings.hpp"
-#include "training/moments.hpp"
-#include "training/settings.hpp"
+#include "model/moments.hpp"
+#include "run/settings.hpp"
 
 namespace weft::language_model {
 
@@ -33,7 +33,7 @@ struct SampleSettings {
 struct Configuration {
   Configuration();  ///< the defaults of `weft lm`
 
-  training::RunSettings run;
+  run::RunSettings run;
   dataset::TokenSettings data;
   ModelSettings language_model;
   std::string initial;  ///< language_model.initial: the model with the initial weights (initial.hpp); "": none
@@ -48,15 +48,15 @@ struct Configuration {
   /// device.attention; recorded: those that the algorithm table device.algorithms names, else the own ones.
   kernels::AttentionImplementation attention_kernels = kernels::AttentionImplementation::recorded;
   checkpoint::Settings checkpoint;
-  training::LogSettings log;
+  run::LogSettings log;
   SampleSettings sample;
   PolychromicSettings polychromic;  ///< of weft lm polychromic
-  training::ResumeSettings resume;
+  run::ResumeSettings resume;
   AttentionKernels attention;  ///< no key: set by benchmarks
 
   /// Storage of the optimizer state.
-  training::Moments moments() const {
-    return memory.offload_optimizer ? training::Moments::on_host : training::Moments::held;
+  model::Moments moments() const {
+    return memory.offload_optimizer ? model::Moments::on_host : model::Moments::held;
   }
   /// Most tokens of a step on one rank: whole sequences.
   std::int64_t rank_tokens() const {

@@ -8,7 +8,7 @@
 
 namespace weft::language_model {
 
-Staging::Buffers::Buffers(std::int64_t rows, bool document_mask, bool weights, training::StepArena& arena) {
+Staging::Buffers::Buffers(std::int64_t rows, bool document_mask, bool weights, model::StepArena& arena) {
   arena.purpose("tokens");
   const std::int64_t masked = document_mask ? rows : 0, weighted = weights ? rows : 0;
   device = {arena.take<std::uint32_t>(rows),  arena.take<std::int32_t>(rows), arena.take<std::int32_t>(rows),
@@ -20,7 +20,7 @@ Staging::Buffers::Buffers(std::int64_t rows, bool document_mask, bool weights, t
         arena.take_host<std::int32_t>(masked), arena.take_host<float>(1),           arena.take_host<float>(weighted)};
 }
 
-Staging::Staging(std::int64_t rows, bool document_mask, const kernels::Execution& execution, training::StepArena& arena,
+Staging::Staging(std::int64_t rows, bool document_mask, const kernels::Execution& execution, model::StepArena& arena,
                  bool weights)
     : execution_(execution), buffers_(rows, document_mask, weights, arena) {}
 

@@ -7,19 +7,19 @@
 
 #include "dataset/tokens/batches.hpp"
 #include "language_model/transformer.hpp"
-#include "training/step_arena.hpp"
-#include "training/step_runner.hpp"
+#include "model/step_arena.hpp"
+#include "model/step_runner.hpp"
 
 namespace weft::language_model {
 
 class Staging {
  public:
   /// Host memory of as many batches: a copy to a GPU may run while the next ones are filled.
-  static constexpr std::int64_t kSlots = training::StepRunner::kStepsAhead + 2;
+  static constexpr std::int64_t kSlots = model::StepRunner::kStepsAhead + 2;
 
   struct Buffers {
     /// Takes the buffers. weights: with weights of rows, for `send_examples`.
-    Buffers(std::int64_t rows, bool document_mask, bool weights, training::StepArena&);
+    Buffers(std::int64_t rows, bool document_mask, bool weights, model::StepArena&);
     struct Rows {
       kernels::Array<std::uint32_t> ids;
       kernels::Array<std::int32_t> targets, positions, first_key;
@@ -31,7 +31,7 @@ class Staging {
     std::array<Rows, kSlots> host;
   };
 
-  Staging(std::int64_t rows, bool document_mask, const kernels::Execution&, training::StepArena&, bool weights = false);
+  Staging(std::int64_t rows, bool document_mask, const kernels::Execution&, model::StepArena&, bool weights = false);
 
   /// Host memory of the next batch, to be filled. first_row: of the batch's rows in that of all ranks. Throws
   /// Error(internal) if it is too small.

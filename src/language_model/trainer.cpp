@@ -24,49 +24,49 @@ Configuration resolved(Configuration configuration, const Architecture& architec
 /// Largest loss that counts as finite.
 constexpr float kLargestLoss = 1e30f;
 
-training::StateStream::Buffers state_buffers(const Configuration& configuration,
-                                             std::span<const training::ParameterSpec> specs,
-                                             training::StepArena& arena) {
-  training::StateStream::Buffers buffers;
+model::StateStream::Buffers state_buffers(const Configuration& configuration,
+                                             std::span<const model::ParameterSpec> specs,
+                                             model::StepArena& arena) {
+  model::StateStream::Buffers buffers;
   arena.purpose("optimizer state in transit");
   if (configuration.memory.offload_optimizer)
-    buffers = training::StateStream::Buffers(specs, configuration.optimizer.state, arena);
+    buffers = model::StateStream::Buffers(specs, configuration.optimizer.state, arena);
   arena.purpose("workspaces");
   return buffers;
 }
 
-std::optional<training::TensorAxis> tensor_axis(const Configuration& configuration, const Architecture& architecture,
+std::optional<model::TensorAxis> tensor_axis(const Configuration& configuration, const Architecture& architecture,
                                                 const parallel::Grid& grid, const kernels::Execution& execution,
-                                                training::StepArena& arena) {
+                                                model::StepArena& arena) {
   if (grid.size(parallel::kTensorAxis) == 1) return std::nullopt;
-  return std::optional<training::TensorAxis>(std::in_place, grid, execution,
+  return std::optional<model::TensorAxis>(std::in_place, grid, execution,
                                              Trainer::tensor_buffers(configuration, architecture, grid.shape(), arena),
                                              configuration.parallel.overlap);
 }
 
 }  // namespace
 
-Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture& part, training::StepArena& arena) {
+Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture& part, model::StepArena& arena) {
   arena.purpose("tokens");
   losses = arena.take<float>(configuration.data.batch_tokens);
   flags = arena.take<kernels::StepFlags>(1);
   const bool scaled = configuration.precision == Precision::fp16;
   loss_scale = arena.take<kernels::LossScale>(scaled ? 1 : 0);
   loss_factor = arena.take<float>(scaled ? 1 : 0);
-  runner = training::StepRunner::Buffers(arena);
-  tuning = training::LearningRateTuning::Buffers(configuration.optimizer, configuration.data.batch_tokens, arena);
+  runner = model::StepRunner::Buffers(arena);
+  tuning = model::LearningRateTuning::Buffers(configuration.optimizer, configuration.data.batch_tokens, arena);
   if (configuration.privacy.enabled)
     clipping = privacy::ClippingBuffers(configuration.privacy, parameter_specs(part),
                                         clipping_shape(configuration, part), arena);
 }
 
-training::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& configuration,
+model::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& configuration,
                                                       const Architecture& architecture, const parallel::GridShape& grid,
-                                                      training::StepArena& arena) {
+                                                      model::StepArena& arena) {
   const std::int64_t rows = configuration.micro_tokens(), last = grid.ranks() - 1;
   std::int64_t gathered =
       std::max(rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
-               4 * training::AccumulatingSink::partial_elements(parameter_specs(architecture), grid, last));
+               4 * model::AccumulatingSink::partial_elements(parameter_specs(architecture), grid, last));
   if (configuration.privacy.enabled) {
     const Architecture part = part_of(architecture, grid, last);
     gathered = std::max(gathered, privacy::gathered_bytes(configuration.privacy, parameter_specs(part),
@@ -77,34 +77,34 @@ training::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& confi
           gathered, arena};
 }
 
-training::GatheredWeights gathered_weights(const Configuration& configuration) {
-  return configuration.precision == Precision::fp16 ? training::GatheredWeights::all
-                                                    : training::GatheredWeights::upper_plane;
+model::GatheredWeights gathered_weights(const Configuration& configuration) {
+  return configuration.precision == Precision::fp16 ? model::GatheredWeights::all
+                                                    : model::GatheredWeights::upper_plane;
 }
 
 /// Bytes of the losses of all tokens of a step, fp32.
 std::int64_t loss_bytes(const Configuration& configuration) { return 4 * configuration.data.batch_tokens; }
 
-training::StepArena measure_step(const Configuration& given, const Architecture& architecture,
+model::StepArena measure_step(const Configuration& given, const Architecture& architecture,
                                  const parallel::GridShape& grid, kernels::Backend backend) {
-  training::StepArena arena(backend);
+  model::StepArena arena(backend);
   const Configuration configuration = resolved(given, architecture, grid, backend);
-  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
+  const std::vector<model::ParameterSpec> specs = parameter_specs(architecture);
   const Staging::Buffers staging(configuration.rank_tokens(), configuration.data.document_mask,
                                  configuration.privacy.enabled, arena);
   const std::int64_t last = grid.ranks() - 1;  // its parts are the largest
-  const training::TensorAxis::Buffers tensor = Trainer::tensor_buffers(configuration, architecture, grid, arena);
+  const model::TensorAxis::Buffers tensor = Trainer::tensor_buffers(configuration, architecture, grid, arena);
   const Transformer::Buffers transformer(transformer_settings(configuration, architecture, grid, last), arena);
   const Architecture part = part_of(architecture, grid, last);
   const Trainer::Buffers trainer(configuration, part, arena);
-  const training::ParameterUpdate::Buffers update(
-      training::AccumulatingSink::elements(specs, grid, last), arena, state_buffers(configuration, specs, arena),
-      training::DataParallel::Buffers(specs, grid, loss_bytes(configuration), arena));
+  const model::ParameterUpdate::Buffers update(
+      model::AccumulatingSink::elements(specs, grid, last), arena, state_buffers(configuration, specs, arena),
+      model::DataParallel::Buffers(specs, grid, loss_bytes(configuration), arena));
   arena.purpose("gradients");
-  arena.count(training::StepArena::Where::device,
-              training::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens()));
+  arena.count(model::StepArena::Where::device,
+              model::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens()));
   if (configuration.privacy.enabled)
-    arena.count(training::StepArena::Where::device,
+    arena.count(model::StepArena::Where::device,
                 privacy::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, part)));
   return arena;
 }
@@ -124,16 +124,16 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
       sink_(model_.parameters(), execution, configuration.micro_tokens()),
       buffers_(configuration_, part_of(architecture, grid.shape(), grid.world().rank()), arena_),
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
-              training::ParameterUpdate::Buffers(
-                  training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
+              model::ParameterUpdate::Buffers(
+                  model::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
                   arena_, state_buffers(configuration, model_.parameters().specs(), arena_),
-                  training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), loss_bytes(configuration_),
+                  model::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), loss_bytes(configuration_),
                                                   arena_)),
               configuration.parallel.overlap, tensor_ ? &*tensor_ : nullptr, gathered_weights(configuration)),
       ranks_(grid.axis(parallel::kDataAxis)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
               [this] {
-                return training::StepRunner::ExchangeGroups{update_.exchange().exchanges(),
+                return model::StepRunner::ExchangeGroups{update_.exchange().exchanges(),
                                                             tensor_ ? tensor_->exchanges() : parallel::Exchanges()};
               }),
       tuning_(configuration.optimizer, execution, buffers_.tuning) {
@@ -196,13 +196,13 @@ void Trainer::reset_loss_scale() {
   kernels::fence(execution_);
 }
 
-training::StepRunner::Settings Trainer::runner_settings() {
+model::StepRunner::Settings Trainer::runner_settings() {
   const bool free = (!update_.exchange().active() || update_.exchange().leaves_the_host_free()) &&
                     (!tensor_ || tensor_->leaves_the_host_free());
   // The number of micro-batches of a private step changes from step to step.
   return {.record = configuration_.device.graphs && free && !configuration_.privacy.enabled,
           .runs_ahead = free,
-          .skip = configuration_.run.nonfinite == training::NonFinite::skip,
+          .skip = configuration_.run.nonfinite == run::NonFinite::skip,
           .may_skip = !configuration_.privacy.enabled,
           .skip_at_most = configuration_.run.skip_at_most};
 }
@@ -259,7 +259,7 @@ privacy::MicroBatch Trainer::load(std::int64_t first, std::int64_t count) {
   return {transformer_.examples(all), all.ids};
 }
 
-void Trainer::pass(parallel::Range examples, training::GradientSink& sink) {
+void Trainer::pass(parallel::Range examples, model::GradientSink& sink) {
   const Tokens tokens = staging_.tokens(examples.begin, examples.size(), length_);
   transformer_.forward(tokens, runner_.constants());
   transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data, tokens.rows()}, sink);

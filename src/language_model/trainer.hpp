@@ -16,11 +16,11 @@
 #include "language_model/staging.hpp"
 #include "language_model/transformer.hpp"
 #include "privacy/private_step.hpp"
-#include "report/timers.hpp"
-#include "training/parameter_update.hpp"
-#include "training/step_arena.hpp"
-#include "training/step_runner.hpp"
-#include "training/tuning.hpp"
+#include "run/timers.hpp"
+#include "model/parameter_update.hpp"
+#include "model/step_arena.hpp"
+#include "model/step_runner.hpp"
+#include "model/tuning.hpp"
 
 namespace weft::language_model {
 
@@ -28,18 +28,18 @@ class Trainer : private privacy::PrivateModel {
  public:
   struct Buffers {
     /// `part`: of the model, on a rank (part_of).
-    Buffers(const Configuration&, const Architecture& part, training::StepArena&);
+    Buffers(const Configuration&, const Architecture& part, model::StepArena&);
     kernels::Array<float> losses;  ///< [tokens of a step] of the last step
     kernels::Array<kernels::StepFlags> flags;
     kernels::Array<kernels::LossScale> loss_scale;  ///< [1] with device.precision = "fp16", else empty
     kernels::Array<float> loss_factor;              ///< [1], likewise: scale / counted targets
-    training::StepRunner::Buffers runner;
-    training::LearningRateTuning::Buffers tuning;
+    model::StepRunner::Buffers runner;
+    model::LearningRateTuning::Buffers tuning;
     privacy::ClippingBuffers clipping;  ///< of private training
   };
   /// Buffers of the exchanges between ranks of the tensor axis.
-  static training::TensorAxis::Buffers tensor_buffers(const Configuration&, const Architecture&,
-                                                      const parallel::GridShape&, training::StepArena&);
+  static model::TensorAxis::Buffers tensor_buffers(const Configuration&, const Architecture&,
+                                                      const parallel::GridShape&, model::StepArena&);
 
   /// References must outlive the object.
   Trainer(const Configuration&, const Architecture&, const parallel::Grid&, const kernels::Execution&);
@@ -78,7 +78,7 @@ class Trainer : private privacy::PrivateModel {
 
   /// Function that is called in steps before their micro-batches: gives the sink the gradients of a further objective,
   /// with forward and backward passes of `transformer()`. The gradients of all ranks are added up.
-  using Objective = std::function<void(const kernels::AdamStep*, training::GradientSink&)>;
+  using Objective = std::function<void(const kernels::AdamStep*, model::GradientSink&)>;
   /// Sets the objective of later steps; empty: none. Waits for earlier steps if an objective is added or removed.
   void add_objective(Objective);
 
@@ -101,15 +101,15 @@ class Trainer : private privacy::PrivateModel {
   Transformer& transformer() { return transformer_; }
   Staging& staging() { return staging_; }
   const parallel::Communicator& ranks() const { return ranks_; }  ///< of the data axis
-  training::LearningRateTuning& tuning() { return tuning_; }
+  model::LearningRateTuning& tuning() { return tuning_; }
   privacy::PrivateStep& private_steps() { return *private_; }  ///< of private training
   /// Settings of privacy, with the modes chosen for privacy.mode = "auto".
   const privacy::Settings& privacy() const { return configuration_.privacy; }
-  const training::AccumulatingSink& gradients() const { return sink_; }
+  const model::AccumulatingSink& gradients() const { return sink_; }
   std::int64_t steps_done() const { return runner_.steps_done(); }
   std::int64_t length() const { return length_; }  ///< of the sequences of the last step
   void resume_at(std::int64_t step) { runner_.resume_at(step); }
-  report::Timers& timers() { return timers_; }
+  run::Timers& timers() { return timers_; }
   /// true: steps run eagerly and wait for the device between phases, so that each is timed by itself.
   void time_phases(bool one_by_one);
 
@@ -122,28 +122,28 @@ class Trainer : private privacy::PrivateModel {
   void compute();
   void prepare_weights() override { transformer_.prepare_weights(); }
   privacy::MicroBatch load(std::int64_t first, std::int64_t count) override;
-  void pass(parallel::Range examples, training::GradientSink&) override;
-  training::StepRunner::Settings runner_settings();
+  void pass(parallel::Range examples, model::GradientSink&) override;
+  model::StepRunner::Settings runner_settings();
   parallel::Range sequences(std::int64_t length) const;  // of a step, on this rank
   void gather_losses(std::int64_t length);
 
   const Configuration configuration_;
   const kernels::Execution execution_;
-  report::Timers timers_;
-  training::StepArena arena_;
+  run::Timers timers_;
+  model::StepArena arena_;
   Model model_;
   Staging staging_;
-  std::optional<training::TensorAxis> tensor_;  // empty: one rank has the whole model
+  std::optional<model::TensorAxis> tensor_;  // empty: one rank has the whole model
   Transformer transformer_;
-  training::AccumulatingSink sink_;
+  model::AccumulatingSink sink_;
   Buffers buffers_;
-  training::ParameterUpdate update_;
+  model::ParameterUpdate update_;
   const parallel::Communicator& ranks_;  // of the data axis
-  training::StepRunner runner_;
+  model::StepRunner runner_;
   std::optional<privacy::PrivateStep> private_;
   const Fill* fill_ = nullptr;  // of the present private step
   std::int64_t sent_ = 0;       // micro-batches of private steps
-  training::LearningRateTuning tuning_;
+  model::LearningRateTuning tuning_;
   checkpoint::Registry registry_;
   std::int64_t counted_ = 1;  // targets of the last step
   std::int64_t length_ = 0;   // of its sequences
@@ -152,10 +152,10 @@ class Trainer : private privacy::PrivateModel {
 
 /// Weights that ranks gather from the owners of their rows: copies in fp16 are made of whole weights, all other
 /// products read the upper plane.
-training::GatheredWeights gathered_weights(const Configuration&);
+model::GatheredWeights gathered_weights(const Configuration&);
 
 /// Memory of a step in a Trainer, by purpose. Needs no device.
-training::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&,
+model::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&,
                                  kernels::Backend);
 
 }  // namespace weft::language_model

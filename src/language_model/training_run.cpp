@@ -7,8 +7,8 @@
 #include "language_model/pass_work.hpp"
 #include "parallel/watchdog.hpp"
 #include "privacy/mode_choice.hpp"
-#include "report/format.hpp"
-#include "report/run_record.hpp"
+#include "base/format.hpp"
+#include "run/run_record.hpp"
 #include "storage/token_file.hpp"
 
 namespace weft::language_model {
@@ -76,11 +76,11 @@ std::string summary(const Corpus& corpus) {
   const auto set = [](const dataset::TokenSet& tokens) {
     // A text in memory has no files to describe: its size suffices.
     return tokens.n_files() > 0 ? tokens.summary()
-                                : fmt::format("{}: {} tokens\n", tokens.name(), report::grouped(tokens.size()));
+                                : fmt::format("{}: {} tokens\n", tokens.name(), format::grouped(tokens.size()));
   };
   return set(corpus.train) + (corpus.validation ? "validation: " + set(*corpus.validation) : "no validation data\n") +
          fmt::format("tokeniser: {}, vocabulary {}\n", corpus.tokenizer ? corpus.tokenizer->kind() : "none",
-                     report::grouped(corpus.vocabulary));
+                     format::grouped(corpus.vocabulary));
 }
 
 std::optional<Tokenizer> stored_tokenizer(const checkpoint::Found& found, const parallel::World& world,
@@ -133,7 +133,7 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
                      configuration.initial);
     account_->register_in(trainer_.registry(), world.is_root());
     if (const privacy::Settings& chosen = trainer_.privacy(); chosen.algorithm != privacy::Algorithm::naive)
-      report::run_record()["clipping"] = {{"mode", privacy::name_of(chosen.mode)}};
+      run::run_record()["clipping"] = {{"mode", privacy::name_of(chosen.mode)}};
   }
   tokenizer_.assign(stored_text.begin(), stored_text.end());
   if (!tokenizer_.empty()) trainer_.registry().add(tokenizer_tensor(tokenizer_, world.is_root()));
@@ -173,7 +173,7 @@ void TrainingRun::initialise() {
 /// Sweeps the learning rate over the first batches, then restores all state but the learning rate.
 void TrainingRun::find_learning_rate() {
   parallel::note_phase("finding the learning rate");
-  const double rate = training::range_test(trainer_.registry(), execution_, [this](double learning_rate) {
+  const double rate = model::range_test(trainer_.registry(), execution_, [this](double learning_rate) {
     const std::int64_t first = trainer_.first_sequence();
     dataset::TokenBatch batch = trainer_.next_batch();
     batches_.fill(token_, first, batch);
@@ -188,7 +188,7 @@ void TrainingRun::find_learning_rate() {
             configuration_.optimizer.learning_rate);
 }
 
-void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
+void TrainingRun::resume_at(std::int64_t step, const run::Cursor& cursor) {
   const auto found = cursor.find("token");
   if (found == cursor.end())
     throw collective_error(ExitCode::io,
@@ -202,7 +202,7 @@ void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
 }
 
 /// The number of records of the step is private, so work and position in the data are expectations.
-training::Step TrainingRun::private_step() {
+run::Step TrainingRun::private_step() {
   const std::int64_t tokens = configuration_.data.batch_tokens;
   const std::vector<std::int64_t> own = account_->draw(trainer_.steps_done() + 1, data_ranks_);
   trainer_.set_noise(account_->noise(private_records(configuration_, corpus_.train.size()).expected));
@@ -216,7 +216,7 @@ training::Step TrainingRun::private_step() {
   return {.work = tokens};
 }
 
-training::Step TrainingRun::step() {
+run::Step TrainingRun::step() {
   if (account_) return private_step();
   const std::int64_t first = trainer_.first_sequence(), tokens = configuration_.data.batch_tokens;
   dataset::TokenBatch batch = trainer_.next_batch();
@@ -226,7 +226,7 @@ training::Step TrainingRun::step() {
   return {.work = tokens};
 }
 
-training::Communication TrainingRun::communication() const {
+run::Communication TrainingRun::communication() const {
   return {.exchanges = trainer_.exchanges(),
           .timed = trainer_.exchanges_are_timed(),
           .step_bytes_sent = trainer_.step_bytes_sent(),
@@ -237,9 +237,9 @@ std::vector<std::pair<std::string, double>> TrainingRun::phase_bytes() {
   return language_model::phase_bytes(configuration_, trainer_.model().architecture());
 }
 
-training::Metrics TrainingRun::metrics() {
+run::Metrics TrainingRun::metrics() {
   const Trainer::Metrics now = trainer_.metrics();
-  training::Metrics metrics = {
+  run::Metrics metrics = {
       {.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(corpus_.train.size())},
       {.name = "learning_rate", .value = now.learning_rate}};
   // The loss on private data, without noise, is not released; the norm is that of the gradient with its noise.
@@ -260,8 +260,8 @@ const EvaluationResult& TrainingRun::validate() {
   return *validation_;
 }
 
-training::Metrics TrainingRun::evaluate() {
-  training::Metrics metrics;
+run::Metrics TrainingRun::evaluate() {
+  run::Metrics metrics;
   if (corpus_.validation)
     metrics.push_back({.name = "validation.loss", .value = validate().loss, .progress = "validation {:.4f}"});
   print_sample();
@@ -283,7 +283,7 @@ void TrainingRun::print_sample() {
   log::info("sample after step {}:\n{}", trainer_.steps_done(), printable_lines(corpus_.tokenizer->decode(text)));
 }
 
-void TrainingRun::conclude(report::Json& result) {
+void TrainingRun::conclude(Json& result) {
   if (corpus_.validation) {
     result["validation"] = to_json(validate());
     log::info("validation data: {}", to_text(validate()));

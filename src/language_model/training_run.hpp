@@ -16,7 +16,7 @@
 #include "language_model/tokenizer/corpus.hpp"
 #include "language_model/trainer.hpp"
 #include "privacy/account.hpp"
-#include "training/trainable.hpp"
+#include "run/trainable.hpp"
 
 namespace weft::language_model {
 
@@ -46,7 +46,7 @@ struct PrivateRecords {
 };
 PrivateRecords private_records(const Configuration&, std::int64_t train_tokens);
 
-class TrainingRun final : public training::Trainable {
+class TrainingRun final : public run::Trainable {
  public:
   /// Allocates the model. `found`: the checkpoint to resume from; throws a collective Error(usage) if it has another
   /// tokeniser than the corpus. All references must outlive the object. Collective.
@@ -56,27 +56,27 @@ class TrainingRun final : public training::Trainable {
   std::string work_unit() const override { return "tokens"; }
   checkpoint::Registry& registry() override { return trainer_.registry(); }
   void initialise() override;
-  void resume_at(std::int64_t step, const training::Cursor&) override;
-  training::Cursor cursor() const override { return {{"token", token_}}; }
+  void resume_at(std::int64_t step, const run::Cursor&) override;
+  run::Cursor cursor() const override { return {{"token", token_}}; }
 
-  training::Step step() override;
+  run::Step step() override;
   void settle() override { trainer_.settle(); }
-  training::Metrics metrics() override;
-  training::Metrics evaluate() override;
-  training::Communication communication() const override;
-  report::Timers& timers() override { return trainer_.timers(); }
+  run::Metrics metrics() override;
+  run::Metrics evaluate() override;
+  run::Communication communication() const override;
+  run::Timers& timers() override { return trainer_.timers(); }
   std::vector<std::pair<std::string, double>> phase_bytes() override;
-  void conclude(report::Json& result) override;
+  void conclude(Json& result) override;
   std::string last_line() const override { return guarantee_; }
 
   /// Notes, before `resume_at`, that the input has changed in a way that changes later steps
-  /// (training::check_same_run).
+  /// (run::check_same_run).
   void note_change() { changed_ = true; }
 
   Trainer& trainer() { return trainer_; }
 
  private:
-  training::Step private_step();
+  run::Step private_step();
   void find_learning_rate();
   const EvaluationResult& validate();
   void print_sample();
@@ -89,7 +89,7 @@ class TrainingRun final : public training::Trainable {
   const parallel::Communicator& data_ranks_;
   Trainer trainer_;
   std::optional<privacy::Account> account_;  // of private training
-  training::StepArena sample_arena_;
+  model::StepArena sample_arena_;
   std::optional<Generator> generator_;   // of samples
   std::vector<std::uint8_t> tokenizer_;  // its text
   bool changed_ = false;

@@ -14,7 +14,7 @@ namespace weft::language_model {
 
 using kernels::AnyMatrix;
 using kernels::Scalar;
-using training::GradientSink;
+using model::GradientSink;
 
 TransformerSettings transformer_settings(const Configuration& configuration, const Architecture& architecture,
                                          const parallel::GridShape& grid, std::int64_t rank) {
@@ -39,7 +39,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
 namespace {
 
 /// The sublayers of a model with their memory.
-std::vector<ResidualSublayer> sublayers_in(training::StepArena& arena, const TransformerSettings& settings,
+std::vector<ResidualSublayer> sublayers_in(model::StepArena& arena, const TransformerSettings& settings,
                                            ActivationSwap::Buffers& swap) {
   // The order in which a plan lists them.
   for (const char* purpose : {"activations", "head", "backward pass"}) arena.purpose(purpose);
@@ -59,7 +59,7 @@ std::vector<ResidualSublayer> sublayers_in(training::StepArena& arena, const Tra
 
 }  // namespace
 
-Transformer::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena)
+Transformer::Buffers::Buffers(const TransformerSettings& settings, model::StepArena& arena)
     : sublayers(sublayers_in(arena, settings, swap)),
       head(settings, arena),
       norms(settings, arena),
@@ -85,8 +85,8 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, training::Ste
   if (model.dropout > 0 || model.normalises_outputs()) gradients.output = take();
 }
 
-Transformer::Transformer(const Model& model, const TransformerSettings& settings, report::Timers& timers,
-                         training::StepArena& arena, training::TensorAxis* tensor)
+Transformer::Transformer(const Model& model, const TransformerSettings& settings, run::Timers& timers,
+                         model::StepArena& arena, model::TensorAxis* tensor)
     : model_(model),
       settings_(settings),
       buffers_(settings, arena),

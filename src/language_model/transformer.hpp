@@ -29,7 +29,7 @@ TransformerSettings transformer_settings(const Configuration&, const Architectur
 class Transformer {
  public:
   struct Buffers {
-    Buffers(const TransformerSettings&, training::StepArena&);
+    Buffers(const TransformerSettings&, model::StepArena&);
     ActivationSwap::Buffers swap;
     std::vector<ResidualSublayer> sublayers;
     kernels::AnyMatrix output;          ///< [rows, C] output of the last sublayer, to be added to the residual stream
@@ -48,8 +48,8 @@ class Transformer {
 
   /// `model`, `timers`, the arena and `tensor` must outlive this object. tensor: the ranks that have the other parts of
   /// the model; null if this one has all of it. All calls that compute are then collective over them.
-  Transformer(const Model&, const TransformerSettings&, report::Timers&, training::StepArena&,
-              training::TensorAxis* tensor = nullptr);
+  Transformer(const Model&, const TransformerSettings&, run::Timers&, model::StepArena&,
+              model::TensorAxis* tensor = nullptr);
   Transformer(const Transformer&) = delete;
 
   /// Weights that other ranks have updated and that may still be in transit.
@@ -83,9 +83,9 @@ class Transformer {
   void losses(const Tokens&, kernels::Array<float> losses);
   /// Forms the losses and the gradient of the hidden states; passes the gradient of the head to the sink. scale: [1],
   /// where the kernels run: 1 / counted targets of the step.
-  void losses_and_gradient(const Tokens&, const float* scale, kernels::Array<float> losses, training::GradientSink&);
+  void losses_and_gradient(const Tokens&, const float* scale, kernels::Array<float> losses, model::GradientSink&);
   /// Backward pass of everything below the head, after `losses_and_gradient`. `step` as in `forward`.
-  void backward(const Tokens&, const kernels::AdamStep* step, training::GradientSink&);
+  void backward(const Tokens&, const kernels::AdamStep* step, model::GradientSink&);
 
   /// Logits of all rows after `forward`, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
   /// next call of this object.

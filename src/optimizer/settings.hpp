@@ -52,7 +52,7 @@ void add_keys(input::Schema&, Settings&, bool of_loss = false);
 /// Keeps the epsilon of `recorded`, the resolved input of a resumed run (`name` in messages), if it is of an earlier
 /// version, which had no epsilon_scale, and the new input gives no epsilon. True if it was kept.
 bool keep_epsilon(const input::Schema&, Settings&, std::string_view recorded, const std::string& name);
-/// Adds the keys of tuning, for a model family whose step applies it (training/tuning.hpp).
+/// Adds the keys of tuning, for a model family whose step applies it (model/tuning.hpp).
 void add_tuning_keys(input::Schema&, Settings&);
 
 }  // namespace weft::optimizer

@@ -13,9 +13,9 @@
 namespace weft::privacy {
 namespace {
 
-using training::GradientRows;
+using model::GradientRows;
 
-class BookKeeping final : public Clipping, private training::GradientSink {
+class BookKeeping final : public Clipping, private model::GradientSink {
  public:
   BookKeeping(const ClippingContext& context, ClippingBuffers&& buffers)
       : norms_(context, std::move(buffers)), kept_(context.execution, norms_.buffers().kept) {}

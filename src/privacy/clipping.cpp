@@ -5,11 +5,11 @@ namespace weft::privacy {
 
 using kernels::AnyMatrix;
 using kernels::Scalar;
-using training::ParameterSpec;
+using model::ParameterSpec;
 
 namespace {
 
-std::vector<ParameterSpec> held_specs(const training::Parameters& parameters) {
+std::vector<ParameterSpec> held_specs(const model::Parameters& parameters) {
   std::vector<ParameterSpec> specs(parameters.specs().begin(), parameters.specs().end());
   for (std::size_t i = 0; i < specs.size(); ++i)
     if (!specs[i].cut.over.empty())

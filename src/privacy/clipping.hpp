@@ -29,9 +29,9 @@
 
 #include "kernels/privacy/clipped_sums.hpp"
 #include "privacy/clipping_plan.hpp"
-#include "report/timers.hpp"
-#include "training/gradient_sink.hpp"
-#include "training/tensor_axis.hpp"
+#include "run/timers.hpp"
+#include "model/gradient_sink.hpp"
+#include "model/tensor_axis.hpp"
 
 namespace weft::privacy {
 
@@ -49,7 +49,7 @@ class Passes {
   virtual ~Passes() = default;
   /// Forward and backward pass over records [begin, end) of the micro-batch, with the gradients of their losses. It may
   /// be called twice with the same range, and gives the same bits.
-  virtual void pass(parallel::Range records, training::GradientSink&) = 0;
+  virtual void pass(parallel::Range records, model::GradientSink&) = 0;
 };
 
 class Clipping {
@@ -62,15 +62,15 @@ class Clipping {
 
 /// Objects that every mode uses. All references must outlive the mode.
 struct ClippingContext {
-  const training::Parameters& parameters;
+  const model::Parameters& parameters;
   /// Gets S; of vectors with partial gradients, the part of this rank. It is told when the sums of parameters are
   /// complete for the micro-batch (AccumulatingSink::when_complete), but by the naive mode.
-  training::AccumulatingSink& sum;
+  model::AccumulatingSink& sum;
   Settings settings;
   ClippingShape shape;
   kernels::Execution execution;
-  training::TensorAxis* tensor = nullptr;  ///< the ranks among which matrices are divided; null: none
-  report::Timers* timers = nullptr;        ///< for the phases "norms of records" and those after it; null: not timed
+  model::TensorAxis* tensor = nullptr;  ///< the ranks among which matrices are divided; null: none
+  run::Timers* timers = nullptr;        ///< for the phases "norms of records" and those after it; null: not timed
 
   void phase(std::string_view name) const {
     if (timers != nullptr) timers->phase(name);
@@ -93,7 +93,7 @@ struct ClippedParameters {
   void add_over_ranks(kernels::Array<double> squares) const;
 
   const ClippingContext context;
-  const std::vector<training::ParameterSpec> specs;  ///< with the shapes of what this rank holds
+  const std::vector<model::ParameterSpec> specs;  ///< with the shapes of what this rank holds
   const ClipParts parts;
 };
 

@@ -18,7 +18,7 @@
 
 namespace weft::privacy {
 
-using training::ParameterSpec;
+using model::ParameterSpec;
 
 bool ClippingShape::is_table(std::size_t parameter) const {
   return std::find(tables.begin(), tables.end(), parameter) != tables.end();
@@ -169,7 +169,7 @@ std::int64_t gathered_bytes(const Settings& settings, std::span<const ParameterS
 // --- Memory ---------------------------------------------------------------------------------------------------------
 
 ClippingBuffers::ClippingBuffers(const Settings& settings, std::span<const ParameterSpec> specs,
-                                 const ClippingShape& shape, training::StepArena& arena) {
+                                 const ClippingShape& shape, model::StepArena& arena) {
   arena.purpose("clipping");
   const std::int64_t examples = shape.examples.examples, rows = shape.examples.rows;
   if (settings.algorithm == Algorithm::naive) {
@@ -204,7 +204,7 @@ ClippingBuffers::ClippingBuffers(const Settings& settings, std::span<const Param
 std::int64_t own_bytes(const Settings& settings, std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
                        const ClippingShape& shape) {
   return settings.algorithm == Algorithm::naive
-             ? training::AccumulatingSink::bytes(specs, grid, grid.ranks() - 1, shape.examples.rows * shape.sum_rows)
+             ? model::AccumulatingSink::bytes(specs, grid, grid.ranks() - 1, shape.examples.rows * shape.sum_rows)
              : 0;
 }
 

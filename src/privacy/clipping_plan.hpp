@@ -11,15 +11,15 @@
 
 #include "kernels/privacy/norms.hpp"
 #include "privacy/settings.hpp"
-#include "training/gradient_sink.hpp"
-#include "training/step_arena.hpp"
+#include "model/gradient_sink.hpp"
+#include "model/step_arena.hpp"
 
 namespace weft::privacy {
 
 /// The parts of the parameters that are clipped by themselves: part[parameter], to C / sqrt(count) each. Numbered in
 /// the order of the parameters; those of a part follow one another.
 struct ClipParts {
-  ClipParts(std::span<const training::ParameterSpec>, Scheme);
+  ClipParts(std::span<const model::ParameterSpec>, Scheme);
   std::vector<std::size_t> part;
   std::size_t count = 1;
 };
@@ -51,8 +51,8 @@ inline constexpr std::int64_t kKeptAlignment = 256;  ///< bytes, of the copy of 
 struct ClippingBuffers {
   ClippingBuffers() = default;
   /// settings.mode is not automatic unless settings.algorithm is naive.
-  ClippingBuffers(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&,
-                  training::StepArena&);
+  ClippingBuffers(const Settings&, std::span<const model::ParameterSpec>, const ClippingShape&,
+                  model::StepArena&);
   kernels::Array<double> norms;          ///< squares, [parts + 1, examples]; the last: those that are not counted
   kernels::Array<float> factors;         ///< [parts, examples]
   kernels::Array<float> vectors;         ///< gradients of all vectors, [examples, elements]
@@ -65,24 +65,24 @@ struct ClippingBuffers {
 };
 
 /// Device memory of the naive algorithm that is not in the arena.
-std::int64_t own_bytes(const Settings&, std::span<const training::ParameterSpec>, const parallel::GridShape&,
+std::int64_t own_bytes(const Settings&, std::span<const model::ParameterSpec>, const parallel::GridShape&,
                        const ClippingShape&);
 /// The most that clipping gathers from a rank of the tensor axis at a time, bytes.
-std::int64_t gathered_bytes(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
+std::int64_t gathered_bytes(const Settings&, std::span<const model::ParameterSpec>, const ClippingShape&);
 
 /// Text on the algorithm that forms the norms of each product: "512 x 128 width, …".
-std::string to_text(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
+std::string to_text(const Settings&, std::span<const model::ParameterSpec>, const ClippingShape&);
 /// Work of all products in a whole micro-batch. Operations are floating-point ones.
 struct ProductWork {
   double direct = 0, gram = 0;  ///< operations of norms, by the algorithm that is chosen for each product
   double operations = 0;        ///< of the products of all rows: of the sums, or of the gradients of records
   double stored_elements = 0;   ///< of the gradients of all records
 };
-ProductWork product_work(const Settings&, std::span<const training::ParameterSpec>, const ClippingShape&);
+ProductWork product_work(const Settings&, std::span<const model::ParameterSpec>, const ClippingShape&);
 
 /// Rows of a gradient as products form it where its rows of output gradients have columns of zeros for the rows of
 /// zeros after the parameter (ParameterSpec::row_multiple). `out`: those of the parameters themselves.
-std::int64_t padded_rows(const training::ParameterSpec&, std::int64_t out);
+std::int64_t padded_rows(const model::ParameterSpec&, std::int64_t out);
 /// Method that forms the norms of a product.
 kernels::NormMethod method_of(const Settings&, std::int64_t in, std::int64_t out, const ClippingShape&);
 

@@ -10,8 +10,8 @@
 namespace weft::privacy {
 
 using kernels::AnyMatrix;
-using training::GradientRows;
-using training::GradientSink;
+using model::GradientRows;
+using model::GradientSink;
 using Form = GradientRows::Form;
 
 /// Offset of the first byte after a copy; 0 for a matrix that is not a copy.

@@ -17,9 +17,9 @@ class KeptRows {
       : execution_(execution), memory_(memory) {}
 
   /// Keeps rows and returns them. Throws Error(internal) if copies do not fit the planned memory.
-  training::GradientRows keep(training::GradientRows);
+  model::GradientRows keep(model::GradientRows);
   /// Frees all copies but those of `rows` and the ones before them.
-  void free_all_but(std::span<const training::GradientRows> rows);
+  void free_all_but(std::span<const model::GradientRows> rows);
 
  private:
   kernels::AnyMatrix copied(const kernels::AnyMatrix&);
@@ -32,6 +32,6 @@ class KeptRows {
 
 /// A pass over all records of a micro-batch. With release = "end" the sink gets products and lookups after the whole
 /// pass, from rows that were kept until then.
-void pass_over_all(Passes&, const MicroBatch&, training::GradientSink&, Release, KeptRows&);
+void pass_over_all(Passes&, const MicroBatch&, model::GradientSink&, Release, KeptRows&);
 
 }  // namespace weft::privacy

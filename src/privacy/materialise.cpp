@@ -15,10 +15,10 @@ using kernels::AnyMatrix;
 using kernels::Array;
 using kernels::bf16;
 using kernels::Matrix;
-using training::GradientRows;
+using model::GradientRows;
 using Form = GradientRows::Form;
 
-class Materialise final : public Clipping, private training::GradientSink {
+class Materialise final : public Clipping, private model::GradientSink {
  public:
   Materialise(const ClippingContext& context, ClippingBuffers&& buffers)
       : norms_(context, std::move(buffers)),
@@ -26,7 +26,7 @@ class Materialise final : public Clipping, private training::GradientSink {
         formed_rows_(context.parameters.size()) {
     std::int64_t elements = 0;
     for (std::size_t i = 0; i < formed_rows_.size(); ++i) {
-      const training::ParameterSpec& spec = norms_.parameters().specs[i];
+      const model::ParameterSpec& spec = norms_.parameters().specs[i];
       begin_.push_back(elements);
       if (spec.is_matrix() && !context.shape.is_table(i)) elements += padded_rows(spec, spec.rows()) * spec.columns();
     }

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "report/format.hpp"
+#include "base/format.hpp"
 
 namespace weft::privacy {
 
@@ -18,7 +18,7 @@ std::string ModeChoice::text(const Settings& given) const {
   std::string text = fmt::format("  clipping: {}{}\n", to_text(automatic ? chosen() : given.mode),
                                  automatic ? fmt::format(" ({})", reason) : "");
   for (const auto& [mode, needed] : bytes)
-    text += fmt::format("    {:<32}{:>14}\n", "on the device with " + name_of(mode), report::binary_bytes_text(needed));
+    text += fmt::format("    {:<32}{:>14}\n", "on the device with " + name_of(mode), format::binary_bytes_text(needed));
   return text;
 }
 

@@ -49,7 +49,7 @@ class Naive final : public Clipping {
   }
 
  private:
-  Matrix<float> gradient(const training::AccumulatingSink& sink, std::size_t parameter) const {
+  Matrix<float> gradient(const model::AccumulatingSink& sink, std::size_t parameter) const {
     if (parameters_.specs[parameter].is_matrix()) return sink.held(parameter);
     const Array<float> vector = sink.vector(parameter);
     return {vector.data, 1, vector.size, vector.size};
@@ -84,7 +84,7 @@ class Naive final : public Clipping {
 
   const ClippedParameters parameters_;
   const ClippingBuffers buffers_;
-  training::AccumulatingSink one_;  // the gradient of one record
+  model::AccumulatingSink one_;  // the gradient of one record
 };
 
 }  // namespace

@@ -22,7 +22,7 @@ PrivateStep::PrivateStep(const Parts& parts, const ClippingContext& context, std
       clipping_(make_clipping(context, std::move(buffers))) {}
 
 void PrivateStep::run(const kernels::AdamStep& constants, std::int64_t records) {
-  training::DataParallel& exchange = parts_.update.exchange();
+  model::DataParallel& exchange = parts_.update.exchange();
   parts_.runner.begin(constants);
   exchange.begin_step();
   if (context_.tensor != nullptr) context_.tensor->mark(&exchange.idle());
@@ -78,13 +78,13 @@ void PrivateStep::reduce_beside_sums(bool wanted) {
 /// The gradients of the owned rows become (S + deviation xi) / expected, xi standard normal by (key, update, parameter,
 /// global element): once per update, the same on any grid.
 void PrivateStep::add_noise() {
-  const training::Parameters& parameters = context_.parameters;
+  const model::Parameters& parameters = context_.parameters;
   // Clipping bounds what one record adds to S, or removes from it: the sensitivity.
   const double deviation = noise_.multiplier * context_.settings.clip;
   const auto update = static_cast<std::uint64_t>(parts_.runner.steps_done() + 1);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const bool is_matrix = parameters.specs()[i].is_matrix();
-    const training::RowParts& parts = parameters.parts(i);
+    const model::RowParts& parts = parameters.parts(i);
     const kernels::Array<float> vector = context_.sum.vector(i);
     const kernels::Matrix<float> owned =
         is_matrix ? context_.sum.matrix(i) : kernels::Matrix<float>{vector.data, 1, vector.size, vector.size};

@@ -4,7 +4,7 @@
 //
 //   S = sum over the drawn records b of c_b g_b        clipping.hpp, micro-batch by micro-batch; then over the ranks
 //   g = (S + sigma C xi) / expected records            xi standard normal, once per update
-//   AdamW with g                                       training/parameter_update.hpp
+//   AdamW with g                                       model/parameter_update.hpp
 //
 //   const std::vector<std::int64_t> records = account.draw(step, ranks);
 //   step.set_noise(account.noise(expected));
@@ -18,8 +18,8 @@
 
 #include "privacy/clipping.hpp"
 #include "privacy/noise_key.hpp"
-#include "training/parameter_update.hpp"
-#include "training/step_runner.hpp"
+#include "model/parameter_update.hpp"
+#include "model/step_runner.hpp"
 
 namespace weft::privacy {
 
@@ -39,9 +39,9 @@ class PrivateStep {
   /// Objects that the step uses; all must outlive it.
   struct Parts {
     PrivateModel& model;
-    training::ParameterUpdate& update;
-    training::StepRunner& runner;
-    report::Timers& timers;
+    model::ParameterUpdate& update;
+    model::StepRunner& runner;
+    run::Timers& timers;
   };
 
   /// Arguments: micro_records, records of a micro-batch; sums_phase, phase of the timers while sums are formed.

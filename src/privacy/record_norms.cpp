@@ -15,8 +15,8 @@ using kernels::AnyMatrix;
 using kernels::Array;
 using kernels::Examples;
 using kernels::Matrix;
-using training::GradientRows;
-using training::ParameterSpec;
+using model::GradientRows;
+using model::ParameterSpec;
 using Form = GradientRows::Form;
 
 RecordNorms::RecordNorms(const ClippingContext& context, ClippingBuffers&& buffers)

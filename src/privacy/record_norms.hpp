@@ -26,7 +26,7 @@ class RecordNorms {
 
   void begin(const MicroBatch&);
   /// Adds the norm terms of rows.
-  void add(const training::GradientRows&);
+  void add(const model::GradientRows&);
   /// Forms the factors of parameters [first, open()), which are whole parts. Then the clipped sums of their vectors.
   void form_factors(std::size_t first = 0);
   /// First parameter with known factors; those of all parameters below it are not known.
@@ -34,27 +34,27 @@ class RecordNorms {
   /// The first parameter from `first` on such that all below open() and not below it are whole parts.
   std::size_t whole_parts_from(std::size_t first) const;
   /// Adds the clipped sum of the rows of a product or lookup, whose factors are known.
-  void add_clipped(const training::GradientRows&);
+  void add_clipped(const model::GradientRows&);
   /// Tells the sink of the sums which parameters get no more rows if those of `rest` are still to come.
-  void complete_before(std::span<const training::GradientRows> rest);
+  void complete_before(std::span<const model::GradientRows> rest);
 
   // Functions for a mode that forms its own norms.
   /// Rows for the parameter as stored: for a transposed matrix, the operands of the product are swapped.
-  training::GradientRows as_stored(training::GradientRows) const;
+  model::GradientRows as_stored(model::GradientRows) const;
   /// Counts rows whose norm terms the mode adds. Throws Error(internal) if their factors are known already.
-  void cover(const training::GradientRows&);
+  void cover(const model::GradientRows&);
   /// Output gradients of the parameters and, where the rows have them, the columns of zeros after them: products over
   /// 50,257 columns take several times as long as those over 50,304.
-  kernels::AnyMatrix output_gradients(const training::GradientRows&) const;
+  kernels::AnyMatrix output_gradients(const model::GradientRows&) const;
   /// Rows of the parameters that take their gradients together. Throws Error(internal) if gradients do not have as many
   /// columns: part of a parameter would not be covered.
-  std::int64_t held_by(const training::GradientRows&) const;
+  std::int64_t held_by(const model::GradientRows&) const;
   /// The first row of the parameter that this rank holds.
-  std::int64_t first_row(const training::GradientRows& rows) const {
+  std::int64_t first_row(const model::GradientRows& rows) const {
     return parameters_.context.parameters.parts(rows.parameter).held.begin;
   }
   kernels::Array<double> squares(std::size_t parameter, std::int64_t first, std::int64_t count) const;
-  kernels::Array<double> squares(const training::GradientRows&) const;
+  kernels::Array<double> squares(const model::GradientRows&) const;
   kernels::Array<const float> factors(std::size_t parameter, std::int64_t first, std::int64_t count) const;
 
   const ClippedParameters& parameters() const { return parameters_; }
@@ -72,9 +72,9 @@ class RecordNorms {
     std::size_t parameter = 0;
     kernels::Array<float> sum;
   };
-  void add_vector(const training::GradientRows&);
-  void add_product(const training::GradientRows&);
-  void add_lookup(const training::GradientRows&);
+  void add_vector(const model::GradientRows&);
+  void add_product(const model::GradientRows&);
+  void add_lookup(const model::GradientRows&);
   void check_coverage(std::size_t first) const;
   kernels::Matrix<float> vectors(std::size_t parameter, std::int64_t columns) const;
   kernels::Matrix<float> over_ranks(kernels::Matrix<float> partial) const;

@@ -10,10 +10,10 @@
 namespace weft::privacy {
 namespace {
 
-class NormsOfPass final : public training::GradientSink {
+class NormsOfPass final : public model::GradientSink {
  public:
   explicit NormsOfPass(RecordNorms& norms) : norms_(norms) {}
-  void take(const training::GradientRows& rows) override { norms_.add(rows); }
+  void take(const model::GradientRows& rows) override { norms_.add(rows); }
   bool takes_sums() const override { return true; }
 
  private:
@@ -21,11 +21,11 @@ class NormsOfPass final : public training::GradientSink {
 };
 
 /// Sink of the second pass. The sums of vectors have already been formed, with the factors.
-class SumsOfPass final : public training::GradientSink {
+class SumsOfPass final : public model::GradientSink {
  public:
   explicit SumsOfPass(RecordNorms& norms) : norms_(norms) {}
-  void take(const training::GradientRows& rows) override {
-    if (rows.form == training::GradientRows::Form::product || rows.form == training::GradientRows::Form::lookup)
+  void take(const model::GradientRows& rows) override {
+    if (rows.form == model::GradientRows::Form::product || rows.form == model::GradientRows::Form::lookup)
       norms_.add_clipped(rows);
   }
   void complete_from(std::size_t first) override { norms_.context().sum.complete_from(first); }

@@ -57,7 +57,7 @@ TEST_CASE("with the selection on rank 0, the plan is that of rank 0") {
       with({.selection = bench::SelectionPlace::rank_0}, configuration_for(Scope::layer));
   for (const parallel::GridShape& shape : grids()) {
     const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);
-    const training::StepArena planned =
+    const model::StepArena planned =
         measure_step(configuration, sizes, shape, kLayers * kWidth * 4, testing::execution().backend);
     const device::MemoryUse before = device::memory_use();
     const Run run(configuration, data, shape);

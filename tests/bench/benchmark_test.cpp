@@ -28,7 +28,7 @@ BenchmarkResult result_of(double sparse_ms) {
 }  // namespace
 
 TEST_CASE("a case that takes longer than the ratio allows is named") {
-  const report::Json before = to_json(result_of(100));
+  const Json before = to_json(result_of(100));
   const Comparison same = compare(result_of(109), before, 1.1);
   CHECK_FALSE(same.slower);
   const Comparison slow = compare(result_of(112), before, 1.1);
@@ -39,14 +39,14 @@ TEST_CASE("a case that takes longer than the ratio allows is named") {
 TEST_CASE("a document that is not a benchmark.json, or has none of the cases, is refused") {
   for (const char* text : {"{}", "[]", "3", R"({"cases": 1})", R"({"cases": [7, {"name": "other", "ms_per_step": 5}]})",
                            R"({"cases": [{"name": "a < b", "ms_per_step": "fast"}]})"})
-    CHECK_THROWS_AS(compare(result_of(1), report::Json::parse(text), 1.1), Error);
+    CHECK_THROWS_AS(compare(result_of(1), Json::parse(text), 1.1), Error);
 }
 
 TEST_CASE("a reference of speeds is read for this type of GPU, input and number of ranks") {
   BenchmarkResult result = result_of(112);
   result.gpu = "NVIDIA H200";
   result.input = "benchmark_gpt2_small";
-  const report::Json reference = report::Json::parse(R"({"gpus": {"NVIDIA H200": {
+  const Json reference = Json::parse(R"({"gpus": {"NVIDIA H200": {
     "benchmark_gpt2_small": [{"name": "a < b", "ranks": 2, "ms_per_step": 1},
                              {"name": "a < b", "ranks": 1, "ms_per_step": 100, "source": "a table"}],
     "other": [{"name": "a < b", "ms_per_step": 1}]}, "another": {}}})");
@@ -60,7 +60,7 @@ TEST_CASE("a reference of speeds is read for this type of GPU, input and number 
 }
 
 TEST_CASE("phases without a limit have no percentage of it") {
-  const report::Json json = to_json(result_of(10));
+  const Json json = to_json(result_of(10));
   CHECK(json["cases"][0]["phases"][0]["percent_of_limit"] == 80);
   CHECK(json["cases"][0]["phases"][1]["percent_of_limit"].is_null());
 }
@@ -70,7 +70,7 @@ TEST_CASE("exchanges are listed by name and in total; a single rank has none") {
   CHECK_FALSE(to_json(result)["cases"][0].contains("communication"));
   CHECK(to_table(result).find("partial sums") == std::string::npos);
   result.ranks = 2;
-  report::Json json = to_json(result)["cases"][0]["communication"];
+  Json json = to_json(result)["cases"][0]["communication"];
   CHECK(json["bytes_per_step"].get<double>() == 3000008);
   CHECK(json["ms"].get<double>() == doctest::Approx(2));
   CHECK(json["exchanges"][0]["name"] == "partial sums");
@@ -125,7 +125,7 @@ TEST_CASE("a row counts if its loss is that of the baseline") {
   CHECK_FALSE(result.cases[4].compared);
   CHECK(result.cases[5].times_faster == 2);
   CHECK(result.cases[5].problem.empty());
-  const report::Json json = to_json(result);
+  const Json json = to_json(result);
   CHECK(json["baseline"] == "baseline");
   CHECK(json["cases"][1]["valid"] == true);
   CHECK(json["cases"][2]["valid"] == false);
@@ -154,7 +154,7 @@ TEST_CASE("utilisation is of a stated peak, in both conventions; without one the
   CHECK(to_table(result).find("a peak that is not stated") != std::string::npos);
   result.peak_tflops = 200;
   result.ranks = 1;
-  const report::Json json = to_json(result)["cases"][0]["mfu"];
+  const Json json = to_json(result)["cases"][0]["mfu"];
   CHECK(json["causal"].get<double>() == doctest::Approx(0.4));
   CHECK(json["full"].get<double>() == doctest::Approx(0.45));
   CHECK(to_table(result).find("40.0 %") != std::string::npos);

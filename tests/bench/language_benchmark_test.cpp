@@ -140,7 +140,7 @@ TEST_CASE("the counted operations are those of the convention, and recomputation
   const auto total = [&] {
     double sum = 0;
     for (const auto& [phase, bytes] : phase_bytes(settings, architecture)) {
-      const training::Work work = work_of(phase, settings, architecture);
+      const run::Work work = work_of(phase, settings, architecture);
       CHECK(work.bytes == bytes);
       CHECK(work.bytes > 0);
       sum += work.flops;
@@ -159,7 +159,7 @@ TEST_CASE("the counted operations are those of the convention, and recomputation
   // By pass: the sum of both is the phase; the forward pass computes nothing again.
   for (const std::string& phase : phases_of_both_passes()) {
     CAPTURE(phase);
-    const training::Work both = work_of(phase, settings, architecture),
+    const run::Work both = work_of(phase, settings, architecture),
                          forward = work_of(phase + ", forward", settings, architecture),
                          backward = work_of(phase + ", backward", settings, architecture);
     CHECK(forward.bytes + backward.bytes == both.bytes);

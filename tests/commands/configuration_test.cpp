@@ -219,12 +219,12 @@ TEST_CASE("a learning rate or epsilon that trains nothing is noticed, and usual 
 }
 
 TEST_CASE("times are read exactly or not at all") {
-  CHECK(training::parse_walltime("00:00:01") == 1);
-  CHECK(training::parse_walltime("1:02:03") == 3723);
-  CHECK(training::parse_walltime("120:00:00") == 432000);
+  CHECK(run::parse_walltime("00:00:01") == 1);
+  CHECK(run::parse_walltime("1:02:03") == 3723);
+  CHECK(run::parse_walltime("120:00:00") == 432000);
   for (const char* wrong :
        {"", ":", "::", "1:2", "1:2:3:4", "1:60:00", "1:00:60", "a:00:00", "-1:00:00", "1:00:00 ", "9999999:00:00"})
-    CHECK_FALSE(training::parse_walltime(wrong));
+    CHECK_FALSE(run::parse_walltime(wrong));
 }
 
 TEST_CASE("what a resumed run may change") {

@@ -25,8 +25,8 @@ std::string gpt2(int layers, int width, int heads) {
       width, heads);
 }
 
-const training::ParameterSpec& find(const std::vector<training::ParameterSpec>& specs, const std::string& name) {
-  for (const training::ParameterSpec& spec : specs)
+const model::ParameterSpec& find(const std::vector<model::ParameterSpec>& specs, const std::string& name) {
+  for (const model::ParameterSpec& spec : specs)
     if (spec.name == name) return spec;
   FAIL("no parameter ", name);
   return specs.front();
@@ -76,7 +76,7 @@ TEST_CASE("the plan names what makes the CUDA kernels of a model slow") {
 TEST_CASE("matrices name the axis that cuts them; only matrices decay") {
   const auto specs = parameter_specs(architecture("[language_model]\npreset = \"llama\"\nqk_norm = \"head\"\n", 50));
   for (const char* name : {"attention/query", "attention/key", "attention/value", "mlp/gate", "mlp/up"}) {
-    const training::ParameterSpec& spec = find(specs, fmt::format("block_3/{}/weight", name));
+    const model::ParameterSpec& spec = find(specs, fmt::format("block_3/{}/weight", name));
     CHECK(spec.cut.over == parallel::kTensorAxis);
     CHECK(!spec.transposed());
   }
@@ -85,7 +85,7 @@ TEST_CASE("matrices name the axis that cuts them; only matrices decay") {
   CHECK(find(specs, "embedding/tokens").cut.over == parallel::kTensorAxis);
   CHECK(find(specs, "head/weight").cut.over == parallel::kTensorAxis);
   CHECK(find(specs, "block_0/attention/query_norm/weight").cut.over.empty());
-  for (const training::ParameterSpec& spec : specs) CHECK(spec.weight_decay == spec.is_matrix());
+  for (const model::ParameterSpec& spec : specs) CHECK(spec.weight_decay == spec.is_matrix());
 }
 
 TEST_CASE("what writes to the residual stream begins smaller by sqrt(2 layers)") {

@@ -12,7 +12,7 @@
 #include "language_model/plan.hpp"
 #include "tests/language_model/run_on_ranks.hpp"
 #include "tests/language_model/small_model.hpp"
-#include "tests/training/registry_bits.hpp"
+#include "tests/model/registry_bits.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -122,8 +122,8 @@ TEST_CASE("text that is generated between steps is that of the last weights") {
     Run run(settings, world);
     const GenerationSettings of_text{
         .architecture = {settings.language_model, kVocabulary, settings.data.sequence}, .rows = 2, .new_tokens = 12};
-    training::StepArena arena(testing::execution(), run.grid);
-    report::Timers timers;
+    model::StepArena arena(testing::execution(), run.grid);
+    run::Timers timers;
     Generator generator(of_text, run.trainer.transformer(), testing::execution(), timers, arena);
     const std::uint32_t prompt = 5;
     const std::vector<GenerationRequest> requests = {{.prompt = {&prompt, 1}}, {.prompt = {&prompt, 1}, .sample = 1}};

@@ -57,8 +57,8 @@ template <class Stops>
 std::vector<Written> write(SmallModel& model, const TransformerSettings& settings, const std::vector<Text>& prompts,
                            std::uint32_t samples, const Options& options, const Stops& stops, std::uint32_t first = 0) {
   const parallel::Grid grid(testing::world(), single_process());
-  training::StepArena arena(testing::execution(), grid);
-  report::Timers timers;
+  model::StepArena arena(testing::execution(), grid);
+  run::Timers timers;
   Generator generator(generation_settings(settings, prompts, options), model.transformer(), testing::execution(),
                       timers, arena);
   std::vector<GenerationRequest> requests;
@@ -84,7 +84,7 @@ std::vector<Written> write(SmallModel& model, const TransformerSettings& setting
 /// log softmax of the last row of a forward pass over the whole text.
 std::vector<double> log_probabilities(SmallModel& model, const TransformerSettings& settings, const Text& text) {
   const parallel::Grid grid(testing::world(), single_process());
-  training::StepArena arena(testing::execution(), grid);
+  model::StepArena arena(testing::execution(), grid);
   Staging staging(settings.rows, false, testing::execution(), arena);
   dataset::TokenBatch batch = staging.next(1, std::ssize(text));
   for (std::size_t i = 0; i < text.size(); ++i) {

@@ -18,7 +18,7 @@
 #include "tests/language_model/small_model.hpp"
 #include "tests/language_model/variants.hpp"
 #include "tests/scratch.hpp"
-#include "tests/training/registry_bits.hpp"
+#include "tests/model/registry_bits.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -72,13 +72,13 @@ void shrink(SmallModel& model) {
 
 TEST_CASE("the parameters of adapters follow those of their block; the others are frozen and stay as they are") {
   Architecture architecture = llama().architecture;
-  const std::vector<training::ParameterSpec> before = parameter_specs(architecture);
+  const std::vector<model::ParameterSpec> before = parameter_specs(architecture);
   architecture.lora = {.rank = kRank, .alpha = 6, .targets = {"query", "value", "down"}};
-  const std::vector<training::ParameterSpec> specs = parameter_specs(architecture);
+  const std::vector<model::ParameterSpec> specs = parameter_specs(architecture);
   std::size_t frozen = 0;
   std::vector<std::string> names;
   std::string block;
-  for (const training::ParameterSpec& spec : specs) {
+  for (const model::ParameterSpec& spec : specs) {
     if (spec.frozen) {
       // Same place in the stream of random numbers: the same model is initialised with adapters and without.
       REQUIRE(frozen < before.size());
@@ -96,12 +96,12 @@ TEST_CASE("the parameters of adapters follow those of their block; the others ar
   CHECK(names[0] == "block_0/attention/query/lora_a");
   CHECK(names[1] == "block_0/attention/value/lora_a");
   CHECK(names[5] == "block_0/mlp/down/lora_b");
-  const std::vector<training::ParameterSpec> alone = adapter_specs(architecture);
+  const std::vector<model::ParameterSpec> alone = adapter_specs(architecture);
   CHECK(alone.size() == 12);
   // rank (inputs + outputs): 3 targets of 2 layers.
   const ModelSettings& model = architecture.model;
-  CHECK(training::trained_elements_of(specs) == 2 * kRank * (4 * model.d_model + model.d_model + model.d_mlp));
-  CHECK(training::elements_of(alone) == training::trained_elements_of(specs));
+  CHECK(model::trained_elements_of(specs) == 2 * kRank * (4 * model.d_model + model.d_model + model.d_mlp));
+  CHECK(model::elements_of(alone) == model::trained_elements_of(specs));
   CHECK(base_of(architecture).lora.rank == 0);
 }
 
@@ -118,7 +118,7 @@ TEST_CASE("the gradient of each adapter is the slope of the loss, for every targ
       Gradients gradients;
       CHECK(model.gradient(gradients) == doctest::Approx(model.loss()).epsilon(1e-6));
       for (std::size_t i = 0; i < gradients.size(); ++i) {
-        const training::ParameterSpec& spec = model.parameters().specs()[i];
+        const model::ParameterSpec& spec = model.parameters().specs()[i];
         CAPTURE(spec.name);
         if (spec.frozen) continue;
         const double length = norm_of(gradients[i]);
@@ -196,11 +196,11 @@ TEST_CASE("merged weights give the logits of the adapters") {
     shrink(model);
     copy_base(model, base);
     const double before = base.loss();
-    training::Parameters adapters(adapter_specs(adapted(settings).architecture), settings.policy, single_process(), 0,
-                                  weft::testing::execution(), training::Moments::none);
+    model::Parameters adapters(adapter_specs(adapted(settings).architecture), settings.policy, single_process(), 0,
+                                  weft::testing::execution(), model::Moments::none);
     for (std::size_t i = 0; i < adapters.size(); ++i) {
       const std::vector<float> values = model.get(model.parameters().index(adapters.specs()[i].name));
-      const training::ParameterSpec& spec = adapters.specs()[i];
+      const model::ParameterSpec& spec = adapters.specs()[i];
       const device::Buffer<float> staged(spec.elements());
       device::copy(weft::testing::execution(), staged.data(), values.data(), staged.bytes(),
                    device::Direction::to_device);
@@ -281,7 +281,7 @@ TEST_CASE("training changes the adapters alone, and the loss falls, in every sto
     CHECK(last < first - 0.1);
     run.trainer.settle();
     const auto after = weft::testing::bits_of(run.trainer.registry());
-    for (const training::ParameterSpec& spec : run.trainer.model().parameters().specs()) {
+    for (const model::ParameterSpec& spec : run.trainer.model().parameters().specs()) {
       CAPTURE(spec.name);
       CHECK((before.at(spec.name) == after.at(spec.name)) == spec.frozen);
       CHECK(after.contains(spec.name + ".first_moment") == !spec.frozen);
@@ -307,14 +307,14 @@ TEST_CASE("only adapters have optimizer state and gradients, in the plan and in 
       if (name == "gradients") gradients = bytes;
     }
     CHECK(after.device_bytes - before.device_bytes == expected);
-    const std::vector<training::ParameterSpec> adapters = adapter_specs(architecture);
+    const std::vector<model::ParameterSpec> adapters = adapter_specs(architecture);
     std::int64_t of_adapters = 0;
-    for (const training::ParameterSpec& spec : adapters)
-      of_adapters += training::moment_bytes(settings.optimizer.state, spec.rows(), spec.columns(), spec.columns());
+    for (const model::ParameterSpec& spec : adapters)
+      of_adapters += model::moment_bytes(settings.optimizer.state, spec.rows(), spec.columns(), spec.columns());
     CHECK(moments == of_adapters);
     CHECK(run.trainer.model().parameters().bytes().moments == of_adapters);
-    CHECK(planned.trained == training::elements_of(adapters));
-    CHECK(gradients == training::AccumulatingSink::bytes(adapters, single_process(), 0, settings.micro_tokens()));
+    CHECK(planned.trained == model::elements_of(adapters));
+    CHECK(gradients == model::AccumulatingSink::bytes(adapters, single_process(), 0, settings.micro_tokens()));
   }
 }
 

@@ -13,7 +13,7 @@
 #include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
 #include "tests/test.hpp"
-#include "tests/training/registry_bits.hpp"
+#include "tests/model/registry_bits.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -175,7 +175,7 @@ TEST_CASE("what moves to the host is no longer on the device") {
   const Plan before = plan_of(resident), after = plan_of(moved);
   // fp32: two moments of 4 bytes. Those of vectors (norms and biases: 1 % of a usual model) stay.
   std::int64_t matrices = 0;
-  for (const training::ParameterSpec& spec : parameter_specs(before.architecture))
+  for (const model::ParameterSpec& spec : parameter_specs(before.architecture))
     matrices += spec.is_matrix() ? spec.elements() : 0;
   CHECK(planned(before.device, "moments") - planned(after.device, "moments") == 8 * matrices);
   CHECK(planned(after.host, "optimizer state") == 8 * matrices);
@@ -218,9 +218,9 @@ TEST_CASE("no buffer of the own attention grows with the square of the sequence"
       settings.data.sequence = sequence;
       settings.attention.implementation = kernels::AttentionImplementation::own;
       const Architecture architecture{settings.language_model, 50257, 8192};
-      const training::StepArena step = measure_step(settings, architecture, single_process(), backend);
+      const model::StepArena step = measure_step(settings, architecture, single_process(), backend);
       std::int64_t sum = 0;
-      for (const training::StepArena::Bytes& part : step.bytes()) sum += part.device;
+      for (const model::StepArena::Bytes& part : step.bytes()) sum += part.device;
       return sum;
     };
     // As many tokens in fewer sequences: the same arrays. A matrix of scores would be 64 times as large.

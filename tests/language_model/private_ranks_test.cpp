@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "tests/language_model/private_run.hpp"
-#include "tests/training/registry_bits.hpp"
+#include "tests/model/registry_bits.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -19,16 +19,16 @@ const std::vector<std::int64_t> kExamples = {0, 1, 4, 7, 8, 11, 12};
 
 /// All gradients on every rank.
 std::vector<float> all_gradients(const PrivateRun& run) {
-  const training::Parameters& parameters = run.trainer.model().parameters();
+  const model::Parameters& parameters = run.trainer.model().parameters();
   std::vector<float> all;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const training::ParameterSpec& spec = parameters.specs()[i];
+    const model::ParameterSpec& spec = parameters.specs()[i];
     std::vector<double> values(static_cast<std::size_t>(spec.elements()));
     const kernels::Matrix<float> matrix = run.trainer.gradients().matrix(i);
     const kernels::Array<float> vector = run.trainer.gradients().vector(i);
     const std::vector<float> own = spec.is_matrix() ? testing::to_host(matrix.data, matrix.rows * matrix.columns)
                                                     : testing::to_host(vector.data, vector.size);
-    const training::RowParts& parts = parameters.parts(i);
+    const model::RowParts& parts = parameters.parts(i);
     // Of ranks with the same rows, one contributes them.
     if (parts.writes) std::copy(own.begin(), own.end(), values.begin() + parts.owned.begin * spec.columns());
     testing::world().all().sum(std::span<double>(values));
@@ -177,8 +177,8 @@ TEST_CASE("noise is that of one rank, drawn once per update, and all ranks keep 
       together.trainer.transformer().prepare_weights();  // those of the other ranks arrive
       // What several ranks hold is the same bit for bit.
       const auto bits = testing::bits_of(together.trainer.registry());
-      const training::Parameters& parameters = together.trainer.model().parameters();
-      for (const training::ParameterSpec& spec : parameters.specs()) {
+      const model::Parameters& parameters = together.trainer.model().parameters();
+      for (const model::ParameterSpec& spec : parameters.specs()) {
         CAPTURE(spec.name);
         const parallel::Communicator& holders =
             spec.cut.over.empty() ? testing::world().all() : together.grid.axis(parallel::kDataAxis);

@@ -41,9 +41,9 @@ struct PrivateRun {
         trainer(settings, {settings.language_model, kPrivateVocabulary, settings.data.sequence}, grid, arithmetic) {
     trainer.initialise();
     // Gradients of all parameters well above rounding; the gains of norms not all alike.
-    const training::Parameters& parameters = trainer.model().parameters();
+    const model::Parameters& parameters = trainer.model().parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const training::ParameterSpec& spec = parameters.specs()[i];
+      const model::ParameterSpec& spec = parameters.specs()[i];
       std::vector<float> values(static_cast<std::size_t>(spec.elements()));
       for (std::size_t k = 0; k < values.size(); ++k) {
         const double noise = random_normal(i, static_cast<std::int64_t>(k));
@@ -58,8 +58,8 @@ struct PrivateRun {
   }
   /// The rows that this rank holds, from the values of all.
   void set(std::size_t parameter, const std::vector<float>& values) {
-    const training::Parameters& parameters = trainer.model().parameters();
-    const training::ParameterSpec& spec = parameters.specs()[parameter];
+    const model::Parameters& parameters = trainer.model().parameters();
+    const model::ParameterSpec& spec = parameters.specs()[parameter];
     const parallel::Range held = parameters.parts(parameter).held;
     const device::Buffer<float> staged(held.size() * spec.columns());
     float* const to = spec.is_matrix() ? staged.data() : parameters.vector(parameter).weight.data;
@@ -72,7 +72,7 @@ struct PrivateRun {
   }
   /// The rows of a matrix that this rank holds.
   std::vector<float> get(std::size_t parameter) const {
-    const training::Parameters& parameters = trainer.model().parameters();
+    const model::Parameters& parameters = trainer.model().parameters();
     const std::int64_t columns = parameters.specs()[parameter].columns(),
                        held = parameters.parts(parameter).held.size();
     const device::Buffer<float> staged(held * columns);
@@ -111,7 +111,7 @@ struct PrivateRun {
   /// The gradients of the last step, in the order of the parameters: of owned rows, and of all vectors.
   std::vector<float> gradients() const {
     std::vector<float> all;
-    const training::Parameters& parameters = trainer.model().parameters();
+    const model::Parameters& parameters = trainer.model().parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const bool is_matrix = parameters.specs()[i].is_matrix();
       const kernels::Matrix<float> matrix = trainer.gradients().matrix(i);

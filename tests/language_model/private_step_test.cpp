@@ -198,7 +198,7 @@ TEST_CASE("an example without a finite gradient is left out, and the others are 
         private_configuration("tied = false\n", std::string("mode = \"") + mode + "\"\n", "", "");
     const auto sum = [&](const std::vector<std::int64_t>& examples) {
       PrivateRun run(settings, testing::world().all());
-      const training::Parameters& parameters = run.trainer.model().parameters();
+      const model::Parameters& parameters = run.trainer.model().parameters();
       // The embedding of a token that example 4 alone has.
       std::vector<float> values = run.get(parameters.index("embedding/tokens"));
       for (int c = 0; c < 32; ++c) values[20 * 32 + c] = std::numeric_limits<float>::infinity();
@@ -246,10 +246,10 @@ namespace {
 /// The passes of a run over two examples, whose rows the clipping gets through a `Through(sink)`.
 template <class Through>
 struct ChangedPasses final : privacy::Passes {
-  using Make = std::function<Through(training::GradientSink&)>;
+  using Make = std::function<Through(model::GradientSink&)>;
   ChangedPasses(PrivateRun& run_, const Make& make_) : run(run_), make(make_) {}
 
-  void pass(parallel::Range, training::GradientSink& sink) override {
+  void pass(parallel::Range, model::GradientSink& sink) override {
     Transformer& transformer = run.trainer.transformer();
     const Tokens all = run.trainer.staging().tokens(0, 2, 16);
     Through changed = make(sink);
@@ -264,7 +264,7 @@ struct ChangedPasses final : privacy::Passes {
 };
 
 template <class Through>
-void add_through(PrivateRun& run, const std::function<Through(training::GradientSink&)>& through) {
+void add_through(PrivateRun& run, const std::function<Through(model::GradientSink&)>& through) {
   Staging& staging = run.trainer.staging();
   dataset::TokenBatch batch = staging.next(2, 16);
   PrivateRun::fill_example(0, 0, batch);
@@ -276,26 +276,26 @@ void add_through(PrivateRun& run, const std::function<Through(training::Gradient
   run.trainer.private_steps().add({run.trainer.transformer().examples(all), all.ids}, passes);
 }
 
-struct Without final : training::GradientSink {
-  Without(training::GradientSink& to_, std::size_t parameter_) : to(to_), parameter(parameter_) {}
-  void take(const training::GradientRows& rows) override {
+struct Without final : model::GradientSink {
+  Without(model::GradientSink& to_, std::size_t parameter_) : to(to_), parameter(parameter_) {}
+  void take(const model::GradientRows& rows) override {
     if (rows.parameter != parameter) to.take(rows);
   }
   void complete_from(std::size_t first) override { to.complete_from(first); }
-  training::GradientSink& to;
+  model::GradientSink& to;
   std::size_t parameter;
 };
 
 /// Hands the last rows of a block over once more when the backward pass has left it.
-struct Late final : training::GradientSink {
-  explicit Late(training::GradientSink& to_) : to(to_) {}
-  void take(const training::GradientRows& rows) override { to.take(last = rows); }
+struct Late final : model::GradientSink {
+  explicit Late(model::GradientSink& to_) : to(to_) {}
+  void take(const model::GradientRows& rows) override { to.take(last = rows); }
   void complete_from(std::size_t first) override {
     to.complete_from(first);
     to.take(last);
   }
-  training::GradientSink& to;
-  training::GradientRows last;
+  model::GradientSink& to;
+  model::GradientRows last;
 };
 
 }  // namespace
@@ -304,10 +304,10 @@ TEST_CASE("a parameter whose rows do not come, or come after its factors, is ref
   for (const char* privacy : {"", "mode = \"book_keeping\"\nscheme = \"group\"\n"}) {
     CAPTURE(std::string(privacy));
     PrivateRun run(private_configuration("", privacy), testing::world().all());
-    const training::Parameters& parameters = run.trainer.model().parameters();
+    const model::Parameters& parameters = run.trainer.model().parameters();
     for (std::size_t parameter = 0; parameter <= parameters.size(); ++parameter) {
       const auto add = [&] {
-        add_through<Without>(run, [&](training::GradientSink& sink) { return Without(sink, parameter); });
+        add_through<Without>(run, [&](model::GradientSink& sink) { return Without(sink, parameter); });
       };
       if (parameter == parameters.size()) {
         CHECK_NOTHROW(add());  // all are there
@@ -318,7 +318,7 @@ TEST_CASE("a parameter whose rows do not come, or come after its factors, is ref
       CAPTURE(parameters.specs()[parameter].name);
       CHECK_THROWS_AS(add(), Error);
     }
-    CHECK_THROWS_AS(add_through<Late>(run, [](training::GradientSink& sink) { return Late(sink); }), Error);
+    CHECK_THROWS_AS(add_through<Late>(run, [](model::GradientSink& sink) { return Late(sink); }), Error);
   }
 }
 

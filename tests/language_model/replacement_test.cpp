@@ -61,7 +61,7 @@ struct Case {
   }
   SmallModel model{small(), kSequences, kLength};
   parallel::Grid grid;
-  training::StepArena arena;
+  model::StepArena arena;
   Staging staging;
 };
 

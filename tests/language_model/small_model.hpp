@@ -37,7 +37,7 @@ class SmallModel {
         length_(length),
         grid_(world(), single_process()),
         arena_(execution(), grid_),
-        model_(settings.architecture, settings.policy, grid_.shape(), 0, execution(), training::Moments::none),
+        model_(settings.architecture, settings.policy, grid_.shape(), 0, execution(), model::Moments::none),
         staging_(sequences * length, false, execution(), arena_),
         transformer_(model_, settings, timers_, arena_),
         sink_(model_.parameters(), execution(), sequences * length),
@@ -71,14 +71,14 @@ class SmallModel {
     counted_ = batch.counted;
   }
 
-  const training::Parameters& parameters() const { return model_.parameters(); }
-  const training::AccumulatingSink& sink() const { return sink_; }
+  const model::Parameters& parameters() const { return model_.parameters(); }
+  const model::AccumulatingSink& sink() const { return sink_; }
   Transformer& transformer() { return transformer_; }
   Tokens tokens(std::int64_t first, std::int64_t count) const { return staging_.tokens(first, count, length_); }
   Tokens tokens() const { return tokens(0, sequences_); }
 
   std::vector<float> get(std::size_t parameter) const {
-    const training::ParameterSpec& spec = parameters().specs()[parameter];
+    const model::ParameterSpec& spec = parameters().specs()[parameter];
     if (!spec.is_matrix()) return to_host(parameters().vector(parameter).weight.data, spec.elements());
     const device::Buffer<float> staged(spec.elements());
     kernels::weights_to_float(execution(), parameters().matrix(parameter), 0,
@@ -86,7 +86,7 @@ class SmallModel {
     return to_host(staged.data(), spec.elements());
   }
   void set(std::size_t parameter, const std::vector<float>& values) {
-    const training::ParameterSpec& spec = parameters().specs()[parameter];
+    const model::ParameterSpec& spec = parameters().specs()[parameter];
     const device::Buffer<float> staged(spec.elements());
     float* const to = spec.is_matrix() ? staged.data() : parameters().vector(parameter).weight.data;
     device::copy(execution(), to, values.data(), 4 * spec.elements(), device::Direction::to_device);
@@ -111,12 +111,12 @@ class SmallModel {
   /// Loss, and gradients by parameter; in micro-batches of `micro` sequences, 0: one. by_rows: through a sink that
   /// takes no sums of rows.
   double gradient(std::vector<std::vector<float>>& gradients, std::int64_t micro = 0, bool by_rows = false) {
-    struct RowsSink final : training::GradientSink {
-      explicit RowsSink(training::GradientSink& to_) : to(to_) {}
-      void take(const training::GradientRows& rows) override { to.take(rows); }
-      training::GradientSink& to;
+    struct RowsSink final : model::GradientSink {
+      explicit RowsSink(model::GradientSink& to_) : to(to_) {}
+      void take(const model::GradientRows& rows) override { to.take(rows); }
+      model::GradientSink& to;
     } rows_sink(sink_);
-    training::GradientSink& sink = by_rows ? static_cast<training::GradientSink&>(rows_sink) : sink_;
+    model::GradientSink& sink = by_rows ? static_cast<model::GradientSink&>(rows_sink) : sink_;
     sink_.clear();
     if (micro == 0) micro = sequences_;
     transformer_.prepare_weights();
@@ -128,9 +128,9 @@ class SmallModel {
   /// The gradient of the head's input, [rows, C], of a model in fp32.
   std::vector<float> hidden_gradient() {
     // The first rows that the backward pass hands over below the head are those of the final norm.
-    struct FirstNorm final : training::GradientSink {
-      void take(const training::GradientRows& rows) override {
-        if (rows.form == training::GradientRows::Form::column_product && values.empty())
+    struct FirstNorm final : model::GradientSink {
+      void take(const model::GradientRows& rows) override {
+        if (rows.form == model::GradientRows::Form::column_product && values.empty())
           values = to_host(rows.gradients.data, rows.gradients.rows * rows.gradients.columns);
       }
       std::vector<float> values;
@@ -148,7 +148,7 @@ class SmallModel {
   }
 
  private:
-  void micro_batch(std::int64_t first, std::int64_t count, training::GradientSink& sink) {
+  void micro_batch(std::int64_t first, std::int64_t count, model::GradientSink& sink) {
     const Tokens part = tokens(first, count);
     transformer_.forward(part, step_.data());
     transformer_.losses_and_gradient(part, staging_.scale(), {losses_.data() + first * length_, part.rows()}, sink);
@@ -157,7 +157,7 @@ class SmallModel {
   std::vector<std::vector<float>> gradients() const {
     std::vector<std::vector<float>> all;
     for (std::size_t i = 0; i < parameters().size(); ++i) {
-      const training::ParameterSpec& spec = parameters().specs()[i];
+      const model::ParameterSpec& spec = parameters().specs()[i];
       if (spec.frozen)
         all.emplace_back();  // it has none
       else
@@ -169,12 +169,12 @@ class SmallModel {
   const TransformerSettings settings_;
   const std::int64_t sequences_, length_;
   parallel::Grid grid_;
-  report::Timers timers_;
-  training::StepArena arena_;
+  run::Timers timers_;
+  model::StepArena arena_;
   Model model_;
   Staging staging_;
   Transformer transformer_;
-  training::AccumulatingSink sink_;
+  model::AccumulatingSink sink_;
   device::Buffer<float> losses_;
   device::Buffer<kernels::AdamStep> step_;
   std::int64_t counted_ = 0;

@@ -13,7 +13,7 @@
 #include "language_model/plan.hpp"
 #include "tests/language_model/run_on_ranks.hpp"
 #include "tests/language_model/small_model.hpp"
-#include "tests/training/registry_bits.hpp"
+#include "tests/model/registry_bits.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -171,7 +171,7 @@ TEST_CASE("ranks that hold the same rows have the same bits") {
       run.trainer.transformer().prepare_weights();
       const parallel::Communicator& ranks = run.grid.axis(parallel::kTensorAxis);
       const auto bits = testing::bits_of(run.trainer.registry());
-      for (const training::ParameterSpec& spec : run.trainer.model().parameters().specs()) {
+      for (const model::ParameterSpec& spec : run.trainer.model().parameters().specs()) {
         if (!spec.cut.over.empty()) continue;
         const std::vector<std::byte>& own = bits.at(spec.name);
         std::vector<std::byte> all(own.size() * static_cast<std::size_t>(ranks.size()));

@@ -84,7 +84,7 @@ struct Case {
 
   SmallModel model{small(), 3, kLength};
   parallel::Grid grid;
-  training::StepArena arena;
+  model::StepArena arena;
   Staging staging;
   const TextStream stream{{text()}};
   fs::path folder;

@@ -125,7 +125,7 @@ TEST_CASE("sequences grow in stages, with as many tokens per step") {
 
 TEST_CASE("a gradient that is not finite updates nothing") {
   Configuration settings = configuration();
-  settings.run.nonfinite = training::NonFinite::skip;
+  settings.run.nonfinite = run::NonFinite::skip;
   Run run(settings);
   run.step();
   const kernels::ParameterVector& norm =

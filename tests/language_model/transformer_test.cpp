@@ -259,11 +259,11 @@ TEST_CASE("a new model predicts every token with equal probability") {
   TransformerSettings settings = gpt2();
   SmallModel model(settings, kSequences, kLength);
   for (std::size_t i = 0; i < model.parameters().size(); ++i) {  // initial values, not those of SmallModel
-    const training::ParameterSpec& spec = model.parameters().specs()[i];
+    const model::ParameterSpec& spec = model.parameters().specs()[i];
     std::vector<float> values = model.get(i);
     for (std::size_t k = 0; k < values.size(); ++k)
       values[k] =
-          static_cast<float>(spec.initial.kind == training::Initial::Kind::constant
+          static_cast<float>(spec.initial.kind == model::Initial::Kind::constant
                                  ? spec.initial.value
                                  : spec.initial.value * weft::testing::random_normal(i, static_cast<std::int64_t>(k)));
     model.set(i, values);

@@ -81,9 +81,9 @@ std::vector<float> transposed(const std::vector<float>& values, std::int64_t row
   return out;
 }
 
-void load(const Fixture& fixture, const training::Parameters& parameters) {
+void load(const Fixture& fixture, const model::Parameters& parameters) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const training::ParameterSpec& spec = parameters.specs()[i];
+    const model::ParameterSpec& spec = parameters.specs()[i];
     const Recorded recorded = fixture.read("weights/" + spec.name);
     REQUIRE(recorded.shape == spec.shape);
     const DeviceArray<float> values(spec.transposed() ? transposed(recorded.values, spec.shape[0], spec.shape[1])
@@ -124,12 +124,12 @@ void compare(const std::string& name, Scalar type, const Tolerance& tolerance) {
   const Fixture fixture(name);
   const parallel::Grid grid(testing::world(), single_process());
   const Model model(fixture.architecture, kernels::StatePolicy::fp32, grid.shape(), 0, execution(),
-                    training::Moments::none);
+                    model::Moments::none);
   load(fixture, model.parameters());
 
   const std::int64_t rows = fixture.sequences * fixture.length;
-  report::Timers timers;
-  training::StepArena arena(execution(), grid);
+  run::Timers timers;
+  model::StepArena arena(execution(), grid);
   const TransformerSettings settings{.architecture = fixture.architecture,
                                      .type = type,
                                      .policy = kernels::StatePolicy::fp32,
@@ -137,7 +137,7 @@ void compare(const std::string& name, Scalar type, const Tolerance& tolerance) {
                                      .length = fixture.length,
                                      .memory = {.head_chunk = 29}};  // does not divide the 72 rows
   Transformer transformer(model, settings, timers, arena);
-  training::AccumulatingSink sink(model.parameters(), execution(), rows);
+  model::AccumulatingSink sink(model.parameters(), execution(), rows);
   sink.clear();
 
   std::vector<std::int32_t> positions;
@@ -164,7 +164,7 @@ void compare(const std::string& name, Scalar type, const Tolerance& tolerance) {
   CHECK(std::accumulate(each.begin(), each.end(), 0.0) / counted ==
         doctest::Approx(fixture.read("loss").values.at(0)).epsilon(tolerance.loss));
   for (std::size_t i = 0; i < model.parameters().size(); ++i) {
-    const training::ParameterSpec& spec = model.parameters().specs()[i];
+    const model::ParameterSpec& spec = model.parameters().specs()[i];
     CAPTURE(spec.name);
     std::vector<float> found(static_cast<std::size_t>(spec.elements()));
     device::copy(execution(), found.data(), spec.is_matrix() ? sink.matrix(i).data : sink.vector(i).data,

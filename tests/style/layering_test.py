@@ -23,10 +23,10 @@ LEVELS = [
     ["bench"],
     ["transcoder", "language_model"],
     ["privacy", "interchange"],
-    ["training"],
+    ["model"],
+    ["run"],
     ["dataset", "checkpoint", "optimizer"],
     ["storage"],
-    ["report"],
     ["parallel"],
     ["device"],
     ["kernels"],
@@ -45,7 +45,7 @@ LIBRARIES = [
     (re.compile(r"^Kokkos_"), {"kernels"}),
     (re.compile(r"^(cuda|cublas|cub/|thrust/|nvtx3/)"), {"device", "parallel", "kernels"}),
     (re.compile(r"^cblas\.h$"), {"kernels"}),
-    (re.compile(r"^spdlog/"), {"base", "report"}),
+    (re.compile(r"^spdlog/"), {"base", "run"}),
     (re.compile(r"^openssl/"), {"storage"}),
     (re.compile(r"^pcre2"), {"language_model"}),
     (re.compile(r"^kissfft"), {"privacy"}),
@@ -84,7 +84,7 @@ MUTUAL = [
 # Names of several files.
 NAMES = """
 benchmark.cpp convert.cpp directory.cpp directory.hpp diversity.cpp evaluate.cpp evaluation.cpp evaluation.hpp
-export.cpp harvest.cpp json.cpp json.hpp loaded.cpp loaded.hpp log.cpp log.hpp model.cpp model.hpp plan.cpp plan.hpp
+export.cpp harvest.cpp loaded.cpp loaded.hpp log.cpp log.hpp model.cpp model.hpp plan.cpp plan.hpp
 replacement.cpp replacement.hpp settings.cpp settings.hpp text.cpp text.hpp train.cpp trainer.cpp trainer.hpp training_run.cpp
 training_run.hpp tuning.cpp tuning.hpp writer.cpp writer.hpp
 """.split()
@@ -196,7 +196,7 @@ def self_check():
         "src/report/a.cpp": '#include "../base/error.hpp"',
         "src/attic/a.cpp": "",
         "src/training/a.cpp": '#include "transcoder/parameters/model.hpp"',
-        "src/checkpoint/b.cpp": '#include "training/loop.hpp"',
+        "src/checkpoint/b.cpp": '#include "run/loop.hpp"',
         "src/transcoder/b.cpp": '#include "language_model/model.hpp"',
         "src/language_model/b.cpp": '#include "bench/benchmark.hpp"',
         "src/start.cpp": '#include "bench/benchmark.hpp"',

@@ -11,7 +11,7 @@ namespace {
 using kernels::StatePolicy;
 
 std::vector<checkpoint::TensorEntry> tensors(const Shape& shape, StatePolicy policy) {
-  return training::tensors_of(parameter_specs(shape), policy, Moments::held);
+  return model::tensors_of(parameter_specs(shape), policy, Moments::held);
 }
 
 }  // namespace
@@ -56,9 +56,9 @@ TEST_CASE("tensors of a checkpoint: names, order, types and shapes are part of t
 
 TEST_CASE("elements are numbered through the encoders, then through the decoders: random streams depend on it") {
   const Shape shape{3, 4, 5};
-  const std::vector<training::ParameterSpec> specs = parameter_specs(shape);
+  const std::vector<model::ParameterSpec> specs = parameter_specs(shape);
   std::vector<std::uint64_t> encoders, decoders;
-  for (const training::ParameterSpec& spec : specs)
+  for (const model::ParameterSpec& spec : specs)
     if (spec.is_matrix()) (spec.name.starts_with("encoder") ? encoders : decoders).push_back(spec.first_element);
   CHECK(encoders == std::vector<std::uint64_t>{0, 20, 40});
   CHECK(decoders == std::vector<std::uint64_t>{60, 120, 160});
@@ -66,7 +66,7 @@ TEST_CASE("elements are numbered through the encoders, then through the decoders
 
   const Shape per_layer{3, 4, 5, Decoder::per_layer, true};
   std::vector<std::uint64_t> skips;
-  for (const training::ParameterSpec& spec : parameter_specs(per_layer))
+  for (const model::ParameterSpec& spec : parameter_specs(per_layer))
     if (spec.name.starts_with("skip_")) skips.push_back(spec.first_element);
   CHECK(skips == std::vector<std::uint64_t>{120, 136, 152});
   CHECK(per_layer.parameters() == 2 * 3 * 20 + 3 * 5 + 12 + 3 * 16);
@@ -83,11 +83,11 @@ TEST_CASE("sizes and policy are derived from the tensors of a checkpoint") {
     CHECK(stored->shape.d_model == 4);
     CHECK(stored->shape.n_features == 5);
     const std::vector<checkpoint::TensorEntry> expected = found;
-    CHECK(training::first_difference(found, expected).empty());
+    CHECK(model::first_difference(found, expected).empty());
     found.back().shape = {13};
-    CHECK(training::first_difference(found, expected) == "decoder_bias.second_moment is fp32 [13], not fp32 [12]");
+    CHECK(model::first_difference(found, expected) == "decoder_bias.second_moment is fp32 [13], not fp32 [12]");
     found.pop_back();
-    CHECK(training::first_difference(found, expected) == "decoder_bias.second_moment is missing");
+    CHECK(model::first_difference(found, expected) == "decoder_bias.second_moment is missing");
   }
   for (const Decoder decoder :
        {Decoder::cross_layer, Decoder::per_layer, Decoder::tied, Decoder::tied_target, Decoder::low_rank})
@@ -102,7 +102,7 @@ TEST_CASE("sizes and policy are derived from the tensors of a checkpoint") {
       CHECK(stored->shape.affine == variant.affine);
       CHECK(stored->shape.rank == variant.rank);
       CHECK(stored->shape.skip == skip);
-      CHECK(training::first_difference(found, tensors(stored->shape, StatePolicy::fp32)).empty());
+      CHECK(model::first_difference(found, tensors(stored->shape, StatePolicy::fp32)).empty());
     }
   CHECK(!stored_model(std::vector<checkpoint::TensorEntry>{{"block_0/weight", kernels::Scalar::fp32, {3, 4}}}));
 }
@@ -113,7 +113,7 @@ TEST_CASE("the plan's bytes are those of a model") {
   for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::bf16, StatePolicy::eight_bit}) {
     const std::int64_t before = device::memory_use().device_bytes;
     const Model model(shape, policy, grid, testing::execution(), Moments::held);
-    const training::StateBytes planned = training::largest_state_bytes(parameter_specs(shape), grid.shape(), policy,
+    const model::StateBytes planned = model::largest_state_bytes(parameter_specs(shape), grid.shape(), policy,
                                                                        testing::execution().backend, Moments::held);
     CHECK(device::memory_use().device_bytes - before == planned.total());
     CHECK(model.state_bytes() == planned.weights + planned.moments);

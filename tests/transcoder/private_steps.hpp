@@ -63,9 +63,9 @@ struct PrivateSteps {
                 grid, execution(), kernels::Scalar::fp32) {
     trainer.initialise();
     // Gradients of all parameters well above rounding.
-    const training::Parameters& parameters = trainer.model().parameters();
+    const model::Parameters& parameters = trainer.model().parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const training::ParameterSpec& spec = parameters.specs()[i];
+      const model::ParameterSpec& spec = parameters.specs()[i];
       std::vector<float> values;
       for (std::int64_t e = 0; e < spec.elements(); ++e)
         values.push_back(static_cast<float>(spec.name.ends_with("threshold")
@@ -84,8 +84,8 @@ struct PrivateSteps {
     return {100, side, side};
   }
   void set(std::size_t parameter, const std::vector<float>& values) {
-    const training::Parameters& parameters = trainer.model().parameters();
-    const training::ParameterSpec& spec = parameters.specs()[parameter];
+    const model::Parameters& parameters = trainer.model().parameters();
+    const model::ParameterSpec& spec = parameters.specs()[parameter];
     const device::Buffer<float> staged(spec.elements());
     float* const to = spec.is_matrix() ? staged.data() : parameters.vector(parameter).weight.data;
     device::copy(execution(), to, values.data(), 4 * spec.elements(), device::Direction::to_device);
@@ -104,9 +104,9 @@ struct PrivateSteps {
   std::vector<double> parameters() {
     trainer.settle();
     std::vector<double> all;
-    const training::Parameters& held = trainer.model().parameters();
+    const model::Parameters& held = trainer.model().parameters();
     for (std::size_t i = 0; i < held.size(); ++i) {
-      const training::ParameterSpec& spec = held.specs()[i];
+      const model::ParameterSpec& spec = held.specs()[i];
       const device::Buffer<float> staged(spec.elements());
       if (spec.is_matrix())
         kernels::weights_to_float(execution(), held.matrix(i), 0, staged.matrix(spec.rows(), spec.columns()));
@@ -118,9 +118,9 @@ struct PrivateSteps {
   }
   std::vector<double> gradients() const {
     std::vector<double> all;
-    const training::Parameters& held = trainer.model().parameters();
+    const model::Parameters& held = trainer.model().parameters();
     for (std::size_t i = 0; i < held.size(); ++i) {
-      const training::ParameterSpec& spec = held.specs()[i];
+      const model::ParameterSpec& spec = held.specs()[i];
       std::vector<double> values(static_cast<std::size_t>(spec.elements()));
       const bool is_matrix = spec.is_matrix();
       const kernels::Matrix<float> owned = trainer.gradients().matrix(i);

@@ -45,7 +45,7 @@ TEST_CASE("a layer without variance has no NMSE and does not change the means") 
   const std::string table = to_table(result);
   CHECK(words(table, 2) == std::vector<std::string>{"1", "-", "-", "-", "32.00", "100.0%"});
   CHECK(words(table, 3) == std::vector<std::string>{"mean", "0.5000", "0.2500", "0.7500", "24.00", "50.0%"});
-  const report::Json json = to_json(result);
+  const Json json = to_json(result);
   CHECK(json["nmse_standardised"][1].is_null());
   CHECK(json["nmse_pooled"].is_null());
   CHECK(json["nmse_standardised_mean"] == 0.5);
@@ -57,7 +57,7 @@ TEST_CASE("measures of the decoder: shares by target layer, null before the sour
   EvaluationResult result = result_with(0.5);
   result.density_histogram[0][0] = 3;
   const DecoderSummary summary{{{0.25, 0.75}, {none}}, {0.5, none}, {0.125, none}};
-  const report::Json json = to_json(summary);
+  const Json json = to_json(summary);
   CHECK(json["decoder_share"][0] == std::vector<double>{0.25, 0.75});
   CHECK(json["decoder_share"][1][0].is_null());
   CHECK(json["decoder_share"][1][1].is_null());

@@ -12,7 +12,7 @@
 
 #include "kernels/random.hpp"
 #include "tests/test.hpp"
-#include "tests/training/registry_bits.hpp"
+#include "tests/model/registry_bits.hpp"
 #include "transcoder/step/trainer.hpp"
 
 namespace weft::transcoder {

@@ -173,7 +173,7 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
     for (const parallel::GridShape& shape : grids()) {
       CAPTURE(shape.text());
       const Shape sizes = shape_of(configuration.transcoder, kLayers, kWidth);
-      const training::StepArena planned =
+      const model::StepArena planned =
           measure_step(configuration, sizes, shape, kLayers * kWidth * 4, testing::execution().backend);
       const device::MemoryUse before = device::memory_use();
       std::int64_t normalisation = 0;
@@ -182,7 +182,7 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
         normalisation = device::memory_use().device_bytes - before.device_bytes;
       }
       const Run run(configuration, data, shape);
-      const training::StepArena& taken = run.trainer.memory();
+      const model::StepArena& taken = run.trainer.memory();
       REQUIRE(taken.bytes().size() == planned.bytes().size());
       for (std::size_t i = 0; i < planned.bytes().size(); ++i) {
         CAPTURE(planned.bytes()[i].purpose);

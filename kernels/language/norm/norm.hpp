@@ -14,7 +14,7 @@
 //
 //   dweight_j = sum over n of dy[n, j] xhat[n, j]          dbias_j = sum over n of dy[n, j]
 //
-// are formed by a GradientSink (training/gradient_sink.hpp): from h, dy, mu and r, or, without reading these again,
+// are formed by a GradientSink (model/gradient_sink.hpp): from h, dy, mu and r, or, without reading these again,
 // from the partial sums over blocks of rows that the backward pass leaves.
 //
 // Rows are fp32, bf16 or fp16, arithmetic and statistics are fp32. Sums over a row have a fixed order.

@@ -23,7 +23,7 @@ class ForwardSubject : public BenchmarkSubject {
                    device_settings(configuration).tf32} {}
 
   void settle() override { kernels::fence(execution_); }
-  report::Timers& timers() override { return timers_; }
+  run::Timers& timers() override { return timers_; }
   checkpoint::Registry& registry() override { return registry_; }
   const kernels::Execution& execution() const override { return execution_; }
   void time_phases(bool one_by_one) override {
@@ -36,7 +36,7 @@ class ForwardSubject : public BenchmarkSubject {
   void build_model(const language_model::TransformerSettings& settings) {
     arena_.emplace(execution_, grid_);
     model_.emplace(architecture_, configuration_.optimizer.state, grid_.shape(), 0, execution_,
-                   training::Moments::none);
+                   model::Moments::none);
     model_->initialise(static_cast<std::uint64_t>(configuration_.run.seed));
     model_->parameters().add_to(registry_);
     transformer_.emplace(*model_, settings, timers_, *arena_);
@@ -46,9 +46,9 @@ class ForwardSubject : public BenchmarkSubject {
   const language_model::Architecture architecture_;
   const parallel::Grid& grid_;
   const kernels::Execution execution_;
-  report::Timers timers_;
+  run::Timers timers_;
   checkpoint::Registry registry_;
-  std::optional<training::StepArena> arena_;
+  std::optional<model::StepArena> arena_;
   std::optional<language_model::Model> model_;
   std::optional<language_model::Transformer> transformer_;
 };

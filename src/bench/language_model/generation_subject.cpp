@@ -60,11 +60,11 @@ class GenerationSubject final : public ForwardSubject {
     ForwardSubject::time_phases(one_by_one);
   }
   std::int64_t tokens_per_step() const override { return generation_.rows * generation_.new_tokens; }
-  training::Work work_of(std::string_view phase) const override {
+  run::Work work_of(std::string_view phase) const override {
     return language_model::generation_work(phase, configuration_, generation_);
   }
-  training::PhaseBytes phase_bytes() const override {
-    training::PhaseBytes all;
+  run::PhaseBytes phase_bytes() const override {
+    run::PhaseBytes all;
     for (const char* phase : {"embedding", "norms", "products", "attention", "activation", "sampling"})
       all.emplace_back(phase, work_of(phase).bytes);
     return all;
@@ -113,20 +113,20 @@ language_model::Plan generation_plan(const language_model::Configuration& config
                                      const language_model::Architecture& architecture) {
   const kernels::Backend backend = device::planned_backend(language_model::device_settings(configuration));
   const language_model::GenerationSettings generation = generation_case(configuration, settings, architecture, backend);
-  const std::vector<training::ParameterSpec> specs = language_model::parameter_specs(architecture);
-  const training::StateBytes state = training::largest_state_bytes(
-      specs, language_model::single_process(), configuration.optimizer.state, backend, training::Moments::none);
-  training::StepArena arena(backend);
+  const std::vector<model::ParameterSpec> specs = language_model::parameter_specs(architecture);
+  const model::StateBytes state = model::largest_state_bytes(
+      specs, language_model::single_process(), configuration.optimizer.state, backend, model::Moments::none);
+  model::StepArena arena(backend);
   const language_model::Transformer::Buffers transformer(transformer_case(configuration, generation), arena);
   const language_model::Generator::Buffers generator(generation, arena);
   language_model::Plan plan;
   plan.architecture = architecture;
-  plan.parameters = training::elements_of(specs);
+  plan.parameters = model::elements_of(specs);
   plan.device = {{"weights", state.weights},
                  {"conversion of weights", state.conversion},
                  {"rotary positions", 4 * language_model::rotary_elements(architecture)},
                  {"CUDA context and libraries", kernels::kCudaBuild ? language_model::kContextBytes : 0}};
-  for (const training::StepArena::Bytes& bytes : arena.bytes()) {
+  for (const model::StepArena::Bytes& bytes : arena.bytes()) {
     plan.device.emplace_back(bytes.purpose, bytes.device);
     plan.host.emplace_back(bytes.purpose, bytes.host);
   }

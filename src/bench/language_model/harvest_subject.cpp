@@ -77,11 +77,11 @@ class HarvestSubject final : public ForwardSubject {
     settle();
   }
   std::int64_t tokens_per_step() const override { return configuration_.data.batch_tokens; }
-  training::Work work_of(std::string_view phase) const override {
+  run::Work work_of(std::string_view phase) const override {
     return language_model::generation_work(phase, configuration_, forward_passes(configuration_, architecture_));
   }
-  training::PhaseBytes phase_bytes() const override {
-    training::PhaseBytes all;
+  run::PhaseBytes phase_bytes() const override {
+    run::PhaseBytes all;
     for (const char* phase : {"embedding", "norms", "products", "attention", "activation"})
       all.emplace_back(phase, work_of(phase).bytes);
     return all;
@@ -114,7 +114,7 @@ language_model::Plan harvest_plan(const language_model::Configuration& configura
                                                                    configuration.language_model);
   language_model::Plan plan;
   plan.architecture = architecture;
-  plan.parameters = training::elements_of(language_model::parameter_specs(architecture));
+  plan.parameters = model::elements_of(language_model::parameter_specs(architecture));
   plan.device = {{"model", language_model::forward_bytes(configuration, architecture, rows)},
                  {"recorded rows", recorded},
                  {"CUDA context and libraries", kernels::kCudaBuild ? language_model::kContextBytes : 0}};

@@ -13,8 +13,8 @@
 #include "language_model/pass_work.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
-#include "report/format.hpp"
-#include "training/usable_memory.hpp"
+#include "base/format.hpp"
+#include "run/usable_memory.hpp"
 
 namespace weft::bench {
 namespace {
@@ -77,7 +77,7 @@ class LanguageSubject final : public BenchmarkSubject {
     trainer_->step(batch);
   }
   void settle() override { trainer_->settle(); }
-  report::Timers& timers() override { return trainer_->timers(); }
+  run::Timers& timers() override { return trainer_->timers(); }
   checkpoint::Registry& registry() override { return trainer_->registry(); }
   const kernels::Execution& execution() const override { return execution_; }
   parallel::Exchanges exchanges() const override { return trainer_->exchanges(); }
@@ -86,13 +86,13 @@ class LanguageSubject final : public BenchmarkSubject {
   std::int64_t tokens_per_step() const override { return configuration_.data.batch_tokens; }
   double row_bytes() const override { return architecture_.vocabulary <= 1 << 16 ? 2 : 4; }  // an id in a token file
   std::int64_t state_bytes() const override {
-    const training::StateBytes& bytes = trainer_->model().parameters().bytes();
+    const model::StateBytes& bytes = trainer_->model().parameters().bytes();
     return bytes.weights + bytes.moments + bytes.host;
   }
-  training::Work work_of(std::string_view phase) const override {
+  run::Work work_of(std::string_view phase) const override {
     return language_model::work_of(phase, configuration_, architecture_);
   }
-  training::PhaseBytes phase_bytes() const override {
+  run::PhaseBytes phase_bytes() const override {
     return language_model::phase_bytes(configuration_, architecture_, true);
   }
   std::optional<double> loss() override {
@@ -129,7 +129,7 @@ class LanguageBenchmark final : public BenchmarkModel {
  public:
   input::Schema keys() override { return language_keys(input_); }
   const BenchmarkSettings& settings() const override { return input_.benchmark; }
-  const training::RunSettings& run() const override { return input_.configuration.run; }
+  const run::RunSettings& run() const override { return input_.configuration.run; }
   device::Settings device() const override { return device_settings(input_.configuration); }
   void use_ranks(const parallel::World& world) override {
     language_model::use_ranks(input_.configuration, world.size());
@@ -154,7 +154,7 @@ class LanguageBenchmark final : public BenchmarkModel {
   }
   double measure_product(const parallel::Grid& grid, const kernels::Execution& execution) const override {
     const language_model::ModelSettings& model = input_.configuration.language_model;
-    return training::measure_product(execution, input_.configuration.micro_tokens(), model.d_mlp, model.d_model,
+    return run::measure_product(execution, input_.configuration.micro_tokens(), model.d_mlp, model.d_model,
                                      grid.world());
   }
   void resolve(BenchmarkCase& one) const override {
@@ -170,13 +170,13 @@ class LanguageBenchmark final : public BenchmarkModel {
     const language_model::Plan needed = memory();
     const auto check = [](std::int64_t bytes, std::int64_t available, const std::string& memory) -> std::string {
       if (available == 0 || bytes <= available) return "";
-      return fmt::format("it needs {} of {}, {} are available", report::binary_bytes_text(bytes), memory,
-                         report::binary_bytes_text(available));
+      return fmt::format("it needs {} of {}, {} are available", format::binary_bytes_text(bytes), memory,
+                         format::binary_bytes_text(available));
     };
-    const training::HostShare host = training::usable_host_memory(world);
+    const run::HostShare host = run::usable_host_memory(world);
     const std::int64_t on_device =
         dry ? static_cast<std::int64_t>(configuration.device.memory * 1e9)
-            : training::usable_device_bytes(configuration.device, language_model::kContextBytes, world);
+            : run::usable_device_bytes(configuration.device, language_model::kContextBytes, world);
     const std::string refused = check(needed.device_total(), on_device, "device memory");
     if (!refused.empty()) return refused;
     return check(needed.host_total() + (kernels::kCudaBuild ? 0 : needed.device_total()), host.bytes,
@@ -184,9 +184,9 @@ class LanguageBenchmark final : public BenchmarkModel {
   }
   std::string plan() const override {
     const language_model::Plan needed = memory();
-    return fmt::format("{} parameters, {} where the kernels run, {} on the host", report::grouped(needed.parameters),
-                       report::binary_bytes_text(needed.device_total()),
-                       report::binary_bytes_text(needed.host_total()));
+    return fmt::format("{} parameters, {} where the kernels run, {} on the host", format::grouped(needed.parameters),
+                       format::binary_bytes_text(needed.device_total()),
+                       format::binary_bytes_text(needed.host_total()));
   }
   std::unique_ptr<BenchmarkSubject> subject(const parallel::Grid& grid, const device::Runtime& runtime,
                                             const parallel::World&) const override {

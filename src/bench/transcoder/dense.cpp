@@ -38,7 +38,7 @@ Matrix<const float> weights(const kernels::ParameterRows& rows) {
 
 }  // namespace
 
-training::Work dense_work_of(std::string_view phase, const transcoder::StepSizes& s) {
+run::Work dense_work_of(std::string_view phase, const transcoder::StepSizes& s) {
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   const double n = number(s.group_tokens), width = number(s.shape.width()), layers = number(s.shape.n_layers),
                features = number(s.n_features), encoder = layers * features * number(s.shape.d_model),
@@ -53,8 +53,8 @@ training::Work dense_work_of(std::string_view phase, const transcoder::StepSizes
   return transcoder::work_of(phase, s);
 }
 
-training::PhaseBytes dense_phase_bytes(const transcoder::StepSizes& sizes) {
-  training::PhaseBytes all;
+run::PhaseBytes dense_phase_bytes(const transcoder::StepSizes& sizes) {
+  run::PhaseBytes all;
   for (const char* phase : {"normalise", "encode", "select", "scatter", "decode", "loss", "biases", "mask",
                             "decoder backward", "encoder backward", "optimizer"})
     all.emplace_back(phase, dense_work_of(phase, sizes).bytes);

@@ -11,7 +11,7 @@
 
 #include "checkpoint/registry.hpp"
 #include "dataset/activations/loader.hpp"
-#include "report/timers.hpp"
+#include "run/timers.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/run/step_work.hpp"
@@ -20,8 +20,8 @@
 namespace weft::bench {
 
 /// transcoder::work_of and phase_bytes of a dense step.
-training::Work dense_work_of(std::string_view phase, const transcoder::StepSizes&);
-training::PhaseBytes dense_phase_bytes(const transcoder::StepSizes&);
+run::Work dense_work_of(std::string_view phase, const transcoder::StepSizes&);
+run::PhaseBytes dense_phase_bytes(const transcoder::StepSizes&);
 
 class DenseTrainer {
  public:
@@ -37,7 +37,7 @@ class DenseTrainer {
   checkpoint::Registry& registry() { return registry_; }
   const transcoder::Model& model() const { return model_; }
   transcoder::Selector& selection() { return *selection_; }
-  report::Timers& timers() { return timers_; }
+  run::Timers& timers() { return timers_; }
 
  private:
   kernels::Matrix<float> activations(std::int64_t layer) const;  // [N, F]
@@ -48,7 +48,7 @@ class DenseTrainer {
 
   const transcoder::Configuration configuration_;
   kernels::Execution execution_;
-  report::Timers timers_;
+  run::Timers timers_;
   transcoder::Model model_;
   transcoder::NormalisationOnDevice normalisation_;
   std::unique_ptr<transcoder::Selector> selection_;

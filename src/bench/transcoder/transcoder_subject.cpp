@@ -41,7 +41,7 @@ class TranscoderSubject : public BenchmarkSubject {
     trainer_->step(batches_->next());
     batches_->release();
   }
-  report::Timers& timers() override { return trainer_->timers(); }
+  run::Timers& timers() override { return trainer_->timers(); }
   checkpoint::Registry& registry() override { return trainer_->registry(); }
   const kernels::Execution& execution() const override { return execution_; }
   std::int64_t tokens_per_step() const override { return configuration_.data.batch_tokens; }
@@ -76,8 +76,8 @@ class Sparse final : public TranscoderSubject<transcoder::Trainer> {
     sizes_ = transcoder::step_sizes(configuration_, shape_, grid_, trainer_->metrics().l0);
     sizes_.stores_products = !trainer_->forms_products();
   }
-  training::Work work_of(std::string_view phase) const override { return transcoder::work_of(phase, sizes_); }
-  training::PhaseBytes phase_bytes() const override { return transcoder::phase_bytes(sizes_); }
+  run::Work work_of(std::string_view phase) const override { return transcoder::work_of(phase, sizes_); }
+  run::PhaseBytes phase_bytes() const override { return transcoder::phase_bytes(sizes_); }
   std::optional<double> loss() override { return trainer_->metrics().loss; }
 };
 
@@ -97,8 +97,8 @@ class Dense final : public TranscoderSubject<DenseTrainer> {
     sizes_ = transcoder::step_sizes(configuration_, shape_, grid_, {});
     sizes_.entries = static_cast<double>(trainer_->selection().statistics().entries);
   }
-  training::Work work_of(std::string_view phase) const override { return dense_work_of(phase, sizes_); }
-  training::PhaseBytes phase_bytes() const override { return dense_phase_bytes(sizes_); }
+  run::Work work_of(std::string_view phase) const override { return dense_work_of(phase, sizes_); }
+  run::PhaseBytes phase_bytes() const override { return dense_phase_bytes(sizes_); }
   std::optional<double> loss() override { return trainer_->loss(); }
 };
 #endif

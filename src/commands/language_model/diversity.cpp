@@ -14,7 +14,7 @@
 #include "language_model/lines.hpp"
 #include "language_model/policy/embedder.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
-#include "report/json.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::commands {
 namespace {
@@ -125,8 +125,8 @@ class SemanticDiversity {
  private:
   const LoadedLanguageModel& loaded_;
   const language_model::TransformerSettings settings_;
-  report::Timers timers_;
-  training::StepArena arena_;
+  run::Timers timers_;
+  model::StepArena arena_;
   language_model::Transformer transformer_;
   language_model::Staging staging_;
   language_model::Embedder embedder_;

@@ -45,7 +45,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
       language_model::evaluate(text, configuration.data.sequence, forward.settings.rows, forward.transformer,
                                forward.staging, loaded.execution(), &world.all());
   std::string printed = fmt::format("{} on {}: {}", loaded.opened.name(), path, language_model::to_text(result));
-  report::Json record;
+  Json record;
   if (loaded.opened.found)
     record = {{"checkpoint", loaded.opened.found->path.string()}, {"step", loaded.opened.found->manifest.step}};
   else
@@ -66,7 +66,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
   }
   print_result(request, printed, record);
   if (request.output.empty()) return 0;
-  if (world.is_root()) report::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
+  if (world.is_root()) storage::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
   return 0;
 }
 

@@ -10,7 +10,7 @@
 #include "language_model/exchange/peft.hpp"
 #include "language_model/plan.hpp"
 #include "parallel/affinity.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 
 namespace weft::commands {
 namespace {
@@ -26,13 +26,13 @@ struct LanguageExportOptions {
 int export_adapters(const Request& request, const OpenedModel& opened, kernels::Scalar type,
                     const parallel::World& world, const device::Runtime& runtime) {
   const language_model::LoraSettings& lora = opened.architecture.lora;
-  const training::Parameters adapters = opened.adapters(world, runtime.execution());
+  const model::Parameters adapters = opened.adapters(world, runtime.execution());
   const std::string& base = opened.configuration().initial;
   language_model::write_peft(adapters, opened.architecture, base, type, runtime.execution(), request.output);
   print_written(request,
                 fmt::format("{}: adapters of rank {} for {}, {} parameters, of {}\n  they belong to {}", request.output,
                             lora.rank, fmt::join(lora.targets, ", "),
-                            report::grouped(training::elements_of(adapters.specs())), opened.name(), base),
+                            format::grouped(model::elements_of(adapters.specs())), opened.name(), base),
                 {{"output", request.output},
                  {"model", opened.name()},
                  {"base", base},
@@ -63,7 +63,7 @@ int run_language_export(const Request& request, const LanguageExportOptions& opt
   architecture.positions = 1;
   const parallel::Grid grid(world, language_model::single_process());
   const language_model::Model model(architecture, opened.configuration().optimizer.state, grid.shape(), 0,
-                                    runtime.execution(), training::Moments::none);
+                                    runtime.execution(), model::Moments::none);
   opened.load(model, world, runtime.execution());
   const std::optional<language_model::Tokenizer> tokenizer = opened.tokenizer(world, runtime.execution());
 

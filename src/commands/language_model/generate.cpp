@@ -158,10 +158,10 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
   const parallel::Communicator self = world.all().split(world.rank(), 0);
   const parallel::Grid grid(self, language_model::single_process());
   const language_model::Model model(architecture, configuration.optimizer.state, grid.shape(), 0, execution,
-                                    training::Moments::none);
+                                    model::Moments::none);
   opened.load(model, world, execution);
-  report::Timers timers;
-  training::StepArena arena(execution, grid);
+  run::Timers timers;
+  model::StepArena arena(execution, grid);
   language_model::TransformerSettings settings = language_model::transformer_settings(configuration, architecture);
   settings.gradients = false;
   if (architecture.positions > settings.length) settings.length = settings.shortest = architecture.positions;

@@ -10,7 +10,7 @@
 #include "commands/language_model/loaded.hpp"
 #include "commands/language_model/texts.hpp"
 #include "dataset/activations/description.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::commands {
@@ -47,7 +47,7 @@ HarvestSettings harvest_settings(const HarvestOptions& options, const Configurat
     throw collective_error(ExitCode::usage,
                            "the text has {} tokens, {} are asked for (whole windows of data.sequence = {} are "
                            "harvested); give more text{}",
-                           report::grouped(tokens), options.rows == 0 ? "more" : report::grouped(options.rows),
+                           format::grouped(tokens), options.rows == 0 ? "more" : format::grouped(options.rows),
                            settings.length, options.rows == 0 ? "" : ", or another --tokens");
   const std::int64_t per_file = options.rows_per_file == 0 ? kRowsPerFile : options.rows_per_file;
   settings.windows_per_file = std::min(settings.windows, std::max<std::int64_t>(1, per_file / settings.length));
@@ -114,20 +114,20 @@ int run_harvest(const Request& request, const HarvestOptions& options, const par
     storage::make_directory(request.output);
     const std::int64_t free = storage::free_bytes(request.output);
     log::info("{}: {} rows of {} layers, d_model {}, {}: {} in {} files{}; {} free on the disk", request.output,
-              report::grouped(settings.windows * settings.length), model.layers, model.d_model,
+              format::grouped(settings.windows * settings.length), model.layers, model.d_model,
               dataset::name_of(writer.dtype),
-              report::decimal_bytes_text(static_cast<double>(settings.windows * settings.length * row_bytes)),
+              format::decimal_bytes_text(static_cast<double>(settings.windows * settings.length * row_bytes)),
               settings.files(),
               missing == 0 || present.find('1') == present.npos
                   ? ""
                   : fmt::format(", of which {} are there", std::count(present.begin(), present.end(), '1')),
-              free < 0 ? "an unknown amount is" : report::decimal_bytes_text(static_cast<double>(free)));
+              free < 0 ? "an unknown amount is" : format::decimal_bytes_text(static_cast<double>(free)));
     if (free >= 0 && missing > free)
       throw error(ExitCode::io,
                   "{}: {} are to be written (the disk has {} free); free space, give fewer --tokens, or "
                   "take --type bf16",
-                  request.output, report::decimal_bytes_text(static_cast<double>(missing)),
-                  report::decimal_bytes_text(static_cast<double>(free)));
+                  request.output, format::decimal_bytes_text(static_cast<double>(missing)),
+                  format::decimal_bytes_text(static_cast<double>(free)));
     return present;
   });
 

@@ -9,7 +9,7 @@
 #include "commands/family.hpp"
 #include "language_model/exchange/directory.hpp"
 #include "language_model/model.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 
 namespace weft::commands {
 namespace {
@@ -22,13 +22,13 @@ std::string describe_language_model(const std::filesystem::path& path, const che
               {}, input::Writer::checkpoint);
   const language_model::Configuration& configuration = own.configuration;
   const language_model::Architecture architecture = language_model::stored_architecture(configuration, manifest);
-  const std::vector<training::ParameterSpec> specs = language_model::parameter_specs(architecture);
+  const std::vector<model::ParameterSpec> specs = language_model::parameter_specs(architecture);
   // Merged weights have no moments.
   const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
                                      [](const auto& tensor) { return tensor.name.ends_with(".first_moment"); });
-  const std::string difference = training::first_difference(
-      manifest.tensors, training::tensors_of(specs, configuration.optimizer.state,
-                                             trainable ? training::Moments::held : training::Moments::none));
+  const std::string difference = model::first_difference(
+      manifest.tensors, model::tensors_of(specs, configuration.optimizer.state,
+                                             trainable ? model::Moments::held : model::Moments::none));
   if (!difference.empty())
     throw collective_error(ExitCode::io,
                            "{}: {} (the language model of its input has it); was it written by another program?",
@@ -37,12 +37,12 @@ std::string describe_language_model(const std::filesystem::path& path, const che
   const std::string adapters =
       architecture.lora.rank == 0
           ? ""
-          : fmt::format(", {} of them in adapters of rank {}", report::grouped(training::trained_elements_of(specs)),
+          : fmt::format(", {} of them in adapters of rank {}", format::grouped(model::trained_elements_of(specs)),
                         architecture.lora.rank);
   return fmt::format(
       "  language model of {} layer{}, d_model {}, {} heads, vocabulary {}: {} parameters{}, all tensors present{}\n",
       model.layers, model.layers == 1 ? "" : "s", model.d_model, model.heads, architecture.vocabulary,
-      report::grouped(training::elements_of(specs)), adapters, trainable ? "" : " (weights only, without moments)");
+      format::grouped(model::elements_of(specs)), adapters, trainable ? "" : " (weights only, without moments)");
 }
 
 std::optional<std::pair<std::string, Json>> inspect_huggingface(const std::filesystem::path& path) {

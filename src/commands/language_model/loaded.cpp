@@ -12,7 +12,7 @@ WholeModel::WholeModel(const OpenedModel& opened, const parallel::World& world, 
     : self(world.all().split(world.rank(), 0)),
       grid(self, single_process()),
       model(opened.architecture, opened.configuration().optimizer.state, grid.shape(), 0, execution,
-            training::Moments::none) {
+            model::Moments::none) {
   opened.load(model, world, execution);
 }
 

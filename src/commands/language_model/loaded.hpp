@@ -43,8 +43,8 @@ struct ForwardOnly {
       : ForwardOnly(loaded.configuration(), loaded.whole, rows) {}
 
   const language_model::TransformerSettings settings;
-  report::Timers timers;
-  training::StepArena arena;
+  run::Timers timers;
+  model::StepArena arena;
   language_model::Transformer transformer;
   language_model::Staging staging;
 };

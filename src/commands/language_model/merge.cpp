@@ -12,8 +12,8 @@
 #include "language_model/plan.hpp"
 #include "language_model/training_run.hpp"
 #include "parallel/affinity.hpp"
-#include "report/build.hpp"
-#include "report/format.hpp"
+#include "run/build.hpp"
+#include "base/format.hpp"
 
 namespace weft::commands {
 
@@ -39,7 +39,7 @@ static int run_merge(const Request& request, const parallel::World& world) {
   // 2. The weights with the adapters, and the tokeniser.
   const parallel::Grid grid(world, language_model::single_process());
   const language_model::Model model(language_model::base_of(opened.architecture), configuration.optimizer.state,
-                                    grid.shape(), 0, execution, training::Moments::none);
+                                    grid.shape(), 0, execution, model::Moments::none);
   opened.load(model, world, execution);
   checkpoint::Registry registry;
   model.parameters().add_to(registry);
@@ -59,7 +59,7 @@ static int run_merge(const Request& request, const parallel::World& world) {
   manifest.grid = grid.shape().sizes();
   manifest.input = input::print(bench::language_keys(opened.input));
   manifest.original_input = trained.original_input;
-  manifest.code_revision = report::build_record.revision;
+  manifest.code_revision = run::build_record.revision;
   manifest.libraries = library_versions();
   manifest.dataset_fingerprint = trained.dataset_fingerprint;
   manifest.extra = json_text(language_model::manifest_extra(model.architecture()));
@@ -73,7 +73,7 @@ static int run_merge(const Request& request, const parallel::World& world) {
   print_written(request,
                 fmt::format("{}: {} with its adapters merged, {} parameters (weights only, without moments)",
                             written->path.string(), opened.name(),
-                            report::grouped(training::elements_of(model.parameters().specs()))),
+                            format::grouped(model::elements_of(model.parameters().specs()))),
                 {{"output", request.output}, {"checkpoint", written->path.string()}, {"model", opened.name()}});
   return 0;
 }

@@ -5,7 +5,7 @@
 
 #include "language_model/plan.hpp"
 #include "parallel/watchdog.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "storage/digest.hpp"
 
 namespace weft::commands {

@@ -50,7 +50,7 @@ void read_input_of(const language_model::HuggingfaceConfig& config, const Reques
                              name, change.path, change.before, change.after);
 }
 
-void load_part(const training::Parameters& parameters, const checkpoint::Found& found, const parallel::World& world,
+void load_part(const model::Parameters& parameters, const checkpoint::Found& found, const parallel::World& world,
                const kernels::Execution& execution) {
   checkpoint::Registry registry;
   parameters.add_to(registry);
@@ -110,11 +110,11 @@ void OpenedModel::load(const language_model::Model& model, const parallel::World
     language_model::merge(adapters(world, execution), architecture, model.parameters(), execution);
 }
 
-training::Parameters OpenedModel::adapters(const parallel::World& world, const kernels::Execution& execution) const {
+model::Parameters OpenedModel::adapters(const parallel::World& world, const kernels::Execution& execution) const {
   if (architecture.lora.rank == 0)
     throw collective_error(ExitCode::usage, "{}: has no adapters (it was trained without lora.rank)", name());
-  training::Parameters adapters(language_model::adapter_specs(architecture), configuration().optimizer.state,
-                                language_model::single_process(), 0, execution, training::Moments::none);
+  model::Parameters adapters(language_model::adapter_specs(architecture), configuration().optimizer.state,
+                                language_model::single_process(), 0, execution, model::Moments::none);
   if (directory)
     language_model::load_peft(adapters, architecture, execution, architecture.lora.initial);
   else

@@ -27,7 +27,7 @@ struct OpenedModel {
   void load(const language_model::Model&, const parallel::World&, const kernels::Execution&) const;
   /// The adapters alone (language_model/adapters.hpp), on one process. Throws a collective Error(usage) if there are
   /// none. Collective.
-  training::Parameters adapters(const parallel::World&, const kernels::Execution&) const;
+  model::Parameters adapters(const parallel::World&, const kernels::Execution&) const;
   /// Recognises the weights: sha256 of the manifest, or of the configuration and the weights of a directory of Hugging
   /// Face, which rank 0 reads. Collective.
   std::string identity(const parallel::World&) const;

@@ -37,8 +37,8 @@ class TranscoderReplacement {
   const dataset::Statistics statistics_;
   const transcoder::NormalisationOnDevice normalisation_;
   const transcoder::Model model_;
-  report::Timers timers_;
-  training::StepArena arena_;
+  run::Timers timers_;
+  model::StepArena arena_;
   transcoder::Forward forward_;
 };
 

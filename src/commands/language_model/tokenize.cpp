@@ -15,7 +15,7 @@
 #include "language_model/tokenizer/corpus.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "storage/mapped_file.hpp"
 
 namespace weft::commands {
@@ -134,8 +134,8 @@ int run_tokenize(const Request& request, const TokenizeOptions& options, const p
     print_written(
         request,
         fmt::format("wrote {}: {} tokens of a vocabulary of {}, {} document{}, {} file{}; {:.3f} bytes per token",
-                    request.output, report::grouped(written.tokens), tokenizer.vocabulary_size(),
-                    report::grouped(written.documents), written.documents == 1 ? "" : "s", written.files,
+                    request.output, format::grouped(written.tokens), tokenizer.vocabulary_size(),
+                    format::grouped(written.documents), written.documents == 1 ? "" : "s", written.files,
                     written.files == 1 ? "" : "s",
                     static_cast<double>(written.text_bytes) / static_cast<double>(written.tokens)),
         {{"output", request.output},

@@ -16,9 +16,9 @@
 #include "language_model/plan.hpp"
 #include "language_model/policy/polychromic_run.hpp"
 #include "language_model/training_run.hpp"
-#include "report/format.hpp"
-#include "training/algorithms.hpp"
-#include "training/usable_memory.hpp"
+#include "base/format.hpp"
+#include "run/algorithms.hpp"
+#include "run/usable_memory.hpp"
 
 namespace weft::commands {
 namespace {
@@ -57,7 +57,7 @@ int train_language_model(const Request& request, const TrainOptions& options, co
     log::warning("log.evaluate_every = {} has no effect (no validation data, and log.sample_tokens = 0)",
                  configuration.log.evaluate_every);
   const language_model::Architecture architecture = language_model::architecture_of(configuration, corpus, initial);
-  training::use_recorded_algorithms(configuration.device.algorithms, world);
+  run::use_recorded_algorithms(configuration.device.algorithms, world);
   language_model::Plan plan = language_model::plan(configuration, architecture, corpus.train.size());
   std::optional<language_model::Prompts> prompts;  // prompts of weft lm polychromic
   if (polychromic) {
@@ -69,9 +69,9 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
   const std::int64_t device_memory = static_cast<std::int64_t>(configuration.device.memory * 1e9);
   // The run is planned for another machine, whose host memory is not known, with --device-memory or parallel.world.
-  const training::HostShare memory = options.device_memory.empty() && configuration.parallel.world == 0
-                                         ? training::usable_host_memory(world)
-                                         : training::HostShare{};
+  const run::HostShare memory = options.device_memory.empty() && configuration.parallel.world == 0
+                                         ? run::usable_host_memory(world)
+                                         : run::HostShare{};
   language_model::require_memory(plan, configuration, memory.bytes, memory.limit, device_memory);
   language_model::require_worthwhile_swapping(plan);
   const MemoryNeed need{.device = plan.device_total(),
@@ -97,11 +97,11 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   planned.start = [&](const device::Runtime&) -> std::shared_ptr<void> {
     language_model::require_memory(
         plan, configuration, 0, "",
-        training::usable_device_bytes(configuration.device, language_model::kContextBytes, world));
+        run::usable_device_bytes(configuration.device, language_model::kContextBytes, world));
     return nullptr;
   };
-  planned.make = [&](const training::OpenedRun& opened, bool changed, const parallel::Grid& grid,
-                     const device::Runtime& runtime) -> std::unique_ptr<training::Trainable> {
+  planned.make = [&](const run::OpenedRun& opened, bool changed, const parallel::Grid& grid,
+                     const device::Runtime& runtime) -> std::unique_ptr<run::Trainable> {
     const checkpoint::Found* const found = opened.found ? &*opened.found : nullptr;
     if (prompts)
       return std::make_unique<language_model::PolychromicRun>(configuration, corpus, *prompts, found, world, grid,

@@ -17,8 +17,8 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/affinity.hpp"
 #include "storage/durable.hpp"
-#include "training/algorithms.hpp"
-#include "training/run_directory.hpp"
+#include "run/algorithms.hpp"
+#include "run/run_directory.hpp"
 
 namespace weft::commands {
 namespace {
@@ -117,15 +117,15 @@ int run_benchmark(const Request& request, const BenchmarkOptions& options, const
   const bench::BenchmarkSettings& settings = input->settings();
   std::vector<Case> cases;
   for (const std::string& text : settings.cases) cases.push_back(read_case(request, *input, text, family, world));
-  report::Json reference;
+  Json reference;
   if (!options.compare.empty()) world.on_root([&] { reference = bench::read_reference(options.compare); });
   const std::filesystem::path directory = input->run().output;
   const parallel::GridShape shape = input->grid(world);
-  training::require_usable_output(world, directory);
-  training::use_recorded_algorithms(input->device().algorithms, world);  // sizes of workspaces depend on them
+  run::require_usable_output(world, directory);
+  run::use_recorded_algorithms(input->device().algorithms, world);  // sizes of workspaces depend on them
   if (request.dry_run) {
     std::string text;
-    report::Json document = {{"cases", report::Json::array()}};
+    Json document = {{"cases", Json::array()}};
     for (Case& one : cases) {
       if (one.obstacle.empty()) one.obstacle = one.model->obstacle(world, true);
       text += fmt::format("{}{}: {}", text.empty() ? "" : "\n", one.name,
@@ -150,11 +150,11 @@ int run_benchmark(const Request& request, const BenchmarkOptions& options, const
   result.grid = shape.sizes();
   result.steps = settings.warmup + settings.steps;
   log::info("{}; {} ranks, grid {}", result.device, world.size(), shape.text());
-  result.machine = {training::measure_copy(runtime.execution(), world.all()),
+  result.machine = {run::measure_copy(runtime.execution(), world.all()),
                     input->measure_product(grid, runtime.execution())};
 
   // 3. Every case. Tuning needs one step of each, which makes all products.
-  training::Profile profile(request.profile && !options.tune, world, runtime);  // profile of the first case
+  run::Profile profile(request.profile && !options.tune, world, runtime);  // profile of the first case
   for (Case& one : cases) {
     if (one.obstacle.empty()) one.obstacle = one.model->obstacle(world, false);
     if (!one.obstacle.empty()) {
@@ -185,11 +185,11 @@ int run_benchmark(const Request& request, const BenchmarkOptions& options, const
   input->judge(result);
 
   // 4. Print, write, compare.
-  const report::Json document = bench::to_json(result);
+  const Json document = bench::to_json(result);
   print_result(request, bench::to_table(result), document);
   std::int64_t slower = 0;
   world.on_root([&] {
-    report::write_json(directory / "benchmark.json", document);
+    storage::write_json(directory / "benchmark.json", document);
     storage::write_text_atomically(directory / "benchmark.csv", bench::to_csv(result));
     log::info("results in {}: benchmark.json, benchmark.csv", directory.string());
     if (options.compare.empty()) return;

@@ -15,8 +15,8 @@
 #include "dataset/activations/row_tokens.hpp"
 #include "dataset/activations/statistics.hpp"
 #include "dataset/tokens/token_set.hpp"
-#include "report/format.hpp"
-#include "report/json.hpp"
+#include "base/format.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::commands {
 namespace {
@@ -26,11 +26,11 @@ void inspect_checkpoint(const std::filesystem::path& path, const Request& reques
   const checkpoint::Manifest& manifest = found.manifest;
   std::string text =
       fmt::format("{}: checkpoint, format {}, step {}, {} tokens ({}), written by {} rank{} ({}), program {}\n",
-                  path.string(), manifest.format_version, manifest.step, report::grouped(manifest.tokens),
+                  path.string(), manifest.format_version, manifest.step, format::grouped(manifest.tokens),
                   printable(checkpoint::to_text(manifest.cursor, ", ")), manifest.world, manifest.world == 1 ? "" : "s",
                   printable(checkpoint::to_text(manifest.grid)), printable(manifest.code_revision));
   for (const Family* family : families()) text += family->describe(path, manifest);
-  report::Json tensors = report::Json::array();
+  Json tensors = Json::array();
   std::int64_t total = 0;
   for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
     std::string shape;
@@ -42,7 +42,7 @@ void inspect_checkpoint(const std::filesystem::path& path, const Request& reques
   print_result(
       request,
       fmt::format("{}{} tensors, {}; {} shard{}, all digests match", text, manifest.tensors.size(),
-                  report::binary_bytes_text(total), manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s"),
+                  format::binary_bytes_text(total), manifest.shards.size(), manifest.shards.size() == 1 ? "" : "s"),
       {{"kind", "checkpoint"},
        {"path", path.string()},
        {"format", manifest.format_version},

@@ -12,8 +12,8 @@
 #include "language_model/training_run.hpp"
 #include "parallel/watchdog.hpp"
 #include "privacy/accountant/accountant.hpp"
-#include "report/format.hpp"
-#include "report/json.hpp"
+#include "base/format.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::commands {
 namespace {
@@ -70,7 +70,7 @@ void add_input(PrivacyQuestion& question, const Request& request, const PrivacyO
     const language_model::PrivateRecords records = language_model::private_records(run, corpus.train.size());
     question.sample_rate = records.rate();
     question.of = fmt::format("{}: {:g} of {} sequences per step on average", train.subject, records.expected,
-                              report::grouped(records.count));
+                              format::grouped(records.count));
   }
   if (options.accountant.empty()) question.accountants = {given.accountant};
 }

@@ -8,9 +8,9 @@
 #include "input/print.hpp"
 #include "kernels/execution.hpp"
 #include "parallel/affinity.hpp"
-#include "report/format.hpp"
-#include "report/run_record.hpp"
-#include "training/algorithms.hpp"
+#include "base/format.hpp"
+#include "run/run_record.hpp"
+#include "run/algorithms.hpp"
 
 namespace weft::commands {
 namespace {
@@ -29,7 +29,7 @@ bool enough(std::int64_t needed, std::int64_t available) { return available == 0
 
 std::string comparison(std::int64_t needed, std::int64_t available, const std::string& memory) {
   return fmt::format("{}: {} of {} {}, per rank ({:.0f} %)", enough(needed, available) ? "fits" : "does not fit",
-                     report::binary_bytes_text(needed), report::binary_bytes_text(available), memory,
+                     format::binary_bytes_text(needed), format::binary_bytes_text(available), memory,
                      100 * static_cast<double>(needed) / static_cast<double>(available));
 }
 
@@ -51,9 +51,9 @@ std::string to_text(const MemoryNeed& need) {
 void print_run(const Request& request, const std::filesystem::path& directory, int code, const parallel::World& world) {
   if (!request.json || !world.is_root()) return;
   // A run that was complete already has a run record.
-  const bool recorded = report::run_record().contains("result");
-  const Json record = recorded ? report::run_record() : report::stored_record(directory / "run.json");
-  Json document = {{"run", directory.string()}, {"exit", {{"code", code}, {"reason", report::exit_reason(code)}}}};
+  const bool recorded = run::run_record().contains("result");
+  const Json record = recorded ? run::run_record() : run::stored_record(directory / "run.json");
+  Json document = {{"run", directory.string()}, {"exit", {{"code", code}, {"reason", run::exit_reason(code)}}}};
   if (record.is_object() && record.contains("result")) document["result"] = record["result"];
   print_result(request, "", document);
 }
@@ -89,7 +89,7 @@ void add_train_options(Options& options, TrainOptions& own) {
               "resume from the newest valid checkpoint, start a new run, or resume from PATH (default auto)");
   options.add("--walltime", own.walltime, "hh:mm:ss", "stop cleanly before (run.walltime)").replacing("run.walltime");
   options.last().problem = [&own]() -> std::string {
-    if (training::parse_walltime(own.walltime)) return "";
+    if (run::parse_walltime(own.walltime)) return "";
     return fmt::format("--walltime {} is not a time (hours:minutes:seconds, as in 11:55:00)", own.walltime);
   };
   options.flag("--take-over", own.take_over, "take the run directory from a live run, which stops");
@@ -99,22 +99,22 @@ void add_train_options(Options& options, TrainOptions& own) {
 
 int train_model(const Request& request, const TrainOptions& options, const parallel::World& world,
                 PlannedModel& planned, Clock::time_point begin) {
-  const training::RunSettings& run = planned.settings.run;
+  const run::RunSettings& run = planned.settings.run;
   if (request.dry_run) {
-    training::require_usable_output(world, run.output);
+    run::require_usable_output(world, run.output);
     print_result(request, planned.summary + to_text(planned.need), planned.plan);
     return 0;
   }
 
   // 1. The hardware: that the run fits is known before anything is created.
-  training::accept_requests();
+  run::accept_requests();
   const device::Runtime runtime(planned.device, world.node_rank(), parallel::bind_to_cpus(world, planned.device));
   const std::shared_ptr<void> kept = planned.start(runtime);
 
   // 2. The run directory, and the checkpoint to resume from.
-  if (!options.start_id.empty()) report::run_record()["start_id"] = options.start_id;
-  const training::OpenedRun opened =
-      training::open_run(run, planned.schema, options.resume, planned.settings.checkpoint, options.take_over, world);
+  if (!options.start_id.empty()) run::run_record()["start_id"] = options.start_id;
+  const run::OpenedRun opened =
+      run::open_run(run, planned.schema, options.resume, planned.settings.checkpoint, options.take_over, world);
   bool changed = false;
   if (opened.found) {
     require_kind(*opened.found, planned.tensor, "choose another --output");
@@ -124,23 +124,23 @@ int train_model(const Request& request, const TrainOptions& options, const paral
       log::info(
           "a run of an earlier version: it continues with its epsilon of {:g} (optimizer.epsilon_scale = \"none\")",
           planned.optimizer.epsilon);
-    changed = training::check_same_run(planned.schema, planned.settings.resume, *opened.found, planned.data, world);
+    changed = run::check_same_run(planned.schema, planned.settings.resume, *opened.found, planned.data, world);
   }
-  if (training::is_complete(opened, run, world)) {
+  if (run::is_complete(opened, run, world)) {
     print_run(request, opened.directory.path, 0, world);
     return 0;
   }
-  training::check_schedule(planned.optimizer, run, planned.schema, opened, world);
-  training::keep_input(opened, planned.schema, world);
-  if (opened.found) training::use_recorded_algorithms(planned.device.algorithms, world, opened.found->manifest.extra);
-  training::Profile profile(request.profile, world, runtime);
-  report::record_start(world, request.command_line, library_versions(), runtime.description());
-  log::info("{}{}", training::hosts_text(), planned.summary);
+  run::check_schedule(planned.optimizer, run, planned.schema, opened, world);
+  run::keep_input(opened, planned.schema, world);
+  if (opened.found) run::use_recorded_algorithms(planned.device.algorithms, world, opened.found->manifest.extra);
+  run::Profile profile(request.profile, world, runtime);
+  run::record_start(world, request.command_line, library_versions(), runtime.description());
+  log::info("{}{}", run::hosts_text(), planned.summary);
 
   // 3. The model, and its training.
   const parallel::Grid grid(world, planned.grid);
-  const std::unique_ptr<training::Trainable> model = planned.make(opened, changed, grid, runtime);
-  training::Loop loop(
+  const std::unique_ptr<run::Trainable> model = planned.make(opened, changed, grid, runtime);
+  run::Loop loop(
       *model, planned.settings,
       {input::print(planned.schema), request.input_text, library_versions(), planned.data.fingerprint, planned.extra},
       opened, world, planned.grid, runtime, begin);

@@ -11,7 +11,7 @@
 
 #include "commands/command.hpp"
 #include "device/runtime.hpp"
-#include "training/loop.hpp"
+#include "run/loop.hpp"
 
 namespace weft::commands {
 
@@ -63,11 +63,11 @@ Json plan_document(const Plan& plan, const MemoryNeed& need) {
 /// A model whose input and data have been read and whose memory is planned. References must outlive the training.
 struct PlannedModel {
   const input::Schema& schema;
-  training::LoopSettings settings;
+  run::LoopSettings settings;
   optimizer::Settings& optimizer;
   device::Settings device;
   parallel::GridShape grid;
-  training::TrainingData data;  ///< the fingerprint may be set by `start`
+  run::TrainingData data;  ///< the fingerprint may be set by `start`
   std::string summary;          ///< data and plan, as text
   MemoryNeed need;
   Json plan;  ///< `need` and the plan, for --dry-run
@@ -77,7 +77,7 @@ struct PlannedModel {
   /// Throws unless the run fits the device. Returns what the run needs and the model does not own.
   std::function<std::shared_ptr<void>(const device::Runtime&)> start = {};
   /// `changed`: the steps from here on may not be those that the run would have made (check_same_run).
-  std::function<std::unique_ptr<training::Trainable>(const training::OpenedRun&, bool changed, const parallel::Grid&,
+  std::function<std::unique_ptr<run::Trainable>(const run::OpenedRun&, bool changed, const parallel::Grid&,
                                                      const device::Runtime&)>
       make = {};
 };

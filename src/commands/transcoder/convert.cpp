@@ -13,8 +13,8 @@
 #include "input/print.hpp"
 #include "parallel/affinity.hpp"
 #include "parallel/nccl.hpp"
-#include "report/build.hpp"
-#include "report/format.hpp"
+#include "run/build.hpp"
+#include "base/format.hpp"
 #include "transcoder/run/conversion.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/statistics_state.hpp"
@@ -97,7 +97,7 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   transcoder::add_statistics(trainer.registry(), statistics, world.rank());
 
   // 3. Quality before, thresholds, quality after.
-  report::Timers timers;
+  run::Timers timers;
   const auto pass = [&](const transcoder::Configuration& configuration) {
     return std::make_unique<transcoder::Pass>(configuration, trainer.model(), trainer.normalisation(), grid, execution,
                                               timers);
@@ -124,7 +124,7 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   manifest.grid = grid.shape().sizes();
   manifest.input = input::print(schema);
   manifest.original_input = found.manifest.original_input;
-  manifest.code_revision = report::build_record.revision;
+  manifest.code_revision = run::build_record.revision;
   manifest.libraries = library_versions();
   manifest.dataset_fingerprint = found.manifest.dataset_fingerprint;
   const std::filesystem::path output(request.output);
@@ -138,10 +138,10 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
       "{}: thresholds {}, calibrated on {} tokens of {}, weights and thresholds rounded to {}\n"
       "  {:<10}{:>14}{:>14}\n  {:<10}{:>14.3f}{:>14.3f}\n  {:<10}{:>14.5f}{:>14.5f}\n"
       "  transcoder.capacity = {}: at most {:.1f} features are active per token and layer of a batch",
-      written->path.string(), conversion.per_feature ? "per feature" : "per layer", report::grouped(after.tokens), path,
+      written->path.string(), conversion.per_feature ? "per feature" : "per layer", format::grouped(after.tokens), path,
       conversion.bf16 ? "bf16" : "fp32", "", "before", "after", "L0", mean(before.l0), mean(after.l0), "NMSE",
       mean(before.nmse), mean(after.nmse), calibrated.capacity, calibrated.active);
-  report::Json record = {{"checkpoint", found.path.string()},
+  Json record = {{"checkpoint", found.path.string()},
                          {"step", found.manifest.step},
                          {"data", path},
                          {"thresholds", conversion.per_feature ? "per_feature" : "per_layer"},
@@ -150,7 +150,7 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
                          {"fullest_batch", calibrated.active},
                          {"before", transcoder::to_json(before)},
                          {"after", transcoder::to_json(after)}};
-  if (world.is_root()) report::write_json(output / "conversion.json", record);
+  if (world.is_root()) storage::write_json(output / "conversion.json", record);
   record["output"] = request.output;
   print_written(request, text, record);
   return 0;

@@ -3,7 +3,7 @@
 // weft encode CHECKPOINT --data DIR --output DIR: the sparse activations of a dataset as files for other programs.
 #include "base/log.hpp"
 #include "commands/transcoder/loaded.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "transcoder/features/encoded_files.hpp"
 
 namespace weft::commands {
@@ -21,7 +21,7 @@ static int run_encode(const Request& request, const std::string& data, const par
   const double per_token = static_cast<double>(files.entries()) / static_cast<double>(rows);
   print_written(request,
                 fmt::format("{}: {} activations of {} tokens, {:.2f} per token", request.output,
-                            report::grouped(files.entries()), report::grouped(rows), per_token),
+                            format::grouped(files.entries()), format::grouped(rows), per_token),
                 {{"output", request.output},
                  {"checkpoint", loaded.found.path.string()},
                  {"data", loaded.data},

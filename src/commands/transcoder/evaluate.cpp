@@ -5,9 +5,9 @@
 
 #include "base/trace.hpp"
 #include "commands/transcoder/loaded.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "storage/durable.hpp"
-#include "training/profile.hpp"
+#include "run/profile.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/step_work.hpp"
 
@@ -20,7 +20,7 @@ static int run_evaluate(const Request& request, const std::string& data, const p
   // 1. The transcoder and the data.
   LoadedTranscoder loaded(request, data, world);
   const kernels::Execution& execution = loaded.execution();
-  training::Profile profile(request.profile, world, loaded.runtime);
+  run::Profile profile(request.profile, world, loaded.runtime);
 
   // 2. Measure, print, record.
   if (!request.output.empty()) world.on_root([&] { storage::make_directory(request.output); });
@@ -30,12 +30,12 @@ static int run_evaluate(const Request& request, const std::string& data, const p
   trace::end_steps();
   if (world.is_root()) transcoder::warn_of_constant_layers(loaded.description, result);
   const transcoder::DecoderSummary decoder = transcoder::summarise_decoder(loaded.model, loaded.grid, execution);
-  report::Json record = {
+  Json record = {
       {"checkpoint", loaded.found.path.string()}, {"step", loaded.found.manifest.step}, {"data", loaded.data}};
   record["validation"] = transcoder::to_json(result);
   record["validation"].update(transcoder::to_json(decoder));
   std::string text = fmt::format("{} (step {}) on {}, {} tokens:\n{}\n{}", loaded.found.path.string(),
-                                 loaded.found.manifest.step, loaded.data, report::grouped(result.tokens),
+                                 loaded.found.manifest.step, loaded.data, format::grouped(result.tokens),
                                  transcoder::to_table(result), transcoder::to_table(result, decoder));
   if (const auto recovery = transcoder::recovered(loaded.description, loaded.model, loaded.normalisation, world,
                                                   loaded.grid, execution, loaded.runtime.threads())) {
@@ -50,7 +50,7 @@ static int run_evaluate(const Request& request, const std::string& data, const p
     record["profile"] =
         profile.conclude(request.output, transcoder::phase_bytes(transcoder::step_sizes(
                                              loaded.configuration(), loaded.model.shape(), loaded.grid, result.l0)));
-  if (world.is_root()) report::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
+  if (world.is_root()) storage::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
   return 0;
 }
 

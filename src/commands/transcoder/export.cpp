@@ -148,7 +148,7 @@ int run_export(const Request& request, const ExportOptions& options, const paral
   const interchange::Origin origin = origin_of(options, configuration, format, stored->shape.n_layers);
   interchange::write_directory(rows, format, storage, origin, options.directory);
   const interchange::Opened written = interchange::open_directory(options.directory);
-  report::Json document = document_of(written);
+  Json document = document_of(written);
   document["output"] = options.directory;
   document["checkpoint"] = found.path.string();
   print_written(request, interchange::summary(written, options.directory), document);

@@ -9,8 +9,8 @@
 
 #include "base/log.hpp"
 #include "commands/transcoder/loaded.hpp"
-#include "report/format.hpp"
-#include "report/pass.hpp"
+#include "base/format.hpp"
+#include "run/pass.hpp"
 #include "storage/durable.hpp"
 #include "transcoder/features/catalogue.hpp"
 
@@ -92,9 +92,9 @@ int run_features(const Request& request, const FeaturesOptions& options, const p
     file.emplace(output / "features.h5", facts, vocabulary);
   });
   std::string lines;
-  report::Pass pass("features", shape.n_layers, "layers");
-  report::Json document = {{"checkpoint", facts.checkpoint}, {"data", facts.data}, {"step", facts.step}};
-  document["features"] = report::Json::array();
+  run::Pass pass("features", shape.n_layers, "layers");
+  Json document = {{"checkpoint", facts.checkpoint}, {"data", facts.data}, {"step", facts.step}};
+  document["features"] = Json::array();
   for (std::int64_t layer = 0; layer < shape.n_layers; ++layer) {
     const transcoder::LayerCatalogue catalogue = transcoder::gather_layer(
         facts, layer, collection, loaded.model, tokens ? &*tokens : nullptr, loaded.grid, loaded.execution());
@@ -109,12 +109,12 @@ int run_features(const Request& request, const FeaturesOptions& options, const p
   world.on_root([&] {
     if (file) {
       file->finish();
-      log::info("{} features of step {} on {} tokens: {}", report::grouped(shape.n_layers * shape.n_features),
-                facts.step, report::grouped(facts.tokens), (output / "features.h5").string());
+      log::info("{} features of step {} on {} tokens: {}", format::grouped(shape.n_layers * shape.n_features),
+                facts.step, format::grouped(facts.tokens), (output / "features.h5").string());
     }
   });
   if (!request.output.empty()) document["output"] = request.output;
-  for (const report::Json& feature : document["features"]) lines += report::to_text(feature) + "\n";
+  for (const Json& feature : document["features"]) lines += finite_json_text(feature) + "\n";
   if (!lines.empty()) lines.pop_back();
   if (request.json || !lines.empty()) print_result(request, lines, document);  // without --json a line per feature
   return 0;

@@ -9,9 +9,9 @@
 #include "input/print.hpp"
 #include "interchange/compressed_activations.hpp"
 #include "interchange/formats.hpp"
-#include "report/build.hpp"
-#include "report/format.hpp"
-#include "report/json.hpp"
+#include "run/build.hpp"
+#include "base/format.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::commands {
 namespace {
@@ -61,7 +61,7 @@ int run_import(const Request& request, const std::string& statistics, const para
     print_written(request,
                   fmt::format("{}: activations of CLT-Forge ({}), {} rows of {} layers, d_model {}, in {} "
                               "files\nwritten as a dataset: {}",
-                              request.subject, converted.stored, report::grouped(converted.rows), converted.n_layers,
+                              request.subject, converted.stored, format::grouped(converted.rows), converted.n_layers,
                               converted.d_model, converted.files, request.output),
                   {{"output", request.output},
                    {"kind", "dataset"},
@@ -81,7 +81,7 @@ int run_import(const Request& request, const std::string& statistics, const para
   manifest.input = input::print(schema);
   manifest.original_input =
       fmt::format("# weights in the format of {}, read by weft import\n", opened.format) + manifest.input;
-  manifest.code_revision = report::build_record.revision;
+  manifest.code_revision = run::build_record.revision;
   manifest.libraries = library_versions();
   interchange::write_checkpoint(*opened.rows, opened.normalised, std::move(manifest), request.output);
   Json document = document_of(opened);

@@ -34,8 +34,8 @@ struct LoadedTranscoder {
   const dataset::Statistics statistics;
   const transcoder::NormalisationOnDevice normalisation;
   const transcoder::Model model;  ///< without moments
-  report::Timers timers;
-  training::StepArena arena;
+  run::Timers timers;
+  model::StepArena arena;
   transcoder::Forward forward;  ///< for batches of batch_tokens()
 };
 

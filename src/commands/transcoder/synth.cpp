@@ -7,7 +7,7 @@
 #include "bench/transcoder/transcoder_settings.hpp"
 #include "commands/commands.hpp"
 #include "device/runtime.hpp"
-#include "training/profile.hpp"
+#include "run/profile.hpp"
 
 namespace weft::commands {
 
@@ -22,7 +22,7 @@ static int run_synth(const Request& request, const parallel::World& world) {
     device.backend = "portable";
     runtime.emplace(device, world.node_rank(), world.node_size());
   }
-  std::optional<training::Profile> profile;
+  std::optional<run::Profile> profile;
   if (runtime) profile.emplace(true, world, *runtime);
   // One process writes: the files are the same whatever the number of ranks.
   world.on_root(

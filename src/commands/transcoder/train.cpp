@@ -11,9 +11,9 @@
 #include "commands/language_model/model_rows.hpp"
 #include "commands/shared/train_model.hpp"
 #include "parallel/nccl.hpp"
-#include "report/run_record.hpp"
-#include "training/algorithms.hpp"
-#include "training/usable_memory.hpp"
+#include "run/run_record.hpp"
+#include "run/algorithms.hpp"
+#include "run/usable_memory.hpp"
 #include "transcoder/run/plan.hpp"
 #include "transcoder/run/private_training_run.hpp"
 #include "transcoder/run/training_run.hpp"
@@ -65,7 +65,7 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
   if (world.is_root() && configuration.log.evaluate_every > 0 && !data.validation)
     log::warning("log.evaluate_every = {} has no effect (the input has no data.validation)",
                  configuration.log.evaluate_every);
-  training::use_recorded_algorithms(configuration.device.algorithms, world);
+  run::use_recorded_algorithms(configuration.device.algorithms, world);
   const transcoder::Plan plan = transcoder::plan(configuration, data.train, shape);
   const std::string plan_text =
       transcoder::to_text(plan, configuration) +
@@ -76,7 +76,7 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
   MemoryNeed need{.device = plan.device_total(), .host = plan.host_total()};
   // The host memory of another machine is not known; without its data a run is planned, not started.
   if (configuration.parallel.world == 0 && options.device_memory.empty()) {
-    const training::HostShare memory = training::usable_host_memory(world);
+    const run::HostShare memory = run::usable_host_memory(world);
     if (!kernels::kCudaBuild) need.host += need.device;
     need.host_available = memory.bytes;
     need.host_limit = memory.limit;
@@ -112,17 +112,17 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
   std::int64_t micro_tokens = configuration.data.micro_tokens;
   planned.start = [&](const device::Runtime& runtime) -> std::shared_ptr<void> {
     parallel::nccl::allow_multicast(configuration.parallel.nvls);
-    const std::int64_t usable = training::usable_device_bytes(configuration.device, transcoder::kContextBytes, world);
+    const std::int64_t usable = run::usable_device_bytes(configuration.device, transcoder::kContextBytes, world);
     if (usable > 0) micro_tokens = transcoder::micro_tokens_that_fit(configuration, data.train, shape, usable);
-    report::run_record()["data"] = {
+    run::run_record()["data"] = {
         {"model", data.train.model}, {"layers", data.train.n_layers}, {"d_model", data.train.d_model}};
     if (!rows) return nullptr;
     auto running = std::make_shared<RunningModel>(*rows, data, runtime, world);
     planned.data.fingerprint = data.train.fingerprint;
     return running;
   };
-  planned.make = [&](const training::OpenedRun& opened, bool changed, const parallel::Grid& grid,
-                     const device::Runtime& runtime) -> std::unique_ptr<training::Trainable> {
+  planned.make = [&](const run::OpenedRun& opened, bool changed, const parallel::Grid& grid,
+                     const device::Runtime& runtime) -> std::unique_ptr<run::Trainable> {
     configuration.data.micro_tokens = micro_tokens;
     if (configuration.privacy.enabled)
       return std::make_unique<transcoder::PrivateTrainingRun>(configuration, data, opened, changed, world, grid,

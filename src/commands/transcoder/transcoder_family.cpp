@@ -10,7 +10,7 @@
 #include "commands/language_model/model_rows.hpp"
 #include "interchange/formats.hpp"
 #include "parallel/nccl.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "transcoder/parameters/model.hpp"
 
 namespace weft::commands {
@@ -23,14 +23,14 @@ std::string describe_transcoder(const std::filesystem::path& path, const checkpo
   // Imported weights have no moments.
   const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
                                      [](const auto& tensor) { return tensor.name == "encoder_0/weight.first_moment"; });
-  const std::string difference = training::first_difference(
-      manifest.tensors, training::tensors_of(transcoder::parameter_specs(shape), stored->policy,
-                                             trainable ? training::Moments::held : training::Moments::none));
+  const std::string difference = model::first_difference(
+      manifest.tensors, model::tensors_of(transcoder::parameter_specs(shape), stored->policy,
+                                             trainable ? model::Moments::held : model::Moments::none));
   if (!difference.empty())
     throw collective_error(ExitCode::io, "{}: {} (a transcoder of {} has it); was it written by another program?",
                            path.string(), difference, to_text(shape));
   return fmt::format("  transcoder of {}: {} parameters, all tensors present{}\n", to_text(shape),
-                     report::grouped(shape.parameters()), trainable ? "" : " (weights only, without moments)");
+                     format::grouped(shape.parameters()), trainable ? "" : " (weights only, without moments)");
 }
 
 std::optional<std::pair<std::string, Json>> inspect_weights(const std::filesystem::path& path) {
@@ -62,14 +62,14 @@ class TranscoderBenchmark final : public bench::BenchmarkModel {
  public:
   input::Schema keys() override { return bench::benchmark_keys(input_); }
   const bench::BenchmarkSettings& settings() const override { return input_.benchmark; }
-  const training::RunSettings& run() const override { return input_.configuration.run; }
+  const run::RunSettings& run() const override { return input_.configuration.run; }
   device::Settings device() const override { return transcoder::device_settings(input_.configuration); }
   parallel::GridShape grid(const parallel::World& world) const override {
     const parallel::Settings& settings = input_.configuration.parallel;
     return parallel::grid_shape(settings.data, {std::string(parallel::kFeatureAxis), settings.feature}, world.size());
   }
   double measure_product(const parallel::Grid& grid, const kernels::Execution& execution) const override {
-    return training::measure_product(execution,
+    return run::measure_product(execution,
                                      grid.part(parallel::kDataAxis, input_.configuration.data.batch_tokens).size(),
                                      grid.part(parallel::kFeatureAxis, input_.configuration.transcoder.features).size(),
                                      input_.benchmark.d_model, grid.world());

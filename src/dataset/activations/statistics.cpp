@@ -15,7 +15,7 @@
 #include "dataset/activations/sidecar.hpp"
 #include "kernels/bf16.hpp"
 #include "parallel/grid.hpp"
-#include "report/ownership.hpp"
+#include "storage/ownership.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
@@ -315,7 +315,7 @@ Statistics statistics(const parallel::World& world, const Description& descripti
   if (text.empty()) {
     result = compute_statistics(world, description, n_threads, n_rows);
     world.on_root([&] {
-      report::require_ownership();
+      storage::require_ownership();
       storage::write_text_atomically(cache_path, to_text(result, description));
       return std::string();
     });

@@ -13,7 +13,7 @@ std::int64_t ActivationSwap::Buffers::bytes() const {
   return sum;
 }
 
-void ActivationSwap::Buffers::take_host(std::size_t blocks, training::StepArena& arena) {
+void ActivationSwap::Buffers::take_host(std::size_t blocks, model::StepArena& arena) {
   arena.purpose("swapped activations");
   while (host.size() + kResidentBlocks < blocks) host.push_back(arena.take_host<std::byte>(bytes()));
 }

@@ -19,7 +19,7 @@
 
 #include "device/stream.hpp"
 #include "kernels/language/norm/norm.hpp"
-#include "training/step_arena.hpp"
+#include "model/step_arena.hpp"
 
 namespace weft::language_model {
 
@@ -45,7 +45,7 @@ class ActivationSwap {
       add(set, statistics.inverse);
     }
     /// Takes page-locked memory for a model of `blocks` blocks. Call it after all arrays have been added.
-    void take_host(std::size_t blocks, training::StepArena&);
+    void take_host(std::size_t blocks, model::StepArena&);
     /// Bytes of the kept arrays of a block.
     std::int64_t bytes() const;
 

@@ -21,7 +21,7 @@ namespace weft::language_model {
 
 using kernels::AnyMatrix;
 using kernels::Form;
-using training::GradientRows;
+using model::GradientRows;
 
 namespace {
 

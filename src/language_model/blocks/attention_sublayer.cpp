@@ -9,7 +9,7 @@ namespace weft::language_model {
 
 using kernels::AnyMatrix;
 using kernels::Scalar;
-using training::GradientRows;
+using model::GradientRows;
 
 kernels::Attention attention_shape(const ModelSettings& model, std::int64_t sequences, std::int64_t length,
                                    kernels::AttentionImplementation implementation) {

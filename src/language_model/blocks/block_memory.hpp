@@ -13,7 +13,7 @@
 #include <tuple>
 
 #include "language_model/blocks/transformer_settings.hpp"
-#include "training/step_arena.hpp"
+#include "model/step_arena.hpp"
 
 namespace weft::language_model {
 
@@ -28,7 +28,7 @@ class BlockMemory {
   };
 
   /// inner_columns: the most that `inner_gradient` is asked for. The other arguments must outlive this object.
-  BlockMemory(const TransformerSettings&, std::int64_t inner_columns, ActivationSwap::Buffers&, training::StepArena&);
+  BlockMemory(const TransformerSettings&, std::int64_t inner_columns, ActivationSwap::Buffers&, model::StepArena&);
 
   /// The arrays from now on are those of a sublayer, or of what surrounds it, in a block.
   void begin(std::int64_t block, std::string kind);
@@ -50,7 +50,7 @@ class BlockMemory {
   kernels::Array<std::byte> workspace(std::int64_t bytes);
 
   const TransformerSettings& settings() const { return settings_; }
-  training::StepArena& arena() { return arena_; }
+  model::StepArena& arena() { return arena_; }
 
  private:
   template <class T>
@@ -63,7 +63,7 @@ class BlockMemory {
 
   const TransformerSettings& settings_;
   ActivationSwap::Buffers& swap_;
-  training::StepArena& arena_;
+  model::StepArena& arena_;
   const std::int64_t inner_columns_;
   std::int64_t block_ = 0;
   std::string kind_;

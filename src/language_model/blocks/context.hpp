@@ -10,9 +10,9 @@
 #include "kernels/optimize/adam.hpp"
 #include "language_model/blocks/example_rows.hpp"
 #include "language_model/blocks/layers.hpp"
-#include "report/timers.hpp"
-#include "training/gradient_sink.hpp"
-#include "training/tensor_axis.hpp"
+#include "run/timers.hpp"
+#include "model/gradient_sink.hpp"
+#include "model/tensor_axis.hpp"
 
 namespace weft::language_model {
 
@@ -50,7 +50,7 @@ struct Pass {
   bool backward_follows = false;             ///< false: nothing reads the activations afterwards
   const AttentionHook* attention = nullptr;  ///< null: none
   // Of a backward pass:
-  training::GradientSink* sink = nullptr;
+  model::GradientSink* sink = nullptr;
   bool rows_stay = false;  ///< rows that sinks get stay until the end of the pass (GradientRows::inputs_stay)
 
   /// Rows of the tokens among those of a micro-batch.
@@ -81,8 +81,8 @@ struct Context {
   const Layers& layers;
   const ExampleRows& examples;
   kernels::Execution execution;
-  report::Timers& timers;
-  training::TensorAxis* tensor;  ///< null: this rank has the whole model
+  run::Timers& timers;
+  model::TensorAxis* tensor;  ///< null: this rank has the whole model
 
   const ModelSettings& model() const { return settings.architecture.model; }
 

@@ -9,7 +9,7 @@
 
 namespace weft::language_model {
 
-ExampleRows::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena) {
+ExampleRows::Buffers::Buffers(const TransformerSettings& settings, model::StepArena& arena) {
   if (!settings.gradients || !settings.examples) return;
   arena.purpose("backward pass");
   offsets = arena.take<std::int64_t>(kNumbers * (settings.rows / settings.length + 1));

@@ -10,7 +10,7 @@
 
 #include "kernels/privacy/examples.hpp"
 #include "language_model/blocks/transformer_settings.hpp"
-#include "training/step_arena.hpp"
+#include "model/step_arena.hpp"
 
 namespace weft::language_model {
 
@@ -18,7 +18,7 @@ class ExampleRows {
  public:
   /// Takes the memory and states where the examples begin. Without TransformerSettings::examples there are none.
   struct Buffers {
-    Buffers(const TransformerSettings&, training::StepArena&);
+    Buffers(const TransformerSettings&, model::StepArena&);
     kernels::Array<std::int64_t> offsets;  ///< first rows, [kNumbers, sequences + 1]
   };
   ExampleRows(const TransformerSettings&, const kernels::Execution&, const Buffers&);

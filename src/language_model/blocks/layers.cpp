@@ -6,7 +6,7 @@
 
 namespace weft::language_model {
 
-Layers::Layers(const training::Parameters& parameters, std::span<const Product> products, const ModelSettings& model,
+Layers::Layers(const model::Parameters& parameters, std::span<const Product> products, const ModelSettings& model,
                const kernels::Execution& execution, kernels::Array<const float> rotary)
     : parameters_(parameters),
       model_(model),
@@ -42,14 +42,14 @@ kernels::AnyMatrix Layers::matrix(std::size_t parameter) const {
 }
 
 std::size_t Layers::find(const std::string& name) const {
-  const std::span<const training::ParameterSpec> specs = parameters_.specs();
+  const std::span<const model::ParameterSpec> specs = parameters_.specs();
   for (std::size_t i = 0; i < specs.size(); ++i)
     if (specs[i].name == name) return i;
   return kNoParameter;
 }
 
 std::size_t Layers::first_of(const std::string& prefix) const {
-  const std::span<const training::ParameterSpec> specs = parameters_.specs();
+  const std::span<const model::ParameterSpec> specs = parameters_.specs();
   return static_cast<std::size_t>(std::find_if(specs.begin(), specs.end(),
                                                [&](const auto& spec) { return spec.name.starts_with(prefix); }) -
                                   specs.begin());
@@ -94,7 +94,7 @@ Linear Layers::linear(const std::string& name, std::size_t count) const {
 
 /// Adapters of the parameters of a product; without parts if no parameter has one.
 Adapter Layers::adapter(const Linear& linear) const {
-  const std::span<const training::ParameterSpec> specs = parameters_.specs();
+  const std::span<const model::ParameterSpec> specs = parameters_.specs();
   const auto matrix_of = [&](const std::string& name) -> Linear {
     const std::size_t weight = find(name);
     return {.weight = weight, .matrix = matrix(weight), .transposed = specs[weight].transposed()};

@@ -52,10 +52,10 @@ struct NormLayer {
 class Layers {
  public:
   /// `parameters` must outlive the object. products: those of the blocks. rotary: table of rotary positions, or empty.
-  Layers(const training::Parameters& parameters, std::span<const Product> products, const ModelSettings&,
+  Layers(const model::Parameters& parameters, std::span<const Product> products, const ModelSettings&,
          const kernels::Execution&, kernels::Array<const float> rotary);
 
-  const training::Parameters& parameters() const { return parameters_; }
+  const model::Parameters& parameters() const { return parameters_; }
   kernels::Array<const float> rotary() const { return rotary_; }
   std::size_t token_table() const { return tokens_; }        ///< number of the parameter
   std::size_t position_table() const { return positions_; }  ///< kNoParameter: rotary positions
@@ -88,7 +88,7 @@ class Layers {
   Linear linear(const std::string& name, std::size_t count) const;
   Adapter adapter(const Linear&) const;
 
-  const training::Parameters& parameters_;
+  const model::Parameters& parameters_;
   const ModelSettings model_;
   const kernels::Array<const float> rotary_;
   std::size_t tokens_, positions_, n_products_;

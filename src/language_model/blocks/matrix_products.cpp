@@ -15,7 +15,7 @@ namespace weft::language_model {
 
 using kernels::AnyMatrix;
 using kernels::Scalar;
-using training::GradientRows;
+using model::GradientRows;
 
 namespace {
 
@@ -24,8 +24,8 @@ std::int64_t product_workspace(const TransformerSettings& settings, const Parame
                                kernels::Backend backend) {
   const Architecture& a = settings.architecture;
   // Matrices are stored alike, as the embedding.
-  const std::vector<training::Plane> planes =
-      training::planes_of(list.specs.front(), settings.policy, backend, training::Moments::none);
+  const std::vector<model::Plane> planes =
+      model::planes_of(list.specs.front(), settings.policy, backend, model::Moments::none);
   const Scalar type = settings.type, weight = type == Scalar::fp16 ? type : planes.front().type;
   std::int64_t bytes = 0;
   const auto add = [&](std::int64_t rows, std::int64_t outputs, std::int64_t inputs) {
@@ -61,7 +61,7 @@ std::int64_t matrix_elements(const TransformerSettings& settings, const Paramete
 }  // namespace
 
 Products::Buffers::Buffers(const TransformerSettings& settings, const ParameterList& list, std::int64_t head_rows,
-                           training::StepArena& arena) {
+                           model::StepArena& arena) {
   const LoraSettings& lora = settings.architecture.lora;
   const std::int64_t rows = settings.rows;
   const auto take = [&](std::int64_t columns) {

@@ -20,7 +20,7 @@ class Products {
  public:
   struct Buffers {
     /// The parameters are those of the rank's part of the model. head_rows: most rows of a product with the head.
-    Buffers(const TransformerSettings&, const ParameterList&, std::int64_t head_rows, training::StepArena&);
+    Buffers(const TransformerSettings&, const ParameterList&, std::int64_t head_rows, model::StepArena&);
     // Buffers for the adapters of a product, [rows, parts * rank] and, with dropout, [rows, inputs].
     kernels::AnyMatrix adapter_rows, adapter_gradient, adapter_input;
     kernels::Array<std::byte> coded_rows;  ///< fp8_forward: the other operand of a product

@@ -4,7 +4,7 @@
 namespace weft::language_model {
 
 using kernels::AnyMatrix;
-using training::GradientRows;
+using model::GradientRows;
 
 namespace {
 
@@ -15,7 +15,7 @@ AnyMatrix sums_of(const kernels::Matrix<float>& sums, const kernels::NormBlocks&
 
 }  // namespace
 
-Norms::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena) {
+Norms::Buffers::Buffers(const TransformerSettings& settings, model::StepArena& arena) {
   if (!settings.gradients) return;
   arena.purpose("backward pass");
   const std::int64_t width = settings.architecture.model.d_model,
@@ -34,7 +34,7 @@ void Norms::forward(const NormLayer& norm, AnyMatrix x, AnyMatrix addend, AnyMat
 OutputGradient Norms::backward(const Pass& pass, const NormLayer& norm, AnyMatrix h,
                                const kernels::NormStatistics& statistics, AnyMatrix dy, AnyMatrix addend,
                                AnyMatrix dh) const {
-  report::Timers& timers = context_.timers;
+  run::Timers& timers = context_.timers;
   const bool frozen = context_.layers.parameters().specs()[norm.weight].frozen;
   if (frozen || !pass.sink->takes_sums()) {
     if (!frozen) {

@@ -11,7 +11,7 @@ namespace weft::language_model {
 class Norms {
  public:
   struct Buffers {
-    Buffers(const TransformerSettings&, training::StepArena&);
+    Buffers(const TransformerSettings&, model::StepArena&);
     kernels::NormSums sums;  ///< of the last norm_backward, [blocks, C] each
   };
 

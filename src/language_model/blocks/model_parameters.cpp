@@ -8,7 +8,7 @@
 
 namespace weft::language_model {
 
-using training::ParameterSpec;
+using model::ParameterSpec;
 
 namespace {
 
@@ -29,7 +29,7 @@ ParameterList declared_parameters(const Architecture& architecture) {
     list.table("head/weight", architecture.vocabulary);
     list.pad_rows(kHeadRows);
   }
-  training::number_elements(list.specs);
+  model::number_elements(list.specs);
   if (architecture.lora.rank > 0) list.add_adapters(architecture.lora);
   return list;
 }
@@ -57,13 +57,13 @@ std::vector<LoraTarget> lora_targets(const ModelSettings& model) {
 }
 
 std::int64_t parameters_of(const Architecture& architecture) {
-  return training::elements_of(parameter_specs(architecture));
+  return model::elements_of(parameter_specs(architecture));
 }
 
 double flops_per_token(const Architecture& architecture, std::int64_t length) {
   const std::vector<ParameterSpec> specs = parameter_specs(architecture);
-  double flops = 4.0 * static_cast<double>(training::elements_of(specs)) +
-                 2.0 * static_cast<double>(training::trained_elements_of(specs));
+  double flops = 4.0 * static_cast<double>(model::elements_of(specs)) +
+                 2.0 * static_cast<double>(model::trained_elements_of(specs));
   // Three times the operations of the forward pass: recomputation of scores does not count.
   for (const ResidualSublayer& each : make_sublayers(architecture))
     for (const SublayerWork& work : each.sublayer().work(static_cast<double>(length))) flops += 3 * work.forward.flops;

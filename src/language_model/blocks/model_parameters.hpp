@@ -21,7 +21,7 @@ namespace weft::language_model {
 /// The parameters of a model, or of a rank's part of it, with those of adapters, and the products of its blocks.
 ParameterList declared_parameters(const Architecture&);
 
-std::vector<training::ParameterSpec> parameter_specs(const Architecture&);
+std::vector<model::ParameterSpec> parameter_specs(const Architecture&);
 
 /// A linear layer of a block that may have an adapter.
 struct LoraTarget {

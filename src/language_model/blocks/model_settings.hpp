@@ -73,7 +73,7 @@ struct ModelSettings {
 struct MemorySettings {
   std::int64_t micro_tokens = 0;  ///< data.micro_tokens: tokens of a micro-batch; 0: a whole step
   Recompute recompute = Recompute::none;
-  bool offload_optimizer = false;  ///< optimizer state in host memory (training::Moments::on_host)
+  bool offload_optimizer = false;  ///< optimizer state in host memory (model::Moments::on_host)
   bool swap_activations = false;   ///< kept activations of all but two blocks in host memory (ActivationSwap)
   std::int64_t head_chunk = 0;     ///< rows whose logits exist at a time; 0: automatic
 };

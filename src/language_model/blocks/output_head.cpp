@@ -29,7 +29,7 @@ std::int64_t head_chunk(const TransformerSettings& settings) {
   return std::min(most, (rows + 7) / 8 * 8);
 }
 
-OutputHead::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena)
+OutputHead::Buffers::Buffers(const TransformerSettings& settings, model::StepArena& arena)
     : chunk(head_chunk(settings)) {
   arena.purpose("head");
   const std::int64_t rows = settings.keeps_head_rows() ? settings.rows : chunk,

@@ -18,7 +18,7 @@ std::int64_t head_chunk(const TransformerSettings&);
 class OutputHead {
  public:
   struct Buffers {
-    Buffers(const TransformerSettings&, training::StepArena&);
+    Buffers(const TransformerSettings&, model::StepArena&);
     std::int64_t chunk = 0;     ///< rows
     kernels::AnyMatrix logits;  ///< [rows of a chunk or all, at least Linear::outputs of the head]
     kernels::Array<kernels::SoftmaxPart> softmax_parts;  ///< [rows of a chunk] of a part of the vocabulary

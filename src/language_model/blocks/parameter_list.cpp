@@ -7,8 +7,8 @@
 
 namespace weft::language_model {
 
-using training::Cut;
-using training::ParameterSpec;
+using model::Cut;
+using model::ParameterSpec;
 
 namespace {
 
@@ -27,13 +27,13 @@ struct AdapterSpecs {
     a = {.name = name + std::string(kAdapterA),
          .shape = {rank, inputs},
          .cut = by_input ? target.cut : Cut{},
-         .initial = training::uniform(1 / std::sqrt(static_cast<double>(inputs)), kernels::Purpose::model_initial),
+         .initial = model::uniform(1 / std::sqrt(static_cast<double>(inputs)), kernels::Purpose::model_initial),
          .weight_decay = true,
          .group = target.group.empty() ? "" : target.group + "_lora_a"};
     b = {.name = name + std::string(kAdapterB),
          .shape = {outputs, rank},
          .cut = by_input ? Cut{} : target.cut,
-         .initial = training::constant(0),
+         .initial = model::constant(0),
          .weight_decay = true};
   }
 };
@@ -57,7 +57,7 @@ void ParameterList::matrix(std::string name, std::int64_t rows, std::int64_t col
   specs.push_back({.name = std::move(name),
                     .shape = {rows, columns},
                     .cut = cut,
-                    .initial = training::normal(deviation, kernels::Purpose::model_initial),
+                    .initial = model::normal(deviation, kernels::Purpose::model_initial),
                     .weight_decay = true,
                     .group = std::move(group)});
 }
@@ -70,8 +70,8 @@ void ParameterList::vector(std::string name, std::int64_t size, double value, Cu
   specs.push_back({.name = std::move(name),
                     .shape = {size},
                     .cut = cut,
-                    .update = training::Update::everywhere,
-                    .initial = training::constant(value),
+                    .update = model::Update::everywhere,
+                    .initial = model::constant(value),
                     .group = std::move(group)});
 }
 
@@ -109,7 +109,7 @@ void ParameterList::output(const std::string& prefix, const std::string& name, s
 }
 
 void ParameterList::add_adapters(const LoraSettings& lora) {
-  auto next = static_cast<std::uint64_t>(training::elements_of(specs));
+  auto next = static_cast<std::uint64_t>(model::elements_of(specs));
   std::set<std::string> targets;
   for (const Product& product : products)
     for (const Outputs& part : product.parts)

@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "language_model/blocks/architecture.hpp"
-#include "training/parameters.hpp"
+#include "model/parameters.hpp"
 
 namespace weft::language_model {
 
 /// Ends of the names of a matrix with an adapter, and of the matrices A and B of the adapter.
 inline constexpr std::string_view kAdapterTarget = "/weight", kAdapterA = "/lora_a", kAdapterB = "/lora_b";
 /// True for a matrix of an adapter.
-bool is_adapter(const training::ParameterSpec&);
+bool is_adapter(const model::ParameterSpec&);
 
 /// Outputs of a product that one matrix forms; on the tensor axis `unit` of them stay together.
 struct Outputs {
@@ -49,7 +49,7 @@ class ParameterList {
   void table(std::string name, std::int64_t ids, bool whole = false);
   /// Rows of the last matrix in memory: products over the vocabulary are fast on a GPU if there is a multiple of this.
   void pad_rows(std::int64_t multiple) { specs.back().row_multiple = multiple; }
-  void vector(std::string name, std::int64_t size, double value, training::Cut cut = {}, std::string group = {});
+  void vector(std::string name, std::int64_t size, double value, model::Cut cut = {}, std::string group = {});
   /// Adds a vector whose gradient is a sum over the heads; a rank of the tensor axis has some of the heads.
   void shared_by_heads(std::string name, std::int64_t size);
   /// Adds a vector with a number for each output of a product.
@@ -65,11 +65,11 @@ class ParameterList {
   /// all A, then all B (language_model/adapters.hpp). Random numbers of the others stay the same.
   void add_adapters(const LoraSettings&);
 
-  std::vector<training::ParameterSpec> specs;
+  std::vector<model::ParameterSpec> specs;
   std::vector<Product> products;  ///< of the blocks, in the order of the forward pass
 
  private:
-  void matrix(std::string name, std::int64_t rows, std::int64_t columns, training::Cut, std::string group,
+  void matrix(std::string name, std::int64_t rows, std::int64_t columns, model::Cut, std::string group,
               double deviation);
 
   const ModelSettings model_;

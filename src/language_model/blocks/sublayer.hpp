@@ -19,14 +19,14 @@
 #include "language_model/blocks/block_memory.hpp"
 #include "language_model/blocks/matrix_products.hpp"
 #include "language_model/blocks/parameter_list.hpp"
-#include "training/profile.hpp"
+#include "run/profile.hpp"
 
 namespace weft::language_model {
 
 /// Work of a sublayer in one phase, beside its products, per token: bytes with activations of one byte, operations.
 struct SublayerWork {
   const char* phase = "";
-  training::Work forward, backward;
+  run::Work forward, backward;
   /// memory.recompute from which on the forward pass is computed again.
   Recompute again = Recompute::block;
 };

@@ -9,7 +9,7 @@ namespace weft::language_model {
 
 using kernels::AnyMatrix;
 using kernels::Scalar;
-using training::GradientRows;
+using model::GradientRows;
 
 namespace {
 

@@ -17,14 +17,14 @@
 #include "kernels/optimize/adam.hpp"
 #include "language_model/adapters.hpp"
 #include "language_model/tokenizer/corpus.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::language_model {
 namespace {
 
 namespace fs = std::filesystem;
-using training::ParameterSpec;
+using model::ParameterSpec;
 
 constexpr const char *kConfig = "config.json", *kWeights = "model.safetensors",
                      *kIndex = "model.safetensors.index.json", *kTokenizerFile = "tokenizer.json";
@@ -81,7 +81,7 @@ void by_pieces(std::int64_t rows, std::int64_t columns, const Piece& piece) {
 /// Copies between the host, which has all rows as stored, and the rows that this rank holds.
 class Copy {
  public:
-  Copy(const training::Parameters& parameters, std::size_t parameter, const kernels::Execution& execution)
+  Copy(const model::Parameters& parameters, std::size_t parameter, const kernels::Execution& execution)
       : parameters_(parameters),
         parameter_(parameter),
         spec_(parameters.specs()[parameter]),
@@ -120,7 +120,7 @@ class Copy {
     device::copy(execution_, to, from, 4 * count, direction);
     kernels::fence(execution_);
   }
-  const training::Parameters& parameters_;
+  const model::Parameters& parameters_;
   const std::size_t parameter_;
   const ParameterSpec& spec_;
   const parallel::Range held_;
@@ -320,7 +320,7 @@ void HuggingfaceDirectory::require_same_head() const {
       config_.family == Family::gpt2 || config_.family == Family::gemma2 ? ", as it is if it is not given" : "");
 }
 
-void HuggingfaceDirectory::load(const training::Parameters& parameters, const kernels::Execution& execution) const {
+void HuggingfaceDirectory::load(const model::Parameters& parameters, const kernels::Execution& execution) const {
   // Adapters are not in the directory.
   std::vector<ParameterSpec> specs(parameters.specs().begin(), parameters.specs().end());
   std::erase_if(specs, [&](const ParameterSpec& spec) { return is_adapter(spec); });
@@ -363,8 +363,8 @@ std::string HuggingfaceDirectory::summary() const {
   return fmt::format(
       "{}: {} of Hugging Face, {} parameters, vocabulary {}, contexts of {} tokens\n"
       "  tensors: {}; {} in {} file{}; all present\n  tokeniser: {}\n\n{}",
-      path_.string(), name(config_.family), report::grouped(parameters_of(architecture)), config_.vocabulary,
-      config_.positions, stored, report::binary_bytes_text(bytes), files_.size(), files_.size() == 1 ? "" : "s",
+      path_.string(), name(config_.family), format::grouped(parameters_of(architecture)), config_.vocabulary,
+      config_.positions, stored, format::binary_bytes_text(bytes), files_.size(), files_.size() == 1 ? "" : "s",
       fs::exists(path_ / kWeftTokenizer)   ? kWeftTokenizer
       : fs::exists(path_ / kTokenizerFile) ? kTokenizerFile
                                            : "none",
@@ -404,7 +404,7 @@ std::vector<Part> divide(const std::vector<Place>& all, kernels::Scalar type, st
 
 }  // namespace
 
-void write_huggingface(const training::Parameters& parameters, const Architecture& architecture,
+void write_huggingface(const model::Parameters& parameters, const Architecture& architecture,
                        const std::optional<Tokenizer>& tokenizer, kernels::Scalar type, std::int64_t file_bytes,
                        const kernels::Execution& execution, const fs::path& directory) {
   const Family family = family_of(architecture.model);

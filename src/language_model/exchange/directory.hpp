@@ -39,7 +39,7 @@ class HuggingfaceDirectory {
 
   /// Reads all parameters, with fp32 storage exactly: of each, the rows that this rank holds. They are those of
   /// architecture(). Needs host memory for one matrix in fp32.
-  void load(const training::Parameters&, const kernels::Execution&) const;
+  void load(const model::Parameters&, const kernels::Execution&) const;
 
   /// Tokeniser of the directory; none if there is neither tokenizer.json nor the file of a Weft tokeniser. Throws
   /// Error(data).
@@ -69,7 +69,7 @@ class HuggingfaceDirectory {
 /// Files have at most `file_bytes`, or one tensor. The files of the tokeniser: write_tokenizer_files.
 /// Throws Error(usage) if the directory exists and is not empty, or if the transformers library
 /// lacks the model; Error(io), Error(numeric) for values that are not finite.
-void write_huggingface(const training::Parameters&, const Architecture&, const std::optional<Tokenizer>&,
+void write_huggingface(const model::Parameters&, const Architecture&, const std::optional<Tokenizer>&,
                        kernels::Scalar type, std::int64_t file_bytes, const kernels::Execution&,
                        const std::filesystem::path& directory);
 

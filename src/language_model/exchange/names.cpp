@@ -9,7 +9,7 @@
 namespace weft::language_model {
 namespace {
 
-using training::ParameterSpec;
+using model::ParameterSpec;
 
 // clang-format off
 struct Name { std::string_view own, library; };

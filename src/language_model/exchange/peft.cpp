@@ -26,7 +26,7 @@ namespace weft::language_model {
 namespace {
 
 namespace fs = std::filesystem;
-using training::ParameterSpec;
+using model::ParameterSpec;
 
 constexpr const char* kAdapterFile = "adapter_model.safetensors";
 constexpr std::string_view kPeftPrefix = "base_model.model.", kWeightSuffix = ".weight", kLoraA = ".lora_A.weight",
@@ -76,7 +76,7 @@ std::string target_of(const AdaptedLayer& module, Family family) {
 }
 
 /// The values of a matrix as its spec has it, [shape[0], shape[1]].
-std::vector<float> values_of(const training::Parameters& parameters, const ParameterSpec& spec,
+std::vector<float> values_of(const model::Parameters& parameters, const ParameterSpec& spec,
                              const kernels::Execution& execution) {
   const std::size_t at = parameters.index(spec.name);
   const device::Buffer<float> staged(spec.elements());
@@ -95,7 +95,7 @@ std::vector<float> values_of(const training::Parameters& parameters, const Param
 }
 
 /// Sets the rows of this rank, the inverse of values_of.
-void set_values(const training::Parameters& parameters, const ParameterSpec& spec, const std::vector<float>& values,
+void set_values(const model::Parameters& parameters, const ParameterSpec& spec, const std::vector<float>& values,
                 const kernels::Execution& execution) {
   std::vector<float> stored = values;
   if (spec.transposed())
@@ -164,7 +164,7 @@ std::string adapter_config_text(const std::vector<AdaptedLayer>& modules, const 
 
 bool is_peft_directory(const fs::path& path) { return fs::exists(path / kAdapterConfig); }
 
-void write_peft(const training::Parameters& adapters, const Architecture& architecture, const std::string& base,
+void write_peft(const model::Parameters& adapters, const Architecture& architecture, const std::string& base,
                 kernels::Scalar type, const kernels::Execution& execution, const fs::path& directory) {
   const std::vector<AdaptedLayer> modules = modules_of(architecture);
   const std::int64_t rank = architecture.lora.rank;
@@ -223,7 +223,7 @@ class PeftDirectory {
     check_targets(architecture);
   }
 
-  void load(const training::Parameters& parameters, const kernels::Execution& execution) const {
+  void load(const model::Parameters& parameters, const kernels::Execution& execution) const {
     for (const AdaptedLayer& module : modules_) {
       note_progress();
       const std::vector<float> a = read(module.tensor(kLoraA)), b = read(module.tensor(kLoraB));
@@ -331,7 +331,7 @@ void require_peft(const Architecture& architecture, const fs::path& directory) {
   const PeftDirectory checked(architecture, directory);
 }
 
-void load_peft(const training::Parameters& parameters, const Architecture& architecture,
+void load_peft(const model::Parameters& parameters, const Architecture& architecture,
                const kernels::Execution& execution, const fs::path& directory) {
   PeftDirectory(architecture, directory).load(parameters, execution);
 }

@@ -25,7 +25,7 @@ bool is_peft_directory(const std::filesystem::path&);
 /// belong to. `type`: of the tensors, fp32 or bf16. The directory appears complete, by a rename. Throws Error(usage) if
 /// it exists and is not empty, or if the transformers library lacks the model; Error(io), Error(numeric) for values
 /// that are not finite.
-void write_peft(const training::Parameters& adapters, const Architecture&, const std::string& base,
+void write_peft(const model::Parameters& adapters, const Architecture&, const std::string& base,
                 kernels::Scalar type, const kernels::Execution&, const std::filesystem::path& directory);
 
 /// Throws Error(usage) unless the adapters of the directory are those of the architecture: rank, alpha, linear layers,
@@ -33,7 +33,7 @@ void write_peft(const training::Parameters& adapters, const Architecture&, const
 /// directory's, or whose tensors have other shapes.
 void require_peft(const Architecture&, const std::filesystem::path& directory);
 /// Fills the adapters among the parameters of a model. Throws as require_peft.
-void load_peft(const training::Parameters&, const Architecture&, const kernels::Execution&,
+void load_peft(const model::Parameters&, const Architecture&, const kernels::Execution&,
                const std::filesystem::path& directory);
 
 }  // namespace weft::language_model

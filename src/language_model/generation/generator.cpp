@@ -79,7 +79,7 @@ std::string generation_obstacle(const ModelSettings& model) {
                                     "exist yet while a text is written";
 }
 
-Generator::Buffers::Buffers(const GenerationSettings& settings, training::StepArena& arena) {
+Generator::Buffers::Buffers(const GenerationSettings& settings, model::StepArena& arena) {
   const std::int64_t columns = settings.architecture.key_width(), own = own_positions(settings),
                      cached = n_regions(settings) * longest_prefix(settings) + settings.rows * own;
   arena.purpose("cache of keys and values");
@@ -109,7 +109,7 @@ Generator::Buffers::Buffers(const GenerationSettings& settings, training::StepAr
 }
 
 Generator::Generator(const GenerationSettings& settings, Transformer& transformer, const kernels::Execution& execution,
-                     report::Timers& timers, training::StepArena& arena)
+                     run::Timers& timers, model::StepArena& arena)
     : settings_(settings),
       transformer_(transformer),
       execution_(execution),

@@ -76,7 +76,7 @@ class Generator {
   static constexpr std::int64_t kStepsBetweenChecks = 8;
 
   struct Buffers {
-    Buffers(const GenerationSettings&, training::StepArena&);
+    Buffers(const GenerationSettings&, model::StepArena&);
     std::vector<kernels::AnyMatrix> keys, values;  ///< by layer: [cache rows, H_kv d], prefixes first
     /// State of the sequences, where the kernels run and on the host.
     struct State {
@@ -100,7 +100,7 @@ class Generator {
 
   /// The Transformer takes most_rows() rows, and `rows` rows of logits at a time. It is used during `run` only. All
   /// references must outlive the object.
-  Generator(const GenerationSettings&, Transformer&, const kernels::Execution&, report::Timers&, training::StepArena&);
+  Generator(const GenerationSettings&, Transformer&, const kernels::Execution&, run::Timers&, model::StepArena&);
 
   /// Function that is called for each token of a request, in order; returns false to end the request.
   using Receive = std::function<bool(std::size_t request, const kernels::Drawn&)>;
@@ -154,7 +154,7 @@ class Generator {
   const GenerationSettings settings_;
   Transformer& transformer_;
   const kernels::Execution execution_;
-  report::Timers& timers_;
+  run::Timers& timers_;
   const Buffers buffers_;
   kernels::CachedAttention attention_;
   std::span<const GenerationRequest> requests_;  // of `run`, with what follows

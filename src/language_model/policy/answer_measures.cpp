@@ -40,8 +40,8 @@ double AnswerMeasures::mean(Measure measure) const {
   return numbers_[static_cast<std::size_t>(measure)] / count;
 }
 
-training::Metrics AnswerMeasures::of_training() const {
-  training::Metrics metrics;
+run::Metrics AnswerMeasures::of_training() const {
+  run::Metrics metrics;
   for (int i = 0; i < kCount; ++i) {
     const auto measure = static_cast<Measure>(i);
     double value = mean(measure);
@@ -55,8 +55,8 @@ training::Metrics AnswerMeasures::of_training() const {
   return metrics;
 }
 
-training::Metrics AnswerMeasures::of_evaluation() const {
-  training::Metrics metrics;
+run::Metrics AnswerMeasures::of_evaluation() const {
+  run::Metrics metrics;
   for (int i = 0; i < kEvaluated; ++i)
     metrics.push_back({.name = std::string("validation.") + kNames[static_cast<std::size_t>(i)],
                        .value = mean(static_cast<Measure>(i)),
@@ -64,11 +64,11 @@ training::Metrics AnswerMeasures::of_evaluation() const {
   return metrics;
 }
 
-report::Json AnswerMeasures::to_json() const {
-  report::Json json;
+Json AnswerMeasures::to_json() const {
+  Json json;
   for (int i = 0; i < kEvaluated; ++i) {
     const double value = mean(static_cast<Measure>(i));
-    json[kNames[static_cast<std::size_t>(i)]] = std::isnan(value) ? report::Json() : report::Json(value);
+    json[kNames[static_cast<std::size_t>(i)]] = std::isnan(value) ? Json() : Json(value);
   }
   return json;
 }

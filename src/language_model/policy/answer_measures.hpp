@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "language_model/policy/answers.hpp"
-#include "training/trainable.hpp"
+#include "run/trainable.hpp"
 
 namespace weft::language_model {
 
@@ -36,11 +36,11 @@ class AnswerMeasures {
   double mean(Measure) const;  ///< NaN: of nothing
 
   /// Metrics of the batches of training: "answers.reward" and so on, every measure.
-  training::Metrics of_training() const;
+  run::Metrics of_training() const;
   /// Metrics of an evaluation: "validation.reward" and so on.
-  training::Metrics of_evaluation() const;
+  run::Metrics of_evaluation() const;
   /// The measures under their names without a prefix; null where not defined.
-  report::Json to_json() const;
+  Json to_json() const;
 
  private:
   std::vector<double> numbers_;

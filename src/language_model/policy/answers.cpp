@@ -87,7 +87,7 @@ std::unique_ptr<const Model> own_model(const Model& trained, const Configuration
                                        const parallel::Grid& grid) {
   if (trained.architecture().lora.rank > 0) return nullptr;
   return std::make_unique<const Model>(trained.architecture(), configuration.optimizer.state, grid.shape(),
-                                       grid.world().rank(), trained.execution(), training::Moments::none);
+                                       grid.world().rank(), trained.execution(), model::Moments::none);
 }
 
 }  // namespace
@@ -103,7 +103,7 @@ TransformerSettings Judge::forward_settings(const Configuration& configuration, 
 }
 
 Judge::Buffers::Buffers(const Configuration& configuration, const Architecture& architecture, std::int64_t answers,
-                        training::StepArena& arena) {
+                        model::StepArena& arena) {
   arena.purpose("diversity");
   const std::int64_t width = architecture.model.d_model, samples = configuration.polychromic.samples,
                      prompts = answers / samples;
@@ -122,7 +122,7 @@ Judge::Buffers::Buffers(const Configuration& configuration, const Architecture& 
 
 Judge::Judge(const Configuration& configuration, const Model& trained, const Tokenizer& tokenizer, std::int64_t answers,
              const InitialModel& initial, const parallel::World& world, const parallel::Grid& grid,
-             const kernels::Execution& execution, report::Timers& timers, training::StepArena& arena)
+             const kernels::Execution& execution, run::Timers& timers, model::StepArena& arena)
     : settings_(configuration.polychromic),
       tokenizer_(tokenizer),
       execution_(execution),
@@ -205,7 +205,7 @@ std::vector<double> Judge::token_distances(const Answers& answers, std::int64_t 
 std::vector<Judgement> Judge::judge(std::span<const Answers> answers, const kernels::SetRule& rule, Timing timing) {
   std::vector<Judgement> judgements(answers.size());
   if (answers.empty()) return judgements;
-  std::optional<report::Timers::Whole> stage;
+  std::optional<run::Timers::Whole> stage;
   const auto begin = [&](const char* name) {
     stage.reset();
     if (timing == Timing::by_stage) stage.emplace(timers_, name);

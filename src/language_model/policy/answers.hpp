@@ -58,7 +58,7 @@ void require_reward(const PolychromicSettings&, const parallel::World&);
 class Judge {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Architecture&, std::int64_t answers, training::StepArena&);
+    Buffers(const Configuration&, const Architecture&, std::int64_t answers, model::StepArena&);
     kernels::Matrix<float> embeddings;  ///< [answers, C]
     kernels::Array<double> rewards, workspace;
     kernels::SetAdvantages advantages;
@@ -70,8 +70,8 @@ class Judge {
   /// Judges at most `answers` answers at a time. References must outlive the object. Collective.
   /// `trained`: the model of the run.
   Judge(const Configuration&, const Model& trained, const Tokenizer&, std::int64_t answers, const InitialModel&,
-        const parallel::World&, const parallel::Grid&, const kernels::Execution&, report::Timers&,
-        training::StepArena&);
+        const parallel::World&, const parallel::Grid&, const kernels::Execution&, run::Timers&,
+        model::StepArena&);
 
   /// by_stage: each stage is a phase of the timers.
   enum class Timing { none, by_stage };
@@ -96,7 +96,7 @@ class Judge {
   const PolychromicSettings settings_;
   const Tokenizer& tokenizer_;
   const kernels::Execution execution_;
-  report::Timers& timers_;
+  run::Timers& timers_;
   const std::unique_ptr<const Model> own_;  // frozen, without moments; none: shared
   Buffers buffers_;
   Transformer transformer_;

@@ -33,7 +33,7 @@ TransformerSettings embedding_settings(TransformerSettings settings, std::int64_
   return settings;
 }
 
-Embedder::Buffers::Buffers(const TransformerSettings& settings, training::StepArena& arena) {
+Embedder::Buffers::Buffers(const TransformerSettings& settings, model::StepArena& arena) {
   arena.purpose("embeddings");
   const std::int64_t most = settings.rows / shortest(settings);
   pooled = arena.take<kernels::PooledRows>(most);
@@ -41,7 +41,7 @@ Embedder::Buffers::Buffers(const TransformerSettings& settings, training::StepAr
 }
 
 Embedder::Embedder(const TransformerSettings& settings, Transformer& transformer, Staging& staging,
-                   const kernels::Execution& execution, training::StepArena& arena, std::int64_t together,
+                   const kernels::Execution& execution, model::StepArena& arena, std::int64_t together,
                    std::int64_t vocabulary)
     : settings_(settings),
       transformer_(transformer),

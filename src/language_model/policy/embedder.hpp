@@ -29,14 +29,14 @@ TransformerSettings embedding_settings(TransformerSettings settings, std::int64_
 class Embedder {
  public:
   struct Buffers {
-    Buffers(const TransformerSettings&, training::StepArena&);
+    Buffers(const TransformerSettings&, model::StepArena&);
     kernels::Array<kernels::PooledRows> pooled, host_pooled;  ///< of a forward pass
   };
 
   /// The settings of the transformer, whose rows the staging memory takes. References must outlive the object.
   /// Transformer and staging memory are used in `embed` only. together: most texts of a forward pass; 0: as many as
   /// fit. vocabulary: log-probabilities are those among the ids below it; 0: all of the model.
-  Embedder(const TransformerSettings& settings, Transformer&, Staging&, const kernels::Execution&, training::StepArena&,
+  Embedder(const TransformerSettings& settings, Transformer&, Staging&, const kernels::Execution&, model::StepArena&,
            std::int64_t together = 0, std::int64_t vocabulary = 0);
 
   /// Embeds the texts. out: [texts, C], where the kernels run: the mean over the pooled tokens, zeros for an empty

@@ -9,7 +9,7 @@
 
 namespace weft::language_model {
 
-PolicyBatch::Buffers::Buffers(const Settings& settings, training::StepArena& arena) {
+PolicyBatch::Buffers::Buffers(const Settings& settings, model::StepArena& arena) {
   arena.purpose("answers");
   const std::int64_t rows = settings.sequences * settings.length;
   device = {arena.take<std::uint32_t>(rows), arena.take<std::int32_t>(rows), arena.take<std::int32_t>(rows),
@@ -21,7 +21,7 @@ PolicyBatch::Buffers::Buffers(const Settings& settings, training::StepArena& are
   one = arena.take<float>(1);
 }
 
-PolicyBatch::PolicyBatch(const Settings& settings, const kernels::Execution& execution, training::StepArena& arena)
+PolicyBatch::PolicyBatch(const Settings& settings, const kernels::Execution& execution, model::StepArena& arena)
     : settings_(settings), execution_(execution), buffers_(settings, arena) {
   constexpr float kOne = 1;
   device::copy(execution_, buffers_.one.data, &kOne, sizeof kOne, device::Direction::to_device);
@@ -78,7 +78,7 @@ Tokens PolicyBatch::tokens(std::int64_t first, std::int64_t sequences) const {
 }
 
 void PolicyBatch::add_gradients(Transformer& transformer, const kernels::AdamStep* step,
-                                training::GradientSink& sink) const {
+                                model::GradientSink& sink) const {
   const std::int64_t together = std::max<std::int64_t>(1, settings_.micro_rows / length_);
   for (std::int64_t first = 0; first < sequences_; first += together) {
     const Tokens part = tokens(first, std::min(together, sequences_ - first));

@@ -32,7 +32,7 @@ class PolicyBatch {
   };
 
   struct Buffers {
-    Buffers(const Settings&, training::StepArena&);
+    Buffers(const Settings&, model::StepArena&);
     struct Rows {
       kernels::Array<std::uint32_t> ids;
       kernels::Array<std::int32_t> targets, positions;
@@ -43,12 +43,12 @@ class PolicyBatch {
     kernels::Array<float> one;  ///< [1]: the weights have their final scale
   };
 
-  PolicyBatch(const Settings&, const kernels::Execution&, training::StepArena&);
+  PolicyBatch(const Settings&, const kernels::Execution&, model::StepArena&);
 
   /// Waits for earlier work, and copies the rows to where the kernels run. Throws Error(internal) if they do not fit.
   void fill(std::span<const PolicyRow>);
   /// Adds the gradients of the rows that `fill` received, in micro-batches.
-  void add_gradients(Transformer&, const kernels::AdamStep*, training::GradientSink&) const;
+  void add_gradients(Transformer&, const kernels::AdamStep*, model::GradientSink&) const;
   /// Runs forward passes only. The transformer takes micro_rows rows; its weights are prepared.
   void score(Transformer&) const;
   /// Logarithms of the probabilities of the tokens of the answers, by row: of the forward passes of the last

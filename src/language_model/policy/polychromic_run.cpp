@@ -10,7 +10,7 @@
 #include "language_model/generation/growing_text.hpp"
 #include "language_model/pass_work.hpp"
 #include "parallel/watchdog.hpp"
-#include "report/json.hpp"
+#include "storage/json_file.hpp"
 #include "storage/mapped_file.hpp"
 
 namespace weft::language_model {
@@ -70,8 +70,8 @@ std::vector<std::string> gather(const std::string& text, const parallel::Communi
   return texts;
 }
 
-report::Json shown(const Answers& answers, const Judgement& judgement, const Tokenizer& tokenizer) {
-  report::Json texts = report::Json::array();
+Json shown(const Answers& answers, const Judgement& judgement, const Tokenizer& tokenizer) {
+  Json texts = Json::array();
   for (const AnswerIds& ids : answers.ids) texts.push_back(valid_utf8(tokenizer.decode(ids)));
   return {{"prompt", answers.prompt.text},
           {"answers", texts},
@@ -133,7 +133,7 @@ void require_polychromic(const Configuration& configuration, const Architecture&
 
 void add_polychromic(Plan& plan, const Configuration& configuration, const Prompts& prompts) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
-  training::StepArena arena(backend);
+  model::StepArena arena(backend);
   const TransformerSettings frozen = Judge::forward_settings(configuration, plan.architecture);
   const Generator::Buffers generator(generation(configuration, plan.architecture, prompts), arena);
   const PolicyBatch::Buffers batch(batch_settings(configuration, prompts), arena);
@@ -142,9 +142,9 @@ void add_polychromic(Plan& plan, const Configuration& configuration, const Promp
   const Transformer::Buffers transformer(frozen, arena);
   const Staging::Buffers staging(frozen.rows, false, false, arena);
   const Embedder::Buffers embedder(frozen, arena);
-  const training::StateBytes state =
-      training::largest_state_bytes(parameter_specs(plan.architecture), grid_shape(configuration),
-                                    configuration.optimizer.state, backend, training::Moments::none);
+  const model::StateBytes state =
+      model::largest_state_bytes(parameter_specs(plan.architecture), grid_shape(configuration),
+                                    configuration.optimizer.state, backend, model::Moments::none);
   if (plan.architecture.lora.rank == 0)  // else that of the run
     plan.device.emplace_back("frozen model", state.total() + 4 * rotary_elements(plan.architecture));
   plan.device.emplace_back("answers: generation, judgement", arena.device_bytes());
@@ -247,19 +247,19 @@ void PolychromicRun::Present::add_to(checkpoint::Registry& registry, parallel::R
   add("log_probabilities", kernels::Scalar::fp32, {all, longest}, first.data());
 }
 
-training::Step PolychromicRun::step() {
+run::Step PolychromicRun::step() {
   Trainer& trainer = base_.trainer();
   const std::int64_t step = trainer.steps_done() + 1;
   const bool draws = draws_at(step), trains = trains_at(step);
   if (draws) draw(step);
   if (trains) {
     weigh(draws);
-    trainer.add_objective([&](const kernels::AdamStep* constants, training::GradientSink& sink) {
-      const report::Timers::Whole timed(base_.timers(), "policy backward");
+    trainer.add_objective([&](const kernels::AdamStep* constants, model::GradientSink& sink) {
+      const run::Timers::Whole timed(base_.timers(), "policy backward");
       batch_.add_gradients(trainer.transformer(), constants, sink);
     });
   }
-  const training::Step done = base_.step();
+  const run::Step done = base_.step();
   if (trains) trainer.add_objective({});
   if (trains && draws) note_probabilities();
   return done;
@@ -272,7 +272,7 @@ void PolychromicRun::draw(std::int64_t step) {
     prompts.push_back(prompts_.training(step / settings_.every - 1, number));
   std::vector<Answers> answers;
   {
-    const report::Timers::Whole timed(base_.timers(), "generate");
+    const run::Timers::Whole timed(base_.timers(), "generate");
     answers = draw_answers(generator_, tokenizer_, std::move(prompts), settings_.samples,
                            static_cast<std::uint64_t>(configuration_.run.seed), static_cast<std::uint64_t>(step),
                            own_.begin + 1, settings_.stop);
@@ -343,7 +343,7 @@ void PolychromicRun::weigh(bool first_use) {
   std::vector<PolicyRow> rows = this->rows();
   batch_.fill(rows);
   if (first_use && settings_.kl == 0) return;
-  const report::Timers::Whole timed(base_.timers(), "policy forward");
+  const run::Timers::Whole timed(base_.timers(), "policy forward");
   base_.trainer().transformer().complete_weights();
   batch_.score(base_.trainer().transformer());
   const std::vector<std::vector<float>> now = batch_.log_probabilities();
@@ -404,15 +404,15 @@ std::vector<std::pair<std::string, double>> PolychromicRun::phase_bytes() {
   work.trained = work.drawn * uses;
   work.scored = settings_.kl > 0 ? 2 * work.trained : std::max(0.0, work.trained - work.drawn);
   std::vector<std::pair<std::string, double>> bytes = base_.phase_bytes();
-  const training::PhaseBytes of_answers = answer_bytes(work, configuration_, base_.trainer().model().architecture());
+  const run::PhaseBytes of_answers = answer_bytes(work, configuration_, base_.trainer().model().architecture());
   bytes.insert(bytes.end(), of_answers.begin(), of_answers.end());
   return bytes;
 }
 
-training::Metrics PolychromicRun::metrics() {
-  training::Metrics metrics = base_.metrics();
+run::Metrics PolychromicRun::metrics() {
+  run::Metrics metrics = base_.metrics();
   measures_.sum_over(world_.all());
-  const training::Metrics of_answers = measures_.of_training();
+  const run::Metrics of_answers = measures_.of_training();
   metrics.insert(metrics.end(), of_answers.begin(), of_answers.end());
   measures_ = {};
   if (settings_.holds_reward())
@@ -425,7 +425,7 @@ training::Metrics PolychromicRun::metrics() {
 /// Adds the measures of answers to prompts outside the steps. first: number of the first one in the keys of random
 /// numbers. texts: receives the answers.
 void PolychromicRun::add_measures(AnswerMeasures& measures, std::vector<Prompt> prompts, std::int64_t first,
-                                  report::Json* texts) {
+                                  Json* texts) {
   const std::vector<Answers> answers =
       draw_answers(generator_, tokenizer_, std::move(prompts), settings_.samples,
                    static_cast<std::uint64_t>(configuration_.run.seed), 0, first, settings_.stop);
@@ -438,11 +438,11 @@ void PolychromicRun::add_measures(AnswerMeasures& measures, std::vector<Prompt> 
 
 /// Measures answers to the evaluation prompts with the present weights; random numbers are the same every time.
 /// samples: receives the answers to the first ones. Collective.
-AnswerMeasures PolychromicRun::measure(report::Json* samples) {
+AnswerMeasures PolychromicRun::measure(Json* samples) {
   const parallel::Range own = parallel::part(prompts_.n_evaluation(), world_.size(), world_.rank());
   const std::int64_t at_once = largest_prompts(configuration_);
   AnswerMeasures measures;
-  report::Json texts = report::Json::array();
+  Json texts = Json::array();
   base_.trainer().transformer().complete_weights();  // on ranks without a prompt too: it may be collective
   for (std::int64_t begin = own.begin; begin < own.end; begin += at_once) {
     std::vector<Prompt> prompts;
@@ -452,25 +452,25 @@ AnswerMeasures PolychromicRun::measure(report::Json* samples) {
   }
   measures.sum_over(world_.all());
   if (samples != nullptr) {
-    *samples = report::Json::array();
+    *samples = Json::array();
     for (const std::string& text : gather(json_text(texts), world_.all()))
-      for (const report::Json& one : parse_json(text))
+      for (const Json& one : parse_json(text))
         if (std::ssize(*samples) < kShownPrompts) samples->push_back(one);
   }
   return measures;
 }
 
 /// JSON of measures and some answers. Collective.
-report::Json PolychromicRun::record() {
-  report::Json samples;
-  report::Json json = measure(&samples).to_json();
+Json PolychromicRun::record() {
+  Json samples;
+  Json json = measure(&samples).to_json();
   json["step"] = base_.trainer().steps_done();
   json["samples"] = samples;
   return json;
 }
 
-void PolychromicRun::write(const report::Json& json) const {
-  if (world_.is_root()) report::write_json(std::filesystem::path(configuration_.run.output) / kSamples, json);
+void PolychromicRun::write(const Json& json) const {
+  if (world_.is_root()) storage::write_json(std::filesystem::path(configuration_.run.output) / kSamples, json);
 }
 
 void PolychromicRun::start() {
@@ -483,24 +483,24 @@ void PolychromicRun::start() {
   write({{"before", record()}});
 }
 
-training::Metrics PolychromicRun::evaluate() {
-  training::Metrics metrics = base_.evaluate();
+run::Metrics PolychromicRun::evaluate() {
+  run::Metrics metrics = base_.evaluate();
   if (prompts_.n_evaluation() == 0) return metrics;
-  const training::Metrics of_answers = measure(nullptr).of_evaluation();
+  const run::Metrics of_answers = measure(nullptr).of_evaluation();
   metrics.insert(metrics.end(), of_answers.begin(), of_answers.end());
   return metrics;
 }
 
-void PolychromicRun::conclude(report::Json& result) {
+void PolychromicRun::conclude(Json& result) {
   base_.conclude(result);
   if (prompts_.n_evaluation() == 0) return;
-  const report::Json after = record();
+  const Json after = record();
   const std::filesystem::path file = std::filesystem::path(configuration_.run.output) / kSamples;
-  report::Json both = report::Json::object();
+  Json both = Json::object();
   if (world_.is_root()) {
     if (std::filesystem::exists(file)) {
       const storage::MappedFile text(file.string());
-      const report::Json before = parse_json({reinterpret_cast<const char*>(text.bytes().data()), text.bytes().size()});
+      const Json before = parse_json({reinterpret_cast<const char*>(text.bytes().data()), text.bytes().size()});
       if (before.is_object() && before.contains("before")) both["before"] = before["before"];
     }
     both["after"] = after;

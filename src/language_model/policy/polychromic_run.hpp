@@ -37,7 +37,7 @@ void require_polychromic(const Configuration&, const Architecture&, const Prompt
 /// Adds the memory of a PolychromicRun to the plan of its TrainingRun.
 void add_polychromic(Plan&, const Configuration&, const Prompts&);
 
-class PolychromicRun final : public training::Trainable {
+class PolychromicRun final : public run::Trainable {
  public:
   /// Arguments as for TrainingRun. The prompts must outlive the object.
   PolychromicRun(const Configuration&, const Corpus&, const Prompts&, const checkpoint::Found* found,
@@ -46,18 +46,18 @@ class PolychromicRun final : public training::Trainable {
   std::string work_unit() const override { return base_.work_unit(); }
   checkpoint::Registry& registry() override { return base_.registry(); }
   void initialise() override { base_.initialise(); }
-  void resume_at(std::int64_t step, const training::Cursor& cursor) override { base_.resume_at(step, cursor); }
-  training::Cursor cursor() const override { return base_.cursor(); }
+  void resume_at(std::int64_t step, const run::Cursor& cursor) override { base_.resume_at(step, cursor); }
+  run::Cursor cursor() const override { return base_.cursor(); }
 
   void start() override;
-  training::Step step() override;
+  run::Step step() override;
   void settle() override { base_.settle(); }
-  training::Metrics metrics() override;
-  training::Metrics evaluate() override;
-  training::Communication communication() const override { return base_.communication(); }
-  report::Timers& timers() override { return base_.timers(); }
+  run::Metrics metrics() override;
+  run::Metrics evaluate() override;
+  run::Communication communication() const override { return base_.communication(); }
+  run::Timers& timers() override { return base_.timers(); }
   std::vector<std::pair<std::string, double>> phase_bytes() override;
-  void conclude(report::Json& result) override;
+  void conclude(Json& result) override;
 
  private:
   bool draws_at(std::int64_t step) const { return step % settings_.every == 0; }
@@ -70,10 +70,10 @@ class PolychromicRun final : public training::Trainable {
   std::vector<PolicyRow> rows() const;
   void weigh(bool first_use);
   void note_probabilities();
-  void add_measures(AnswerMeasures&, std::vector<Prompt>, std::int64_t first, report::Json* texts);
-  AnswerMeasures measure(report::Json* samples);
-  report::Json record();
-  void write(const report::Json&) const;
+  void add_measures(AnswerMeasures&, std::vector<Prompt>, std::int64_t first, Json* texts);
+  AnswerMeasures measure(Json* samples);
+  Json record();
+  void write(const Json&) const;
   void keep_reference(const checkpoint::Found* found);
 
   const Configuration& configuration_;
@@ -84,7 +84,7 @@ class PolychromicRun final : public training::Trainable {
   const kernels::Execution execution_;
   const parallel::Range own_;  // prompts of a batch that are drawn on this rank
   TrainingRun base_;
-  training::StepArena arena_;
+  model::StepArena arena_;
   Judge judge_;
   Generator generator_;
   PolicyBatch batch_;

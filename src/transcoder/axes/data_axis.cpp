@@ -5,7 +5,7 @@
 
 #include "kernels/convert/convert_rows.hpp"
 #include "kernels/transcoder/sparse/restrict.hpp"
-#include "training/data_parallel.hpp"
+#include "model/data_parallel.hpp"
 #include "transcoder/axes/feature_axis.hpp"
 #include "transcoder/selection/selection.hpp"
 
@@ -23,8 +23,8 @@ std::int64_t row_bytes(const Configuration& configuration, const Shape& shape) {
 /// Bytes of the weights that a rank (the largest) updates for the other ranks of the data axis.
 std::int64_t updated_bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
   std::int64_t bytes = 0;
-  for (const training::ParameterSpec& spec : parameter_specs(shape)) {
-    if (spec.update != training::Update::own_rows) continue;
+  for (const model::ParameterSpec& spec : parameter_specs(shape)) {
+    if (spec.update != model::Update::own_rows) continue;
     const std::int64_t held = parallel::largest_part(spec.rows(), grid.size(spec.cut.over)),
                        owned = parallel::largest_part(held, grid.size(parallel::kDataAxis));
     bytes += spec.is_matrix() ? weight_bytes(spec.policy.value_or(configuration.optimizer.state), owned, spec.columns())
@@ -36,8 +36,8 @@ std::int64_t updated_bytes(const Configuration& configuration, const Shape& shap
 /// Bytes of the largest matrix on the largest rank: what `gather_updated_rows` moves.
 std::int64_t largest_matrix(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
   std::int64_t largest = 0;
-  for (const training::ParameterSpec& spec : parameter_specs(shape)) {
-    if (spec.update != training::Update::own_rows || !spec.is_matrix()) continue;
+  for (const model::ParameterSpec& spec : parameter_specs(shape)) {
+    if (spec.update != model::Update::own_rows || !spec.is_matrix()) continue;
     const std::int64_t held = parallel::largest_part(spec.rows(), grid.size(spec.cut.over));
     largest =
         std::max(largest, weight_bytes(spec.policy.value_or(configuration.optimizer.state), held, spec.columns()));
@@ -84,7 +84,7 @@ DataAxis::Lists::Lists(const ModelSettings& settings, const Configuration& confi
       entries(list_capacity(settings, selection_of(configuration, shape), grid)) {}
 
 DataAxis::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                           training::StepArena& arena) {
+                           model::StepArena& arena) {
   const std::int64_t groups = grid.size(parallel::kDataAxis);
   if (groups == 1) return;
   const Lists lists(with_largest_k(configuration.transcoder), configuration, shape, grid);
@@ -127,7 +127,7 @@ std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shap
 }
 
 DataAxis::DataAxis(const Configuration& configuration, const Model& model, const parallel::Grid& grid,
-                   const kernels::Execution& execution, training::StepArena& arena)
+                   const kernels::Execution& execution, model::StepArena& arena)
     : model_(model),
       execution_(execution),
       ranks_(grid.axis(parallel::kDataAxis), execution, largest_message(configuration, model.shape(), grid.shape()),
@@ -187,14 +187,14 @@ void DataAxis::gather_rows(kernels::AnyMatrix rows) {
 
 void DataAxis::gather_weights(std::span<const kernels::ParameterRows> matrices) {
   if (!active()) return;
-  for (const kernels::ParameterRows& matrix : matrices) training::gather_updated_rows(ranks_, matrix);
+  for (const kernels::ParameterRows& matrix : matrices) model::gather_updated_rows(ranks_, matrix);
 }
 
 void DataAxis::start_weights(std::span<const kernels::ParameterRows> matrices) {
   if (!active()) return;
   updated_.record(execution_);
   updated_.hold_back(stream_.execution());
-  for (const kernels::ParameterRows& matrix : matrices) training::gather_updated_rows(overlapped_, matrix);
+  for (const kernels::ParameterRows& matrix : matrices) model::gather_updated_rows(overlapped_, matrix);
   gathered_.record(stream_.execution());
 }
 

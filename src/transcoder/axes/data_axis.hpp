@@ -28,7 +28,7 @@
 #include "device/stream.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "parallel/device_communicator.hpp"
-#include "training/step_arena.hpp"
+#include "model/step_arena.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/settings.hpp"
 
@@ -45,7 +45,7 @@ class DataAxis {
 
   /// Memory of the data axis; empty if the axis has one rank.
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
     kernels::Array<std::int64_t> group_offsets;  ///< [data ranks, Lists::offsets]
     kernels::Array<std::uint32_t> group_key;     ///< [data ranks, Lists::entries]
     kernels::Array<float> group_value;           ///< [data ranks, Lists::entries]
@@ -64,7 +64,7 @@ class DataAxis {
   /// Entries that the lists of the owned features hold: enough for the lists of all groups.
   static std::int64_t capacity(const Configuration&, const Shape&, const parallel::GridShape&);
 
-  DataAxis(const Configuration&, const Model&, const parallel::Grid&, const kernels::Execution&, training::StepArena&);
+  DataAxis(const Configuration&, const Model&, const parallel::Grid&, const kernels::Execution&, model::StepArena&);
 
   /// True if the axis has more than one rank. If not, this object has no lists of the whole batch (`gather_lists`,
   /// `by_feature` must not be called), and all other functions do nothing.

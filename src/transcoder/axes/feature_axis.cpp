@@ -55,7 +55,7 @@ FeatureAxisSizes::FeatureAxisSizes(const Configuration& configuration, const Sha
       n_blocks(exchange_blocks(configuration, shape.n_layers, grid)),
       columns(largest_block(shape.n_layers, n_blocks) * shape.d_model) {}
 
-bool FeatureAxisSizes::staged(const training::StepArena& arena) const {
+bool FeatureAxisSizes::staged(const model::StepArena& arena) const {
   return n_blocks > 1 && !arena.is_direct(parallel::kFeatureAxis, strategy);
 }
 

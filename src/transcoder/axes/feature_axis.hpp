@@ -14,7 +14,7 @@
 #include "device/stream.hpp"
 #include "parallel/device_communicator.hpp"
 #include "parallel/grid.hpp"
-#include "training/step_arena.hpp"
+#include "model/step_arena.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/settings.hpp"
 
@@ -44,7 +44,7 @@ struct FeatureAxisSizes {
   std::int64_t largest_message() const { return bytes(group * width); }
   std::int64_t bytes(std::int64_t elements) const { return elements * kernels::bytes_of(scalar); }
   /// True if rows of a block pass through staging memory (row_gather.hpp).
-  bool staged(const training::StepArena&) const;
+  bool staged(const model::StepArena&) const;
 };
 
 /// Communicator, streams and blocks that all exchanges of a step share.

@@ -6,7 +6,7 @@
 
 namespace weft::transcoder {
 
-RowGather::Buffers::Buffers(const FeatureAxisSizes& sizes, training::StepArena& arena)
+RowGather::Buffers::Buffers(const FeatureAxisSizes& sizes, model::StepArena& arena)
     : own(arena.exchange(parallel::kFeatureAxis, sizes.staged(arena) ? sizes.bytes(sizes.own * sizes.width) : 0)) {}
 
 RowGather::RowGather(const FeatureAxis& axis, const char* name, const Buffers& buffers)

@@ -24,7 +24,7 @@ class RowGather {
  public:
   struct Buffers {
     Buffers() = default;
-    Buffers(const FeatureAxisSizes&, training::StepArena&);
+    Buffers(const FeatureAxisSizes&, model::StepArena&);
     parallel::ExchangeBuffer own;  ///< block after block, each [own tokens, its columns]; empty: in place
   };
 

@@ -8,14 +8,14 @@ void SparseDecoder::form(parallel::Range tokens, parallel::Range layers, kernels
 }
 
 void SparseDecoder::take_workspace(const Sizes& sizes, std::int64_t entries, std::int64_t columns,
-                                   training::StepArena& arena) {
+                                   model::StepArena& arena) {
   arena.purpose("backward pass");
   workspace_ = arena.take<std::byte>(
       kernels::decode_backward_workspace(arena.backend(), shape_.n_layers, largest_owned(shape_, sizes.grid), columns,
                                          entries, has_penalties(sizes.configuration.transcoder)));
 }
 
-void SparseDecoder::take_backward(const Sizes& sizes, const BackwardSizes& backward, training::StepArena& arena) {
+void SparseDecoder::take_backward(const Sizes& sizes, const BackwardSizes& backward, model::StepArena& arena) {
   take_workspace(sizes, backward.entries, shape_.d_model, arena);
 }
 

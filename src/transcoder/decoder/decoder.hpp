@@ -19,7 +19,7 @@
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "parallel/device_communicator.hpp"
-#include "training/step_arena.hpp"
+#include "model/step_arena.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/settings.hpp"
 
@@ -68,7 +68,7 @@ class SparseDecoder {
   // Backward ---------------------------------------------------------------------------------------------------------
 
   /// Takes the memory of the backward pass; without it only the functions above may be called.
-  virtual void take_backward(const Sizes&, const BackwardSizes&, training::StepArena&);
+  virtual void take_backward(const Sizes&, const BackwardSizes&, model::StepArena&);
   /// Bytes of the largest message between n_ranks ranks in `prepare`, and rows of its `whole`.
   static std::int64_t largest_message(const Shape&, std::int64_t n_ranks);
   static std::int64_t whole_rows(const Shape&);
@@ -109,7 +109,7 @@ class SparseDecoder {
   const Model& model() const { return *model_; }
   std::int64_t owned() const { return model_->owned().size(); }
   /// Takes the workspace of products over lists of at most `entries`, of decoder rows of `columns` per target.
-  void take_workspace(const Sizes&, std::int64_t entries, std::int64_t columns, training::StepArena&);
+  void take_workspace(const Sizes&, std::int64_t entries, std::int64_t columns, model::StepArena&);
 
   const Shape shape_;
   kernels::Execution execution_;

@@ -9,7 +9,7 @@
 namespace weft::transcoder {
 
 std::unique_ptr<SparseDecoder> make_decoder(const SparseDecoder::Sizes& sizes,
-                                            const SparseDecoder::ForwardSizes& forward, training::StepArena& arena) {
+                                            const SparseDecoder::ForwardSizes& forward, model::StepArena& arena) {
   switch (sizes.shape.decoder) {
     case Decoder::cross_layer:
     case Decoder::per_layer:

@@ -11,6 +11,6 @@ namespace weft::transcoder {
 
 /// The decoder that the shape requires, with its memory of the forward pass.
 std::unique_ptr<SparseDecoder> make_decoder(const SparseDecoder::Sizes&, const SparseDecoder::ForwardSizes&,
-                                            training::StepArena&);
+                                            model::StepArena&);
 
 }  // namespace weft::transcoder

@@ -18,7 +18,7 @@ using kernels::Array;
 using kernels::Form;
 using kernels::Scalar;
 
-LowRank::LowRank(const Sizes& sizes, const ForwardSizes& forward, training::StepArena& arena)
+LowRank::LowRank(const Sizes& sizes, const ForwardSizes& forward, model::StepArena& arena)
     : SparseDecoder(sizes.shape) {
   const Scalar scalar = scalar_of(sizes.configuration.precision);
   const std::int64_t widest = shape_.n_layers * shape_.rank;
@@ -51,7 +51,7 @@ void LowRank::form(parallel::Range tokens, parallel::Range layers, AnyMatrix par
   }
 }
 
-void LowRank::take_backward(const Sizes& sizes, const BackwardSizes& backward, training::StepArena& arena) {
+void LowRank::take_backward(const Sizes& sizes, const BackwardSizes& backward, model::StepArena& arena) {
   const Scalar scalar = scalar_of(sizes.configuration.precision);
   const std::int64_t n_tokens = backward.n_tokens, d = shape_.d_model, gradient = code_columns(shape_) * d;
   take_workspace(sizes, backward.entries, shape_.decoder_columns(0), arena);

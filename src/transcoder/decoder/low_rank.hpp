@@ -14,13 +14,13 @@ namespace weft::transcoder {
 
 class LowRank final : public SparseDecoder {
  public:
-  LowRank(const Sizes&, const ForwardSizes&, training::StepArena&);
+  LowRank(const Sizes&, const ForwardSizes&, model::StepArena&);
 
   /// Number of columns of the codes: rank L (L + 1) / 2.
   static std::int64_t code_columns(const Shape& shape) { return shape.decoder_begin(shape.n_layers); }
 
   void form(parallel::Range tokens, parallel::Range layers, kernels::AnyMatrix partial) const override;
-  void take_backward(const Sizes&, const BackwardSizes&, training::StepArena&) override;
+  void take_backward(const Sizes&, const BackwardSizes&, model::StepArena&) override;
   Prepared prepare(const Lists&, kernels::AnyMatrix gradient_rows, device::Event& read,
                    parallel::DeviceCommunicator& world) override;
   void update_rest(const kernels::AdamStep*, kernels::Array<double> squared_norm) override;

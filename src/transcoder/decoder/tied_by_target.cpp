@@ -15,7 +15,7 @@ namespace weft::transcoder {
 using kernels::Array;
 
 TiedByTarget::TargetLists::TargetLists(std::int64_t n_tokens, std::int64_t n_layers, std::int64_t entries,
-                                       training::StepArena& arena) {
+                                       model::StepArena& arena) {
   const std::int64_t most = entries * n_layers;
   if (most >= std::int64_t{1} << 32)
     throw collective_error(
@@ -30,7 +30,7 @@ TiedByTarget::TargetLists::TargetLists(std::int64_t n_tokens, std::int64_t n_lay
   value = arena.take<float>(most);
 }
 
-TiedByTarget::TiedByTarget(const Sizes& sizes, const ForwardSizes& forward, training::StepArena& arena)
+TiedByTarget::TiedByTarget(const Sizes& sizes, const ForwardSizes& forward, model::StepArena& arena)
     : SparseDecoder(sizes.shape) {
   const ModelSettings& settings = sizes.configuration.transcoder;
   const SelectionShape selection = selection_shape(sizes.configuration, sizes.shape, forward.max_tokens);
@@ -45,7 +45,7 @@ void TiedByTarget::begin(const kernels::SparseActivations& of) {
   kernels::lists_by_target(execution_, of, model().affine(), lists_, forward_.begin);
 }
 
-void TiedByTarget::take_backward(const Sizes& sizes, const BackwardSizes& backward, training::StepArena& arena) {
+void TiedByTarget::take_backward(const Sizes& sizes, const BackwardSizes& backward, model::StepArena& arena) {
   const std::int64_t owned = largest_owned(shape_, sizes.grid);
   take_workspace(sizes, shape_.n_layers * backward.entries, shape_.d_model, arena);
   backward_ = TargetLists(backward.n_tokens, shape_.n_layers, backward.entries, arena);

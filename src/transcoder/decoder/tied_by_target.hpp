@@ -13,10 +13,10 @@ namespace weft::transcoder {
 
 class TiedByTarget final : public SparseDecoder {
  public:
-  TiedByTarget(const Sizes&, const ForwardSizes&, training::StepArena&);
+  TiedByTarget(const Sizes&, const ForwardSizes&, model::StepArena&);
 
   void begin(const kernels::SparseActivations&) override;
-  void take_backward(const Sizes&, const BackwardSizes&, training::StepArena&) override;
+  void take_backward(const Sizes&, const BackwardSizes&, model::StepArena&) override;
   Prepared prepare(const Lists&, kernels::AnyMatrix gradient_rows, device::Event& read,
                    parallel::DeviceCommunicator& world) override;
   void backward(const Lists&, kernels::AnyMatrix rows, const BackwardStep&) override;
@@ -30,7 +30,7 @@ class TiedByTarget final : public SparseDecoder {
     TargetLists() = default;
     /// Takes memory for lists of n_tokens, n_layers and at most `entries`. Throws a collective Error(usage) for 2^32
     /// entries or more.
-    TargetLists(std::int64_t n_tokens, std::int64_t n_layers, std::int64_t entries, training::StepArena&);
+    TargetLists(std::int64_t n_tokens, std::int64_t n_layers, std::int64_t entries, model::StepArena&);
 
     kernels::Array<std::int64_t> begin, row_offsets;
     kernels::Array<std::uint32_t> key;

@@ -172,12 +172,12 @@ void CatalogueFile::finish() {
   finished_ = true;
 }
 
-report::Json to_json(const CatalogueFacts& facts, const LayerCatalogue& layer, std::int64_t feature,
+Json to_json(const CatalogueFacts& facts, const LayerCatalogue& layer, std::int64_t feature,
                      const dataset::Vocabulary& vocabulary) {
   const auto at = [&](const auto& values, std::int64_t per_feature, std::int64_t i) {
     return values[static_cast<std::size_t>(feature * per_feature + i)];
   };
-  report::Json json = {{"layer", layer.layer},
+  Json json = {{"layer", layer.layer},
                        {"feature", feature},
                        {"checkpoint", facts.checkpoint},
                        {"data", facts.data},
@@ -185,26 +185,26 @@ report::Json to_json(const CatalogueFacts& facts, const LayerCatalogue& layer, s
                        {"fired", at(layer.fired, 1, 0)},
                        {"density", static_cast<double>(at(layer.fired, 1, 0)) / static_cast<double>(facts.tokens)},
                        {"mean", at(layer.mean, 1, 0)}};
-  report::Json& bins = json["histogram"] = {{"edges", histogram_edges()}, {"counts", report::Json::array()}};
+  Json& bins = json["histogram"] = {{"edges", histogram_edges()}, {"counts", Json::array()}};
   for (int bin = 0; bin < kHistogramBins; ++bin) bins["counts"].push_back(at(layer.histogram, kHistogramBins, bin));
-  report::Json& targets = json["targets"] = report::Json::array();
+  Json& targets = json["targets"] = Json::array();
   for (std::int64_t t = 0; t < layer.targets; ++t)
     targets.push_back({{"layer", layer.layer + t}, {"share", at(layer.share, layer.targets, t)}});
-  report::Json& nearest = json["nearest"] = report::Json::array();
+  Json& nearest = json["nearest"] = Json::array();
   for (std::int64_t i = 0; i < facts.n_nearest && at(layer.nearest, facts.n_nearest, i) >= 0; ++i)
     nearest.push_back(
         {{"feature", at(layer.nearest, facts.n_nearest, i)}, {"cosine", at(layer.cosine, facts.n_nearest, i)}});
-  report::Json& top = json["top"] = report::Json::array();
+  Json& top = json["top"] = Json::array();
   for (std::int64_t i = 0; i < facts.n_top && at(layer.top_row, facts.n_top, i) >= 0; ++i) {
-    report::Json example = {{"activation", at(layer.top_value, facts.n_top, i)},
+    Json example = {{"activation", at(layer.top_value, facts.n_top, i)},
                             {"row", at(layer.top_row, facts.n_top, i)}};
     if (facts.has_tokens) {
       example["position"] = at(layer.position, facts.n_top, i);
-      report::Json& context = example["context"] = report::Json::array();
+      Json& context = example["context"] = Json::array();
       for (std::int64_t w = 0; w < facts.window(); ++w) {
         const std::int32_t id = at(layer.token, facts.n_top * facts.window(), i * facts.window() + w);
         if (id < 0) continue;
-        report::Json token = {{"id", id}};
+        Json token = {{"id", id}};
         if (static_cast<std::size_t>(id) < vocabulary.size()) token["text"] = vocabulary[static_cast<std::size_t>(id)];
         if (w == facts.context) token["here"] = true;
         context.push_back(std::move(token));

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dataset/activations/row_tokens.hpp"
-#include "report/json.hpp"
+#include "storage/json_file.hpp"
 #include "storage/hdf5.hpp"
 #include "transcoder/features/collection.hpp"
 #include "transcoder/features/decoder_rows.hpp"
@@ -71,6 +71,6 @@ class CatalogueFile {
 };
 
 /// Converts one feature to JSON; with texts where the dataset has them.
-report::Json to_json(const CatalogueFacts&, const LayerCatalogue&, std::int64_t feature, const dataset::Vocabulary&);
+Json to_json(const CatalogueFacts&, const LayerCatalogue&, std::int64_t feature, const dataset::Vocabulary&);
 
 }  // namespace weft::transcoder

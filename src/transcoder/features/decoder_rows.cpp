@@ -9,7 +9,7 @@
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "report/pass.hpp"
+#include "run/pass.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -145,7 +145,7 @@ Neighbours nearest_features(const Model& model, std::int64_t layer, std::int64_t
   const device::Buffer<std::byte> workspace(
       kernels::gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::fp32, most, most, columns));
   std::vector<float> host_products, host_others;
-  report::Pass pass(fmt::format("nearest features of layer {}", layer), n_local * n_features, "pairs");
+  run::Pass pass(fmt::format("nearest features of layer {}", layer), n_local * n_features, "pairs");
   std::int64_t pairs = 0;
   for (std::int64_t g = 0; g < ranks.size(); ++g) {
     const parallel::Range theirs = parallel::part(n_features, ranks.size(), g);

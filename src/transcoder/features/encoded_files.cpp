@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "parallel/failure.hpp"
-#include "report/json.hpp"
+#include "storage/json_file.hpp"
 #include "storage/durable.hpp"
 #include "storage/sparse_file.hpp"
 
@@ -50,7 +50,7 @@ struct EncodedFiles::State {
   std::optional<storage::SparseFileWriter> file = {};
   std::size_t n_files = 0;  // number of files begun
   std::int64_t entries = 0, first_row = 0;
-  report::Json files = report::Json::array();
+  Json files = Json::array();
   bool finished = false;
 
   std::string name(std::size_t i) const { return fmt::format("encoded_{}.h5", i); }
@@ -182,7 +182,7 @@ void EncodedFiles::append(const SparseRows& rows) {
 void EncodedFiles::finish() {
   State& state = *state_;
   parallel::on_root(state.grid.world(), [&] {
-    const report::Json metadata = {{"format", kFormat},
+    const Json metadata = {{"format", kFormat},
                                    {"format_version", kFormatVersion},
                                    {"checkpoint", state.checkpoint},
                                    {"step", state.step},
@@ -193,7 +193,7 @@ void EncodedFiles::finish() {
                                    {"rows", state.first_row},
                                    {"entries", state.entries},
                                    {"files", state.files}};
-    report::write_json(state.directory / "metadata.json", metadata);
+    storage::write_json(state.directory / "metadata.json", metadata);
   });
   state.finished = true;
 }

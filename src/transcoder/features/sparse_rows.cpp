@@ -4,7 +4,7 @@
 #include "base/trace.hpp"
 #include "dataset/activations/stored_order.hpp"
 #include "kernels/kokkos_runtime.hpp"
-#include "report/pass.hpp"
+#include "run/pass.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -22,7 +22,7 @@ void for_each_batch(const dataset::Description& description, Forward& forward, c
                     const std::function<void(const SparseRows&)>& consume) {
   dataset::StoredOrder stored(description, batch_tokens, grid, 1);
   SparseRows rows;
-  report::Pass pass("encoding the data", stored.n_batches(), "batches");
+  run::Pass pass("encoding the data", stored.n_batches(), "batches");
   for (std::int64_t i = 0; i < stored.n_batches(); ++i) {
     trace::next_step();
     const dataset::RawBatch& batch = stored.read(i);

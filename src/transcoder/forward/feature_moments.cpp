@@ -20,7 +20,7 @@ constexpr std::int64_t kLargestTile = 64 << 20;  // bytes
 }  // namespace
 
 FeatureMoments::Buffers::Buffers(const Configuration& configuration, const Shape& shape,
-                                 const parallel::GridShape& grid, training::StepArena& arena) {
+                                 const parallel::GridShape& grid, model::StepArena& arena) {
   const std::int64_t d = shape.d_model,
                      features = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis));
   const Scalar scalar = scalar_of(configuration.precision);

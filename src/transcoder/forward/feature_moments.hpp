@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "training/step_arena.hpp"
+#include "model/step_arena.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/settings.hpp"
 
@@ -18,7 +18,7 @@ class FeatureMoments {
  public:
   struct Buffers {
     Buffers() = default;
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
     std::int64_t tile_features = 0;
     kernels::Array<float> sums;          ///< [d]
     kernels::Array<float> products;      ///< [d, d]

@@ -43,7 +43,7 @@ Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, co
 }
 
 Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                          std::int64_t max_tokens, training::StepArena& arena) {
+                          std::int64_t max_tokens, model::StepArena& arena) {
   const Sizes sizes(configuration, shape, grid, max_tokens);
   const SelectionSizes selection =
       selection_sizes(with_largest_k(configuration.transcoder), selection_shape(configuration, shape, max_tokens), grid,
@@ -80,13 +80,13 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
     no_bias = arena.take<float>(selection.max_features);
     moments = FeatureMoments::Buffers(configuration, shape, grid, arena);
   }
-  arena.count(training::StepArena::Where::device, selection.device_bytes);
-  arena.count(training::StepArena::Where::host, selection.host_bytes);
+  arena.count(model::StepArena::Where::device, selection.device_bytes);
+  arena.count(model::StepArena::Where::host, selection.host_bytes);
 }
 
 Forward::Forward(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
-                 const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers,
-                 std::int64_t max_tokens, training::StepArena& arena)
+                 const parallel::Grid& grid, const kernels::Execution& execution, run::Timers& timers,
+                 std::int64_t max_tokens, model::StepArena& arena)
     : settings_(configuration.transcoder),
       model_(model),
       normalisation_(normalisation),

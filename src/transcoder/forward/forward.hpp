@@ -26,8 +26,8 @@
 #include "kernels/optimize/guard.hpp"
 #include "kernels/transcoder/activation/jump_window.hpp"
 #include "parallel/device_communicator.hpp"
-#include "report/timers.hpp"
-#include "training/step_arena.hpp"
+#include "run/timers.hpp"
+#include "model/step_arena.hpp"
 #include "transcoder/axes/feature_axis.hpp"
 #include "transcoder/axes/row_gather.hpp"
 #include "transcoder/axes/token_layout.hpp"
@@ -63,7 +63,7 @@ class Forward {
   /// less, which a plan cannot know.
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens,
-            training::StepArena&);
+            model::StepArena&);
     parallel::ExchangeBuffer staging;  ///< FeatureAxis::staging
     parallel::ExchangeBuffer inputs;   ///< [largest batch, L * d]
     RowGather::Buffers own_inputs;
@@ -83,7 +83,7 @@ class Forward {
 
   /// `max_tokens`: the largest batch, over all ranks. What is passed by reference must outlive this object. Collective.
   Forward(const Configuration&, const Model&, const NormalisationOnDevice&, const parallel::Grid&,
-          const kernels::Execution&, report::Timers&, std::int64_t max_tokens, training::StepArena&);
+          const kernels::Execution&, run::Timers&, std::int64_t max_tokens, model::StepArena&);
 
   /// Loads a batch: normalises the inputs of the own tokens, which may be in any memory that the kernels can read.
   void load(const dataset::RawBatch& batch);
@@ -166,7 +166,7 @@ class Forward {
   const NormalisationOnDevice& normalisation_;
   const parallel::Grid& grid_;
   kernels::Execution execution_;
-  report::Timers& timers_;
+  run::Timers& timers_;
   const Sizes sizes_;
   device::IdleClock idle_;
   std::unique_ptr<device::Stream> stream_;  // null without overlap

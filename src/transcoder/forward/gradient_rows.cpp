@@ -4,7 +4,7 @@
 namespace weft::transcoder {
 
 GradientRows::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                               training::StepArena& arena) {
+                               model::StepArena& arena) {
   const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
   const std::int64_t batches = backward_batches(configuration.transcoder);
   arena.purpose("backward pass");
@@ -14,7 +14,7 @@ GradientRows::Buffers::Buffers(const Configuration& configuration, const Shape& 
 }
 
 GradientRows::GradientRows(const Configuration& configuration, const Forward& forward, DataAxis& data_axis,
-                           const parallel::Grid& grid, const kernels::Execution& execution, training::StepArena& arena)
+                           const parallel::Grid& grid, const kernels::Execution& execution, model::StepArena& arena)
     : configuration_(configuration),
       forward_(forward),
       data_axis_(data_axis),

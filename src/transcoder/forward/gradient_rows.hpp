@@ -7,7 +7,7 @@
 
 #include "kernels/transcoder/decode/decode.hpp"
 #include "parallel/exchange_buffer.hpp"
-#include "training/step_arena.hpp"
+#include "model/step_arena.hpp"
 #include "transcoder/axes/data_axis.hpp"
 #include "transcoder/axes/row_gather.hpp"
 #include "transcoder/forward/forward.hpp"
@@ -17,7 +17,7 @@ namespace weft::transcoder {
 class GradientRows {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
     /// Gradient rows [largest batch, L * d]; this group's rows at their place in the batch. With dead features
     /// (parts/dead_features.hpp) the gradient rows of their loss follow.
     parallel::ExchangeBuffer rows;
@@ -26,7 +26,7 @@ class GradientRows {
 
   /// What is passed by reference must outlive this object. Collective.
   GradientRows(const Configuration&, const Forward&, DataAxis&, const parallel::Grid&, const kernels::Execution&,
-               training::StepArena&);
+               model::StepArena&);
 
   /// Starts a step. Until then the rows are those of the previous step.
   void open();

@@ -8,9 +8,9 @@
 
 namespace weft::transcoder {
 
-using training::Cut;
-using training::Initial;
-using training::ParameterSpec;
+using model::Cut;
+using model::Initial;
+using model::ParameterSpec;
 
 namespace {
 
@@ -40,7 +40,7 @@ void for_each_pair(std::int64_t n_layers, const std::function<void(std::int64_t 
 }
 
 Initial uniform_in_root(std::int64_t n, kernels::Purpose purpose) {
-  return training::uniform(1.0 / std::sqrt(static_cast<double>(n)), purpose);
+  return model::uniform(1.0 / std::sqrt(static_cast<double>(n)), purpose);
 }
 
 }  // namespace
@@ -63,10 +63,10 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
   const Initial encoder_initial = uniform_in_root(shape.encoder_initial == EncoderInitial::width ? d : n_features,
                                                   kernels::Purpose::encoder_initial),
                 decoder_initial = shape.decoder_initial == DecoderInitial::zero
-                                      ? training::constant(0)
+                                      ? model::constant(0)
                                       : uniform_in_root(shape.decoder_columns(0), kernels::Purpose::decoder_initial);
-  const training::Update of_vectors =
-      shape.vectors_everywhere ? training::Update::everywhere : training::Update::own_rows;
+  const model::Update of_vectors =
+      shape.vectors_everywhere ? model::Update::everywhere : model::Update::own_rows;
   // Elements are numbered through all encoders, then through all decoders: part of the checkpoint contract.
   std::uint64_t encoder_element = 0, decoder_element = static_cast<std::uint64_t>(shape.n_layers * n_features * d);
   std::vector<ParameterSpec> specs;
@@ -91,7 +91,7 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
                        .shape = {n_features},
                        .cut = by_feature,
                        .update = of_vectors,
-                       .initial = training::constant(*shape.threshold),
+                       .initial = model::constant(*shape.threshold),
                        .group = "threshold",
                        .export_name = fmt::format("threshold_{}", s)});
     specs.push_back({.name = decoder_name(shape, s),
@@ -111,9 +111,9 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
     specs.push_back(
         {.name = fmt::format("decoder_{}/basis_weight", t),
          .shape = {rows, d},
-         .update = training::Update::everywhere,
+         .update = model::Update::everywhere,
          .segment = d,
-         .initial = training::uniform(std::sqrt(3.0 / static_cast<double>(d)), kernels::Purpose::decoder_initial),
+         .initial = model::uniform(std::sqrt(3.0 / static_cast<double>(d)), kernels::Purpose::decoder_initial),
          .first_element = decoder_element,
          .weight_decay = true});
     decoder_element += static_cast<std::uint64_t>(rows * d);
@@ -125,19 +125,19 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
         specs.push_back({.name = fmt::format("decoder_{}/{}_{}", s, name, t),
                          .shape = {n_features},
                          .cut = by_feature,
-                         .initial = training::constant(!scales  ? 0
+                         .initial = model::constant(!scales  ? 0
                                                        : t == s ? 1
                                                                 : shape.scale_initial),
                          .group = name});
       });
   specs.push_back({.name = "decoder_bias",
                    .shape = {shape.width()},
-                   .update = training::Update::everywhere,
+                   .update = model::Update::everywhere,
                    .export_name = "b_dec"});
   for (std::int64_t t = 0; shape.skip && t < shape.n_layers; ++t)
     specs.push_back({.name = fmt::format("skip_{}/weight", t),
                      .shape = {d, d},
-                     .update = training::Update::everywhere,
+                     .update = model::Update::everywhere,
                      .segment = d,
                      .first_element = decoder_element + static_cast<std::uint64_t>(t * d * d),
                      .weight_decay = true,
@@ -187,7 +187,7 @@ std::int64_t largest_owned(const Shape& shape, const parallel::GridShape& grid) 
                                 grid.size(parallel::kDataAxis));
 }
 
-std::int64_t Shape::parameters() const { return training::elements_of(parameter_specs(*this)); }
+std::int64_t Shape::parameters() const { return model::elements_of(parameter_specs(*this)); }
 
 std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry> tensors) {
   const auto find = [&](const std::string& name) -> const checkpoint::TensorEntry* {

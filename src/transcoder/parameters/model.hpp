@@ -20,14 +20,14 @@
 #include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/transcoder/decode/by_target.hpp"
 #include "parallel/grid.hpp"
-#include "training/parameters.hpp"
+#include "model/parameters.hpp"
 #include "transcoder/settings/settings.hpp"
 
 namespace weft::transcoder {
 
-using training::moment_bytes;
-using training::Moments;
-using training::weight_bytes;
+using model::moment_bytes;
+using model::Moments;
+using model::weight_bytes;
 
 /// Sizes of the whole transcoder, over all ranks, and its optional parameters.
 struct Shape {
@@ -77,7 +77,7 @@ Shape shape_of(const ModelSettings&, std::int64_t n_layers, std::int64_t d_model
 std::int64_t largest_owned(const Shape&, const parallel::GridShape&);
 
 /// The declaration of all parameters, in the order of checkpoints.
-std::vector<training::ParameterSpec> parameter_specs(const Shape&);
+std::vector<model::ParameterSpec> parameter_specs(const Shape&);
 
 /// Sizes and storage of a transcoder in a checkpoint.
 struct StoredModel {
@@ -144,11 +144,11 @@ class Model {
 
   /// Bytes of weights and moments on this rank.
   std::int64_t state_bytes() const { return parameters_.bytes().weights + parameters_.bytes().moments; }
-  const training::Parameters& parameters() const { return parameters_; }
+  const model::Parameters& parameters() const { return parameters_; }
 
  private:
   Shape shape_;
-  training::Parameters parameters_;
+  model::Parameters parameters_;
   parallel::Range features_;
   parallel::Range owned_;
   std::vector<kernels::ParameterRows> encoder_, owned_encoder_, decoder_, owned_decoder_, basis_, skip_;

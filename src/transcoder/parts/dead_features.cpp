@@ -40,7 +40,7 @@ std::int64_t DeadFeatures::capacity(const Configuration& configuration, const Sh
 }
 
 DeadFeatures::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                               training::StepArena& arena) {
+                               model::StepArena& arena) {
   const ModelSettings settings = selection_of_dead_features(configuration.transcoder);
   const SelectionShape selection = shape_of_selection(configuration, shape);
   const SelectionSizes sizes = selection_sizes(settings, selection, grid, configuration.precision, arena.backend());
@@ -49,8 +49,8 @@ DeadFeatures::Buffers::Buffers(const Configuration& configuration, const Shape& 
                      n_keys = shape.n_layers * largest_owned(shape, grid),
                      entries = capacity(configuration, shape, grid);
   arena.purpose("dead features");
-  arena.count(training::StepArena::Where::device, sizes.device_bytes);
-  arena.count(training::StepArena::Where::host, sizes.host_bytes);
+  arena.count(model::StepArena::Where::device, sizes.device_bytes);
+  arena.count(model::StepArena::Where::host, sizes.host_bytes);
   bias = arena.take<float>(shape.n_layers * sizes.max_features);
   own_rows = RowGather::Buffers(axis, arena);
   squares = arena.take<double>(axis.own);

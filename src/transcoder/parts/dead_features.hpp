@@ -21,7 +21,7 @@ namespace weft::transcoder {
 class DeadFeatures final : public Part {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
     kernels::Array<float> bias;  ///< [L * F_local], -infinity where the feature is alive
     RowGather::Buffers own_rows;
     kernels::Array<double> squares;  ///< sums of squares, by own token
@@ -65,7 +65,7 @@ class DeadFeatures final : public Part {
   Forward& forward_;
   DataAxis& data_axis_;
   GradientRows& gradient_rows_;
-  report::Timers& timers_;
+  run::Timers& timers_;
   const kernels::Execution execution_;
   const Buffers buffers_;
   std::unique_ptr<Selector> selector_;

@@ -15,7 +15,7 @@ std::int64_t moment_bytes_of_rank(const Shape& shape) {
 }  // namespace
 
 ErrorWeights::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                               training::StepArena& arena) {
+                               model::StepArena& arena) {
   arena.purpose("backward pass");
   weight = arena.take<float>(shape.width());
   if (configuration.transcoder.error == ErrorForm::unexplained)

@@ -18,7 +18,7 @@ namespace weft::transcoder {
 class ErrorWeights final : public Part {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
     kernels::Array<float> weight;    ///< [L * d]
     kernels::Array<double> moments;  ///< [ranks, 2, L * d] sums for the variance of `unexplained`
   };

@@ -14,7 +14,7 @@ constexpr std::int64_t kLargestProduct = 64 << 20;  // bytes
 }  // namespace
 
 InitialBias::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                              training::StepArena& arena) {
+                              model::StepArena& arena) {
   const std::int64_t tokens = configuration.data.batch_tokens,
                      features = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis));
   tile_features = std::clamp<std::int64_t>(kLargestProduct / (4 * tokens), 1, features);

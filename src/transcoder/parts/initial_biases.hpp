@@ -15,7 +15,7 @@ namespace weft::transcoder {
 class InitialBias final : public Part {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
     std::int64_t tile_features = 0;
     kernels::Array<float> product;  ///< [batch, tile_features]
     kernels::Array<std::byte> workspace;
@@ -38,7 +38,7 @@ class InitialBias final : public Part {
   const Model& model_;
   Forward& forward_;
   DataAxis& data_axis_;
-  report::Timers& timers_;
+  run::Timers& timers_;
   const kernels::Execution execution_;
   const Buffers buffers_;
 };

@@ -41,7 +41,7 @@ std::vector<std::unique_ptr<Part>> make_parts(PartContext context) {
 }
 
 void measure_parts(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                   training::StepArena& arena) {
+                   model::StepArena& arena) {
   visit_parts(configuration, shape,
               [&]<class P>(Kind<P>) { const typename P::Buffers buffers(configuration, shape, grid, arena); });
 }

@@ -14,6 +14,6 @@ namespace weft::transcoder {
 std::vector<std::unique_ptr<Part>> make_parts(PartContext);
 
 /// Takes the memory of these parts from an arena that measures.
-void measure_parts(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+void measure_parts(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
 
 }  // namespace weft::transcoder

@@ -9,7 +9,7 @@
 namespace weft::transcoder {
 
 Clipping::Buffers::Buffers(const optimizer::Settings& settings, std::int64_t n_keys, std::int64_t n_whole,
-                           training::StepArena& arena)
+                           model::StepArena& arena)
     : norm(arena.take<double>(1)) {
   if (settings.clip_norm <= 0) return;
   rows = arena.take<double>(2 * n_keys);

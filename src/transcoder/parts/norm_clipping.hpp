@@ -14,7 +14,7 @@
 #include "kernels/optimize/parameter_rows.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/device_communicator.hpp"
-#include "training/step_arena.hpp"
+#include "model/step_arena.hpp"
 
 namespace weft::transcoder {
 
@@ -24,7 +24,7 @@ class Clipping {
     Buffers() = default;
     /// n_keys: layers times features per layer that the largest rank updates. n_whole: rows of gradients that are
     /// complete on every rank.
-    Buffers(const optimizer::Settings&, std::int64_t n_keys, std::int64_t n_whole, training::StepArena&);
+    Buffers(const optimizer::Settings&, std::int64_t n_keys, std::int64_t n_whole, model::StepArena&);
     kernels::Array<double> norm;  ///< [1] norm of the last step that updated, before clipping; 0 when not formed
     // Buffers that only clipping needs:
     kernels::Array<double> rows;       ///< [2 * n_keys] squared norms: decoder rows, then encoder rows

@@ -87,8 +87,8 @@ struct PartContext {
   const NormalisationOnDevice& normalisation;
   const parallel::Grid& grid;
   const kernels::Execution& execution;
-  report::Timers& timers;
-  training::StepArena& arena;
+  run::Timers& timers;
+  model::StepArena& arena;
   Forward& forward;
   DataAxis& data_axis;
   GradientRows& gradient_rows;

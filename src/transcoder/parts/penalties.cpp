@@ -11,7 +11,7 @@
 namespace weft::transcoder {
 
 Penalties::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                            training::StepArena& arena) {
+                            model::StepArena& arena) {
   const ModelSettings& settings = configuration.transcoder;
   const std::int64_t n_keys = shape.n_layers * largest_owned(shape, grid);
   arena.purpose("penalties");

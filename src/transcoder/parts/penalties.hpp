@@ -24,7 +24,7 @@ class Penalties final : public Part {
  public:
   /// Buffers of the penalties; [L * owned] by key unless stated.
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
     kernels::Array<float> norm;
     kernels::Array<float> norm_gradient;  ///< gradient of the sparsity penalty; then the factors of decoder rows
     kernels::Array<double> sparsity;      ///< value of the penalty

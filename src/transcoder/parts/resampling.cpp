@@ -20,7 +20,7 @@ float fresh_norm(double bound, std::int64_t n) {
 }  // namespace
 
 Resampling::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                             training::StepArena& arena) {
+                             model::StepArena& arena) {
   const std::int64_t widest = std::max(shape.d_model, shape.decoder_columns(0)), owned = largest_owned(shape, grid);
   rows = std::clamp<std::int64_t>(kLargestRows / (4 * widest), 1, std::max<std::int64_t>(1, owned));
   arena.purpose("dead features");

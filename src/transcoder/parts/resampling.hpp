@@ -17,7 +17,7 @@ namespace weft::transcoder {
 class Resampling final : public Part {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
     std::int64_t rows = 0;               ///< rows converted at a time
     kernels::Array<float> weights;       ///< [rows, columns of the widest matrix]
     kernels::Array<double> sums;         ///< [batch]
@@ -47,7 +47,7 @@ class Resampling final : public Part {
   DataAxis& data_axis_;
   const GradientRows& gradient_rows_;
   std::int64_t& changes_;
-  report::Timers& timers_;
+  run::Timers& timers_;
   const kernels::Execution execution_;
   const Buffers buffers_;
 };

@@ -7,7 +7,7 @@
 namespace weft::transcoder {
 
 SkipGradient::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape&,
-                               training::StepArena& arena) {
+                               model::StepArena& arena) {
   const kernels::Scalar scalar = scalar_of(configuration.precision);
   arena.purpose("backward pass");
   gradient = arena.take<float>(shape.width() * shape.d_model);

@@ -17,7 +17,7 @@ namespace weft::transcoder {
 class SkipGradient final : public Part {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
     kernels::Array<float> gradient;  ///< [L * d, d]: dW_t of all layers, one after the other
     kernels::Array<std::byte> workspace;
   };
@@ -34,7 +34,7 @@ class SkipGradient final : public Part {
   const Model& model_;
   const Forward& forward_;
   const GradientRows& gradient_rows_;
-  report::Timers& timers_;
+  run::Timers& timers_;
   const kernels::Execution execution_;
   const Buffers buffers_;
   const kernels::Matrix<float> gradient_;

@@ -32,7 +32,7 @@ kernels::ParameterVector part(const kernels::ParameterVector& vector, std::int64
 }  // namespace
 
 Thresholds::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                             training::StepArena& arena) {
+                             model::StepArena& arena) {
   const std::int64_t owned = largest_owned(shape, grid);
   arena.purpose("thresholds");
   threshold_gradient = arena.take<float>(shape.n_layers * owned);

@@ -27,7 +27,7 @@ namespace weft::transcoder {
 class Thresholds final : public Part {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
     std::int64_t tile_tokens = 0, tile_features = 0;
     kernels::Array<std::byte> product;         ///< products of a tile, in the type of inputs
     kernels::Array<float> alpha;               ///< alpha of the same tile
@@ -65,7 +65,7 @@ class Thresholds final : public Part {
   const Clipping& clipping_;
   Penalties* const penalties_;
   Forward& forward_;
-  report::Timers& timers_;
+  run::Timers& timers_;
   const kernels::Execution execution_;
   const kernels::AdamStep* constants_;
   const kernels::JumpWindow window_;

@@ -30,7 +30,7 @@ AnyMatrix any_rows(Matrix<float> matrix) {
 
 }  // namespace
 
-ExamplePass::Buffers::Buffers(const Shape& shape, std::int64_t rows, training::StepArena& arena) {
+ExamplePass::Buffers::Buffers(const Shape& shape, std::int64_t rows, model::StepArena& arena) {
   const std::int64_t width = shape.width(), d = shape.d_model, features = shape.n_features;
   const std::int64_t columns = std::max(d, shape.decoder_columns(0));
   arena.purpose("rows of examples");
@@ -56,7 +56,7 @@ ExamplePass::Buffers::Buffers(const Shape& shape, std::int64_t rows, training::S
 
 ExamplePass::ExamplePass(const Configuration& configuration, const Model& model,
                          const NormalisationOnDevice& normalisation, const kernels::Execution& execution,
-                         training::StepArena& arena)
+                         model::StepArena& arena)
     : configuration_(configuration),
       model_(model),
       normalisation_(normalisation),
@@ -71,7 +71,7 @@ void ExamplePass::load(AnyMatrix inputs, AnyMatrix targets) {
                           wide(buffers_.targets, rows), buffers_.flag.data);
 }
 
-void ExamplePass::run(Range rows, const kernels::Examples& examples, std::int64_t step, training::GradientSink& sink) {
+void ExamplePass::run(Range rows, const kernels::Examples& examples, std::int64_t step, model::GradientSink& sink) {
   encode(rows, step);
   decode(rows);
   backward(rows, examples, step, sink);
@@ -159,10 +159,10 @@ void ExamplePass::decode(Range rows) {
 }
 
 void ExamplePass::backward(Range rows, const kernels::Examples& examples, std::int64_t step,
-                           training::GradientSink& sink) {
-  using Form = training::GradientRows::Form;
+                           model::GradientSink& sink) {
+  using Form = model::GradientRows::Form;
   const Shape& shape = model_.shape();
-  const training::Parameters& parameters = model_.parameters();
+  const model::Parameters& parameters = model_.parameters();
   const std::int64_t d = shape.d_model, features = shape.n_features;
   const AnyMatrix g = wide(buffers_.gradients, rows);
   const auto take = [&](Form form, const std::string& name, AnyMatrix inputs, AnyMatrix gradients) {

@@ -18,8 +18,8 @@
 #include <cstdint>
 
 #include "kernels/privacy/examples.hpp"
-#include "training/gradient_sink.hpp"
-#include "training/step_arena.hpp"
+#include "model/gradient_sink.hpp"
+#include "model/step_arena.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/parameters/model.hpp"
 
@@ -29,7 +29,7 @@ class ExamplePass {
  public:
   struct Buffers {
     /// rows: largest number of rows of a micro-batch.
-    Buffers(const Shape&, std::int64_t rows, training::StepArena&);
+    Buffers(const Shape&, std::int64_t rows, model::StepArena&);
     kernels::Array<float> inputs, targets;            ///< [rows, L * d] normalised
     kernels::Array<float> preactivations;             ///< [rows, L * F]; with thresholds, else the same memory as
     kernels::Array<float> activations;                ///< [rows, L * F]
@@ -45,20 +45,20 @@ class ExamplePass {
 
   /// The references must outlive the object.
   ExamplePass(const Configuration&, const Model&, const NormalisationOnDevice&, const kernels::Execution&,
-              training::StepArena&);
+              model::StepArena&);
 
   /// Takes the rows of a micro-batch as stored, where the kernels reach them. A value that is not finite does
   /// not affect other rows.
   void load(kernels::AnyMatrix inputs, kernels::AnyMatrix targets);
   /// Runs both passes on rows [begin, end) of the micro-batch, which `examples` delimits. `step`: step of the run,
   /// from 1. May be called again with the same rows, and gives the same bits.
-  void run(parallel::Range rows, const kernels::Examples& examples, std::int64_t step, training::GradientSink&);
+  void run(parallel::Range rows, const kernels::Examples& examples, std::int64_t step, model::GradientSink&);
 
  private:
   void activate(std::int64_t layer, parallel::Range rows, std::int64_t step);
   void encode(parallel::Range rows, std::int64_t step);
   void decode(parallel::Range rows);
-  void backward(parallel::Range rows, const kernels::Examples&, std::int64_t step, training::GradientSink&);
+  void backward(parallel::Range rows, const kernels::Examples&, std::int64_t step, model::GradientSink&);
   kernels::AnyMatrix weights_of(const kernels::ParameterRows&);
   kernels::Matrix<float> of_layer(const kernels::Array<float>& all, std::int64_t layer, parallel::Range rows) const;
   kernels::AnyMatrix wide(const kernels::Array<float>& all, parallel::Range rows) const;

@@ -17,7 +17,7 @@ const parallel::Grid& without_feature_axis(const parallel::Grid& grid) {
 }  // namespace
 
 PrivateTrainer::Buffers::Buffers(const Configuration& configuration, const Shape& shape, std::int64_t row_bytes,
-                                 training::StepArena& arena) {
+                                 model::StepArena& arena) {
   const std::int64_t rows = private_micro_rows(configuration), records = rows / record_rows(configuration);
   arena.purpose("rows as stored");
   host_inputs = raw_inputs = arena.take_host<std::byte>(rows * row_bytes);
@@ -29,27 +29,27 @@ PrivateTrainer::Buffers::Buffers(const Configuration& configuration, const Shape
     offsets = arena.take<std::int64_t>(records + 1);
   }
   flags = arena.take<kernels::StepFlags>(1);
-  runner = training::StepRunner::Buffers(arena);
+  runner = model::StepRunner::Buffers(arena);
   clipping = privacy::ClippingBuffers(configuration.privacy, parameter_specs(shape),
                                       clipping_shape(configuration, shape), arena);
 }
 
-training::StepArena measure_private_step(const Configuration& configuration, const Shape& plain,
+model::StepArena measure_private_step(const Configuration& configuration, const Shape& plain,
                                          const parallel::GridShape& grid, std::int64_t row_bytes,
                                          kernels::Backend backend) {
-  training::StepArena arena(backend);
+  model::StepArena arena(backend);
   const Shape shape = private_shape(plain);
-  const std::vector<training::ParameterSpec> specs = parameter_specs(shape);
+  const std::vector<model::ParameterSpec> specs = parameter_specs(shape);
   const std::int64_t rows = private_micro_rows(configuration);
   const Forward::Buffers forward(configuration, shape, grid, configuration.data.batch_tokens, arena);
   const ExamplePass::Buffers pass(shape, rows, arena);
   const PrivateTrainer::Buffers trainer(configuration, shape, row_bytes, arena);
   arena.purpose("gradients");
-  const training::ParameterUpdate::Buffers update(training::AccumulatingSink::elements(specs, grid, 0), arena, {},
-                                                  training::DataParallel::Buffers(specs, grid, 0, arena));
+  const model::ParameterUpdate::Buffers update(model::AccumulatingSink::elements(specs, grid, 0), arena, {},
+                                                  model::DataParallel::Buffers(specs, grid, 0, arena));
   arena.purpose("gradients");
-  arena.count(training::StepArena::Where::device,
-              training::AccumulatingSink::bytes(specs, grid, 0, rows) +
+  arena.count(model::StepArena::Where::device,
+              model::AccumulatingSink::bytes(specs, grid, 0, rows) +
                   privacy::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, shape)));
   return arena;
 }
@@ -69,12 +69,12 @@ PrivateTrainer::PrivateTrainer(const Configuration& configuration, const Shape& 
       sink_(model_.parameters(), execution, private_micro_rows(configuration)),
       buffers_(configuration_, model_.shape(), shape.width() * kernels::bytes_of(stored), arena_),
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
-              training::ParameterUpdate::Buffers(
-                  training::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
-                  arena_, {}, training::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), 0, arena_)),
+              model::ParameterUpdate::Buffers(
+                  model::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
+                  arena_, {}, model::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), 0, arena_)),
               configuration.privacy.overlap),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
-              [this] { return training::StepRunner::ExchangeGroups{update_.exchange().exchanges()}; }),
+              [this] { return model::StepRunner::ExchangeGroups{update_.exchange().exchanges()}; }),
       private_({*this, update_, runner_, timers_},
                {.parameters = model_.parameters(),
                 .sum = sink_,
@@ -93,7 +93,7 @@ PrivateTrainer::PrivateTrainer(const Configuration& configuration, const Shape& 
                  .on_device = true});
 }
 
-training::StepRunner::Settings PrivateTrainer::runner_settings() const {
+model::StepRunner::Settings PrivateTrainer::runner_settings() const {
   // The number of micro-batches changes from step to step.
   return {.record = false,
           .runs_ahead = !update_.exchange().active() || update_.exchange().leaves_the_host_free(),
@@ -140,7 +140,7 @@ privacy::MicroBatch PrivateTrainer::load(std::int64_t first, std::int64_t count)
   return batch_;
 }
 
-void PrivateTrainer::pass(parallel::Range records, training::GradientSink& sink) {
+void PrivateTrainer::pass(parallel::Range records, model::GradientSink& sink) {
   const kernels::Examples& all = batch_.examples;
   // Only the naive mode takes records one by one; it needs no limits of records.
   pass_.run({all.offsets[static_cast<std::size_t>(records.begin)], all.offsets[static_cast<std::size_t>(records.end)]},

@@ -14,10 +14,10 @@
 #include "checkpoint/registry.hpp"
 #include "dataset/activations/description.hpp"
 #include "privacy/private_step.hpp"
-#include "report/timers.hpp"
-#include "training/parameter_update.hpp"
-#include "training/step_arena.hpp"
-#include "training/step_runner.hpp"
+#include "run/timers.hpp"
+#include "model/parameter_update.hpp"
+#include "model/step_arena.hpp"
+#include "model/step_runner.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/private/example_pass.hpp"
 #include "transcoder/private/records.hpp"
@@ -28,12 +28,12 @@ class PrivateTrainer : private privacy::PrivateModel {
  public:
   struct Buffers {
     /// row_bytes: bytes of one row of inputs (or targets) as stored.
-    Buffers(const Configuration&, const Shape&, std::int64_t row_bytes, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, std::int64_t row_bytes, model::StepArena&);
     kernels::Array<std::byte> host_inputs, host_targets;  ///< [micro rows, row_bytes] as read
     kernels::Array<std::byte> raw_inputs, raw_targets;    ///< in memory of the kernels; on a host the same memory
     kernels::Array<std::int64_t> host_offsets, offsets;   ///< offsets of the records of a micro-batch
     kernels::Array<kernels::StepFlags> flags;             ///< [1]
-    training::StepRunner::Buffers runner;
+    model::StepRunner::Buffers runner;
     privacy::ClippingBuffers clipping;
   };
 
@@ -71,9 +71,9 @@ class PrivateTrainer : private privacy::PrivateModel {
   const Model& model() const { return model_; }
   const NormalisationOnDevice& normalisation() const { return normalisation_; }
   Forward& forward() { return forward_; }  ///< for evaluations
-  const training::AccumulatingSink& gradients() const { return sink_; }
-  const training::StepArena& memory() const { return arena_; }
-  report::Timers& timers() { return timers_; }
+  const model::AccumulatingSink& gradients() const { return sink_; }
+  const model::StepArena& memory() const { return arena_; }
+  run::Timers& timers() { return timers_; }
   std::int64_t steps_done() const { return runner_.steps_done(); }
   void resume_at(std::int64_t step) { runner_.resume_at(step); }
   parallel::Exchanges exchanges() const { return update_.exchange().exchanges(); }
@@ -82,23 +82,23 @@ class PrivateTrainer : private privacy::PrivateModel {
  private:
   void prepare_weights() override;
   privacy::MicroBatch load(std::int64_t first, std::int64_t count) override;
-  void pass(parallel::Range records, training::GradientSink&) override;
+  void pass(parallel::Range records, model::GradientSink&) override;
   bool update(std::size_t parameter, kernels::Array<const float> gradient) override;
-  training::StepRunner::Settings runner_settings() const;
+  model::StepRunner::Settings runner_settings() const;
 
   const Configuration configuration_;
   const kernels::Execution execution_;
   const kernels::Scalar stored_;
-  report::Timers timers_;
-  training::StepArena arena_;
+  run::Timers timers_;
+  model::StepArena arena_;
   Model model_;
   NormalisationOnDevice normalisation_;
   Forward forward_;
   ExamplePass pass_;
-  training::AccumulatingSink sink_;
+  model::AccumulatingSink sink_;
   Buffers buffers_;
-  training::ParameterUpdate update_;
-  training::StepRunner runner_;
+  model::ParameterUpdate update_;
+  model::StepRunner runner_;
   privacy::PrivateStep private_;
   checkpoint::Registry registry_;
   // State of the present step, and of its present micro-batch.
@@ -109,7 +109,7 @@ class PrivateTrainer : private privacy::PrivateModel {
 
 /// Measures the memory that a PrivateTrainer takes, by purpose. Requires that privacy.mode is not automatic. Needs no
 /// device and no ranks.
-training::StepArena measure_private_step(const Configuration&, const Shape&, const parallel::GridShape&,
+model::StepArena measure_private_step(const Configuration&, const Shape&, const parallel::GridShape&,
                                          std::int64_t row_bytes, kernels::Backend);
 
 }  // namespace weft::transcoder

@@ -12,7 +12,7 @@
 #include "dataset/activations/stored_order.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "report/pass.hpp"
+#include "run/pass.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -55,7 +55,7 @@ using Visit = std::function<void(std::span<const std::uint32_t> keys, std::span<
 bool for_each_batch(const dataset::Description& description, Forward& forward, const parallel::Grid& grid,
                     const kernels::Execution& execution, std::int64_t batch_tokens, const Visit& visit) {
   dataset::StoredOrder rows(description, batch_tokens, grid, 1);
-  report::Pass pass("encoding the data", rows.n_batches(), "batches");
+  run::Pass pass("encoding the data", rows.n_batches(), "batches");
   for (std::int64_t i = 0; i < rows.n_batches(); ++i) {
     forward.load(rows.read(i));
     forward.encode();

@@ -36,10 +36,10 @@ void round_to_bf16(const Model&, const kernels::Execution&);
 /// A forward pass with memory of its own.
 struct Pass {
   Pass(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
-       const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers)
+       const parallel::Grid& grid, const kernels::Execution& execution, run::Timers& timers)
       : arena(execution, grid),
         forward(configuration, model, normalisation, grid, execution, timers, configuration.data.batch_tokens, arena) {}
-  training::StepArena arena;
+  model::StepArena arena;
   Forward forward;
 };
 

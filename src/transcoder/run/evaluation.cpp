@@ -12,7 +12,7 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/metrics/metric_sums.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "report/pass.hpp"
+#include "run/pass.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -65,7 +65,7 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
   const device::Buffer<float> reconstruction(largest_own * width);
 
   dataset::StoredOrder rows(description, batch_tokens, grid, 1);
-  report::Pass pass("evaluation", rows.n_batches(), "batches");
+  run::Pass pass("evaluation", rows.n_batches(), "batches");
   for (std::int64_t i = 0; i < rows.n_batches(); ++i) {
     if (before_batch) before_batch();
     const dataset::RawBatch& batch = rows.read(i);

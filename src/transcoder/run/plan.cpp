@@ -11,7 +11,7 @@
 #include "dataset/activations/loader.hpp"
 #include "kernels/slow_paths.hpp"
 #include "privacy/mode_choice.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "transcoder/private/private_trainer.hpp"
 #include "transcoder/run/evaluation.hpp"
 #include "transcoder/step/trainer.hpp"
@@ -89,8 +89,8 @@ std::string too_large(const Configuration& configuration, const dataset::Descrip
   if (tokens > 0) suggestion += fmt::format("{}data.batch_tokens = {}", suggestion.empty() ? "" : ", or ", tokens);
   return fmt::format(
       "the run needs {} {} per rank, {} are available (transcoder.features = {}, data.batch_tokens = {}); {}",
-      report::binary_bytes_text(need(plan(configuration, description, grid))), memory,
-      report::binary_bytes_text(available), configuration.transcoder.features, configuration.data.batch_tokens,
+      format::binary_bytes_text(need(plan(configuration, description, grid))), memory,
+      format::binary_bytes_text(available), configuration.transcoder.features, configuration.data.batch_tokens,
       (suggestion.empty()
            ? "neither fewer features nor a smaller batch suffice: take more ranks or nodes, a smaller "
              "optimizer.state or data.window_rows"
@@ -136,17 +136,17 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
   const std::int64_t batch = configuration.data.batch_tokens,
                      group = parallel::largest_part(batch, grid.size(parallel::kDataAxis));
   const std::int64_t width = shape.width();
-  const std::vector<training::ParameterSpec> parameters = parameter_specs(shape);
-  const training::StateBytes state = training::largest_state_bytes(parameters, grid, policy, backend, Moments::held);
+  const std::vector<model::ParameterSpec> parameters = parameter_specs(shape);
+  const model::StateBytes state = model::largest_state_bytes(parameters, grid, policy, backend, Moments::held);
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
                  {"dead-feature clocks", state.row_state},
                  {"conversion of weights", state.conversion}};
   const bool is_private = configuration.privacy.enabled;
-  const training::StepArena step =
+  const model::StepArena step =
       is_private ? measure_private_step(configuration, shape, grid, description.row_bytes(), backend)
                  : measure_step(configuration, shape, grid, description.row_bytes(), backend);
-  for (const training::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
+  for (const model::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
   if (configuration.data.validates())
     plan.device.emplace_back("evaluation", evaluation_device_bytes(shape, grid, batch));
   plan.device.emplace_back("language model", description.source_bytes);
@@ -158,7 +158,7 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
   // The loader is destroyed after the last step.
   if (configuration.data.validates() && configuration.log.evaluate_every > 0)
     plan.host.emplace_back("evaluation", 2 * grid.largest_part(batch) * description.row_bytes());
-  plan.checkpoint_bytes = training::checkpoint_bytes(parameters, policy);
+  plan.checkpoint_bytes = model::checkpoint_bytes(parameters, policy);
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
     plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes / (grid.ranks()));
@@ -225,7 +225,7 @@ std::string private_text(const Configuration& configuration, const dataset::Desc
     const RecordTable records(train, rows);
     text += fmt::format(
         "  private: {} records of at most {} row{}, each in a step with probability {:.4g}: {:g} expected\n",
-        report::grouped(records.count()), rows, rows == 1 ? "" : "s", sample_rate(configuration, records),
+        format::grouped(records.count()), rows, rows == 1 ? "" : "s", sample_rate(configuration, records),
         expected_records(configuration));
   }
   if (configuration.privacy.algorithm != privacy::Algorithm::naive)
@@ -241,8 +241,8 @@ std::string grid_advice(const Plan& plan) {
   return fmt::format(
       "on a grid of {} each rank sends {} per step, on {} it would send {} (the feature axis "
       "moves tokens, the data axis moves weights); consider parallel.data = {}",
-      plan.grid.text(), report::binary_bytes_text(here), plan.quietest.text(),
-      report::binary_bytes_text(plan.quietest_bytes_per_step), plan.quietest.size(parallel::kDataAxis));
+      plan.grid.text(), format::binary_bytes_text(here), plan.quietest.text(),
+      format::binary_bytes_text(plan.quietest_bytes_per_step), plan.quietest.size(parallel::kDataAxis));
 }
 
 std::string slow_paths_text(const Shape& shape, kernels::Scalar type) {
@@ -266,24 +266,24 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
     text += fmt::format("  {:<34}{:>14}\n", name, value);
   };
   for (const auto& [name, bytes] : plan.device)
-    if (bytes > 0) row(name, report::binary_bytes_text(bytes));
-  row("on the device, per rank", report::binary_bytes_text(plan.device_total()));
+    if (bytes > 0) row(name, format::binary_bytes_text(bytes));
+  row("on the device, per rank", format::binary_bytes_text(plan.device_total()));
   for (const auto& [name, bytes] : plan.host)
-    if (bytes > 0) row(name, report::binary_bytes_text(bytes));
-  row("on the host, per rank", report::binary_bytes_text(plan.host_total()));
-  row("one checkpoint", report::binary_bytes_text(plan.checkpoint_bytes));
+    if (bytes > 0) row(name, format::binary_bytes_text(bytes));
+  row("on the host, per rank", format::binary_bytes_text(plan.host_total()));
+  row("one checkpoint", format::binary_bytes_text(plan.checkpoint_bytes));
   row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep),
-      report::binary_bytes_text(plan.disk_bytes));
-  row("read per step", report::binary_bytes_text(plan.read_bytes_per_step));
-  row("optimizer traffic per step and rank", report::binary_bytes_text(plan.optimizer_bytes_per_step));
+      format::binary_bytes_text(plan.disk_bytes));
+  row("read per step", format::binary_bytes_text(plan.read_bytes_per_step));
+  row("optimizer traffic per step and rank", format::binary_bytes_text(plan.optimizer_bytes_per_step));
   if (plan.feature_bytes_per_step > 0)
-    row("sent per step, feature axis", report::binary_bytes_text(plan.feature_bytes_per_step));
+    row("sent per step, feature axis", format::binary_bytes_text(plan.feature_bytes_per_step));
   if (plan.data_bytes_per_step > 0)
-    row("sent per step, data axis", report::binary_bytes_text(plan.data_bytes_per_step));
+    row("sent per step, data axis", format::binary_bytes_text(plan.data_bytes_per_step));
   if (plan.grid.ranks() > 1)
     row(fmt::format("grid that sends least: {} x {}", plan.quietest.size(parallel::kDataAxis),
                     plan.quietest.size(parallel::kFeatureAxis)),
-        report::binary_bytes_text(plan.quietest_bytes_per_step));
+        format::binary_bytes_text(plan.quietest_bytes_per_step));
   row("encoder product per step and rank", fmt::format("{:.1f} GFLOP", plan.encoder_flops_per_step * 1e-9));
   if (device::planned_backend(device_settings(configuration)) == kernels::Backend::cuda)
     text += slow_paths_text(shape, scalar_of(configuration.precision));

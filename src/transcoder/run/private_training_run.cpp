@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "parallel/failure.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "transcoder/run/plan.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/statistics_state.hpp"
@@ -15,7 +15,7 @@
 namespace weft::transcoder {
 
 PrivateTrainingRun::PrivateTrainingRun(const Configuration& configuration, const Datasets& data,
-                                       const training::OpenedRun& opened, bool changed, const parallel::World& world,
+                                       const run::OpenedRun& opened, bool changed, const parallel::World& world,
                                        const parallel::Grid& grid, const device::Runtime& runtime)
     : configuration_(configuration),
       data_(data),
@@ -45,7 +45,7 @@ void PrivateTrainingRun::initialise() {
   account_.begin(static_cast<std::uint64_t>(configuration_.run.seed), configuration_.run.steps, world_.all());
 }
 
-void PrivateTrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
+void PrivateTrainingRun::resume_at(std::int64_t step, const run::Cursor& cursor) {
   const auto found = cursor.find("token");
   if (found == cursor.end())
     throw collective_error(
@@ -59,7 +59,7 @@ void PrivateTrainingRun::resume_at(std::int64_t step, const training::Cursor& cu
 }
 
 /// Makes a step. Its number of records is private: the returned work and position in the data are expectations.
-training::Step PrivateTrainingRun::step() {
+run::Step PrivateTrainingRun::step() {
   const std::vector<std::int64_t> own = account_.draw(trainer_.steps_done() + 1, grid_.axis(parallel::kDataAxis));
   std::vector<std::int64_t> lengths;
   for (const std::int64_t record : own) lengths.push_back(records_.rows_of(record).count);
@@ -86,7 +86,7 @@ void PrivateTrainingRun::read(std::span<const std::int64_t> records, PrivateTrai
   if (data_.train.targets_are_inputs) std::memcpy(rows.targets, rows.inputs, static_cast<std::size_t>(at));
 }
 
-training::Metrics PrivateTrainingRun::metrics() {
+run::Metrics PrivateTrainingRun::metrics() {
   const PrivateTrainer::Metrics now = trainer_.metrics();
   return {{.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(data_.train.n_rows)},
           {.name = "learning_rate", .value = now.learning_rate},
@@ -103,9 +103,9 @@ const EvaluationResult& PrivateTrainingRun::validate() {
   return *validation_;
 }
 
-training::Metrics PrivateTrainingRun::evaluate() { return validation_metrics(validate()); }
+run::Metrics PrivateTrainingRun::evaluate() { return validation_metrics(validate()); }
 
-training::Communication PrivateTrainingRun::communication() const {
+run::Communication PrivateTrainingRun::communication() const {
   return {.exchanges = trainer_.exchanges(), .step_bytes_sent = trainer_.step_bytes_sent()};
 }
 
@@ -114,11 +114,11 @@ std::vector<std::pair<std::string, double>> PrivateTrainingRun::phase_bytes() {
                              grid_, data_.train.row_bytes());
 }
 
-void PrivateTrainingRun::conclude(report::Json& result) {
+void PrivateTrainingRun::conclude(Json& result) {
   const EvaluationResult& measured = validate();
   if (world_.is_root()) warn_of_constant_layers(*data_.validation, measured);
   result["validation"] = to_json(measured);
-  log::info("validation data, {} tokens:\n{}", report::grouped(measured.tokens), to_table(measured));
+  log::info("validation data, {} tokens:\n{}", format::grouped(measured.tokens), to_table(measured));
   const privacy::Guarantee guarantee = account_.guarantee(world_.all());
   result["privacy"] = privacy::to_json(guarantee);
   guarantee_ = privacy::to_text(guarantee);

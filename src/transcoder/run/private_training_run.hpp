@@ -11,35 +11,35 @@
 #include "dataset/activations/reader.hpp"
 #include "device/runtime.hpp"
 #include "privacy/account.hpp"
-#include "training/run_directory.hpp"
-#include "training/trainable.hpp"
+#include "run/run_directory.hpp"
+#include "run/trainable.hpp"
 #include "transcoder/private/private_trainer.hpp"
 #include "transcoder/run/training_run.hpp"
 
 namespace weft::transcoder {
 
-class PrivateTrainingRun final : public training::Trainable {
+class PrivateTrainingRun final : public run::Trainable {
  public:
   /// Allocates the model; its normalisation comes from the checkpoint to resume from or else from the validation data.
-  /// `changed`: training::check_same_run. All references must outlive the object. Collective. Throws a collective
+  /// `changed`: run::check_same_run. All references must outlive the object. Collective. Throws a collective
   /// Error(usage) for a grid with a feature axis, and for steps of more records than there are.
-  PrivateTrainingRun(const Configuration&, const Datasets&, const training::OpenedRun&, bool changed,
+  PrivateTrainingRun(const Configuration&, const Datasets&, const run::OpenedRun&, bool changed,
                      const parallel::World&, const parallel::Grid&, const device::Runtime&);
 
   std::string work_unit() const override { return "tokens"; }
   checkpoint::Registry& registry() override { return trainer_.registry(); }
   void initialise() override;
-  void resume_at(std::int64_t step, const training::Cursor&) override;
-  training::Cursor cursor() const override { return {{"token", token_}}; }
+  void resume_at(std::int64_t step, const run::Cursor&) override;
+  run::Cursor cursor() const override { return {{"token", token_}}; }
 
-  training::Step step() override;
+  run::Step step() override;
   void settle() override { trainer_.settle(); }
-  training::Metrics metrics() override;
-  training::Metrics evaluate() override;
-  training::Communication communication() const override;
-  report::Timers& timers() override { return trainer_.timers(); }
+  run::Metrics metrics() override;
+  run::Metrics evaluate() override;
+  run::Communication communication() const override;
+  run::Timers& timers() override { return trainer_.timers(); }
   std::vector<std::pair<std::string, double>> phase_bytes() override;
-  void conclude(report::Json& result) override;
+  void conclude(Json& result) override;
   std::string last_line() const override { return guarantee_; }
 
  private:

@@ -39,10 +39,10 @@ std::vector<float> raw_decoder(const Model& model, std::int64_t layer, const std
 }
 
 /// Converts a number to JSON; null if it is not defined.
-report::Json number_or_null(double value) { return std::isnan(value) ? report::Json() : report::Json(value); }
+Json number_or_null(double value) { return std::isnan(value) ? Json() : Json(value); }
 
-report::Json with_mean(report::Json json, const char* name, const std::vector<double>& values) {
-  report::Json& layers = json[name] = report::Json::array();
+Json with_mean(Json json, const char* name, const std::vector<double>& values) {
+  Json& layers = json[name] = Json::array();
   for (const double value : values) layers.push_back(number_or_null(value));
   json[std::string(name) + "_mean"] = number_or_null(mean_over_layers(values));
   return json;
@@ -59,8 +59,8 @@ std::string column(double value, int width, int decimals, const char* unit = "")
 
 }  // namespace
 
-report::Json to_json(const EvaluationResult& result) {
-  report::Json json;
+Json to_json(const EvaluationResult& result) {
+  Json json;
   json["tokens"] = result.tokens;
   json = with_mean(std::move(json), "nmse", result.nmse);
   json = with_mean(std::move(json), "nmse_standardised", result.nmse_standardised);
@@ -82,15 +82,15 @@ report::Json to_json(const EvaluationResult& result) {
   return json;
 }
 
-report::Json to_json(const DecoderSummary& summary) {
-  report::Json json;
-  report::Json& share = json["decoder_share"] = report::Json::array();
+Json to_json(const DecoderSummary& summary) {
+  Json json;
+  Json& share = json["decoder_share"] = Json::array();
   for (std::size_t source = 0; source < summary.share.size(); ++source) {
-    report::Json row = report::Json::array();
+    Json row = Json::array();
     for (std::size_t target = 0; target < summary.share.size(); ++target) {
       const std::size_t block = target - source;
       row.push_back(target < source || block >= summary.share[source].size()
-                        ? report::Json()
+                        ? Json()
                         : number_or_null(summary.share[source][block]));
     }
     share.push_back(std::move(row));
@@ -99,7 +99,7 @@ report::Json to_json(const DecoderSummary& summary) {
   return with_mean(std::move(json), "redundant_fraction", summary.redundant_fraction);
 }
 
-report::Json to_json(const dataset::Recovery& recovery) {
+Json to_json(const dataset::Recovery& recovery) {
   return {{"fraction", recovery.fraction},
           {"recovered", recovery.recovered},
           {"counted", recovery.counted},

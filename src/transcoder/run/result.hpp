@@ -7,7 +7,7 @@
 #include <string>
 
 #include "dataset/activations/synthetic.hpp"
-#include "report/json.hpp"
+#include "storage/json_file.hpp"
 #include "transcoder/features/decoder_rows.hpp"
 #include "transcoder/run/evaluation.hpp"
 
@@ -15,10 +15,10 @@ namespace weft::transcoder {
 
 /// Formats result.validation of run.json: arrays per layer, their means as NAME_mean, and measures of all layers
 /// together as NAME_pooled; null where a measure is not defined.
-report::Json to_json(const EvaluationResult&);
+Json to_json(const EvaluationResult&);
 /// Formats further members for evaluation.json: decoder_share [s][t], redundancy and redundant_fraction per layer.
-report::Json to_json(const DecoderSummary&);
-report::Json to_json(const dataset::Recovery&);
+Json to_json(const DecoderSummary&);
+Json to_json(const dataset::Recovery&);
 
 /// Formats a table with one line per layer and one for the mean; "-" where a measure is not defined.
 std::string to_table(const EvaluationResult&);

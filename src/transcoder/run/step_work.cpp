@@ -23,7 +23,7 @@ double decoder_elements(const Shape& shape) {
 
 }  // namespace
 
-training::Work work_of(std::string_view phase, const StepSizes& s) {
+run::Work work_of(std::string_view phase, const StepSizes& s) {
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   const double n = number(s.group_tokens), own = number(s.own_tokens), width = number(s.shape.width());
   const double layers = number(s.shape.n_layers), d = number(s.shape.d_model), features = number(s.n_features);
@@ -66,7 +66,7 @@ StepSizes step_sizes(const Configuration& configuration, const Shape& shape, con
   sizes.batch_tokens = tokens;
   sizes.lists_windows = lists_windows(configuration.transcoder);
   sizes.row_bytes = kernels::bytes_of(scalar_of(configuration.precision));
-  sizes.weight_bytes = training::weight_bytes(policy, 1, 1);
+  sizes.weight_bytes = model::weight_bytes(policy, 1, 1);
   sizes.moments_bytes = static_cast<double>(moment_bytes(
                             policy, 1, columns, shape.decoder == Decoder::low_rank ? columns : shape.d_model)) /
                         static_cast<double>(columns);
@@ -79,15 +79,15 @@ StepSizes step_sizes(const Configuration& configuration, const Shape& shape, con
   return sizes;
 }
 
-training::PhaseBytes phase_bytes(const StepSizes& sizes) {
-  training::PhaseBytes all;
+run::PhaseBytes phase_bytes(const StepSizes& sizes) {
+  run::PhaseBytes all;
   for (const char* phase : {"normalise", "encode", "select", "transpose", "decode", "skip", "loss", "check", "biases",
                             "thresholds", "decoder backward", "encoder backward", "bookkeeping"})
     all.emplace_back(phase, work_of(phase, sizes).bytes);
   return all;
 }
 
-training::PhaseBytes private_phase_bytes(const Configuration& configuration, const Shape& shape,
+run::PhaseBytes private_phase_bytes(const Configuration& configuration, const Shape& shape,
                                          const parallel::Grid& grid, std::int64_t row_bytes) {
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   const std::int64_t rows = grid.part(parallel::kDataAxis, configuration.data.batch_tokens).size();
@@ -97,9 +97,9 @@ training::PhaseBytes private_phase_bytes(const Configuration& configuration, con
                encoder = number(shape.n_layers * shape.d_model) * number(shape.n_features),
                decoder = number(shape.n_features) * decoder_elements(shape), matrices = encoder + decoder,
                owned = matrices / number(grid.size(parallel::kDataAxis)),
-               w = number(training::weight_bytes(configuration.optimizer.state, 1, 1)),
+               w = number(model::weight_bytes(configuration.optimizer.state, 1, 1)),
                moments =
-                   number(training::moment_bytes(configuration.optimizer.state, 1, shape.d_model, shape.d_model)) /
+                   number(model::moment_bytes(configuration.optimizer.state, 1, shape.d_model, shape.d_model)) /
                    number(shape.d_model);
   // Passes over the weights and the sums of gradients: one per micro-batch, one per record in the naive algorithm.
   const std::int64_t together = naive ? record_rows(configuration) : private_micro_rows(configuration);

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "parallel/grid.hpp"
-#include "training/profile.hpp"
+#include "run/profile.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/settings.hpp"
 
@@ -31,18 +31,18 @@ struct StepSizes {
 };
 
 /// Work of one phase, by its name in the timers; zero for phases without such work (exchange).
-training::Work work_of(std::string_view phase, const StepSizes&);
+run::Work work_of(std::string_view phase, const StepSizes&);
 
 /// Sizes of a step of `batch_tokens` on this rank; entries are means over ranks, from the active features per token of
 /// each layer, `l0`.
 StepSizes step_sizes(const Configuration&, const Shape&, const parallel::Grid&, std::span<const double> l0);
 
 /// Bytes of every phase of a step, for --profile.
-training::PhaseBytes phase_bytes(const StepSizes&);
+run::PhaseBytes phase_bytes(const StepSizes&);
 
 /// Bytes of every phase of a private step (private/private_trainer.hpp) with the expected number of records on this
 /// rank; row_bytes: bytes of a row of inputs (or targets) as stored.
-training::PhaseBytes private_phase_bytes(const Configuration&, const Shape&, const parallel::Grid&,
+run::PhaseBytes private_phase_bytes(const Configuration&, const Shape&, const parallel::Grid&,
                                          std::int64_t row_bytes);
 
 }  // namespace weft::transcoder

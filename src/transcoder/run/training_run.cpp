@@ -7,7 +7,7 @@
 #include "dataset/activations/reader.hpp"
 #include "device/memory.hpp"
 #include "kernels/kokkos_runtime.hpp"
-#include "report/format.hpp"
+#include "base/format.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/statistics_state.hpp"
 #include "transcoder/run/step_work.hpp"
@@ -33,7 +33,7 @@ Datasets describe_datasets(const dataset::Settings& settings, const parallel::Wo
   return data;
 }
 
-TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& data, const training::OpenedRun& opened,
+TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& data, const run::OpenedRun& opened,
                          const parallel::World& world, const parallel::Grid& grid, const device::Runtime& runtime)
     : configuration_(configuration),
       data_(data),
@@ -71,7 +71,7 @@ std::string TrainingRun::locate(const dataset::RawBatch& batch, std::int64_t ste
   return culprit;
 }
 
-void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
+void TrainingRun::resume_at(std::int64_t step, const run::Cursor& cursor) {
   const auto at = [&](const char* name) {
     const auto found = cursor.find(name);
     if (found == cursor.end())
@@ -85,14 +85,14 @@ void TrainingRun::resume_at(std::int64_t step, const training::Cursor& cursor) {
   trainer_.resume_at(step);
 }
 
-training::Cursor TrainingRun::cursor() const { return {{"epoch", cursor_.epoch}, {"position", cursor_.position}}; }
+run::Cursor TrainingRun::cursor() const { return {{"epoch", cursor_.epoch}, {"position", cursor_.position}}; }
 
 void TrainingRun::start() {
   loader_.emplace(data_.train, configuration_.data, static_cast<std::uint64_t>(configuration_.run.seed), world_,
                   world_.node(), grid_, cursor_, runtime_.threads());
 }
 
-training::Step TrainingRun::step() {
+run::Step TrainingRun::step() {
   const dataset::RawBatch& batch = loader_->next();
   trainer_.step(batch);
   rows_.waited += batch.waited;
@@ -100,12 +100,12 @@ training::Step TrainingRun::step() {
   rows_.bytes += batch.exchanged;
   cursor_ = batch.end;
   tokens_ += batch.n_tokens;
-  const training::Step done{.work = batch.n_tokens, .waited_for_data = batch.waited};
+  const run::Step done{.work = batch.n_tokens, .waited_for_data = batch.waited};
   loader_->release();
   return done;
 }
 
-training::Metrics TrainingRun::metrics() {
+run::Metrics TrainingRun::metrics() {
   const TrainingMetrics now = trainer_.metrics();
   step_l0_ = now.l0;
   // No feature can have been silent for longer than the run.
@@ -142,7 +142,7 @@ training::Metrics TrainingRun::metrics() {
           {.name = "gradient_norm", .value = now.gradient_norm},
           {.name = "skipped_steps", .value = now.skipped},
           {.name = "entries_per_rank",
-           .value = training::Metric::Group{{"min", now.entries_per_rank.minimum},
+           .value = run::Metric::Group{{"min", now.entries_per_rank.minimum},
                                             {"mean", now.entries_per_rank.mean},
                                             {"max", now.entries_per_rank.maximum}},
            .in_result = true}};
@@ -175,20 +175,20 @@ const EvaluationResult& TrainingRun::validate() {
   return *validation_;
 }
 
-training::Metrics TrainingRun::evaluate() {
-  return data_.validation ? validation_metrics(validate()) : training::Metrics();
+run::Metrics TrainingRun::evaluate() {
+  return data_.validation ? validation_metrics(validate()) : run::Metrics();
 }
 
-training::Metrics validation_metrics(const EvaluationResult& measured) {
+run::Metrics validation_metrics(const EvaluationResult& measured) {
   const auto mean = [](const char* name, const std::vector<double>& by_layer, const char* progress = "") {
-    return training::Metric{.name = name, .value = mean_over_layers(by_layer), .progress = progress, .optional = true};
+    return run::Metric{.name = name, .value = mean_over_layers(by_layer), .progress = progress, .optional = true};
   };
   return {mean("validation.nmse_standardised", measured.nmse_standardised, "validation {:.4f}"),
           mean("validation.explained_variance", measured.explained_variance), mean("validation.l0", measured.l0),
           mean("validation.dead_fraction", measured.dead_fraction)};
 }
 
-training::Communication TrainingRun::communication() const {
+run::Communication TrainingRun::communication() const {
   return {.exchanges = trainer_.exchanges().since(evaluation_exchanges_),
           .timed = trainer_.traffic_is_timed(),
           .step_bytes_sent = trainer_.step_bytes_sent(),
@@ -203,12 +203,12 @@ std::vector<std::pair<std::string, double>> TrainingRun::phase_bytes() {
   return transcoder::phase_bytes(sizes);
 }
 
-void TrainingRun::conclude(report::Json& result) {
+void TrainingRun::conclude(Json& result) {
   if (data_.validation) {
     const EvaluationResult& measured = validate();
     if (world_.is_root()) warn_of_constant_layers(*data_.validation, measured);
     result["validation"] = to_json(measured);
-    log::info("validation data, {} tokens:\n{}", report::grouped(measured.tokens), to_table(measured));
+    log::info("validation data, {} tokens:\n{}", format::grouped(measured.tokens), to_table(measured));
   }
   if (const auto recovery = recovered(data_.train, trainer_.model(), trainer_.normalisation(), world_, grid_,
                                       runtime_.execution(), runtime_.threads())) {

@@ -11,8 +11,8 @@
 
 #include "dataset/activations/loader.hpp"
 #include "device/runtime.hpp"
-#include "training/run_directory.hpp"
-#include "training/trainable.hpp"
+#include "run/run_directory.hpp"
+#include "run/trainable.hpp"
 #include "transcoder/run/evaluation.hpp"
 #include "transcoder/settings/settings.hpp"
 #include "transcoder/step/trainer.hpp"
@@ -30,32 +30,32 @@ struct Datasets {
 Datasets describe_datasets(const dataset::Settings&, const parallel::World&, std::optional<Datasets> computed = {});
 
 /// Returns the means over the layers of measures on validation data, as metrics of a step.
-training::Metrics validation_metrics(const EvaluationResult&);
+run::Metrics validation_metrics(const EvaluationResult&);
 
-class TrainingRun final : public training::Trainable {
+class TrainingRun final : public run::Trainable {
  public:
   /// Allocates the model; its normalisation comes from the checkpoint to resume from or else from the training data.
   /// All references must outlive the object. Collective.
-  TrainingRun(const Configuration&, const Datasets&, const training::OpenedRun&, const parallel::World&,
+  TrainingRun(const Configuration&, const Datasets&, const run::OpenedRun&, const parallel::World&,
               const parallel::Grid&, const device::Runtime&);
 
   std::string work_unit() const override { return "tokens"; }
   checkpoint::Registry& registry() override { return trainer_.registry(); }
   void initialise() override { trainer_.initialise(); }
-  void resume_at(std::int64_t step, const training::Cursor&) override;
-  training::Cursor cursor() const override;
+  void resume_at(std::int64_t step, const run::Cursor&) override;
+  run::Cursor cursor() const override;
 
   void start() override;
-  training::Step step() override;
+  run::Step step() override;
   void stop() noexcept override { loader_.reset(); }
 
   void settle() override { trainer_.settle(); }
-  training::Metrics metrics() override;
-  training::Metrics evaluate() override;
-  training::Communication communication() const override;
-  report::Timers& timers() override { return trainer_.timers(); }
+  run::Metrics metrics() override;
+  run::Metrics evaluate() override;
+  run::Communication communication() const override;
+  run::Timers& timers() override { return trainer_.timers(); }
   std::vector<std::pair<std::string, double>> phase_bytes() override;
-  void conclude(report::Json& result) override;
+  void conclude(Json& result) override;
 
  private:
   /// Returns the place in the files of a value of this batch that is not finite; if there is none, the rows of the
@@ -75,7 +75,7 @@ class TrainingRun final : public training::Trainable {
   dataset::Cursor cursor_;
   std::int64_t tokens_;                    // tokens trained on since the beginning of the run
   std::optional<dataset::Loader> loader_;  // exists between `start` and `stop`
-  decltype(training::Communication::rows) rows_;
+  decltype(run::Communication::rows) rows_;
   std::optional<EvaluationResult> validation_;  // measures after step `validated_step_`
   std::int64_t validated_step_ = -1;
   // Values of the step before the last evaluation, which overwrites them by using the same buffers and communicators.

@@ -17,12 +17,12 @@
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
 #include "privacy/settings.hpp"
-#include "training/settings.hpp"
+#include "run/settings.hpp"
 
 namespace weft::transcoder {
 
 using device::Precision;
-using training::NonFinite;
+using run::NonFinite;
 
 using kernels::Activation;
 using kernels::JumpForm;
@@ -137,7 +137,7 @@ ModelSettings with_largest_k(const ModelSettings&);
 class SelectorFactory;
 
 struct Configuration {
-  training::RunSettings run;
+  run::RunSettings run;
   dataset::Settings data;
   ModelSettings transcoder;
   optimizer::Settings optimizer;
@@ -147,8 +147,8 @@ struct Configuration {
   Precision precision = Precision::fp32;  ///< device.precision
   std::int64_t tile = 0;  ///< device.tile, MiB of pre-activations made at a time; 0 = chosen for the backend
   checkpoint::Settings checkpoint;
-  training::LogSettings log;
-  training::ResumeSettings resume;
+  run::LogSettings log;
+  run::ResumeSettings resume;
 
   /// Alternative implementations with the same result bit for bit, which a benchmark compares with those of training.
   /// They have no keys and must outlive the objects made with them.

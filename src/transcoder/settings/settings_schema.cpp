@@ -7,7 +7,7 @@ namespace weft::transcoder {
 
 input::Schema schema(Configuration& configuration) {
   input::Schema schema;
-  training::add_keys(schema, configuration.run);
+  run::add_keys(schema, configuration.run);
   dataset::add_keys(schema, configuration.data);
   add_model_keys(schema, configuration.transcoder);
   optimizer::add_keys(schema, configuration.optimizer, true);
@@ -24,8 +24,8 @@ input::Schema schema(Configuration& configuration) {
       .at_most(1 << 16)
       .free();
   checkpoint::add_keys(schema, configuration.checkpoint);
-  training::add_keys(schema, configuration.log);
-  training::add_keys(schema, configuration.resume);
+  run::add_keys(schema, configuration.log);
+  run::add_keys(schema, configuration.resume);
   add_rules(schema, configuration);
   add_private_keys(schema, configuration);
   add_preset(schema, configuration.transcoder);

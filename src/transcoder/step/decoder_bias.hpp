@@ -6,7 +6,7 @@
 // (kernels/transcoder/decode/pair_bias.hpp).
 #pragma once
 
-#include "training/step_arena.hpp"
+#include "model/step_arena.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/settings.hpp"
 
@@ -15,7 +15,7 @@ namespace weft::transcoder {
 class DecoderBiasUpdate {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, model::StepArena&);
     kernels::Array<float> gradient;  ///< [L * d]
     kernels::Array<float> pair;      ///< [L * d]; only with a bias per pair
   };

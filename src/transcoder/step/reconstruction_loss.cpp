@@ -9,7 +9,7 @@
 namespace weft::transcoder {
 
 Loss::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                       training::StepArena& arena) {
+                       model::StepArena& arena) {
   const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
   arena.purpose("backward pass");
   targets = arena.take<float>(sizes.own * sizes.width);
@@ -19,7 +19,7 @@ Loss::Buffers::Buffers(const Configuration& configuration, const Shape& shape, c
 }
 
 Loss::Loss(const Model& model, const NormalisationOnDevice& normalisation, const Forward& forward,
-           const GradientRows& gradient_rows, const kernels::Execution& execution, report::Timers& timers,
+           const GradientRows& gradient_rows, const kernels::Execution& execution, run::Timers& timers,
            const Buffers& buffers)
     : model_(model),
       normalisation_(normalisation),

@@ -7,8 +7,8 @@
 // and the sums over tokens from which the metrics of a step are formed.
 #pragma once
 
-#include "report/timers.hpp"
-#include "training/step_arena.hpp"
+#include "run/timers.hpp"
+#include "model/step_arena.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/forward/gradient_rows.hpp"
 
@@ -17,7 +17,7 @@ namespace weft::transcoder {
 class Loss {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
     kernels::Array<float> targets;     ///< [largest own slice, L * d] normalised
     kernels::Array<double> part_sums;  ///< [3 * L] sums over a part of the own tokens
     kernels::Array<double> step_sums;  ///< [4 * L], MetricSums of the last step
@@ -26,7 +26,7 @@ class Loss {
 
   /// What is passed by reference must outlive this object.
   Loss(const Model&, const NormalisationOnDevice&, const Forward&, const GradientRows&, const kernels::Execution&,
-       report::Timers&, const Buffers&);
+       run::Timers&, const Buffers&);
 
   /// Loads the targets of a batch and normalises them; values that are not finite are flagged.
   void load(kernels::AnyMatrix targets);
@@ -44,7 +44,7 @@ class Loss {
   const Forward& forward_;
   const GradientRows& gradient_rows_;
   const kernels::Execution execution_;
-  report::Timers& timers_;
+  run::Timers& timers_;
   const Buffers& buffers_;
   bool at_once_ = false;  // true if the last part had all own tokens: each layer has one sum
 };

@@ -4,14 +4,14 @@
 // work that differs between decoders is a SparseDecoder (decoder/decoder.hpp), exchanges between ranks are in axes/ and
 // forward/.
 //
-// A step launches the same work each time: on a GPU it is captured once and replayed (training/step_runner.hpp). Data
+// A step launches the same work each time: on a GPU it is captured once and replayed (model/step_runner.hpp). Data
 // for other ranks are sent as early as possible and awaited as late as possible.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "training/step_runner.hpp"
+#include "model/step_runner.hpp"
 #include "transcoder/parts/part.hpp"
 #include "transcoder/step/decoder_bias.hpp"
 #include "transcoder/step/reconstruction_loss.hpp"
@@ -21,7 +21,7 @@ namespace weft::transcoder {
 class Step {
  public:
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, SparseDecoder&, training::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, SparseDecoder&, model::StepArena&);
     Loss::Buffers loss;
     DecoderBiasUpdate::Buffers bias;
     Clipping::Buffers clipping;
@@ -34,8 +34,8 @@ class Step {
   /// world: communicator of all ranks, for messages of at most `largest_message`. What is passed by reference must
   /// outlive this object. Collective.
   Step(const Configuration&, const Model&, const NormalisationOnDevice&, Forward&, const parallel::Grid&,
-       const kernels::Execution&, report::Timers&, parallel::DeviceCommunicator& world, training::StepRunner&,
-       training::StepArena&);
+       const kernels::Execution&, run::Timers&, parallel::DeviceCommunicator& world, model::StepRunner&,
+       model::StepArena&);
 
   /// Loads the targets of the own tokens of a batch from memory that the kernels can read; Forward::load loads the
   /// inputs.
@@ -72,9 +72,9 @@ class Step {
   const Model& model_;
   Forward& forward_;
   kernels::Execution execution_;
-  report::Timers& timers_;
+  run::Timers& timers_;
   parallel::DeviceCommunicator& world_;
-  training::StepRunner& runner_;
+  model::StepRunner& runner_;
   const Buffers buffers_;
   DataAxis data_axis_;
   GradientRows gradient_rows_;

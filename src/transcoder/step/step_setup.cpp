@@ -16,7 +16,7 @@
 namespace weft::transcoder {
 
 Step::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                       SparseDecoder& decoder, training::StepArena& arena)
+                       SparseDecoder& decoder, model::StepArena& arena)
     : loss(configuration, shape, grid, arena), bias(configuration, shape, arena) {
   const std::int64_t owned = largest_owned(shape, grid),
                      n_tokens = backward_batches(configuration.transcoder) * configuration.data.batch_tokens,
@@ -38,8 +38,8 @@ std::int64_t Step::largest_message(const Configuration& configuration, const Sha
 }
 
 Step::Step(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
-           Forward& forward, const parallel::Grid& grid, const kernels::Execution& execution, report::Timers& timers,
-           parallel::DeviceCommunicator& world, training::StepRunner& runner, training::StepArena& arena)
+           Forward& forward, const parallel::Grid& grid, const kernels::Execution& execution, run::Timers& timers,
+           parallel::DeviceCommunicator& world, model::StepRunner& runner, model::StepArena& arena)
     : model_(model),
       forward_(forward),
       execution_(execution),

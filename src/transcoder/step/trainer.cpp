@@ -14,19 +14,19 @@
 namespace weft::transcoder {
 
 Trainer::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                          std::int64_t row_bytes, training::StepArena& arena) {
+                          std::int64_t row_bytes, model::StepArena& arena) {
   const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
   arena.purpose("backward pass");
   dead = arena.take<std::int64_t>(1);
   if constexpr (kernels::kCudaBuild)
     for (device::Upload::Slot& slot : raw_rows)
       slot = {arena.take<std::byte>(sizes.own * row_bytes), arena.take<std::byte>(sizes.own * row_bytes)};
-  runner = training::StepRunner::Buffers(arena);
+  runner = model::StepRunner::Buffers(arena);
 }
 
-training::StepArena measure_step(const Configuration& configuration, const Shape& shape,
+model::StepArena measure_step(const Configuration& configuration, const Shape& shape,
                                  const parallel::GridShape& grid, std::int64_t row_bytes, kernels::Backend backend) {
-  training::StepArena arena(backend);
+  model::StepArena arena(backend);
   const Forward::Buffers forward(configuration, shape, grid, configuration.data.batch_tokens, arena);
   const Trainer::Buffers trainer(configuration, shape, grid, row_bytes, arena);
   const Step::Buffers step(configuration, shape, grid, *forward.decoder, arena);
@@ -59,7 +59,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
   name_state();
 }
 
-training::StepRunner::Settings Trainer::runner_settings() const {
+model::StepRunner::Settings Trainer::runner_settings() const {
   const bool free = world_.leaves_the_host_free();
   return {.record = configuration_.device.graphs && free && configuration_.parallel.exchange.leaves_the_host_free() &&
                     forward_.selection().sizes().on_gpu_bytes > 0,
@@ -172,8 +172,8 @@ void Trainer::time_phases(bool one_by_one) {
   timers_.before_switch(one_by_one ? std::function<void()>([this] { step_.fence(); }) : nullptr);
 }
 
-training::StepRunner::ExchangeGroups Trainer::counted_exchanges() {
-  training::StepRunner::ExchangeGroups groups(3);
+model::StepRunner::ExchangeGroups Trainer::counted_exchanges() {
+  model::StepRunner::ExchangeGroups groups(3);
   groups[kFeature] = forward_.axis().ranks.exchanges();
   groups[kData] = step_.data_axis().ranks().exchanges();
   groups[kData] += step_.data_axis().overlapped().exchanges();

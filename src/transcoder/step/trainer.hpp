@@ -2,8 +2,8 @@
 //
 // One training step, and the state that a run carries from step to step.
 //
-// step.cpp has the mathematics of a step, training/step_runner.hpp the launch of steps on a device, and
-// training/step_arena.hpp their memory. The registry of a Trainer has all state of a run, which is saved
+// step.cpp has the mathematics of a step, model/step_runner.hpp the launch of steps on a device, and
+// model/step_arena.hpp their memory. The registry of a Trainer has all state of a run, which is saved
 // and resumed; no other state survives a step.
 #pragma once
 
@@ -14,9 +14,9 @@
 #include "checkpoint/registry.hpp"
 #include "dataset/activations/loader.hpp"
 #include "device/stream.hpp"
-#include "report/timers.hpp"
-#include "training/step_arena.hpp"
-#include "training/step_runner.hpp"
+#include "run/timers.hpp"
+#include "model/step_arena.hpp"
+#include "model/step_runner.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/parts/training_metrics.hpp"
 #include "transcoder/step/step.hpp"
@@ -33,10 +33,10 @@ class Trainer {
     /// row_bytes: bytes of one token's inputs (or targets) as the loader delivers them, for data that must be sent to a
     /// GPU.
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
-            training::StepArena&);
+            model::StepArena&);
     kernels::Array<std::int64_t> dead;  ///< [1]
     device::Upload::Slot raw_rows[2];   ///< [largest own slice, row_bytes]; on a GPU
-    training::StepRunner::Buffers runner;
+    model::StepRunner::Buffers runner;
   };
 
   /// row_bytes: as for Buffers; 0 when all batches are resident. What is passed by reference must outlive this object.
@@ -71,13 +71,13 @@ class Trainer {
     runner_.resume_at(step);
     step_.parameters_changed();
   }
-  report::Timers& timers() { return timers_; }
+  run::Timers& timers() { return timers_; }
   Forward& forward() { return forward_; }
   /// Active features per token and layer that the last step kept (batch_topk, topk).
   double k() const { return k_; }
   double learning_rate() const { return learning_rate_; }  ///< rate of the last step
   /// Memory of this object's step, by purpose.
-  const training::StepArena& memory() const { return arena_; }
+  const model::StepArena& memory() const { return arena_; }
   /// Selector::forms_products of the forward pass.
   bool forms_products() const { return forward_.selection().forms_products(); }
   parallel::Traffic feature_traffic() const { return runner_.exchanges()[kFeature].total(); }
@@ -96,23 +96,23 @@ class Trainer {
   void load(const dataset::RawBatch&);
   double error_divisor(std::int64_t n_tokens) const;
   enum ExchangeGroup : std::size_t { kFeature, kData, kOthers };
-  training::StepRunner::ExchangeGroups counted_exchanges();
-  training::StepRunner::Settings runner_settings() const;
+  model::StepRunner::ExchangeGroups counted_exchanges();
+  model::StepRunner::Settings runner_settings() const;
   void name_state();
 
   const Configuration configuration_;
   const Locate locate_;
   const parallel::Grid& grid_;
   kernels::Execution execution_;
-  report::Timers timers_;
-  training::StepArena arena_;
+  run::Timers timers_;
+  model::StepArena arena_;
   Model model_;
   NormalisationOnDevice normalisation_;
   Forward forward_;
   Buffers buffers_;
   parallel::DeviceCommunicator world_;  // flags, norms, gradients that all ranks sum
   device::Upload upload_;
-  training::StepRunner runner_;
+  model::StepRunner runner_;
   Step step_;
   checkpoint::Registry registry_;
   double learning_rate_ = 0;
@@ -120,7 +120,7 @@ class Trainer {
 };
 
 /// Measures the memory that a Trainer takes on the largest rank, by purpose. Needs no device and no ranks.
-training::StepArena measure_step(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
+model::StepArena measure_step(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
                                  kernels::Backend);
 
 }  // namespace weft::transcoder

@@ -39,7 +39,7 @@ struct Memory {
         arena(execution(), grid),
         staging(settings.rows, false, execution(), arena) {}
   parallel::Grid grid;
-  training::StepArena arena;
+  model::StepArena arena;
   Staging staging;
 };
 

@@ -54,9 +54,9 @@ struct Policy {
 
   SmallModel& model;
   parallel::Grid grid;
-  training::StepArena arena;
+  model::StepArena arena;
   PolicyBatch batch;
-  training::AccumulatingSink sink;
+  model::AccumulatingSink sink;
   device::Buffer<kernels::AdamStep> step;
 };
 
@@ -240,8 +240,8 @@ TEST_CASE("answers have the probabilities with which they were drawn") {
        std::initializer_list<std::pair<double, std::int64_t>>{{0.6, 0}, {1.0, 0}, {1.0, all / 2}}) {
     SmallModel model(gpt2(), kSequences, kLength);
     const parallel::Grid grid(weft::testing::world(), single_process());
-    training::StepArena arena(weft::testing::execution(), grid);
-    report::Timers timers;
+    model::StepArena arena(weft::testing::execution(), grid);
+    run::Timers timers;
     const GenerationSettings settings{.architecture = gpt2().architecture,
                                       .rows = 4,
                                       .prompts = 2,

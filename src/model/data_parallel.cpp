@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/data_parallel.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/reduce/reduce.hpp"
+
+namespace weft::model {
+namespace {
+
+/// A matrix that ranks update by rows.
+bool is_exchanged(const ParameterSpec& spec) { return spec.is_matrix() && !spec.frozen; }
+
+/// Bytes of fp32 that a rank receives at once at most: of a matrix a part from each rank, or the vectors of all.
+std::int64_t received_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid) {
+  const std::int64_t n_ranks = grid.size(parallel::kDataAxis);
+  std::int64_t part = 0;
+  for (const ParameterSpec& spec : specs) {
+    const std::int64_t held = most_held_rows(spec, grid);
+    if (is_exchanged(spec)) part = std::max(part, parallel::largest_part(held, n_ranks) * spec.columns());
+  }
+  for (std::int64_t rank = 0; rank < grid.ranks(); ++rank)
+    part = std::max(part, AccumulatingSink::vector_elements(specs, grid, rank));
+  return 4 * n_ranks * part;
+}
+
+/// The largest matrix, as weights or as gradients.
+std::int64_t largest_exchange(std::span<const ParameterSpec> specs, const parallel::GridShape& grid) {
+  std::int64_t bytes = received_bytes(specs, grid);
+  for (const ParameterSpec& spec : specs)
+    if (is_exchanged(spec)) bytes = std::max(bytes, 4 * most_held_rows(spec, grid) * spec.columns());
+  return bytes;
+}
+
+}  // namespace
+
+void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels::ParameterRows& matrix,
+                         GatheredWeights gathered) {
+  const std::int64_t planes = matrix.weight_rest != nullptr ? 2 : 1;
+  std::vector<std::int64_t> bytes;
+  for (std::int64_t r = 0; r < data_axis.size(); ++r) {
+    const std::int64_t owned = parallel::part(matrix.rows, data_axis.size(), r).size();
+    bytes.push_back(weight_bytes(matrix.policy, owned, matrix.columns) / planes);
+  }
+  data_axis.all_gather(matrix.weight, bytes, "weights");
+  if (planes > 1 && gathered == GatheredWeights::all) data_axis.all_gather(matrix.weight_rest, bytes, "weights");
+}
+
+DataParallel::Buffers::Buffers(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
+                               std::int64_t gathered_bytes, StepArena& arena) {
+  const std::int64_t n_ranks = grid.size(parallel::kDataAxis);
+  if (n_ranks == 1) return;
+  arena.purpose("exchange of gradients");
+  received = arena.exchange(parallel::kDataAxis, received_bytes(specs, grid));
+  largest_message = std::max(gathered_bytes, largest_exchange(specs, grid));
+  arena.communicator(n_ranks, largest_message);
+}
+
+DataParallel::DataParallel(const Parameters& parameters, AccumulatingSink& gradients, const parallel::Grid& grid,
+                           const kernels::Execution& execution, Buffers&& buffers, bool overlap,
+                           GatheredWeights gathered)
+    : parameters_(parameters),
+      gradients_(gradients),
+      execution_(execution),
+      overlap_(overlap),
+      gathered_(gathered),
+      buffers_(std::move(buffers)),
+      complete_(parameters.size()),
+      awaited_(parameters.size()) {
+  if (grid.size(parallel::kDataAxis) == 1) return;
+  if (overlap && device::is_asynchronous(execution)) {
+    stream_.emplace(execution);
+    arrived_.resize(parameters.size());
+  }
+  ranks_.emplace(grid.axis(parallel::kDataAxis), communication(), buffers_.largest_message);
+}
+
+void DataParallel::begin_step() {
+  idle_.restart();
+  changed_ = active();
+  in_step_ = true;
+}
+
+void DataParallel::end_step() {
+  changed_ = active();
+  in_step_ = false;
+}
+
+/// Exchanges, which follow the work of the computation so far.
+void DataParallel::begin() {
+  if (stream_) {
+    computed_.record(execution_);
+    computed_.hold_back(communication());
+  } else if (in_step_) {
+    idle_.begin(execution_);
+  }
+}
+
+void DataParallel::end() {
+  if (!stream_ && in_step_) idle_.end(execution_);
+}
+
+/// Later work of the computation waits for an event of the exchanges.
+void DataParallel::await(const device::Event& event) {
+  if (!stream_) return;
+  if (in_step_) idle_.begin(execution_);
+  event.hold_back(execution_);
+  if (in_step_) idle_.end(execution_);
+}
+
+void DataParallel::await_exchanges() {
+  if (stream_) exchanged_.record(communication());
+  await(exchanged_);
+}
+
+/// out = the sum of what the ranks have sent, `elements` each.
+void DataParallel::add_up(std::int64_t elements, float* out) {
+  kernels::sum_rows(communication(),
+                    {reinterpret_cast<const float*>(buffers_.received.data()), ranks_->size(), elements, elements},
+                    {out, elements});
+}
+
+void DataParallel::reduce_matrix(std::size_t parameter) {
+  const kernels::Matrix<float> held = gradients_.held(parameter), owned = gradients_.matrix(parameter);
+  std::vector<std::int64_t> bytes;
+  for (std::int64_t rank = 0; rank < ranks_->size(); ++rank)
+    bytes.push_back(4 * held.columns * parallel::part(held.rows, ranks_->size(), rank).size());
+  ranks_->send_to_owners(held.data, bytes, buffers_.received.data(), "gradients");
+  add_up(owned.rows * owned.columns, owned.data);
+}
+
+void DataParallel::reduce_from(std::size_t first) {
+  if (!active() || !overlap_ || first >= complete_) return;
+  begin();
+  while (complete_ > first)
+    if (is_exchanged(parameters_.specs()[--complete_])) reduce_matrix(complete_);
+  end();
+}
+
+void DataParallel::reduce() {
+  if (!active()) return;
+  begin();
+  while (complete_ > 0)
+    if (is_exchanged(parameters_.specs()[--complete_])) reduce_matrix(complete_);
+  complete_ = parameters_.size();
+  const kernels::Array<float> vectors = gradients_.vectors();
+  if (vectors.size > 0) {  // none if all are frozen
+    const std::vector<std::int64_t> bytes(static_cast<std::size_t>(ranks_->size()), 4 * vectors.size);
+    ranks_->all_gather(vectors.data, buffers_.received.data(), bytes, "gradients");
+    add_up(vectors.size, vectors.data);
+  }
+  end();
+  await_exchanges();
+  gradients_.clear_gaps();
+}
+
+void DataParallel::start_weights() {
+  if (!changed_) return;
+  changed_ = false;
+  begin();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (is_exchanged(parameters_.specs()[i])) gather_updated_rows(*ranks_, parameters_.matrix(i), gathered_);
+    if (stream_) arrived_[i].record(communication());
+  }
+  end();
+  awaited_ = 0;
+}
+
+void DataParallel::await_weights(std::size_t end) {
+  end = std::min(end, parameters_.size());
+  if (end <= awaited_) return;
+  awaited_ = end;
+  if (stream_) await(arrived_[end - 1]);
+}
+
+void DataParallel::all_gather(void* all, std::span<const std::int64_t> bytes, const char* name) {
+  begin();
+  ranks_->all_gather(all, bytes, name);
+  end();
+  await_exchanges();
+}
+
+void DataParallel::sum(kernels::Array<double> values, const char* name) {
+  begin();
+  ranks_->sum(values, name);
+  end();
+  await_exchanges();
+}
+
+}  // namespace weft::model

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The data axis of models whose gradients are formed in memory (AccumulatingSink): ranks that hold the same parameters
+// and work on different examples. Gradients are reduced to the rank that owns the rows, which alone has their moments
+// and updates them; then the new weights are gathered (ZeRO stage 1; Rajbhandari et al. 2020, arXiv 1910.02054).
+//
+//   exchange.begin_step();
+//   exchange.start_weights();      // those that the last step has updated
+//   exchange.await_weights(end);   // before parameters below `end` are read
+//   …
+//   exchange.reduce_from(first);   // in the last micro-batch: gradients from `first` on are complete
+//   exchange.reduce();             // after it: of the others
+//   …                              // each rank updates its owned rows
+//   exchange.end_step();
+//
+// Between steps a rank has the new weights of its own rows alone, until `start_weights`.
+//
+// With `overlap` each exchange starts as early as possible: gradients of a layer while those of earlier layers are
+// formed, weights of a layer while earlier layers are computed. Between GPUs exchanges then run on a separate stream;
+// on the host they take place at the same points, and the computation waits. Otherwise reduce_from does nothing. The
+// bits are the same.
+//
+// Contributions are added in rank order, in fp32: the same bits in every run and on every rank. With D ranks and P
+// elements of matrices a rank sends 4 P (D - 1) / D bytes of gradients, and as many of fp32 weights; half of bf16
+// weights, and of fp32 weights in two planes of which products read one.
+// Vectors are few: every rank receives them from all and updates all of them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "device/stream.hpp"
+#include "parallel/device_communicator.hpp"
+#include "model/gradient_sink.hpp"
+#include "model/parameters.hpp"
+#include "model/step_arena.hpp"
+
+namespace weft::model {
+
+/// Which planes ranks receive of rows that others own, for fp32 weights that are stored as two planes
+/// (ParameterRows::weight_rest): all; or the bf16 plane, if nothing else is read of these rows. Checkpoints contain
+/// owned rows alone.
+enum class GatheredWeights { all, upper_plane };
+
+/// Sends the rows that each rank of the data axis has updated of a matrix to all. Collective.
+void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels::ParameterRows& matrix,
+                         GatheredWeights gathered = GatheredWeights::all);
+
+class DataParallel {
+ public:
+  /// Memory of the exchanges; empty if the axis has one rank.
+  struct Buffers {
+    Buffers() = default;
+    /// gathered_bytes: the most that `all_gather` brings together.
+    Buffers(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t gathered_bytes, StepArena&);
+    parallel::ExchangeBuffer received;  ///< [data ranks, largest part] fp32: a matrix, or all vectors
+    std::int64_t largest_message = 0;   ///< bytes
+  };
+
+  /// References must outlive the object. Collective.
+  DataParallel(const Parameters&, AccumulatingSink&, const parallel::Grid&, const kernels::Execution&, Buffers&&,
+               bool overlap, GatheredWeights);
+
+  bool active() const { return ranks_.has_value(); }
+  /// True on rank 0 of the axis, which alone counts what is the same on all its ranks.
+  bool is_first() const { return !active() || ranks_->rank() == 0; }
+
+  /// The gradients of the owned rows become the sums over all ranks; the others are then undefined. reduce_from: of the
+  /// matrices with number >= first. reduce: of those that remain, and of all vectors. Collective.
+  void reduce_from(std::size_t first);
+  void reduce();
+
+  /// Before the work of a step, where it is not replayed.
+  void begin_step();
+  /// After each step: each rank has updated the weights of its rows.
+  void end_step();
+  /// Sends every rank the weights of the rows that the others own, in the order of the parameters, if they have
+  /// changed. Collective.
+  void start_weights();
+  /// Later work of the computation waits for the weights of parameters below `end`.
+  void await_weights(std::size_t end);
+
+  /// Collectives of DeviceCommunicator over the ranks of the axis, in the order of the computation. `active()` only.
+  /// Collective.
+  void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name);
+  void sum(kernels::Array<double> values, const char* name);
+  bool leaves_the_host_free() const { return ranks_->leaves_the_host_free(); }
+
+  /// When the computation waits for exchanges.
+  device::IdleClock& idle() { return idle_; }
+  const device::IdleClock& idle() const { return idle_; }
+  bool is_timed() const { return active() && ranks_->is_timed(); }
+  parallel::Exchanges exchanges() const { return active() ? ranks_->exchanges() : parallel::Exchanges(); }
+
+ private:
+  const kernels::Execution& communication() const { return stream_ ? stream_->execution() : execution_; }
+  void begin();
+  void end();
+  void await(const device::Event& event);
+  void await_exchanges();
+  void reduce_matrix(std::size_t parameter);
+  void add_up(std::int64_t elements, float* out);
+
+  const Parameters& parameters_;
+  AccumulatingSink& gradients_;
+  const kernels::Execution execution_;
+  const bool overlap_;
+  const GatheredWeights gathered_;
+  device::IdleClock idle_;
+  std::optional<device::Stream> stream_;  // stream of the exchanges; empty: that of the computation
+  std::optional<parallel::DeviceCommunicator> ranks_;
+  Buffers buffers_;
+  device::Event computed_, exchanged_;
+  std::vector<device::Event> arrived_;  // by parameter: its weights, and those of all before it
+  bool changed_ = false;                // weights, since they were gathered
+  bool in_step_ = false;                // waits count as idle time of the step
+  std::size_t complete_;                // gradients from here on are reduced
+  std::size_t awaited_;                 // the computation waits for the weights of parameters below
+};
+
+}  // namespace weft::model
