@@ -7,10 +7,11 @@
 
 namespace weft::model {
 
-void StepArena::purpose(std::string_view name) {
+StepArena& StepArena::purpose(std::string_view name) {
   const auto found = std::find_if(bytes_.begin(), bytes_.end(), [&](const Bytes& b) { return b.purpose == name; });
   present_ = static_cast<std::size_t>(found - bytes_.begin());
   if (found == bytes_.end()) bytes_.push_back({std::string(name)});
+  return *this;
 }
 
 void StepArena::count(Where where, std::int64_t bytes) {

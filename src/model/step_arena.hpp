@@ -42,8 +42,8 @@ class StepArena {
   /// The backend of the kernels, on which the sizes of workspaces depend.
   kernels::Backend backend() const { return backend_; }
 
-  /// Buffers taken from now on count under this name ("forward pass").
-  void purpose(std::string_view name);
+  /// Buffers taken from now on count under this name ("forward pass"). Returns the arena.
+  StepArena& purpose(std::string_view name);
 
   /// `size` elements where the kernels run, not initialised; freed with the arena. Throws Error(usage) when there is
   /// not enough memory.

@@ -104,22 +104,32 @@ TEST_CASE("selection on rank 0, and exchange histogram by histogram, have the sa
   }
 }
 
-TEST_CASE("selection on rank 0 allocates the bytes of its sizes there, and fewer on other ranks") {
+TEST_CASE("selection on rank 0 allocates the bytes that its arena measures there, and fewer on other ranks") {
   const bench::SelectionOnRankZero rank_0;
   const ModelSettings settings = settings_of(Activation::batch_topk, Scope::all_layers, 5, 200);
   for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
+    const SelectionSpec spec{.settings = settings,
+                             .n_layers = 3,
+                             .n_features = 200,
+                             .max_tokens = 50,
+                             .grid = grid.shape(),
+                             .precision = Precision::bf16,
+                             .backend = execution.backend,
+                             .factory = &rank_0};
+    model::StepArena measured(execution.backend);
+    const SelectionBuffers planned(spec, measured);
     const device::MemoryUse before = device::memory_use();
-    const auto selector = make_selector(settings, {3, 200, 50, 0, {}, &rank_0}, grid, execution, Precision::bf16);
+    model::StepArena arena(execution, grid);
+    const auto selector = selector_for(spec, grid, execution, arena);
     const device::MemoryUse after = device::memory_use();
-    const SelectionSizes& sizes = selector->sizes();
     const std::int64_t device = after.device_bytes - before.device_bytes, host = after.host_bytes - before.host_bytes;
     // Between GPUs the communicator allocates too, as their connection requires.
     if (kernels::kCudaBuild && grid.world().size() > 1) return;
     if (grid.world().rank() == 0) {
-      CHECK(device == sizes.device_bytes);
-      CHECK(host == sizes.host_bytes);
+      CHECK(device == measured.device_bytes());
+      CHECK(host == measured.host_bytes());
     } else {
-      CHECK(device < sizes.device_bytes);
+      CHECK(device < measured.device_bytes());
     }
   });
 }

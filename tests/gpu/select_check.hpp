@@ -89,7 +89,7 @@ inline void check_selection(const SelectionRequest& request, const Sizes& sizes,
                      cut, operands);
     cuda_ok(cudaStreamSynchronize(stream.stream));
     check_rows(output, expected);
-    CHECK(selection.report(execution).passes <= 7);
+    CHECK(selection.statistics(execution).passes <= 7);
     CHECK(selection.forms_products() ==
           (operands != nullptr && cuda::is_hopper() && request.rule != SelectionRule::topk));
   }

@@ -271,7 +271,7 @@ void check_on_grid(const SelectionRequest& whole, const Sizes& sizes, const Inpu
       CAPTURE(r);
       Rank& rank = *ranks[static_cast<std::size_t>(r)];
       check_rows(rank.output, rank.expected);
-      const cuda::SelectionReport report = rank.selection->report(rank.stream.execution());
+      const SelectionStatistics report = rank.selection->statistics(rank.stream.execution());
       CHECK(report.passes <= 7);
       if (whole.rule != SelectionRule::batch_topk) continue;
       const Array<std::uint32_t> state = rank.selection->thresholds();

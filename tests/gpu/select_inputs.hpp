@@ -27,7 +27,6 @@ using namespace kernels;
 using cuda::DeviceSelection;
 using cuda::SelectionFailure;
 using cuda::SelectionRequest;
-using cuda::TileRange;
 
 inline void cuda_ok(cudaError_t status) { REQUIRE_MESSAGE(status == cudaSuccess, cudaGetErrorString(status)); }
 

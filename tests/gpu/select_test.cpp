@@ -100,7 +100,7 @@ TEST_CASE("a producer that does not repeat its bits: nothing is written outside 
       overflowed = true;
       CHECK(failure.group < sizes.layers);
       CHECK(failure.entries > failure.capacity);
-      CHECK(selection.report(execution).overflow);
+      CHECK(selection.statistics(execution).overflow);
     }
     const std::vector<std::byte> all = workspace.read(bytes + kMargin);
     CHECK(std::all_of(all.begin() + bytes, all.end(), [&](std::byte b) { return b == all.back(); }));
@@ -110,7 +110,7 @@ TEST_CASE("a producer that does not repeat its bits: nothing is written outside 
     change = change + never;
     selection.select(execution, sizes.tokens, request.budget, bias, produce, output.activations);
     change = change - never;
-    CHECK(!selection.report(execution).overflow);
+    CHECK(!selection.statistics(execution).overflow);
     CHECK(selection.first_failure(execution).kind == failure.kind);
   }
   CHECK(overflowed);

@@ -33,6 +33,15 @@ std::int64_t encode_workspace(Backend, std::int64_t n_tokens, std::int64_t n_fea
 void encode_tile(const Execution&, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin, AnyMatrix product,
                  Array<std::byte> workspace);
 
+/// One rectangle of products, in this rank's indices.
+struct TileRange {
+  std::int64_t layer = 0;
+  std::int64_t token_begin = 0;
+  std::int64_t token_count = 0;
+  std::int64_t feature_begin = 0;
+  std::int64_t feature_count = 0;
+};
+
 /// Operands of the products of a batch, for a selection that forms the products itself (select/).
 struct EncoderOperands {
   AnyMatrix x;                        ///< [n_tokens, layers * d]

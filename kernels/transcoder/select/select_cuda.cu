@@ -399,27 +399,27 @@ SelectionFailure DeviceSelection::first_failure(const Execution& execution) cons
   return failure;
 }
 
-SelectionReport DeviceSelection::report(const Execution& execution) const {
+SelectionStatistics DeviceSelection::statistics(const Execution& execution) const {
   const auto stream = stream_of(execution);
   const View& view = parts_->layout.view;
   std::vector<Group> groups(static_cast<std::size_t>(view.n_groups));
   Control control{};
   require(cudaMemcpyAsync(groups.data(), view.group, groups.size() * sizeof(Group), cudaMemcpyDeviceToHost, stream),
-          "selection on the GPU, report");
+          "selection on the GPU, statistics");
   require(cudaMemcpyAsync(&control, view.control, sizeof control, cudaMemcpyDeviceToHost, stream),
-          "selection on the GPU, report");
-  require(cudaStreamSynchronize(stream), "selection on the GPU, report");
-  SelectionReport report;
-  report.passes = control.passes;
-  report.overflow = control.failed == SelectionFailure::overflow;
+          "selection on the GPU, statistics");
+  require(cudaStreamSynchronize(stream), "selection on the GPU, statistics");
+  SelectionStatistics result;
+  result.passes = control.passes;
+  result.overflow = control.failed == SelectionFailure::overflow;
   if (control.failed == SelectionFailure::unsettled)
     throw Error(ExitCode::internal, "selection on the GPU: a tile had other bits when it was computed again");
   for (const Group& group : groups) {
-    report.threshold.push_back(bits_float(group.kth));
-    report.candidates.push_back(static_cast<std::int64_t>(group.cursor));
-    report.ties_cut += static_cast<std::int64_t>(group.ties_cut);
+    result.threshold.push_back(bits_float(group.kth));
+    result.candidates.push_back(static_cast<std::int64_t>(group.cursor));
+    result.ties_cut += static_cast<std::int64_t>(group.ties_cut);
   }
-  return report;
+  return result;
 }
 
 }  // namespace weft::kernels::cuda

@@ -9,7 +9,7 @@
 
 #include "base/error.hpp"
 #include "kernels/transcoder/select/hopper_filter.hpp"
-#include "kernels/transcoder/select/select_cuda.hpp"
+#include "kernels/transcoder/select/select_request.hpp"
 #include "kernels/transcoder/select/select_topk_cuda.cuh"
 #include "kernels/transcoder/select/select_view_cuda.cuh"
 #include "kernels/workspace.hpp"

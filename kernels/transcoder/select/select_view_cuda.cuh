@@ -9,8 +9,7 @@
 
 #include "kernels/bf16.hpp"
 #include "kernels/constants.hpp"
-#include "kernels/transcoder/select/select_cuda.hpp"
-#include "kernels/transcoder/select/selection_rule.hpp"
+#include "kernels/transcoder/select/select_request.hpp"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {

@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/array.hpp"
 #include "kernels/bf16.hpp"
@@ -36,6 +37,17 @@ enum class SelectionRule { batch_topk, topk, relu };
 inline std::int64_t selection_budget(double k, std::int64_t n_layers, std::int64_t n_tokens) {
   return std::max<std::int64_t>(1, std::llround(k * static_cast<double>(n_layers) * static_cast<double>(n_tokens)));
 }
+
+/// Statistics of a selection, equal on all ranks except for entries, candidates and passes.
+struct SelectionStatistics {
+  std::vector<float> threshold;          ///< K-th value of each group; 0 if fewer than K are positive (batch_topk only)
+  std::int64_t entries = 0;              ///< active entries of this rank
+  std::int64_t passes = 0;               ///< passes over the tiles begun on this rank, usually 1
+  std::int64_t ties_cut = 0;             ///< entries at a K-th value that are not selected (batch_topk)
+  std::int64_t redos = 0;                ///< portable driver: times that all ranks began again after a high threshold
+  std::vector<std::int64_t> candidates;  ///< CUDA driver: entries of each group that passed the last filter
+  bool overflow = false;                 ///< CUDA driver: more entries than a list holds; the rest is lost
+};
 
 // ---- order ----------------------------------------------------------------------------------------------------------
 

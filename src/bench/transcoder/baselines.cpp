@@ -22,13 +22,14 @@ class WaitAfterExchange final : public parallel::ExchangeObserver {
 /// The drivers, with one sum over the ranks per histogram.
 class SelectionInPieces final : public transcoder::SelectorFactory {
  public:
-  void add_bytes(const transcoder::SelectionSpec& spec, transcoder::SelectionSizes& sizes) const override {
-    transcoder::add_driver_bytes(spec, sizes);
+  void take(const transcoder::SelectionSpec& spec, transcoder::SelectionBuffers& buffers,
+            model::StepArena& arena) const override {
+    transcoder::take_driver_buffers(spec, buffers, arena);
   }
   std::unique_ptr<transcoder::Selector> make(const transcoder::SelectionSpec& spec,
-                                             const transcoder::SelectionSizes& sizes, const parallel::Grid& grid,
+                                             const transcoder::SelectionBuffers& buffers, const parallel::Grid& grid,
                                              const kernels::Execution& execution) const override {
-    return transcoder::make_driver(spec, sizes, grid, execution, [](transcoder::SumOverRanks sum) {
+    return transcoder::make_driver(spec, buffers, grid, execution, [](transcoder::SumOverRanks sum) {
       return [sum = std::move(sum)](kernels::Array<std::int64_t> values) {
         for (std::int64_t begin = 0; begin < values.size; begin += kernels::kHistogramBins)
           sum({values.data + begin, std::min<std::int64_t>(values.size - begin, kernels::kHistogramBins)});

@@ -30,6 +30,15 @@ const transcoder::Configuration& checked(const transcoder::Configuration& config
   return configuration;
 }
 
+/// A selection with a tile as large as a layer: one product per source layer.
+transcoder::SelectionSpec selection_of(const transcoder::Configuration& configuration, const transcoder::Shape& shape,
+                                       const parallel::Grid& grid, const kernels::Execution& execution) {
+  transcoder::SelectionSpec spec = transcoder::selection_spec(configuration, shape, grid.shape(),
+                                                              configuration.data.batch_tokens, execution.backend);
+  spec.tile_bytes = spec.max_tokens * shape.n_features * 4;
+  return spec;
+}
+
 AnyMatrix any(Matrix<float> matrix) { return {matrix.data, Scalar::fp32, matrix.rows, matrix.columns, matrix.stride}; }
 
 Matrix<const float> weights(const kernels::ParameterRows& rows) {
@@ -68,11 +77,10 @@ DenseTrainer::DenseTrainer(const transcoder::Configuration& configuration, const
       execution_(execution),
       model_(shape, configuration.optimizer.state, grid, execution, transcoder::Moments::held),
       normalisation_(normalisation, statistics, execution),
-      // A tile as large as a layer: one product per source layer.
-      selection_(transcoder::make_selector(configuration.transcoder,
-                                           {shape.n_layers, shape.n_features, configuration.data.batch_tokens,
-                                            configuration.data.batch_tokens * shape.n_features * 4},
-                                           grid, execution, configuration.precision)) {
+      arena_(execution, grid) {
+  const transcoder::SelectionSpec selection = selection_of(configuration, shape, grid, execution);
+  selection_ =
+      transcoder::make_selector(selection, transcoder::SelectionBuffers(selection, arena_), grid, execution);
   const std::int64_t n = configuration.data.batch_tokens, width = shape.width(), n_layers = shape.n_layers;
   for (device::Buffer<float>* rows : {&inputs_, &targets_, &reconstruction_, &gradient_rows_})
     *rows = device::Buffer<float>(n * width);
@@ -126,7 +134,7 @@ void DenseTrainer::encode(const dataset::RawBatch& batch) {
   for (const kernels::ParameterVector& vector : model_.encoder_bias()) bias.push_back(vector.weight);
   timers_.phase("select");
   selection_->select(
-      n_tokens_, bias, [&](const kernels::Execution&, const transcoder::TileRequest& tile, AnyMatrix product) {
+      n_tokens_, bias, [&](const kernels::Execution&, const kernels::TileRange& tile, AnyMatrix product) {
         timers_.phase("encode");
         kernels::encode_tile(execution_,
                              any(x).rows_from(tile.token_begin, tile.token_count).columns_from(tile.layer * d, d),

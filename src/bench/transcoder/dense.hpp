@@ -51,6 +51,7 @@ class DenseTrainer {
   run::Timers timers_;
   transcoder::Model model_;
   transcoder::NormalisationOnDevice normalisation_;
+  model::StepArena arena_;  // of the selection
   std::unique_ptr<transcoder::Selector> selection_;
   std::int64_t n_tokens_ = 0;
 

@@ -13,11 +13,12 @@ namespace {
 /// Rows of products begin at multiples of 16 bytes for either type.
 std::int64_t padded(std::int64_t features) { return (features + 7) / 8 * 8; }
 
-/// The shape of the selection of all products on one rank.
-transcoder::SelectionShape shape_of_one_rank(transcoder::SelectionShape shape) {
-  shape.exchange = {};
-  shape.factory = nullptr;
-  return shape;
+/// The selection of all products on one rank.
+transcoder::SelectionSpec on_one_rank(transcoder::SelectionSpec spec) {
+  spec.grid = parallel::data_by_feature(1, 1);
+  spec.exchange = {};
+  spec.factory = nullptr;
+  return spec;
 }
 
 /// Elements of this rank's products of one layer.
@@ -26,41 +27,41 @@ std::int64_t own_elements(const transcoder::SelectionSizes& sizes) {
 }
 
 /// Elements of the products of one layer on all ranks.
-std::int64_t largest_layer(const transcoder::SelectionShape& shape, const parallel::GridShape& grid) {
+std::int64_t largest_layer(const transcoder::SelectionSpec& spec) {
   std::int64_t columns = 0;
-  for (std::int64_t g = 0; g < grid.size(parallel::kFeatureAxis); ++g)
-    columns += padded(parallel::part(shape.n_features, grid.size(parallel::kFeatureAxis), g).size());
-  return shape.max_tokens * columns;
+  for (std::int64_t g = 0; g < spec.grid.size(parallel::kFeatureAxis); ++g)
+    columns += padded(parallel::part(spec.n_features, spec.grid.size(parallel::kFeatureAxis), g).size());
+  return spec.max_tokens * columns;
 }
 
 /// Most bytes that a rank sends or receives in one call: a layer's products, or one of the lists.
-std::int64_t largest_message(const transcoder::SelectionShape& shape, const parallel::GridShape& grid,
-                             std::int64_t element, std::int64_t capacity) {
-  return std::max({largest_layer(shape, grid) * element, 8 * (shape.max_tokens + 1), 4 * capacity});
+std::int64_t largest_message(const transcoder::SelectionSpec& spec) {
+  return std::max({largest_layer(spec) * kernels::bytes_of(spec.product()), 8 * (spec.max_tokens + 1),
+                   4 * transcoder::list_capacity(on_one_rank(spec))});
 }
 
 class SelectorOnRankZero final : public transcoder::Selector {
  public:
-  SelectorOnRankZero(const transcoder::SelectionSpec& spec, const transcoder::SelectionSizes& sizes,
+  SelectorOnRankZero(const transcoder::SelectionSpec& spec, const transcoder::SelectionBuffers& buffers,
                      const parallel::Grid& grid, const kernels::Execution& execution)
-      : transcoder::Selector(spec, sizes, grid, execution),
-        lists_capacity_(transcoder::list_capacity(spec.settings, spec.shape, {})),
+      : transcoder::Selector(spec, buffers, grid, execution),
+        lists_capacity_(transcoder::list_capacity(on_one_rank(spec))),
         alone_(grid.world().split(grid.world().rank(), 0), parallel::data_by_feature(1, 1)),
-        exchange_(grid.all_on_an_axis(), execution, largest_message(spec.shape, spec.grid, element_, lists_capacity_),
-                  spec.shape.exchange),
-        own_(buffer(own_elements(sizes) * element_)) {
-    const transcoder::SelectionShape& shape = spec.shape;
+        arena_(execution, alone_),
+        exchange_(grid.all_on_an_axis(), execution, largest_message(spec), spec.exchange),
+        own_(buffer(own_elements(sizes()) * element_)) {
     if (grid.world().rank() == 0) {
-      all_ = buffer(shape.n_layers * largest_layer(shape, spec.grid) * element_);
-      bias_ = buffer(shape.n_layers * shape.n_features * 4);
-      select_ = transcoder::make_selector(spec.settings, shape_of_one_rank(shape), alone_, execution, spec.precision);
+      all_ = buffer(spec.n_layers * largest_layer(spec) * element_);
+      bias_ = buffer(spec.n_layers * spec.n_features * 4);
+      const transcoder::SelectionSpec of_all = on_one_rank(spec);
+      select_ = transcoder::make_selector(of_all, transcoder::SelectionBuffers(of_all, arena_), alone_, execution);
     } else {
-      row_offsets_ = buffer((shape.max_tokens + 1) * 8);
+      row_offsets_ = buffer((spec.max_tokens + 1) * 8);
       key_ = buffer(lists_capacity_ * 4);
       value_ = buffer(lists_capacity_ * 4);
     }
     // Other ranks have a state of the same size, which is never used.
-    controller_.assign(static_cast<std::size_t>(sizes.n_groups), 0);
+    controller_.assign(static_cast<std::size_t>(sizes().n_groups), 0);
   }
 
   ControllerState controller_state() override {
@@ -85,15 +86,16 @@ class SelectorOnRankZero final : public transcoder::Selector {
   void select_batch(const Batch&) override;
   std::vector<Piece> pieces_of_layer(std::int64_t n_tokens_total) const;  // pieces of all ranks, in their order
   void gather(const Batch&);
-  void fill(const kernels::Execution&, std::int64_t n_tokens_total, const transcoder::TileRequest&,
+  void fill(const kernels::Execution&, std::int64_t n_tokens_total, const kernels::TileRange&,
             kernels::AnyMatrix product) const;
   void share_lists(const Batch&);
   /// Known to this rank only: NCCL need not register gigabytes that exist for a measurement.
-  parallel::ExchangeBuffer buffer(std::int64_t bytes) const { return {alone_.world(), bytes, spec_.shape.exchange}; }
+  parallel::ExchangeBuffer buffer(std::int64_t bytes) const { return {alone_.world(), bytes, spec_.exchange}; }
 
   const std::int64_t element_ = kernels::bytes_of(spec_.product());
   std::int64_t lists_capacity_;  // entries of all ranks
   parallel::Grid alone_;         // this rank
+  model::StepArena arena_;       // rank 0: memory of select_
   parallel::DeviceCommunicator exchange_;
   parallel::ExchangeBuffer own_;                        // this rank's products of a layer
   parallel::ExchangeBuffer all_;                        // rank 0: [L] products of a layer, rank after rank
@@ -110,7 +112,7 @@ std::vector<SelectorOnRankZero::Piece> SelectorOnRankZero::pieces_of_layer(std::
   for (std::int64_t d = 0; d < grid_.size(parallel::kDataAxis); ++d)
     for (std::int64_t g = 0; g < grid_.size(parallel::kFeatureAxis); ++g) {
       const parallel::Range tokens = parallel::part(n_tokens_total, grid_.size(parallel::kDataAxis), d),
-                            features = parallel::part(spec_.shape.n_features, grid_.size(parallel::kFeatureAxis), g);
+                            features = parallel::part(spec_.n_features, grid_.size(parallel::kFeatureAxis), g);
       pieces.push_back({tokens, features, offset, padded(features.size())});
       offset += tokens.size() * pieces.back().stride;
     }
@@ -120,12 +122,11 @@ std::vector<SelectorOnRankZero::Piece> SelectorOnRankZero::pieces_of_layer(std::
 void SelectorOnRankZero::select_batch(const Batch& batch) {
   gather(batch);
   if (select_) {
-    const transcoder::SelectionShape& shape = spec_.shape;
     std::vector<kernels::Array<const float>> bias;
-    for (std::int64_t layer = 0; layer < shape.n_layers; ++layer)
-      bias.push_back({reinterpret_cast<const float*>(bias_.data()) + layer * shape.n_features, shape.n_features});
+    for (std::int64_t layer = 0; layer < spec_.n_layers; ++layer)
+      bias.push_back({reinterpret_cast<const float*>(bias_.data()) + layer * spec_.n_features, spec_.n_features});
     select_->select(batch.n_tokens_total, bias,
-                    [&](const kernels::Execution& execution, const transcoder::TileRequest& tile,
+                    [&](const kernels::Execution& execution, const kernels::TileRange& tile,
                         kernels::AnyMatrix product) { fill(execution, batch.n_tokens_total, tile, product); });
     statistics_ = select_->statistics();
     lists_ = select_->activations();
@@ -144,7 +145,7 @@ void SelectorOnRankZero::gather(const Batch& batch) {
   const std::int64_t element = element_, rank = grid_.world().rank();
   const Piece& own = pieces[static_cast<std::size_t>(rank)];
   const std::int64_t n_tokens = own.tokens.size(), n_features = own.features.size(),
-                     layer_elements = largest_layer(spec_.shape, spec_.grid);
+                     layer_elements = largest_layer(spec_);
 
   std::vector<std::int64_t> nothing(pieces.size(), 0);
   std::vector<std::int64_t> product_out = nothing, product_in = nothing, bias_out = nothing, bias_in = nothing;
@@ -158,29 +159,29 @@ void SelectorOnRankZero::gather(const Batch& batch) {
 
   std::byte* const all = receives ? all_.open() : nullptr;
   std::byte* const bias = receives ? bias_.open() : nullptr;
-  for (std::int64_t layer = 0; layer < spec_.shape.n_layers; ++layer) {
+  for (std::int64_t layer = 0; layer < spec_.n_layers; ++layer) {
     // The tiles are those of the other selectors: the dense library gives the same bits for the same shapes.
     const kernels::AnyMatrix products{own_.open(), spec_.product(), n_tokens, n_features, own.stride};
-    for (std::int64_t feature = 0; feature < n_features; feature += sizes_.tile_features)
-      for (std::int64_t token = 0; token < n_tokens; token += sizes_.tile_tokens) {
-        const transcoder::TileRequest tile{layer, token, std::min(sizes_.tile_tokens, n_tokens - token), feature,
-                                           std::min(sizes_.tile_features, n_features - feature)};
+    for (std::int64_t feature = 0; feature < n_features; feature += sizes().tile_features)
+      for (std::int64_t token = 0; token < n_tokens; token += sizes().tile_tokens) {
+        const kernels::TileRange tile{layer, token, std::min(sizes().tile_tokens, n_tokens - token), feature,
+                                           std::min(sizes().tile_features, n_features - feature)};
         (*batch.produce)(execution_, tile,
                          products.rows_from(token, tile.token_count).columns_from(feature, tile.feature_count));
       }
     exchange_.all_to_all(products.data, product_out, receives ? all + layer * layer_elements * element : nullptr,
                          product_in, kName);
     exchange_.all_to_all(batch.bias[static_cast<std::size_t>(layer)].data, bias_out,
-                         receives ? bias + layer * spec_.shape.n_features * 4 : nullptr, bias_in, kName);
+                         receives ? bias + layer * spec_.n_features * 4 : nullptr, bias_in, kName);
     own_.close();
   }
 }
 
 /// A tile of the gathered products.
 void SelectorOnRankZero::fill(const kernels::Execution& execution, std::int64_t n_tokens_total,
-                              const transcoder::TileRequest& tile, kernels::AnyMatrix product) const {
+                              const kernels::TileRange& tile, kernels::AnyMatrix product) const {
   const std::int64_t element = element_;
-  std::byte* const layer = all_.data() + tile.layer * largest_layer(spec_.shape, spec_.grid) * element;
+  std::byte* const layer = all_.data() + tile.layer * largest_layer(spec_) * element;
   const parallel::Range tokens{tile.token_begin, tile.token_begin + tile.token_count},
       features{tile.feature_begin, tile.feature_begin + tile.feature_count};
   for (const Piece& piece : pieces_of_layer(n_tokens_total)) {
@@ -203,13 +204,13 @@ void SelectorOnRankZero::share_lists(const Batch& batch) {
   world.broadcast(counts, sizeof counts);
   statistics_.redos = counts[1];
   statistics_.ties_cut = counts[2];
-  statistics_.threshold.resize(static_cast<std::size_t>(sizes_.n_groups));
-  world.broadcast(statistics_.threshold.data(), sizes_.n_groups * 4);
+  statistics_.threshold.resize(static_cast<std::size_t>(sizes().n_groups));
+  world.broadcast(statistics_.threshold.data(), sizes().n_groups * 4);
 
   if (!select_)
     lists_ = {n_tokens_total,
-              spec_.shape.n_layers,
-              spec_.shape.n_features,
+              spec_.n_layers,
+              spec_.n_features,
               {reinterpret_cast<std::int64_t*>(row_offsets_.open()), n_tokens_total + 1},
               {reinterpret_cast<std::uint32_t*>(key_.open()), counts[0]},
               {reinterpret_cast<float*>(value_.open()), counts[0]}};
@@ -225,7 +226,7 @@ void SelectorOnRankZero::share_lists(const Batch& batch) {
   of_group.n_tokens = activations().n_tokens;
   of_group.row_offsets.data += grid_.part(parallel::kDataAxis, n_tokens_total).begin;
   kernels::restrict_features(execution_, {&of_group, 1},
-                             grid_.part(parallel::kFeatureAxis, spec_.shape.n_features).begin, activations(), {});
+                             grid_.part(parallel::kFeatureAxis, spec_.n_features).begin, activations(), {});
   row_offsets_.close();
   key_.close();
   value_.close();
@@ -233,25 +234,25 @@ void SelectorOnRankZero::share_lists(const Batch& batch) {
 
 }  // namespace
 
-void SelectionOnRankZero::add_bytes(const transcoder::SelectionSpec& spec, transcoder::SelectionSizes& sizes) const {
-  if (spec.grid.ranks() == 1) return transcoder::add_driver_bytes(spec, sizes);
-  const transcoder::SelectionShape& shape = spec.shape;
+void SelectionOnRankZero::take(const transcoder::SelectionSpec& spec, transcoder::SelectionBuffers& buffers,
+                               model::StepArena& arena) const {
+  if (spec.grid.ranks() == 1) return transcoder::take_driver_buffers(spec, buffers, arena);
   const std::int64_t element = kernels::bytes_of(spec.product());
-  const transcoder::SelectionSizes alone =
-      transcoder::selection_sizes(spec.settings, shape_of_one_rank(shape), {}, spec.precision, spec.backend);
-  const auto communicator = parallel::DeviceCommunicator::bytes(
-      spec.grid.ranks(), largest_message(shape, spec.grid, element, alone.capacity));
-  sizes.device_bytes += (own_elements(sizes) + shape.n_layers * largest_layer(shape, spec.grid)) * element +
-                        shape.n_layers * shape.n_features * 4 + alone.device_bytes + communicator.device();
-  sizes.host_bytes += alone.host_bytes + communicator.staging;
+  model::StepArena alone(arena.backend());
+  const transcoder::SelectionBuffers of_all(on_one_rank(spec), alone);
+  arena.count(model::StepArena::Where::device,
+              (own_elements(buffers.sizes) + spec.n_layers * largest_layer(spec)) * element +
+                  spec.n_layers * spec.n_features * 4 + alone.device_bytes());
+  arena.count(model::StepArena::Where::host, alone.host_bytes());
+  arena.communicator(spec.grid.ranks(), largest_message(spec));
 }
 
 std::unique_ptr<transcoder::Selector> SelectionOnRankZero::make(const transcoder::SelectionSpec& spec,
-                                                                const transcoder::SelectionSizes& sizes,
+                                                                const transcoder::SelectionBuffers& buffers,
                                                                 const parallel::Grid& grid,
                                                                 const kernels::Execution& execution) const {
-  if (spec.grid.ranks() == 1) return transcoder::make_driver(spec, sizes, grid, execution);
-  return std::make_unique<SelectorOnRankZero>(spec, sizes, grid, execution);
+  if (spec.grid.ranks() == 1) return transcoder::make_driver(spec, buffers, grid, execution);
+  return std::make_unique<SelectorOnRankZero>(spec, buffers, grid, execution);
 }
 
 }  // namespace weft::bench

@@ -16,9 +16,9 @@ namespace weft::bench {
 /// `select` of the selectors waits on the host. A single rank has the driver of its backend.
 class SelectionOnRankZero final : public transcoder::SelectorFactory {
  public:
-  /// Adds the bytes of rank 0, which needs most.
-  void add_bytes(const transcoder::SelectionSpec&, transcoder::SelectionSizes& sizes) const override;
-  std::unique_ptr<transcoder::Selector> make(const transcoder::SelectionSpec&, const transcoder::SelectionSizes&,
+  /// Counts the memory of rank 0, which needs most.
+  void take(const transcoder::SelectionSpec&, transcoder::SelectionBuffers&, model::StepArena&) const override;
+  std::unique_ptr<transcoder::Selector> make(const transcoder::SelectionSpec&, const transcoder::SelectionBuffers&,
                                              const parallel::Grid&, const kernels::Execution&) const override;
 };
 

@@ -7,13 +7,13 @@
 #include "kernels/transcoder/sparse/restrict.hpp"
 #include "model/data_parallel.hpp"
 #include "transcoder/axes/feature_axis.hpp"
-#include "transcoder/selection/selection.hpp"
+#include "transcoder/selection/selection_sizes.hpp"
 
 namespace weft::transcoder {
 namespace {
 
-SelectionShape selection_of(const Configuration& configuration, const Shape& shape) {
-  return selection_shape(configuration, shape, configuration.data.batch_tokens);
+SelectionSpec selection_of(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
+  return selection_spec(configuration, shape, grid, configuration.data.batch_tokens);
 }
 
 std::int64_t row_bytes(const Configuration& configuration, const Shape& shape) {
@@ -64,11 +64,9 @@ struct AllLists {
   std::int64_t active, dead;
 };
 AllLists list_bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
-  const auto bytes = [&](const ModelSettings& settings) {
-    return DataAxis::Lists(settings, configuration, shape, grid).bytes();
-  };
-  const ModelSettings& settings = configuration.transcoder;
-  return {bytes(with_largest_k(settings)), settings.auxk > 0 ? bytes(selection_of_dead_features(settings)) : 0};
+  const SelectionSpec active = selection_of(configuration, shape, grid);
+  return {DataAxis::Lists(active).bytes(),
+          configuration.transcoder.auxk > 0 ? DataAxis::Lists(dead_feature_selection(active)).bytes() : 0};
 }
 
 std::int64_t largest_message(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
@@ -78,16 +76,15 @@ std::int64_t largest_message(const Configuration& configuration, const Shape& sh
 
 }  // namespace
 
-DataAxis::Lists::Lists(const ModelSettings& settings, const Configuration& configuration, const Shape& shape,
-                       const parallel::GridShape& grid)
-    : offsets(parallel::largest_part(configuration.data.batch_tokens, grid.size(parallel::kDataAxis)) + 1),
-      entries(list_capacity(settings, selection_of(configuration, shape), grid)) {}
+DataAxis::Lists::Lists(const SelectionSpec& spec)
+    : offsets(parallel::largest_part(spec.max_tokens, spec.grid.size(parallel::kDataAxis)) + 1),
+      entries(list_capacity(spec)) {}
 
 DataAxis::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                            model::StepArena& arena) {
   const std::int64_t groups = grid.size(parallel::kDataAxis);
   if (groups == 1) return;
-  const Lists lists(with_largest_k(configuration.transcoder), configuration, shape, grid);
+  const Lists lists(selection_of(configuration, shape, grid));
   const std::int64_t n_local = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
                      n_keys = shape.n_layers * parallel::largest_part(n_local, groups),
                      entries = capacity(configuration, shape, grid);
@@ -109,7 +106,7 @@ DataAxis::Buffers::Buffers(const Configuration& configuration, const Shape& shap
 
 std::int64_t DataAxis::capacity(const Configuration& configuration, const Shape& shape,
                                 const parallel::GridShape& grid) {
-  return owned_list_capacity(with_largest_k(configuration.transcoder), selection_of(configuration, shape), grid);
+  return owned_list_capacity(selection_of(configuration, shape, grid));
 }
 
 std::int64_t DataAxis::sent_bytes(const Configuration& configuration, const Shape& shape,

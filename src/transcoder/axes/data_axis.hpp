@@ -29,6 +29,7 @@
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "parallel/device_communicator.hpp"
 #include "model/step_arena.hpp"
+#include "transcoder/selection/selection_sizes.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/settings.hpp"
 
@@ -38,7 +39,7 @@ class DataAxis {
  public:
   /// Sizes of the lists of one group, at the capacity of a selection by `settings`.
   struct Lists {
-    Lists(const ModelSettings& settings, const Configuration&, const Shape&, const parallel::GridShape&);
+    explicit Lists(const SelectionSpec&);
     std::int64_t offsets, entries;
     std::int64_t bytes() const { return 8 * (offsets + entries); }
   };

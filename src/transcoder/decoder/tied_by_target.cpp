@@ -33,10 +33,9 @@ TiedByTarget::TargetLists::TargetLists(std::int64_t n_tokens, std::int64_t n_lay
 TiedByTarget::TiedByTarget(const Sizes& sizes, const ForwardSizes& forward, model::StepArena& arena)
     : SparseDecoder(sizes.shape) {
   const ModelSettings& settings = sizes.configuration.transcoder;
-  const SelectionShape selection = selection_shape(sizes.configuration, sizes.shape, forward.max_tokens);
-  std::int64_t entries = list_capacity(with_largest_k(settings), selection, sizes.grid);
-  if (settings.auxk > 0)
-    entries = std::max(entries, list_capacity(selection_of_dead_features(settings), selection, sizes.grid));
+  const SelectionSpec active = selection_spec(sizes.configuration, sizes.shape, sizes.grid, forward.max_tokens);
+  std::int64_t entries = list_capacity(active);
+  if (settings.auxk > 0) entries = std::max(entries, list_capacity(dead_feature_selection(active)));
   forward_ = TargetLists(forward.group, sizes.shape.n_layers, entries, arena);
 }
 

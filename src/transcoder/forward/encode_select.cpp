@@ -102,7 +102,7 @@ void Forward::encode_by_norm() {
   const std::vector<kernels::Array<const float>> no_bias(model_.encoder().size(), {buffers_.no_bias.data, n});
   timers_.phase("select");
   selection_->select(layout_->total, no_bias,
-                     [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+                     [&](const kernels::Execution& execution, const kernels::TileRange& tile, kernels::AnyMatrix product) {
                        encode_tile(execution, tile, product);
                        const kernels::Array<float> bias =
                            model_.encoder_bias()[static_cast<std::size_t>(tile.layer)].weight;
@@ -122,7 +122,7 @@ void Forward::encode_by_z_score() {
   timers_.phase("select");
   selection_->select(
       layout_->total, no_bias,
-      [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+      [&](const kernels::Execution& execution, const kernels::TileRange& tile, kernels::AnyMatrix product) {
         encode_tile(execution, tile, product);
         const kernels::Array<float> bias = model_.encoder_bias()[static_cast<std::size_t>(tile.layer)].weight;
         const auto of_tile = [&](kernels::Array<const float> all) -> kernels::Array<const float> {
@@ -134,7 +134,7 @@ void Forward::encode_by_z_score() {
   kernels::unstandardise(execution_, listed(), moments_.mean(), moments_.spread());
 }
 
-void Forward::encode_tile(const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+void Forward::encode_tile(const kernels::Execution& execution, const kernels::TileRange& tile, kernels::AnyMatrix product) {
   const std::int64_t d = model_.shape().d_model;
   timers_.phase("encode");
   await_inputs(tile.layer, execution);
@@ -171,7 +171,7 @@ void Forward::select(std::span<const kernels::Array<const float>> bias,
           }};
   selection_->select(
       layout_->total, bias,
-      [&](const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+      [&](const kernels::Execution& execution, const kernels::TileRange& tile, kernels::AnyMatrix product) {
         encode_tile(execution, tile, product);
       },
       cuts, follower_ != nullptr ? nullptr : &operands);

@@ -64,6 +64,7 @@ class Forward {
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens,
             model::StepArena&);
+    SelectionBuffers selection;
     parallel::ExchangeBuffer staging;  ///< FeatureAxis::staging
     parallel::ExchangeBuffer inputs;   ///< [largest batch, L * d]
     RowGather::Buffers own_inputs;
@@ -152,7 +153,7 @@ class Forward {
 
  private:
   void decode(const kernels::SparseActivations&, bool with_skip, const std::function<void(const OwnPart&)>& consume);
-  void encode_tile(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix product);
+  void encode_tile(const kernels::Execution&, const kernels::TileRange&, kernels::AnyMatrix product);
   void select(std::span<const kernels::Array<const float>> bias, std::span<const kernels::Array<const float>> cuts);
   void encode_by_norm();
   void encode_by_z_score();

@@ -16,11 +16,9 @@
 namespace weft::transcoder {
 namespace {
 
-SelectionShape shape_of_selection(const Configuration& configuration, const Shape& shape) {
-  SelectionShape of = selection_shape(configuration, shape, configuration.data.batch_tokens);
-  of.factory = nullptr;  // it follows another selector, which only the drivers support
-  of.follows = true;
-  return of;
+SelectionSpec spec_of(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
+                      kernels::Backend backend = kernels::Backend::portable) {
+  return dead_feature_selection(selection_spec(configuration, shape, grid, configuration.data.batch_tokens, backend));
 }
 
 }  // namespace
@@ -29,8 +27,7 @@ std::int64_t DeadFeatures::capacity(const Configuration& configuration, const Sh
                                     const parallel::GridShape& grid) {
   if (!wanted(configuration, shape)) return 0;
   const std::int64_t entries = DataAxis::capacity(configuration, shape, grid) +
-                               owned_list_capacity(selection_of_dead_features(configuration.transcoder),
-                                                   shape_of_selection(configuration, shape), grid);
+                               owned_list_capacity(spec_of(configuration, shape, grid));
   if (entries >= std::int64_t{1} << 32)
     throw collective_error(ExitCode::usage,
                            "active and dead features together need room for {} entries on a rank (at most 2^32 are "
@@ -40,26 +37,21 @@ std::int64_t DeadFeatures::capacity(const Configuration& configuration, const Sh
 }
 
 DeadFeatures::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
-                               model::StepArena& arena) {
-  const ModelSettings settings = selection_of_dead_features(configuration.transcoder);
-  const SelectionShape selection = shape_of_selection(configuration, shape);
-  const SelectionSizes sizes = selection_sizes(settings, selection, grid, configuration.precision, arena.backend());
+                               model::StepArena& arena)
+    : selection(spec_of(configuration, shape, grid, arena.backend()), arena.purpose("dead features")) {
   const FeatureAxisSizes axis(configuration, shape, grid, configuration.data.batch_tokens);
   const std::int64_t tokens = configuration.data.batch_tokens, groups = grid.size(parallel::kDataAxis),
                      n_keys = shape.n_layers * largest_owned(shape, grid),
                      entries = capacity(configuration, shape, grid);
-  arena.purpose("dead features");
-  arena.count(model::StepArena::Where::device, sizes.device_bytes);
-  arena.count(model::StepArena::Where::host, sizes.host_bytes);
-  bias = arena.take<float>(shape.n_layers * sizes.max_features);
+  bias = arena.take<float>(shape.n_layers * selection.sizes.max_features);
   own_rows = RowGather::Buffers(axis, arena);
   squares = arena.take<double>(axis.own);
   workspace = arena.take<double>(kernels::total_workspace(axis.own));
   value = arena.take<double>(1);
   if (groups > 1) {
-    const std::int64_t listed = list_capacity(settings, selection, grid),
-                       owned = owned_list_capacity(settings, selection, grid);
-    group_offsets = arena.take<std::int64_t>(groups * (sizes.max_tokens + 1));
+    const std::int64_t listed = selection.sizes.capacity,
+                       owned = owned_list_capacity(spec_of(configuration, shape, grid));
+    group_offsets = arena.take<std::int64_t>(groups * (selection.sizes.max_tokens + 1));
     group_key = arena.take<std::uint32_t>(groups * listed);
     group_value = arena.take<float>(groups * listed);
     owned_offsets = arena.take<std::int64_t>(tokens + 1);
@@ -84,9 +76,8 @@ DeadFeatures::DeadFeatures(PartContext& context)
       timers_(context.timers),
       execution_(context.execution),
       buffers_(configuration_, model_.shape(), context.grid.shape(), context.arena),
-      selector_(make_selector(selection_of_dead_features(configuration_.transcoder),
-                              shape_of_selection(configuration_, model_.shape()), context.grid, execution_,
-                              configuration_.precision)),
+      selector_(make_selector(spec_of(configuration_, model_.shape(), context.grid.shape(), execution_.backend),
+                              buffers_.selection, context.grid, execution_)),
       gather_(forward_.axis(), "gradient rows of dead features", buffers_.own_rows) {
   selector_->mark(&forward_.idle());
   selector_->report_faults_to(&forward_.flags()->model_fault);

@@ -22,6 +22,7 @@ class DeadFeatures final : public Part {
  public:
   struct Buffers {
     Buffers(const Configuration&, const Shape&, const parallel::GridShape&, model::StepArena&);
+    SelectionBuffers selection;
     kernels::Array<float> bias;  ///< [L * F_local], -infinity where the feature is alive
     RowGather::Buffers own_rows;
     kernels::Array<double> squares;  ///< sums of squares, by own token

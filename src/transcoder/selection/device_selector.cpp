@@ -28,15 +28,15 @@ SelectionRequest request_for(const SelectionSpec& spec, const SelectionSizes& si
                                                        : SelectionRule::relu,
           .all_layers = spec.settings.scope == Scope::all_layers,
           .n_tokens = sizes.max_tokens,
-          .n_layers = spec.shape.n_layers,
+          .n_layers = spec.n_layers,
           .n_features = n_features,
           .budget = !kernels::activation_keeps_k(activation)
                         ? sizes.capacity
-                        : selection_budget(spec.settings, spec.shape.n_layers, spec.shape.max_tokens),
+                        : selection_budget(spec.settings, spec.n_layers, spec.max_tokens),
           .product = spec.product(),
           .tile_tokens = sizes.tile_tokens,
           .tile_features = sizes.tile_features,
-          .follows = spec.shape.follows,
+          .follows = spec.follows,
           .position = position};
 }
 
@@ -45,10 +45,10 @@ std::int64_t largest_message(const SelectionSpec& spec, const SelectionSizes& si
   const std::int64_t n_shards = spec.grid.size(parallel::kFeatureAxis);
   switch (spec.settings.activation) {
     case Activation::batch_topk:
-      return n_shards * std::max(sizes.n_groups * sizes.max_tokens, spec.shape.n_layers) * 4;
+      return n_shards * std::max(sizes.n_groups * sizes.max_tokens, spec.n_layers) * 4;
     case Activation::topk:
       return n_shards * parallel::largest_part(sizes.max_tokens, n_shards) * sizes.n_groups *
-             selection_budget(spec.settings, spec.shape.n_layers, spec.shape.max_tokens) * 8;
+             selection_budget(spec.settings, spec.n_layers, spec.max_tokens) * 8;
     case Activation::relu:
     case Activation::jumprelu:
       return 0;
@@ -56,35 +56,23 @@ std::int64_t largest_message(const SelectionSpec& spec, const SelectionSizes& si
   return 0;
 }
 
-struct SelectorArrays {
-  SelectorArrays(const SelectionSpec& spec, const SelectionSizes& sizes, kernels::Workspace& device,
-                 kernels::Workspace&) {
-    const ShardPosition position{.feature_ranks = spec.grid.size(parallel::kFeatureAxis),
-                                 .data_ranks = spec.grid.size(parallel::kDataAxis),
-                                 .n_features_total = spec.shape.n_features};
-    workspace = device.take<std::byte>(
-        DeviceSelection::workspace_bytes(request_for(spec, sizes, position, sizes.max_features)));
-  }
-  Array<std::byte> workspace;
-};
-
 class DeviceSelector final : public Selector {
  public:
-  DeviceSelector(const SelectionSpec& spec, const SelectionSizes& sizes, const parallel::Grid& grid,
+  DeviceSelector(const SelectionSpec& spec, const SelectionBuffers& buffers, const parallel::Grid& grid,
                  const kernels::Execution& execution, const SumDecorator& decorate)
-      : Selector(spec, sizes, grid, execution), arrays_(spec, sizes) {
-    const parallel::Range features = grid.part(parallel::kFeatureAxis, spec.shape.n_features);
+      : Selector(spec, buffers, grid, execution) {
+    const parallel::Range features = grid.part(parallel::kFeatureAxis, spec.n_features);
     const ShardPosition position{.feature_ranks = grid.size(parallel::kFeatureAxis),
                                  .feature_index = grid.index(parallel::kFeatureAxis),
                                  .data_ranks = grid.size(parallel::kDataAxis),
                                  .data_index = grid.index(parallel::kDataAxis),
                                  .feature_begin = features.begin,
-                                 .n_features_total = spec.shape.n_features};
-    const parallel::ExchangeStrategy strategy = spec.shape.exchange;
+                                 .n_features_total = spec.n_features};
+    const parallel::ExchangeStrategy strategy = spec.exchange;
     if (position.feature_ranks > 1)
-      shards_.emplace(grid.axis(parallel::kFeatureAxis), execution, largest_message(spec, sizes), strategy);
+      shards_.emplace(grid.axis(parallel::kFeatureAxis), execution, largest_message(spec, sizes()), strategy);
     all_.emplace(grid.all_on_an_axis(), execution, 0, strategy);
-    selection_.emplace(request_for(spec, sizes, position, features.size()), arrays_->workspace, execution,
+    selection_.emplace(request_for(spec, sizes(), position, features.size()), buffers.device, execution,
                        exchange(decorate));
   }
 
@@ -97,7 +85,7 @@ class DeviceSelector final : public Selector {
     using kernels::cuda::SelectionFailure;
     const SelectionFailure failure = selection_->first_failure(execution_);
     if (failure.kind == SelectionFailure::none) return {};
-    const bool one_list = sizes_.n_groups == 1 || !kernels::activation_keeps_k(spec_.settings.activation);
+    const bool one_list = sizes().n_groups == 1 || !kernels::activation_keeps_k(spec_.settings.activation);
     const std::string where = one_list ? "all layers together" : fmt::format("layer {}", failure.group);
     if (failure.kind == SelectionFailure::overflow)
       return fmt::format("{}: {} pre-activations passed the filter, the list holds {}", where, failure.entries,
@@ -108,6 +96,7 @@ class DeviceSelector final : public Selector {
         where, failure.passes, failure.entries, failure.capacity);
   }
 
+  bool is_on_device() const override { return true; }
   bool forms_products() const override { return selection_->forms_products(); }
   parallel::Exchanges exchanges() const override {
     parallel::Exchanges all;
@@ -123,30 +112,23 @@ class DeviceSelector final : public Selector {
     if (shards_) shards_->mark(idle);
     all_->mark(idle);
   }
-  void take(const kernels::Execution& where, const TileRequest& tile, kernels::AnyMatrix product) override {
-    selection_->take(where, {tile.layer, tile.token_begin, tile.token_count, tile.feature_begin, tile.feature_count},
-                     product);
+  void take(const kernels::Execution& where, const kernels::TileRange& tile, kernels::AnyMatrix product) override {
+    selection_->take(where, tile, product);
   }
   void finish() override { selection_->finish(execution_, activations()); }
 
  private:
   void begin() override { selection_->begin(execution_, followed_.n_tokens, followed_.budget, followed_.bias); }
   void select_batch(const Batch& batch) override {
-    const std::int64_t budget = kernels::activation_keeps_k(spec_.settings.activation) ? batch.budget : sizes_.capacity;
-    selection_->select(
-        execution_, batch.n_tokens, budget, batch.bias,
-        [&](const kernels::Execution& where, const kernels::cuda::TileRange& tile, kernels::AnyMatrix product) {
-          (*batch.produce)(
-              where, {tile.layer, tile.token_begin, tile.token_count, tile.feature_begin, tile.feature_count}, product);
-        },
-        activations(), fault_, batch.cut, batch.operands);
+    const std::int64_t budget = kernels::activation_keeps_k(spec_.settings.activation) ? batch.budget : sizes().capacity;
+    selection_->select(execution_, batch.n_tokens, budget, batch.bias, *batch.produce, activations(), fault_, batch.cut,
+                       batch.operands);
   }
 
   void read_statistics() override {
-    const kernels::cuda::SelectionReport report = selection_->report(execution_);
-    statistics_.threshold = report.threshold;
-    statistics_.passes = report.passes;
-    statistics_.ties_cut = report.ties_cut;
+    const std::int64_t entries = statistics_.entries;
+    statistics_ = selection_->statistics(execution_);
+    statistics_.entries = entries;
   }
 
   /// Collectives of the selection; they run on the execution's stream, with which the communicators were made.
@@ -164,7 +146,6 @@ class DeviceSelector final : public Selector {
                 }};
   }
 
-  PlacedArrays<SelectorArrays> arrays_;
   std::int32_t* fault_ = nullptr;
   std::optional<parallel::DeviceCommunicator> shards_, all_;  // the feature axis; all ranks
   std::optional<DeviceSelection> selection_;
@@ -172,22 +153,21 @@ class DeviceSelector final : public Selector {
 
 }  // namespace
 
-void add_device_selector_bytes(const SelectionSpec& spec, SelectionSizes& sizes) {
-  const std::int64_t before = sizes.device_bytes;
-  PlacedArrays<SelectorArrays>::add_bytes(spec, sizes);
-  sizes.on_gpu_bytes = sizes.device_bytes - before;
-  for (const auto& bytes :
-       {parallel::DeviceCommunicator::bytes(spec.grid.size(parallel::kFeatureAxis), largest_message(spec, sizes)),
-        parallel::DeviceCommunicator::bytes(spec.grid.ranks(), 0)}) {
-    sizes.device_bytes += bytes.device();
-    sizes.host_bytes += bytes.staging;
-  }
+void take_device_selector_buffers(const SelectionSpec& spec, SelectionBuffers& buffers, model::StepArena& arena) {
+  const std::int64_t n_shards = spec.grid.size(parallel::kFeatureAxis);
+  const ShardPosition largest{.feature_ranks = n_shards,
+                              .data_ranks = spec.grid.size(parallel::kDataAxis),
+                              .n_features_total = spec.n_features};
+  buffers.device = arena.take<std::byte>(
+      DeviceSelection::workspace_bytes(request_for(spec, buffers.sizes, largest, buffers.sizes.max_features)));
+  arena.communicator(n_shards, largest_message(spec, buffers.sizes));
+  arena.communicator(spec.grid.ranks(), 0);
 }
 
-std::unique_ptr<Selector> make_device_selector(const SelectionSpec& spec, const SelectionSizes& sizes,
+std::unique_ptr<Selector> make_device_selector(const SelectionSpec& spec, const SelectionBuffers& buffers,
                                                const parallel::Grid& grid, const kernels::Execution& execution,
                                                const SumDecorator& decorate) {
-  return std::make_unique<DeviceSelector>(spec, sizes, grid, execution, decorate);
+  return std::make_unique<DeviceSelector>(spec, buffers, grid, execution, decorate);
 }
 
 }  // namespace weft::transcoder

@@ -16,11 +16,11 @@
 
 namespace weft::transcoder {
 
-/// Adds the driver's buffers to sizes.device_bytes and host_bytes; sets on_gpu_bytes.
-void add_device_selector_bytes(const SelectionSpec&, SelectionSizes& sizes);
+/// Sets buffers.device and counts the memory of the communicators.
+void take_device_selector_buffers(const SelectionSpec&, SelectionBuffers& buffers, model::StepArena&);
 
 /// Makes the selector. Collective over the grid.
-std::unique_ptr<Selector> make_device_selector(const SelectionSpec&, const SelectionSizes&, const parallel::Grid&,
+std::unique_ptr<Selector> make_device_selector(const SelectionSpec&, const SelectionBuffers&, const parallel::Grid&,
                                                const kernels::Execution&, const SumDecorator&);
 
 }  // namespace weft::transcoder

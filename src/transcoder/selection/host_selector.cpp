@@ -21,95 +21,16 @@ using Search = kernels::KeySearch<std::int64_t>;
 
 constexpr std::int64_t kCandidateSlack = 1024;
 
-/// Buffers of the driver. Unused buffers have size 0.
-struct Arrays {
-  Arrays(const SelectionSpec&, const SelectionSizes&, kernels::Workspace& device, kernels::Workspace& on_host);
-
-  kernels::AnyMatrix tile;  // [tile_tokens, tile_features]
-  // batch_topk, relu, jumprelu
-  Array<std::uint32_t> candidate_key;  // [candidates]
-  Array<float> candidate_value;
-  Array<std::int64_t> segment_begin;          // [layers * feature blocks * tokens + 1]
-  Array<std::int64_t> histogram;              // [n_groups, bins]
-  Array<std::uint32_t> threshold;             // [n_layers]
-  Array<std::int32_t> ties, admit, admitted;  // [tokens, n_layers]
-  // topk
-  Array<std::uint64_t> best;           // [tokens, n_groups, budget]
-  Array<std::uint64_t> best_received;  // [feature ranks, tokens of a slice, n_groups, budget]
-  Array<std::uint64_t> cut_off_slice;  // [tokens of a slice, n_groups]
-  Array<std::uint64_t> cut_off;        // [tokens, n_groups]
-
-  struct {
-    Array<std::int64_t> count;      // [1]
-    Array<std::int64_t> histogram;  // [n_groups * bins + 1]: the last element counts ranks whose list overflowed
-    Array<std::uint32_t> threshold;
-    Array<std::int32_t> admit;  // [tokens, n_layers]
-    Array<std::int32_t> ties;   // [feature ranks, tokens, n_layers]
-    Array<std::uint64_t> best, best_received, cut_off_slice, cut_off;
-  } host;
-
-  std::int64_t budget_of_token = 0;  // topk: columns of the lists
-};
-
-Arrays::Arrays(const SelectionSpec& spec, const SelectionSizes& sizes, kernels::Workspace& device,
-               kernels::Workspace& on_host) {
-  const SelectionShape& shape = spec.shape;
-  const std::int64_t n_shards = spec.grid.size(parallel::kFeatureAxis);
-  const std::int64_t layers_of_group = spec.settings.scope == Scope::layer ? 1 : shape.n_layers;
-  const auto bytes = device.take<std::byte>(
-      shape.follows ? 0 : sizes.tile_tokens * sizes.tile_features * kernels::bytes_of(spec.product()));
-  tile = {bytes.data, spec.product(), sizes.tile_tokens, sizes.tile_features, sizes.tile_features};
-  if (spec.settings.activation == Activation::topk) {
-    budget_of_token =
-        std::min(selection_budget(spec.settings, shape.n_layers, shape.max_tokens), layers_of_group * shape.n_features);
-    const std::int64_t rows = sizes.max_tokens * sizes.n_groups;
-    best = device.take<std::uint64_t>(rows * budget_of_token);
-    if (n_shards == 1) return;
-    const std::int64_t slice_rows = parallel::largest_part(sizes.max_tokens, n_shards) * sizes.n_groups;
-    best_received = device.take<std::uint64_t>(n_shards * slice_rows * budget_of_token);
-    cut_off_slice = device.take<std::uint64_t>(slice_rows);
-    cut_off = device.take<std::uint64_t>(rows);
-    host.best = on_host.take<std::uint64_t>(best.size);
-    host.best_received = on_host.take<std::uint64_t>(best_received.size);
-    host.cut_off_slice = on_host.take<std::uint64_t>(cut_off_slice.size);
-    host.cut_off = on_host.take<std::uint64_t>(cut_off.size);
-    return;
-  }
-  const std::int64_t all_entries = sizes.max_tokens * shape.n_layers * sizes.max_features;
-  // batch_topk: about 1.5 times as many entries as are selected pass the filter; a bin of the first histogram may admit
-  // more.
-  const std::int64_t candidates = spec.settings.activation == Activation::batch_topk
-                                      ? std::min(all_entries, sizes.capacity * 5 / 2 + kCandidateSlack)
-                                      : sizes.capacity;
-  const std::int64_t n_blocks =
-      sizes.tile_features > 0 ? (sizes.max_features + sizes.tile_features - 1) / sizes.tile_features : 0;
-  candidate_key = device.take<std::uint32_t>(candidates);
-  candidate_value = device.take<float>(candidates);
-  segment_begin = device.take<std::int64_t>(shape.n_layers * n_blocks * sizes.max_tokens + 1);
-  threshold = device.take<std::uint32_t>(shape.n_layers);
-  host.count = on_host.take<std::int64_t>(1);
-  host.threshold = on_host.take<std::uint32_t>(shape.n_layers);
-  if (spec.settings.activation != Activation::batch_topk) return;
-  const std::int64_t per_layer = sizes.max_tokens * shape.n_layers;
-  histogram = device.take<std::int64_t>(sizes.n_groups * kHistogramBins);
-  ties = device.take<std::int32_t>(per_layer);
-  admit = device.take<std::int32_t>(per_layer);
-  admitted = device.take<std::int32_t>(per_layer);
-  host.histogram = on_host.take<std::int64_t>(histogram.size + 1);
-  host.admit = on_host.take<std::int32_t>(per_layer);
-  host.ties = on_host.take<std::int32_t>(n_shards * per_layer);
-}
-
 class HostSelector final : public Selector {
  public:
-  HostSelector(const SelectionSpec& spec, const SelectionSizes& sizes, const parallel::Grid& grid,
+  HostSelector(const SelectionSpec& spec, const SelectionBuffers& buffers, const parallel::Grid& grid,
                const kernels::Execution& execution, const SumDecorator& decorate)
-      : Selector(spec, sizes, grid, execution), arrays_(spec, sizes), sum_(decorate([this](Array<std::int64_t> values) {
+      : Selector(spec, buffers, grid, execution), sum_(decorate([this](Array<std::int64_t> values) {
           const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(values.size));
           grid_.world().sum(std::span<std::int64_t>(values.data, static_cast<std::size_t>(values.size)));
         })) {
     if (spec.settings.activation == Activation::batch_topk)
-      controller_.assign(static_cast<std::size_t>(sizes.n_groups), 0);
+      controller_.assign(static_cast<std::size_t>(sizes().n_groups), 0);
   }
 
   ControllerState controller_state() override {
@@ -118,7 +39,7 @@ class HostSelector final : public Selector {
   parallel::Exchanges exchanges() const override { return exchanges_; }
   void report_faults_to(std::int32_t* fault) override { fault_ = fault; }
   std::string first_fault() override { return first_fault_; }
-  void take(const kernels::Execution&, const TileRequest&, kernels::AnyMatrix product) override;
+  void take(const kernels::Execution&, const kernels::TileRange&, kernels::AnyMatrix product) override;
   void finish() override { finish_per_token(followed_); }
 
  private:
@@ -132,14 +53,14 @@ class HostSelector final : public Selector {
   bool for_each_tile(const Batch&, Visit&& visit);
   kernels::CandidateLists candidates(const Batch&) const;
   kernels::Matrix<std::int32_t> per_layer(const Array<std::int32_t>& counts, const Batch& batch) const {
-    return {counts.data, batch.n_tokens, spec_.shape.n_layers, spec_.shape.n_layers};
+    return {counts.data, batch.n_tokens, spec_.n_layers, spec_.n_layers};
   }
   std::int64_t n_blocks(const Batch& batch) const {
-    return (batch.features.size() + sizes_.tile_features - 1) / sizes_.tile_features;
+    return (batch.features.size() + sizes().tile_features - 1) / sizes().tile_features;
   }
-  std::int64_t group_of(std::int64_t layer) const { return sizes_.n_groups == 1 ? 0 : layer; }
+  std::int64_t group_of(std::int64_t layer) const { return sizes().n_groups == 1 ? 0 : layer; }
   std::vector<Search> new_searches(const Batch& batch) const {
-    return std::vector<Search>(static_cast<std::size_t>(sizes_.n_groups), Search{.wanted = batch.budget});
+    return std::vector<Search>(static_cast<std::size_t>(sizes().n_groups), Search{.wanted = batch.budget});
   }
   std::int64_t reduced_bytes(std::int64_t n_words) const {
     return parallel::bytes_of_reduction(n_words * 8, grid_.world().size());
@@ -165,11 +86,11 @@ class HostSelector final : public Selector {
   kernels::BestLists best_lists(const Batch&) const;
   void clear_lists(const Batch&);
   void finish_per_token(const Batch&);
-  /// topk: number of entries in the list of a token (and layer); Arrays has lists for the largest k.
-  std::int64_t columns_of_lists(const Batch& batch) const { return std::min(batch.budget, arrays_->budget_of_token); }
+  /// topk: number of entries in the list of a token (and layer); HostSelectorBuffers has lists for the largest k.
+  std::int64_t columns_of_lists(const Batch& batch) const { return std::min(batch.budget, own_.budget_of_token); }
   Array<const std::uint64_t> cut_offs(const Batch&);
 
-  PlacedArrays<Arrays> arrays_;
+  const HostSelectorBuffers& own_ = buffers_.host;
   std::vector<std::uint32_t> controller_;  // thresholds of the next batch, by group
   std::vector<std::int64_t> passed_;       // entries of all ranks that passed the filter, by group
   std::int64_t overfull_layer_ = 0;        // layer of the tile that was filtered last
@@ -196,8 +117,8 @@ void HostSelector::select_batch(const Batch& batch) {
 }
 
 kernels::CandidateLists HostSelector::candidates(const Batch& batch) const {
-  return {batch.n_tokens,         spec_.shape.n_layers,     n_blocks(batch),       batch.features.size(),
-          arrays_->candidate_key, arrays_->candidate_value, arrays_->segment_begin};
+  return {batch.n_tokens,         spec_.n_layers,     n_blocks(batch),       batch.features.size(),
+          own_.candidate_key, own_.candidate_value, own_.segment_begin};
 }
 
 /// Computes the products of every tile in the order (layer, feature block, tokens) and calls visit(tile, block) until
@@ -205,13 +126,13 @@ kernels::CandidateLists HostSelector::candidates(const Batch& batch) const {
 template <class Visit>
 bool HostSelector::for_each_tile(const Batch& batch, Visit&& visit) {
   ++statistics_.passes;
-  for (std::int64_t layer = 0; layer < spec_.shape.n_layers; ++layer)
+  for (std::int64_t layer = 0; layer < spec_.n_layers; ++layer)
     for (std::int64_t block = 0; block < n_blocks(batch); ++block)
-      for (std::int64_t token = 0; token < batch.n_tokens; token += sizes_.tile_tokens) {
-        const std::int64_t feature = block * sizes_.tile_features;
-        const TileRequest request{layer, token, std::min(sizes_.tile_tokens, batch.n_tokens - token), feature,
-                                  std::min(sizes_.tile_features, batch.features.size() - feature)};
-        kernels::AnyMatrix product = arrays_->tile;
+      for (std::int64_t token = 0; token < batch.n_tokens; token += sizes().tile_tokens) {
+        const std::int64_t feature = block * sizes().tile_features;
+        const kernels::TileRange request{layer, token, std::min(sizes().tile_tokens, batch.n_tokens - token), feature,
+                                  std::min(sizes().tile_features, batch.features.size() - feature)};
+        kernels::AnyMatrix product = own_.tile;
         product.rows = request.token_count;
         product.columns = product.stride = request.feature_count;
         (*batch.produce)(execution_, request, product);
@@ -228,7 +149,7 @@ bool HostSelector::for_each_tile(const Batch& batch, Visit&& visit) {
 // ---- selection above a bound
 
 void HostSelector::select_all(const Batch& batch) {
-  const std::vector<std::uint32_t> zero(static_cast<std::size_t>(sizes_.n_groups), 0);
+  const std::vector<std::uint32_t> zero(static_cast<std::size_t>(sizes().n_groups), 0);
   if (filter_tiles(batch, zero, false)) {
     take_candidates(batch, {}, false);
     return;
@@ -236,7 +157,7 @@ void HostSelector::select_all(const Batch& batch) {
   device::zero(execution_, activations().row_offsets.data, (batch.n_tokens + 1) * 8);
   if (first_fault_.empty())
     first_fault_ = fmt::format("layers 0 to {}: {} or more features are active, the list holds {}", overfull_layer_,
-                               arrays_->host.count[0], arrays_->candidate_key.size);
+                               own_.on_host.count[0], own_.candidate_key.size);
   const std::int32_t fault = 1;
   if (fault_ == nullptr) throw error(ExitCode::usage, "the selection is not valid, {}", first_fault_);
   copy_to_device(fault_, &fault, sizeof fault);
@@ -252,7 +173,7 @@ void HostSelector::select_over_batch(const Batch& batch) {
   auto pending = grid_.world().start_maximum({threshold.begin(), threshold.end()});
   bool complete = collect(batch, threshold), overflow = false;
   const std::vector<std::int64_t> largest = [&] {
-    const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(sizes_.n_groups));
+    const parallel::TimedExchange timed(exchanges_, kName, reduced_bytes(sizes().n_groups));
     return pending.wait();
   }();
   std::vector<std::int64_t> filtered_with = largest;
@@ -295,7 +216,7 @@ bool HostSelector::collect(const Batch& batch, std::span<const std::uint32_t> th
     lower.push_back(search.threshold());
     passing += search.reaching();
   }
-  const bool ordered = passing > arrays_->candidate_key.size;
+  const bool ordered = passing > own_.candidate_key.size;
   if (ordered) {
     // Ties alone overflow the list: only the first ties of each group, which could be selected, enter.
     count_ties_of_tiles(batch, found);
@@ -306,48 +227,48 @@ bool HostSelector::collect(const Batch& batch, std::span<const std::uint32_t> th
                 "the selection of layer {} is not valid: {} pre-activations passed the filter, the list holds {} (the "
                 "encoder's products differ between two passes over the same tiles); the dense library must give the "
                 "same bits for the same shapes",
-                overfull_layer_, arrays_->host.count[0], arrays_->candidate_key.size);
+                overfull_layer_, own_.on_host.count[0], own_.candidate_key.size);
   return false;
 }
 
-/// Sets arrays_->admit for a filter with the keys found, from the ties of this rank.
+/// Sets own_.admit for a filter with the keys found, from the ties of this rank.
 void HostSelector::count_ties_of_tiles(const Batch& batch, std::span<const Search> found) {
-  const std::int64_t n = batch.n_tokens * spec_.shape.n_layers;
-  device::zero(execution_, arrays_->ties.data, n * 4);
+  const std::int64_t n = batch.n_tokens * spec_.n_layers;
+  device::zero(execution_, own_.ties.data, n * 4);
   for_each_tile(batch, [&](const kernels::Tile& tile, std::int64_t) {
     const std::uint32_t key = found[static_cast<std::size_t>(group_of(tile.layer))].key();
-    if (key > 0) kernels::count_ties_tile(execution_, tile, key, per_layer(arrays_->ties, batch));
+    if (key > 0) kernels::count_ties_tile(execution_, tile, key, per_layer(own_.ties, batch));
     return true;
   });
-  copy_to_host(arrays_->host.admit.data, arrays_->ties.data, n * 4);
+  copy_to_host(own_.on_host.admit.data, own_.ties.data, n * 4);
   std::vector<std::int64_t> before(found.size(), 0);
   for (std::int64_t i = 0; i < n; ++i) {
-    const auto g = static_cast<std::size_t>(group_of(i % spec_.shape.n_layers));
-    std::int32_t& count = arrays_->host.admit[i];
+    const auto g = static_cast<std::size_t>(group_of(i % spec_.n_layers));
+    std::int32_t& count = own_.on_host.admit[i];
     const std::int64_t ties = count;
     count = static_cast<std::int32_t>(kernels::ties_admitted(ties, before[g], found[g].ties_kept()));
     before[g] += ties;
   }
-  copy_to_device(arrays_->admit.data, arrays_->host.admit.data, n * 4);
+  copy_to_device(own_.admit.data, own_.on_host.admit.data, n * 4);
 }
 
 /// One pass over the tiles. Returns false if more entries passed than the list holds.
 bool HostSelector::filter_tiles(const Batch& batch, std::span<const std::uint32_t> threshold, bool ordered) {
   const kernels::CandidateLists lists = candidates(batch);
-  device::zero(execution_, arrays_->segment_begin.data, sizeof(std::int64_t));
+  device::zero(execution_, own_.segment_begin.data, sizeof(std::int64_t));
   kernels::Filter filter;
   if (ordered) {
-    filter.admit = per_layer(arrays_->admit, batch);
-    filter.admitted = per_layer(arrays_->admitted, batch);
-    device::zero(execution_, arrays_->admitted.data, batch.n_tokens * spec_.shape.n_layers * 4);
+    filter.admit = per_layer(own_.admit, batch);
+    filter.admitted = per_layer(own_.admitted, batch);
+    device::zero(execution_, own_.admitted.data, batch.n_tokens * spec_.n_layers * 4);
   }
   return for_each_tile(batch, [&](const kernels::Tile& tile, std::int64_t block) {
     filter.threshold = threshold[static_cast<std::size_t>(group_of(tile.layer))];
     kernels::filter_tile(execution_, tile, block, filter, lists);
     const std::int64_t next_segment = lists.segment(tile.layer, block, tile.token_begin + tile.product.rows);
-    copy_to_host(arrays_->host.count.data, lists.segment_begin.data + next_segment, sizeof(std::int64_t));
+    copy_to_host(own_.on_host.count.data, lists.segment_begin.data + next_segment, sizeof(std::int64_t));
     overfull_layer_ = tile.layer;
-    return arrays_->host.count[0] <= lists.key.size;
+    return own_.on_host.count[0] <= lists.key.size;
   });
 }
 
@@ -355,22 +276,22 @@ bool HostSelector::filter_tiles(const Batch& batch, std::span<const std::uint32_
 /// entries that reach it fit the list or the key is exact.
 std::vector<Search> HostSelector::search_own_tiles(const Batch& batch) {
   std::vector<Search> searches = new_searches(batch);
-  std::int64_t* host = arrays_->host.histogram.data;
+  std::int64_t* host = own_.on_host.histogram.data;
   for (int round = 0; round < kHistogramRounds; ++round) {
-    device::zero(execution_, arrays_->histogram.data, sizes_.n_groups * kHistogramBins * 8);
+    device::zero(execution_, own_.histogram.data, sizes().n_groups * kHistogramBins * 8);
     for_each_tile(batch, [&](const kernels::Tile& tile, std::int64_t) {
       const std::int64_t group = group_of(tile.layer);
       kernels::histogram_tile(execution_, tile, {round, searches[static_cast<std::size_t>(group)].prefix},
-                              {arrays_->histogram.data + group * kHistogramBins, kHistogramBins});
+                              {own_.histogram.data + group * kHistogramBins, kHistogramBins});
       return true;
     });
-    copy_to_host(host, arrays_->histogram.data, sizes_.n_groups * kHistogramBins * 8);
+    copy_to_host(host, own_.histogram.data, sizes().n_groups * kHistogramBins * 8);
     std::int64_t passing = 0;
     for (std::size_t g = 0; g < searches.size(); ++g) {
       searches[g].advance(kernels::pick_bin(host + static_cast<std::int64_t>(g) * kHistogramBins, searches[g].rank()));
       passing += searches[g].reaching();
     }
-    if (passing <= arrays_->candidate_key.size) break;
+    if (passing <= own_.candidate_key.size) break;
   }
   return searches;
 }
@@ -380,14 +301,14 @@ std::vector<Search> HostSelector::search_own_tiles(const Batch& batch) {
 std::vector<Search> HostSelector::search_candidates(const Batch& batch, bool complete, bool& overflow) {
   const kernels::CandidateLists lists = candidates(batch);
   std::vector<Search> searches = new_searches(batch);
-  const Array<std::int64_t> host = arrays_->host.histogram;
+  const Array<std::int64_t> host = own_.on_host.histogram;
   for (int round = 0; round < kHistogramRounds; ++round) {
-    device::zero(execution_, arrays_->histogram.data, sizes_.n_groups * kHistogramBins * 8);
-    for (std::int64_t g = 0; g < sizes_.n_groups; ++g)
-      kernels::histogram_candidates(execution_, lists, g, sizes_.n_groups == 1 ? spec_.shape.n_layers : g + 1,
+    device::zero(execution_, own_.histogram.data, sizes().n_groups * kHistogramBins * 8);
+    for (std::int64_t g = 0; g < sizes().n_groups; ++g)
+      kernels::histogram_candidates(execution_, lists, g, sizes().n_groups == 1 ? spec_.n_layers : g + 1,
                                     {round, searches[static_cast<std::size_t>(g)].prefix},
-                                    {arrays_->histogram.data + g * kHistogramBins, kHistogramBins});
-    copy_to_host(host.data, arrays_->histogram.data, sizes_.n_groups * kHistogramBins * 8);
+                                    {own_.histogram.data + g * kHistogramBins, kHistogramBins});
+    copy_to_host(host.data, own_.histogram.data, sizes().n_groups * kHistogramBins * 8);
     host[host.size - 1] = complete ? 0 : 1;
     sum_(host);
     if (round == 0) {
@@ -405,28 +326,28 @@ std::vector<Search> HostSelector::search_candidates(const Batch& batch, bool com
   return searches;
 }
 
-/// Sets arrays_->admit to the number of ties that each (token, layer) of this rank keeps, if more entries than K reach
+/// Sets own_.admit to the number of ties that each (token, layer) of this rank keeps, if more entries than K reach
 /// a K-th key. Returns true in that case, the same on all ranks. Collective.
 bool HostSelector::admit_ties(const Batch& batch, std::span<const Search> found) {
   for (const Search& search : found) statistics_.ties_cut += search.ties_cut();
   if (statistics_.ties_cut == 0) return false;
 
-  const std::int64_t n_layers = spec_.shape.n_layers, n = batch.n_tokens * n_layers;
+  const std::int64_t n_layers = spec_.n_layers, n = batch.n_tokens * n_layers;
   for (std::int64_t layer = 0; layer < n_layers; ++layer)
-    arrays_->host.threshold[layer] = found[static_cast<std::size_t>(group_of(layer))].key();
-  copy_to_device(arrays_->threshold.data, arrays_->host.threshold.data, n_layers * 4);
-  kernels::count_ties(execution_, candidates(batch), arrays_->threshold, per_layer(arrays_->ties, batch));
-  copy_to_host(arrays_->host.admit.data, arrays_->ties.data, n * 4);
+    own_.on_host.threshold[layer] = found[static_cast<std::size_t>(group_of(layer))].key();
+  copy_to_device(own_.threshold.data, own_.on_host.threshold.data, n_layers * 4);
+  kernels::count_ties(execution_, candidates(batch), own_.threshold, per_layer(own_.ties, batch));
+  copy_to_host(own_.on_host.admit.data, own_.ties.data, n * 4);
   const std::int64_t n_shards = grid_.size(parallel::kFeatureAxis), own = grid_.index(parallel::kFeatureAxis);
   {
     const parallel::TimedExchange timed(exchanges_, kName, n * 4 * (n_shards - 1));
-    grid_.axis(parallel::kFeatureAxis).all_gather(arrays_->host.admit.data, arrays_->host.ties.data, n * 4);
+    grid_.axis(parallel::kFeatureAxis).all_gather(own_.on_host.admit.data, own_.on_host.ties.data, n * 4);
   }
 
   // Earlier tokens belong to the data groups before this one.
   std::vector<std::int64_t> ties_of_group(found.size(), 0);
   for (std::int64_t i = 0; i < n_shards * n; ++i)
-    ties_of_group[static_cast<std::size_t>(group_of(i % n_layers))] += arrays_->host.ties[i];
+    ties_of_group[static_cast<std::size_t>(group_of(i % n_layers))] += own_.on_host.ties[i];
   std::vector<std::int64_t> of_all(found.size() * static_cast<std::size_t>(grid_.size(parallel::kDataAxis)));
   {
     const std::int64_t bytes = static_cast<std::int64_t>(found.size() * sizeof(std::int64_t));
@@ -441,33 +362,33 @@ bool HostSelector::admit_ties(const Batch& batch, std::span<const Search> found)
   for (std::int64_t i = 0; i < n; ++i) {
     const auto g = static_cast<std::size_t>(group_of(i % n_layers));
     for (std::int64_t shard = 0; shard < n_shards; ++shard) {
-      const std::int64_t ties = arrays_->host.ties[shard * n + i];
+      const std::int64_t ties = own_.on_host.ties[shard * n + i];
       if (shard == own)
-        arrays_->host.admit[i] =
+        own_.on_host.admit[i] =
             static_cast<std::int32_t>(kernels::ties_admitted(ties, before[g], found[g].ties_kept()));
       before[g] += ties;
     }
   }
-  copy_to_device(arrays_->admit.data, arrays_->host.admit.data, n * 4);
+  copy_to_device(own_.admit.data, own_.on_host.admit.data, n * 4);
   return true;
 }
 
 /// Forms the result, the candidates from the K-th keys on. found = {}: all candidates.
 void HostSelector::take_candidates(const Batch& batch, std::span<const Search> found, bool ties_are_cut) {
-  const std::int64_t n_layers = spec_.shape.n_layers;
+  const std::int64_t n_layers = spec_.n_layers;
   for (std::int64_t layer = 0; layer < n_layers; ++layer)
-    arrays_->host.threshold[layer] = found.empty() ? 0 : found[static_cast<std::size_t>(group_of(layer))].key();
-  copy_to_device(arrays_->threshold.data, arrays_->host.threshold.data, n_layers * 4);
+    own_.on_host.threshold[layer] = found.empty() ? 0 : found[static_cast<std::size_t>(group_of(layer))].key();
+  copy_to_device(own_.threshold.data, own_.on_host.threshold.data, n_layers * 4);
   kernels::Matrix<const std::int32_t> admit;
-  if (ties_are_cut) admit = per_layer(arrays_->admit, batch);
-  kernels::take_candidates(execution_, candidates(batch), arrays_->threshold, admit, activations());
+  if (ties_are_cut) admit = per_layer(own_.admit, batch);
+  kernels::take_candidates(execution_, candidates(batch), own_.threshold, admit, activations());
 }
 
 // ---- selection per token
 
 kernels::BestLists HostSelector::best_lists(const Batch& batch) const {
-  const std::int64_t n_rows = batch.n_tokens * sizes_.n_groups, budget = columns_of_lists(batch);
-  return {sizes_.n_groups, spec_.shape.n_features, batch.features.begin, {arrays_->best.data, n_rows, budget, budget}};
+  const std::int64_t n_rows = batch.n_tokens * sizes().n_groups, budget = columns_of_lists(batch);
+  return {sizes().n_groups, spec_.n_features, batch.features.begin, {own_.best.data, n_rows, budget, budget}};
 }
 
 void HostSelector::clear_lists(const Batch& batch) {
@@ -484,7 +405,7 @@ void HostSelector::select_per_token(const Batch& batch) {
   finish_per_token(batch);
 }
 
-void HostSelector::take(const kernels::Execution& execution, const TileRequest& tile, kernels::AnyMatrix product) {
+void HostSelector::take(const kernels::Execution& execution, const kernels::TileRange& tile, kernels::AnyMatrix product) {
   const bool first = tile.layer == 0 && tile.token_begin == 0 && tile.feature_begin == 0;
   if (first && !cleared_) clear_lists(followed_);  // another pass
   cleared_ = false;
@@ -506,44 +427,89 @@ void HostSelector::finish_per_token(const Batch& batch) {
 Array<const std::uint64_t> HostSelector::cut_offs(const Batch& batch) {
   const parallel::Communicator& axis = grid_.axis(parallel::kFeatureAxis);
   const std::int64_t n_shards = grid_.size(parallel::kFeatureAxis);
-  const std::int64_t n_rows = batch.n_tokens * sizes_.n_groups, budget = columns_of_lists(batch);
+  const std::int64_t n_rows = batch.n_tokens * sizes().n_groups, budget = columns_of_lists(batch);
   std::vector<std::int64_t> rows_of_slice;
   for (std::int64_t i = 0; i < n_shards; ++i)
-    rows_of_slice.push_back(parallel::part(batch.n_tokens, n_shards, i).size() * sizes_.n_groups);
+    rows_of_slice.push_back(parallel::part(batch.n_tokens, n_shards, i).size() * sizes().n_groups);
   const std::int64_t own_rows = rows_of_slice[static_cast<std::size_t>(grid_.index(parallel::kFeatureAxis))];
   std::vector<std::int64_t> send, receive(static_cast<std::size_t>(n_shards), own_rows * budget * 8), returned;
   for (const std::int64_t rows : rows_of_slice) {
     send.push_back(rows * budget * 8);
     returned.push_back(rows * 8);
   }
-  const auto& host = arrays_->host;
-  copy_to_host(host.best.data, arrays_->best.data, n_rows * budget * 8);
+  const auto& host = own_.on_host;
+  copy_to_host(host.best.data, own_.best.data, n_rows * budget * 8);
   {
     const parallel::TimedExchange timed(exchanges_, kName, (n_rows - own_rows) * budget * 8);
     axis.all_to_all(host.best.data, send, host.best_received.data, receive);
   }
-  copy_to_device(arrays_->best_received.data, host.best_received.data, n_shards * own_rows * budget * 8);
-  kernels::merge_best(execution_, {arrays_->best_received.data, n_shards * own_rows, budget, budget}, n_shards,
-                      {arrays_->cut_off_slice.data, own_rows});
-  copy_to_host(host.cut_off_slice.data, arrays_->cut_off_slice.data, own_rows * 8);
+  copy_to_device(own_.best_received.data, host.best_received.data, n_shards * own_rows * budget * 8);
+  kernels::merge_best(execution_, {own_.best_received.data, n_shards * own_rows, budget, budget}, n_shards,
+                      {own_.cut_off_slice.data, own_rows});
+  copy_to_host(host.cut_off_slice.data, own_.cut_off_slice.data, own_rows * 8);
   {
     const parallel::TimedExchange timed(exchanges_, kName, own_rows * 8 * (n_shards - 1));
     axis.all_gather_uneven(host.cut_off_slice.data, host.cut_off.data, returned);
   }
-  copy_to_device(arrays_->cut_off.data, host.cut_off.data, n_rows * 8);
-  return {arrays_->cut_off.data, n_rows};
+  copy_to_device(own_.cut_off.data, host.cut_off.data, n_rows * 8);
+  return {own_.cut_off.data, n_rows};
 }
 
 }  // namespace
 
-void add_host_selector_bytes(const SelectionSpec& spec, SelectionSizes& sizes) {
-  PlacedArrays<Arrays>::add_bytes(spec, sizes);
+void take_host_selector_buffers(const SelectionSpec& spec, SelectionBuffers& buffers, model::StepArena& arena) {
+  const SelectionSizes& sizes = buffers.sizes;
+  HostSelectorBuffers& own = buffers.host;
+  const std::int64_t n_shards = spec.grid.size(parallel::kFeatureAxis);
+  const std::int64_t layers_of_group = spec.settings.scope == Scope::layer ? 1 : spec.n_layers;
+  const auto bytes = arena.take<std::byte>(
+      spec.follows ? 0 : sizes.tile_tokens * sizes.tile_features * kernels::bytes_of(spec.product()));
+  own.tile = {bytes.data, spec.product(), sizes.tile_tokens, sizes.tile_features, sizes.tile_features};
+  if (spec.settings.activation == Activation::topk) {
+    own.budget_of_token =
+        std::min(selection_budget(spec.settings, spec.n_layers, spec.max_tokens), layers_of_group * spec.n_features);
+    const std::int64_t rows = sizes.max_tokens * sizes.n_groups;
+    own.best = arena.take<std::uint64_t>(rows * own.budget_of_token);
+    if (n_shards == 1) return;
+    const std::int64_t slice_rows = parallel::largest_part(sizes.max_tokens, n_shards) * sizes.n_groups;
+    own.best_received = arena.take<std::uint64_t>(n_shards * slice_rows * own.budget_of_token);
+    own.cut_off_slice = arena.take<std::uint64_t>(slice_rows);
+    own.cut_off = arena.take<std::uint64_t>(rows);
+    own.on_host.best = arena.take_host<std::uint64_t>(own.best.size);
+    own.on_host.best_received = arena.take_host<std::uint64_t>(own.best_received.size);
+    own.on_host.cut_off_slice = arena.take_host<std::uint64_t>(own.cut_off_slice.size);
+    own.on_host.cut_off = arena.take_host<std::uint64_t>(own.cut_off.size);
+    return;
+  }
+  const std::int64_t all_entries = sizes.max_tokens * spec.n_layers * sizes.max_features;
+  // batch_topk: about 1.5 times as many entries as are selected pass the filter; a bin of the first histogram may admit
+  // more.
+  const std::int64_t candidates = spec.settings.activation == Activation::batch_topk
+                                      ? std::min(all_entries, sizes.capacity * 5 / 2 + kCandidateSlack)
+                                      : sizes.capacity;
+  const std::int64_t n_blocks =
+      sizes.tile_features > 0 ? (sizes.max_features + sizes.tile_features - 1) / sizes.tile_features : 0;
+  own.candidate_key = arena.take<std::uint32_t>(candidates);
+  own.candidate_value = arena.take<float>(candidates);
+  own.segment_begin = arena.take<std::int64_t>(spec.n_layers * n_blocks * sizes.max_tokens + 1);
+  own.threshold = arena.take<std::uint32_t>(spec.n_layers);
+  own.on_host.count = arena.take_host<std::int64_t>(1);
+  own.on_host.threshold = arena.take_host<std::uint32_t>(spec.n_layers);
+  if (spec.settings.activation != Activation::batch_topk) return;
+  const std::int64_t per_layer = sizes.max_tokens * spec.n_layers;
+  own.histogram = arena.take<std::int64_t>(sizes.n_groups * kHistogramBins);
+  own.ties = arena.take<std::int32_t>(per_layer);
+  own.admit = arena.take<std::int32_t>(per_layer);
+  own.admitted = arena.take<std::int32_t>(per_layer);
+  own.on_host.histogram = arena.take_host<std::int64_t>(own.histogram.size + 1);
+  own.on_host.admit = arena.take_host<std::int32_t>(per_layer);
+  own.on_host.ties = arena.take_host<std::int32_t>(n_shards * per_layer);
 }
 
-std::unique_ptr<Selector> make_host_selector(const SelectionSpec& spec, const SelectionSizes& sizes,
+std::unique_ptr<Selector> make_host_selector(const SelectionSpec& spec, const SelectionBuffers& buffers,
                                              const parallel::Grid& grid, const kernels::Execution& execution,
                                              const SumDecorator& decorate) {
-  return std::make_unique<HostSelector>(spec, sizes, grid, execution, decorate);
+  return std::make_unique<HostSelector>(spec, buffers, grid, execution, decorate);
 }
 
 }  // namespace weft::transcoder

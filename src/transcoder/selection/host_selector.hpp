@@ -21,10 +21,10 @@
 
 namespace weft::transcoder {
 
-/// Adds the driver's buffers to sizes.device_bytes and host_bytes.
-void add_host_selector_bytes(const SelectionSpec&, SelectionSizes& sizes);
+/// Sets buffers.host.
+void take_host_selector_buffers(const SelectionSpec&, SelectionBuffers& buffers, model::StepArena&);
 
-std::unique_ptr<Selector> make_host_selector(const SelectionSpec&, const SelectionSizes&, const parallel::Grid&,
+std::unique_ptr<Selector> make_host_selector(const SelectionSpec&, const SelectionBuffers&, const parallel::Grid&,
                                              const kernels::Execution&, const SumDecorator&);
 
 }  // namespace weft::transcoder

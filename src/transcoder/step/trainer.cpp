@@ -62,7 +62,7 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
 model::StepRunner::Settings Trainer::runner_settings() const {
   const bool free = world_.leaves_the_host_free();
   return {.record = configuration_.device.graphs && free && configuration_.parallel.exchange.leaves_the_host_free() &&
-                    forward_.selection().sizes().on_gpu_bytes > 0,
+                    forward_.selection().is_on_device(),
           .runs_ahead = free,
           .skip = configuration_.run.nonfinite == NonFinite::skip,
           .skip_at_most = configuration_.run.skip_at_most};

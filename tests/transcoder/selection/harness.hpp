@@ -139,6 +139,11 @@ inline std::vector<Entry> full_sort(const Problem& problem, const ModelSettings&
   return kept;
 }
 
+inline std::unique_ptr<Selector> selector_for(const SelectionSpec& spec, const parallel::Grid& grid,
+                                              const kernels::Execution& execution, model::StepArena& arena) {
+  return make_selector(spec, SelectionBuffers(spec, arena), grid, execution);
+}
+
 /// The selector of one rank, fed from a problem.
 class Harness {
  public:
@@ -155,10 +160,18 @@ class Harness {
       : execution_(execution),
         problem_(problem),
         grid_(grid),
-        selector_(make_selector(settings,
-                                {problem.n_layers, problem.n_features, std::max(options.max_tokens, problem.n_tokens),
-                                 options.tile_bytes, options.exchange, options.factory, options.follows},
-                                grid, execution, Precision::fp32)),
+        arena_(execution, grid),
+        selector_(selector_for({.settings = settings,
+                                .n_layers = problem.n_layers,
+                                .n_features = problem.n_features,
+                                .max_tokens = std::max(options.max_tokens, problem.n_tokens),
+                                .grid = grid.shape(),
+                                .backend = execution.backend,
+                                .tile_bytes = options.tile_bytes,
+                                .exchange = options.exchange,
+                                .factory = options.factory,
+                                .follows = options.follows},
+                               grid, execution, arena_)),
         features_(grid.part(parallel::kFeatureAxis, problem.n_features)),
         tokens_(grid.part(parallel::kDataAxis, problem.n_tokens)) {
     for (std::int64_t s = 0; s < problem.n_layers; ++s) {
@@ -188,7 +201,7 @@ class Harness {
     for (const auto& c : cut_) cut.push_back(c.array());
     selector_->select(
         problem_.n_tokens, bias,
-        [&](const kernels::Execution& where, const TileRequest& tile, kernels::AnyMatrix product) {
+        [&](const kernels::Execution& where, const kernels::TileRange& tile, kernels::AnyMatrix product) {
           for (std::int64_t i = 0; i < tile.token_count; ++i)
             device::copy(
                 where, static_cast<float*>(product.data) + i * product.stride,
@@ -259,6 +272,7 @@ class Harness {
   kernels::Execution execution_;
   const Problem& problem_;
   const parallel::Grid& grid_;
+  model::StepArena arena_;
   std::unique_ptr<Selector> selector_;
   parallel::Range features_, tokens_;
   std::vector<device::Buffer<float>> bias_, cut_;

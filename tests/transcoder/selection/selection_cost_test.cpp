@@ -62,17 +62,27 @@ TEST_CASE("a threshold that is too high on one rank costs a pass; ties of the re
   });
 }
 
-TEST_CASE("a selector allocates the bytes of its sizes, and the transpose has its entries") {
+TEST_CASE("a selector allocates the bytes that its arena measures, and the transpose has its entries") {
   const Problem problem = Problem(50, 3, 200).fill([](auto n, auto s, auto f) { return noise(40, n, s, f); });
   for (const Activation activation : {Activation::batch_topk, Activation::topk, Activation::relu}) {
     const ModelSettings settings = settings_of(activation, Scope::all_layers, 5, 200);
     for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
+      const SelectionSpec spec{.settings = settings,
+                               .n_layers = 3,
+                               .n_features = 200,
+                               .max_tokens = 50,
+                               .grid = grid.shape(),
+                               .precision = Precision::bf16,
+                               .backend = execution.backend};
+      model::StepArena measured(execution.backend);
+      const SelectionBuffers planned(spec, measured);
       const device::MemoryUse before = device::memory_use();
-      const auto selector = make_selector(settings, {3, 200, 50}, grid, execution, Precision::bf16);
+      model::StepArena arena(execution, grid);
+      const auto selector = selector_for(spec, grid, execution, arena);
       const device::MemoryUse after = device::memory_use();
       if (on_host(execution) || grid.world().size() == 1) {  // between GPUs the communicators allocate too
-        CHECK(after.device_bytes - before.device_bytes == selector->sizes().device_bytes);
-        CHECK(after.host_bytes - before.host_bytes == selector->sizes().host_bytes);
+        CHECK(after.device_bytes - before.device_bytes == measured.device_bytes());
+        CHECK(after.host_bytes - before.host_bytes == measured.host_bytes());
       }
 
       Harness harness(execution, problem, settings, grid);

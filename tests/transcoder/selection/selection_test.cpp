@@ -153,13 +153,22 @@ TEST_CASE("bf16 products: the key is the stored product plus the bias in fp32") 
   for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
     const parallel::Range features = grid.part(parallel::kFeatureAxis, n_features),
                           tokens = grid.part(parallel::kDataAxis, n_tokens);
-    const auto selector = make_selector(settings, {2, n_features, n_tokens, 8192}, grid, execution, Precision::bf16);
+    model::StepArena arena(execution, grid);
+    const auto selector = selector_for({.settings = settings,
+                                        .n_layers = 2,
+                                        .n_features = n_features,
+                                        .max_tokens = n_tokens,
+                                        .grid = grid.shape(),
+                                        .precision = Precision::bf16,
+                                        .backend = execution.backend,
+                                        .tile_bytes = 8192},
+                                       grid, execution, arena);
     device::Buffer<float> bias(2 * n_features);
     device::copy(execution, bias.data(), problem.bias.data(), bias.bytes(), device::Direction::to_device);
     const std::vector<kernels::Array<const float>> of_layer{
         {bias.data() + features.begin, features.size()}, {bias.data() + n_features + features.begin, features.size()}};
     selector->select(n_tokens, of_layer,
-                     [&](const kernels::Execution& where, const TileRequest& tile, kernels::AnyMatrix product) {
+                     [&](const kernels::Execution& where, const kernels::TileRange& tile, kernels::AnyMatrix product) {
                        REQUIRE(product.type == kernels::Scalar::bf16);
                        for (std::int64_t i = 0; i < tile.token_count; ++i) {
                          std::vector<kernels::bf16> row;
