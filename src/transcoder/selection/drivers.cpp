@@ -12,6 +12,22 @@ void take_driver_buffers(const SelectionSpec& spec, SelectionBuffers& buffers, m
   take_host_selector_buffers(spec, buffers, arena);
 }
 
+SelectionBuffers::SelectionBuffers(const SelectionSpec& spec, model::StepArena& arena) : sizes(spec) {
+  const std::int64_t n_keys = spec.n_layers * sizes.max_features;
+  row_offsets = arena.take<std::int64_t>(sizes.max_tokens + 1);
+  key = arena.take<std::uint32_t>(sizes.capacity);
+  value = arena.take<float>(sizes.capacity);
+  hit_offsets = arena.take<std::int64_t>(n_keys + 1);
+  hit_token = arena.take<std::uint32_t>(sizes.capacity);
+  hit_position = arena.take<std::uint32_t>(sizes.capacity);
+  transpose_workspace = arena.take<std::byte>(kernels::transpose_workspace(spec.backend, n_keys, sizes.capacity));
+  n_entries = arena.take_host<std::int64_t>(1);
+  if (spec.factory != nullptr)
+    spec.factory->take(spec, *this, arena);
+  else
+    take_driver_buffers(spec, *this, arena);
+}
+
 std::unique_ptr<Selector> make_driver(const SelectionSpec& spec, const SelectionBuffers& buffers,
                                       const parallel::Grid& grid, const kernels::Execution& execution,
                                       const SumDecorator& decorate) {

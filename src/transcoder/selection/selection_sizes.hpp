@@ -91,7 +91,7 @@ struct HostSelectorBuffers {
   std::int64_t budget_of_token = 0;  ///< topk: columns of the lists
 };
 
-/// Memory of a selector: of its result, and of the driver that the spec requires.
+/// Memory of a selector: of its result, and of the driver that the spec requires (drivers.cpp).
 struct SelectionBuffers {
   SelectionBuffers(const SelectionSpec&, model::StepArena&);
 
