@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Encode and select: z = x~ W_enc^T + b, tile by tile and never stored whole, and the entries that the activation
-// keeps.
+// Encode, select, activate: z = x~ W_enc^T + b, tile by tile and never stored whole; the entries that the activation
+// keeps; their values a = f(z).
 #include <utility>
 
 #include "kernels/kokkos_runtime.hpp"
@@ -57,8 +57,16 @@ void Forward::select_above_cuts(std::span<const kernels::Array<const float>> bia
   std::vector<kernels::Array<const float>> of_layer;
   for (std::int64_t s = 0; s < thresholds.rows; ++s) of_layer.push_back({cuts + s * n, n});
   select(bias, of_layer);
-  if (window == nullptr) return;
+}
+
+/// Forms the activations a = f(z) from the pre-activations that the selection has listed. a = z, so that they are the
+/// same list, but for entries of a band about the threshold that are not active: they are left out.
+void Forward::activate(const kernels::JumpWindow* window) {
   const kernels::SparseActivations& list = listed();
+  if (window == nullptr) {
+    activations_ = list;
+    return;
+  }
   activations_ = {list.n_tokens,       list.n_layers,
                   list.n_features,     {buffers_.active_offsets.data, list.n_tokens + 1},
                   buffers_.active_key, buffers_.active_value};
@@ -80,7 +88,6 @@ void Forward::encode(const kernels::JumpWindow* window, Selector* follower) {
   blocks_here_ = 0;
   if (settings_.activation == Activation::jumprelu) {
     select_above_cuts(bias, window);
-    if (window != nullptr) return;
   } else if (ranks_by_decoder()) {
     encode_by_norm();
   } else if (settings_.ranking == Ranking::z_score) {
@@ -88,7 +95,7 @@ void Forward::encode(const kernels::JumpWindow* window, Selector* follower) {
   } else {
     select(bias, {});
   }
-  activations_ = listed();
+  activate(window);
 }
 
 /// Selects by the products of pre-activations and norms of decoder rows.

@@ -161,6 +161,7 @@ class Forward {
   bool begins_with_own_inputs() const;
   std::vector<kernels::EncoderOperands::Part> parts_to_encode() const;
   void select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::JumpWindow*);
+  void activate(const kernels::JumpWindow*);
 
   const ModelSettings settings_;
   const Model& model_;

@@ -16,7 +16,7 @@ void Step::run() {
   data_axis_.start_weights(model_.decoder());  // weights of the last update, sent while this step encodes
   if (forward_.ranks_by_decoder()) data_axis_.await_weights(forward_.idle());
 
-  // Encode and select:  z = x~ W_enc^T + b,  a = the entries of z that the activation keeps
+  // Encode, select, activate:  z = x~ W_enc^T + b,  the entries of z that the activation keeps,  a = f(z)
   ForwardRequest request;
   for (const auto& part : parts_) part->begin(request);
   forward_.encode(request.window, request.follower);
