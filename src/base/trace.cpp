@@ -23,7 +23,7 @@ Clock::time_point window_begin;
 
 // Used by the thread that runs the steps only.
 State state = State::off;
-std::function<void()> settle;
+std::function<void()> wait;
 int steps_seen = 0;
 Clock::time_point step_begin;
 double cpu_begin = 0;
@@ -39,7 +39,7 @@ std::int64_t since_origin(Clock::time_point time) {
 }
 
 void open_window() {
-  if (settle) settle();
+  if (wait) wait();
   cpu_begin = cpu_seconds();
   {
     const std::lock_guard lock(mutex);
@@ -57,7 +57,7 @@ void close_step(Clock::time_point now) {
 }
 
 void close_window() {
-  if (settle) settle();
+  if (wait) wait();
   const Clock::time_point now = Clock::now();
   close_step(now);
   recording.nanoseconds = since_origin(now);
@@ -71,7 +71,7 @@ void close_window() {
 void arm(std::function<void()> settle_first) {
   recording = {};
   recording.events.reserve(kMostEvents);
-  settle = std::move(settle_first);
+  wait = std::move(settle_first);
   steps_seen = 0;
   state = State::warming_up;
 }
@@ -104,7 +104,7 @@ Recording take() {
 void disarm() noexcept {
   detail::on.store(false, std::memory_order_release);
   state = State::off;
-  settle = nullptr;
+  wait = nullptr;
   const std::lock_guard lock(mutex);
   accepting = false;
   recording = {};

@@ -46,15 +46,15 @@ extern std::atomic<bool> on;
 /// True while steps are recorded.
 inline bool on() { return detail::on.load(std::memory_order_relaxed); }
 
-/// Reserves the memory. `settle` is called when recording starts and when it ends, on the thread that runs the steps:
+/// Reserves the memory. `wait` is called when recording starts and when it ends, on the thread that runs the steps:
 /// it waits for asynchronous work, so that whole steps are measured. Not thread-safe.
-void arm(std::function<void()> settle = {});
+void arm(std::function<void()> wait = {});
 /// Called before each step, and after the last one, by the thread that runs them. Does nothing when not armed.
 void next_step();
 void end_steps();
 /// Ends recording and returns what was recorded. Not thread-safe against `arm`.
 Recording take();
-/// Ends recording without `settle` and drops what was recorded: after an error.
+/// Ends recording without `wait` and drops what was recorded: after an error.
 void disarm() noexcept;
 
 /// Adds an event; ignored when not recording. From any thread.

@@ -16,8 +16,8 @@
 #include "device/memory.hpp"
 #include "device/stream.hpp"
 #include "input/schema.hpp"
-#include "storage/durable.hpp"
 #include "model/step_runner.hpp"
+#include "storage/durable.hpp"
 
 namespace weft::bench {
 namespace {
@@ -120,7 +120,7 @@ double sample_exposed(BenchmarkSubject& subject, double ms_per_step) {
   const int samples = ms_per_step < 1000 ? 5 : 1;
   for (int sample = 0; sample < samples; ++sample) {
     for (int i = 0; i < 3; ++i) subject.step();
-    subject.settle();
+    subject.wait();
     seconds.push_back(subject.step_exposed_seconds());
   }
   return median(std::move(seconds));

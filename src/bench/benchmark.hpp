@@ -18,9 +18,9 @@
 #include "parallel/grid.hpp"
 #include "parallel/traffic.hpp"
 #include "parallel/world.hpp"
-#include "run/timers.hpp"
 #include "run/profile.hpp"
 #include "run/settings.hpp"
+#include "run/timers.hpp"
 
 namespace weft::bench {
 
@@ -60,7 +60,7 @@ class BenchmarkSubject {
   virtual void build() = 0;
   /// One step on the next batch, as in training. Collective.
   virtual void step() = 0;
-  virtual void settle() = 0;
+  virtual void wait() = 0;
   virtual run::Timers& timers() = 0;
   virtual checkpoint::Registry& registry() = 0;
   virtual const kernels::Execution& execution() const = 0;

@@ -113,7 +113,7 @@ void forget(const fs::path& path) {
 /// writer that starts right after a large file was deleted reuses its pages, which can be many times faster than memory
 /// that a virtual machine must request from its host; the order of the measurements must not influence the rates.
 /// Collective.
-void settle(const parallel::Communicator& world, std::int64_t bytes) {
+void wait_for_disk(const parallel::Communicator& world, std::int64_t bytes) {
   constexpr double kLongest = 3, kBytesPerSecond = 100e6;  // small files need less time
   world.barrier();
   ::sync();
@@ -166,7 +166,7 @@ checkpoint::Report write_checkpoint(const fs::path& directory, const checkpoint:
   checkpoint::Writer writer(world, directory, {}, registry, execution);
   checkpoint::Manifest manifest;
   manifest.step = 1;
-  settle(world, bytes);
+  wait_for_disk(world, bytes);
   before();
   writer.start(manifest);
   std::optional<checkpoint::Report> report;
@@ -197,7 +197,7 @@ void measure_while_training(const fs::path& directory, const checkpoint::Registr
     remove_all(world, directory);
 
     parallel::on_root(world, [&] { fs::create_directories(directory); });
-    settle(world, bytes);
+    wait_for_disk(world, bytes);
     std::atomic<bool> done{false};
     std::optional<parallel::Failure> failure;
     std::int64_t nanoseconds = 0;
@@ -260,7 +260,7 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
     result.bytes = report.bytes;
     const fs::path step = directory / checkpoint::directory_name(1);
     forget(step / checkpoint::shard_name(world.rank()));
-    settle(world, largest);
+    wait_for_disk(world, largest);
     read.push_back(timed(world, [&] {
       checkpoint::load(world, checkpoint::open(world, step, checkpoint::Verify::full), registry, execution);
     }));
@@ -270,12 +270,12 @@ CheckpointResult measure_checkpoint(const fs::path& directory, const checkpoint:
     const fs::path path = directory / fmt::format("plain_{}", world.rank());
     std::optional<PlainFile> file;
     const std::int64_t bytes = result.bytes / world.size();
-    settle(world, largest);
+    wait_for_disk(world, largest);
     begin = processor_seconds();
     plain_write.push_back(timed(world, [&] { file.emplace(path).write(block, bytes); }));
     plain_processor.push_back(processor_seconds_since(begin, world));
     forget(path);
-    settle(world, largest);
+    wait_for_disk(world, largest);
     plain_read.push_back(timed(world, [&] { file->read(block, bytes); }));
     file.reset();
     remove_all(world, directory);

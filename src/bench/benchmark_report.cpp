@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "base/error.hpp"
-#include "run/build.hpp"
 #include "base/format.hpp"
+#include "run/build.hpp"
 
 namespace weft::bench {
 namespace {
@@ -52,10 +52,10 @@ parallel::ExchangeProfile total_of(const CaseResult& c) {
 Json communication_of(const CaseResult& c) {
   const auto entry = [](const parallel::ExchangeProfile& one) {
     return Json{{"name", one.name},
-                        {"calls_per_step", one.calls},
-                        {"bytes_per_step", one.bytes},
-                        {"ms", 1e3 * one.seconds},
-                        {"gb_per_second", one.gb_per_second()}};
+                {"calls_per_step", one.calls},
+                {"bytes_per_step", one.bytes},
+                {"ms", 1e3 * one.seconds},
+                {"gb_per_second", one.gb_per_second()}};
   };
   Json json = entry(total_of(c));
   json.erase("name");
@@ -75,9 +75,7 @@ double utilisation(const BenchmarkResult& result, const CaseResult& c, double fl
 
 std::string utilisation_text(double value) { return std::isnan(value) ? "-" : fmt::format("{:.1f} %", 100 * value); }
 
-Json number_or_null(std::optional<double> value) {
-  return value && std::isfinite(*value) ? Json(*value) : Json();
-}
+Json number_or_null(std::optional<double> value) { return value && std::isfinite(*value) ? Json(*value) : Json(); }
 
 /// Adds the utilisation, for a model with a convention for its operations.
 void add_utilisation(const BenchmarkResult& result, const CaseResult& c, Json& one) {
@@ -327,8 +325,8 @@ Comparison compare(const BenchmarkResult& result, const Json& reference, double 
     if (others.is_array())
       for (const Json& other : others)
         if (other.is_object() && other.value("name", Json()) == Json(c.name) &&
-            other.value("ranks", Json(result.ranks)) == Json(result.ranks) &&
-            other.contains("ms_per_step") && other["ms_per_step"].is_number()) {
+            other.value("ranks", Json(result.ranks)) == Json(result.ranks) && other.contains("ms_per_step") &&
+            other["ms_per_step"].is_number()) {
           before = other["ms_per_step"].get<double>();
           if (other.contains("source") && other["source"].is_string())
             source = "; " + other["source"].get<std::string>();

@@ -10,8 +10,8 @@
 
 #include "bench/benchmark_checkpoint.hpp"
 #include "parallel/traffic.hpp"
-#include "storage/json_file.hpp"
 #include "run/machine_limits.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::bench {
 

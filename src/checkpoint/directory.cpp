@@ -5,8 +5,8 @@
 
 #include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
-#include "storage/ownership.hpp"
 #include "storage/durable.hpp"
+#include "storage/ownership.hpp"
 
 namespace weft::checkpoint {
 namespace fs = std::filesystem;

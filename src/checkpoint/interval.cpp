@@ -9,9 +9,9 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "parallel/failure.hpp"
-#include "base/format.hpp"
 #include "storage/ownership.hpp"
 
 namespace weft::checkpoint {

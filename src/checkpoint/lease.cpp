@@ -20,15 +20,15 @@
 #include "base/clock.hpp"
 #include "base/fault.hpp"
 #include "base/file.hpp"
+#include "base/format.hpp"
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "base/system.hpp"
 #include "input/text.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
-#include "base/format.hpp"
-#include "storage/ownership.hpp"
 #include "storage/durable.hpp"
+#include "storage/ownership.hpp"
 
 namespace weft::checkpoint {
 namespace fs = std::filesystem;
@@ -392,7 +392,7 @@ std::string Lease::lost() const {
   return fmt::format("{}: is gone (was the run directory moved, deleted or replaced?); this run ends", path.string());
 }
 
-void Lease::settle(std::int64_t resumed_step) {
+void Lease::begin_at(std::int64_t resumed_step) {
   {
     const std::lock_guard lock(mutex_);
     mine_.resumed_fence = fence_;

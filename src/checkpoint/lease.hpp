@@ -79,7 +79,7 @@ class Lease {
   std::string lost() const;
 
   /// Records the step from which this run resumes (-1: a new run), once newer checkpoints are set aside. Rank 0.
-  void settle(std::int64_t resumed_step);
+  void begin_at(std::int64_t resumed_step);
   /// True for a checkpoint that an earlier owner published after it had lost the directory: newer than the step from
   /// which the next owner resumed. Those that were there before, the next owner has set aside.
   bool stale(const Manifest& manifest) const;

@@ -17,10 +17,10 @@
 #include "checkpoint/writer.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
-#include "storage/ownership.hpp"
 #include "storage/digest.hpp"
 #include "storage/digested_file.hpp"
 #include "storage/durable.hpp"
+#include "storage/ownership.hpp"
 #include "storage/posix_file.hpp"
 
 namespace weft::checkpoint {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/progress.hpp"
 #include "checkpoint/directory.hpp"
@@ -12,7 +13,6 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
-#include "base/format.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
 #include "storage/retry.hpp"

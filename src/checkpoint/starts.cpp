@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/json.hpp"
-#include "storage/ownership.hpp"
 #include "storage/durable.hpp"
+#include "storage/ownership.hpp"
 
 namespace weft::checkpoint {
 namespace {

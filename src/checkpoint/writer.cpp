@@ -11,6 +11,7 @@
 #include "base/clock.hpp"
 #include "base/contract.hpp"
 #include "base/fault.hpp"
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "checkpoint/directory.hpp"
@@ -21,11 +22,10 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
-#include "base/format.hpp"
-#include "storage/ownership.hpp"
 #include "storage/digest.hpp"
 #include "storage/digested_file.hpp"
 #include "storage/durable.hpp"
+#include "storage/ownership.hpp"
 #include "storage/tensor_file.hpp"
 
 namespace weft::checkpoint {

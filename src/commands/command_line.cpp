@@ -315,9 +315,9 @@ int run(Call call, const parallel::World& world) {
   Request& request = call.request;
   if (!call.text.empty()) return print_once(world, call.text), 0;
   run::set_output(request.quiet     ? run::Verbosity::quiet
-                     : request.verbose ? run::Verbosity::verbose
-                                       : run::Verbosity::normal,
-                     request.json);
+                  : request.verbose ? run::Verbosity::verbose
+                                    : run::Verbosity::normal,
+                  request.json);
   if (request.verbose) {
     parallel::observe_phases(describe_phase);
     run::detail(version_text());

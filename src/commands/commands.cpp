@@ -10,18 +10,16 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/nccl.hpp"
 #include "parallel/watchdog.hpp"
-#include "storage/json_file.hpp"
 #include "run/log.hpp"
 #include "run/run_record.hpp"
 #include "storage/hdf5.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::commands {
 
 namespace {
 
-void print_document(const Json& document) {
-  run::json_document(finite_json_text(with_finite_numbers(document), 2));
-}
+void print_document(const Json& document) { run::json_document(finite_json_text(with_finite_numbers(document), 2)); }
 
 }  // namespace
 

@@ -105,7 +105,7 @@ DeviceTrace::DeviceTrace(const kernels::Execution& compute) {
 
 DeviceTrace::~DeviceTrace() { timing.reset(); }
 
-void DeviceTrace::settle() {
+void DeviceTrace::wait() {
   check(cudaDeviceSynchronize(), "waiting for the GPU");
   if (timing->used > 0) return;
   check(cudaEventRecord(timing->origin.get(), static_cast<cudaStream_t>(timing->compute.stream)), "recording an event");
@@ -136,7 +136,7 @@ void end_range() {}
 
 DeviceTrace::DeviceTrace(const kernels::Execution&) {}
 DeviceTrace::~DeviceTrace() = default;
-void DeviceTrace::settle() {}
+void DeviceTrace::wait() {}
 void DeviceTrace::collect() {}
 
 #endif

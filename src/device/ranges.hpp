@@ -33,7 +33,7 @@ class DeviceTrace {
 
   /// Waits for the device and makes this moment the origin of its times. For trace::arm: the first call is before the
   /// first recorded step.
-  void settle();
+  void wait();
   /// Waits for the device and records its ranges (trace::record), to be called before trace::take.
   void collect();
 };

@@ -99,7 +99,7 @@ Graph::~Graph() {
 
 bool Graph::possible(const kernels::Execution& execution) { return execution.backend == kernels::Backend::cuda; }
 
-void Graph::record(const kernels::Execution& execution, const std::function<void()>& work) {
+void Graph::capture(const kernels::Execution& execution, const std::function<void()>& work) {
   check(cudaStreamBeginCapture(stream_of(execution), cudaStreamCaptureModeThreadLocal), "beginning to record a step");
   cudaGraph_t graph = nullptr;
   try {
@@ -157,7 +157,7 @@ double IdleClock::seconds() const {
 
 Graph::~Graph() = default;
 bool Graph::possible(const kernels::Execution&) { return false; }
-void Graph::record(const kernels::Execution&, const std::function<void()>&) {
+void Graph::capture(const kernels::Execution&, const std::function<void()>&) {
   throw error(ExitCode::internal, "recording a step requires a GPU");
 }
 void Graph::replay(const kernels::Execution&) const {}

@@ -89,8 +89,8 @@ class Graph {
 
   /// Captures what `work` submits to the execution, without running it. `work` must neither wait for the GPU nor
   /// allocate device memory.
-  void record(const kernels::Execution&, const std::function<void()>& work);
-  bool recorded() const { return executable_ != nullptr; }
+  void capture(const kernels::Execution&, const std::function<void()>& work);
+  bool captured() const { return executable_ != nullptr; }
   void replay(const kernels::Execution&) const;
 
  private:

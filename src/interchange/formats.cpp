@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
+#include "base/format.hpp"
 #include "base/text.hpp"
 #include "kernels/constants.hpp"
-#include "base/format.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::interchange {

@@ -7,9 +7,9 @@
 #include <numbers>
 
 #include "base/error.hpp"
+#include "base/format.hpp"
 #include "base/progress.hpp"
 #include "kernels/kokkos_runtime.hpp"
-#include "base/format.hpp"
 #include "run/pass.hpp"
 
 namespace weft::language_model {

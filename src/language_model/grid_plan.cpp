@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <string>
 
+#include "base/format.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
-#include "base/format.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -19,14 +19,14 @@ void each_product(const Configuration& configuration, const Architecture& archit
   const std::vector<Product> products = declared_parameters(architecture).products;
   for (std::size_t i = 0; i < products.size(); ++i) {
     const bool is_last = i + 1 == products.size() || products[i + 1].block() != products[i].block();
-    each(products[i], configuration.memory.recompute == Recompute::block &&
-                          (!is_last || architecture.model.normalises_outputs()));
+    each(products[i],
+         configuration.memory.recompute == Recompute::block && (!is_last || architecture.model.normalises_outputs()));
   }
 }
 
 /// Sums over the ranks of the tensor axis in one micro-batch: of the embedding and the head, and one of each product
-/// of a block, in the forward pass if it is divided by inputs, else in the backward pass. Recomputed blocks repeat those
-/// of the forward pass that they need; the last block is not recomputed.
+/// of a block, in the forward pass if it is divided by inputs, else in the backward pass. Recomputed blocks repeat
+/// those of the forward pass that they need; the last block is not recomputed.
 std::int64_t sums_of_activations(const Configuration& configuration, const Architecture& architecture) {
   const std::string last = block_name(architecture.model.layers - 1);
   std::int64_t sums = 2;
@@ -41,9 +41,8 @@ std::int64_t sums_of_activations(const Configuration& configuration, const Archi
 std::int64_t adapter_columns(const Configuration& configuration, const Architecture& architecture) {
   std::int64_t sums = 0;
   each_product(configuration, architecture, [&](const Product& product, bool repeated) {
-    const auto adapted = std::count_if(product.parts.begin(), product.parts.end(), [&](const Outputs& part) {
-      return configuration.lora.adapts(part.name);
-    });
+    const auto adapted = std::count_if(product.parts.begin(), product.parts.end(),
+                                       [&](const Outputs& part) { return configuration.lora.adapts(part.name); });
     sums += adapted * (!product.writes_residual ? 1 : repeated ? 3 : 2);
   });
   return sums * configuration.lora.rank;
@@ -70,8 +69,7 @@ std::int64_t sent_over_data_axis(const Configuration& configuration, const Archi
     const kernels::StatePolicy policy = spec.policy.value_or(configuration.optimizer.state);
     const bool half = two_planes && policy == kernels::StatePolicy::fp32 &&
                       gathered_weights(configuration) == model::GatheredWeights::upper_plane;
-    bytes +=
-        (4 * rows * spec.columns() + model::weight_bytes(policy, rows, spec.columns()) / (half ? 2 : 1)) / ranks;
+    bytes += (4 * rows * spec.columns() + model::weight_bytes(policy, rows, spec.columns()) / (half ? 2 : 1)) / ranks;
   }
   return (ranks - 1) * bytes;
 }

@@ -7,7 +7,7 @@
 #include "base/log.hpp"
 #include "input/read.hpp"
 #include "language_model/adapters.hpp"
-#include "language_model/exchange/peft.hpp"
+#include "language_model/huggingface/peft.hpp"
 #include "language_model/model.hpp"
 #include "language_model/training_run.hpp"
 
@@ -105,8 +105,8 @@ void InitialModel::require_weights(const Configuration& configuration, const Arc
                            configuration.initial, context_, configuration.data.sequence);
   if (!found_) return;
   const std::string difference = model::first_difference(
-      found_->manifest.tensors, model::tensors_of(parameter_specs(base_of(architecture)),
-                                                     configuration.optimizer.state, model::Moments::none));
+      found_->manifest.tensors,
+      model::tensors_of(parameter_specs(base_of(architecture)), configuration.optimizer.state, model::Moments::none));
   if (!difference.empty())
     throw collective_error(ExitCode::usage,
                            "language_model.initial = \"{}\": {} (weights are taken as they are stored); take its "
@@ -144,7 +144,7 @@ bool same_ids(const Tokenizer& data, const Tokenizer& model) {
   if (data.vocabulary_size() > model.vocabulary_size()) return false;
   for (std::int64_t id = 0; id < data.vocabulary_size(); ++id) {
     const std::uint32_t token[] = {static_cast<std::uint32_t>(id)};
-    if (data.decode(token) != model.decode(token)) return false;
+    if (data.detokenise(token) != model.detokenise(token)) return false;
   }
   // Symbols that stand for no text.
   constexpr const char* kSymbols[] = {"PAD", "UNK", "BOS", "EOS"};

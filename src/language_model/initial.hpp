@@ -8,11 +8,11 @@
 #include <string>
 
 #include "checkpoint/resume.hpp"
-#include "language_model/exchange/directory.hpp"
+#include "language_model/huggingface/directory.hpp"
 #include "language_model/settings.hpp"
 #include "language_model/tokenizer/corpus.hpp"
-#include "parallel/world.hpp"
 #include "model/parameters.hpp"
+#include "parallel/world.hpp"
 
 namespace weft::language_model {
 

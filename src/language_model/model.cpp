@@ -22,8 +22,7 @@ Model::Model(const Architecture& architecture, kernels::StatePolicy policy, cons
       execution_(execution),
       parameters_(parameter_specs(architecture), policy, grid, rank, execution, moments),
       rotary_(rotary_elements(architecture)),
-      layers_(parameters_, declared_parameters(architecture).products, architecture.model, execution,
-              rotary_.array()) {
+      layers_(parameters_, declared_parameters(architecture).products, architecture.model, execution, rotary_.array()) {
   if (rotary_.size() == 0) return;
   const device::HostBuffer<float> host(rotary_.size());
   kernels::rotary_table(architecture.model.rope_base, architecture.model.rope_scaling, architecture.model.head_size(),

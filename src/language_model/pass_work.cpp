@@ -86,7 +86,7 @@ struct Sizes {
 
 /// Work that replaces the weight gradients in a private step.
 run::Work clipping_work(std::string_view phase, const Sizes& s, const privacy::Settings& settings,
-                             const Configuration& configuration, const Architecture& architecture) {
+                        const Configuration& configuration, const Architecture& architecture) {
   if (phase == "noise") return {8 * s.owned, 0};
   const bool norms = phase == "norms of records";
   if (!norms && phase != "clipped sums") return {};
@@ -105,9 +105,7 @@ struct PassWork {
   run::Work forward, backward;
 };
 
-run::Work operator+(const run::Work& a, const run::Work& b) {
-  return {a.bytes + b.bytes, a.flops + b.flops};
-}
+run::Work operator+(const run::Work& a, const run::Work& b) { return {a.bytes + b.bytes, a.flops + b.flops}; }
 
 /// What the sublayers compute in a phase beside their products.
 PassWork sublayer_work(std::string_view phase, const Sizes& s) {
@@ -119,14 +117,13 @@ PassWork sublayer_work(std::string_view phase, const Sizes& s) {
       sum.backward = sum.backward + work.backward;
       if (s.recompute >= work.again && sublayer.block() < s.last_block) sum.backward = sum.backward + work.forward;
     }
-  const auto of_tokens = [&](const run::Work& work) -> run::Work {
-    return {s.n * s.e * work.bytes, s.n * work.flops};
-  };
+  const auto of_tokens = [&](const run::Work& work) -> run::Work { return {s.n * s.e * work.bytes, s.n * work.flops}; };
   return {of_tokens(sum.forward), of_tokens(sum.backward)};
 }
 
 /// Work of a rank that has the whole model.
-PassWork undivided_work_of(std::string_view phase, const Configuration& configuration, const Architecture& architecture) {
+PassWork undivided_work_of(std::string_view phase, const Configuration& configuration,
+                           const Architecture& architecture) {
   Sizes s(configuration, architecture);
   if (configuration.privacy.enabled && configuration.privacy.algorithm != privacy::Algorithm::naive) {
     const privacy::Settings settings = clipping_settings(configuration, architecture, grid_shape(configuration),
@@ -233,7 +230,7 @@ run::PhaseBytes phase_bytes(const Configuration& configuration, const Architectu
 }
 
 run::PhaseBytes answer_bytes(const AnswerWork& answers, const Configuration& configuration,
-                                  const Architecture& architecture) {
+                             const Architecture& architecture) {
   const std::int64_t count = answers.prompts * answers.samples, length = answers.prompt_tokens + answers.answer_tokens;
   if (count == 0 || answers.answer_tokens == 0) return {};
   const GenerationSettings drawn{.architecture = architecture,
@@ -257,15 +254,15 @@ run::PhaseBytes answer_bytes(const AnswerWork& answers, const Configuration& con
                trained = forward + bytes_of(kOfBothPasses, kBackward, rows, architecture) + loss +
                          work_of("weight gradients", rows, architecture).bytes;
   run::PhaseBytes all = {{"generate", answers.drawn * generation_bytes(configuration, drawn)},
-                              {"embed", answers.drawn * generation_bytes(configuration, embedded)},
-                              {"policy forward", answers.scored * (forward + loss / 2)},
-                              {"policy backward", answers.trained * trained}};
+                         {"embed", answers.drawn * generation_bytes(configuration, embedded)},
+                         {"policy forward", answers.scored * (forward + loss / 2)},
+                         {"policy backward", answers.trained * trained}};
   std::erase_if(all, [](const auto& phase) { return phase.second == 0; });
   return all;
 }
 
 run::Work generation_work(std::string_view phase, const Configuration& configuration,
-                               const GenerationSettings& generation) {
+                          const GenerationSettings& generation) {
   const Architecture& a = generation.architecture;
   const double layers = number(a.model.layers), width = number(a.model.d_model), query = number(a.query_width()),
                key = number(a.key_width()), vocabulary = number(a.vocabulary), rows = number(generation.rows),

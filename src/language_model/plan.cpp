@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/error.hpp"
+#include "base/format.hpp"
 #include "kernels/language/attention/attention_cudnn.hpp"
 #include "kernels/slow_paths.hpp"
 #include "language_model/blocks/attention_sublayer.hpp"
@@ -14,7 +15,6 @@
 #include "language_model/private_plan.hpp"
 #include "language_model/trainer.hpp"
 #include "language_model/training_run.hpp"
-#include "base/format.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -231,7 +231,7 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
 std::int64_t device_bytes(const Configuration& configuration, const Architecture& architecture,
                           const parallel::GridShape& grid, kernels::Backend backend) {
   return model::largest_state_bytes(parameter_specs(architecture), grid, configuration.optimizer.state, backend,
-                                       configuration.moments())
+                                    configuration.moments())
              .total() +
          OtherBytes(configuration, architecture, backend).on_device() +
          measure_step(configuration, architecture, grid, backend).device_bytes();

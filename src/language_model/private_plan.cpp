@@ -17,9 +17,9 @@ std::int64_t copied_columns(const Configuration& configuration, const Architectu
   const bool before_norms = part.model.normalises_outputs();
   std::map<std::string, std::int64_t> of_block;
   for (const Product& product : declared_parameters(part).products) {
-    const std::int64_t copied = !settings.keeps_block_rows()               ? product.inputs + product.outputs()
+    const std::int64_t copied = !settings.keeps_block_rows()              ? product.inputs + product.outputs()
                                 : product.writes_residual && before_norms ? product.outputs()
-                                                                           : 0;
+                                                                          : 0;
     of_block[product.block()] += copied;
   }
   std::int64_t all = 0, largest = 0;

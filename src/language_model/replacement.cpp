@@ -5,12 +5,12 @@
 #include <cmath>
 
 #include "base/error.hpp"
+#include "base/format.hpp"
 #include "base/progress.hpp"
 #include "kernels/convert/affine.hpp"
 #include "kernels/convert/convert_rows.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "language_model/evaluation.hpp"
-#include "base/format.hpp"
 #include "run/pass.hpp"
 
 namespace weft::language_model {
@@ -140,9 +140,9 @@ Json to_json(const ReplacedLosses& losses, double original) {
 
 Json to_json(const ReplacementResult& result) {
   Json json = {{"tokens", result.tokens},
-                       {"loss_original", result.original},
-                       {"loss_with_error_terms", result.with_errors},
-                       {"all_layers", to_json(result.together, result.original)}};
+               {"loss_original", result.original},
+               {"loss_with_error_terms", result.with_errors},
+               {"all_layers", to_json(result.together, result.original)}};
   json["layers"] = Json::array();
   for (const ReplacedLosses& losses : result.alone) json["layers"].push_back(to_json(losses, result.original));
   return json;

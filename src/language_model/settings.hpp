@@ -15,10 +15,10 @@
 #include "language_model/blocks/architecture.hpp"
 #include "language_model/blocks/model_settings.hpp"
 #include "language_model/policy/settings.hpp"
+#include "model/moments.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/settings.hpp"
 #include "privacy/settings.hpp"
-#include "model/moments.hpp"
 #include "run/settings.hpp"
 
 namespace weft::language_model {
@@ -55,9 +55,7 @@ struct Configuration {
   AttentionKernels attention;  ///< no key: set by benchmarks
 
   /// Storage of the optimizer state.
-  model::Moments moments() const {
-    return memory.offload_optimizer ? model::Moments::on_host : model::Moments::held;
-  }
+  model::Moments moments() const { return memory.offload_optimizer ? model::Moments::on_host : model::Moments::held; }
   /// Most tokens of a step on one rank: whole sequences.
   std::int64_t rank_tokens() const {
     return parallel::largest_part(data.batch_tokens / data.sequence, parallel.data) * data.sequence;

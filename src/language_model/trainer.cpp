@@ -25,8 +25,7 @@ Configuration resolved(Configuration configuration, const Architecture& architec
 constexpr float kLargestLoss = 1e30f;
 
 model::StateStream::Buffers state_buffers(const Configuration& configuration,
-                                             std::span<const model::ParameterSpec> specs,
-                                             model::StepArena& arena) {
+                                          std::span<const model::ParameterSpec> specs, model::StepArena& arena) {
   model::StateStream::Buffers buffers;
   arena.purpose("optimizer state in transit");
   if (configuration.memory.offload_optimizer)
@@ -36,12 +35,12 @@ model::StateStream::Buffers state_buffers(const Configuration& configuration,
 }
 
 std::optional<model::TensorAxis> tensor_axis(const Configuration& configuration, const Architecture& architecture,
-                                                const parallel::Grid& grid, const kernels::Execution& execution,
-                                                model::StepArena& arena) {
+                                             const parallel::Grid& grid, const kernels::Execution& execution,
+                                             model::StepArena& arena) {
   if (grid.size(parallel::kTensorAxis) == 1) return std::nullopt;
   return std::optional<model::TensorAxis>(std::in_place, grid, execution,
-                                             Trainer::tensor_buffers(configuration, architecture, grid.shape(), arena),
-                                             configuration.parallel.overlap);
+                                          Trainer::tensor_buffers(configuration, architecture, grid.shape(), arena),
+                                          configuration.parallel.overlap);
 }
 
 }  // namespace
@@ -60,9 +59,8 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture
                                         clipping_shape(configuration, part), arena);
 }
 
-model::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& configuration,
-                                                      const Architecture& architecture, const parallel::GridShape& grid,
-                                                      model::StepArena& arena) {
+model::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& configuration, const Architecture& architecture,
+                                                   const parallel::GridShape& grid, model::StepArena& arena) {
   const std::int64_t rows = configuration.micro_tokens(), last = grid.ranks() - 1;
   std::int64_t gathered =
       std::max(rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
@@ -78,15 +76,14 @@ model::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& configur
 }
 
 model::GatheredWeights gathered_weights(const Configuration& configuration) {
-  return configuration.precision == Precision::fp16 ? model::GatheredWeights::all
-                                                    : model::GatheredWeights::upper_plane;
+  return configuration.precision == Precision::fp16 ? model::GatheredWeights::all : model::GatheredWeights::upper_plane;
 }
 
 /// Bytes of the losses of all tokens of a step, fp32.
 std::int64_t loss_bytes(const Configuration& configuration) { return 4 * configuration.data.batch_tokens; }
 
 model::StepArena measure_step(const Configuration& given, const Architecture& architecture,
-                                 const parallel::GridShape& grid, kernels::Backend backend) {
+                              const parallel::GridShape& grid, kernels::Backend backend) {
   model::StepArena arena(backend);
   const Configuration configuration = resolved(given, architecture, grid, backend);
   const std::vector<model::ParameterSpec> specs = parameter_specs(architecture);
@@ -128,13 +125,13 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                   model::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
                   arena_, state_buffers(configuration, model_.parameters().specs(), arena_),
                   model::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), loss_bytes(configuration_),
-                                                  arena_)),
+                                               arena_)),
               configuration.parallel.overlap, tensor_ ? &*tensor_ : nullptr, gathered_weights(configuration)),
       ranks_(grid.axis(parallel::kDataAxis)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
               [this] {
                 return model::StepRunner::ExchangeGroups{update_.exchange().exchanges(),
-                                                            tensor_ ? tensor_->exchanges() : parallel::Exchanges()};
+                                                         tensor_ ? tensor_->exchanges() : parallel::Exchanges()};
               }),
       tuning_(configuration.optimizer, execution, buffers_.tuning) {
   if (configuration_.privacy.enabled)
@@ -200,7 +197,7 @@ model::StepRunner::Settings Trainer::runner_settings() {
   const bool free = (!update_.exchange().active() || update_.exchange().leaves_the_host_free()) &&
                     (!tensor_ || tensor_->leaves_the_host_free());
   // The number of micro-batches of a private step changes from step to step.
-  return {.record = configuration_.device.graphs && free && !configuration_.privacy.enabled,
+  return {.capture = configuration_.device.graphs && free && !configuration_.privacy.enabled,
           .runs_ahead = free,
           .skip = configuration_.run.nonfinite == run::NonFinite::skip,
           .may_skip = !configuration_.privacy.enabled,
@@ -348,7 +345,7 @@ parallel::Exchanges Trainer::exchanges() const {
 }
 
 Trainer::Metrics Trainer::metrics() {
-  runner_.settle();
+  runner_.wait();
   // Losses of a private step are not kept.
   std::vector<float> losses(static_cast<std::size_t>(private_ ? 0 : buffers_.losses.size));
   device::copy(execution_, losses.data(), buffers_.losses.data, 4 * std::ssize(losses), device::Direction::to_host);
@@ -363,7 +360,7 @@ Trainer::Metrics Trainer::metrics() {
 }
 
 void Trainer::time_phases(bool one_by_one) {
-  runner_.record(!one_by_one);
+  runner_.capture(!one_by_one);
   timers_.before_switch(one_by_one ? std::function<void()>([this] { kernels::fence(execution_); })
                                    : std::function<void()>());
 }

@@ -15,12 +15,12 @@
 #include "dataset/tokens/batches.hpp"
 #include "language_model/staging.hpp"
 #include "language_model/transformer.hpp"
-#include "privacy/private_step.hpp"
-#include "run/timers.hpp"
 #include "model/parameter_update.hpp"
 #include "model/step_arena.hpp"
 #include "model/step_runner.hpp"
 #include "model/tuning.hpp"
+#include "privacy/private_step.hpp"
+#include "run/timers.hpp"
 
 namespace weft::language_model {
 
@@ -39,7 +39,7 @@ class Trainer : private privacy::PrivateModel {
   };
   /// Buffers of the exchanges between ranks of the tensor axis.
   static model::TensorAxis::Buffers tensor_buffers(const Configuration&, const Architecture&,
-                                                      const parallel::GridShape&, model::StepArena&);
+                                                   const parallel::GridShape&, model::StepArena&);
 
   /// References must outlive the object.
   Trainer(const Configuration&, const Architecture&, const parallel::Grid&, const kernels::Execution&);
@@ -93,7 +93,7 @@ class Trainer : private privacy::PrivateModel {
   Metrics metrics();
 
   /// Waits for all steps; throws as `step`.
-  void settle() { runner_.settle(); }
+  void wait() { runner_.wait(); }
 
   /// All state of a run but that of its data.
   checkpoint::Registry& registry() { return registry_; }
@@ -155,7 +155,6 @@ class Trainer : private privacy::PrivateModel {
 model::GatheredWeights gathered_weights(const Configuration&);
 
 /// Memory of a step in a Trainer, by purpose. Needs no device.
-model::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&,
-                                 kernels::Backend);
+model::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&, kernels::Backend);
 
 }  // namespace weft::language_model

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/training_run.hpp"
 
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "language_model/exchange/peft.hpp"
+#include "language_model/huggingface/peft.hpp"
 #include "language_model/pass_work.hpp"
 #include "parallel/watchdog.hpp"
 #include "privacy/mode_choice.hpp"
-#include "base/format.hpp"
 #include "run/run_record.hpp"
 #include "storage/token_file.hpp"
 
@@ -280,7 +280,7 @@ void TrainingRun::print_sample() {
                     text.push_back(drawn.token);
                     return true;
                   });
-  log::info("sample after step {}:\n{}", trainer_.steps_done(), printable_lines(corpus_.tokenizer->decode(text)));
+  log::info("sample after step {}:\n{}", trainer_.steps_done(), printable_lines(corpus_.tokenizer->detokenise(text)));
 }
 
 void TrainingRun::conclude(Json& result) {

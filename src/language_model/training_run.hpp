@@ -60,7 +60,7 @@ class TrainingRun final : public run::Trainable {
   run::Cursor cursor() const override { return {{"token", token_}}; }
 
   run::Step step() override;
-  void settle() override { trainer_.settle(); }
+  void wait() override { trainer_.wait(); }
   run::Metrics metrics() override;
   run::Metrics evaluate() override;
   run::Communication communication() const override;

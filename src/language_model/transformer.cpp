@@ -223,9 +223,9 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   pass.sink = &sink;
   pass.rows_stay = settings_.keeps_block_rows();
   context_.timers.pass("backward");
-  OutputGradient gradient = norms_.backward(
-      pass, final_norm_, pass.rows_of(buffers_.final_residual), pass.rows_of(buffers_.final_norm),
-      pass.rows_of(buffers_.gradients.input), {}, pass.rows_of(buffers_.residual_gradients.front()));
+  OutputGradient gradient =
+      norms_.backward(pass, final_norm_, pass.rows_of(buffers_.final_residual), pass.rows_of(buffers_.final_norm),
+                      pass.rows_of(buffers_.gradients.input), {}, pass.rows_of(buffers_.residual_gradients.front()));
   for (std::size_t i = sublayers.size(); i-- > 0;) {
     const auto block = static_cast<std::size_t>(sublayers[i].block());
     if (sublayers[i].is_last()) {

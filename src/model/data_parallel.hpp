@@ -32,10 +32,10 @@
 #include <vector>
 
 #include "device/stream.hpp"
-#include "parallel/device_communicator.hpp"
 #include "model/gradient_sink.hpp"
 #include "model/parameters.hpp"
 #include "model/step_arena.hpp"
+#include "parallel/device_communicator.hpp"
 
 namespace weft::model {
 

@@ -16,13 +16,13 @@
 #include <span>
 
 #include "kernels/optimize/loss_scale.hpp"
-#include "optimizer/settings.hpp"
 #include "model/data_parallel.hpp"
 #include "model/gradient_sink.hpp"
 #include "model/parameters.hpp"
 #include "model/state_stream.hpp"
 #include "model/step_arena.hpp"
 #include "model/tensor_axis.hpp"
+#include "optimizer/settings.hpp"
 
 namespace weft::model {
 

@@ -36,8 +36,8 @@
 #include "kernels/optimize/initial_values.hpp"
 #include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/random.hpp"
-#include "parallel/grid.hpp"
 #include "model/moments.hpp"
+#include "parallel/grid.hpp"
 
 namespace weft::model {
 

@@ -23,8 +23,8 @@ StepRunner::StepRunner(const Settings& settings, const kernels::Execution& execu
       counted_(std::move(exchanges)),
       buffers_(buffers),
       ahead_(device::is_asynchronous(execution) && settings.runs_ahead ? kStepsAhead : 0),
-      recordable_(settings.record && device::Graph::possible(execution)),
-      records_(recordable_) {
+      capturable_(settings.capture && device::Graph::possible(execution)),
+      captures_(capturable_) {
   device::zero(execution, buffers_.guard);
   parallel::Peers::withhold_when_aborted(buffers_.constants.data, buffers_.guard.data);
 }
@@ -40,15 +40,15 @@ void StepRunner::begin(const kernels::AdamStep& constants) {
 }
 
 void StepRunner::run(const std::function<void()>& compute) {
-  if (records_ && prepared_) {
+  if (captures_ && prepared_) {
     if (graph_) {
-      for (std::size_t i = 0; i < recorded_.size(); ++i) replayed_[i] += recorded_[i];
+      for (std::size_t i = 0; i < captured_.size(); ++i) replayed_[i] += captured_[i];
     } else {
       const ExchangeGroups before = counted_();
-      graph_.emplace().record(execution_, compute);
-      recorded_ = counted_();
-      for (std::size_t i = 0; i < recorded_.size(); ++i) recorded_[i] = recorded_[i].since(before[i]);
-      replayed_.resize(recorded_.size());
+      graph_.emplace().capture(execution_, compute);
+      captured_ = counted_();
+      for (std::size_t i = 0; i < captured_.size(); ++i) captured_[i] = captured_[i].since(before[i]);
+      replayed_.resize(captured_.size());
     }
     timers_.phase("step");
     graph_->replay(execution_);
@@ -60,7 +60,7 @@ void StepRunner::run(const std::function<void()>& compute) {
 }
 
 void StepRunner::change() {
-  settle();
+  wait();
   graph_.reset();
   prepared_ = false;
 }
@@ -84,7 +84,7 @@ void StepRunner::end(std::function<std::string()> rows) {
   ++steps_here_;
 }
 
-void StepRunner::settle() { learn_outcomes(steps_done_); }
+void StepRunner::wait() { learn_outcomes(steps_done_); }
 
 void StepRunner::learn_outcomes(std::int64_t last) {
   for (; steps_known_ < last; ++steps_known_) {

@@ -8,7 +8,7 @@
 // fixed places before it.
 //
 // Whether a step may update anything is decided on the device (kernels/optimize/guard.hpp). The host reads the outcome
-// from a ring in its own memory kStepsAhead steps later, and always in `settle`.
+// from a ring in its own memory kStepsAhead steps later, and always in `wait`.
 //
 // One step:
 //
@@ -28,10 +28,10 @@
 
 #include "device/stream.hpp"
 #include "kernels/optimize/guard.hpp"
+#include "model/step_arena.hpp"
 #include "parallel/traffic.hpp"
 #include "run/agreement.hpp"
 #include "run/timers.hpp"
-#include "model/step_arena.hpp"
 
 namespace weft::model {
 
@@ -40,7 +40,7 @@ class StepRunner {
   static constexpr std::int64_t kStepsAhead = run::kStepsAhead;
 
   struct Settings {
-    bool record = true;             ///< capture and replay, where the execution can (device.graphs)
+    bool capture = true;            ///< capture and replay, where the execution can (device.graphs)
     bool runs_ahead = true;         ///< exchanges of a step do not wait for the host
     bool skip = false;              ///< skip steps that are not finite (run.nonfinite = "skip"); false: stop
     bool may_skip = true;           ///< false: a private run, in which skipping would break the guarantee
@@ -79,14 +79,14 @@ class StepRunner {
   /// `explain_fault` throws if the model found a fault; Error(communication) if an exchange was aborted.
   void end(std::function<std::string()> rows);
   /// Waits for all steps and their outcomes. Throws as `end`.
-  void settle();
+  void wait();
 
   /// `explain(step)` throws the collective error of a step that halted with StepFlags::model_fault. Called by `end` and
-  /// `settle`, on all ranks.
+  /// `wait`, on all ranks.
   void explain_fault(std::function<void(std::int64_t step)> explain) { explain_fault_ = std::move(explain); }
 
   /// False: from now on every step runs eagerly, so that its phases can be timed.
-  void record(bool record) { records_ = record && recordable_; }
+  void capture(bool capture) { captures_ = capture && capturable_; }
 
   /// From the next step on, `compute` launches other work: the first such step runs eagerly, the second is captured.
   /// Waits for all steps; throws as `end`.
@@ -124,11 +124,11 @@ class StepRunner {
   std::function<void(std::int64_t step)> explain_fault_;
   const Buffers buffers_;
   const std::int64_t ahead_;
-  const bool recordable_;
-  bool records_;
+  const bool capturable_;
+  bool captures_;
   std::optional<device::Graph> graph_;
   bool prepared_ = false;               // this work has run once
-  ExchangeGroups recorded_, replayed_;  // exchanges of one replay; of all replays
+  ExchangeGroups captured_, replayed_;  // exchanges of one replay; of all replays
   parallel::Traffic before_step_, step_traffic_;
   Pending pending_[kRing];
   std::int64_t steps_done_ = 0;   // submitted

@@ -22,8 +22,8 @@
 #include <string>
 
 #include "device/stream.hpp"
-#include "parallel/device_communicator.hpp"
 #include "model/step_arena.hpp"
+#include "parallel/device_communicator.hpp"
 
 namespace weft::model {
 

@@ -15,8 +15,8 @@
 #include <functional>
 
 #include "checkpoint/registry.hpp"
-#include "optimizer/tuning.hpp"
 #include "model/step_arena.hpp"
+#include "optimizer/tuning.hpp"
 
 namespace weft::model {
 

@@ -85,7 +85,7 @@ struct Group::State {
     ncclCommAbort(comm);
   }
   /// Polls a call in progress, at most until `limit`.
-  ncclResult_t settle(ncclResult_t result, Clock::time_point limit) const;
+  ncclResult_t complete(ncclResult_t result, Clock::time_point limit) const;
 };
 
 namespace {
@@ -122,7 +122,7 @@ std::string described(ncclResult_t result, ncclComm_t comm) {
 }
 
 void check(Group::State& group, ncclResult_t result, const char* what, Clock::time_point limit) {
-  result = group.settle(result, limit);
+  result = group.complete(result, limit);
   if (result == ncclSuccess) return;
   const std::string why = result == ncclInProgress ? "timeout: not all ranks joined" : described(result, group.comm);
   abort_all(group);
@@ -152,7 +152,7 @@ Group::State::~State() {
   if (comm == nullptr || aborted) return;
   // After an error a peer may be gone: do not wait for it.
   if (std::uncaught_exceptions() > 0 ||
-      settle(ncclCommFinalize(comm), Clock::now() + kDestructionTimeout) != ncclSuccess) {
+      complete(ncclCommFinalize(comm), Clock::now() + kDestructionTimeout) != ncclSuccess) {
     abort();
     return;
   }
@@ -160,7 +160,7 @@ Group::State::~State() {
   for (const KeptMemory::Block& block : kept.spare()) ncclMemFree(block.data);
 }
 
-ncclResult_t Group::State::settle(ncclResult_t result, Clock::time_point limit) const {
+ncclResult_t Group::State::complete(ncclResult_t result, Clock::time_point limit) const {
   while (result == ncclInProgress && Clock::now() < limit) {
     std::this_thread::yield();
     ncclResult_t state = ncclSuccess;

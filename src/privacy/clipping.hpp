@@ -28,10 +28,10 @@
 #include <vector>
 
 #include "kernels/privacy/clipped_sums.hpp"
-#include "privacy/clipping_plan.hpp"
-#include "run/timers.hpp"
 #include "model/gradient_sink.hpp"
 #include "model/tensor_axis.hpp"
+#include "privacy/clipping_plan.hpp"
+#include "run/timers.hpp"
 
 namespace weft::privacy {
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "kernels/privacy/norms.hpp"
-#include "privacy/settings.hpp"
 #include "model/gradient_sink.hpp"
 #include "model/step_arena.hpp"
+#include "privacy/settings.hpp"
 
 namespace weft::privacy {
 
@@ -51,8 +51,7 @@ inline constexpr std::int64_t kKeptAlignment = 256;  ///< bytes, of the copy of 
 struct ClippingBuffers {
   ClippingBuffers() = default;
   /// settings.mode is not automatic unless settings.algorithm is naive.
-  ClippingBuffers(const Settings&, std::span<const model::ParameterSpec>, const ClippingShape&,
-                  model::StepArena&);
+  ClippingBuffers(const Settings&, std::span<const model::ParameterSpec>, const ClippingShape&, model::StepArena&);
   kernels::Array<double> norms;          ///< squares, [parts + 1, examples]; the last: those that are not counted
   kernels::Array<float> factors;         ///< [parts, examples]
   kernels::Array<float> vectors;         ///< gradients of all vectors, [examples, elements]

@@ -16,10 +16,10 @@
 #include <memory>
 #include <string_view>
 
-#include "privacy/clipping.hpp"
-#include "privacy/noise_key.hpp"
 #include "model/parameter_update.hpp"
 #include "model/step_runner.hpp"
+#include "privacy/clipping.hpp"
+#include "privacy/noise_key.hpp"
 
 namespace weft::privacy {
 

@@ -108,12 +108,12 @@ Json to_json(const GemmRecord& record) {
     return type == Scalar::bf16 ? "bf16" : type == Scalar::fp16 ? "fp16" : type == Scalar::u8 ? "e4m3" : "fp32";
   };
   Json json = {{"n_tokens", shape.rows},          {"n_features", shape.columns},
-                       {"d_model", shape.inner},          {"input_stride", shape.a_stride},
-                       {"weight_stride", shape.b_stride}, {"product_stride", shape.c_stride},
-                       {"input", name(shape.input)},      {"product", name(shape.output)},
-                       {"alignment", shape.alignment},    {"gpu", record.gpu},
-                       {"library", record.library},       {"algorithm", record.algorithm},
-                       {"workspace", record.workspace},   {"milliseconds", record.milliseconds}};
+               {"d_model", shape.inner},          {"input_stride", shape.a_stride},
+               {"weight_stride", shape.b_stride}, {"product_stride", shape.c_stride},
+               {"input", name(shape.input)},      {"product", name(shape.output)},
+               {"alignment", shape.alignment},    {"gpu", record.gpu},
+               {"library", record.library},       {"algorithm", record.algorithm},
+               {"workspace", record.workspace},   {"milliseconds", record.milliseconds}};
   // The names are those of the encoder's product; other forms are marked.
   if (shape.a_form == kernels::Form::transposed) json["input_transposed"] = true;
   if (shape.b_form == kernels::Form::plain) json["weight_transposed"] = false;

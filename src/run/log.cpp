@@ -20,10 +20,10 @@
 
 #include "base/clock.hpp"
 #include "base/file.hpp"
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "base/trace.hpp"
-#include "base/format.hpp"
 #include "storage/ownership.hpp"
 
 namespace weft::run {
@@ -275,9 +275,10 @@ std::string progress_text(const Progress& p, std::size_t columns) {
     rest.remove_prefix(std::min(end + 2, rest.size()));
   }
   fields.push_back(
-      {fmt::format("{} {}/s",
-                   std::isfinite(p.per_second) && p.per_second < 1e15 ? format::grouped(std::llround(p.per_second)) : "?",
-                   p.unit),
+      {fmt::format(
+           "{} {}/s",
+           std::isfinite(p.per_second) && p.per_second < 1e15 ? format::grouped(std::llround(p.per_second)) : "?",
+           p.unit),
        2});
   if (p.percent_of_limit >= 0) fields.push_back({fmt::format("{:.0f} % of the limit", p.percent_of_limit), metric});
   if (p.seconds_left >= 0) fields.push_back({fmt::format("{} left", format::duration(p.seconds_left)), 1});

@@ -10,24 +10,22 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/fault.hpp"
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "device/memory.hpp"
 #include "parallel/signals.hpp"
 #include "parallel/watchdog.hpp"
-#include "run/build.hpp"
-#include "base/format.hpp"
-#include "run/log.hpp"
-#include "run/run_record.hpp"
 #include "run/agreement.hpp"
 #include "run/algorithms.hpp"
+#include "run/build.hpp"
+#include "run/log.hpp"
+#include "run/run_record.hpp"
 
 namespace weft::run {
 namespace {
 
 Json to_json(const Metric& metric) {
-  const auto number_or_null = [&](double value) {
-    return metric.optional && std::isnan(value) ? Json() : Json(value);
-  };
+  const auto number_or_null = [&](double value) { return metric.optional && std::isnan(value) ? Json() : Json(value); };
   return std::visit(
       [&]<class Value>(const Value& value) {
         if constexpr (std::is_same_v<Value, Metric::Group>) {
@@ -116,7 +114,7 @@ Loop::Loop(Trainable& model, const LoopSettings& settings, Origin origin, const 
   checkpoints_.emplace(world.all(), world.node(), directory_.checkpoints(), checkpoints, model.registry(),
                        runtime.execution(), resumed_ ? opened.found->path : std::filesystem::path(),
                        starts_ ? &*starts_ : nullptr, !settings.run.walltime.empty());
-  if (world.is_root()) directory_.lease->settle(checkpoints_->last_durable());
+  if (world.is_root()) directory_.lease->begin_at(checkpoints_->last_durable());
 }
 
 checkpoint::Manifest Loop::manifest() const {
@@ -140,7 +138,7 @@ checkpoint::Manifest Loop::manifest() const {
 
 void Loop::begin_checkpoint() {
   parallel::note_phase("checkpoint");
-  model_.settle();
+  model_.wait();
   const Clock::time_point begin = Clock::now();
   checkpoints_->start(manifest());
   checkpoint_seconds_ += seconds_since(begin);
@@ -170,7 +168,7 @@ void Loop::log_step(double waited_for_data, bool evaluates) {
   const double seconds = seconds_since(logged_at_);
   if (evaluates) {
     const Clock::time_point begin = Clock::now();
-    model_.settle();
+    model_.wait();
     const run::Timers::Whole evaluation(model_.timers(), "evaluation");
     const Metrics measured = model_.evaluate();
     metrics.insert(metrics.end(), measured.begin(), measured.end());
@@ -198,13 +196,13 @@ void Loop::log_step(double waited_for_data, bool evaluates) {
   }
   const double seconds_per_step = seconds / static_cast<double>(steps_done_ - logged_step_);
   run::status({.step = steps_done_,
-                  .steps = settings_.run.steps,
-                  .metrics = progress_of(metrics),
-                  .unit = unit_,
-                  .per_second = rate,
-                  .memory = fmt::format("{}, peak {}", format::binary_bytes_text(memory.device_bytes),
-                                        format::binary_bytes_text(memory.device_peak_bytes)),
-                  .seconds_left = static_cast<double>(settings_.run.steps - steps_done_) * seconds_per_step});
+               .steps = settings_.run.steps,
+               .metrics = progress_of(metrics),
+               .unit = unit_,
+               .per_second = rate,
+               .memory = fmt::format("{}, peak {}", format::binary_bytes_text(memory.device_bytes),
+                                     format::binary_bytes_text(memory.device_peak_bytes)),
+               .seconds_left = static_cast<double>(settings_.run.steps - steps_done_) * seconds_per_step});
   logged_step_ = steps_done_;
   logged_work_ = work_;
   logged_at_ = Clock::now();
@@ -249,8 +247,8 @@ int Loop::make_steps() {
     const double seconds = seconds_since(begin);
     longest_step = std::max(longest_step, seconds);
     run::live(steps_done_, steps,
-                 seconds_since(loop_begin) * static_cast<double>(steps - steps_done_) /
-                     static_cast<double>(steps_done_ - first_step_));
+              seconds_since(loop_begin) * static_cast<double>(steps - steps_done_) /
+                  static_cast<double>(steps_done_ - first_step_));
     checkpoints_->note_step(seconds);
 
     parallel::note_phase("agreement");

@@ -23,12 +23,12 @@
 #include "device/memory.hpp"
 #include "device/runtime.hpp"
 #include "parallel/grid.hpp"
-#include "storage/json_file.hpp"
 #include "run/metrics.hpp"
 #include "run/profile.hpp"
 #include "run/run_directory.hpp"
 #include "run/settings.hpp"
 #include "run/trainable.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::run {
 
@@ -92,8 +92,8 @@ class Loop {
   const device::Runtime& runtime_;
   const Clock::time_point start_;
   std::optional<run::MetricsWriter> metrics_;  // rank 0
-  std::optional<checkpoint::Starts> starts_;      // rank 0
-  std::string stop_cause_;                        // rank 0
+  std::optional<checkpoint::Starts> starts_;   // rank 0
+  std::string stop_cause_;                     // rank 0
   std::optional<checkpoint::Checkpoints> checkpoints_;
   std::int64_t steps_done_ = 0, first_step_ = 0;
   std::int64_t work_ = 0;        // since the begin of the run, in units

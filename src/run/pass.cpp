@@ -3,9 +3,9 @@
 
 #include <utility>
 
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/progress.hpp"
-#include "base/format.hpp"
 
 namespace weft::run {
 

@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "device/memory.hpp"
 #include "device/stream.hpp"
-#include "base/format.hpp"
-#include "run/trace_file.hpp"
 #include "run/machine_limits.hpp"
+#include "run/trace_file.hpp"
 
 namespace weft::run {
 namespace {
@@ -89,7 +89,7 @@ Profile::Profile(bool wanted, const parallel::World& world, const device::Runtim
   copy_gb_per_second_ = measure_copy(runtime.execution(), world.all());
   device::reset_peak();
   device_.emplace(runtime.execution());
-  trace::arm([this] { device_->settle(); });
+  trace::arm([this] { device_->wait(); });
 }
 
 Profile::~Profile() {

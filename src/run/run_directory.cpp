@@ -22,9 +22,9 @@
 #include "parallel/failure.hpp"
 #include "run/build.hpp"
 #include "run/log.hpp"
-#include "storage/ownership.hpp"
 #include "run/run_record.hpp"
 #include "storage/durable.hpp"
+#include "storage/ownership.hpp"
 
 namespace weft::run {
 namespace {

@@ -82,8 +82,9 @@ void write_trace(const std::filesystem::path& path, const trace::Recording& reco
   }
   if (!world.is_root()) return;
   const Json other = {{"ranks", world.size()}, {"steps", recording.steps}, {"dropped_events", recording.dropped}};
-  storage::write_json_text(path, fmt::format("{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[\n{}\n]}}\n",
-                                    finite_json_text(other), all));
+  storage::write_json_text(path,
+                           fmt::format("{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[\n{}\n]}}\n",
+                                       finite_json_text(other), all));
 }
 
 }  // namespace weft::run

@@ -13,8 +13,8 @@
 
 #include "checkpoint/registry.hpp"
 #include "parallel/traffic.hpp"
-#include "storage/json_file.hpp"
 #include "run/timers.hpp"
+#include "storage/json_file.hpp"
 
 namespace weft::run {
 
@@ -83,13 +83,13 @@ class Trainable {
   virtual void stop() noexcept {}
 
   /// Waits for the steps in flight and makes the registered state complete on every rank. Collective; throws as `step`.
-  virtual void settle() = 0;
+  virtual void wait() = 0;
   /// Metrics of the last step, before its update. Collective.
   virtual Metrics metrics() = 0;
-  /// Measures on validation data between two steps: every log.evaluate_every steps, after `metrics` and `settle`. Joins
+  /// Measures on validation data between two steps: every log.evaluate_every steps, after `metrics` and `wait`. Joins
   /// the metrics of the step, under names with the prefix "validation.". Changes no state of the run. Collective.
   virtual Metrics evaluate() { return {}; }
-  /// After `metrics` or `settle`.
+  /// After `metrics` or `wait`.
   virtual Communication communication() const = 0;
   virtual run::Timers& timers() = 0;
 

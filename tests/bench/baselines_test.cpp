@@ -40,7 +40,7 @@ TEST_CASE("steps with each baseline are those of training, in every tensor") {
       const auto trained = [&](const Configuration& c) {
         Run run(c, data, shape);
         for (std::int64_t i = 0; i < 3; ++i) run.step(data, i);
-        run.trainer.settle();
+        run.trainer.wait();
         return std::pair(run.losses, run.parameters());
       };
       const auto expected = trained(configuration);

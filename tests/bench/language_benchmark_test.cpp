@@ -160,8 +160,8 @@ TEST_CASE("the counted operations are those of the convention, and recomputation
   for (const std::string& phase : phases_of_both_passes()) {
     CAPTURE(phase);
     const run::Work both = work_of(phase, settings, architecture),
-                         forward = work_of(phase + ", forward", settings, architecture),
-                         backward = work_of(phase + ", backward", settings, architecture);
+                    forward = work_of(phase + ", forward", settings, architecture),
+                    backward = work_of(phase + ", backward", settings, architecture);
     CHECK(forward.bytes + backward.bytes == both.bytes);
     CHECK(forward.flops + backward.flops == both.flops);
     if (phase == "products")

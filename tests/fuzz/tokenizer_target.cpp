@@ -20,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::vector<std::uint32_t> ids;
   // Refused: unknown characters, and patterns of the file that exceed the limits of matching.
   if (fuzz::accepts({ExitCode::data}, [&] { ids = read->encode(text); }) && read->special("UNK") < 0 &&
-      read->decode(ids) != text)
+      read->detokenise(ids) != text)
     fuzz::finding("a text changes by encoding and decoding");
   return 0;
 }

@@ -66,7 +66,7 @@ Ends run_beside_exchanges(const char* what, const std::function<void(const kerne
     Event fork, join;
     work(computation);  // prepares what is prepared on first use
     Graph graph;
-    graph.record(computation, [&] {
+    graph.capture(computation, [&] {
       ok(cudaEventRecordWithFlags(begin, stream, cudaEventRecordExternal));
       fork.record(computation);
       fork.hold_back(exchange.execution());
@@ -222,7 +222,7 @@ TEST_CASE("a kernel of an exchange does not queue behind the blocks of a large k
     const auto communication = static_cast<cudaStream_t>(exchange.execution().stream);
     Event begun, exchanged;
     Graph graph;
-    graph.record(computation, [&] {
+    graph.capture(computation, [&] {
       ok(cudaMemsetAsync(counts, 0, 2 * sizeof(unsigned), stream));
       begun.record(computation);
       begun.hold_back(exchange.execution());

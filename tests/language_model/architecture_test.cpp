@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Sizes of known models: number of parameters, work per token, and how matrices are cut and initialised.
-#include "language_model/blocks/model_parameters.hpp"
-
 #include <cmath>
 
 #include "input/read.hpp"
+#include "language_model/blocks/model_parameters.hpp"
 #include "language_model/plan.hpp"
 #include "tests/test.hpp"
 

@@ -162,7 +162,7 @@ TEST_CASE("an overflow on one rank withholds the step on all") {
       device::copy(testing::execution(), tensor.data, &scale, sizeof scale, device::Direction::to_device);
     }
   run.step();
-  run.trainer.settle();
+  run.trainer.wait();
   const auto after = testing::bits_of(run.trainer.registry());
   for (const char* name : {"embedding/tokens", "embedding/tokens.first_moment", "final_norm/weight"})
     CHECK(before.at(name) == after.at(name));

@@ -13,12 +13,12 @@
 #include "base/error.hpp"
 #include "input/read.hpp"
 #include "language_model/adapters.hpp"
-#include "language_model/exchange/peft.hpp"
+#include "language_model/huggingface/peft.hpp"
 #include "language_model/trainer.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/language_model/variants.hpp"
-#include "tests/scratch.hpp"
 #include "tests/model/registry_bits.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -197,7 +197,7 @@ TEST_CASE("merged weights give the logits of the adapters") {
     copy_base(model, base);
     const double before = base.loss();
     model::Parameters adapters(adapter_specs(adapted(settings).architecture), settings.policy, single_process(), 0,
-                                  weft::testing::execution(), model::Moments::none);
+                               weft::testing::execution(), model::Moments::none);
     for (std::size_t i = 0; i < adapters.size(); ++i) {
       const std::vector<float> values = model.get(model.parameters().index(adapters.specs()[i].name));
       const model::ParameterSpec& spec = adapters.specs()[i];
@@ -279,7 +279,7 @@ TEST_CASE("training changes the adapters alone, and the loss falls, in every sto
     double last = first;
     for (int i = 1; i < 60; ++i) last = run.step();
     CHECK(last < first - 0.1);
-    run.trainer.settle();
+    run.trainer.wait();
     const auto after = weft::testing::bits_of(run.trainer.registry());
     for (const model::ParameterSpec& spec : run.trainer.model().parameters().specs()) {
       CAPTURE(spec.name);

@@ -12,8 +12,8 @@
 #include "input/read.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
-#include "tests/test.hpp"
 #include "tests/model/registry_bits.hpp"
+#include "tests/test.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -58,7 +58,7 @@ struct Run {
   }
   void steps(int count) {
     for (int i = 0; i < count; ++i) step();
-    trainer.settle();
+    trainer.wait();
   }
   const kernels::Execution execution;
   parallel::Grid grid;

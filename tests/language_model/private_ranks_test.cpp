@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Private steps on several ranks, of the data axis, the tensor axis and both: the sum, and so the sensitivity, and the
-// noise are those of one rank. Norms are not summed over ranks that hold different examples: that would raise the sensitivity
-// to C (1 + sqrt(R - 1)). Those of parts of one example are: without the other parts they would be too small.
+// noise are those of one rank. Norms are not summed over ranks that hold different examples: that would raise the
+// sensitivity to C (1 + sqrt(R - 1)). Those of parts of one example are: without the other parts they would be too
+// small.
 #include <algorithm>
 #include <cstring>
 

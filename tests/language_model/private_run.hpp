@@ -106,7 +106,7 @@ struct PrivateRun {
       for (std::int64_t s = 0; s < batch.sequences; ++s)
         fill_example(examples[static_cast<std::size_t>(own.begin + first + s)], s, batch);
     });
-    trainer.settle();
+    trainer.wait();
   }
   /// The gradients of the last step, in the order of the parameters: of owned rows, and of all vectors.
   std::vector<float> gradients() const {

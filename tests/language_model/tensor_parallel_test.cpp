@@ -224,7 +224,7 @@ TEST_CASE("the plan is what the largest rank takes, and sends in a step") {
       CHECK(static_cast<double>(taken) >= 0.95 * static_cast<double>(planned.device_total() - context));
       if (world.size() == 1) continue;
       for (int step = 0; step < 2; ++step) run.step();  // the second sends the weights of the first
-      run.trainer.settle();
+      run.trainer.wait();
       std::int64_t sent = run.trainer.step_bytes_sent();
       world.maximum({&sent, 1});
       // Rows are divided unevenly; the norm is not counted.

@@ -136,7 +136,7 @@ TEST_CASE("a gradient that is not finite updates nothing") {
   device::copy(weft::testing::execution(), norm.weight.data, &infinite, 4, device::Direction::to_device);
   const std::vector<float> weights = run.weights();
   run.step();
-  run.trainer.settle();
+  run.trainer.wait();
   CHECK(run.weights() == weights);
   CHECK(run.trainer.metrics().skipped_steps == 1);
   device::copy(weft::testing::execution(), norm.weight.data, &before, 4, device::Direction::to_device);
@@ -152,7 +152,7 @@ TEST_CASE("a gradient that is not finite ends the run with exit code 4") {
   device::copy(weft::testing::execution(), norm.weight.data, &infinite, 4, device::Direction::to_device);
   try {
     run.step();
-    run.trainer.settle();
+    run.trainer.wait();
     FAIL("no error");
   } catch (const Error& error) {
     CHECK(error.code() == ExitCode::numeric);
@@ -231,7 +231,7 @@ TEST_CASE("an evaluation reads the weights as they are after the last update, in
     Run run(configuration(more));
     Trainer& trainer = run.trainer;
     for (int i = 0; i < 3; ++i) run.step();
-    trainer.settle();
+    trainer.wait();
     const auto loss = [&] {
       return evaluate(text, 16, 32, trainer.transformer(), trainer.staging(), run.execution).loss;
     };

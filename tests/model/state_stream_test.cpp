@@ -101,7 +101,7 @@ TEST_CASE("state in host memory: the bits of the update are those of resident st
           if (step < 3 || !device::Graph::possible(execution)) {
             streamed.update();
           } else {
-            if (!graph.recorded()) graph.record(execution, [&] { streamed.update(); });
+            if (!graph.captured()) graph.capture(execution, [&] { streamed.update(); });
             graph.replay(execution);
           }
           CHECK(testing::different_tensors(resident.registry, streamed.registry).empty());

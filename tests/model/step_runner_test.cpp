@@ -55,10 +55,10 @@ std::int64_t skipped(const Toy& toy) {
 }  // namespace
 
 TEST_CASE("each step gets its own constants, and steps and exchanges are counted") {
-  Toy toy({.record = false, .runs_ahead = false});
+  Toy toy({.capture = false, .runs_ahead = false});
   toy.runner.resume_at(41);
   for (int i = 1; i <= 9; ++i) toy.step(true, static_cast<float>(i));
-  toy.runner.settle();
+  toy.runner.wait();
   CHECK(toy.number == 45);
   CHECK(toy.runner.steps_done() == 50);
   CHECK(toy.runner.steps_here() == 9);
@@ -69,7 +69,7 @@ TEST_CASE("each step gets its own constants, and steps and exchanges are counted
 }
 
 TEST_CASE("a step that is not finite ends the run before it updates, and the message names its rows") {
-  Toy toy({.record = false, .runs_ahead = false});
+  Toy toy({.capture = false, .runs_ahead = false});
   toy.step(true);
   CHECK_THROWS_WITH_AS(toy.step(false), doctest::Contains("not finite at step 2, rows 3 to 7"), Error);
   CHECK(toy.number == 1);
@@ -77,7 +77,7 @@ TEST_CASE("a step that is not finite ends the run before it updates, and the mes
 }
 
 TEST_CASE("the message of a private run neither suggests to skip steps nor says which rows it drew") {
-  Toy toy({.record = false, .runs_ahead = false, .may_skip = false});
+  Toy toy({.capture = false, .runs_ahead = false, .may_skip = false});
   try {
     toy.step(false);
     FAIL("not thrown");
@@ -92,7 +92,7 @@ TEST_CASE("the message of a private run neither suggests to skip steps nor says 
 
 TEST_CASE("a step that is not valid ends the run with an internal error before it updates, and the model says why") {
   for (const bool explained : {false, true}) {
-    Toy toy({.record = false, .runs_ahead = false, .skip = true, .skip_at_most = 5});
+    Toy toy({.capture = false, .runs_ahead = false, .skip = true, .skip_at_most = 5});
     if (explained)
       toy.runner.explain_fault([](std::int64_t step) {
         throw collective_error(ExitCode::internal, "the lists of step {} are too short", step);
@@ -113,7 +113,7 @@ TEST_CASE("a step that is not valid ends the run with an internal error before i
 }
 
 TEST_CASE("steps that are not finite are skipped up to the allowed number") {
-  Toy toy({.record = false, .runs_ahead = false, .skip = true, .skip_at_most = 2});
+  Toy toy({.capture = false, .runs_ahead = false, .skip = true, .skip_at_most = 2});
   toy.step(true);
   toy.step(false);
   toy.step(true);

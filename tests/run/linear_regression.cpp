@@ -11,8 +11,8 @@
 #include "parallel/failure.hpp"
 #include "parallel/settings.hpp"
 #include "run/log.hpp"
-#include "run/run_record.hpp"
 #include "run/loop.hpp"
+#include "run/run_record.hpp"
 
 namespace {
 
@@ -52,8 +52,8 @@ int train(const std::string& path, const std::string& output, const parallel::Wo
   const parallel::GridShape shape({{std::string(parallel::kDataAxis), world.size()}});
   const parallel::Grid grid(world, shape);
   testing::LinearRegression model(grid, static_cast<std::uint64_t>(c.run.seed), c.optimizer.learning_rate);
-  run::Loop loop(model, {c.run, c.log, c.resume, c.checkpoint}, {input::print(schema), text, {}, "generated"},
-                      opened, world, shape, runtime, start);
+  run::Loop loop(model, {c.run, c.log, c.resume, c.checkpoint}, {input::print(schema), text, {}, "generated"}, opened,
+                 world, shape, runtime, start);
   return loop.run();
 }
 

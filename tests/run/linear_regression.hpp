@@ -78,7 +78,7 @@ class LinearRegression final : public run::Trainable {
     return {.work = kBatch};
   }
 
-  void settle() override {}
+  void wait() override {}
   run::Metrics metrics() override {
     std::vector<double> by_output;
     double loss = 0;

@@ -11,14 +11,14 @@
 #include <limits>
 
 #include "base/error.hpp"
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/progress.hpp"
-#include "base/format.hpp"
-#include "storage/json_file.hpp"
 #include "run/log.hpp"
 #include "run/metrics.hpp"
 #include "run/pass.hpp"
 #include "run/run_record.hpp"
+#include "storage/json_file.hpp"
 #include "tests/scratch.hpp"
 
 using namespace weft;
@@ -29,7 +29,6 @@ namespace {
 using weft::testing::contents;
 using weft::testing::Scratch;
 using weft::testing::write_file;
-
 
 }  // namespace
 
@@ -263,8 +262,7 @@ TEST_CASE("progress and numbers are formatted for people") {
         "step 120/2000  loss 0.4123  NMSE 0.4050  L0 15.98  51,900 tokens/s  0:12:34 left");
   // Whole fields are left out where a line is too long: the last metrics first, the step and the first metric never.
   CHECK(run::progress_text(progress, 80).size() == 80);
-  CHECK(run::progress_text(progress, 79) ==
-        "step 120/2000  loss 0.4123  NMSE 0.4050  51,900 tokens/s  0:12:34 left");
+  CHECK(run::progress_text(progress, 79) == "step 120/2000  loss 0.4123  NMSE 0.4050  51,900 tokens/s  0:12:34 left");
   CHECK(run::progress_text(progress, 60) == "step 120/2000  loss 0.4123  51,900 tokens/s  0:12:34 left");
   CHECK(run::progress_text(progress, 50) == "step 120/2000  loss 0.4123  0:12:34 left");
   CHECK(run::progress_text(progress, 30) == "step 120/2000  loss 0.4123");

@@ -12,10 +12,10 @@
 #include <map>
 #include <thread>
 
-#include "storage/json_file.hpp"
 #include "run/log.hpp"
 #include "run/timers.hpp"
 #include "run/trace_file.hpp"
+#include "storage/json_file.hpp"
 #include "tests/test.hpp"
 
 using namespace weft;

@@ -73,7 +73,7 @@ CYCLES = [
     ]
 # Folders that include each other.
 MUTUAL = [
-        ("language_model", "language_model/exchange"),
+        ("language_model", "language_model/huggingface"),
         ("language_model", "language_model/generation"),
         ("language_model", "language_model/policy"),
         ("privacy", "privacy/accountant"),

@@ -114,7 +114,7 @@ TEST_CASE("the plan's bytes are those of a model") {
     const std::int64_t before = device::memory_use().device_bytes;
     const Model model(shape, policy, grid, testing::execution(), Moments::held);
     const model::StateBytes planned = model::largest_state_bytes(parameter_specs(shape), grid.shape(), policy,
-                                                                       testing::execution().backend, Moments::held);
+                                                                 testing::execution().backend, Moments::held);
     CHECK(device::memory_use().device_bytes - before == planned.total());
     CHECK(model.state_bytes() == planned.weights + planned.moments);
     CHECK(model.clocks().size * 8 == planned.row_state);

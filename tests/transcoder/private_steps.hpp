@@ -102,7 +102,7 @@ struct PrivateSteps {
   }
   /// All parameters, or the gradients of the last step, on every rank.
   std::vector<double> parameters() {
-    trainer.settle();
+    trainer.wait();
     std::vector<double> all;
     const model::Parameters& held = trainer.model().parameters();
     for (std::size_t i = 0; i < held.size(); ++i) {
@@ -156,7 +156,7 @@ struct PrivateSteps {
         }
       }
     });
-    trainer.settle();
+    trainer.wait();
   }
   /// Of the reference: the gradients of these records.
   std::vector<PrivateReference::Values> of_records(PrivateReference reference,

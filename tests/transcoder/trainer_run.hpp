@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kernels/random.hpp"
-#include "tests/test.hpp"
 #include "tests/model/registry_bits.hpp"
+#include "tests/test.hpp"
 #include "transcoder/step/trainer.hpp"
 
 namespace weft::transcoder {

@@ -275,7 +275,7 @@ TEST_CASE("a grid D x G has the bits of 1 x G, for every state") {
         run.step(data, i);
         alone.step(data, i);
       }
-      run.trainer.settle();
+      run.trainer.wait();
       for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
         CAPTURE(tensor.name);
         // It follows from what passed the filter on each rank, and no result depends on it (selection_rule.hpp).

@@ -33,8 +33,8 @@ TEST_CASE("jumprelu, clipped, penalised, with dead features and other decoders, 
   listed_dead.transcoder.auxk_features = kFeatures + 1;  // all that are dead and positive
   Configuration dead = listed_dead;
   dead.transcoder.threshold_gradient = ThresholdGradient::dense;
-  for (const Configuration& configuration : {plain, listed, thresholds, negative, tied, clipped, penalised, listed_tied,
-                                             per_layer, listed_dead, dead})
+  for (const Configuration& configuration :
+       {plain, listed, thresholds, negative, tied, clipped, penalised, listed_tied, per_layer, listed_dead, dead})
     equal_on_every_grid(configuration, data);
 }
 

@@ -22,12 +22,12 @@ class ForwardSubject : public BenchmarkSubject {
         execution_{device::planned_backend(device_settings(configuration)), execution.stream,
                    device_settings(configuration).tf32} {}
 
-  void settle() override { kernels::fence(execution_); }
+  void wait() override { kernels::fence(execution_); }
   run::Timers& timers() override { return timers_; }
   checkpoint::Registry& registry() override { return registry_; }
   const kernels::Execution& execution() const override { return execution_; }
   void time_phases(bool one_by_one) override {
-    timers_.before_switch(one_by_one ? std::function<void()>([this] { settle(); }) : std::function<void()>());
+    timers_.before_switch(one_by_one ? std::function<void()>([this] { wait(); }) : std::function<void()>());
   }
   double row_bytes() const override { return 0; }  // nothing is read
   std::int64_t state_bytes() const override { return model_->parameters().bytes().weights; }
@@ -35,8 +35,7 @@ class ForwardSubject : public BenchmarkSubject {
  protected:
   void build_model(const language_model::TransformerSettings& settings) {
     arena_.emplace(execution_, grid_);
-    model_.emplace(architecture_, configuration_.optimizer.state, grid_.shape(), 0, execution_,
-                   model::Moments::none);
+    model_.emplace(architecture_, configuration_.optimizer.state, grid_.shape(), 0, execution_, model::Moments::none);
     model_->initialise(static_cast<std::uint64_t>(configuration_.run.seed));
     model_->parameters().add_to(registry_);
     transformer_.emplace(*model_, settings, timers_, *arena_);

@@ -56,7 +56,7 @@ class GenerationSubject final : public ForwardSubject {
                     });
   }
   void time_phases(bool one_by_one) override {
-    generator_->record(!one_by_one);
+    generator_->capture(!one_by_one);
     ForwardSubject::time_phases(one_by_one);
   }
   std::int64_t tokens_per_step() const override { return generation_.rows * generation_.new_tokens; }

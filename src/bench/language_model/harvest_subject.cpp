@@ -74,7 +74,7 @@ class HarvestSubject final : public ForwardSubject {
       if (to_host_ && first > 0) recorder_->finish_before_last();
     }
     if (to_host_) recorder_->finish();
-    settle();
+    wait();
   }
   std::int64_t tokens_per_step() const override { return configuration_.data.batch_tokens; }
   run::Work work_of(std::string_view phase) const override {

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "base/format.hpp"
 #include "bench/language_model/generation_subject.hpp"
 #include "bench/language_model/harvest_subject.hpp"
 #include "bench/language_model/language_settings.hpp"
@@ -13,7 +14,6 @@
 #include "language_model/pass_work.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/trainer.hpp"
-#include "base/format.hpp"
 #include "run/usable_memory.hpp"
 
 namespace weft::bench {
@@ -76,7 +76,7 @@ class LanguageSubject final : public BenchmarkSubject {
     tokens_.fill(batch, first);
     trainer_->step(batch);
   }
-  void settle() override { trainer_->settle(); }
+  void wait() override { trainer_->wait(); }
   run::Timers& timers() override { return trainer_->timers(); }
   checkpoint::Registry& registry() override { return trainer_->registry(); }
   const kernels::Execution& execution() const override { return execution_; }
@@ -155,7 +155,7 @@ class LanguageBenchmark final : public BenchmarkModel {
   double measure_product(const parallel::Grid& grid, const kernels::Execution& execution) const override {
     const language_model::ModelSettings& model = input_.configuration.language_model;
     return run::measure_product(execution, input_.configuration.micro_tokens(), model.d_mlp, model.d_model,
-                                     grid.world());
+                                grid.world());
   }
   void resolve(BenchmarkCase& one) const override {
     bench::resolve(input_.configuration, input_.benchmark.batch_tokens, one);

@@ -79,8 +79,7 @@ DenseTrainer::DenseTrainer(const transcoder::Configuration& configuration, const
       normalisation_(normalisation, statistics, execution),
       arena_(execution, grid) {
   const transcoder::SelectionSpec selection = selection_of(configuration, shape, grid, execution);
-  selection_ =
-      transcoder::make_selector(selection, transcoder::SelectionBuffers(selection, arena_), grid, execution);
+  selection_ = transcoder::make_selector(selection, transcoder::SelectionBuffers(selection, arena_), grid, execution);
   const std::int64_t n = configuration.data.batch_tokens, width = shape.width(), n_layers = shape.n_layers;
   for (device::Buffer<float>* rows : {&inputs_, &targets_, &reconstruction_, &gradient_rows_})
     *rows = device::Buffer<float>(n * width);

@@ -165,7 +165,7 @@ void SelectorOnRankZero::gather(const Batch& batch) {
     for (std::int64_t feature = 0; feature < n_features; feature += sizes().tile_features)
       for (std::int64_t token = 0; token < n_tokens; token += sizes().tile_tokens) {
         const kernels::TileRange tile{layer, token, std::min(sizes().tile_tokens, n_tokens - token), feature,
-                                           std::min(sizes().tile_features, n_features - feature)};
+                                      std::min(sizes().tile_features, n_features - feature)};
         (*batch.produce)(execution_, tile,
                          products.rows_from(token, tile.token_count).columns_from(feature, tile.feature_count));
       }
@@ -225,8 +225,8 @@ void SelectorOnRankZero::share_lists(const Batch& batch) {
   kernels::SparseActivations of_group = lists_;
   of_group.n_tokens = activations().n_tokens;
   of_group.row_offsets.data += grid_.part(parallel::kDataAxis, n_tokens_total).begin;
-  kernels::restrict_features(execution_, {&of_group, 1},
-                             grid_.part(parallel::kFeatureAxis, spec_.n_features).begin, activations(), {});
+  kernels::restrict_features(execution_, {&of_group, 1}, grid_.part(parallel::kFeatureAxis, spec_.n_features).begin,
+                             activations(), {});
   row_offsets_.close();
   key_.close();
   value_.close();

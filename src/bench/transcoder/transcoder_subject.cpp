@@ -68,7 +68,7 @@ class Sparse final : public TranscoderSubject<transcoder::Trainer> {
                      [](const dataset::RawBatch&, std::int64_t) { return std::string("batch of a benchmark"); });
     trainer_->initialise();
   }
-  void settle() override { trainer_->settle(); }
+  void wait() override { trainer_->wait(); }
   parallel::Exchanges exchanges() const override { return trainer_->exchanges(); }
   double step_exposed_seconds() const override { return trainer_->step_exposed_seconds(); }
   void time_phases(bool one_by_one) override { trainer_->time_phases(one_by_one); }
@@ -91,7 +91,7 @@ class Dense final : public TranscoderSubject<DenseTrainer> {
     trainer_.emplace(configuration_, shape_, batches_->normalisation(), batches_->statistics(), grid_, execution_);
     trainer_->initialise();
   }
-  void settle() override {}
+  void wait() override {}
   void time_phases(bool) override {}
   void count_work() override {
     sizes_ = transcoder::step_sizes(configuration_, shape_, grid_, {});

@@ -4,13 +4,13 @@
 // adapters merged; with --adapters these alone, in the files of PEFT.
 #include <fmt/ranges.h>
 
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "commands/language_model/opened.hpp"
 #include "device/runtime.hpp"
-#include "language_model/exchange/peft.hpp"
+#include "language_model/huggingface/peft.hpp"
 #include "language_model/plan.hpp"
 #include "parallel/affinity.hpp"
-#include "base/format.hpp"
 
 namespace weft::commands {
 namespace {

@@ -6,11 +6,11 @@
 
 #include <algorithm>
 
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "commands/language_model/loaded.hpp"
 #include "commands/language_model/texts.hpp"
 #include "dataset/activations/description.hpp"
-#include "base/format.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::commands {

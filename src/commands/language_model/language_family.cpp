@@ -4,12 +4,12 @@
 // directories of Hugging Face.
 #include <algorithm>
 
+#include "base/format.hpp"
 #include "bench/language_model/language_settings.hpp"
 #include "bench/language_model/language_subject.hpp"
 #include "commands/family.hpp"
-#include "language_model/exchange/directory.hpp"
+#include "language_model/huggingface/directory.hpp"
 #include "language_model/model.hpp"
-#include "base/format.hpp"
 
 namespace weft::commands {
 namespace {
@@ -27,8 +27,8 @@ std::string describe_language_model(const std::filesystem::path& path, const che
   const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
                                      [](const auto& tensor) { return tensor.name.ends_with(".first_moment"); });
   const std::string difference = model::first_difference(
-      manifest.tensors, model::tensors_of(specs, configuration.optimizer.state,
-                                             trainable ? model::Moments::held : model::Moments::none));
+      manifest.tensors,
+      model::tensors_of(specs, configuration.optimizer.state, trainable ? model::Moments::held : model::Moments::none));
   if (!difference.empty())
     throw collective_error(ExitCode::io,
                            "{}: {} (the language model of its input has it); was it written by another program?",

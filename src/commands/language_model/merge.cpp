@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "base/format.hpp"
 #include "checkpoint/writer.hpp"
 #include "commands/language_model/opened.hpp"
 #include "device/runtime.hpp"
@@ -13,7 +14,6 @@
 #include "language_model/training_run.hpp"
 #include "parallel/affinity.hpp"
 #include "run/build.hpp"
-#include "base/format.hpp"
 
 namespace weft::commands {
 

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "base/format.hpp"
 #include "language_model/plan.hpp"
 #include "parallel/watchdog.hpp"
-#include "base/format.hpp"
 #include "storage/digest.hpp"
 
 namespace weft::commands {

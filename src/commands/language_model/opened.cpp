@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "input/text.hpp"
-#include "language_model/exchange/peft.hpp"
+#include "language_model/huggingface/peft.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/training_run.hpp"
 #include "storage/digest.hpp"
@@ -114,7 +114,7 @@ model::Parameters OpenedModel::adapters(const parallel::World& world, const kern
   if (architecture.lora.rank == 0)
     throw collective_error(ExitCode::usage, "{}: has no adapters (it was trained without lora.rank)", name());
   model::Parameters adapters(language_model::adapter_specs(architecture), configuration().optimizer.state,
-                                language_model::single_process(), 0, execution, model::Moments::none);
+                             language_model::single_process(), 0, execution, model::Moments::none);
   if (directory)
     language_model::load_peft(adapters, architecture, execution, architecture.lora.initial);
   else

@@ -8,7 +8,7 @@
 
 #include "bench/language_model/language_settings.hpp"
 #include "commands/commands.hpp"
-#include "language_model/exchange/directory.hpp"
+#include "language_model/huggingface/directory.hpp"
 #include "language_model/model.hpp"
 
 namespace weft::commands {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "commands/commands.hpp"
@@ -15,7 +16,6 @@
 #include "language_model/tokenizer/corpus.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
-#include "base/format.hpp"
 #include "storage/mapped_file.hpp"
 
 namespace weft::commands {

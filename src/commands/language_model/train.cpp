@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/clock.hpp"
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "bench/language_model/language_settings.hpp"
 #include "commands/commands.hpp"
@@ -16,7 +17,6 @@
 #include "language_model/plan.hpp"
 #include "language_model/policy/polychromic_run.hpp"
 #include "language_model/training_run.hpp"
-#include "base/format.hpp"
 #include "run/algorithms.hpp"
 #include "run/usable_memory.hpp"
 
@@ -70,8 +70,8 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   const std::int64_t device_memory = static_cast<std::int64_t>(configuration.device.memory * 1e9);
   // The run is planned for another machine, whose host memory is not known, with --device-memory or parallel.world.
   const run::HostShare memory = options.device_memory.empty() && configuration.parallel.world == 0
-                                         ? run::usable_host_memory(world)
-                                         : run::HostShare{};
+                                    ? run::usable_host_memory(world)
+                                    : run::HostShare{};
   language_model::require_memory(plan, configuration, memory.bytes, memory.limit, device_memory);
   language_model::require_worthwhile_swapping(plan);
   const MemoryNeed need{.device = plan.device_total(),

@@ -16,9 +16,9 @@
 #include "commands/family.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/affinity.hpp"
-#include "storage/durable.hpp"
 #include "run/algorithms.hpp"
 #include "run/run_directory.hpp"
+#include "storage/durable.hpp"
 
 namespace weft::commands {
 namespace {
@@ -100,7 +100,7 @@ bench::CheckpointResult measure_own_checkpoint(bench::BenchmarkModel& input, con
   return bench::measure_checkpoint(std::filesystem::path(input.run().output) / "benchmark_checkpoint",
                                    subject->registry(), runtime.execution(), world, [&] {
                                      subject->step();
-                                     subject->settle();
+                                     subject->wait();
                                    });
 }
 
@@ -168,7 +168,7 @@ int run_benchmark(const Request& request, const BenchmarkOptions& options, const
     if (options.tune) {
       subject->build();
       subject->step();
-      subject->settle();
+      subject->wait();
       continue;
     }
     result.cases.push_back(bench::measure(one, *subject, one.model->settings(), result.machine, world));

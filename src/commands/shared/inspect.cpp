@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "base/format.hpp"
 #include "base/system.hpp"
 #include "base/text.hpp"
 #include "bench/transcoder/transcoder_settings.hpp"
@@ -15,7 +16,6 @@
 #include "dataset/activations/row_tokens.hpp"
 #include "dataset/activations/statistics.hpp"
 #include "dataset/tokens/token_set.hpp"
-#include "base/format.hpp"
 #include "storage/json_file.hpp"
 
 namespace weft::commands {

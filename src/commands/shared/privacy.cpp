@@ -5,6 +5,7 @@
 
 #include <cstdio>
 
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "bench/language_model/language_settings.hpp"
 #include "commands/commands.hpp"
@@ -12,7 +13,6 @@
 #include "language_model/training_run.hpp"
 #include "parallel/watchdog.hpp"
 #include "privacy/accountant/accountant.hpp"
-#include "base/format.hpp"
 #include "storage/json_file.hpp"
 
 namespace weft::commands {

@@ -3,14 +3,14 @@
 
 #include <charconv>
 
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "commands/commands.hpp"
 #include "input/print.hpp"
 #include "kernels/execution.hpp"
 #include "parallel/affinity.hpp"
-#include "base/format.hpp"
-#include "run/run_record.hpp"
 #include "run/algorithms.hpp"
+#include "run/run_record.hpp"
 
 namespace weft::commands {
 namespace {

@@ -68,7 +68,7 @@ struct PlannedModel {
   device::Settings device;
   parallel::GridShape grid;
   run::TrainingData data;  ///< the fingerprint may be set by `start`
-  std::string summary;          ///< data and plan, as text
+  std::string summary;     ///< data and plan, as text
   MemoryNeed need;
   Json plan;  ///< `need` and the plan, for --dry-run
   std::int64_t device_bytes = 0;
@@ -78,7 +78,7 @@ struct PlannedModel {
   std::function<std::shared_ptr<void>(const device::Runtime&)> start = {};
   /// `changed`: the steps from here on may not be those that the run would have made (check_same_run).
   std::function<std::unique_ptr<run::Trainable>(const run::OpenedRun&, bool changed, const parallel::Grid&,
-                                                     const device::Runtime&)>
+                                                const device::Runtime&)>
       make = {};
 };
 

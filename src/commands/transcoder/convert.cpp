@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "base/format.hpp"
 #include "checkpoint/resume.hpp"
 #include "checkpoint/writer.hpp"
 #include "commands/transcoder/loaded.hpp"
@@ -14,7 +15,6 @@
 #include "parallel/affinity.hpp"
 #include "parallel/nccl.hpp"
 #include "run/build.hpp"
-#include "base/format.hpp"
 #include "transcoder/run/conversion.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/statistics_state.hpp"
@@ -142,14 +142,14 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
       conversion.bf16 ? "bf16" : "fp32", "", "before", "after", "L0", mean(before.l0), mean(after.l0), "NMSE",
       mean(before.nmse), mean(after.nmse), calibrated.capacity, calibrated.active);
   Json record = {{"checkpoint", found.path.string()},
-                         {"step", found.manifest.step},
-                         {"data", path},
-                         {"thresholds", conversion.per_feature ? "per_feature" : "per_layer"},
-                         {"type", conversion.bf16 ? "bf16" : "fp32"},
-                         {"capacity", calibrated.capacity},
-                         {"fullest_batch", calibrated.active},
-                         {"before", transcoder::to_json(before)},
-                         {"after", transcoder::to_json(after)}};
+                 {"step", found.manifest.step},
+                 {"data", path},
+                 {"thresholds", conversion.per_feature ? "per_feature" : "per_layer"},
+                 {"type", conversion.bf16 ? "bf16" : "fp32"},
+                 {"capacity", calibrated.capacity},
+                 {"fullest_batch", calibrated.active},
+                 {"before", transcoder::to_json(before)},
+                 {"after", transcoder::to_json(after)}};
   if (world.is_root()) storage::write_json(output / "conversion.json", record);
   record["output"] = request.output;
   print_written(request, text, record);

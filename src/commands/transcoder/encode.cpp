@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft encode CHECKPOINT --data DIR --output DIR: the sparse activations of a dataset as files for other programs.
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "commands/transcoder/loaded.hpp"
-#include "base/format.hpp"
 #include "transcoder/features/encoded_files.hpp"
 
 namespace weft::commands {

@@ -3,11 +3,11 @@
 // weft evaluate CHECKPOINT [--data DIR]: measures the quality of a transcoder on validation data.
 #include <filesystem>
 
+#include "base/format.hpp"
 #include "base/trace.hpp"
 #include "commands/transcoder/loaded.hpp"
-#include "base/format.hpp"
-#include "storage/durable.hpp"
 #include "run/profile.hpp"
+#include "storage/durable.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/step_work.hpp"
 

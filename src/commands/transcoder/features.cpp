@@ -7,9 +7,9 @@
 #include <optional>
 #include <set>
 
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "commands/transcoder/loaded.hpp"
-#include "base/format.hpp"
 #include "run/pass.hpp"
 #include "storage/durable.hpp"
 #include "transcoder/features/catalogue.hpp"

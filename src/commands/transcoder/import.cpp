@@ -4,13 +4,13 @@
 // of activations, a dataset.
 #include <filesystem>
 
+#include "base/format.hpp"
 #include "bench/transcoder/transcoder_settings.hpp"
 #include "commands/commands.hpp"
 #include "input/print.hpp"
 #include "interchange/compressed_activations.hpp"
 #include "interchange/formats.hpp"
 #include "run/build.hpp"
-#include "base/format.hpp"
 #include "storage/json_file.hpp"
 
 namespace weft::commands {

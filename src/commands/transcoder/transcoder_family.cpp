@@ -3,6 +3,7 @@
 // Transcoders as a model family: their inputs, and what weft inspect says about their checkpoints and exported weights.
 #include <algorithm>
 
+#include "base/format.hpp"
 #include "bench/transcoder/transcoder_settings.hpp"
 #include "bench/transcoder/transcoder_subject.hpp"
 #include "commands/commands.hpp"
@@ -10,7 +11,6 @@
 #include "commands/language_model/model_rows.hpp"
 #include "interchange/formats.hpp"
 #include "parallel/nccl.hpp"
-#include "base/format.hpp"
 #include "transcoder/parameters/model.hpp"
 
 namespace weft::commands {
@@ -25,7 +25,7 @@ std::string describe_transcoder(const std::filesystem::path& path, const checkpo
                                      [](const auto& tensor) { return tensor.name == "encoder_0/weight.first_moment"; });
   const std::string difference = model::first_difference(
       manifest.tensors, model::tensors_of(transcoder::parameter_specs(shape), stored->policy,
-                                             trainable ? model::Moments::held : model::Moments::none));
+                                          trainable ? model::Moments::held : model::Moments::none));
   if (!difference.empty())
     throw collective_error(ExitCode::io, "{}: {} (a transcoder of {} has it); was it written by another program?",
                            path.string(), difference, to_text(shape));
@@ -70,9 +70,9 @@ class TranscoderBenchmark final : public bench::BenchmarkModel {
   }
   double measure_product(const parallel::Grid& grid, const kernels::Execution& execution) const override {
     return run::measure_product(execution,
-                                     grid.part(parallel::kDataAxis, input_.configuration.data.batch_tokens).size(),
-                                     grid.part(parallel::kFeatureAxis, input_.configuration.transcoder.features).size(),
-                                     input_.benchmark.d_model, grid.world());
+                                grid.part(parallel::kDataAxis, input_.configuration.data.batch_tokens).size(),
+                                grid.part(parallel::kFeatureAxis, input_.configuration.transcoder.features).size(),
+                                input_.benchmark.d_model, grid.world());
   }
   void resolve(bench::BenchmarkCase& one) const override {
     if (one.name == "dense") one.sets.insert(one.sets.begin(), "benchmark.formulation=dense");

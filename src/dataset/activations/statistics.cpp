@@ -15,10 +15,10 @@
 #include "dataset/activations/sidecar.hpp"
 #include "kernels/bf16.hpp"
 #include "parallel/grid.hpp"
-#include "storage/ownership.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/digest.hpp"
 #include "storage/durable.hpp"
+#include "storage/ownership.hpp"
 
 namespace weft::dataset {
 namespace {

@@ -100,8 +100,7 @@ void AttentionSublayer::take(BlockMemory& memory, const Sublayer* later) {
   projection_gradient_ = memory.gradient(width);
   if (stay && later != nullptr) projection_gradient_ = dynamic_cast<const AttentionSublayer&>(*later).projected_;
   const bool trained = architecture().lora.rank == 0;
-  const bool has_weights =
-      trained && (model().qk_norm == QueryKeyNorm::head || model().qk_norm == QueryKeyNorm::width);
+  const bool has_weights = trained && (model().qk_norm == QueryKeyNorm::head || model().qk_norm == QueryKeyNorm::width);
   query_rows_ = memory.gradient_numbers(has_weights ? rows * queries : 0);
   key_rows_ = memory.gradient_numbers(has_weights ? rows * keys : 0);
   temperature_rows_ = memory.gradient_numbers(trained && model().qk_norm == QueryKeyNorm::scaled ? rows : 0);
@@ -170,11 +169,11 @@ void AttentionSublayer::backward(const Pass& pass, AnyMatrix x, const OutputGrad
   products_->propagate(pass, *output_, mixed, dy.rows, mixed_gradient);
   context.timers.phase("attention");
   const std::int64_t queries = architecture().query_width(), keys = architecture().key_width();
-  context.settings.attention.backward(
-      context.execution, attention(pass), packed.columns_from(0, queries), packed.columns_from(queries, keys),
-      packed.columns_from(queries + keys, keys), mixed, pass.rows_of(log_sum_, model().heads), mixed_gradient,
-      gradient.columns_from(0, queries), gradient.columns_from(queries, keys),
-      gradient.columns_from(queries + keys, keys), workspace_);
+  context.settings.attention.backward(context.execution, attention(pass), packed.columns_from(0, queries),
+                                      packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
+                                      mixed, pass.rows_of(log_sum_, model().heads), mixed_gradient,
+                                      gradient.columns_from(0, queries), gradient.columns_from(queries, keys),
+                                      gradient.columns_from(queries + keys, keys), workspace_);
   if (transforms_queries()) transform_backward(pass, gradient);
   products_->propagate(pass, *projection_, x, gradient, dx);
   // Gradients of weights are formed while the ranks add up that of the input.
@@ -231,8 +230,7 @@ kernels::Attention AttentionSublayer::attention(const Pass& pass) const {
   const Tokens& tokens = pass.tokens;
   const std::int64_t shorter = settings.length / tokens.length;
   const bool whole = settings.gradients && pass.micro_batch_rows == settings.rows &&
-                     settings.length % tokens.length == 0 &&
-                     std::has_single_bit(static_cast<std::uint64_t>(shorter));
+                     settings.length % tokens.length == 0 && std::has_single_bit(static_cast<std::uint64_t>(shorter));
   kernels::Attention attention =
       attention_shape(model(), tokens.sequences, tokens.length,
                       whole ? settings.attention.implementation : kernels::AttentionImplementation::own);

@@ -7,8 +7,8 @@ namespace weft::language_model {
 
 using kernels::AnyMatrix;
 
-BlockMemory::BlockMemory(const TransformerSettings& settings, std::int64_t inner_columns,
-                         ActivationSwap::Buffers& swap, model::StepArena& arena)
+BlockMemory::BlockMemory(const TransformerSettings& settings, std::int64_t inner_columns, ActivationSwap::Buffers& swap,
+                         model::StepArena& arena)
     : settings_(settings), swap_(swap), arena_(arena), inner_columns_(inner_columns) {}
 
 void BlockMemory::begin(std::int64_t block, std::string kind) {

@@ -10,9 +10,9 @@
 #include "kernels/optimize/adam.hpp"
 #include "language_model/blocks/example_rows.hpp"
 #include "language_model/blocks/layers.hpp"
-#include "run/timers.hpp"
 #include "model/gradient_sink.hpp"
 #include "model/tensor_axis.hpp"
+#include "run/timers.hpp"
 
 namespace weft::language_model {
 

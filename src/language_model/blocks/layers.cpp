@@ -50,15 +50,14 @@ std::size_t Layers::find(const std::string& name) const {
 
 std::size_t Layers::first_of(const std::string& prefix) const {
   const std::span<const model::ParameterSpec> specs = parameters_.specs();
-  return static_cast<std::size_t>(std::find_if(specs.begin(), specs.end(),
-                                               [&](const auto& spec) { return spec.name.starts_with(prefix); }) -
-                                  specs.begin());
+  return static_cast<std::size_t>(
+      std::find_if(specs.begin(), specs.end(), [&](const auto& spec) { return spec.name.starts_with(prefix); }) -
+      specs.begin());
 }
 
 const Linear& Layers::product(const std::string& name) const {
   const std::size_t weight = find(name + "/weight");
-  return *std::find_if(linears_.begin(), linears_.end(),
-                       [&](const Linear& linear) { return linear.weight == weight; });
+  return *std::find_if(linears_.begin(), linears_.end(), [&](const Linear& linear) { return linear.weight == weight; });
 }
 
 kernels::Array<const float> Layers::values(std::size_t parameter) const {

@@ -82,8 +82,7 @@ Products::Buffers::Buffers(const TransformerSettings& settings, const ParameterL
     std::int64_t row_bytes = 0;
     for (const Product& product : list.products) {
       row_bytes = std::max(row_bytes, kernels::coded_bytes(rows, product.inputs));
-      bytes = std::max(bytes,
-                       kernels::gemm_coded_workspace(arena.backend(), rows, product.outputs(), product.inputs));
+      bytes = std::max(bytes, kernels::gemm_coded_workspace(arena.backend(), rows, product.outputs(), product.inputs));
     }
     coded_rows = arena.take<std::byte>(row_bytes);
     for (const Product& product : list.products)
@@ -113,8 +112,7 @@ Products::Products(const Context& context, const Buffers& buffers) : context_(co
   if (const std::string why = kernels::coded_obstacle(context.execution.backend); !why.empty())
     throw collective_error(ExitCode::usage, "device.fp8_forward is not available ({}); leave it out", why);
   for (std::size_t i = 0; i < buffers.coded_weights.size(); ++i)
-    coded_weights_.push_back(
-        kernels::coded_rows(buffers.coded_weights[i], linears[i].outputs(), linears[i].inputs()));
+    coded_weights_.push_back(kernels::coded_rows(buffers.coded_weights[i], linears[i].outputs(), linears[i].inputs()));
 }
 
 void Products::place_biases() {

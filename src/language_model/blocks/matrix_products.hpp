@@ -29,7 +29,7 @@ class Products {
     std::vector<kernels::Array<std::byte>> coded_weights;
     kernels::Array<std::byte> workspace;
     kernels::Array<kernels::half> half_weights;
-    kernels::Array<kernels::bf16> rounded_biases;  ///< of all products, where their kernels take them in bf16
+    kernels::Array<kernels::bf16> rounded_biases;      ///< of all products, where their kernels take them in bf16
     kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed
   };
 

@@ -88,9 +88,8 @@ void OutputHead::losses_and_gradient(const Pass& pass, AnyMatrix hidden, AnyMatr
 }
 
 /// Cross entropy over the vocabulary of all ranks.
-void OutputHead::cross_entropy(kernels::CrossEntropy loss, AnyMatrix logits,
-                               kernels::Array<const std::int32_t> targets, kernels::Array<float> losses,
-                               bool gradient) const {
+void OutputHead::cross_entropy(kernels::CrossEntropy loss, AnyMatrix logits, kernels::Array<const std::int32_t> targets,
+                               kernels::Array<float> losses, bool gradient) const {
   if (context_.tensor != nullptr) {
     loss.first_token = context_.settings.architecture.first_token;
     const kernels::Array<kernels::SoftmaxPart> own{buffers_.softmax_parts.data, logits.rows};

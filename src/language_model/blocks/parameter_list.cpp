@@ -55,11 +55,11 @@ std::int64_t Product::outputs() const {
 void ParameterList::matrix(std::string name, std::int64_t rows, std::int64_t columns, Cut cut, std::string group,
                            double deviation) {
   specs.push_back({.name = std::move(name),
-                    .shape = {rows, columns},
-                    .cut = cut,
-                    .initial = model::normal(deviation, kernels::Purpose::model_initial),
-                    .weight_decay = true,
-                    .group = std::move(group)});
+                   .shape = {rows, columns},
+                   .cut = cut,
+                   .initial = model::normal(deviation, kernels::Purpose::model_initial),
+                   .weight_decay = true,
+                   .group = std::move(group)});
 }
 
 void ParameterList::table(std::string name, std::int64_t ids, bool whole) {
@@ -68,11 +68,11 @@ void ParameterList::table(std::string name, std::int64_t ids, bool whole) {
 
 void ParameterList::vector(std::string name, std::int64_t size, double value, Cut cut, std::string group) {
   specs.push_back({.name = std::move(name),
-                    .shape = {size},
-                    .cut = cut,
-                    .update = model::Update::everywhere,
-                    .initial = model::constant(value),
-                    .group = std::move(group)});
+                   .shape = {size},
+                   .cut = cut,
+                   .update = model::Update::everywhere,
+                   .initial = model::constant(value),
+                   .group = std::move(group)});
 }
 
 void ParameterList::shared_by_heads(std::string name, std::int64_t size) {
@@ -104,8 +104,7 @@ void ParameterList::output(const std::string& prefix, const std::string& name, s
   const double deviation = kDeviation / std::sqrt(2.0 * static_cast<double>(model_.layers));
   matrix(prefix + name + "/weight", model_.d_model, inputs, by_input(unit), "", deviation);
   if (model_.bias) vector(prefix + name + "/bias", model_.d_model, 0);
-  products.push_back(
-      {.prefix = prefix, .parts = {{name, model_.d_model}}, .inputs = inputs, .writes_residual = true});
+  products.push_back({.prefix = prefix, .parts = {{name, model_.d_model}}, .inputs = inputs, .writes_residual = true});
 }
 
 void ParameterList::add_adapters(const LoraSettings& lora) {

@@ -118,8 +118,8 @@ Generator::Generator(const GenerationSettings& settings, Transformer& transforme
       attention_(cached_attention_shape(settings)),
       rows_(static_cast<std::size_t>(settings.rows)),
       regions_(static_cast<std::size_t>(n_regions(settings))),
-      recordable_(settings.graphs && device::Graph::possible(execution)),
-      records_(recordable_) {
+      capturable_(settings.graphs && device::Graph::possible(execution)),
+      captures_(capturable_) {
   if (const std::string why = generation_obstacle(settings.architecture.model); !why.empty())
     throw collective_error(ExitCode::usage, "text of this model cannot be generated ({})", why);
   attention_.sequences = buffers_.device.sequences;
@@ -332,11 +332,11 @@ void Generator::compute() {
 /// Submits work. The first time it runs eagerly, since libraries may allocate; the second time it is captured in a
 /// graph.
 void Generator::replay(Recorded& recorded, const std::function<void()>& work) {
-  if (!recorded.prepared || !records_) {
+  if (!recorded.prepared || !captures_) {
     recorded.prepared = true;
     return work();
   }
-  if (!recorded.graph) recorded.graph.emplace().record(execution_, work);
+  if (!recorded.graph) recorded.graph.emplace().capture(execution_, work);
   recorded.graph->replay(execution_);
 }
 

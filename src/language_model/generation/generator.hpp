@@ -110,7 +110,7 @@ class Generator {
   void run(std::span<const GenerationRequest>, std::uint64_t seed, std::uint64_t step, const Receive&);
 
   /// Sets whether steps are captured in graphs. false: later steps run eagerly, so that their phases can be timed.
-  void record(bool record) { records_ = record && recordable_; }
+  void capture(bool capture) { captures_ = capture && capturable_; }
 
  private:
   struct Row {
@@ -166,8 +166,8 @@ class Generator {
   std::size_t enqueued_ = 0, received_ = 0;  // groups of steps
   std::array<device::Event, 2> copied_;      // of Buffers::host_drawn
   bool changed_ = true;                      // the state on the host, since it was sent
-  const bool recordable_;
-  bool records_;
+  const bool capturable_;
+  bool captures_;
   Recorded step_work_;
   std::map<std::int64_t, Recorded> prefill_work_;  // by length
 };

@@ -70,8 +70,7 @@ class Judge {
   /// Judges at most `answers` answers at a time. References must outlive the object. Collective.
   /// `trained`: the model of the run.
   Judge(const Configuration&, const Model& trained, const Tokenizer&, std::int64_t answers, const InitialModel&,
-        const parallel::World&, const parallel::Grid&, const kernels::Execution&, run::Timers&,
-        model::StepArena&);
+        const parallel::World&, const parallel::Grid&, const kernels::Execution&, run::Timers&, model::StepArena&);
 
   /// by_stage: each stage is a phase of the timers.
   enum class Timing { none, by_stage };

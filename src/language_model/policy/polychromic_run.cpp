@@ -72,7 +72,7 @@ std::vector<std::string> gather(const std::string& text, const parallel::Communi
 
 Json shown(const Answers& answers, const Judgement& judgement, const Tokenizer& tokenizer) {
   Json texts = Json::array();
-  for (const AnswerIds& ids : answers.ids) texts.push_back(valid_utf8(tokenizer.decode(ids)));
+  for (const AnswerIds& ids : answers.ids) texts.push_back(valid_utf8(tokenizer.detokenise(ids)));
   return {{"prompt", answers.prompt.text},
           {"answers", texts},
           {"rewards", judgement.rewards},
@@ -144,7 +144,7 @@ void add_polychromic(Plan& plan, const Configuration& configuration, const Promp
   const Embedder::Buffers embedder(frozen, arena);
   const model::StateBytes state =
       model::largest_state_bytes(parameter_specs(plan.architecture), grid_shape(configuration),
-                                    configuration.optimizer.state, backend, model::Moments::none);
+                                 configuration.optimizer.state, backend, model::Moments::none);
   if (plan.architecture.lora.rank == 0)  // else that of the run
     plan.device.emplace_back("frozen model", state.total() + 4 * rotary_elements(plan.architecture));
   plan.device.emplace_back("answers: generation, judgement", arena.device_bytes());
@@ -378,7 +378,7 @@ void PolychromicRun::weigh(bool first_use) {
 /// Stores the probabilities of the forward pass of the first use, which later uses compare with, and their difference
 /// from those of generation, whose kernels have other shapes.
 void PolychromicRun::note_probabilities() {
-  settle();
+  wait();
   const std::vector<std::vector<float>> trained = batch_.log_probabilities();
   for (std::size_t row = 0; row < trained.size(); ++row) {
     std::copy(trained[row].begin(), trained[row].end(),

@@ -51,7 +51,7 @@ class PolychromicRun final : public run::Trainable {
 
   void start() override;
   run::Step step() override;
-  void settle() override { base_.settle(); }
+  void wait() override { base_.wait(); }
   run::Metrics metrics() override;
   run::Metrics evaluate() override;
   run::Communication communication() const override { return base_.communication(); }

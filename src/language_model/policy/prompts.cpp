@@ -85,7 +85,7 @@ Prompt Prompts::piece(const dataset::TokenSet& set, std::uint64_t batch, std::in
   Prompt prompt;
   prompt.ids.resize(static_cast<std::size_t>(settings_.prompt_tokens));
   set.read(begin, prompt.ids);
-  prompt.text = valid_utf8(corpus_.tokenizer->decode(prompt.ids));
+  prompt.text = valid_utf8(corpus_.tokenizer->detokenise(prompt.ids));
   prompt.id = fmt::format("{}, token {}", set.name(), begin);
   return prompt;
 }

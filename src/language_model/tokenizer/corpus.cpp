@@ -118,7 +118,7 @@ std::int64_t text_bytes(const TokenSet& set, const Tokenizer& tokenizer) {
   for (std::int64_t begin = 0; begin < set.size(); begin += kPiece) {
     ids.resize(static_cast<std::size_t>(std::min(kPiece, set.size() - begin)));
     set.read(begin, ids);
-    bytes += static_cast<std::int64_t>(tokenizer.decode(ids).size());
+    bytes += static_cast<std::int64_t>(tokenizer.detokenise(ids).size());
   }
   return bytes;
 }
@@ -129,7 +129,7 @@ void note_special_tokens(const Tokenizer& tokenizer) {
   const auto note = [&](const char* verb, std::span<const std::uint32_t> ids) {
     if (!ids.empty())
       log::info("texts {} with {} (post-processor of the tokeniser; data.add_special_tokens = false leaves it out)",
-                verb, printable(tokenizer.decode(ids)));
+                verb, printable(tokenizer.detokenise(ids)));
   };
   note("begin", tokenizer.begin());
   note("end", tokenizer.end());

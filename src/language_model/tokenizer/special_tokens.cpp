@@ -58,7 +58,7 @@ std::string token_in(const SortedJson& file, const char* name) {
 
 /// The name of an id that is a special symbol; "" for others.
 std::string name_of(const Tokenizer& tokenizer, std::uint32_t id) {
-  const std::string name = id < tokenizer.vocabulary_size() ? tokenizer.decode({&id, 1}) : "";
+  const std::string name = id < tokenizer.vocabulary_size() ? tokenizer.detokenise({&id, 1}) : "";
   return !name.empty() && tokenizer.special(name) == id ? name : "";
 }
 

@@ -144,7 +144,7 @@ std::vector<std::string_view> Tokenizer::parts(std::string_view text, std::size_
   return parts;
 }
 
-std::string Tokenizer::decode(std::span<const std::uint32_t> ids) const {
+std::string Tokenizer::detokenise(std::span<const std::uint32_t> ids) const {
   std::string text;
   const std::int64_t unknown = special("UNK");
   const auto* const characters = std::get_if<Characters>(&model_->kind);

@@ -6,7 +6,7 @@
 //   bytes       one id per byte
 //   bpe         byte-level byte-pair encoding (Sennrich et al. 2016; Radford et al. 2019): bpe.hpp
 //
-// decode(encode(text)) == text for every valid UTF-8 text, except for unknown characters encoded as UNK.
+// detokenise(encode(text)) == text for every valid UTF-8 text, except for unknown characters encoded as UNK.
 #pragma once
 
 #include <cstdint>
@@ -74,7 +74,7 @@ class Tokenizer {
   std::vector<std::string_view> parts(std::string_view text, std::size_t bytes) const;
   /// Text of ids. Special symbols of "character" and "bytes" are detokenised to nothing, UNK to U+FFFD. The bytes of
   /// single ids need not be valid UTF-8. Throws Error(data) for an id that is not in the vocabulary.
-  std::string decode(std::span<const std::uint32_t> ids) const;
+  std::string detokenise(std::span<const std::uint32_t> ids) const;
 
   struct Model;
 

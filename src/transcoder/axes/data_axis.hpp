@@ -27,10 +27,10 @@
 
 #include "device/stream.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
-#include "parallel/device_communicator.hpp"
 #include "model/step_arena.hpp"
-#include "transcoder/selection/selection_sizes.hpp"
+#include "parallel/device_communicator.hpp"
 #include "transcoder/parameters/model.hpp"
+#include "transcoder/selection/selection_sizes.hpp"
 #include "transcoder/settings/settings.hpp"
 
 namespace weft::transcoder {

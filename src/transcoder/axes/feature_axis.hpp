@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "device/stream.hpp"
+#include "model/step_arena.hpp"
 #include "parallel/device_communicator.hpp"
 #include "parallel/grid.hpp"
-#include "model/step_arena.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/settings.hpp"
 

@@ -18,8 +18,8 @@
 #include "device/stream.hpp"
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
-#include "parallel/device_communicator.hpp"
 #include "model/step_arena.hpp"
+#include "parallel/device_communicator.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/settings.hpp"
 

@@ -173,18 +173,18 @@ void CatalogueFile::finish() {
 }
 
 Json to_json(const CatalogueFacts& facts, const LayerCatalogue& layer, std::int64_t feature,
-                     const dataset::Vocabulary& vocabulary) {
+             const dataset::Vocabulary& vocabulary) {
   const auto at = [&](const auto& values, std::int64_t per_feature, std::int64_t i) {
     return values[static_cast<std::size_t>(feature * per_feature + i)];
   };
   Json json = {{"layer", layer.layer},
-                       {"feature", feature},
-                       {"checkpoint", facts.checkpoint},
-                       {"data", facts.data},
-                       {"tokens", facts.tokens},
-                       {"fired", at(layer.fired, 1, 0)},
-                       {"density", static_cast<double>(at(layer.fired, 1, 0)) / static_cast<double>(facts.tokens)},
-                       {"mean", at(layer.mean, 1, 0)}};
+               {"feature", feature},
+               {"checkpoint", facts.checkpoint},
+               {"data", facts.data},
+               {"tokens", facts.tokens},
+               {"fired", at(layer.fired, 1, 0)},
+               {"density", static_cast<double>(at(layer.fired, 1, 0)) / static_cast<double>(facts.tokens)},
+               {"mean", at(layer.mean, 1, 0)}};
   Json& bins = json["histogram"] = {{"edges", histogram_edges()}, {"counts", Json::array()}};
   for (int bin = 0; bin < kHistogramBins; ++bin) bins["counts"].push_back(at(layer.histogram, kHistogramBins, bin));
   Json& targets = json["targets"] = Json::array();
@@ -196,8 +196,7 @@ Json to_json(const CatalogueFacts& facts, const LayerCatalogue& layer, std::int6
         {{"feature", at(layer.nearest, facts.n_nearest, i)}, {"cosine", at(layer.cosine, facts.n_nearest, i)}});
   Json& top = json["top"] = Json::array();
   for (std::int64_t i = 0; i < facts.n_top && at(layer.top_row, facts.n_top, i) >= 0; ++i) {
-    Json example = {{"activation", at(layer.top_value, facts.n_top, i)},
-                            {"row", at(layer.top_row, facts.n_top, i)}};
+    Json example = {{"activation", at(layer.top_value, facts.n_top, i)}, {"row", at(layer.top_row, facts.n_top, i)}};
     if (facts.has_tokens) {
       example["position"] = at(layer.position, facts.n_top, i);
       Json& context = example["context"] = Json::array();

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "dataset/activations/row_tokens.hpp"
-#include "storage/json_file.hpp"
 #include "storage/hdf5.hpp"
+#include "storage/json_file.hpp"
 #include "transcoder/features/collection.hpp"
 #include "transcoder/features/decoder_rows.hpp"
 

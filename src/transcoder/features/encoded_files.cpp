@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "parallel/failure.hpp"
-#include "storage/json_file.hpp"
 #include "storage/durable.hpp"
+#include "storage/json_file.hpp"
 #include "storage/sparse_file.hpp"
 
 namespace weft::transcoder {
@@ -183,16 +183,16 @@ void EncodedFiles::finish() {
   State& state = *state_;
   parallel::on_root(state.grid.world(), [&] {
     const Json metadata = {{"format", kFormat},
-                                   {"format_version", kFormatVersion},
-                                   {"checkpoint", state.checkpoint},
-                                   {"step", state.step},
-                                   {"data", state.description.path},
-                                   {"dataset_fingerprint", state.description.fingerprint},
-                                   {"n_layers", state.shape.n_layers},
-                                   {"n_features", state.shape.n_features},
-                                   {"rows", state.first_row},
-                                   {"entries", state.entries},
-                                   {"files", state.files}};
+                           {"format_version", kFormatVersion},
+                           {"checkpoint", state.checkpoint},
+                           {"step", state.step},
+                           {"data", state.description.path},
+                           {"dataset_fingerprint", state.description.fingerprint},
+                           {"n_layers", state.shape.n_layers},
+                           {"n_features", state.shape.n_features},
+                           {"rows", state.first_row},
+                           {"entries", state.entries},
+                           {"files", state.files}};
     storage::write_json(state.directory / "metadata.json", metadata);
   });
   state.finished = true;

@@ -46,14 +46,15 @@ std::vector<kernels::EncoderOperands::Part> Forward::parts_to_encode() const {
   return parts;
 }
 
-/// Selects the entries that exceed the present thresholds; with a JumpWindow also the entries in the band.
-void Forward::select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::JumpWindow* window) {
+/// Selects the entries that exceed the present thresholds; with a ThresholdBand also the entries in the band.
+void Forward::select_above_cuts(std::span<const kernels::Array<const float>> bias,
+                                const kernels::ThresholdBand* window) {
   const kernels::AnyMatrix thresholds = model_.thresholds();
   const std::int64_t n = thresholds.columns;
   const kernels::Array<const float> theta{static_cast<const float*>(thresholds.data), thresholds.rows * n};
   kernels::jump_cuts(execution_, jump_rule(settings_), theta, buffers_.cuts);
-  if (window != nullptr) kernels::jump_window_cuts(execution_, *window, theta, buffers_.window_cuts);
-  const float* const cuts = window != nullptr ? buffers_.window_cuts.data : buffers_.cuts.data;
+  if (window != nullptr) kernels::threshold_band_cuts(execution_, *window, theta, buffers_.band_cuts);
+  const float* const cuts = window != nullptr ? buffers_.band_cuts.data : buffers_.cuts.data;
   std::vector<kernels::Array<const float>> of_layer;
   for (std::int64_t s = 0; s < thresholds.rows; ++s) of_layer.push_back({cuts + s * n, n});
   select(bias, of_layer);
@@ -61,7 +62,7 @@ void Forward::select_above_cuts(std::span<const kernels::Array<const float>> bia
 
 /// Forms the activations a = f(z) from the pre-activations that the selection has listed. a = z, so that they are the
 /// same list, but for entries of a band about the threshold that are not active: they are left out.
-void Forward::activate(const kernels::JumpWindow* window) {
+void Forward::activate(const kernels::ThresholdBand* window) {
   const kernels::SparseActivations& list = listed();
   if (window == nullptr) {
     activations_ = list;
@@ -78,7 +79,7 @@ void Forward::gather_inputs() {
   input_gather_.wait(axis_.blocks.size() - 1, execution_);
 }
 
-void Forward::encode(const kernels::JumpWindow* window, Selector* follower) {
+void Forward::encode(const kernels::ThresholdBand* window, Selector* follower) {
   idle_.restart();
   follower_ = follower;
   std::vector<kernels::Array<const float>> bias;
@@ -108,14 +109,14 @@ void Forward::encode_by_norm() {
   }
   const std::vector<kernels::Array<const float>> no_bias(model_.encoder().size(), {buffers_.no_bias.data, n});
   timers_.phase("select");
-  selection_->select(layout_->total, no_bias,
-                     [&](const kernels::Execution& execution, const kernels::TileRange& tile, kernels::AnyMatrix product) {
-                       encode_tile(execution, tile, product);
-                       const kernels::Array<float> bias =
-                           model_.encoder_bias()[static_cast<std::size_t>(tile.layer)].weight;
-                       kernels::rank_tile(execution, product, {bias.data + tile.feature_begin, tile.feature_count},
-                                          {norms.data + tile.layer * n + tile.feature_begin, tile.feature_count});
-                     });
+  selection_->select(
+      layout_->total, no_bias,
+      [&](const kernels::Execution& execution, const kernels::TileRange& tile, kernels::AnyMatrix product) {
+        encode_tile(execution, tile, product);
+        const kernels::Array<float> bias = model_.encoder_bias()[static_cast<std::size_t>(tile.layer)].weight;
+        kernels::rank_tile(execution, product, {bias.data + tile.feature_begin, tile.feature_count},
+                           {norms.data + tile.layer * n + tile.feature_begin, tile.feature_count});
+      });
   kernels::unrank(execution_, listed(), norms);
 }
 
@@ -141,7 +142,8 @@ void Forward::encode_by_z_score() {
   kernels::unstandardise(execution_, listed(), moments_.mean(), moments_.spread());
 }
 
-void Forward::encode_tile(const kernels::Execution& execution, const kernels::TileRange& tile, kernels::AnyMatrix product) {
+void Forward::encode_tile(const kernels::Execution& execution, const kernels::TileRange& tile,
+                          kernels::AnyMatrix product) {
   const std::int64_t d = model_.shape().d_model;
   timers_.phase("encode");
   await_inputs(tile.layer, execution);

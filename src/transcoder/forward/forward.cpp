@@ -44,7 +44,8 @@ Forward::Sizes::Sizes(const Configuration& configuration, const Shape& shape, co
 
 Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
                           std::int64_t max_tokens, model::StepArena& arena)
-    : selection(selection_spec(configuration, shape, grid, max_tokens, arena.backend()), arena.purpose("forward pass")) {
+    : selection(selection_spec(configuration, shape, grid, max_tokens, arena.backend()),
+                arena.purpose("forward pass")) {
   const Sizes sizes(configuration, shape, grid, max_tokens);
   const auto exchange = [&](std::int64_t elements, const parallel::ExchangeStrategy& strategy) {
     return arena.exchange(parallel::kFeatureAxis, sizes.bytes(elements), strategy);
@@ -56,15 +57,15 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   for (std::size_t slot = 0; slot < sizes.n_slots; ++slot)
     chunks.push_back({exchange(sizes.partial, sizes.strategy), exchange(sizes.received, sizes.strategy)});
   encode_workspace = arena.take<std::byte>(
-      kernels::encode_workspace(arena.backend(), selection.sizes.tile_tokens, selection.sizes.tile_features, shape.d_model,
-                                sizes.scalar, configuration.optimizer.state, sizes.scalar));
+      kernels::encode_workspace(arena.backend(), selection.sizes.tile_tokens, selection.sizes.tile_features,
+                                shape.d_model, sizes.scalar, configuration.optimizer.state, sizes.scalar));
   decoder = make_decoder({configuration, shape, grid}, {max_tokens, sizes.group, sizes.chunk}, arena);
   skip_workspace = arena.take<std::byte>(
       add_skip_workspace(configuration, shape, arena.backend(), std::min(sizes.chunk, sizes.own)));
   flags = arena.take<kernels::StepFlags>(1);
   if (shape.threshold) cuts = arena.take<float>(shape.n_layers * selection.sizes.max_features);
   if (lists_windows(configuration.transcoder)) {
-    window_cuts = arena.take<float>(shape.n_layers * selection.sizes.max_features);
+    band_cuts = arena.take<float>(shape.n_layers * selection.sizes.max_features);
     active_offsets = arena.take<std::int64_t>(sizes.group + 1);
     active_key = arena.take<std::uint32_t>(selection.sizes.capacity);
     active_value = arena.take<float>(selection.sizes.capacity);
@@ -102,9 +103,9 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
             model.shape().d_model,
             sizes_.scalar,
             buffers_.staging.data()},
-      selection_(make_selector(
-          selection_spec(configuration, model.shape(), grid.shape(), max_tokens, execution.backend), buffers_.selection,
-          grid, execution)),
+      selection_(
+          make_selector(selection_spec(configuration, model.shape(), grid.shape(), max_tokens, execution.backend),
+                        buffers_.selection, grid, execution)),
       input_gather_(axis_, "inputs", buffers_.own_inputs),
       events_(sizes_.n_slots) {
   buffers_.decoder->attach(model, execution);

@@ -24,10 +24,10 @@
 #include "dataset/activations/loader.hpp"
 #include "device/memory.hpp"
 #include "kernels/optimize/guard.hpp"
-#include "kernels/transcoder/activation/jump_window.hpp"
+#include "kernels/transcoder/activation/threshold_band.hpp"
+#include "model/step_arena.hpp"
 #include "parallel/device_communicator.hpp"
 #include "run/timers.hpp"
-#include "model/step_arena.hpp"
 #include "transcoder/axes/feature_axis.hpp"
 #include "transcoder/axes/row_gather.hpp"
 #include "transcoder/axes/token_layout.hpp"
@@ -62,8 +62,7 @@ class Forward {
   /// Memory of the forward pass, including that of the selection. GPUs that write rows directly to their place need
   /// less, which a plan cannot know.
   struct Buffers {
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens,
-            model::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t max_tokens, model::StepArena&);
     SelectionBuffers selection;
     parallel::ExchangeBuffer staging;  ///< FeatureAxis::staging
     parallel::ExchangeBuffer inputs;   ///< [largest batch, L * d]
@@ -72,7 +71,7 @@ class Forward {
     kernels::Array<std::byte> encode_workspace, skip_workspace;
     std::unique_ptr<SparseDecoder> decoder;
     kernels::Array<float> cuts;                   ///< [L * F_local]; with thresholds
-    kernels::Array<float> window_cuts;            ///< [L * F_local]; if the settings list bands, as
+    kernels::Array<float> band_cuts;              ///< [L * F_local]; if the settings list bands, as
     kernels::Array<std::int64_t> active_offsets;  ///< [group tokens + 1], and
     kernels::Array<std::uint32_t> active_key;     ///< [capacity],
     kernels::Array<float> active_value;           ///< the lists without entries that are not active
@@ -92,10 +91,10 @@ class Forward {
   bool ranks_by_decoder() const { return settings_.ranking == Ranking::decoder_norm; }
   /// Gathers all inputs of the group, for use before `encode`, which gathers them again. Collective.
   void gather_inputs();
-  /// Encodes and selects: forms `activations`. With a JumpWindow, which the settings must request, `listed` also has
+  /// Encodes and selects: forms `activations`. With a ThresholdBand, which the settings must request, `listed` also has
   /// the entries in the band. `follower` also takes the products of all tiles, before they are ranked
   /// (Selector::follow). Collective.
-  void encode(const kernels::JumpWindow* window = nullptr, Selector* follower = nullptr);
+  void encode(const kernels::ThresholdBand* window = nullptr, Selector* follower = nullptr);
 
   /// A range of layers and of this rank's own tokens, with the partial reconstructions of all feature ranks.
   struct OwnPart {
@@ -133,7 +132,7 @@ class Forward {
   /// data axis gathers the others (axes/data_axis.hpp).
   kernels::AnyMatrix all_inputs() const;
   const kernels::SparseActivations& activations() const { return activations_; }
-  /// Entries that the selection has listed: with a JumpWindow more than `activations`, and the values are
+  /// Entries that the selection has listed: with a ThresholdBand more than `activations`, and the values are
   /// pre-activations.
   const kernels::SparseActivations& listed() const { return selection_->activations(); }
   /// The entries of `listed` by feature, after `by_feature` has formed them.
@@ -160,8 +159,8 @@ class Forward {
   void await_inputs(std::int64_t layer, const kernels::Execution&);
   bool begins_with_own_inputs() const;
   std::vector<kernels::EncoderOperands::Part> parts_to_encode() const;
-  void select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::JumpWindow*);
-  void activate(const kernels::JumpWindow*);
+  void select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::ThresholdBand*);
+  void activate(const kernels::ThresholdBand*);
 
   const ModelSettings settings_;
   const Model& model_;

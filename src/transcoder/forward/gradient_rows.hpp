@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "kernels/transcoder/decode/decode.hpp"
-#include "parallel/exchange_buffer.hpp"
 #include "model/step_arena.hpp"
+#include "parallel/exchange_buffer.hpp"
 #include "transcoder/axes/data_axis.hpp"
 #include "transcoder/axes/row_gather.hpp"
 #include "transcoder/forward/forward.hpp"

@@ -65,8 +65,7 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
                 decoder_initial = shape.decoder_initial == DecoderInitial::zero
                                       ? model::constant(0)
                                       : uniform_in_root(shape.decoder_columns(0), kernels::Purpose::decoder_initial);
-  const model::Update of_vectors =
-      shape.vectors_everywhere ? model::Update::everywhere : model::Update::own_rows;
+  const model::Update of_vectors = shape.vectors_everywhere ? model::Update::everywhere : model::Update::own_rows;
   // Elements are numbered through all encoders, then through all decoders: part of the checkpoint contract.
   std::uint64_t encoder_element = 0, decoder_element = static_cast<std::uint64_t>(shape.n_layers * n_features * d);
   std::vector<ParameterSpec> specs;
@@ -126,14 +125,12 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
                          .shape = {n_features},
                          .cut = by_feature,
                          .initial = model::constant(!scales  ? 0
-                                                       : t == s ? 1
-                                                                : shape.scale_initial),
+                                                    : t == s ? 1
+                                                             : shape.scale_initial),
                          .group = name});
       });
-  specs.push_back({.name = "decoder_bias",
-                   .shape = {shape.width()},
-                   .update = model::Update::everywhere,
-                   .export_name = "b_dec"});
+  specs.push_back(
+      {.name = "decoder_bias", .shape = {shape.width()}, .update = model::Update::everywhere, .export_name = "b_dec"});
   for (std::int64_t t = 0; shape.skip && t < shape.n_layers; ++t)
     specs.push_back({.name = fmt::format("skip_{}/weight", t),
                      .shape = {d, d},

@@ -19,8 +19,8 @@
 #include "checkpoint/registry.hpp"
 #include "kernels/optimize/parameter_rows.hpp"
 #include "kernels/transcoder/decode/by_target.hpp"
-#include "parallel/grid.hpp"
 #include "model/parameters.hpp"
+#include "parallel/grid.hpp"
 #include "transcoder/settings/settings.hpp"
 
 namespace weft::transcoder {

@@ -26,8 +26,8 @@ SelectionSpec spec_of(const Configuration& configuration, const Shape& shape, co
 std::int64_t DeadFeatures::capacity(const Configuration& configuration, const Shape& shape,
                                     const parallel::GridShape& grid) {
   if (!wanted(configuration, shape)) return 0;
-  const std::int64_t entries = DataAxis::capacity(configuration, shape, grid) +
-                               owned_list_capacity(spec_of(configuration, shape, grid));
+  const std::int64_t entries =
+      DataAxis::capacity(configuration, shape, grid) + owned_list_capacity(spec_of(configuration, shape, grid));
   if (entries >= std::int64_t{1} << 32)
     throw collective_error(ExitCode::usage,
                            "active and dead features together need room for {} entries on a rank (at most 2^32 are "

@@ -12,9 +12,9 @@
 #include <span>
 
 #include "kernels/optimize/parameter_rows.hpp"
+#include "model/step_arena.hpp"
 #include "optimizer/settings.hpp"
 #include "parallel/device_communicator.hpp"
-#include "model/step_arena.hpp"
 
 namespace weft::transcoder {
 

@@ -199,8 +199,8 @@ void Thresholds::after_decoder(BackwardPass& pass) {
   if (!lists_ || model_.owned().size() == 0) return;
   timers_.phase("thresholds");
   const std::int64_t n_keys = model_.shape().n_layers * model_.owned().size();
-  kernels::jump_window_backward(execution_, window_, listed_, pass.selected.hits, owned_thresholds(), pass.gradient,
-                                {{buffers_.threshold_gradient.data, n_keys}, pass.active_offsets});
+  kernels::threshold_band_backward(execution_, window_, listed_, pass.selected.hits, owned_thresholds(), pass.gradient,
+                                   {{buffers_.threshold_gradient.data, n_keys}, pass.active_offsets});
 }
 
 void Thresholds::update(BackwardPass& pass) {

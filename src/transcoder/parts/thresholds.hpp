@@ -14,7 +14,7 @@
 //
 // With transcoder.threshold_gradient = "listed" none of these products is formed: the selection also lists entries in
 // the bands about thresholds, whose alpha the sparse backward pass forms with that of the active ones
-// (kernels/transcoder/activation/jump_window.hpp).
+// (kernels/transcoder/activation/threshold_band.hpp).
 #pragma once
 
 #include <cstdint>
@@ -68,7 +68,7 @@ class Thresholds final : public Part {
   run::Timers& timers_;
   const kernels::Execution execution_;
   const kernels::AdamStep* constants_;
-  const kernels::JumpWindow window_;
+  const kernels::ThresholdBand window_;
   const bool lists_;
   const Buffers buffers_;
   kernels::SparseActivations listed_;

@@ -35,8 +35,8 @@ PrivateTrainer::Buffers::Buffers(const Configuration& configuration, const Shape
 }
 
 model::StepArena measure_private_step(const Configuration& configuration, const Shape& plain,
-                                         const parallel::GridShape& grid, std::int64_t row_bytes,
-                                         kernels::Backend backend) {
+                                      const parallel::GridShape& grid, std::int64_t row_bytes,
+                                      kernels::Backend backend) {
   model::StepArena arena(backend);
   const Shape shape = private_shape(plain);
   const std::vector<model::ParameterSpec> specs = parameter_specs(shape);
@@ -46,7 +46,7 @@ model::StepArena measure_private_step(const Configuration& configuration, const 
   const PrivateTrainer::Buffers trainer(configuration, shape, row_bytes, arena);
   arena.purpose("gradients");
   const model::ParameterUpdate::Buffers update(model::AccumulatingSink::elements(specs, grid, 0), arena, {},
-                                                  model::DataParallel::Buffers(specs, grid, 0, arena));
+                                               model::DataParallel::Buffers(specs, grid, 0, arena));
   arena.purpose("gradients");
   arena.count(model::StepArena::Where::device,
               model::AccumulatingSink::bytes(specs, grid, 0, rows) +
@@ -95,7 +95,7 @@ PrivateTrainer::PrivateTrainer(const Configuration& configuration, const Shape& 
 
 model::StepRunner::Settings PrivateTrainer::runner_settings() const {
   // The number of micro-batches changes from step to step.
-  return {.record = false,
+  return {.capture = false,
           .runs_ahead = !update_.exchange().active() || update_.exchange().leaves_the_host_free(),
           .may_skip = false};
 }
@@ -155,14 +155,14 @@ bool PrivateTrainer::update(std::size_t parameter, kernels::Array<const float> g
   return true;
 }
 
-void PrivateTrainer::settle() {
-  runner_.settle();
+void PrivateTrainer::wait() {
+  runner_.wait();
   update_.exchange().start_weights();
   update_.exchange().await_weights(model_.parameters().size());
 }
 
 PrivateTrainer::Metrics PrivateTrainer::metrics() {
-  runner_.settle();
+  runner_.wait();
   return {.learning_rate = static_cast<double>(device::read(execution_, runner_.constants()).learning_rate),
           .gradient_norm = device::read(execution_, update_.norm())};
 }

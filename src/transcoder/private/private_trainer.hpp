@@ -13,11 +13,11 @@
 
 #include "checkpoint/registry.hpp"
 #include "dataset/activations/description.hpp"
-#include "privacy/private_step.hpp"
-#include "run/timers.hpp"
 #include "model/parameter_update.hpp"
 #include "model/step_arena.hpp"
 #include "model/step_runner.hpp"
+#include "privacy/private_step.hpp"
+#include "run/timers.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/private/example_pass.hpp"
 #include "transcoder/private/records.hpp"
@@ -59,7 +59,7 @@ class PrivateTrainer : private privacy::PrivateModel {
   void step(std::span<const std::int64_t> lengths, const Read& read);
 
   /// Waits for all steps, and completes the weights on this rank. Collective; throws as `step`.
-  void settle();
+  void wait();
   struct Metrics {
     double learning_rate = 0;
     double gradient_norm = 0;  ///< norm of the noisy gradient, before optimizer.clip_norm
@@ -110,6 +110,6 @@ class PrivateTrainer : private privacy::PrivateModel {
 /// Measures the memory that a PrivateTrainer takes, by purpose. Requires that privacy.mode is not automatic. Needs no
 /// device and no ranks.
 model::StepArena measure_private_step(const Configuration&, const Shape&, const parallel::GridShape&,
-                                         std::int64_t row_bytes, kernels::Backend);
+                                      std::int64_t row_bytes, kernels::Backend);
 
 }  // namespace weft::transcoder

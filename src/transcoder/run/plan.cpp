@@ -7,11 +7,11 @@
 #include <numeric>
 
 #include "base/error.hpp"
+#include "base/format.hpp"
 #include "checkpoint/writer.hpp"
 #include "dataset/activations/loader.hpp"
 #include "kernels/slow_paths.hpp"
 #include "privacy/mode_choice.hpp"
-#include "base/format.hpp"
 #include "transcoder/private/private_trainer.hpp"
 #include "transcoder/run/evaluation.hpp"
 #include "transcoder/step/trainer.hpp"
@@ -143,9 +143,9 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
                  {"dead-feature clocks", state.row_state},
                  {"conversion of weights", state.conversion}};
   const bool is_private = configuration.privacy.enabled;
-  const model::StepArena step =
-      is_private ? measure_private_step(configuration, shape, grid, description.row_bytes(), backend)
-                 : measure_step(configuration, shape, grid, description.row_bytes(), backend);
+  const model::StepArena step = is_private
+                                    ? measure_private_step(configuration, shape, grid, description.row_bytes(), backend)
+                                    : measure_step(configuration, shape, grid, description.row_bytes(), backend);
   for (const model::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
   if (configuration.data.validates())
     plan.device.emplace_back("evaluation", evaluation_device_bytes(shape, grid, batch));

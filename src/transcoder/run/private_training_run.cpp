@@ -4,9 +4,9 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "parallel/failure.hpp"
-#include "base/format.hpp"
 #include "transcoder/run/plan.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/statistics_state.hpp"
@@ -95,7 +95,7 @@ run::Metrics PrivateTrainingRun::metrics() {
 
 const EvaluationResult& PrivateTrainingRun::validate() {
   if (validated_step_ == trainer_.steps_done()) return *validation_;
-  trainer_.settle();
+  trainer_.wait();
   trainer_.forward().selection().keep(configuration_.transcoder.k);
   validation_ = transcoder::evaluate(*data_.validation, trainer_.model(), trainer_.normalisation(), trainer_.forward(),
                                      world_, grid_, runtime_.execution(), configuration_.data.batch_tokens);

@@ -23,8 +23,8 @@ class PrivateTrainingRun final : public run::Trainable {
   /// Allocates the model; its normalisation comes from the checkpoint to resume from or else from the validation data.
   /// `changed`: run::check_same_run. All references must outlive the object. Collective. Throws a collective
   /// Error(usage) for a grid with a feature axis, and for steps of more records than there are.
-  PrivateTrainingRun(const Configuration&, const Datasets&, const run::OpenedRun&, bool changed,
-                     const parallel::World&, const parallel::Grid&, const device::Runtime&);
+  PrivateTrainingRun(const Configuration&, const Datasets&, const run::OpenedRun&, bool changed, const parallel::World&,
+                     const parallel::Grid&, const device::Runtime&);
 
   std::string work_unit() const override { return "tokens"; }
   checkpoint::Registry& registry() override { return trainer_.registry(); }
@@ -33,7 +33,7 @@ class PrivateTrainingRun final : public run::Trainable {
   run::Cursor cursor() const override { return {{"token", token_}}; }
 
   run::Step step() override;
-  void settle() override { trainer_.settle(); }
+  void wait() override { trainer_.wait(); }
   run::Metrics metrics() override;
   run::Metrics evaluate() override;
   run::Communication communication() const override;

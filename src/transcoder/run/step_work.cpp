@@ -87,8 +87,8 @@ run::PhaseBytes phase_bytes(const StepSizes& sizes) {
   return all;
 }
 
-run::PhaseBytes private_phase_bytes(const Configuration& configuration, const Shape& shape,
-                                         const parallel::Grid& grid, std::int64_t row_bytes) {
+run::PhaseBytes private_phase_bytes(const Configuration& configuration, const Shape& shape, const parallel::Grid& grid,
+                                    std::int64_t row_bytes) {
   const auto number = [](std::int64_t n) { return static_cast<double>(n); };
   const std::int64_t rows = grid.part(parallel::kDataAxis, configuration.data.batch_tokens).size();
   const bool naive = configuration.privacy.algorithm == privacy::Algorithm::naive;
@@ -98,9 +98,8 @@ run::PhaseBytes private_phase_bytes(const Configuration& configuration, const Sh
                decoder = number(shape.n_features) * decoder_elements(shape), matrices = encoder + decoder,
                owned = matrices / number(grid.size(parallel::kDataAxis)),
                w = number(model::weight_bytes(configuration.optimizer.state, 1, 1)),
-               moments =
-                   number(model::moment_bytes(configuration.optimizer.state, 1, shape.d_model, shape.d_model)) /
-                   number(shape.d_model);
+               moments = number(model::moment_bytes(configuration.optimizer.state, 1, shape.d_model, shape.d_model)) /
+                         number(shape.d_model);
   // Passes over the weights and the sums of gradients: one per micro-batch, one per record in the naive algorithm.
   const std::int64_t together = naive ? record_rows(configuration) : private_micro_rows(configuration);
   const double passes = number((rows + together - 1) / together),

@@ -42,7 +42,6 @@ run::PhaseBytes phase_bytes(const StepSizes&);
 
 /// Bytes of every phase of a private step (private/private_trainer.hpp) with the expected number of records on this
 /// rank; row_bytes: bytes of a row of inputs (or targets) as stored.
-run::PhaseBytes private_phase_bytes(const Configuration&, const Shape&, const parallel::Grid&,
-                                         std::int64_t row_bytes);
+run::PhaseBytes private_phase_bytes(const Configuration&, const Shape&, const parallel::Grid&, std::int64_t row_bytes);
 
 }  // namespace weft::transcoder

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 
+#include "base/format.hpp"
 #include "base/log.hpp"
 #include "dataset/activations/reader.hpp"
 #include "device/memory.hpp"
 #include "kernels/kokkos_runtime.hpp"
-#include "base/format.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/statistics_state.hpp"
 #include "transcoder/run/step_work.hpp"
@@ -143,8 +143,8 @@ run::Metrics TrainingRun::metrics() {
           {.name = "skipped_steps", .value = now.skipped},
           {.name = "entries_per_rank",
            .value = run::Metric::Group{{"min", now.entries_per_rank.minimum},
-                                            {"mean", now.entries_per_rank.mean},
-                                            {"max", now.entries_per_rank.maximum}},
+                                       {"mean", now.entries_per_rank.mean},
+                                       {"max", now.entries_per_rank.maximum}},
            .in_result = true}};
 }
 
@@ -175,9 +175,7 @@ const EvaluationResult& TrainingRun::validate() {
   return *validation_;
 }
 
-run::Metrics TrainingRun::evaluate() {
-  return data_.validation ? validation_metrics(validate()) : run::Metrics();
-}
+run::Metrics TrainingRun::evaluate() { return data_.validation ? validation_metrics(validate()) : run::Metrics(); }
 
 run::Metrics validation_metrics(const EvaluationResult& measured) {
   const auto mean = [](const char* name, const std::vector<double>& by_layer, const char* progress = "") {

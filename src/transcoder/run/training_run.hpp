@@ -49,7 +49,7 @@ class TrainingRun final : public run::Trainable {
   run::Step step() override;
   void stop() noexcept override { loader_.reset(); }
 
-  void settle() override { trainer_.settle(); }
+  void wait() override { trainer_.wait(); }
   run::Metrics metrics() override;
   run::Metrics evaluate() override;
   run::Communication communication() const override;

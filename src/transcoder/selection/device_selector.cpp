@@ -120,7 +120,8 @@ class DeviceSelector final : public Selector {
  private:
   void begin() override { selection_->begin(execution_, followed_.n_tokens, followed_.budget, followed_.bias); }
   void select_batch(const Batch& batch) override {
-    const std::int64_t budget = kernels::activation_keeps_k(spec_.settings.activation) ? batch.budget : sizes().capacity;
+    const std::int64_t budget =
+        kernels::activation_keeps_k(spec_.settings.activation) ? batch.budget : sizes().capacity;
     selection_->select(execution_, batch.n_tokens, budget, batch.bias, *batch.produce, activations(), fault_, batch.cut,
                        batch.operands);
   }

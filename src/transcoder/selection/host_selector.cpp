@@ -117,7 +117,7 @@ void HostSelector::select_batch(const Batch& batch) {
 }
 
 kernels::CandidateLists HostSelector::candidates(const Batch& batch) const {
-  return {batch.n_tokens,         spec_.n_layers,     n_blocks(batch),       batch.features.size(),
+  return {batch.n_tokens,     spec_.n_layers,       n_blocks(batch),   batch.features.size(),
           own_.candidate_key, own_.candidate_value, own_.segment_begin};
 }
 
@@ -131,7 +131,7 @@ bool HostSelector::for_each_tile(const Batch& batch, Visit&& visit) {
       for (std::int64_t token = 0; token < batch.n_tokens; token += sizes().tile_tokens) {
         const std::int64_t feature = block * sizes().tile_features;
         const kernels::TileRange request{layer, token, std::min(sizes().tile_tokens, batch.n_tokens - token), feature,
-                                  std::min(sizes().tile_features, batch.features.size() - feature)};
+                                         std::min(sizes().tile_features, batch.features.size() - feature)};
         kernels::AnyMatrix product = own_.tile;
         product.rows = request.token_count;
         product.columns = product.stride = request.feature_count;
@@ -405,7 +405,8 @@ void HostSelector::select_per_token(const Batch& batch) {
   finish_per_token(batch);
 }
 
-void HostSelector::take(const kernels::Execution& execution, const kernels::TileRange& tile, kernels::AnyMatrix product) {
+void HostSelector::take(const kernels::Execution& execution, const kernels::TileRange& tile,
+                        kernels::AnyMatrix product) {
   const bool first = tile.layer == 0 && tile.token_begin == 0 && tile.feature_begin == 0;
   if (first && !cleared_) clear_lists(followed_);  // another pass
   cleared_ = false;

@@ -32,7 +32,8 @@ class Selector {
  public:
   /// Fills `product` [token_count, feature_count] on the stream of the given execution. Must give the same bits when
   /// called again for the same tile.
-  using Producer = std::function<void(const kernels::Execution&, const kernels::TileRange&, kernels::AnyMatrix product)>;
+  using Producer =
+      std::function<void(const kernels::Execution&, const kernels::TileRange&, kernels::AnyMatrix product)>;
 
   /// Filter thresholds for the next batch, one key per group (batch_topk; else empty). They are part of a checkpoint,
   /// so that a resumed run also takes the same time. Any content gives the same result.

@@ -33,10 +33,10 @@ bool tiles_repeat(const SelectionSpec& spec) {
 void set_tile(const SelectionSpec& spec, SelectionSizes& sizes) {
   const bool on_gpu = spec.backend == kernels::Backend::cuda;
   const std::int64_t columns = kTileFeatures * kernels::bytes_of(spec.product());
-  const std::int64_t tile_bytes = spec.tile_bytes > 0 ? spec.tile_bytes
-                                  : !on_gpu                 ? kTileBytes
-                                  : tiles_repeat(spec)      ? kRepeatedTile
-                                                            : kLargestGpuTile;
+  const std::int64_t tile_bytes = spec.tile_bytes > 0  ? spec.tile_bytes
+                                  : !on_gpu            ? kTileBytes
+                                  : tiles_repeat(spec) ? kRepeatedTile
+                                                       : kLargestGpuTile;
   sizes.tile_tokens = std::min(
       {sizes.max_tokens, on_gpu ? sizes.max_tokens : kTileTokens, std::max<std::int64_t>(16, tile_bytes / columns)});
   const std::int64_t widest = std::max<std::int64_t>(1, tile_bytes / (columns * sizes.tile_tokens)) * kTileFeatures;
@@ -49,11 +49,10 @@ void check_capacity(const SelectionSpec& spec, const SelectionSizes& sizes) {
   const std::int64_t updated = spec.grid.size(parallel::kDataAxis) == 1 ? 0 : owned_list_capacity(spec);
   const std::int64_t most = std::max(sizes.capacity, updated);
   if (most >= kLargestIndex || spec.n_layers * spec.n_features >= kLargestIndex)
-    throw collective_error(
-        ExitCode::usage,
-        "the selection needs room for {} active entries on a rank (at most 2^32 are possible); take "
-        "a smaller {}, a smaller batch or more ranks",
-        most, activation_keeps_k(spec.settings.activation) ? "transcoder.k" : "transcoder.capacity");
+    throw collective_error(ExitCode::usage,
+                           "the selection needs room for {} active entries on a rank (at most 2^32 are possible); take "
+                           "a smaller {}, a smaller batch or more ranks",
+                           most, activation_keeps_k(spec.settings.activation) ? "transcoder.k" : "transcoder.capacity");
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace weft::transcoder {
 
 /// What is selected, over all ranks.
 struct SelectionSpec {
-  ModelSettings settings;       ///< k: the largest one of the run
+  ModelSettings settings;  ///< k: the largest one of the run
   std::int64_t n_layers = 0;
   std::int64_t n_features = 0;  ///< per layer
   std::int64_t max_tokens = 0;  ///< tokens of the largest batch

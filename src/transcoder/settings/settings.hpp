@@ -40,7 +40,7 @@ enum class Skip { none, linear };
 enum class Ranking { value, decoder_norm, z_score };
 enum class Decline { linear, exponential };
 /// Source of the gradient of jumprelu's thresholds: all pre-activations, formed again (parts/thresholds.hpp), or lists
-/// of those in the bands about thresholds (kernels/transcoder/activation/jump_window.hpp).
+/// of those in the bands about thresholds (kernels/transcoder/activation/threshold_band.hpp).
 enum class ThresholdGradient { dense, listed };
 /// Project whose conventions are the defaults of keys that the input does not give (presets.hpp).
 enum class Preset { weft, crosslayer_coding, eleuther, goreg, clt_forge, openmoss, anthropic };

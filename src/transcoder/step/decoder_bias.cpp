@@ -9,8 +9,7 @@
 
 namespace weft::transcoder {
 
-DecoderBiasUpdate::Buffers::Buffers(const Configuration& configuration, const Shape& shape,
-                                    model::StepArena& arena) {
+DecoderBiasUpdate::Buffers::Buffers(const Configuration& configuration, const Shape& shape, model::StepArena& arena) {
   arena.purpose("backward pass");
   gradient = arena.take<float>(shape.width());
   if (configuration.transcoder.decoder_bias == DecoderBias::pair) pair = arena.take<float>(shape.width());

@@ -7,8 +7,8 @@
 // and the sums over tokens from which the metrics of a step are formed.
 #pragma once
 
-#include "run/timers.hpp"
 #include "model/step_arena.hpp"
+#include "run/timers.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/forward/gradient_rows.hpp"
 

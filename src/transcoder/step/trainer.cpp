@@ -24,8 +24,8 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   runner = model::StepRunner::Buffers(arena);
 }
 
-model::StepArena measure_step(const Configuration& configuration, const Shape& shape,
-                                 const parallel::GridShape& grid, std::int64_t row_bytes, kernels::Backend backend) {
+model::StepArena measure_step(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid,
+                              std::int64_t row_bytes, kernels::Backend backend) {
   model::StepArena arena(backend);
   const Forward::Buffers forward(configuration, shape, grid, configuration.data.batch_tokens, arena);
   const Trainer::Buffers trainer(configuration, shape, grid, row_bytes, arena);
@@ -61,8 +61,8 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
 
 model::StepRunner::Settings Trainer::runner_settings() const {
   const bool free = world_.leaves_the_host_free();
-  return {.record = configuration_.device.graphs && free && configuration_.parallel.exchange.leaves_the_host_free() &&
-                    forward_.selection().is_on_device(),
+  return {.capture = configuration_.device.graphs && free && configuration_.parallel.exchange.leaves_the_host_free() &&
+                     forward_.selection().is_on_device(),
           .runs_ahead = free,
           .skip = configuration_.run.nonfinite == NonFinite::skip,
           .skip_at_most = configuration_.run.skip_at_most};
@@ -140,7 +140,7 @@ void Trainer::load(const dataset::RawBatch& batch) {
 }
 
 TrainingMetrics Trainer::metrics() {
-  runner_.settle();
+  runner_.wait();
   MetricSums own(model_.shape().n_layers);
   device::copy(execution_, own.sums.data(), step_.loss().sums().data, step_.loss().sums().size * 8,
                device::Direction::to_host);
@@ -159,8 +159,8 @@ double Trainer::error_divisor(std::int64_t n_tokens) const {
                                    model_.shape().d_model);
 }
 
-void Trainer::settle() {
-  runner_.settle();
+void Trainer::wait() {
+  runner_.wait();
   step_.complete_decoder();
 }
 
@@ -168,7 +168,7 @@ void Trainer::time_phases(bool one_by_one) {
   static const parallel::IsolateExchange isolate;
   step_.observe(one_by_one && device::is_asynchronous(execution_) ? &isolate
                                                                   : configuration_.parallel.exchange.observer);
-  runner_.record(!one_by_one);
+  runner_.capture(!one_by_one);
   timers_.before_switch(one_by_one ? std::function<void()>([this] { step_.fence(); }) : nullptr);
 }
 

@@ -14,9 +14,9 @@
 #include "checkpoint/registry.hpp"
 #include "dataset/activations/loader.hpp"
 #include "device/stream.hpp"
-#include "run/timers.hpp"
 #include "model/step_arena.hpp"
 #include "model/step_runner.hpp"
+#include "run/timers.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/parts/training_metrics.hpp"
 #include "transcoder/step/step.hpp"
@@ -32,8 +32,7 @@ class Trainer {
   struct Buffers {
     /// row_bytes: bytes of one token's inputs (or targets) as the loader delivers them, for data that must be sent to a
     /// GPU.
-    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
-            model::StepArena&);
+    Buffers(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes, model::StepArena&);
     kernels::Array<std::int64_t> dead;  ///< [1]
     device::Upload::Slot raw_rows[2];   ///< [largest own slice, row_bytes]; on a GPU
     model::StepRunner::Buffers runner;
@@ -56,7 +55,7 @@ class Trainer {
 
   /// Waits for all steps, and completes the state on this rank for a checkpoint or an evaluation. Collective; throws as
   /// `step`.
-  void settle();
+  void wait();
 
   /// If `one_by_one` is true, the host waits between phases of later steps and isolates exchanges, so that each can be
   /// timed, and no graph is used. For benchmarks.
@@ -88,7 +87,7 @@ class Trainer {
   bool traffic_is_timed() const { return world_.is_timed(); }
   /// Bytes that this rank sent in the last step.
   std::int64_t step_bytes_sent() const { return runner_.step_traffic().bytes_sent; }
-  /// Seconds that the computation of the last step, which must be over (`settle`), waited for exchanges.
+  /// Seconds that the computation of the last step, which must be over (`wait`), waited for exchanges.
   double step_exposed_seconds() const;
 
  private:
@@ -121,6 +120,6 @@ class Trainer {
 
 /// Measures the memory that a Trainer takes on the largest rank, by purpose. Needs no device and no ranks.
 model::StepArena measure_step(const Configuration&, const Shape&, const parallel::GridShape&, std::int64_t row_bytes,
-                                 kernels::Backend);
+                              kernels::Backend);
 
 }  // namespace weft::transcoder

@@ -19,10 +19,10 @@
 namespace weft::dataset {
 namespace {
 
-using testing::Scratch;
 using testing::has;
 using testing::refusal;
 using testing::sample_value;
+using testing::Scratch;
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kLayers = 3, kWidth = 5, kColumns = kLayers * kWidth;

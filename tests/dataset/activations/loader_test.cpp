@@ -25,8 +25,8 @@
 namespace weft::dataset {
 namespace {
 
-using testing::Scratch;
 using testing::Sample;
+using testing::Scratch;
 
 std::vector<parallel::GridShape> shapes() {
   std::vector<parallel::GridShape> all;

@@ -17,8 +17,8 @@
 namespace weft::dataset {
 namespace {
 
-using testing::Scratch;
 using testing::Sample;
+using testing::Scratch;
 
 constexpr std::int64_t kRows = 25, kRowsPerFile = 10;
 const std::vector<std::int64_t> kDocuments = {3, 10, 14, 21};  // rows of the dataset at which a document begins
@@ -117,7 +117,9 @@ TEST_CASE("damaged ids and documents are refused with file and dataset") {
   write_tokens(directory / "data");
   const std::string file = directory / "data/chunk_1.hdf5";
   const auto describing = [&] { return testing::refusal(ExitCode::data, [&] { describe(directory / "data", {}); }); };
-  const auto checking = [&] { return testing::refusal(ExitCode::data, [&] { check_tokens(describe(directory / "data", {})); }); };
+  const auto checking = [&] {
+    return testing::refusal(ExitCode::data, [&] { check_tokens(describe(directory / "data", {})); });
+  };
   CHECK(contains(check_tokens(describe(directory / "data", {})), "ids 0 to 49, no texts"));
 
   std::vector<std::int32_t> ids(kRowsPerFile, 1);

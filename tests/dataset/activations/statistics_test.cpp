@@ -19,8 +19,8 @@ namespace weft::dataset {
 namespace {
 
 using kernels::Scalar;
-using testing::Scratch;
 using testing::Sample;
+using testing::Scratch;
 
 /// The two-pass sums, in long double.
 SideStatistics two_pass(const Sample& sample, std::int64_t n_rows, bool target) {

@@ -225,7 +225,8 @@ TEST_CASE("a file that becomes shorter while it is mapped is an error, not a sig
   const TokenSet set = TokenSet::open(folder / "f.h5");
   fs::resize_file(folder / "f.h5", 4096);
   Ids ids(10);
-  CHECK(testing::refusal(ExitCode::data, [&] { set.read(90000, ids); }).find("has 4096 bytes (it had") != std::string::npos);
+  CHECK(testing::refusal(ExitCode::data, [&] { set.read(90000, ids); }).find("has 4096 bytes (it had") !=
+        std::string::npos);
 }
 
 TEST_CASE("the fingerprint is that of the contents, not of the place") {

@@ -115,7 +115,7 @@ TEST_CASE("equal calls give equal bits, also replayed as a graph") {
     const Results replayed =
         problem.run(execution, AttentionImplementation::cudnn, [&](const std::function<void()>& launch) {
           device::Graph graph;
-          graph.record(execution, launch);
+          graph.capture(execution, launch);
           for (int i = 0; i < 2; ++i) graph.replay(execution);
           kernels::fence(execution);
         });

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/transcoder/activation/jump_window.hpp"
-
 #include <cmath>
 #include <limits>
 
+#include "kernels/transcoder/activation/threshold_band.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace weft::testing {
@@ -61,7 +60,7 @@ TEST_CASE("every z that is active or in the window exceeds the cut of the window
     for (const float bandwidth : {0.01f, 0.3f, 2.0f, 1e-7f})
       for (const float theta : {1e-3f, 0.1f, 0.29f, 1.0f / 3, 17.0f}) {
         const JumpRule rule = jump_rule(form, bandwidth);
-        const float cut = jump_window_cut(rule, theta), border = theta - bandwidth / 2;
+        const float cut = threshold_band_cut(rule, theta), border = theta - bandwidth / 2;
         CHECK(cut <= jump_cut(rule, theta));
         const double expected = rule.positive_only ? std::max(border, 0.0f) : border;
         CHECK(std::abs(static_cast<double>(cut) - expected) <= 1e-6 * static_cast<double>(theta + bandwidth));
@@ -73,7 +72,7 @@ TEST_CASE("every z that is active or in the window exceeds the cut of the window
             if (jump_is_active(rule, z, theta) || jump_factor(rule, z, theta) != 0.0f) REQUIRE(z > cut);
         }
       }
-  CHECK(std::isnan(jump_window_cut(jump_rule(JumpForm::anthropic, 1), std::numeric_limits<float>::quiet_NaN())));
+  CHECK(std::isnan(threshold_band_cut(jump_rule(JumpForm::anthropic, 1), std::numeric_limits<float>::quiet_NaN())));
 }
 
 TEST_CASE("cuts of the window follow the bandwidth of the step") {
@@ -84,11 +83,11 @@ TEST_CASE("cuts of the window follow the bandwidth of the step") {
     const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
     const DeviceArray<float> thresholds(theta), cuts(3);
     const JumpRule rule = jump_rule(JumpForm::anthropic, 0.2f), wide = jump_rule(JumpForm::anthropic, 1.2f);
-    jump_window_cuts(execution, {rule}, thresholds.array(), cuts.array());
-    for (std::size_t i = 0; i < 3; ++i) CHECK(cuts.values()[i] == jump_window_cut(rule, theta[i]));
+    threshold_band_cuts(execution, {rule}, thresholds.array(), cuts.array());
+    for (std::size_t i = 0; i < 3; ++i) CHECK(cuts.values()[i] == threshold_band_cut(rule, theta[i]));
     // Half way from 2.2 to 0.2.
-    jump_window_cuts(execution, {rule, {0.2f, 1, 11, 2.2f}, step.data()}, thresholds.array(), cuts.array());
-    for (std::size_t i = 0; i < 3; ++i) CHECK(cuts.values()[i] == doctest::Approx(jump_window_cut(wide, theta[i])));
+    threshold_band_cuts(execution, {rule, {0.2f, 1, 11, 2.2f}, step.data()}, thresholds.array(), cuts.array());
+    for (std::size_t i = 0; i < 3; ++i) CHECK(cuts.values()[i] == doctest::Approx(threshold_band_cut(wide, theta[i])));
   });
 }
 
@@ -116,8 +115,8 @@ TEST_CASE("activations, gradients of z and of thresholds from a list equal float
                                        row_offsets.array(), key.array(),    value.array()};
         const Matrix<const float> of_features{thresholds.data(), lists.n_layers, lists.n_features, stride};
         jump_activations(execution, rule, window, of_features, activation.array());
-        jump_window_backward(execution, {rule}, window, {hit_offsets.array(), token.array(), position.array()},
-                             of_features, gradient.array(), {theta_gradient.array(), active_offsets.array()});
+        threshold_band_backward(execution, {rule}, window, {hit_offsets.array(), token.array(), position.array()},
+                                of_features, gradient.array(), {theta_gradient.array(), active_offsets.array()});
         const std::vector<float> activations = activation.values(), dz = gradient.values(),
                                  sums = theta_gradient.values();
         const std::vector<std::int64_t> offsets = active_offsets.values();

@@ -274,7 +274,7 @@ TEST_CASE("answers have the probabilities with which they were drawn") {
     CHECK(draw_answers(generator, tokenizer, {second}, 2, 7, 4, 2)[0].drawn != answers[1].drawn);
     // An answer ends before a stop text. The token that completed it was drawn, so it counts in the gradient.
     const AnswerIds& whole = answers[0].drawn[0];
-    const std::string stop = tokenizer.decode({&whole[2], 1});
+    const std::string stop = tokenizer.detokenise({&whole[2], 1});
     const Answers stopped = draw_answers(generator, tokenizer, {first, second}, 2, 7, 3, 1, {&stop, 1})[0];
     const auto end = std::find(whole.begin(), whole.end(), whole[2]);
     CHECK(stopped.drawn[0] == AnswerIds(whole.begin(), end + 1));

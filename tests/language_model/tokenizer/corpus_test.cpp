@@ -68,7 +68,7 @@ TEST_CASE("a text becomes the same ids and tokeniser on every rank") {
   const Corpus corpus = load_corpus(on(path), world());
   CHECK(corpus.vocabulary == 6);  // space a b d n á
   CHECK(corpus.tokenizer->kind() == "character");
-  CHECK(corpus.tokenizer->decode(all_of(corpus.train)) == "bananá band");
+  CHECK(corpus.tokenizer->detokenise(all_of(corpus.train)) == "bananá band");
   CHECK(corpus.train.text_bytes() == 12);
   CHECK(corpus.train.n_files() == 0);
   CHECK(!corpus.validation);
@@ -81,13 +81,13 @@ TEST_CASE("validation: a file of its own, or the tail of the text") {
   TokenSettings data = on(folder.text("a.txt", "aábcabcabcabcabcabcá"));
   data.validation = folder.text("v.txt", "cabá");
   const Corpus given = load_corpus(data, world());
-  CHECK(given.tokenizer->decode(all_of(*given.validation)) == "cabá");
+  CHECK(given.tokenizer->detokenise(all_of(*given.validation)) == "cabá");
   CHECK(given.validation->text_bytes() == 5);
   data.validation.clear();
   data.validation_fraction = 0.2;
   const Corpus split = load_corpus(data, world());
   CHECK(split.train.size() == 16);
-  CHECK(split.tokenizer->decode(all_of(*split.validation)) == "abcá");
+  CHECK(split.tokenizer->detokenise(all_of(*split.validation)) == "abcá");
   CHECK(split.validation->text_bytes() == 5);
   CHECK(split.train.text_bytes() == 17);
 }

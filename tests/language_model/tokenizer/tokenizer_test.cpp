@@ -31,7 +31,7 @@ TEST_CASE("the ids of characters are the sorted code points of the corpus, witho
   CHECK(more.special("UNK") == 4);
   CHECK(more.special("EOS") == 5);
   CHECK(more.encode("az") == std::vector<std::uint32_t>{0, 4});
-  CHECK(more.decode(std::vector<std::uint32_t>{0, 4, 5, 3}) == "a\ufffdé");
+  CHECK(more.detokenise(std::vector<std::uint32_t>{0, 4, 5, 3}) == "a\ufffdé");
 }
 
 TEST_CASE("every valid text survives encoding and decoding, also through the stored form") {
@@ -42,21 +42,24 @@ TEST_CASE("every valid text survives encoding and decoding, also through the sto
     CHECK(stored.text() == tokenizer.text());
     CHECK(stored.vocabulary_size() == tokenizer.vocabulary_size());
     CHECK(stored.encode(text) == tokenizer.encode(text));
-    CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+    CHECK(tokenizer.detokenise(tokenizer.encode(text)) == text);
   }
   CHECK(Tokenizer::bytes({}).encode("é") == std::vector<std::uint32_t>{0xc3, 0xa9});
-  CHECK(Tokenizer::bytes({}).decode(Tokenizer::bytes({}).encode("\xff\x00z")) == "\xff\x00z");
+  CHECK(Tokenizer::bytes({}).detokenise(Tokenizer::bytes({}).encode("\xff\x00z")) == "\xff\x00z");
 }
 
 TEST_CASE("unknown characters and invalid UTF-8 are refused with their place") {
   const Tokenizer tokenizer = Tokenizer::characters_of("abcé", {}, "corpus");
-  CHECK(testing::refusal(ExitCode::data, [&] { tokenizer.encode("abéx", "new.txt"); })
-            .starts_with("new.txt: byte 4 is U+0078 (\"x\"), which is not in the vocabulary"));
-  CHECK(testing::refusal(ExitCode::data, [&] { tokenizer.encode("ab\xff", "new.txt"); })
-            .starts_with("new.txt: byte 2 (0xff) is not valid UTF-8"));
-  CHECK(testing::refusal(ExitCode::data, [&] { Tokenizer::characters_of("a\xc3", {}, "corpus"); })
-            .starts_with("corpus: byte 1 (0xc3) is not valid UTF-8"));
-  CHECK(testing::refusal(ExitCode::data, [&] { tokenizer.decode(std::vector<std::uint32_t>{4}); }) ==
+  CHECK(testing::refusal(ExitCode::data, [&] {
+          tokenizer.encode("abéx", "new.txt");
+        }).starts_with("new.txt: byte 4 is U+0078 (\"x\"), which is not in the vocabulary"));
+  CHECK(testing::refusal(ExitCode::data, [&] {
+          tokenizer.encode("ab\xff", "new.txt");
+        }).starts_with("new.txt: byte 2 (0xff) is not valid UTF-8"));
+  CHECK(testing::refusal(ExitCode::data, [&] {
+          Tokenizer::characters_of("a\xc3", {}, "corpus");
+        }).starts_with("corpus: byte 1 (0xc3) is not valid UTF-8"));
+  CHECK(testing::refusal(ExitCode::data, [&] { tokenizer.detokenise(std::vector<std::uint32_t>{4}); }) ==
         "token 4 is not in the vocabulary of 4");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/exchange/directory.hpp"
+#include "language_model/huggingface/directory.hpp"
 
 #include <fmt/ranges.h>
 
@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "base/error.hpp"
+#include "base/format.hpp"
 #include "base/progress.hpp"
 #include "base/text.hpp"
 #include "interchange/checkpoint.hpp"
@@ -17,7 +18,6 @@
 #include "kernels/optimize/adam.hpp"
 #include "language_model/adapters.hpp"
 #include "language_model/tokenizer/corpus.hpp"
-#include "base/format.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::language_model {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/exchange/config.hpp"
+#include "language_model/huggingface/config.hpp"
 
 #include <algorithm>
 #include <cmath>

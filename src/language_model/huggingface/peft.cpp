@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/exchange/peft.hpp"
+#include "language_model/huggingface/peft.hpp"
 
 #include <fmt/ranges.h>
 
@@ -17,8 +17,8 @@
 #include "interchange/checkpoint.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "language_model/exchange/names.hpp"
-#include "language_model/exchange/peft_config.hpp"
+#include "language_model/huggingface/names.hpp"
+#include "language_model/huggingface/peft_config.hpp"
 #include "storage/durable.hpp"
 #include "storage/safetensors.hpp"
 

@@ -2,7 +2,7 @@
 //
 // One warp per feature, lanes over its hits. Limit: the latency of three dependent loads (offsets, position, value and
 // gradient); most features have fewer hits than a warp has lanes.
-#include "kernels/transcoder/activation/jump_window.hpp"
+#include "kernels/transcoder/activation/threshold_band.hpp"
 #include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {
@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads)
-    sum_window(JumpWindow window, const float* value, const std::int64_t* offsets, const std::uint32_t* position,
+    sum_window(ThresholdBand window, const float* value, const std::int64_t* offsets, const std::uint32_t* position,
                Matrix<const float> thresholds, std::int64_t n_features, std::int64_t n_keys, float* gradient,
                float* theta_gradient, std::int64_t* active) {
   const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(kThreads / kWarp) + threadIdx.x / kWarp;
@@ -42,14 +42,14 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void jump_window_sums(const Execution& execution, const JumpWindow& of_step, const SparseActivations& window,
-                      const FeatureHits& hits, Matrix<const float> theta, Array<float> activation_gradient,
-                      Array<float> theta_gradient, Array<std::int64_t> active) {
+void threshold_band_sums(const Execution& execution, const ThresholdBand& of_step, const SparseActivations& window,
+                         const FeatureHits& hits, Matrix<const float> theta, Array<float> activation_gradient,
+                         Array<float> theta_gradient, Array<std::int64_t> active) {
   if (active.size == 0) return;
   sum_window<<<blocks_for(active.size, kThreads / kWarp), kThreads, 0, stream_of(execution)>>>(
       of_step, window.value.data, hits.offsets.data, hits.position.data, theta, window.n_features, active.size,
       activation_gradient.data, theta_gradient.data, active.data);
-  require_launch("jump_window_sums");
+  require_launch("threshold_band_sums");
 }
 
 }  // namespace weft::kernels::cuda

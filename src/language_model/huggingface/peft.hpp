@@ -25,8 +25,8 @@ bool is_peft_directory(const std::filesystem::path&);
 /// belong to. `type`: of the tensors, fp32 or bf16. The directory appears complete, by a rename. Throws Error(usage) if
 /// it exists and is not empty, or if the transformers library lacks the model; Error(io), Error(numeric) for values
 /// that are not finite.
-void write_peft(const model::Parameters& adapters, const Architecture&, const std::string& base,
-                kernels::Scalar type, const kernels::Execution&, const std::filesystem::path& directory);
+void write_peft(const model::Parameters& adapters, const Architecture&, const std::string& base, kernels::Scalar type,
+                const kernels::Execution&, const std::filesystem::path& directory);
 
 /// Throws Error(usage) unless the adapters of the directory are those of the architecture: rank, alpha, linear layers,
 /// and for every key of its configuration that Weft lacks (peft_config.hpp); Error(data) for files that are not such a

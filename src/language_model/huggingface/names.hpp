@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "language_model/exchange/config.hpp"
+#include "language_model/huggingface/config.hpp"
 
 namespace weft::language_model {
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/portable.hpp"
-#include "kernels/transcoder/activation/jump_window.hpp"
+#include "kernels/transcoder/activation/threshold_band.hpp"
 
 namespace weft::kernels {
 
-void jump_window_cuts(const Execution& execution, const JumpWindow& of_step, Array<const float> theta,
-                      Array<float> cut) {
-  const JumpWindow window = of_step;
+void threshold_band_cuts(const Execution& execution, const ThresholdBand& of_step, Array<const float> theta,
+                         Array<float> cut) {
+  const ThresholdBand window = of_step;
   for_all(
-      execution, "jump_window_cuts", theta.size,
-      KOKKOS_LAMBDA(std::int64_t i) { cut[i] = jump_window_cut(window.now(), theta[i]); });
+      execution, "threshold_band_cuts", theta.size,
+      KOKKOS_LAMBDA(std::int64_t i) { cut[i] = threshold_band_cut(window.now(), theta[i]); });
 }
 
 void jump_activations(const Execution& execution, const JumpRule& of_form, const SparseActivations& window,
@@ -27,16 +27,16 @@ void jump_activations(const Execution& execution, const JumpRule& of_form, const
 
 namespace portable {
 
-void jump_window_sums(const Execution& execution, const JumpWindow& of_step, const SparseActivations& window,
-                      const FeatureHits& of_window, Matrix<const float> thresholds, Array<float> activation_gradient,
-                      Array<float> theta_gradient, Array<std::int64_t> active) {
-  const JumpWindow of = of_step;
+void threshold_band_sums(const Execution& execution, const ThresholdBand& of_step, const SparseActivations& window,
+                         const FeatureHits& of_window, Matrix<const float> thresholds, Array<float> activation_gradient,
+                         Array<float> theta_gradient, Array<std::int64_t> active) {
+  const ThresholdBand of = of_step;
   const FeatureHits hits = of_window;
   const std::int64_t n_features = window.n_features;
   const float* const value = window.value.data;
   float* const gradient = activation_gradient.data;
   for_teams(
-      execution, "jump_window_sums", active.size, 0, KOKKOS_LAMBDA(const Team& team) {
+      execution, "threshold_band_sums", active.size, 0, KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t key = team.league_rank(), begin = hits.offsets[key];
         const int count = static_cast<int>(hits.offsets[key + 1] - begin);
         const JumpRule rule = of.now();
@@ -61,15 +61,15 @@ void jump_window_sums(const Execution& execution, const JumpWindow& of_step, con
 
 }  // namespace portable
 
-void jump_window_backward(const Execution& execution, const JumpWindow& of_step, const SparseActivations& window,
-                          const FeatureHits& hits, Matrix<const float> theta, Array<float> activation_gradient,
-                          const JumpWindowSums& sums) {
+void threshold_band_backward(const Execution& execution, const ThresholdBand& of_step, const SparseActivations& window,
+                             const FeatureHits& hits, Matrix<const float> theta, Array<float> activation_gradient,
+                             const ThresholdBandSums& sums) {
   const std::int64_t n_keys = window.n_layers * window.n_features;
   std::int64_t* const offsets = sums.active_offsets.data;
   for_all(
-      execution, "jump_window: first offset", 1, KOKKOS_LAMBDA(std::int64_t) { offsets[0] = 0; });
-  jump_window_sums(execution, of_step, window, hits, theta, activation_gradient, {sums.theta.data, n_keys},
-                   {offsets + 1, n_keys});
+      execution, "threshold_band: first offset", 1, KOKKOS_LAMBDA(std::int64_t) { offsets[0] = 0; });
+  threshold_band_sums(execution, of_step, window, hits, theta, activation_gradient, {sums.theta.data, n_keys},
+                      {offsets + 1, n_keys});
   offsets_from_counts(space_of(execution), offsets, n_keys);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/exchange/peft_config.hpp"
+#include "language_model/huggingface/peft_config.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/exchange/names.hpp"
+#include "language_model/huggingface/names.hpp"
 
 #include <algorithm>
 #include <utility>
