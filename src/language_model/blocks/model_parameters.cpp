@@ -39,12 +39,8 @@ std::vector<ParameterSpec> parameter_specs(const Architecture& architecture) {
 }
 
 std::vector<LoraTarget> lora_targets(const ModelSettings& model) {
-  // Settings that have not been checked may have any number of layers: the kinds of blocks repeat before this one.
-  constexpr std::int64_t kMostBlocks = 64;
-  Architecture few{.model = model};
-  few.model.layers = std::min(model.layers, kMostBlocks);
   ParameterList list(model);
-  for (const ResidualSublayer& sublayer : make_sublayers(few)) sublayer.declare(list, model);
+  for (const ResidualSublayer& sublayer : make_sublayers({.model = model})) sublayer.declare(list, model);
   std::vector<LoraTarget> targets;
   for (const Product& product : list.products)
     for (const Outputs& part : product.parts) {
