@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "bench/benchmark.hpp"
-#include "language_model/architecture.hpp"
+#include "language_model/blocks/architecture.hpp"
 
 namespace weft::bench {
 

@@ -7,7 +7,7 @@
 namespace weft::commands {
 namespace {
 
-checkpoint::Found transcoder_at(const std::string& path, const parallel::World& world) {
+checkpoint::Found transcoder_for_mlps(const std::string& path, const parallel::World& world) {
   checkpoint::Found found = open_checkpoint(path, world);
   require_kind(found, "encoder_0/weight", "--transcoder takes that of a transcoder");
   return found;
@@ -58,7 +58,7 @@ dataset::Description shape_alone(const checkpoint::Found& found, const transcode
 TranscoderReplacement::TranscoderReplacement(const std::string& path, const LoadedLanguageModel& loaded,
                                              std::int64_t rows, const parallel::World& world)
     : execution_(loaded.execution()),
-      found_(transcoder_at(path, world)),
+      found_(transcoder_for_mlps(path, world)),
       input_(input_of(found_, world, execution_)),
       grid_(loaded.whole.self, parallel::data_by_feature(1, 1)),
       shape_(require_fit(found_, input_.configuration, loaded.architecture().model)),
