@@ -14,7 +14,7 @@
 namespace weft::input {
 class Schema;
 }
-namespace weft::training {
+namespace weft::run {
 struct RunSettings;
 }
 namespace weft::optimizer {

@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/support.hpp"
 
-namespace weft::training {
+namespace weft::model {
 namespace {
 
 using kernels::Scalar;
@@ -366,4 +366,4 @@ TEST_CASE("rows that do not fit their parameter are refused") {
   CHECK_THROWS_AS(sink.take({Form::product, kWeight, batch.x.view(), batch.g.view().rows_from(0, 3)}), Error);
 }
 
-}  // namespace weft::training
+}  // namespace weft::model

@@ -22,7 +22,7 @@
 #include "tests/checkpoint/sample.hpp"
 #include "tests/scratch.hpp"
 
-namespace weft::training {
+namespace weft::model {
 namespace {
 
 using kernels::Purpose;
@@ -437,4 +437,4 @@ TEST_CASE("a checkpoint of n ranks is read by m ranks bit for bit") {
       }
 }
 
-}  // namespace weft::training
+}  // namespace weft::model

@@ -9,7 +9,7 @@
 #include "tests/kernels/support.hpp"
 #include "tests/model/registry_bits.hpp"
 
-namespace weft::training {
+namespace weft::model {
 namespace {
 
 using kernels::StatePolicy;
@@ -122,4 +122,4 @@ TEST_CASE("buffers hold at least one row of every matrix, and no more than the l
   }
 }
 
-}  // namespace weft::training
+}  // namespace weft::model

@@ -4,7 +4,7 @@
 #include "bench/fresh_memory.hpp"
 #include "tests/test.hpp"
 
-namespace weft::training {
+namespace weft::model {
 namespace {
 
 /// Buffers of an imaginary step.
@@ -83,4 +83,4 @@ TEST_CASE("exchange memory that is not kept is counted, and exists between open 
   CHECK(device::memory_use().device_bytes == before);
 }
 
-}  // namespace weft::training
+}  // namespace weft::model

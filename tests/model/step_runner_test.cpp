@@ -6,7 +6,7 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "tests/test.hpp"
 
-namespace weft::training {
+namespace weft::model {
 namespace {
 
 /// A "model" of one number, to which each step adds its learning rate unless the step is withheld.
@@ -124,4 +124,4 @@ TEST_CASE("steps that are not finite are skipped up to the allowed number") {
   CHECK(toy.number == 2);
 }
 
-}  // namespace weft::training
+}  // namespace weft::model

@@ -9,7 +9,7 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "tests/test.hpp"
 
-namespace weft::training {
+namespace weft::model {
 namespace {
 
 constexpr std::int64_t kRows = 5, kColumns = 3;  // divided unevenly
@@ -90,4 +90,4 @@ TEST_CASE("values that are gathered while a sum is under way do not disturb it")
   check_sums(rows, 1);
 }
 
-}  // namespace weft::training
+}  // namespace weft::model

@@ -8,7 +8,7 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "tests/test.hpp"
 
-namespace weft::training {
+namespace weft::model {
 namespace {
 
 template <class T>
@@ -145,4 +145,4 @@ TEST_CASE(
                        Error);
 }
 
-}  // namespace weft::training
+}  // namespace weft::model
