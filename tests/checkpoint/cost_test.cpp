@@ -289,7 +289,7 @@ TEST_CASE("a checkpoint that a run wrote after it had lost the directory is not 
     for (int owner = 1; owner <= 2; ++owner) {
       Lease lease(world(), scratch.run(), {});
       REQUIRE(lease.fence() == owner);
-      if (root()) lease.wait(10);
+      if (root()) lease.begin_at(10);
       world().barrier();
     }
     const Lease lease(world(), scratch.run(), {});

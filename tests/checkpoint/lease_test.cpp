@@ -176,7 +176,7 @@ TEST_CASE("an owner from which the directory was taken knows it, and cannot get 
   CHECK_MESSAGE(why.find("taken over by another run: process ") != std::string::npos, why);
   const std::string before = scratch.contents("lease.2");
   std::this_thread::sleep_for(std::chrono::milliseconds(300));  // several renewals of the first
-  first->wait(7);
+  first->begin_at(7);
   first.reset();
   CHECK(scratch.names() == Names{"lease.2"});
   CHECK(scratch.contents("lease.2") == before);
@@ -258,12 +258,12 @@ TEST_CASE("a checkpoint that an owner published after it had lost the directory 
   };
   {
     Lease first(world(), scratch.path, kLong);
-    first.wait(-1);
+    first.begin_at(-1);
   }
   {
     Lease second(world(), scratch.path, kLong);
     CHECK(!second.stale(checkpoint(1, 500)));  // the work of the first
-    second.wait(100);
+    second.begin_at(100);
   }
   {  // Ended before it had settled: what the second settled remains valid.
     const Lease third(world(), scratch.path, kLong);
@@ -298,7 +298,7 @@ TEST_CASE("a stale checkpoint is not used for resuming") {
   {
     Lease second(world(), scratch.path, kLong);
     REQUIRE(second.fence() == 2);
-    second.wait(10);
+    second.begin_at(10);
   }
   publish(2, 20, scratch.path / directory_name(10));
   publish(1, 30, scratch.path / directory_name(20));  // of the first owner, late
