@@ -178,8 +178,8 @@ def generates(weft, run):
     (weft.folder / "broken.jsonl").write_text('{"prompt": "The"\n')
     (weft.folder / "latin_prompt.txt").write_bytes(b"caf\xe9\n")
     for arguments, code, words in [
-            ((), 2, "needs one of --prompt program.TEXT and --prompts FILE"),
-            (("--prompt", "The", "--prompts", "prompts.txt"), 2, "needs one of --prompt program.TEXT and --prompts FILE"),
+            ((), 2, "needs one of --prompt TEXT and --prompts FILE"),
+            (("--prompt", "The", "--prompts", "prompts.txt"), 2, "needs one of --prompt TEXT and --prompts FILE"),
             (("--prompt", ""), 2, "--prompt is empty"),
             (("--prompt", "The cat " * 5), 2, "40 tokens do not fit the context of the model, which is 32 tokens"),
             (("--prompts", "long.txt"), 3, "long.txt:2: 40 tokens do not fit the context"),

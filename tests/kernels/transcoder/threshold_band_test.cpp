@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/transcoder/activation/threshold_band.hpp"
+
 #include <cmath>
 #include <limits>
 
-#include "kernels/transcoder/activation/threshold_band.hpp"
 #include "tests/kernels/support.hpp"
 
 namespace weft::testing {

@@ -337,7 +337,7 @@ TEST_CASE("what an import does not support is refused by name") {
     return message_of([&] { Tokenizer::from_text(file.dump(), "f.json"); });
   };
   using json = nlohmann::json;
-  CHECK(refusal([](json&) {}) == "no error");
+  CHECK_NOTHROW(Tokenizer::from_text(good.dump(), "f.json"));
   CHECK(refusal([](json& j) {
           j["normalizer"] = {{"type", "NFC"}};
         }).starts_with("f.json: has the normaliser \"NFC\" (not supported); if the texts are normalised already"));
@@ -415,7 +415,7 @@ TEST_CASE("damaged stored models are refused") {
     return message_of([&] { Tokenizer::from_text(file.dump(), "f.json"); });
   };
   using json = nlohmann::json;
-  CHECK(refusal([](json&) {}) == "no error");
+  CHECK_NOTHROW(Tokenizer::from_text(good.dump(), "f.json"));
   CHECK(refusal([](json& j) { j["tokens"]['z'] = "abc"; }).find("byte 0x7a has no token") != std::string::npos);
   CHECK(refusal([](json& j) { j["tokens"][256] = "▁"; }).find("token 256 is not in the alphabet") != std::string::npos);
   CHECK(refusal([](json& j) { j["tokens"][257] = j["tokens"][256]; }).starts_with("f.json: "));
