@@ -84,7 +84,7 @@ CASES = (
     Case(2, "finalize", 0, "stop", WAITING, 5, step="3", arguments=("--set", "run.steps=3")),
     # Other commands. `evaluate` has the timeout of its checkpoint.
     Case(2, "collective@21", 1, "stop", STOP_ELSEWHERE, 5, step="0", command="evaluate"),
-    Case(2, "collective@11", 1, "stop", STOP_ELSEWHERE, 5, step="0", command="synth"),
+    Case(2, "collective@9", 1, "stop", STOP_ELSEWHERE, 5, step="0", command="synth"),
     Case(2, "collective@13", 0, "stop", STOP_ELSEWHERE, 5, step="0", command="benchmark"),
 )
 

@@ -13,6 +13,11 @@ import program
 ENDLESS = 10_000_000
 
 
+def stopped(output):
+    """The program's last line; mpiexec may add words of its own."""
+    return [line for line in output.splitlines() if line.startswith("stopped by ")][-1]
+
+
 class Run:
     """A run in progress, after some steps."""
 
@@ -40,9 +45,9 @@ class Run:
         got = self.process.returncode
         assert got == code if code is not None else got != 0, (self.name, got, output)
         if code is not None and cause:
-            step, last = max(self.job.steps_of(self.name)), output.strip().splitlines()[-1]
-            assert last.startswith(f"stopped by {cause} after step {step} of {ENDLESS}; its state is in ") and f"step_{step:08d}" in last, last
-            assert last.endswith(f"the same command continues the run (exit code {code})"), last
+            step, line = max(self.job.steps_of(self.name)), stopped(output)
+            assert line.startswith(f"stopped by {cause} after step {step} of {ENDLESS}; its state is in ") and f"step_{step:08d}" in line, line
+            assert line.endswith(f"the same command continues the run (exit code {code})"), line
         record = program.record(self.path)
         step = max(self.job.steps_of(self.name))
         if code is not None:
@@ -115,7 +120,7 @@ def check_walltime(job):
     record, step = program.record(job.folder / "walltime"), max(job.steps_of("walltime"))
     assert "checkpoint step_" in output and record["exit"]["reason"] == "stopped cleanly, more to do", output
     assert record["result"]["step"] == step > 0, (record["result"], step)
-    assert output.strip().splitlines()[-1].startswith(f"stopped by run.walltime after step {step} of {ENDLESS}"), output
+    assert stopped(output).startswith(f"stopped by run.walltime after step {step} of {ENDLESS}"), output
 
 
 def check_moments(job):
