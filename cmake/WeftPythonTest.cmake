@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# weft_python_test(NAME SCRIPT a.py [ARGUMENTS …] [LABELS unit] [TIMEOUT 300] [PROCESSORS 1])
+# weft_python_test(NAME SCRIPT a.py [ARGUMENTS …] [LABELS unit] [TIMEOUT 600] [PROCESSORS 1])
 # A test in Python, run by the first interpreter that has NumPy and h5py: $WEFT_PYTHON, the system's, the one in PATH.
 # Exit code 77 means skipped; the last line of the output states the reason.
 include_guard(GLOBAL)
@@ -16,7 +16,7 @@ endforeach()
 
 function(weft_python_test name)
   cmake_parse_arguments(arg "" "SCRIPT;TIMEOUT;PROCESSORS" "ARGUMENTS;LABELS" ${ARGN})
-  foreach(default LABELS=unit TIMEOUT=300 PROCESSORS=1)
+  foreach(default LABELS=unit TIMEOUT=600 PROCESSORS=1)
     string(REPLACE "=" ";" default ${default})
     list(GET default 0 key)
     list(GET default 1 value)
