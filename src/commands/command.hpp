@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A subcommand is an object: its help, its options and what it does. Parsing (command_line.hpp), --help and completion
-// in bash (help.hpp) follow from the list of commands (command_list.cpp).
+// in bash (help.hpp) follow from the list of commands (lists.cpp).
 #pragma once
 
 #include <cstdint>

@@ -119,7 +119,7 @@ TEST_CASE("sums that are exchanged while others are formed have the same bits") 
 }
 
 TEST_CASE("ranks may have different numbers of examples, and none") {
-  const Configuration plain = configuration("");
+  const Configuration plain = configuration("mode = \"two_pass\"\n");
   const std::vector<float> expected = testing::clipped_sum(plain, kExamples);
   for (const std::int64_t tensor : tensor_sizes()) {
     CAPTURE(tensor);
