@@ -13,4 +13,7 @@ constexpr bool activation_keeps_k(Activation kind) {
   return kind == Activation::batch_topk || kind == Activation::topk;
 }
 
+/// True if the bound is a learned threshold of each feature, false if it is 0 or a number of features is kept.
+constexpr bool activation_has_thresholds(Activation kind) { return kind == Activation::jumprelu; }
+
 }  // namespace weft::kernels

@@ -113,7 +113,7 @@ std::string obstacle(const transcoder::Configuration& configuration, const Trans
   if (settings.from == Batches::resident && !settings.prefetch)
     return "benchmark.prefetch = false has no effect on batches in memory; set benchmark.from = \"data\"";
   if (settings.formulation == Formulation::sparse) return "";
-  if (configuration.transcoder.activation == transcoder::Activation::jumprelu || configuration.transcoder.sparsity > 0)
+  if (kernels::activation_has_thresholds(configuration.transcoder.activation) || configuration.transcoder.sparsity > 0)
     return "the dense formulation has neither thresholds nor penalties";
 #ifdef WEFT_ENABLE_CUDA
   static_cast<void>(world);

@@ -87,7 +87,7 @@ void Forward::encode(const kernels::ThresholdBand* window, Selector* follower) {
   timers_.phase("exchange");
   for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
   blocks_here_ = 0;
-  if (settings_.activation == Activation::jumprelu) {
+  if (model_.shape().threshold) {
     select_above_cuts(bias, window);
   } else if (ranks_by_decoder()) {
     encode_by_norm();

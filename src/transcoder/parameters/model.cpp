@@ -175,7 +175,7 @@ Shape shape_of(const ModelSettings& settings, std::int64_t n_layers, std::int64_
   shape.rank = settings.rank;
   shape.encoder_initial = settings.encoder_initial;
   shape.decoder_initial = settings.decoder_initial;
-  if (settings.activation == Activation::jumprelu) shape.threshold = settings.threshold;
+  if (kernels::activation_has_thresholds(settings.activation)) shape.threshold = settings.threshold;
   return shape;
 }
 

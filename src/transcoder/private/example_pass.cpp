@@ -133,7 +133,7 @@ void ExamplePass::activate(std::int64_t layer, Range rows, std::int64_t step) {
     return;
   }
   Array<float> cuts;
-  if (settings.activation == Activation::jumprelu) {
+  if (model_.shape().threshold) {
     cuts = buffers_.cuts;
     kernels::jump_cuts(execution_, jump_rule(settings),
                        model_.owned_thresholds()[static_cast<std::size_t>(layer)].weight, cuts);

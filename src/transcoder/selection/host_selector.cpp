@@ -109,8 +109,7 @@ void HostSelector::select_batch(const Batch& batch) {
     case Activation::topk:
       select_per_token(batch);
       break;
-    case Activation::relu:
-    case Activation::jumprelu:
+    default:  // every feature above a bound
       select_all(batch);
       break;
   }

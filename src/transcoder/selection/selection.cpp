@@ -42,7 +42,7 @@ void Selector::select(std::int64_t n_tokens_total, std::span<const Array<const f
                       const kernels::EncoderOperands* operands) {
   WEFT_ASSERT(!spec_.follows);
   WEFT_ASSERT(cut_of_layer.size() ==
-              (spec_.settings.activation == Activation::jumprelu ? bias_of_layer.size() : std::size_t{0}));
+              (activation_has_thresholds(spec_.settings.activation) ? bias_of_layer.size() : std::size_t{0}));
   Batch batch = start(n_tokens_total, bias_of_layer);
   batch.cut = cut_of_layer;
   batch.produce = &produce;

@@ -50,7 +50,7 @@ class Selector {
   void keep(double k) { k_ = k; }
   /// Selects the active features of a batch. Collective over the grid. n_tokens_total: tokens of this batch over all
   /// ranks, at most max_tokens; this rank has grid.part(parallel::kDataAxis, n_tokens_total). bias_of_layer: L arrays
-  /// of this rank's features, on the device. cut_of_layer, with jumprelu only: L arrays of the values that features
+  /// of this rank's features, on the device. cut_of_layer, with thresholds only: L arrays of the values that features
   /// must exceed (kernels::jump_cut). operands: the operands of the producer's products; a driver that forms the
   /// products itself does not call the producer.
   void select(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer, const Producer&,

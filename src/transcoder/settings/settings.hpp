@@ -113,7 +113,8 @@ inline bool passes_below_threshold(const ModelSettings& settings) {
 }
 /// True if the selection of a step also lists the entries in the bands about thresholds.
 inline bool lists_windows(const ModelSettings& settings) {
-  return settings.activation == Activation::jumprelu && settings.threshold_gradient == ThresholdGradient::listed;
+  return kernels::activation_has_thresholds(settings.activation) &&
+         settings.threshold_gradient == ThresholdGradient::listed;
 }
 
 /// Batches of tokens that the backward pass works on: dead features have one of their own (parts/dead_features.hpp).
