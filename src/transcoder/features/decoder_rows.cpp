@@ -14,7 +14,7 @@
 namespace weft::transcoder {
 namespace {
 
-constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNotFormed = std::numeric_limits<double>::quiet_NaN();
 /// Bytes of a block of rows in fp32.
 constexpr std::int64_t kBlockBytes = std::int64_t{64} << 20;
 constexpr std::int64_t kMostBlockRows = 4096;
@@ -198,7 +198,7 @@ DecoderSummary summarise_decoder(const Model& model, const parallel::Grid& grid,
     ranks.sum(std::span<double>(share));
     double total = 0;
     for (const double value : share) total += value;
-    for (double& value : share) value = total > 0 ? value / total : kUndefined;
+    for (double& value : share) value = total > 0 ? value / total : kNotFormed;
     summary.share.push_back(share);
 
     const Neighbours nearest = nearest_features(model, layer, 1, grid, execution);
@@ -210,8 +210,8 @@ DecoderSummary summarise_decoder(const Model& model, const parallel::Grid& grid,
     ranks.sum(std::span<double>(sums));
     const double n = static_cast<double>(model.shape().n_features);
     const bool alone = model.shape().n_features < 2;
-    summary.redundancy.push_back(alone ? kUndefined : sums[0] / n);
-    summary.redundant_fraction.push_back(alone ? kUndefined : sums[1] / n);
+    summary.redundancy.push_back(alone ? kNotFormed : sums[0] / n);
+    summary.redundant_fraction.push_back(alone ? kNotFormed : sums[1] / n);
   }
   return summary;
 }
