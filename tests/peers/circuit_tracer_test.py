@@ -49,14 +49,14 @@ def exports(weft, data):
         run = common.train_transcoder(weft, data, name, activation=activation, decoder=decoder, skip=skip)
         expected = common.features_and_outputs(weft, run, data / "validation")
         x = common.inputs_of(data / "validation")
-        for storage, tolerance in (("fp32", common.FP32), ("bf16", common.BF16)):
+        for storage, rounding in common.STORAGE.items():
             directory = weft.folder / f"{name}_{storage}"
             weft.run("export", run, directory, "--to", "circuit-tracer", "--type", storage, "--model", "gpt2",
                      "--input-hook", "mlp.hook_in", "--output-hook", "mlp.hook_out")
             for lazy in (False, True):
                 transcoders = load(directory, lazy)
                 assert isinstance(transcoders, kind), (name, type(transcoders))
-                common.same((name, storage, lazy), computed(transcoders, x), expected, tolerance)
+                common.same((name, storage, lazy), computed(transcoders, x), expected, rounding)
 
 
 def skip_is_refused(weft, data):
@@ -89,14 +89,14 @@ def imports(weft, data):
             imported = weft.folder / f"{directory.name}_imported"
             weft.run("import", directory, "--output", imported)
             common.same(directory.name, computed(load(directory), x),
-                        common.features_and_outputs(weft, imported, data / "validation"), common.FP32)
+                        common.features_and_outputs(weft, imported, data / "validation"))
 
 
 def traces(weft):
     """A language model of transformers, harvested and replaced by Weft, traced by circuit-tracer: the hook points are those of the data,
     and the edges of its graph are what interventions on the features do."""
     for name in ("gpt2", "llama"):
-        model = models.save(weft, name, torch.float32)
+        model = models.save(weft, name)
         for split, size in (("train", 4096), ("validation", 512)):
             weft.run("lm", "harvest", model, "--text", models.TEXT, "--tokens", size, "--set", "data.sequence=64",
                      "--output", weft.folder / f"{name}_data/{split}")
@@ -104,8 +104,11 @@ def traces(weft):
         run = common.train_transcoder(weft, data, f"{name}_transcoder", activation="jumprelu", decoder="cross_layer")
         directory = weft.folder / f"{name}_exported"
         weft.run("export", run, directory, "--to", "circuit-tracer", "--type", "fp32", "--model", name)
-        loading_from_pretrained.OFFICIAL_MODEL_NAMES.append(str(model))
-        replaced = ReplacementModel.from_pretrained(str(model), str(directory), backend="transformerlens", device=CPU, dtype=torch.float32)
+        # As Weft writes it: TransformerLens reads n_ctx, which transformers itself no longer writes for GPT-2.
+        written = str(weft.folder / f"{name}_files")
+        weft.run("lm", "export", model, "--output", written)
+        loading_from_pretrained.OFFICIAL_MODEL_NAMES.append(written)
+        replaced = ReplacementModel.from_pretrained(written, str(directory), backend="transformerlens", device=CPU, dtype=torch.float32)
         tokens = torch.from_numpy(models.tokens(data / "validation")[:64])
         features, _ = common.features_and_outputs(weft, run, data / "validation")
         with torch.no_grad():

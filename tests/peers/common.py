@@ -83,17 +83,19 @@ def error(found, expected):
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-def same(name, found, expected, tolerance):
-    """(features, outputs) of a package against those of Weft: `error` of both, and with a tolerance of fp32 the same active features."""
-    if tolerance < 1e-4:
-        differ = int(((found[0] != 0) != (expected[0] != 0)).sum())
-        assert differ == 0, (name, "active in one of them", differ)
-    for what, one, other in zip(("features", "outputs"), found, expected):
-        distance = error(one, other)
-        assert distance <= tolerance, (name, what, distance)
+def same(name, found, expected, rounding=0.0):
+    """(features, outputs) of a package against those of Weft. `rounding`: the largest of a weight, relative, when it was stored.
+
+    Without one the active features are the same, and values agree but for some hundred operations in fp32 and weights that were folded and
+    rounded to fp32 once. With one, the sum of rounded products is off by a few times as much, and features that are close to their
+    thresholds, or to one another where the k largest are active, appear or disappear."""
+    both = (found[0] != 0) & (expected[0] != 0)
+    differ = np.mean((found[0] != 0) != (expected[0] != 0)) / np.mean(expected[0] != 0)
+    assert differ <= (0.03 if rounding else 0), (name, "part of the features that are active in one of them", differ)
+    tolerance = max(2e-6, 4 * rounding)
+    assert error(found[0][both], expected[0][both]) <= tolerance, (name, "features", error(found[0][both], expected[0][both]))
+    tolerance = max(2e-6, 16 * rounding)
+    assert error(found[1], expected[1]) <= tolerance, (name, "outputs", error(found[1], expected[1]))
 
 
-# Some hundred operations in fp32, and weights that were folded and rounded once.
-FP32 = 2e-6
-# Weights rounded to bf16, 2^-9 of each; features close to their thresholds appear or disappear.
-BF16 = 2 ** -5
+STORAGE = {"fp32": 0.0, "bf16": 2.0 ** -9}      # by --type of an export: `rounding`

@@ -73,7 +73,9 @@ def clipped_sums(model, records, clip):
     wrapped = GradSampleModule(model, loss_reduction="sum", strict=False)
     optimizer = DPOptimizer(torch.optim.SGD(wrapped.parameters(), lr=0.0), noise_multiplier=0.0, max_grad_norm=clip,
                             expected_batch_size=RECORDS, loss_reduction="sum")
-    record_losses(wrapped(records[:, :-1]).logits, records[:, 1:]).sum().backward()
+    # Positions by record: the library's own are of one row for all, of which Opacus would take the batch to have one record.
+    positions = torch.arange(SEQUENCE).repeat(RECORDS, 1)
+    record_losses(wrapped(records[:, :-1], position_ids=positions).logits, records[:, 1:]).sum().backward()
     norms = sum((values.flatten(1).double() ** 2).sum(1) for values in optimizer.grad_samples).sqrt()
     optimizer.clip_and_accumulate()
     return {name.removeprefix("_module."): parameter.summed_grad.double().numpy() for name, parameter in wrapped.named_parameters()}, norms

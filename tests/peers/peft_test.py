@@ -66,7 +66,8 @@ def close(name, found, expected):
 
 
 def loss(weft, model, *sets):
-    changes = [argument for one in sets for argument in ("--set", one)]
+    """Of the whole text at once: a run has shorter sequences."""
+    changes = [argument for one in (*sets, "data.sequence=256") for argument in ("--set", one)]
     return json.loads(weft.run("lm", "evaluate", model, "--text", "line.txt", "--json", "--quiet", *changes))["validation"]["loss"]
 
 

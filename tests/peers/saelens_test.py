@@ -63,7 +63,7 @@ def computed(layers, x):
     features, outputs = [], []
     with torch.no_grad():
         for sae, rows in zip(layers, torch.from_numpy(x)):
-            encoded = sae.float().encode(rows)
+            encoded = sae.encode(rows)
             features.append((encoded.to_dense() if encoded.is_sparse else encoded).numpy())
             outputs.append(sae(rows).numpy())
     return np.stack(features), np.stack(outputs)
@@ -77,16 +77,16 @@ def exports(weft, data):
         hooks = ["--input-hook", "blocks.{}.mlp.hook_in", "--output-hook", "blocks.{}.mlp.hook_out"]
         if "targets" in settings:
             hooks = ["--input-hook", "blocks.{}.hook_resid_post"]
-        for storage, tolerance in (("fp32", common.FP32), ("bf16", common.BF16)):
+        for storage, rounding in common.STORAGE.items():
             directory = weft.folder / f"{architecture}_{storage}"
             weft.run("export", run, directory, "--to", "saelens", "--type", storage, "--model", "toy", *hooks)
-            layers = [sae_lens.SAE.load_from_disk(str(directory / f"layer_{i}")) for i in range(common.LAYERS)]
+            layers = [sae_lens.SAE.load_from_disk(str(directory / f"layer_{i}"), dtype="float32") for i in range(common.LAYERS)]
             for i, sae in enumerate(layers):
                 assert sae.cfg.architecture() == architecture, (sae.cfg.architecture(), architecture)
                 found = sae.cfg.metadata
                 assert found.model_name == "toy" and found.hook_name == hooks[1].format(i), (architecture, found)
                 assert "targets" in settings or found.hook_name_out == hooks[3].format(i), (architecture, found)
-            common.same((architecture, storage), computed(layers, x), expected, tolerance)
+            common.same((architecture, storage), computed(layers, x), expected, rounding)
 
 
 def made(name, kind, settings):
@@ -109,8 +109,8 @@ def imports(weft, data):
             sae = made(name, kind, settings)
             (sae.save_inference_model if "Training" in kind else sae.save_model)(str(directory / f"layer_{i}"))
         weft.run("import", directory, "--output", imported)
-        layers = [sae_lens.SAE.load_from_disk(str(directory / f"layer_{i}")) for i in range(common.LAYERS)]
-        common.same(name, computed(layers, x), common.features_and_outputs(weft, imported, data / "validation"), common.FP32)
+        layers = [sae_lens.SAE.load_from_disk(str(directory / f"layer_{i}"), dtype="float32") for i in range(common.LAYERS)]
+        common.same(name, computed(layers, x), common.features_and_outputs(weft, imported, data / "validation"))
     for name, (kind, settings, part) in REFUSED.items():
         made(name, kind, settings).save_model(str(weft.folder / name))
         printed = weft.run("import", weft.folder / name, "--output", weft.folder / "refused", code=2)

@@ -14,7 +14,7 @@ import program
 WRITTEN = {"transcoder": dict(activation="topk"), "skip": dict(activation="topk", skip="linear"),
            "autoencoder": dict(activation="topk", targets="inputs")}
 READ = {"autoencoder": {}, "transcoder": dict(transcode=True), "skip": dict(transcode=True, skip_connection=True),
-        "latents": dict(num_latents=common.FEATURES), "multi": dict(multi_topk=True), "decoder": dict(normalize_decoder=False)}
+        "latents": dict(num_latents=common.FEATURES), "decoder": dict(normalize_decoder=False)}
 
 
 def computed(coders, x):
@@ -33,12 +33,12 @@ def exports(weft, data):
     for name, settings in WRITTEN.items():
         run = common.train_transcoder(weft, data, name, **settings)
         expected = common.features_and_outputs(weft, run, data / "validation")
-        for storage, tolerance in (("fp32", common.FP32), ("bf16", common.BF16)):
+        for storage, rounding in common.STORAGE.items():
             directory = weft.folder / f"{name}_{storage}"
             weft.run("export", run, directory, "--to", "sparsify", "--type", storage)
             coders = SparseCoder.load_many(str(directory), local=True)
             assert list(coders) == [f"layers.{i}.mlp" for i in range(common.LAYERS)], list(coders)
-            common.same((name, storage), computed(coders.values(), x), expected, tolerance)
+            common.same((name, storage), computed(coders.values(), x), expected, rounding)
 
 
 def imports(weft, data):
@@ -51,7 +51,7 @@ def imports(weft, data):
                 models.fill(coder).save_to_disk(directory / f"layers.{i}.mlp")
             weft.run("import", directory, "--output", imported)
             common.same((name, dtype), computed(SparseCoder.load_many(str(directory), local=True).values(), x),
-                        common.features_and_outputs(weft, imported, data / "validation"), common.FP32)
+                        common.features_and_outputs(weft, imported, data / "validation"))
     coder = SparseCoder(common.WIDTH, SparseCoderConfig(expansion_factor=2, k=common.K, activation="groupmax"))
     coder.save_to_disk(weft.folder / "groupmax")
     printed = weft.run("import", weft.folder / "groupmax", "--output", weft.folder / "refused", code=2)
