@@ -10,13 +10,14 @@ import transformers
 from tokenizers import decoders, pre_tokenizers, processors, trainers
 
 TEXT = Path(__file__).resolve().parents[2] / "inputs/text/genesis_to_ruth.txt"
-VOCABULARY = 400
-SIZES = dict(vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, pad_token_id=None)
+VOCABULARY, END = 400, 1       # END: id of <|endoftext|>. circuit-tracer takes id 0 for no token
+SIZES = dict(vocab_size=VOCABULARY, bos_token_id=END, eos_token_id=END, pad_token_id=None)
 ROTARY = dict(hidden_size=16, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
               max_position_embeddings=256, head_dim=8, **SIZES)
 OLMO2 = {key: value for key, value in ROTARY.items() if key != "head_dim"}
 CONFIGURATIONS = {
-    "gpt2": lambda: transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=256, **SIZES),
+    "gpt2": lambda: transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+                                            **SIZES),
     "llama": lambda: transformers.LlamaConfig(**ROTARY),
     "qwen3": lambda: transformers.Qwen3Config(**dict(ROTARY, head_dim=16)),
     "olmo2": lambda: transformers.Olmo2Config(**OLMO2),
@@ -45,8 +46,8 @@ def tokenizer():
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.post_processor = processors.ByteLevel(trim_offsets=False)
-    made.train([str(TEXT)], trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<|endoftext|>"], show_progress=False,
-                                                initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    made.train([str(TEXT)], trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<|unused|>", "<|endoftext|>"],
+                                                show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
 
 

@@ -38,7 +38,7 @@ def generates(weft, name, directory):
         ids = model.generate(prompt[None], max_new_tokens=GREEDY, do_sample=False, pad_token_id=0)[0, len(prompt):]
         scores = torch.log_softmax(model(torch.cat([prompt, ids])[None]).logits[0].double(), -1)[len(prompt) - 1:-1]
     log_probability = scores.gather(1, ids[:, None]).sum().item()
-    ended = ids[-1] == 0
+    ended = ids[-1] == models.END
     text = transformers.AutoTokenizer.from_pretrained(directory).decode(ids[:-1] if ended else ids)
     printed = weft.run("lm", "generate", directory, "--prompt", PROMPT, "--max-new-tokens", GREEDY, "--temperature", 0, "--jsonl", "--quiet")
     found = json.loads(printed.splitlines()[-1])
