@@ -73,8 +73,9 @@ def random_cross_layer(dtype, jump):
 
 def random_set(dtype, jump, skip):
     activation = lambda: JumpReLU(torch.zeros(common.FEATURES, dtype=dtype), 0.1) if jump else torch.nn.functional.relu
-    return TranscoderSet({i: SingleLayerTranscoder(common.WIDTH, common.FEATURES, activation(), i, skip_connection=skip, device=CPU, dtype=dtype)
-                          for i in range(common.LAYERS)}, *HOOKS.values())
+    layers = {i: SingleLayerTranscoder(common.WIDTH, common.FEATURES, activation(), i, skip_connection=skip, device=CPU, dtype=dtype)
+              for i in range(common.LAYERS)}
+    return TranscoderSet(layers, *HOOKS.values())
 
 
 def imports(weft, data):
@@ -105,7 +106,8 @@ def traces(weft):
         directory = weft.folder / f"{name}_exported"
         weft.run("export", run, directory, "--to", "circuit-tracer", "--type", "fp32", "--model", name)
         # As Weft writes it: TransformerLens reads n_ctx, which transformers itself no longer writes for GPT-2.
-        written = str(weft.folder / f"{name}_files")
+        # It knows Llama models by their published names, others by config.json: the path must not contain "llama".
+        written = str(weft.folder / f"written_{name[0]}")
         weft.run("lm", "export", model, "--output", written)
         loading_from_pretrained.OFFICIAL_MODEL_NAMES.append(written)
         replaced = ReplacementModel.from_pretrained(written, str(directory), backend="transformerlens", device=CPU, dtype=torch.float32)

@@ -35,7 +35,8 @@ def test(weft):
     compared = 0
     for case in GRID:
         rate, noise, steps, delta = case
-        printed = weft.run("privacy", "--noise-multiplier", noise, "--delta", delta, "--sample-rate", rate, "--steps", steps, "--json", "--quiet")
+        printed = weft.run("privacy", "--noise-multiplier", noise, "--delta", delta, "--sample-rate", rate, "--steps", steps, "--json",
+                           "--quiet")
         found = {row["accountant"]: row for row in json.loads(printed)["accountants"]}
         prv, rdp = found["prv"], found["rdp"]
         # Pessimistic: an upper bound of the true value, too large by about a discretisation interval per square root of the steps.

@@ -28,7 +28,7 @@ alpha = 12
 [checkpoint]
 every = 0
 """
-ROTARY = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj", "gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+ROTARY = {name: f"{name[0]}_proj" for name in ("query", "key", "value", "output")} | {name: f"{name}_proj" for name in ("gate", "up", "down")}
 RANDOM = dict(r=4, lora_alpha=8, init_lora_weights=False)
 ALL = dict(target_modules=list(ROTARY.values()), **RANDOM)
 # By name: the model, what PEFT is given, the settings of Weft, what they adapt.
