@@ -7,7 +7,8 @@
 #   bash scripts/test.sh            the quick set of the CPU program: at most a quarter of an hour on two cores
 #   bash scripts/test.sh --long     also tests of half a minute and more (soak, requests, job scripts, real activations), and the
 #                                   CUDA program is compiled, meanwhile: 35 to 50 minutes on two cores [estimate]
-#   bash scripts/test.sh --full     everything: also the longest tests, the sanitizers and a build with clang
+#   bash scripts/test.sh --full     everything: also the longest tests, those with released packages (scripts/peers.sh downloads 3 GB),
+#                                   the sanitizers and a build with clang
 #   bash scripts/test.sh --skip unit,end_to_end,benchmark      without the tests of these labels (docs/development.md);
 #                                   also with --long and --full
 #   WEFT_TEST_DATA=DIR              real activations (DIR/minilm-l6); without it the tests that need them are skipped and counted
@@ -16,7 +17,7 @@
 set -uo pipefail
 
 long=no full=no skip=
-labels=" unit ranks fault end_to_end benchmark scheduler fuzz parity "
+labels=" unit ranks fault end_to_end benchmark scheduler fuzz parity peers "
 left_out="long|full|gpu"
 while [[ $# -gt 0 ]]; do
   case $1 in
@@ -52,6 +53,10 @@ bash scripts/setup.sh --tests || exit 2
 # Slurm, for the job scripts. If it cannot be installed, their tests are skipped and counted.
 if [[ $long == yes ]]; then
   bash scripts/setup.sh --scheduler || echo "Slurm is not installed: the job scripts cannot be tested"
+fi
+# Released packages of other projects. Without network their tests are skipped and counted.
+if [[ $full == yes && ,$skip, != *,peers,* ]]; then
+  bash scripts/peers.sh || echo "The packages of tests/peers are not installed: their tests are skipped"
 fi
 echo "Set-up: $((SECONDS - started)) s"
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epsilons of weft privacy against the accountants of dp-accounting (privacy loss distributions, Renyi) and of Opacus (PRV, Renyi).
+
+launch.py transformers5 dp_accounting_test.py WEFT
+"""
+import json
+import warnings
+
+from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
+from opacus.accountants import PRVAccountant, RDPAccountant
+
+import program
+
+# Sample rate, noise multiplier, steps, delta.
+GRID = [(rate, noise, steps, delta) for rate in (0.001, 0.05) for noise in (0.7, 3.0) for steps, delta in ((10, 1e-5), (1000, 1e-8))]
+GRID += [(0.04, 1.5, 2250, 1e-5), (0.5, 5.0, 1000, 1e-9), (0.99, 3.0, 50, 1e-6), (1e-4, 0.5, 100_000, 1e-8),
+         # A full batch, with little and much noise: the plain Gaussian mechanism.
+         (1.0, 0.3, 1, 1e-3), (1.0, 0.3, 3, 1e-6), (1.0, 1.0, 1, 1e-5), (1.0, 10.0, 100, 1e-5), (1.0, 50.0, 1000, 1e-6)]
+
+
+def dp_accounting_epsilon(accountant, rate, noise, steps, delta):
+    accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)
+    return float(accountant.get_epsilon(delta))
+
+
+def opacus_epsilon(accountant, rate, noise, steps, delta, **more):
+    accountant.history = [(noise, rate, steps)]
+    return float(accountant.get_epsilon(delta=delta, **more))
+
+
+def test(weft):
+    warnings.simplefilter("ignore")
+    compared = 0
+    for case in GRID:
+        rate, noise, steps, delta = case
+        printed = weft.run("privacy", "--noise-multiplier", noise, "--delta", delta, "--sample-rate", rate, "--steps", steps, "--json",
+                           "--quiet")
+        found = {row["accountant"]: row for row in json.loads(printed)["accountants"]}
+        prv, rdp = found["prv"], found["rdp"]
+        # Pessimistic: an upper bound of the true value, too large by about a discretisation interval per square root of the steps.
+        pld = dp_accounting_epsilon(PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-4), *case)
+        # Weft's bounds are at most 0.02, above 10 0.2 %, apart.
+        assert prv["epsilon"] >= pld * (1 - 2e-3) - 1e-3, (case, prv, pld)
+        assert prv["epsilon"] <= pld * (1 + 5e-3) + 0.02, (case, prv, pld)
+        assert prv.get("lower", 0) <= pld, (case, prv, pld)
+        # The same bound, of the best of a list of orders: the lists differ, so that either may be tighter.
+        expected = dp_accounting_epsilon(RdpAccountant(), *case)
+        assert abs(rdp["epsilon"] - expected) <= 0.02 * expected + 1e-3, (case, rdp, expected)
+        assert rdp["epsilon"] >= pld * (1 - 2e-3) - 1e-3, (case, rdp, pld)
+        expected = opacus_epsilon(RDPAccountant(), *case)
+        assert rdp["epsilon"] <= 1.02 * expected + 1e-3, (case, rdp, expected)
+        if rate < 1 and noise >= 0.6 and pld < 10:
+            # Opacus states the upper bound of its estimate; its error bound is 0.01.
+            expected = opacus_epsilon(PRVAccountant(), *case)
+            assert abs(prv["epsilon"] - expected) <= 0.03, (case, prv, expected)
+            compared += 1
+    assert compared > 6, compared
+
+
+if __name__ == "__main__":
+    program.main(test)

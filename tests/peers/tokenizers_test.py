@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids of tokenizers and of Weft for odd texts, of tokenisers that tokenizers has trained with the parts of the published ones.
+
+launch.py transformers5 tokenizers_test.py WEFT
+"""
+import h5py
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers.models import BPE
+
+import models
+import program
+
+TEXTS = [
+    "In the beginning God created the heaven and the earth.", " ", "  ", "   \t ", "\n", "\n\n\n", "\r\n \r\n", "\t\tif x:\n\t\t\treturn 1\n",
+    "a  b   c    d", " leading", "trailing ", "trailing\n", "don't you've WE'LL it'S 'tis I'm", "'s't're", "1234567 12,345.67 0x1F 1e-9",
+    "٣٤٥ ५६७ Ⅷ ½ ²³", "The year 2024's 3rd", "naïve café Ångström ſtraße ŒUVRE", "cafe\u0301 na\u0308ive", "İstanbul ıI ǅ ǆ",
+    "Ελληνικά ΣΊΣΥΦΟΣ", "Привет, мир!", "שלום עולם", "مرحبا بالعالم", "हिन्दी क्षत्रिय", "ไทย ภาษาไทย", "日本語 カタカナ ひらがな 漢字", "한국어 조선말",
+    "中文，没有空格。", "👍🏽👨‍👩‍👧‍👦🇩🇪", "e\u0301\u0302\u0303", "\u200b\u200c\u200d\ufeff", "a\u00a0b\u2003c\u3000d\u2028e\u0085f", "\u0000\u0001\u001f\u007f",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈 𒀀", "\ue000\uf8ff", "\U0010fffd", "!!!???...", "--- *** ___ ###", "a/b\\c|d", "x=y+z;{[()]}", "http://example.org/?q=1&r=%20#x",
+    "user@example.org", "<b>bold</b>", "``quoted'' \"text\"", "…—–‘’“”", "©®™ §¶ €£¥", "∀x∈ℝ: x²≥0", "ﬁ ﬂ ﬀ", "ＡＢＣ１２３", "x" * 300, "ab" * 200,
+    " " * 100, "\n" * 50, "1" * 50, "aAbBcCdD", "camelCase HTTPServer snake_case", "$10.00 100% 5°C", "<|endoftext|>", "a<|endoftext|>b",
+    "<|endof", "<|tool|>", "x <|tool|>y", "LORD of LORDs", "unto the LORD", "\\u0041 \\n", "a\rb", "\v\f", " \n \n ", "ʼn ŉ", "ǰ", "ß ẞ SS",
+]
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+KIMI = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}&&[^\p{Han}]]+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
+
+
+def byte_level(use_regex=False, add_prefix_space=False):
+    return pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=use_regex)
+
+
+def split(pattern, behavior="isolated", invert=False):
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior, invert), byte_level()])
+
+
+def digits(individual):
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=individual), byte_level(True)])
+
+
+BOS = ("<|begin|>", [AddedToken("<|begin|>", special=True)])
+# Read: pre-tokeniser, added tokens; `bos`: the post-processor of Llama 3.
+READ = {
+    "gpt2": dict(pre=byte_level(True)),
+    "without_words": dict(pre=byte_level()),
+    "llama3": dict(pre=split(LLAMA3)),
+    "llama3_bos": dict(pre=split(LLAMA3), bos=True),
+    "qwen": dict(pre=split(QWEN)),
+    "cl100k": dict(pre=split(LLAMA3, "removed", True)),
+    "o200k": dict(pre=split(O200K)),
+    "intersection": dict(pre=split(KIMI)),
+    "possessive_interval": dict(pre=split(r"\p{N}{1,3}+|\p{L}+|[^\p{L}\p{N}]")),
+    "hexadecimal": dict(pre=split(r"\h+|\H")),
+    "word": dict(pre=split(r"\w+|\W")),
+    "smollm": dict(pre=digits(True)),
+    "runs_of_digits": dict(pre=digits(False)),
+    "ignore_merges": dict(pre=split(LLAMA3), ignore_merges=True),
+    "added": dict(pre=byte_level(True), added=[AddedToken("<|tool|>", special=False), AddedToken("LORD", special=False, normalized=False)]),
+    "added_in_vocabulary": dict(pre=byte_level(True), added=[AddedToken("er", special=False), AddedToken("!", special=False)]),
+    "added_overlapping": dict(pre=split(LLAMA3), added=[AddedToken("<|to", special=True), AddedToken("<|tool|>", special=True)]),
+}
+# Refused with the name of the part.
+REFUSED = {
+    "nfc": (dict(pre=split(QWEN), normalizer=normalizers.NFC()), "NFC"),
+    "lower": (dict(pre=byte_level(True), normalizer=normalizers.Lowercase()), "Lowercase"),
+    "prefix_space": (dict(pre=byte_level(True, True)), "add_prefix_space"),
+    "metaspace": (dict(pre=pre_tokenizers.Metaspace()), "Metaspace"),
+    "merged_with_previous": (dict(pre=split(r"\d{1,3}", "merged_with_previous")), "Split"),
+    "word_boundary": (dict(pre=split(r"\b")), "\\b"),
+    "lstrip": (dict(pre=byte_level(True), added=[AddedToken("<m>", lstrip=True)]), "lstrip"),
+    "single_word": (dict(pre=byte_level(True), added=[AddedToken("unto", single_word=True)]), "single_word"),
+    "dropout": (dict(pre=byte_level(True), dropout=0.1), "dropout"),
+}
+
+
+def made(path, *, pre, normalizer=None, added=(), bos=False, **model):
+    tokenizer = Tokenizer(BPE(**model))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre, decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.train([str(models.TEXT)], trainers.BpeTrainer(vocab_size=800, special_tokens=["<|endoftext|>"], show_progress=False,
+                                                            initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    for token in added:
+        (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+    if bos:
+        tokenizer.add_special_tokens(BOS[1])
+        template = processors.TemplateProcessing(single=f"{BOS[0]} $A", pair=f"{BOS[0]} $A {BOS[0]}:1 $B:1",
+                                                 special_tokens=[(BOS[0], tokenizer.token_to_id(BOS[0]))])
+        tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def documents(directory):
+    """Ids by document; each ends with an end-of-text token, once."""
+    found = []
+    for path in sorted(directory.glob("*.h5")):
+        with h5py.File(path) as file:
+            ids, starts = file["tokens"][:].tolist(), file["documents"][:].tolist()
+        found += [ids[begin:end] for begin, end in zip(starts, [*starts[1:], len(ids)])]
+    return found
+
+
+def test(weft):
+    files = []
+    for number, text in enumerate(TEXTS):
+        files.append(f"text_{number:02d}.txt")
+        (weft.folder / files[-1]).write_bytes(text.encode())
+    for name, parts in READ.items():
+        tokenizer = made(weft.folder / f"{name}.json", **parts)
+        weft.run("lm", "tokenize", *files, "--tokens", f"{name}.json", "--output", name)
+        found = documents(weft.folder / name)
+        assert len(found) == len(TEXTS), (name, len(found))
+        for text, ids in zip(TEXTS, found):
+            expected = tokenizer.encode(text).ids
+            end = tokenizer.token_to_id("<|endoftext|>")
+            expected += [end] if expected[-1] != end else []
+            assert ids == expected, (name, text, [tokenizer.id_to_token(one) for one in ids], [tokenizer.id_to_token(one) for one in expected])
+    for name, (parts, word) in REFUSED.items():
+        made(weft.folder / f"{name}.json", **parts)
+        printed = weft.run("lm", "tokenize", files[0], "--tokens", f"{name}.json", "--output", "refused", code=3)
+        assert word in printed and not (weft.folder / "refused").exists(), (name, printed)
+
+
+if __name__ == "__main__":
+    program.main(test)
