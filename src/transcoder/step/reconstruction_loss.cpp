@@ -38,7 +38,10 @@ void Loss::load(kernels::AnyMatrix targets) {
                           forward_.not_finite());
 }
 
-void Loss::begin() { device::zero(execution_, buffers_.step_sums); }
+void Loss::begin() {
+  device::zero(execution_, buffers_.step_sums);
+  at_once_ = false;  // a rank without tokens of this batch gets no part
+}
 
 void Loss::add(const Forward::OwnPart& part, kernels::Array<const float> error_weights) {
   timers_.phase("loss");
