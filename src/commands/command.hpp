@@ -126,7 +126,7 @@ struct Command {
   std::string_view description;  ///< one or more sentences
   Needs needs = Needs::device;
   bool prints_result = true;  ///< false: prints an account of the files that are its result
-  /// Of a command with the subject INPUT: the keys of an input with this text.
+  /// Returns the keys of an input with this text. Set if the subject is INPUT.
   std::function<Keys(std::string_view text)> keys = {};
   std::string_view table = "";  ///< the table of the inputs that it takes, if only those of one model family
   /// Adds the options that not every command has.

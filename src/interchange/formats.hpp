@@ -51,7 +51,7 @@ Opened open_directory(const std::filesystem::path& directory, const std::string&
 
 /// Describes format, sizes, storage and origin on a few lines.
 std::string summary(const Opened& opened, const std::filesystem::path& directory);
-/// The same for --json: format, sizes and origin.
+/// Returns format, sizes and origin as a document, for --json.
 Json document_of(const Opened& opened);
 
 /// The formats that can be written.

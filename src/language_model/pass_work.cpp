@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Of one rank: n tokens per step in m micro-batches of sequences of T, C = d_model, V ids, e bytes of an activation, w
-// of a weight. Matrices and rows of the blocks are those of the products that their sublayers declare, and what
-// sublayers compute besides is in Sublayer::work; the head has V C parameters. Each datum counts once per phase, and
-// twice where it is read and written. With adapters the matrices are frozen; theirs have P parameters, which pass
-// forward, again, and twice backward.
+// The work of one rank in a step. It has n tokens in m micro-batches of sequences of T; C = d_model, V ids, e bytes of
+// an activation, w of a weight. Matrices and rows of the blocks are those of the products that their sublayers declare,
+// and what sublayers compute besides is in Sublayer::work; the head has V C parameters. Each datum counts once per
+// phase, and twice where it is read and written. With adapters the matrices are frozen; theirs have P parameters, which
+// pass forward, again, and twice backward.
 #include "language_model/pass_work.hpp"
 
 #include <fmt/format.h>

@@ -66,10 +66,7 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, model::StepAr
       examples(settings, arena),
       products(settings, declared_parameters(settings.architecture), head.chunk, arena) {
   const ModelSettings& model = settings.architecture.model;
-  const auto take = [&]() -> AnyMatrix {
-    const std::int64_t bytes = settings.rows * model.d_model * kernels::bytes_of(settings.type);
-    return {arena.take<std::byte>(bytes).data, settings.type, settings.rows, model.d_model, model.d_model};
-  };
+  const auto take = [&] { return arena.take_matrix(settings.type, settings.rows, model.d_model); };
   arena.purpose("activations");
   output = take();
   final_residual = take();

@@ -94,9 +94,9 @@ class Transformer {
   std::vector<float> logits(std::int64_t row);
 
   using Tap = language_model::Tap;
-  /// Not called for recomputation.
+  /// Sets the tap, which recomputation does not call.
   void tap(Tap tap) { tap_ = std::move(tap); }
-  /// For caches of keys and values.
+  /// Sets the hook of caches of keys and values.
   void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }
 
   std::int64_t head_chunk() const { return buffers_.head.chunk; }

@@ -56,6 +56,10 @@ class StepArena {
   kernels::Array<T> take_host(std::int64_t size) {
     return {static_cast<T*>(take_bytes(Where::host, size * static_cast<std::int64_t>(sizeof(T)))), size};
   }
+  /// A matrix [rows, columns] whose rows follow one another, like `take`.
+  kernels::AnyMatrix take_matrix(kernels::Scalar type, std::int64_t rows, std::int64_t columns) {
+    return {take_bytes(Where::device, rows * columns * kernels::bytes_of(type)), type, rows, columns, columns};
+  }
   /// Memory that the ranks of an axis exchange; empty when measuring. Collective.
   parallel::ExchangeBuffer exchange(std::string_view axis, std::int64_t bytes,
                                     const parallel::ExchangeStrategy& strategy = {});

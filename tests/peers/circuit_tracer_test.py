@@ -123,6 +123,7 @@ def traces(weft):
         edges, active = graph.adjacency_matrix, graph.active_features
         _, before = replaced.get_activations(graph.input_tokens, apply_activation_function=False)
         of = lambda values: values.detach()[active[:, 0], active[:, 1], active[:, 2]]
+        # An edge is the linear effect of a feature on another: exact but for fp32 of a whole model, as above.
         effects = []
         for source in np.random.default_rng(0).choice(len(active), 4, replace=False).tolist():
             layer, position, feature = active[source].tolist()

@@ -33,13 +33,13 @@ kernels::Array<std::byte> BlockMemory::take(const char* purpose, std::int64_t by
   return at->second;
 }
 
-AnyMatrix BlockMemory::matrix_in(kernels::Array<std::byte> bytes, std::int64_t columns) const {
-  return {bytes.data, settings_.type, settings_.rows, columns, columns};
+AnyMatrix BlockMemory::take_matrix(const char* purpose, std::int64_t columns, bool kept) {
+  const std::int64_t bytes = settings_.rows * columns * kernels::bytes_of(settings_.type);
+  return {take(purpose, bytes, kept).data, settings_.type, settings_.rows, columns, columns};
 }
 
 AnyMatrix BlockMemory::matrix(std::int64_t columns, FormedAgain again) {
-  const std::int64_t bytes = settings_.rows * columns * kernels::bytes_of(settings_.type);
-  return matrix_in(take("activations", bytes, keeps(again)), columns);
+  return take_matrix("activations", columns, keeps(again));
 }
 
 kernels::NormStatistics BlockMemory::statistics() {
@@ -50,8 +50,7 @@ kernels::NormStatistics BlockMemory::statistics() {
 
 AnyMatrix BlockMemory::gradient(std::int64_t columns) {
   if (!settings_.gradients) return {};
-  const std::int64_t bytes = settings_.rows * columns * kernels::bytes_of(settings_.type);
-  return matrix_in(take("backward pass", bytes, false), columns);
+  return take_matrix("backward pass", columns, false);
 }
 
 kernels::Array<float> BlockMemory::gradient_numbers(std::int64_t size) {
@@ -64,8 +63,7 @@ AnyMatrix BlockMemory::inner_gradient(std::int64_t columns) {
   if (!settings_.gradients) return {};
   if (inner_.columns == 0) {
     arena_.purpose("backward pass");
-    const std::int64_t bytes = settings_.rows * inner_columns_ * kernels::bytes_of(settings_.type);
-    inner_ = matrix_in(arena_.take<std::byte>(bytes), inner_columns_);
+    inner_ = arena_.take_matrix(settings_.type, settings_.rows, inner_columns_);
   }
   return inner_.columns_from(0, columns);
 }

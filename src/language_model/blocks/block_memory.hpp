@@ -58,8 +58,8 @@ class BlockMemory {
     return static_cast<std::int64_t>(sizeof(T));
   }
   bool keeps(FormedAgain) const;
-  kernels::AnyMatrix matrix_in(kernels::Array<std::byte>, std::int64_t columns) const;
   kernels::Array<std::byte> take(const char* purpose, std::int64_t bytes, bool kept);
+  kernels::AnyMatrix take_matrix(const char* purpose, std::int64_t columns, bool kept);
 
   const TransformerSettings& settings_;
   ActivationSwap::Buffers& swap_;

@@ -49,7 +49,7 @@ struct Pass {
   std::int64_t micro_batch_rows = 0;
   bool backward_follows = false;             ///< false: nothing reads the activations afterwards
   const AttentionHook* attention = nullptr;  ///< null: none
-  // Of a backward pass:
+  // Members that a backward pass sets:
   model::GradientSink* sink = nullptr;
   bool rows_stay = false;  ///< rows that sinks get stay until the end of the pass (GradientRows::inputs_stay)
 
@@ -57,7 +57,7 @@ struct Pass {
   kernels::AnyMatrix rows_of(const kernels::AnyMatrix& matrix) const {
     return matrix.rows_from(tokens.begin, tokens.rows());
   }
-  /// The same of `per_row` numbers per row; empty arrays stay empty.
+  /// Numbers of the tokens, `per_row` for each, among those of a micro-batch. An empty array stays empty.
   template <class T>
   kernels::Array<T> rows_of(const kernels::Array<T>& numbers, std::int64_t per_row) const {
     if (numbers.size == 0) return numbers;

@@ -64,10 +64,7 @@ Products::Buffers::Buffers(const TransformerSettings& settings, const ParameterL
                            model::StepArena& arena) {
   const LoraSettings& lora = settings.architecture.lora;
   const std::int64_t rows = settings.rows;
-  const auto take = [&](std::int64_t columns) {
-    const std::int64_t bytes = rows * columns * kernels::bytes_of(settings.type);
-    return AnyMatrix{arena.take<std::byte>(bytes).data, settings.type, rows, columns, columns};
-  };
+  const auto take = [&](std::int64_t columns) { return arena.take_matrix(settings.type, rows, columns); };
   std::int64_t widest = 0;
   for (const Product& product : list.products) widest = std::max(widest, product.inputs);
   if (lora.rank > 0 && settings.adapters) {

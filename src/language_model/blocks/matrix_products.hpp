@@ -54,8 +54,8 @@ class Products {
   /// Computes hidden = x Wᵀ + b and its activation. `hidden` need not be formed if no backward pass follows.
   void multiply_activated(const Pass&, const Linear&, kernels::AnyMatrix x, MlpActivation, kernels::AnyMatrix hidden,
                           kernels::AnyMatrix activated);
-  /// Backward pass of a product whose input is an activation of `hidden`: the gradient of `hidden`, in its place or in
-  /// `gradient`, where that of the input is formed otherwise.
+  /// Backward pass of a product whose input is the activation of `hidden`. Returns the gradient of `hidden`: in
+  /// `gradient` if one kernel forms it; else it replaces `hidden`, and `gradient` is the gradient of the activation.
   kernels::AnyMatrix propagate_activated(const Pass&, const Linear&, kernels::AnyMatrix activated,
                                          kernels::AnyMatrix dy, MlpActivation, kernels::AnyMatrix hidden,
                                          kernels::AnyMatrix gradient);

@@ -34,8 +34,7 @@ OutputHead::Buffers::Buffers(const TransformerSettings& settings, model::StepAre
   arena.purpose("head");
   const std::int64_t rows = settings.keeps_head_rows() ? settings.rows : chunk,
                      stride = aligned_columns(settings.architecture.vocabulary);
-  logits = {arena.take<std::byte>(rows * stride * kernels::bytes_of(settings.type)).data, settings.type, rows, stride,
-            stride};
+  logits = arena.take_matrix(settings.type, rows, stride);
   softmax_parts = arena.take<kernels::SoftmaxPart>(settings.architecture.tensor_ranks > 1 ? chunk : 0);
 }
 

@@ -83,10 +83,7 @@ Generator::Buffers::Buffers(const GenerationSettings& settings, model::StepArena
   const std::int64_t columns = settings.architecture.key_width(), own = own_positions(settings),
                      cached = n_regions(settings) * longest_prefix(settings) + settings.rows * own;
   arena.purpose("cache of keys and values");
-  const auto take = [&]() -> AnyMatrix {
-    return {arena.take<std::byte>(cached * columns * kernels::bytes_of(settings.type)).data, settings.type, cached,
-            columns, columns};
-  };
+  const auto take = [&] { return arena.take_matrix(settings.type, cached, columns); };
   for (std::int64_t layer = 0; layer < settings.architecture.model.layers; ++layer) {
     keys.push_back(take());
     values.push_back(take());

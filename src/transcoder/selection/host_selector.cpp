@@ -462,9 +462,7 @@ void take_host_selector_buffers(const SelectionSpec& spec, SelectionBuffers& buf
   HostSelectorBuffers& own = buffers.host;
   const std::int64_t n_shards = spec.grid.size(parallel::kFeatureAxis);
   const std::int64_t layers_of_group = spec.settings.scope == Scope::layer ? 1 : spec.n_layers;
-  const auto bytes = arena.take<std::byte>(
-      spec.follows ? 0 : sizes.tile_tokens * sizes.tile_features * kernels::bytes_of(spec.product()));
-  own.tile = {bytes.data, spec.product(), sizes.tile_tokens, sizes.tile_features, sizes.tile_features};
+  if (!spec.follows) own.tile = arena.take_matrix(spec.product(), sizes.tile_tokens, sizes.tile_features);
   if (spec.settings.activation == Activation::topk) {
     own.budget_of_token =
         std::min(selection_budget(spec.settings, spec.n_layers, spec.max_tokens), layers_of_group * spec.n_features);
