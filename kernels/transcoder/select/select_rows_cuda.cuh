@@ -209,12 +209,14 @@ __device__ void admit_share(const View& view, int g, int lane) {
 }
 
 /// Sets the threshold of the next batch. Several ranks use the sums of their first passes, so that their thresholds
-/// stay the same. Called by one thread.
+/// stay the same; where those of this batch were not, the next ones follow from the K-th key alone. Called by one
+/// thread.
 __device__ void set_next_threshold(const View& view, int g) {
   const Group& group = view.group[g];
   const Count passed = view.several ? view.agreement[g].passed : min(group.cursor, static_cast<Count>(view.capacity));
-  view.threshold[g] = next_threshold(group.kth, view.several ? group.guess : view.threshold[g],
-                                     !view.several || reached(view, g), passed, group.search.wanted);
+  const bool known = !view.several || reached(view, g);
+  const std::uint32_t threshold = !view.several ? view.threshold[g] : known ? group.guess : 0;
+  view.threshold[g] = next_threshold(group.kth, threshold, known, passed, group.search.wanted);
 }
 
 /// Tokens of a thread of the two kernels that form prefix sums over all tokens by one block.

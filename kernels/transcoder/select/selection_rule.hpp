@@ -150,9 +150,10 @@ WEFT_HOST_DEVICE constexpr Count ties_admitted(Count ties, Count before, Count k
 
 /// The filter threshold of the next batch, slightly below the K-th key of this one: it aims at 1.375 K entries. Near
 /// the K-th value the logarithm of the rank falls about linearly with the value; the line from the threshold of this
-/// batch is followed to the wanted rank. Any threshold gives the same result; a bad one costs a second pass. `passed`:
-/// entries of all ranks above `threshold`, if `known` (too many for the list of some rank are not counted: the distance
-/// to the K-th key is then quartered). Thresholds are checkpointed.
+/// batch is followed to the wanted rank. Any threshold gives the same result; a bad one costs a second pass.
+/// `threshold`: that of this batch, the same on all ranks; 0: none. `passed`: entries of all ranks above it, if `known`
+/// (too many for the list of some rank are not counted: the distance to the K-th key is then quartered). Thresholds are
+/// checkpointed.
 WEFT_HOST_DEVICE inline std::uint32_t next_threshold(std::uint32_t kth_key, std::uint32_t threshold, bool known,
                                                      std::uint64_t passed, std::uint64_t wanted) {
   constexpr float kLogTarget = 0.31845f;  // log(1.375)

@@ -164,6 +164,14 @@ TEST_CASE("the next threshold is below the K-th key, and follows the number of e
   CHECK(next_threshold(kth, low, true, 100000, 100) > next_threshold(kth, low, true, 1000, 100));
   CHECK(next_threshold(kth, low, true, 50, 100) == 0);
   CHECK(next_threshold(kth, low, false, 0, 100) == float_bits(0.95f * 2.0f));
+  CHECK(next_threshold(kth, 0, false, 0, 100) == float_bits(0.95f * 2.0f));
+  // After each list that overflows the distance to the K-th key is a quarter.
+  std::uint32_t threshold = next_threshold(kth, 0, false, 0, 100);
+  for (int batch = 1; batch < 4; ++batch) {
+    threshold = next_threshold(kth, threshold, false, 0, 100);
+    CHECK(bits_float(threshold) == doctest::Approx(2 - 0.1 * std::pow(0.25, batch)).epsilon(1e-6));
+  }
+  CHECK(next_threshold(kLargestKey, low, true, 1000, 100) == kLargestKey - 1);  // the K-th value is infinite
 }
 
 TEST_CASE("a histogram counts the keys of its round and prefix") {
