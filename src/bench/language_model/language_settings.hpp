@@ -44,7 +44,7 @@ struct LanguageInput {
 
 /// Every key, bound to the input, which must outlive the schema.
 input::Schema language_keys(LanguageInput&);
-/// The same; data.train must be given.
+/// Every key, as language_keys; data.train must be given.
 input::Schema language_training_keys(LanguageInput&);
 
 }  // namespace weft::bench
