@@ -87,7 +87,8 @@ void Forward::encode(const kernels::ThresholdBand* window, Selector* follower) {
   timers_.phase("exchange");
   for (std::size_t block = 0; block < axis_.blocks.size(); ++block) input_gather_.send(*layout_, inputs(), block);
   blocks_here_ = 0;
-  if (model_.shape().threshold) {
+  // A model that is converted already has thresholds while its trained activation still selects.
+  if (kernels::activation_has_thresholds(settings_.activation)) {
     select_above_cuts(bias, window);
   } else if (ranks_by_decoder()) {
     encode_by_norm();
