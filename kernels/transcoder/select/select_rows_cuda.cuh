@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/transcoder/select/select_view_cuda.cuh"
+#include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels::cuda {
 namespace {
