@@ -12,7 +12,7 @@
 #include "bench/language_model/named_cases.hpp"
 #include "bench/language_model/resident_tokens.hpp"
 #include "input/read.hpp"
-#include "language_model/pass_work.hpp"
+#include "language_model/run/pass_work.hpp"
 
 namespace weft::language_model {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "bench/benchmark.hpp"
-#include "language_model/settings.hpp"
+#include "language_model/settings/configuration.hpp"
 
 namespace weft::bench {
 

@@ -11,9 +11,9 @@
 #include "commands/commands.hpp"
 #include "commands/language_model/loaded.hpp"
 #include "kernels/language/diversity/set_advantages.hpp"
-#include "language_model/lines.hpp"
 #include "language_model/policy/embedder.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
+#include "language_model/tokenizer/lines.hpp"
 #include "storage/json_file.hpp"
 
 namespace weft::commands {

@@ -13,10 +13,10 @@
 #include "commands/commands.hpp"
 #include "commands/shared/train_model.hpp"
 #include "input/read.hpp"
-#include "language_model/initial.hpp"
-#include "language_model/plan.hpp"
 #include "language_model/policy/polychromic_run.hpp"
-#include "language_model/training_run.hpp"
+#include "language_model/run/initial_model.hpp"
+#include "language_model/run/language_training_run.hpp"
+#include "language_model/run/memory_plan.hpp"
 #include "run/algorithms.hpp"
 #include "run/usable_memory.hpp"
 

@@ -15,12 +15,12 @@
 
 #include "kernels/language/diversity/set_advantages.hpp"
 #include "language_model/generation/generator.hpp"
-#include "language_model/initial.hpp"
 #include "language_model/policy/advantage.hpp"
 #include "language_model/policy/diversity.hpp"
 #include "language_model/policy/embedder.hpp"
 #include "language_model/policy/prompts.hpp"
 #include "language_model/policy/reward.hpp"
+#include "language_model/run/initial_model.hpp"
 
 namespace weft::language_model {
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kernels/language/diversity/pool_rows.hpp"
-#include "language_model/staging.hpp"
-#include "language_model/transformer.hpp"
+#include "language_model/step/staging.hpp"
+#include "language_model/step/transformer.hpp"
 
 namespace weft::language_model {
 

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "language_model/transformer.hpp"
+#include "language_model/step/transformer.hpp"
 
 namespace weft::language_model {
 

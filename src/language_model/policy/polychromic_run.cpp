@@ -8,7 +8,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "language_model/generation/growing_text.hpp"
-#include "language_model/pass_work.hpp"
+#include "language_model/run/pass_work.hpp"
 #include "parallel/watchdog.hpp"
 #include "storage/json_file.hpp"
 #include "storage/mapped_file.hpp"

@@ -22,12 +22,12 @@
 #include <string>
 #include <vector>
 
-#include "language_model/plan.hpp"
 #include "language_model/policy/answer_measures.hpp"
 #include "language_model/policy/answers.hpp"
 #include "language_model/policy/policy_batch.hpp"
 #include "language_model/policy/reward_constraint.hpp"
-#include "language_model/training_run.hpp"
+#include "language_model/run/language_training_run.hpp"
+#include "language_model/run/memory_plan.hpp"
 
 namespace weft::language_model {
 

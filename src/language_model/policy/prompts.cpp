@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "kernels/random.hpp"
 #include "language_model/generation/growing_text.hpp"
-#include "language_model/lines.hpp"
+#include "language_model/tokenizer/lines.hpp"
 
 namespace weft::language_model {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "language_model/lines.hpp"
+#include "language_model/tokenizer/lines.hpp"
 
 namespace weft::language_model {
 namespace {
