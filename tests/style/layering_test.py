@@ -21,6 +21,7 @@ LEVELS = [
     ["main"],
     ["commands"],
     ["bench"],
+    ["polychromic"],
     ["transcoder", "language_model"],
     ["privacy", "interchange"],
     ["model"],
@@ -47,7 +48,7 @@ LIBRARIES = [
     (re.compile(r"^cblas\.h$"), {"kernels"}),
     (re.compile(r"^spdlog/"), {"base", "run"}),
     (re.compile(r"^openssl/"), {"storage"}),
-    (re.compile(r"^pcre2"), {"language_model"}),
+    (re.compile(r"^pcre2"), {"language_model", "polychromic"}),
     (re.compile(r"^kissfft"), {"privacy"}),
     (re.compile(r"^(zstd|lz4frame)\.h$"), {"storage"}),
 ]
@@ -73,7 +74,7 @@ MUTUAL = [
     ]
 # Names of several files.
 NAMES = """
-benchmark.cpp convert.cpp diversity.cpp evaluate.cpp export.cpp loaded.cpp loaded.hpp log.cpp log.hpp settings.cpp settings.hpp
+benchmark.cpp convert.cpp evaluate.cpp export.cpp loaded.cpp loaded.hpp log.cpp log.hpp settings.cpp settings.hpp
 text.cpp text.hpp train.cpp tuning.cpp tuning.hpp writer.cpp writer.hpp
 """.split()
 

@@ -12,6 +12,7 @@
 #include "device/runtime.hpp"
 #include "language_model/generation/generator.hpp"
 #include "language_model/generation/growing_text.hpp"
+#include "language_model/tokenizer/corpus.hpp"
 #include "language_model/tokenizer/lines.hpp"
 #include "parallel/affinity.hpp"
 

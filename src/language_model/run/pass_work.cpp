@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <span>
 
 #include "language_model/blocks/block_list.hpp"
 #include "language_model/run/private_plan.hpp"
@@ -174,22 +173,6 @@ PassWork undivided_work_of(std::string_view phase, const Configuration& configur
 
 constexpr std::string_view kForward = ", forward", kBackward = ", backward";
 
-/// Bytes of several phases, a sum over work_of.
-double bytes_of(std::span<const char* const> phases, std::string_view pass, const Configuration& configuration,
-                const Architecture& architecture) {
-  double bytes = 0;
-  for (const char* phase : phases)
-    bytes += work_of(fmt::format("{}{}", phase, pass), configuration, architecture).bytes;
-  return bytes;
-}
-
-double generation_bytes(const Configuration& configuration, const GenerationSettings& generation) {
-  double bytes = 0;
-  for (const char* phase : {"embedding", "norms", "products", "attention", "activation", "sampling"})
-    bytes += generation_work(phase, configuration, generation).bytes;
-  return bytes;
-}
-
 constexpr const char* kOfBothPasses[] = {"embedding", "norms", "products", "attention", "activation", "adapters"};
 
 }  // namespace
@@ -227,38 +210,6 @@ run::PhaseBytes phase_bytes(const Configuration& configuration, const Architectu
     }
     for (const std::string_view pass : {kForward, kBackward}) add(fmt::format("{}{}", phase, pass));
   }
-  return all;
-}
-
-run::PhaseBytes answer_bytes(const AnswerWork& answers, const Configuration& configuration,
-                             const Architecture& architecture) {
-  const std::int64_t count = answers.prompts * answers.samples, length = answers.prompt_tokens + answers.answer_tokens;
-  if (count == 0 || answers.answer_tokens == 0) return {};
-  const GenerationSettings drawn{.architecture = architecture,
-                                 .type = activation_type(configuration),
-                                 .rows = count,
-                                 .prompts = answers.prompts,
-                                 .longest_prompt = std::max<std::int64_t>(1, answers.prompt_tokens),
-                                 .new_tokens = answers.answer_tokens};
-  // A forward pass over all positions, without logits.
-  GenerationSettings embedded = drawn;
-  embedded.prompts = count;
-  embedded.longest_prompt = length + 1;
-  embedded.new_tokens = 0;
-  Configuration rows = configuration;
-  rows.data.batch_tokens = count * length;
-  rows.data.sequence = length;
-  rows.parallel.data = 1;
-  rows.memory.micro_tokens = std::max(length, configuration.micro_tokens() / length * length);
-  const double forward = bytes_of(kOfBothPasses, kForward, rows, architecture),
-               loss = work_of("loss", rows, architecture).bytes,
-               trained = forward + bytes_of(kOfBothPasses, kBackward, rows, architecture) + loss +
-                         work_of("weight gradients", rows, architecture).bytes;
-  run::PhaseBytes all = {{"generate", answers.drawn * generation_bytes(configuration, drawn)},
-                         {"embed", answers.drawn * generation_bytes(configuration, embedded)},
-                         {"policy forward", answers.scored * (forward + loss / 2)},
-                         {"policy backward", answers.trained * trained}};
-  std::erase_if(all, [](const auto& phase) { return phase.second == 0; });
   return all;
 }
 

@@ -493,7 +493,6 @@ input::Schema schema(Configuration& configuration) {
   checkpoint::add_keys(schema, configuration.checkpoint);
   run::add_keys(schema, configuration.log);
   add_keys(schema, configuration.sample);
-  add_keys(schema, configuration.polychromic);
   run::add_keys(schema, configuration.resume);
   privacy::add_rules(schema, configuration.privacy, configuration.precision);
   privacy::add_sequence_rules(schema, configuration.privacy);

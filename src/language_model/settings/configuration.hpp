@@ -13,7 +13,6 @@
 #include "input/schema.hpp"
 #include "language_model/blocks/architecture.hpp"
 #include "language_model/blocks/model_settings.hpp"
-#include "language_model/policy/settings.hpp"
 #include "language_model/settings/adapter_keys.hpp"
 #include "model/moments.hpp"
 #include "optimizer/settings.hpp"
@@ -51,7 +50,6 @@ struct Configuration {
   checkpoint::Settings checkpoint;
   run::LogSettings log;
   SampleSettings sample;
-  PolychromicSettings polychromic;  ///< of weft lm polychromic
   run::ResumeSettings resume;
   AttentionKernels attention;  ///< no key: set by benchmarks
 
