@@ -12,7 +12,7 @@
 #include "bench/language_model/named_cases.hpp"
 #include "bench/language_model/resident_tokens.hpp"
 #include "input/read.hpp"
-#include "language_model/pass_work.hpp"
+#include "language_model/run/pass_work.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -171,33 +171,6 @@ TEST_CASE("the counted operations are those of the convention, and recomputation
   for (const auto& [phase, bytes] : phase_bytes(settings, architecture, true)) by_pass += bytes;
   for (const auto& [phase, bytes] : phase_bytes(settings, architecture)) whole += bytes;
   CHECK(by_pass == doctest::Approx(whole).epsilon(1e-12));
-}
-
-TEST_CASE(
-    "answers of polychromic training: weights are read once per token that is drawn, and passes count as often as they "
-    "are made") {
-  Configuration settings = configuration();
-  const Architecture architecture{settings.language_model, 50257, 1024};
-  AnswerWork work{
-      .prompts = 2, .samples = 4, .prompt_tokens = 16, .answer_tokens = 10, .drawn = 0.5, .scored = 0, .trained = 0.5};
-  const auto bytes = [&](const char* name) {
-    for (const auto& [phase, bytes] : answer_bytes(work, settings, architecture))
-      if (phase == name) return bytes;
-    return 0.0;
-  };
-  const double matrices = 12.0 * 12 * 768 * 768 + 50257.0 * 768;
-  CHECK(bytes("generate") > 0.5 * 10 * matrices * 4);
-  CHECK(bytes("generate") < 0.5 * 14 * matrices * 4);
-  CHECK(bytes("policy forward") == 0);
-  CHECK(bytes("policy backward") > 0.5 * (2 * 4 + 8) * matrices);
-  const double once = bytes("policy backward");
-  work.trained = 1;
-  work.scored = 1;
-  CHECK(bytes("policy backward") == doctest::Approx(2 * once));
-  CHECK(bytes("policy forward") > matrices * 4);
-  CHECK(bytes("policy forward") < bytes("policy backward") / 2);
-  work.answer_tokens = 0;
-  CHECK(answer_bytes(work, settings, architecture).empty());
 }
 
 TEST_CASE("batches of a token set are its windows in order, from the beginning again where it ends") {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """weft lm diversity from the outside: every form of a file of answers, answers of weft lm generate, refusals. The metrics themselves:
-language_diversity_metrics_test.
+polychromic_diversity_test.
 
 diversity_test.py WEFT
 """

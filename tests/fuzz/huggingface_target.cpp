@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Any text as config.json or model.safetensors.index.json beside intact weights. The first byte chooses.
-#include "language_model/huggingface/directory.hpp"
+#include "language_model/huggingface/model_directory.hpp"
 #include "tests/fuzz/target.hpp"
 
 using namespace weft;

@@ -5,7 +5,7 @@
 
 #include "input/read.hpp"
 #include "language_model/blocks/model_parameters.hpp"
-#include "language_model/plan.hpp"
+#include "language_model/run/memory_plan.hpp"
 #include "tests/test.hpp"
 
 namespace weft::language_model {

@@ -7,9 +7,9 @@
 
 #include "input/read.hpp"
 #include "kernels/optimize/loss_scale.hpp"
-#include "language_model/evaluation.hpp"
 #include "language_model/generation/generator.hpp"
-#include "language_model/plan.hpp"
+#include "language_model/run/memory_plan.hpp"
+#include "language_model/run/text_evaluation.hpp"
 #include "tests/language_model/run_on_ranks.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/model/registry_bits.hpp"

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "language_model/generation/generator.hpp"
-#include "language_model/plan.hpp"
+#include "language_model/run/memory_plan.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/language_model/variants.hpp"
 

@@ -12,9 +12,9 @@
 
 #include "base/error.hpp"
 #include "input/read.hpp"
-#include "language_model/adapters.hpp"
 #include "language_model/huggingface/peft.hpp"
-#include "language_model/trainer.hpp"
+#include "language_model/step/adapters.hpp"
+#include "language_model/step/language_trainer.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/language_model/variants.hpp"
 #include "tests/model/registry_bits.hpp"

@@ -10,8 +10,8 @@
 
 #include "base/error.hpp"
 #include "input/read.hpp"
-#include "language_model/plan.hpp"
-#include "language_model/trainer.hpp"
+#include "language_model/run/memory_plan.hpp"
+#include "language_model/step/language_trainer.hpp"
 #include "tests/model/registry_bits.hpp"
 #include "tests/test.hpp"
 

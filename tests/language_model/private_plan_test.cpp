@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How a private step chooses where its clipped sum comes from: the first mode whose planned memory fits.
-#include "language_model/private_plan.hpp"
+#include "language_model/run/private_plan.hpp"
 
 #include "tests/language_model/private_run.hpp"
 
@@ -37,7 +37,7 @@ std::int64_t bytes_of(Configuration settings, Mode mode) {
 
 Mode chosen(Configuration settings, std::int64_t bytes) {
   settings.device.memory = (static_cast<double>(bytes) + 0.5) * 1e-9;
-  return clipping_settings(settings, architecture(settings), single_process(), backend_of(settings)).mode;
+  return with_clipping_mode(settings, architecture(settings), single_process(), backend_of(settings)).privacy.mode;
 }
 
 }  // namespace
@@ -73,7 +73,8 @@ TEST_CASE("without device.memory \"auto\" at most doubles the memory of a step w
   Configuration open = settings;
   open.privacy.enabled = false;
   const std::int64_t limit = 2 * bytes_of(open, Mode::automatic);
-  const Mode mode = clipping_settings(settings, architecture(settings), single_process(), backend_of(settings)).mode;
+  const Mode mode =
+      with_clipping_mode(settings, architecture(settings), single_process(), backend_of(settings)).privacy.mode;
   CHECK(mode == chosen(settings, limit));
 }
 

@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "input/read.hpp"
-#include "language_model/plan.hpp"
-#include "language_model/trainer.hpp"
+#include "language_model/run/memory_plan.hpp"
+#include "language_model/run/private_plan.hpp"
+#include "language_model/step/language_trainer.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/shared_grid.hpp"
 
@@ -38,7 +39,9 @@ struct PrivateRun {
   PrivateRun(Configuration settings, const parallel::Communicator& ranks)
       : shared(testing::shared_grid(ranks, grid_shape(on(settings, ranks.size())))),
         arithmetic{device::planned_backend(device_settings(settings)), execution().stream},
-        trainer(settings, {settings.language_model, kPrivateVocabulary, settings.data.sequence}, grid, arithmetic) {
+        architecture{settings.language_model, kPrivateVocabulary, settings.data.sequence},
+        trainer(with_clipping_mode(settings, architecture, grid.shape(), arithmetic.backend), architecture, grid,
+                arithmetic) {
     trainer.initialise();
     // Gradients of all parameters well above rounding; the gains of norms not all alike.
     const model::Parameters& parameters = trainer.model().parameters();
@@ -126,6 +129,7 @@ struct PrivateRun {
   const std::shared_ptr<const parallel::Grid> shared;
   const parallel::Grid& grid = *shared;
   const kernels::Execution arithmetic;
+  const Architecture architecture;
   Trainer trainer;
 };
 

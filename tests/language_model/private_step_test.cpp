@@ -327,11 +327,12 @@ TEST_CASE("the plan is what a private trainer allocates") {
                               "algorithm = \"naive\"\n", "scheme = \"group\"\n"}) {
     CAPTURE(privacy);
     const Configuration settings = private_configuration("", privacy);
-    const Plan planned = plan(settings, {settings.language_model, testing::kPrivateVocabulary, 16}, 0);
+    const Architecture architecture{settings.language_model, testing::kPrivateVocabulary, 16};
+    const Plan planned = plan(settings, architecture, 0);
+    const kernels::Backend backend = device::planned_backend(device_settings(settings));
     const device::MemoryUse before = device::memory_use();
-    const Trainer trainer(settings, {settings.language_model, testing::kPrivateVocabulary, 16},
-                          parallel::Grid(testing::world(), single_process()),
-                          {device::planned_backend(device_settings(settings)), testing::execution().stream});
+    const Trainer trainer(with_clipping_mode(settings, architecture, single_process(), backend), architecture,
+                          parallel::Grid(testing::world(), single_process()), {backend, testing::execution().stream});
     std::int64_t expected = planned.device_total();
     for (const auto& [name, bytes] : planned.device)
       if (name == "CUDA context and libraries") expected -= bytes;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/replacement.hpp"
-
 #include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
 
 #include "base/error.hpp"
-#include "language_model/harvest.hpp"
+#include "language_model/run/harvester.hpp"
+#include "language_model/run/mlp_replacement.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/scratch.hpp"
 

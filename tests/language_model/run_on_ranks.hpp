@@ -3,8 +3,8 @@
 // A training run of a language model whose ranks have the batches that one rank would have.
 #pragma once
 
-#include "language_model/plan.hpp"
-#include "language_model/trainer.hpp"
+#include "language_model/run/memory_plan.hpp"
+#include "language_model/step/language_trainer.hpp"
 #include "tests/shared_grid.hpp"
 #include "tests/test.hpp"
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The keys of language models: presets, defaults of the family, and refusals with their reasons.
-#include "language_model/settings.hpp"
-
 #include "base/error.hpp"
 #include "input/print.hpp"
 #include "input/read.hpp"
+#include "language_model/settings/configuration.hpp"
 #include "tests/test.hpp"
 
 namespace weft::language_model {

@@ -9,9 +9,9 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "language_model/plan.hpp"
-#include "language_model/staging.hpp"
-#include "language_model/transformer.hpp"
+#include "language_model/run/memory_plan.hpp"
+#include "language_model/step/staging.hpp"
+#include "language_model/step/transformer.hpp"
 #include "tests/test.hpp"
 
 namespace weft::testing {

@@ -8,9 +8,9 @@
 #include <string>
 
 #include "input/read.hpp"
-#include "language_model/evaluation.hpp"
-#include "language_model/grid_plan.hpp"
-#include "language_model/plan.hpp"
+#include "language_model/run/grid_plan.hpp"
+#include "language_model/run/memory_plan.hpp"
+#include "language_model/run/text_evaluation.hpp"
 #include "tests/language_model/run_on_ranks.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/model/registry_bits.hpp"

@@ -2,7 +2,7 @@
 //
 // Rows that a model computes when they are read: the same bits as those of a harvest, however they are read, and the
 // same batches as from its files.
-#include "language_model/text_rows.hpp"
+#include "language_model/run/text_rows.hpp"
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,7 @@
 #include "dataset/activations/loader.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/statistics.hpp"
-#include "language_model/harvest.hpp"
+#include "language_model/run/harvester.hpp"
 #include "tests/language_model/small_model.hpp"
 
 using namespace weft;

@@ -2,16 +2,15 @@
 //
 // Training steps: a text is learned, micro-batches do not change what is learned, a gradient that is not finite updates
 // nothing, and the plan is what a trainer takes.
-#include "language_model/trainer.hpp"
-
 #include <cmath>
 #include <cstring>
 
 #include "base/error.hpp"
 #include "input/read.hpp"
 #include "kernels/optimize/loss_scale.hpp"
-#include "language_model/evaluation.hpp"
-#include "language_model/plan.hpp"
+#include "language_model/run/memory_plan.hpp"
+#include "language_model/run/text_evaluation.hpp"
+#include "language_model/step/language_trainer.hpp"
 #include "tests/language_model/small_model.hpp"
 
 namespace weft::language_model {

@@ -2,7 +2,7 @@
 //
 // The backward pass of whole small models, with every option, against central differences of their loss; and what must
 // not change the gradients: recomputation, chunks of the head, micro-batches.
-#include "language_model/transformer.hpp"
+#include "language_model/step/transformer.hpp"
 
 #include <cmath>
 #include <cstring>

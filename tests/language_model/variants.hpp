@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "language_model/transformer.hpp"
+#include "language_model/step/transformer.hpp"
 
 namespace weft::testing {
 

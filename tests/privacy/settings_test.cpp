@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 #include "input/read.hpp"
-#include "language_model/settings.hpp"
+#include "language_model/settings/configuration.hpp"
 #include "tests/test.hpp"
 
 namespace weft::privacy {

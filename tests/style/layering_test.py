@@ -21,6 +21,7 @@ LEVELS = [
     ["main"],
     ["commands"],
     ["bench"],
+    ["polychromic"],
     ["transcoder", "language_model"],
     ["privacy", "interchange"],
     ["model"],
@@ -47,7 +48,7 @@ LIBRARIES = [
     (re.compile(r"^cblas\.h$"), {"kernels"}),
     (re.compile(r"^spdlog/"), {"base", "run"}),
     (re.compile(r"^openssl/"), {"storage"}),
-    (re.compile(r"^pcre2"), {"language_model"}),
+    (re.compile(r"^pcre2"), {"language_model", "polychromic"}),
     (re.compile(r"^kissfft"), {"privacy"}),
     (re.compile(r"^(zstd|lz4frame)\.h$"), {"storage"}),
 ]
@@ -63,27 +64,18 @@ CYCLES = [
      "kernels/language/attention/attention_cudnn"),
         ("kernels/language/linear/few_rows_cuda", "kernels/language/linear/linear"),
         ("kernels/language/sample/sample", "kernels/language/sample/sample_rule"),
-        ("language_model/grid_plan", "language_model/initial", "language_model/pass_work", "language_model/plan",
-     "language_model/private_plan", "language_model/trainer", "language_model/training_run"),
-        ("language_model/tokenizer/corpus", "language_model/tokenizer/huggingface", "language_model/tokenizer/parallel_encode",
-     "language_model/tokenizer/special_tokens", "language_model/tokenizer/tokenizer"),
         ("parallel/communicator", "parallel/nccl", "parallel/peers"),
         ("parallel/failure", "parallel/watchdog", "parallel/world"),
         ("privacy/accountant/accountant", "privacy/accountant/checks"),
     ]
 # Folders that include each other.
 MUTUAL = [
-        ("language_model", "language_model/huggingface"),
-        ("language_model", "language_model/generation"),
-        ("language_model", "language_model/policy"),
         ("privacy", "privacy/accountant"),
     ]
 # Names of several files.
 NAMES = """
-benchmark.cpp convert.cpp directory.cpp directory.hpp diversity.cpp evaluate.cpp evaluation.cpp evaluation.hpp
-export.cpp harvest.cpp loaded.cpp loaded.hpp log.cpp log.hpp model.cpp model.hpp plan.cpp plan.hpp
-replacement.cpp replacement.hpp settings.cpp settings.hpp text.cpp text.hpp train.cpp trainer.cpp trainer.hpp training_run.cpp
-training_run.hpp tuning.cpp tuning.hpp writer.cpp writer.hpp
+benchmark.cpp convert.cpp evaluate.cpp export.cpp loaded.cpp loaded.hpp log.cpp log.hpp settings.cpp settings.hpp
+text.cpp text.hpp train.cpp tuning.cpp tuning.hpp writer.cpp writer.hpp
 """.split()
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
@@ -194,7 +186,7 @@ def self_check():
         "src/attic/a.cpp": "",
         "src/training/a.cpp": '#include "transcoder/parameters/model.hpp"',
         "src/checkpoint/b.cpp": '#include "run/loop.hpp"',
-        "src/transcoder/b.cpp": '#include "language_model/model.hpp"',
+        "src/transcoder/b.cpp": '#include "language_model/step/transformer.hpp"',
         "src/language_model/b.cpp": '#include "bench/benchmark.hpp"',
         "src/start.cpp": '#include "bench/benchmark.hpp"',
     }

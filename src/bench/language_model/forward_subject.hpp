@@ -7,7 +7,7 @@
 
 #include "bench/benchmark.hpp"
 #include "kernels/kokkos_runtime.hpp"
-#include "language_model/transformer.hpp"
+#include "language_model/step/transformer.hpp"
 
 namespace weft::bench {
 

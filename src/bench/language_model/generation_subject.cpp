@@ -7,7 +7,7 @@
 
 #include "bench/language_model/forward_subject.hpp"
 #include "kernels/random.hpp"
-#include "language_model/pass_work.hpp"
+#include "language_model/run/pass_work.hpp"
 
 namespace weft::bench {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "bench/language_model/language_settings.hpp"
 #include "language_model/generation/generator.hpp"
-#include "language_model/plan.hpp"
+#include "language_model/run/memory_plan.hpp"
 #include "parallel/grid.hpp"
 
 namespace weft::bench {

@@ -10,8 +10,8 @@
 #include "bench/language_model/forward_subject.hpp"
 #include "bench/language_model/generation_subject.hpp"
 #include "kernels/random.hpp"
-#include "language_model/mlp_recorder.hpp"
-#include "language_model/pass_work.hpp"
+#include "language_model/run/pass_work.hpp"
+#include "language_model/step/mlp_recorder.hpp"
 
 namespace weft::bench {
 namespace {

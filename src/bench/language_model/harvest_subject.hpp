@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "bench/language_model/language_settings.hpp"
-#include "language_model/plan.hpp"
+#include "language_model/run/memory_plan.hpp"
 #include "parallel/grid.hpp"
 
 namespace weft::bench {

@@ -9,7 +9,7 @@ namespace weft::bench {
 LanguageSettings::LanguageSettings() { cases = default_cases(); }
 
 input::Schema language_keys(LanguageInput& input) {
-  input::Schema schema = language_model::schema(input.configuration);
+  input::Schema schema = polychromic::schema(input.configuration);
   LanguageSettings& b = input.benchmark;
   schema.table("benchmark", "Batches in memory and cases, for weft benchmark.");
   schema

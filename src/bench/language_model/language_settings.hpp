@@ -5,7 +5,7 @@
 #include <string>
 
 #include "bench/benchmark.hpp"
-#include "language_model/settings.hpp"
+#include "polychromic/polychromic_settings.hpp"
 
 namespace weft::bench {
 
@@ -38,7 +38,7 @@ struct LanguageSettings : BenchmarkSettings {
 
 /// The input of all commands for language models.
 struct LanguageInput {
-  language_model::Configuration configuration;
+  polychromic::Configuration configuration;
   LanguageSettings benchmark;
 };
 

@@ -11,9 +11,10 @@
 #include "bench/language_model/named_cases.hpp"
 #include "bench/language_model/resident_tokens.hpp"
 #include "kernels/gemm/fp8.hpp"
-#include "language_model/pass_work.hpp"
-#include "language_model/plan.hpp"
-#include "language_model/trainer.hpp"
+#include "language_model/run/memory_plan.hpp"
+#include "language_model/run/pass_work.hpp"
+#include "language_model/run/private_plan.hpp"
+#include "language_model/step/language_trainer.hpp"
 #include "run/usable_memory.hpp"
 
 namespace weft::bench {
@@ -58,7 +59,9 @@ class LanguageSubject final : public BenchmarkSubject {
         tokens_(batches(configuration, settings)) {}
 
   void build() override {
-    trainer_.emplace(configuration_, architecture_, grid_, execution_);
+    trainer_.emplace(
+        language_model::with_clipping_mode(configuration_, architecture_, grid_.shape(), execution_.backend),
+        architecture_, grid_, execution_);
     trainer_->timers().split(language_model::phases_of_both_passes());
     trainer_->initialise();
     trainer_->set_noise({.key = {}, .multiplier = 1, .expected = static_cast<double>(sequences())});

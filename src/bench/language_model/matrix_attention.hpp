@@ -6,7 +6,7 @@
 // much.
 #pragma once
 
-#include "language_model/settings.hpp"
+#include "language_model/settings/configuration.hpp"
 
 namespace weft::bench {
 

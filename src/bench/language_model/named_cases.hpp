@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "bench/benchmark.hpp"
-#include "language_model/settings.hpp"
+#include "language_model/settings/configuration.hpp"
 
 namespace weft::bench {
 

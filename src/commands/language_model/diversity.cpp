@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft lm diversity FILE [--model MODEL]: how much the answers to each prompt differ.
-#include "language_model/policy/diversity.hpp"
-
 #include <cmath>
 #include <map>
 
@@ -11,16 +9,17 @@
 #include "commands/commands.hpp"
 #include "commands/language_model/loaded.hpp"
 #include "kernels/language/diversity/set_advantages.hpp"
-#include "language_model/lines.hpp"
-#include "language_model/policy/embedder.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
+#include "language_model/tokenizer/lines.hpp"
+#include "polychromic/embedder.hpp"
+#include "polychromic/text_diversity.hpp"
 #include "storage/json_file.hpp"
 
 namespace weft::commands {
 namespace {
 
-using language_model::AnswerIds;
-using language_model::TextDiversity;
+using polychromic::AnswerIds;
+using polychromic::TextDiversity;
 
 /// Rows of a forward pass.
 constexpr std::int64_t kRows = 4096;
@@ -92,7 +91,7 @@ class SemanticDiversity {
  public:
   explicit SemanticDiversity(const LoadedLanguageModel& loaded)
       : loaded_(loaded),
-        settings_(language_model::embedding_settings(
+        settings_(polychromic::embedding_settings(
             language_model::transformer_settings(loaded.configuration(), loaded.architecture()), kRows)),
         arena_(loaded.execution(), loaded.whole.grid),
         transformer_(loaded.whole.model, settings_, timers_, arena_),
@@ -102,7 +101,7 @@ class SemanticDiversity {
   double operator()(const AnswerIds& prompt, const std::vector<AnswerIds>& answers) {
     const std::int64_t count = std::ssize(answers), width = settings_.architecture.model.d_model;
     std::vector<AnswerIds> texts(answers.size(), prompt);
-    std::vector<language_model::EmbeddedText> given;
+    std::vector<polychromic::EmbeddedText> given;
     for (std::size_t i = 0; i < answers.size(); ++i) {
       texts[i].insert(texts[i].end(), answers[i].begin(), answers[i].end());
       given.push_back({texts[i], std::ssize(prompt)});
@@ -129,7 +128,7 @@ class SemanticDiversity {
   model::StepArena arena_;
   language_model::Transformer transformer_;
   language_model::Staging staging_;
-  language_model::Embedder embedder_;
+  polychromic::Embedder embedder_;
 };
 
 /// Means over the prompts, of each value over those that have it.
@@ -206,7 +205,7 @@ int run_diversity(const Request& request, const std::string& model, const parall
     std::vector<AnswerIds> answers;
     for (const std::string& answer : one.answers) answers.push_back(encode(answer));
     Json entry = {{"prompt", one.name}};
-    entry.update(language_model::to_json(language_model::text_diversity(answers)));
+    entry.update(polychromic::to_json(polychromic::text_diversity(answers)));
     if (semantic) {
       const double value = (*semantic)(loaded->tokenizer->with_begin(encode(one.prompt)), answers);
       if (std::isinf(value) || (std::isnan(value) && entry["answers"].get<int>() - entry["empty"].get<int>() >= 2))

@@ -7,6 +7,7 @@
 #include "commands/language_model/loaded.hpp"
 #include "commands/language_model/replacement.hpp"
 #include "commands/language_model/texts.hpp"
+#include "language_model/run/text_evaluation.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::commands {

@@ -9,7 +9,6 @@
 #include "commands/language_model/opened.hpp"
 #include "device/runtime.hpp"
 #include "language_model/huggingface/peft.hpp"
-#include "language_model/plan.hpp"
 #include "parallel/affinity.hpp"
 
 namespace weft::commands {

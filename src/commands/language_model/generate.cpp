@@ -10,10 +10,10 @@
 #include "commands/commands.hpp"
 #include "commands/language_model/opened.hpp"
 #include "device/runtime.hpp"
+#include "language_model/generation/generator.hpp"
 #include "language_model/generation/growing_text.hpp"
-#include "language_model/lines.hpp"
-#include "language_model/plan.hpp"
-#include "language_model/training_run.hpp"
+#include "language_model/tokenizer/corpus.hpp"
+#include "language_model/tokenizer/lines.hpp"
 #include "parallel/affinity.hpp"
 
 namespace weft::commands {

@@ -2,8 +2,6 @@
 //
 // weft lm harvest MODEL --text FILES --output DIR: MLP inputs and outputs of a language model as an activation
 // dataset for weft train.
-#include "language_model/harvest.hpp"
-
 #include <algorithm>
 
 #include "base/format.hpp"
@@ -11,6 +9,7 @@
 #include "commands/language_model/loaded.hpp"
 #include "commands/language_model/texts.hpp"
 #include "dataset/activations/description.hpp"
+#include "language_model/run/harvester.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::commands {

@@ -8,8 +8,8 @@
 #include "bench/language_model/language_settings.hpp"
 #include "bench/language_model/language_subject.hpp"
 #include "commands/family.hpp"
-#include "language_model/huggingface/directory.hpp"
-#include "language_model/model.hpp"
+#include "language_model/huggingface/model_directory.hpp"
+#include "language_model/step/model_weights.hpp"
 
 namespace weft::commands {
 namespace {

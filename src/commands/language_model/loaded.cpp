@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "commands/language_model/loaded.hpp"
 
-#include "language_model/plan.hpp"
+#include "language_model/run/memory_plan.hpp"
+#include "language_model/tokenizer/corpus.hpp"
 #include "parallel/affinity.hpp"
 
 namespace weft::commands {

@@ -7,8 +7,8 @@
 
 #include "commands/language_model/opened.hpp"
 #include "device/runtime.hpp"
-#include "language_model/training_run.hpp"
-#include "language_model/transformer.hpp"
+#include "language_model/step/staging.hpp"
+#include "language_model/step/transformer.hpp"
 
 namespace weft::commands {
 

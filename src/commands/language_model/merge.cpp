@@ -9,9 +9,8 @@
 #include "commands/language_model/opened.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
-#include "language_model/adapters.hpp"
-#include "language_model/plan.hpp"
-#include "language_model/training_run.hpp"
+#include "language_model/run/stored_tokenizer.hpp"
+#include "language_model/step/adapters.hpp"
 #include "parallel/affinity.hpp"
 #include "run/build.hpp"
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/format.hpp"
-#include "language_model/plan.hpp"
+#include "language_model/run/memory_plan.hpp"
 #include "parallel/watchdog.hpp"
 #include "storage/digest.hpp"
 

@@ -13,7 +13,7 @@
 
 #include "commands/language_model/loaded.hpp"
 #include "commands/language_model/texts.hpp"
-#include "language_model/text_rows.hpp"
+#include "language_model/run/text_rows.hpp"
 #include "transcoder/run/training_run.hpp"
 
 namespace weft::commands {

@@ -8,8 +8,7 @@
 
 #include "input/text.hpp"
 #include "language_model/huggingface/peft.hpp"
-#include "language_model/plan.hpp"
-#include "language_model/training_run.hpp"
+#include "language_model/run/stored_tokenizer.hpp"
 #include "storage/digest.hpp"
 
 namespace weft::commands {

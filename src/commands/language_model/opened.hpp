@@ -8,8 +8,8 @@
 
 #include "bench/language_model/language_settings.hpp"
 #include "commands/commands.hpp"
-#include "language_model/huggingface/directory.hpp"
-#include "language_model/model.hpp"
+#include "language_model/huggingface/model_directory.hpp"
+#include "language_model/step/model_weights.hpp"
 
 namespace weft::commands {
 
@@ -25,8 +25,8 @@ struct OpenedModel {
   /// Fills the weights of a model of this architecture, without moments; of one without adapters, into which those of
   /// this model are merged. Collective.
   void load(const language_model::Model&, const parallel::World&, const kernels::Execution&) const;
-  /// The adapters alone (language_model/adapters.hpp), on one process. Throws a collective Error(usage) if there are
-  /// none. Collective.
+  /// The adapters alone (language_model/step/adapters.hpp), on one process. Throws a collective Error(usage) if there
+  /// are none. Collective.
   model::Parameters adapters(const parallel::World&, const kernels::Execution&) const;
   /// Recognises the weights: sha256 of the manifest, or of the configuration and the weights of a directory of Hugging
   /// Face, which rank 0 reads. Collective.

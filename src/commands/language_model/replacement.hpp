@@ -7,7 +7,7 @@
 
 #include "bench/transcoder/transcoder_settings.hpp"
 #include "commands/language_model/loaded.hpp"
-#include "language_model/replacement.hpp"
+#include "language_model/run/mlp_replacement.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/run/statistics_state.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft lm train INPUT: trains a language model. weft lm polychromic INPUT: trains one further for quality and diversity
-// of sets of answers (language_model/policy/polychromic_run.hpp).
+// of sets of answers (polychromic/polychromic_run.hpp).
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -13,10 +13,10 @@
 #include "commands/commands.hpp"
 #include "commands/shared/train_model.hpp"
 #include "input/read.hpp"
-#include "language_model/initial.hpp"
-#include "language_model/plan.hpp"
-#include "language_model/policy/polychromic_run.hpp"
-#include "language_model/training_run.hpp"
+#include "language_model/run/initial_model.hpp"
+#include "language_model/run/language_training_run.hpp"
+#include "language_model/run/memory_plan.hpp"
+#include "polychromic/polychromic_run.hpp"
 #include "run/algorithms.hpp"
 #include "run/usable_memory.hpp"
 
@@ -41,16 +41,16 @@ void require_polychromic_table(const Request& request, const parallel::World& wo
 }
 
 int train_language_model(const Request& request, const TrainOptions& options, const parallel::World& world) {
-  const bool polychromic = request.command == kPolychromic;
+  const bool draws_answers = request.command == kPolychromic;
   const auto begin = Clock::now();
   // 1. The input and the text: every error that can be found before work starts.
   bench::LanguageInput input;
   const input::Schema schema = bench::language_training_keys(input);
-  if (polychromic) require_polychromic_table(request, world);
+  if (draws_answers) require_polychromic_table(request, world);
   read_input(request, schema, world);
   language_model::use_ranks(input.configuration,
                             parallel::ranks_of_grid(input.configuration.parallel, world.size(), request.dry_run));
-  const language_model::Configuration& configuration = input.configuration;
+  const polychromic::Configuration& configuration = input.configuration;
   const std::optional<language_model::InitialModel> initial = language_model::open_initial(configuration, world);
   const language_model::Corpus corpus = language_model::load_corpus(configuration, initial, world);
   if (world.is_root() && configuration.log.evaluate_every > 0 && !corpus.validation && configuration.sample.tokens == 0)
@@ -59,12 +59,12 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   const language_model::Architecture architecture = language_model::architecture_of(configuration, corpus, initial);
   run::use_recorded_algorithms(configuration.device.algorithms, world);
   language_model::Plan plan = language_model::plan(configuration, architecture, corpus.train.size());
-  std::optional<language_model::Prompts> prompts;  // prompts of weft lm polychromic
-  if (polychromic) {
+  std::optional<polychromic::Prompts> prompts;  // prompts of weft lm polychromic
+  if (draws_answers) {
     prompts.emplace(configuration.polychromic, corpus, static_cast<std::uint64_t>(configuration.run.seed), world);
-    language_model::require_polychromic(configuration, architecture, *prompts);
-    language_model::require_reward(configuration.polychromic, world);
-    language_model::add_polychromic(plan, configuration, *prompts);
+    polychromic::require_settings(configuration, architecture, *prompts);
+    polychromic::require_reward(configuration.polychromic, world);
+    polychromic::add_memory(plan, configuration, *prompts);
   }
   const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
   const std::int64_t device_memory = static_cast<std::int64_t>(configuration.device.memory * 1e9);
@@ -104,8 +104,8 @@ int train_language_model(const Request& request, const TrainOptions& options, co
                      const device::Runtime& runtime) -> std::unique_ptr<run::Trainable> {
     const checkpoint::Found* const found = opened.found ? &*opened.found : nullptr;
     if (prompts)
-      return std::make_unique<language_model::PolychromicRun>(configuration, corpus, *prompts, found, world, grid,
-                                                              runtime);
+      return std::make_unique<polychromic::PolychromicRun>(configuration, corpus, *prompts, found, world, grid,
+                                                           runtime);
     auto run = std::make_unique<language_model::TrainingRun>(configuration, corpus, found, world, grid, runtime);
     if (changed) run->note_change();
     return run;

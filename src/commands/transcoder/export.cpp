@@ -12,7 +12,7 @@
 #include "interchange/fold.hpp"
 #include "interchange/formats.hpp"
 #include "interchange/hooks.hpp"
-#include "language_model/mlp_recorder.hpp"
+#include "language_model/step/mlp_recorder.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/run/statistics_state.hpp"
 

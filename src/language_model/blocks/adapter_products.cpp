@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Low-rank adapters of products (language_model/adapters.hpp). With s = alpha / rank and M the mask of dropout:
+// Low-rank adapters of products (step/adapters.hpp). With s = alpha / rank and M the mask of dropout:
 //
 //   forward    h = s (M x) Aᵀ       y += h Bᵀ
 //   backward   g = s dy B           dx += M (g A)      dA = gᵀ (M x)      dB = dyᵀ h

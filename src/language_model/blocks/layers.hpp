@@ -34,7 +34,7 @@ struct Linear {
   kernels::Form form() const { return transposed ? kernels::Form::transposed : kernels::Form::plain; }
 };
 
-/// The low-rank adapters of a product (adapters.hpp). Its parameters have one each, or some of them.
+/// The low-rank adapters of a product (step/adapters.hpp). Its parameters have one each, or some of them.
 struct Adapter {
   Linear a;  ///< of all parts, one below the other: [parts * rank, inputs]
   struct Part {

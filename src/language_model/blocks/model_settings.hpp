@@ -84,7 +84,7 @@ struct LoraSettings {
   double alpha = 16;
   std::vector<std::string> targets = {};  ///< linear layers of a block: query, key, value, output, gate, up, down
   double dropout = 0;                     ///< of the inputs of A, in training
-  std::string initial = {};               ///< directory of PEFT with the first values; "": those of adapters.hpp
+  std::string initial = {};               ///< directory of PEFT with the first values; "": new ones
 
   float scale() const { return static_cast<float>(alpha / static_cast<double>(rank)); }
   bool adapts(const std::string& target) const {

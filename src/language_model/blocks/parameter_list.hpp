@@ -62,7 +62,7 @@ class ParameterList {
   void output(const std::string& prefix, const std::string& name, std::int64_t inputs, std::int64_t unit);
 
   /// Freezes all parameters, which are numbered, and adds their adapters, those of a block after its parameters: first
-  /// all A, then all B (language_model/adapters.hpp). Random numbers of the others stay the same.
+  /// all A, then all B (step/adapters.hpp). Random numbers of the others stay the same.
   void add_adapters(const LoraSettings&);
 
   std::vector<model::ParameterSpec> specs;

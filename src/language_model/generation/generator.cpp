@@ -73,6 +73,14 @@ kernels::CachedAttention cached_attention_shape(const GenerationSettings& settin
 
 std::int64_t GenerationSettings::most_rows() const { return std::max(rows, most_prefill_rows(*this)); }
 
+GenerationSettings sample_settings(const Configuration& configuration, const Architecture& architecture) {
+  return {.architecture = architecture,
+          .type = activation_type(configuration),
+          .new_tokens = configuration.sample.tokens,
+          .temperature = configuration.sample.temperature,
+          .graphs = configuration.device.graphs};
+}
+
 std::string generation_obstacle(const ModelSettings& model) {
   return model.sparse_blocks == 0 ? ""
                                   : "language_model.sparse_blocks chooses keys for blocks of queries, which do not "

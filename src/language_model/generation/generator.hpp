@@ -33,7 +33,7 @@
 #include "device/stream.hpp"
 #include "kernels/language/decode/cached_attention.hpp"
 #include "kernels/language/sample/sample.hpp"
-#include "language_model/transformer.hpp"
+#include "language_model/step/transformer.hpp"
 
 namespace weft::language_model {
 
@@ -61,6 +61,9 @@ struct GenerationSettings {
   /// Rows of the largest forward pass; the Transformer must take at least as many.
   std::int64_t most_rows() const;
 };
+
+/// Settings of the samples that a run prints (log.sample_tokens).
+GenerationSettings sample_settings(const Configuration&, const Architecture&);
 
 /// Why text of this model cannot be generated; "": it can.
 std::string generation_obstacle(const ModelSettings&);

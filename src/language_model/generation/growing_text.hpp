@@ -13,7 +13,7 @@
 
 namespace weft::language_model {
 
-/// Ids of the symbols that end a text: those of the files next to a tokenizer.json (special_tokens.hpp), and
+/// Ids of the symbols that end a text: those of the files next to a tokenizer.json (tokenizer_files.hpp), and
 /// <|endoftext|>, <|end_of_text|> and EOS if the tokeniser has them.
 std::vector<std::uint32_t> end_symbols(const Tokenizer&);
 

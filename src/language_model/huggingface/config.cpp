@@ -11,7 +11,7 @@
 #include "base/text.hpp"
 #include "input/print.hpp"
 #include "input/read.hpp"
-#include "language_model/settings.hpp"
+#include "language_model/settings/configuration.hpp"
 
 namespace weft::language_model {
 namespace {

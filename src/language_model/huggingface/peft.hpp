@@ -14,7 +14,7 @@
 #include <filesystem>
 #include <string>
 
-#include "language_model/adapters.hpp"
+#include "language_model/step/adapters.hpp"
 
 namespace weft::language_model {
 

@@ -12,6 +12,7 @@
 #include "device/runtime.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
+#include "language_model/tokenizer/tokenizer_files.hpp"
 #include "parallel/affinity.hpp"
 #include "parallel/failure.hpp"
 #include "storage/digest.hpp"
@@ -133,11 +134,6 @@ void note_special_tokens(const Tokenizer& tokenizer) {
   };
   note("begin", tokenizer.begin());
   note("end", tokenizer.end());
-}
-
-std::int64_t end_of_text(const Tokenizer& tokenizer) {
-  const std::int64_t id = tokenizer.special(kEndOfText);
-  return id >= 0 ? id : tokenizer.special("<|end_of_text|>");
 }
 
 Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::string>& special, std::string_view key) {

@@ -28,11 +28,6 @@ struct Corpus {
 Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&,
                    const std::optional<Tokenizer>& of_model = std::nullopt);
 
-/// The symbol that ends a document in the vocabularies that Weft trains.
-inline constexpr const char* kEndOfText = "<|endoftext|>";
-/// Id of the end of a text, or that of Llama's "<|end_of_text|>"; -1: the tokeniser has neither.
-std::int64_t end_of_text(const Tokenizer&);
-
 /// Logs the special tokens that are added to texts, if there are any.
 void note_special_tokens(const Tokenizer&);
 

@@ -234,6 +234,11 @@ std::string Tokenizer::huggingface_text() const {
   return file.dump() + "\n";
 }
 
+std::int64_t end_of_text(const Tokenizer& tokenizer) {
+  const std::int64_t id = tokenizer.special(kEndOfText);
+  return id >= 0 ? id : tokenizer.special("<|end_of_text|>");
+}
+
 std::string exported_symbol(std::string_view name) { return fmt::format("<|{}|>", name); }
 
 Tokenizer Tokenizer::with(SpecialTokens special) const {

@@ -86,6 +86,11 @@ class Tokenizer {
   bool adds_ = true;
 };
 
+/// The symbol that ends a document in the vocabularies that Weft trains.
+inline constexpr const char* kEndOfText = "<|endoftext|>";
+/// Id of the end of a text, or that of Llama's "<|end_of_text|>"; -1: the tokeniser has neither.
+std::int64_t end_of_text(const Tokenizer&);
+
 /// The name that a symbol of a character or byte tokeniser has in a tokenizer.json: "<|EOS|>" for "EOS", so that
 /// programs that look for it do not find it in the words of a text.
 std::string exported_symbol(std::string_view name);

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory and work of a run, from sizes alone: no device is started and nothing is allocated. Printed before step 0 and
+// by
+// --dry-run.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "language_model/blocks/model_parameters.hpp"
+#include "language_model/run/planned_bytes.hpp"
+#include "language_model/step/transformer.hpp"
+#include "parallel/grid.hpp"
+
+namespace weft::language_model {
+
+/// The cost of memory.swap_activations per block and micro-batch, compared with that of memory.recompute = "block" with
+/// the inputs of blocks swapped, which needs no more memory. For one H200: products at 660 TFLOP/s in 16 bits and 60 in
+/// fp32, copies at 50 GB/s each way. The cost of a copy is the time that concurrent computation does not hide.
+struct SwapCost {
+  std::int64_t bytes = 0;        ///< copied each way
+  double copy_seconds = 0;       ///< each way
+  double forward_seconds = 0;    ///< of a block, which is what recomputation costs
+  double added_seconds = 0;      ///< by swapping as configured
+  double recompute_seconds = 0;  ///< added with recompute = "block"
+
+  bool worthwhile() const { return added_seconds <= recompute_seconds; }
+};
+
+struct Plan {
+  Architecture architecture;
+  std::int64_t parameters = 0;
+  std::int64_t trained = 0;                                  ///< of these; the others are frozen
+  std::vector<std::pair<std::string, std::int64_t>> device;  ///< bytes by purpose: weights, moments, activations, …
+  std::vector<std::pair<std::string, std::int64_t>> host;
+  std::int64_t checkpoint_bytes = 0;
+  std::int64_t disk_bytes = 0;    ///< (keep + 1) checkpoints
+  double flops_per_token = 0;     ///< forward and backward pass, without recomputation
+  std::int64_t train_tokens = 0;  ///< of the training set; 0: unknown
+  /// Bytes of the activations with each memory.recompute, in its order; without swapping.
+  std::vector<std::pair<std::string, std::int64_t>> activations;
+  std::optional<SwapCost> swap;  ///< with memory.swap_activations
+
+  std::int64_t device_total() const;
+  std::int64_t host_total() const;
+};
+
+Plan plan(const Configuration&, const Architecture&, std::int64_t train_tokens);
+
+/// Settings of a Transformer for forward passes over at most `rows` rows of a whole model.
+TransformerSettings forward_settings(const Configuration&, const Architecture&, std::int64_t rows);
+
+/// Bytes of the model, without moments, and of a Transformer for forward passes, where the kernels run.
+std::int64_t forward_bytes(const Configuration&, const Architecture&, std::int64_t rows);
+
+/// Throws a collective Error(usage) if the run needs more than `host` bytes of host memory or `device` bytes of device
+/// memory, with the largest micro-batch that fits and what else reduces the need; 0: not known. `host_limit`: what
+/// limits host memory, for the message.
+void require_memory(const Plan&, const Configuration&, std::int64_t host, const std::string& host_limit,
+                    std::int64_t device);
+
+/// Throws a collective Error(usage) if memory.swap_activations costs more time than recomputation would.
+void require_worthwhile_swapping(const Plan&);
+
+/// Lines that name what the hand-written CUDA kernels do not take of a model, which makes its phase slow; "" if they
+/// take all. library: cuDNN takes attention, forward and backward.
+std::string slow_paths_text(const Architecture&, kernels::Scalar type, bool library);
+
+/// A table for the log: sizes, memory by purpose, number types, length of the run.
+std::string to_text(const Plan&, const Configuration&);
+
+}  // namespace weft::language_model

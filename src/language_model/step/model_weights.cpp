@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/step/model_weights.hpp"
+
+#include "base/error.hpp"
+#include "kernels/kokkos_runtime.hpp"
+#include "kernels/language/rope/query_key.hpp"
+#include "language_model/blocks/model_parameters.hpp"
+
+namespace weft::language_model {
+namespace {
+
+/// Key of the context in Manifest::extra.
+constexpr const char* kContext = "context";
+/// Limits for untrusted manifests: no product of sizes exceeds 64 bits.
+constexpr std::int64_t kLongestContext = 1 << 28;
+
+}  // namespace
+
+Model::Model(const Architecture& architecture, kernels::StatePolicy policy, const parallel::GridShape& grid,
+             std::int64_t rank, const kernels::Execution& execution, model::Moments moments)
+    : architecture_(architecture),
+      execution_(execution),
+      parameters_(parameter_specs(architecture), policy, grid, rank, execution, moments),
+      rotary_(rotary_elements(architecture)),
+      layers_(parameters_, declared_parameters(architecture).products, architecture.model, execution, rotary_.array()) {
+  if (rotary_.size() == 0) return;
+  const device::HostBuffer<float> host(rotary_.size());
+  kernels::rotary_table(architecture.model.rope_base, architecture.model.rope_scaling, architecture.model.head_size(),
+                        architecture.positions, host.data());
+  device::copy(execution, rotary_.data(), host.data(), host.bytes(), device::Direction::to_device);
+  kernels::fence(execution);
+}
+
+std::int64_t rotary_elements(const Architecture& architecture) {
+  if (architecture.model.position != Position::rope) return 0;
+  return architecture.positions * architecture.model.head_size();
+}
+
+Architecture stored_architecture(const Configuration& configuration, const checkpoint::Manifest& manifest) {
+  Architecture architecture{.model = configuration.language_model,
+                            .vocabulary = 0,
+                            .positions = configuration.data.sequence,
+                            .lora = configuration.lora};
+  const Json extra = parse_json(manifest.extra);
+  if (const auto context = extra.find(kContext); context != extra.end() && context->is_number_integer())
+    architecture.context = std::min(context->get<std::int64_t>(), kLongestContext);
+  for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
+    if (tensor.name == "embedding/tokens" && tensor.shape.size() == 2) architecture.vocabulary = tensor.shape[0];
+    if (tensor.name == "embedding/positions" && tensor.shape.size() == 2) architecture.context = tensor.shape[0];
+  }
+  if (architecture.vocabulary == 0)
+    throw collective_error(ExitCode::usage,
+                           "the checkpoint has no embedding/tokens (it is not that of a language model); name another");
+  return architecture;
+}
+
+Json manifest_extra(const Architecture& architecture) { return {{kContext, architecture.longest_text()}}; }
+
+}  // namespace weft::language_model

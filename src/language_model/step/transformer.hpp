@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward and backward pass of a language model over one micro-batch:
+//
+//   embedding → sublayers: h += sublayer(norm(h)) → norm → head with the losses
+//
+// The formulas are those of the parts in blocks/; here is their order. The backward pass forms no gradients of
+// parameters. Each operation hands the rows from which they follow to a GradientSink. Activations that memory.recompute
+// does not keep are computed again from the input of the block or from those that are kept: by the same calls on the
+// same values, so that gradients have the same bits.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "language_model/blocks/activation_swap.hpp"
+#include "language_model/blocks/block_list.hpp"
+#include "language_model/blocks/output_head.hpp"
+#include "language_model/blocks/token_embedding.hpp"
+#include "language_model/step/model_weights.hpp"
+
+namespace weft::language_model {
+
+/// Settings of a training run: of `rank` of a grid, by default of one process. `architecture`: of the whole model.
+TransformerSettings transformer_settings(const Configuration&, const Architecture&, const parallel::GridShape& = {},
+                                         std::int64_t rank = 0);
+
+class Transformer {
+ public:
+  struct Buffers {
+    Buffers(const TransformerSettings&, model::StepArena&);
+    ActivationSwap::Buffers swap;
+    std::vector<ResidualSublayer> sublayers;
+    kernels::AnyMatrix output;          ///< [rows, C] output of the last sublayer, to be added to the residual stream
+    kernels::AnyMatrix final_residual;  ///< [rows, C]
+    kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
+    kernels::NormStatistics final_norm;
+    /// [rows, C] of the residual stream: one that each sublayer overwrites, or where rows stay one after each sublayer,
+    /// from the last one on, and that of the embedding.
+    std::vector<kernels::AnyMatrix> residual_gradients;
+    GradientMemory gradients;
+    OutputHead::Buffers head;
+    Norms::Buffers norms;
+    ExampleRows::Buffers examples;
+    Products::Buffers products;
+  };
+
+  /// `model`, `timers`, the arena and `tensor` must outlive this object. tensor: the ranks that have the other parts of
+  /// the model; null if this one has all of it. All calls that compute are then collective over them.
+  Transformer(const Model&, const TransformerSettings&, run::Timers&, model::StepArena&,
+              model::TensorAxis* tensor = nullptr);
+  Transformer(const Transformer&) = delete;
+
+  /// Weights that other ranks have updated and that may still be in transit.
+  struct WeightSource {
+    std::function<void()> start;                 ///< called by `prepare_weights`: requests all weights
+    std::function<void(std::size_t end)> await;  ///< before parameters below `end` are read
+  };
+  void weights_from(WeightSource source) { source_ = std::move(source); }
+
+  /// Forms what products read in place of the parameters: weights in fp16 or 8 bits, biases in bf16. To be called after
+  /// each change of the parameters, before `forward`: once per step, whatever the number of micro-batches.
+  void prepare_weights();
+  /// Calls prepare_weights and makes later work wait for all weights: for work between steps. Some ranks may have none,
+  /// and a replayed graph contains no wait.
+  void complete_weights() {
+    prepare_weights();
+    await_weights(kNoParameter);
+  }
+
+  /// last_keys: a forward pass may end when the hook of the attention has the keys and values of the last layer.
+  enum class Until { hidden_states, last_keys };
+  /// Forms the hidden states before the head. step: draws the masks of dropout; null: no dropout and, with
+  /// memory.swap_activations, no backward pass afterwards.
+  void forward(const Tokens&, const kernels::AdamStep* step, Until until = Until::hidden_states);
+
+  /// Input of the head after `forward`, [rows, C]. Valid until the next call of `forward`.
+  kernels::AnyMatrix hidden_states(const Tokens& tokens) const {
+    return buffers_.final_output.rows_from(0, tokens.rows());
+  }
+  /// Forms the loss of each target, [rows]. Call it after `forward`.
+  void losses(const Tokens&, kernels::Array<float> losses);
+  /// Forms the losses and the gradient of the hidden states; passes the gradient of the head to the sink. scale: [1],
+  /// where the kernels run: 1 / counted targets of the step.
+  void losses_and_gradient(const Tokens&, const float* scale, kernels::Array<float> losses, model::GradientSink&);
+  /// Backward pass of everything below the head, after `losses_and_gradient`. `step` as in `forward`.
+  void backward(const Tokens&, const kernels::AdamStep* step, model::GradientSink&);
+
+  /// Logits of all rows after `forward`, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
+  /// next call of this object.
+  kernels::AnyMatrix logits(const Tokens& tokens) { return head_.logits({tokens}, hidden_states(tokens)); }
+  /// Logits of one row on the host, soft-capped, after `forward`. Waits.
+  std::vector<float> logits(std::int64_t row);
+
+  using Tap = language_model::Tap;
+  /// Sets the tap, which recomputation does not call.
+  void tap(Tap tap) { tap_ = std::move(tap); }
+  /// Sets the hook of caches of keys and values.
+  void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }
+
+  std::int64_t head_chunk() const { return buffers_.head.chunk; }
+
+  /// The sequences of `tokens` as sinks get them. Empty without TransformerSettings::examples.
+  kernels::Examples examples(const Tokens& tokens) const { return examples_.of(tokens.rows()); }
+
+ private:
+  void await_weights(std::size_t end) {
+    if (source_.await) source_.await(end);
+  }
+  /// The pass over the tokens of a micro-batch.
+  Pass pass_over(const Tokens&, const kernels::AdamStep*) const;
+  /// Parts of a micro-batch that are computed in turn: the whole, or its halves.
+  std::vector<Pass> parts(const Pass&) const;
+  void enter(std::size_t number, const Pass& part);
+  void recompute(std::size_t last, const Pass&);
+
+  const Model& model_;
+  const TransformerSettings settings_;
+  Buffers buffers_;
+  const ExampleRows examples_;
+  const Context context_;
+  const TokenEmbedding embedding_;
+  Products products_;
+  const Norms norms_;
+  const NormLayer final_norm_;
+  const OutputHead head_;
+  std::optional<ActivationSwap> swap_;
+  std::vector<std::size_t> first_parameters_;  // by block, then of the final norm
+  Tap tap_;
+  AttentionHook attention_hook_;
+  WeightSource source_;
+};
+
+}  // namespace weft::language_model

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "polychromic/answer_measures.hpp"
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+
+namespace weft::polychromic {
+namespace {
+
+/// Names in metrics.jsonl, in the order of AnswerMeasures::Measure.
+constexpr std::array<const char*, AnswerMeasures::kCount> kNames = {
+    "reward",        "diversity",        "objective",           "distinct_2", "self_bleu", "answer_tokens",
+    "empty_answers", "advantage_spread", "log_probability_gap", "clipped",    "divergence"};
+constexpr int kEvaluated = AnswerMeasures::advantage_square;
+
+}  // namespace
+
+void AnswerMeasures::add(Measure measure, double value) {
+  if (std::isnan(value)) return;
+  numbers_[static_cast<std::size_t>(measure)] += value;
+  numbers_[static_cast<std::size_t>(kCount + measure)] += 1;
+}
+
+void AnswerMeasures::add(const Answers& answers, const Judgement& judgement) {
+  for (const double value : judgement.rewards) add(reward, value);
+  for (const AnswerIds& ids : answers.ids) add(empty, ids.empty() ? 1 : 0);
+  add(diversity, judgement.semantic);
+  add(objective, judgement.advantages.objective);
+  add(distinct_2, judgement.text.distinct[1]);
+  add(self_bleu, judgement.text.self_bleu);
+  add(length, judgement.text.mean_length);
+  for (const double value : judgement.advantages.advantages) add(advantage_square, value * value);
+}
+
+double AnswerMeasures::mean(Measure measure) const {
+  const double count = numbers_[static_cast<std::size_t>(kCount + measure)];
+  if (count == 0) return std::numeric_limits<double>::quiet_NaN();
+  return numbers_[static_cast<std::size_t>(measure)] / count;
+}
+
+run::Metrics AnswerMeasures::of_training() const {
+  run::Metrics metrics;
+  for (int i = 0; i < kCount; ++i) {
+    const auto measure = static_cast<Measure>(i);
+    double value = mean(measure);
+    if (measure == advantage_square) value = std::sqrt(value);
+    metrics.push_back({.name = std::string("answers.") + kNames[static_cast<std::size_t>(i)],
+                       .value = value,
+                       .progress = measure == diversity ? "diversity {:.4f}" : "",
+                       .in_result = true,
+                       .optional = true});
+  }
+  return metrics;
+}
+
+run::Metrics AnswerMeasures::of_evaluation() const {
+  run::Metrics metrics;
+  for (int i = 0; i < kEvaluated; ++i)
+    metrics.push_back({.name = std::string("validation.") + kNames[static_cast<std::size_t>(i)],
+                       .value = mean(static_cast<Measure>(i)),
+                       .optional = true});
+  return metrics;
+}
+
+Json AnswerMeasures::to_json() const {
+  Json json;
+  for (int i = 0; i < kEvaluated; ++i) {
+    const double value = mean(static_cast<Measure>(i));
+    json[kNames[static_cast<std::size_t>(i)]] = std::isnan(value) ? Json() : Json(value);
+  }
+  return json;
+}
+
+}  // namespace weft::polychromic

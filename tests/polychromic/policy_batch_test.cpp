@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The policy gradient of whole small models: probabilities are those of the distribution that is sampled, and the
+// expected gradient over all answers is the slope of the expected objective.
+#include "polychromic/policy_batch.hpp"
+
+#include <array>
+#include <cmath>
+
+#include "polychromic/advantage.hpp"
+#include "polychromic/answers.hpp"
+#include "tests/language_model/small_model.hpp"
+#include "tests/language_model/variants.hpp"
+
+namespace weft::polychromic {
+
+using namespace language_model;
+namespace {
+
+using weft::testing::gpt2;
+using weft::testing::kLength;
+using weft::testing::kSequences;
+using weft::testing::llama;
+using weft::testing::SmallModel;
+using weft::testing::to_host;
+using Gradients = std::vector<std::vector<float>>;
+
+const AnswerIds kPrompt = {0, 2, 1};
+
+/// A batch on a model, with what it takes.
+struct Policy {
+  Policy(SmallModel& model_, double temperature, std::int64_t micro_rows, std::int64_t vocabulary = 0)
+      : model(model_),
+        grid(weft::testing::world(), single_process()),
+        arena(weft::testing::execution(), grid),
+        batch({.sequences = 4,
+               .length = kLength,
+               .micro_rows = micro_rows,
+               .vocabulary = vocabulary,
+               .temperature = temperature},
+              weft::testing::execution(), arena),
+        sink(model_.parameters(), weft::testing::execution(), kSequences * kLength),
+        step(1) {}
+
+  Gradients gradients(const std::vector<PolicyRow>& rows) {
+    batch.fill(rows);
+    sink.clear();
+    model.transformer().prepare_weights();
+    batch.add_gradients(model.transformer(), step.data(), sink);
+    Gradients all;
+    for (std::size_t i = 0; i < model.parameters().size(); ++i)
+      all.push_back(to_host(model.parameters().specs()[i].is_matrix() ? sink.matrix(i).data : sink.vector(i).data,
+                            model.parameters().specs()[i].elements()));
+    return all;
+  }
+
+  SmallModel& model;
+  parallel::Grid grid;
+  model::StepArena arena;
+  PolicyBatch batch;
+  model::AccumulatingSink sink;
+  device::Buffer<kernels::AdamStep> step;
+};
+
+double norm_of(const std::vector<float>& values) {
+  double sum = 0;
+  for (const float value : values) sum += static_cast<double>(value) * static_cast<double>(value);
+  return std::sqrt(sum);
+}
+
+/// log p of each token of the vocabulary after the text, in float64 from the logits of a forward pass.
+std::vector<double> log_probabilities(SmallModel& model, AnswerIds text, double temperature) {
+  const auto size = std::ssize(text);
+  const device::Buffer<std::uint32_t> ids(size);
+  const device::Buffer<std::int32_t> positions(size);
+  std::vector<std::int32_t> order(text.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int32_t>(i);
+  device::copy(weft::testing::execution(), ids.data(), text.data(), 4 * size, device::Direction::to_device);
+  device::copy(weft::testing::execution(), positions.data(), order.data(), 4 * size, device::Direction::to_device);
+  model.transformer().prepare_weights();
+  model.transformer().forward({.sequences = 1,
+                               .length = size,
+                               .ids = {ids.data(), size},
+                               .targets = {},
+                               .positions = {positions.data(), size},
+                               .first_key = {}},
+                              nullptr);
+  std::vector<double> values;
+  double sum = 0;
+  for (const float logit : model.transformer().logits(size - 1)) {
+    values.push_back(static_cast<double>(logit) / temperature);
+    sum += std::exp(values.back());
+  }
+  for (double& value : values) value -= std::log(sum);
+  return values;
+}
+
+TransformerSettings three_tokens() {
+  TransformerSettings settings = gpt2();
+  settings.architecture.vocabulary = 3;
+  return settings;
+}
+
+/// Three answers of one token: their rewards, and their distances.
+constexpr std::array<double, 3> kRewards = {0.4, 1.0, 0.7};
+constexpr double kDistances[3][3] = {{0, 1, 0.3}, {1, 0, 0.8}, {0.3, 0.8, 0}};
+constexpr std::int64_t kSamples = 4;
+
+/// each(outcomes of the samples, their probability): all 3^4 of them.
+template <class Each>
+void for_all_answers(const std::array<double, 3>& probabilities, const Each& each) {
+  for (int code = 0; code < 81; ++code) {
+    std::array<std::size_t, kSamples> outcome{};
+    double probability = 1;
+    for (int i = 0, rest = code; i < kSamples; ++i, rest /= 3) {
+      outcome[static_cast<std::size_t>(i)] = static_cast<std::size_t>(rest % 3);
+      probability *= probabilities[static_cast<std::size_t>(rest % 3)];
+    }
+    each(outcome, probability);
+  }
+}
+
+PromptAdvantages advantages_of(const kernels::SetRule& rule, const std::array<std::size_t, kSamples>& outcome) {
+  std::vector<double> rewards, distances;
+  for (const std::size_t a : outcome) {
+    rewards.push_back(kRewards[a]);
+    for (const std::size_t b : outcome) distances.push_back(kDistances[a][b]);
+  }
+  return set_advantages(rule, rewards, distances);
+}
+
+}  // namespace
+
+TEST_CASE("the expected gradient over all answers is the slope of the expected objective of sets") {
+  for (const SetObjective objective : {SetObjective::product, SetObjective::additive})
+    for (const double temperature : {0.9, 1.0, 2.5}) {
+      CAPTURE(temperature);
+      const kernels::SetRule rule{.objective = objective, .set_size = 2, .diversity_weight = 0.5};
+      SmallModel model(three_tokens(), kSequences, kLength);
+      Policy policy(model, temperature, kSequences * kLength);
+      const auto probabilities = [&] {
+        std::array<double, 3> values{};
+        const std::vector<double> logs = log_probabilities(model, kPrompt, temperature);
+        for (std::size_t i = 0; i < 3; ++i) values[i] = std::exp(logs[i]);
+        return values;
+      };
+      const auto expected_objective = [&] {
+        double sum = 0;
+        for_all_answers(probabilities(), [&](const auto& outcome, double probability) {
+          sum += probability * advantages_of(rule, outcome).objective;
+        });
+        return sum;
+      };
+      // The gradient is linear in the weights: one row for each outcome has those of all samples together.
+      std::array<double, 3> weights{};
+      for_all_answers(probabilities(), [&](const auto& outcome, double probability) {
+        const PromptAdvantages advantages = advantages_of(rule, outcome);
+        for (std::size_t i = 0; i < outcome.size(); ++i)
+          weights[outcome[i]] +=
+              probability * kernels::gradient_factor(rule.set_size, kSamples) * advantages.advantages[i];
+      });
+      const AnswerIds outcomes[] = {{0}, {1}, {2}};
+      std::vector<PolicyRow> rows;
+      for (std::size_t y = 0; y < 3; ++y) rows.push_back({kPrompt, outcomes[y], {static_cast<float>(weights[y])}});
+      const Gradients gradients = policy.gradients(rows);
+      int compared = 0;
+      for (std::size_t i = 0; i < gradients.size(); ++i) {
+        const std::string parameter = model.parameters().specs()[i].name;
+        CAPTURE(parameter);
+        const double length = norm_of(gradients[i]);
+        if (length < 1e-3) continue;  // below the rounding of the differences
+        ++compared;
+        const std::vector<float> at = model.get(i);
+        const auto central = [&](double step) {
+          double values[2] = {};
+          for (const int side : {0, 1}) {
+            std::vector<float> moved = at;
+            for (std::size_t k = 0; k < at.size(); ++k)
+              moved[k] -=
+                  static_cast<float>((side == 1 ? step : -step) * static_cast<double>(gradients[i][k]) / length);
+            model.set(i, moved);
+            values[side] = expected_objective();
+          }
+          return (values[1] - values[0]) / (2 * step);
+        };
+        // Extrapolated to step 0, as for the loss (transformer_test.cpp): rounding is 1e-7 / step.
+        constexpr double kStep = 1e-2;
+        const double slope = (4 * central(kStep) - central(2 * kStep)) / 3;
+        model.set(i, at);
+        CHECK(slope == doctest::Approx(length).epsilon(0.01 + 5e-5 / length));
+      }
+      CHECK(compared > 10);
+    }
+}
+
+TEST_CASE("probabilities of answers are those of the tempered softmax, whatever the lengths beside them") {
+  TransformerSettings capped = llama();
+  capped.architecture.model.logit_softcap = 2;
+  for (const TransformerSettings& settings : {gpt2(), llama(), capped}) {
+    SmallModel model(settings, kSequences, kLength);
+    const AnswerIds prompts[] = {{3}, {4, 5, 6, 7}, {1, 2}}, answers[] = {{7, 1, 4}, {28, 0}, {9, 9, 3, 1, 2, 8}};
+    for (const double temperature : {0.7, 1.0, 1.6}) {
+      Policy whole(model, temperature, kSequences * kLength), pieces(model, temperature, kLength);
+      std::vector<PolicyRow> rows;
+      for (std::size_t r = 0; r < 3; ++r) {
+        std::vector<float> weights(answers[r].size());
+        for (std::size_t t = 0; t < weights.size(); ++t) weights[t] = 0.1f * static_cast<float>(t + r) - 0.2f;
+        rows.push_back({prompts[r], answers[r], weights});
+      }
+      const Gradients gradients = whole.gradients(rows), in_pieces = pieces.gradients(rows);
+      const auto found = whole.batch.log_probabilities(), again = pieces.batch.log_probabilities();
+      for (std::size_t r = 0; r < 3; ++r) {
+        AnswerIds text = prompts[r];
+        REQUIRE(found[r].size() == answers[r].size());
+        for (std::size_t t = 0; t < answers[r].size(); ++t) {
+          const double exact = log_probabilities(model, text, temperature)[answers[r][t]];
+          // Logits in fp32, of size 10.
+          CHECK(static_cast<double>(found[r][t]) == doctest::Approx(exact).epsilon(1e-5));
+          CHECK(again[r][t] == doctest::Approx(found[r][t]).epsilon(1e-5));
+          text.push_back(answers[r][t]);
+        }
+      }
+      double difference = 0, size = 0;
+      for (std::size_t i = 0; i < gradients.size(); ++i)
+        for (std::size_t k = 0; k < gradients[i].size(); ++k) {
+          difference += std::pow(static_cast<double>(gradients[i][k]) - static_cast<double>(in_pieces[i][k]), 2);
+          size += std::pow(static_cast<double>(gradients[i][k]), 2);
+        }
+      CHECK(size > 1e-4);
+      CHECK(std::sqrt(difference / size) <= 1e-5);  // rounding of sums in fp32
+      // Tokens of the prompt have no part.
+      for (PolicyRow& row : rows) std::fill(row.weights.begin(), row.weights.end(), 0.0f);
+      for (const std::vector<float>& zero : whole.gradients(rows)) CHECK(norm_of(zero) == 0);
+    }
+  }
+}
+
+TEST_CASE("answers have the probabilities with which they were drawn") {
+  // Also where the tokeniser has fewer ids than the model: others have no probability.
+  const std::int64_t all = gpt2().architecture.vocabulary;
+  for (const auto& [temperature, vocabulary] :
+       std::initializer_list<std::pair<double, std::int64_t>>{{0.6, 0}, {1.0, 0}, {1.0, all / 2}}) {
+    SmallModel model(gpt2(), kSequences, kLength);
+    const parallel::Grid grid(weft::testing::world(), single_process());
+    model::StepArena arena(weft::testing::execution(), grid);
+    run::Timers timers;
+    const GenerationSettings settings{.architecture = gpt2().architecture,
+                                      .rows = 4,
+                                      .prompts = 2,
+                                      .vocabulary = vocabulary,
+                                      .longest_prompt = 3,
+                                      .new_tokens = 5,
+                                      .temperature = temperature};
+    Generator generator(settings, model.transformer(), weft::testing::execution(), timers, arena);
+    const Tokenizer tokenizer = Tokenizer::bytes({});
+    Prompt first, second;
+    first.ids = kPrompt;
+    second.ids = {5, 4};
+    const std::vector<Answers> answers = draw_answers(generator, tokenizer, {first, second}, 2, 7, 3, 1);
+    Policy policy(model, temperature, kSequences * kLength, vocabulary);
+    std::vector<PolicyRow> rows;
+    for (const Answers& of_prompt : answers)
+      for (const AnswerIds& answer : of_prompt.drawn) {
+        REQUIRE(answer.size() == 5);
+        for (const std::uint32_t id : answer) CHECK(id < (vocabulary == 0 ? all : vocabulary));
+        rows.push_back({of_prompt.prompt.ids, answer, std::vector<float>(5, 1.0f)});
+      }
+    policy.gradients(rows);
+    const auto trained = policy.batch.log_probabilities();
+    for (std::size_t r = 0; r < rows.size(); ++r)
+      for (std::size_t t = 0; t < 5; ++t)
+        CHECK(trained[r][t] == doctest::Approx(answers[r / 2].log_drawn[r % 2][t]).epsilon(1e-4));
+    // Others for another prompt, sample and step; the same for the same.
+    CHECK(answers[0].drawn[0] != answers[0].drawn[1]);
+    CHECK(draw_answers(generator, tokenizer, {second}, 2, 7, 3, 2)[0].drawn == answers[1].drawn);
+    CHECK(draw_answers(generator, tokenizer, {second}, 2, 7, 4, 2)[0].drawn != answers[1].drawn);
+    // An answer ends before a stop text. The token that completed it was drawn, so it counts in the gradient.
+    const AnswerIds& whole = answers[0].drawn[0];
+    const std::string stop = tokenizer.detokenise({&whole[2], 1});
+    const Answers stopped = draw_answers(generator, tokenizer, {first, second}, 2, 7, 3, 1, {&stop, 1})[0];
+    const auto end = std::find(whole.begin(), whole.end(), whole[2]);
+    CHECK(stopped.drawn[0] == AnswerIds(whole.begin(), end + 1));
+    CHECK(stopped.ids[0] == AnswerIds(whole.begin(), end));
+  }
+}
+
+}  // namespace weft::polychromic
