@@ -8,10 +8,10 @@
 //   RUN/checkpoints/local_id                the id: a random number, a new one for each start of the run
 // clang-format on
 //
-// The protocol is that of the run directory (writer.hpp), with one directory per node. A checkpoint counts for the run
-// once it is in the run directory; only those are read. A job that was killed before copying has left its newest
-// checkpoint on the nodes: the next start copies it, if all its shards are still there, and then resumes from it. The
-// new id keeps later starts from using what is left on nodes of an earlier start.
+// The protocol is that of the run directory (checkpoint_writer.hpp), with one directory per node. A checkpoint counts
+// for the run once it is in the run directory; only those are read. A job that was killed before copying has left its
+// newest checkpoint on the nodes: the next start copies it, if all its shards are still there, and then resumes from
+// it. The new id keeps later starts from using what is left on nodes of an earlier start.
 #pragma once
 
 #include <atomic>
@@ -19,8 +19,8 @@
 #include <functional>
 #include <string>
 
+#include "checkpoint/checkpoint_settings.hpp"
 #include "checkpoint/manifest.hpp"
-#include "checkpoint/settings.hpp"
 #include "parallel/communicator.hpp"
 
 namespace weft::checkpoint {

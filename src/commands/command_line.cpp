@@ -20,7 +20,7 @@
 #include "input/print.hpp"
 #include "parallel/phases.hpp"
 #include "run/build.hpp"
-#include "run/log.hpp"
+#include "run/log_session.hpp"
 
 namespace weft::commands {
 namespace {

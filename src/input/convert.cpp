@@ -9,7 +9,7 @@
 
 #include "input/print.hpp"
 #include "input/read.hpp"
-#include "input/text.hpp"
+#include "input/strings.hpp"
 
 namespace weft::input {
 namespace {

@@ -54,36 +54,34 @@ LIBRARIES = [
 
 # Units of which each includes the others by some way.
 CYCLES = [
-        ("checkpoint/local", "checkpoint/writer"),
-        ("dataset/activations/description", "dataset/activations/order", "dataset/activations/reader",
+    ("checkpoint/checkpoint_writer", "checkpoint/local"),
+    ("dataset/activations/description", "dataset/activations/order", "dataset/activations/reader",
      "dataset/activations/row_sample", "dataset/activations/sidecar", "dataset/activations/unpacked_chunks"),
-        ("input/convert", "input/print", "input/read", "input/text"),
-        ("kernels/gradient/gradient", "kernels/gradient/rows_by_id"),
-        ("kernels/language/attention/attention", "kernels/language/attention/attention_choice",
+    ("input/convert", "input/print", "input/read", "input/strings"),
+    ("kernels/gradient/gradient", "kernels/gradient/rows_by_id"),
+    ("kernels/language/attention/attention", "kernels/language/attention/attention_choice",
      "kernels/language/attention/attention_cudnn"),
-        ("kernels/language/linear/few_rows_cuda", "kernels/language/linear/linear"),
-        ("kernels/language/sample/sample", "kernels/language/sample/sample_rule"),
-        ("language_model/grid_plan", "language_model/initial", "language_model/pass_work", "language_model/plan",
+    ("kernels/language/linear/few_rows_cuda", "kernels/language/linear/linear"),
+    ("kernels/language/sample/sample", "kernels/language/sample/sample_rule"),
+    ("language_model/grid_plan", "language_model/initial", "language_model/pass_work", "language_model/plan",
      "language_model/private_plan", "language_model/trainer", "language_model/training_run"),
-        ("language_model/tokenizer/corpus", "language_model/tokenizer/huggingface", "language_model/tokenizer/parallel_encode",
+    ("language_model/tokenizer/corpus", "language_model/tokenizer/huggingface", "language_model/tokenizer/parallel_encode",
      "language_model/tokenizer/special_tokens", "language_model/tokenizer/tokenizer"),
-        ("parallel/communicator", "parallel/nccl", "parallel/peers"),
-        ("parallel/failure", "parallel/watchdog", "parallel/world"),
-        ("privacy/accountant/accountant", "privacy/accountant/checks"),
-    ]
+    ("parallel/communicator", "parallel/nccl", "parallel/peers"),
+    ("parallel/failure", "parallel/watchdog", "parallel/world"),
+    ("privacy/accountant/accountant", "privacy/accountant/checks"),
+]
 # Folders that include each other.
 MUTUAL = [
-        ("language_model", "language_model/huggingface"),
-        ("language_model", "language_model/generation"),
-        ("language_model", "language_model/policy"),
-        ("privacy", "privacy/accountant"),
-    ]
+    ("language_model", "language_model/huggingface"),
+    ("language_model", "language_model/generation"),
+    ("language_model", "language_model/policy"),
+    ("privacy", "privacy/accountant"),
+]
 # Names of several files.
 NAMES = """
-benchmark.cpp convert.cpp directory.cpp directory.hpp diversity.cpp evaluate.cpp evaluation.cpp evaluation.hpp
-export.cpp harvest.cpp loaded.cpp loaded.hpp log.cpp log.hpp model.cpp model.hpp plan.cpp plan.hpp
-replacement.cpp replacement.hpp settings.cpp settings.hpp text.cpp text.hpp train.cpp trainer.cpp trainer.hpp training_run.cpp
-training_run.hpp tuning.cpp tuning.hpp writer.cpp writer.hpp
+evaluation.cpp evaluation.hpp model.cpp model.hpp plan.cpp plan.hpp replacement.cpp replacement.hpp settings.cpp settings.hpp
+trainer.cpp trainer.hpp training_run.cpp training_run.hpp
 """.split()
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
@@ -200,7 +198,7 @@ def self_check():
     }
     good = {
         "src/main.cpp": '#include "commands/run.hpp"\n#include <CLI/CLI.hpp>\n#include <vector>',
-        "src/transcoder/a.hpp": '#include "dataset/settings.hpp"\n#include "transcoder/b.hpp"\n#include "kernels/array.hpp"',
+        "src/transcoder/a.hpp": '#include "dataset/dataset_settings.hpp"\n#include "transcoder/b.hpp"\n#include "kernels/array.hpp"',
         "kernels/a.cpp": '#include <Kokkos_Core.hpp>\n#include "base/error.hpp"',
     }
     for name, text in bad.items():

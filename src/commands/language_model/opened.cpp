@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "input/text.hpp"
+#include "input/strings.hpp"
 #include "language_model/huggingface/peft.hpp"
 #include "language_model/plan.hpp"
 #include "language_model/training_run.hpp"

@@ -22,7 +22,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dataset/settings.hpp"
+#include "dataset/dataset_settings.hpp"
 #include "kernels/array.hpp"
 #include "parallel/world.hpp"
 

@@ -20,7 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "privacy/settings.hpp"
+#include "privacy/privacy_settings.hpp"
 
 namespace weft::privacy {
 
