@@ -15,7 +15,6 @@
 #include "base/log.hpp"
 #include "base/trace.hpp"
 #include "checkpoint/checkpoint_directory.hpp"
-#include "checkpoint/local.hpp"
 #include "checkpoint/shard.hpp"
 #include "device/memory.hpp"
 #include "device/stream.hpp"

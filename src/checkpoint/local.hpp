@@ -14,9 +14,7 @@
 // it. The new id keeps later starts from using what is left on nodes of an earlier start.
 #pragma once
 
-#include <atomic>
 #include <filesystem>
-#include <functional>
 #include <string>
 
 #include "checkpoint/checkpoint_settings.hpp"
@@ -26,11 +24,6 @@
 namespace weft::checkpoint {
 
 class Lease;
-
-/// Copies a shard to a new file and compares it with its digests; the copy is durable afterwards. `pass` is called at
-/// points where a fault may be injected. Throws Error(io), also if `cancelled` becomes true.
-void copy_shard(const std::filesystem::path& from, const std::filesystem::path& to, const ShardEntry& shard,
-                const std::atomic<bool>& cancelled, const std::function<void(const char* point)>& pass);
 
 /// The directory of this node for the id; an empty path if `local` is empty.
 std::filesystem::path local_directory(const std::string& local, const std::string& id);

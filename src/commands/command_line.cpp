@@ -18,6 +18,7 @@
 #include "commands/family.hpp"
 #include "commands/help.hpp"
 #include "input/print.hpp"
+#include "input/strings.hpp"
 #include "parallel/phases.hpp"
 #include "run/build.hpp"
 #include "run/log_session.hpp"

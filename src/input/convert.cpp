@@ -8,7 +8,6 @@
 #include <cmath>
 
 #include "input/print.hpp"
-#include "input/read.hpp"
 #include "input/strings.hpp"
 
 namespace weft::input {

@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <vector>
 
 #include "base/text.hpp"
-#include "input/read.hpp"
 
 namespace weft::input {
 namespace {

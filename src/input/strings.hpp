@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace weft::input {
 
@@ -21,5 +22,8 @@ std::string expand_environment(std::string_view text, std::string& problem);
 std::string protect_from_expansion(std::string_view text);
 
 std::string_view trim(std::string_view text);
+
+/// The element of `names` nearest to `word` by edit distance (insert, delete, replace, swap); "" if none is near.
+std::string nearest(std::string_view word, const std::vector<std::string>& names);
 
 }  // namespace weft::input

@@ -10,6 +10,7 @@
 
 #include "device/device_settings.hpp"
 #include "kernels/privacy/clipped_sums.hpp"
+#include "privacy/accountant/accountant.hpp"
 
 namespace weft::input {
 class Schema;
@@ -39,7 +40,6 @@ enum class Mode { automatic, book_keeping, two_pass, materialise };
 /// Units of clipping: the whole gradient to C, or K parts to C / sqrt(K) each, so that their norms together are at most
 /// C: a part per parameter (per_layer) or per block (group).
 enum class Scheme { flat, per_layer, group };
-enum class AccountantKind { prv, rdp, gdp };
 /// A record: what the guarantee protects.
 enum class Unit { sequence, token };
 /// Time at which rows that are no longer needed are freed: after each layer, or at the end of the backward pass.

@@ -13,6 +13,7 @@
 #include "checkpoint/resume.hpp"
 #include "commands/commands.hpp"
 #include "commands/family.hpp"
+#include "dataset/activations/describe.hpp"
 #include "dataset/activations/row_tokens.hpp"
 #include "dataset/activations/statistics.hpp"
 #include "dataset/tokens/token_set.hpp"

@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint_writer.hpp"
 #include "checkpoint/resume.hpp"
 #include "commands/transcoder/loaded_transcoder.hpp"
+#include "dataset/activations/describe.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
 #include "parallel/affinity.hpp"

@@ -8,7 +8,7 @@
 #include "base/log.hpp"
 #include "bench/transcoder/transcoder_input.hpp"
 #include "commands/commands.hpp"
-#include "dataset/activations/description.hpp"
+#include "dataset/activations/describe.hpp"
 #include "interchange/fold.hpp"
 #include "interchange/formats.hpp"
 #include "interchange/hooks.hpp"

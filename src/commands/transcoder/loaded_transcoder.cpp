@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "commands/transcoder/loaded_transcoder.hpp"
 
+#include "dataset/activations/describe.hpp"
 #include "parallel/affinity.hpp"
 #include "parallel/nccl.hpp"
 

@@ -10,6 +10,7 @@
 #include "commands/commands.hpp"
 #include "commands/language_model/model_rows.hpp"
 #include "commands/shared/train_model.hpp"
+#include "dataset/activations/describe.hpp"
 #include "parallel/nccl.hpp"
 #include "run/algorithms.hpp"
 #include "run/run_record.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dataset/activations/activation_writer.hpp"
-#include "dataset/activations/description.hpp"
+#include "dataset/activations/describe.hpp"
 #include "tests/scratch.hpp"
 
 namespace weft::testing {
