@@ -54,29 +54,16 @@ LIBRARIES = [
 
 # Units of which each includes the others by some way.
 CYCLES = [
-    ("checkpoint/checkpoint_writer", "checkpoint/local"),
-    ("dataset/activations/description", "dataset/activations/order", "dataset/activations/reader",
-     "dataset/activations/row_sample", "dataset/activations/sidecar", "dataset/activations/unpacked_chunks"),
-    ("input/convert", "input/print", "input/read", "input/strings"),
-    ("kernels/gradient/gradient", "kernels/gradient/rows_by_id"),
-    ("kernels/language/attention/attention", "kernels/language/attention/attention_choice",
-     "kernels/language/attention/attention_cudnn"),
-    ("kernels/language/linear/few_rows_cuda", "kernels/language/linear/linear"),
-    ("kernels/language/sample/sample", "kernels/language/sample/sample_rule"),
     ("language_model/grid_plan", "language_model/initial", "language_model/pass_work", "language_model/plan",
      "language_model/private_plan", "language_model/trainer", "language_model/training_run"),
     ("language_model/tokenizer/corpus", "language_model/tokenizer/huggingface", "language_model/tokenizer/parallel_encode",
      "language_model/tokenizer/special_tokens", "language_model/tokenizer/tokenizer"),
-    ("parallel/communicator", "parallel/nccl", "parallel/peers"),
-    ("parallel/failure", "parallel/watchdog", "parallel/world"),
-    ("privacy/accountant/accountant", "privacy/accountant/checks"),
 ]
 # Folders that include each other.
 MUTUAL = [
     ("language_model", "language_model/huggingface"),
     ("language_model", "language_model/generation"),
     ("language_model", "language_model/policy"),
-    ("privacy", "privacy/accountant"),
 ]
 # Names of several files.
 NAMES = """
