@@ -12,7 +12,7 @@
 #include "parallel/failure.hpp"
 #include "parallel/launcher.hpp"
 #include "parallel/world.hpp"
-#include "run/log.hpp"
+#include "run/log_session.hpp"
 #include "run/run_record.hpp"
 
 namespace {

@@ -12,13 +12,9 @@
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/gradient/row_sums.hpp"
 
 namespace weft::kernels {
-
-/// Rows that are summed before their sum is added to others.
-constexpr std::int64_t kRowsPerSum = 128;
-
-constexpr std::int64_t row_sums(std::int64_t rows) { return (rows + kRowsPerSum - 1) / kRowsPerSum; }
 
 /// Bytes of workspace of add_column_sums and add_column_products: the sums of the blocks.
 constexpr std::int64_t column_sums_workspace(std::int64_t rows, std::int64_t columns) {

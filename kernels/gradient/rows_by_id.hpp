@@ -14,7 +14,7 @@
 #pragma once
 
 #include "kernels/dispatch.hpp"
-#include "kernels/gradient/gradient.hpp"
+#include "kernels/gradient/row_sums.hpp"
 #include "kernels/workspace.hpp"
 
 namespace weft::kernels {

@@ -19,7 +19,7 @@
 #include "parallel/traffic.hpp"
 #include "parallel/world.hpp"
 #include "run/profile.hpp"
-#include "run/settings.hpp"
+#include "run/run_settings.hpp"
 #include "run/timers.hpp"
 
 namespace weft::bench {
@@ -84,8 +84,8 @@ class BenchmarkSubject {
   virtual ModelFlops flops_per_token() const { return {}; }
 };
 
-/// The model of an input of weft benchmark, or of one of its cases. The recipe (commands/shared/benchmark.cpp) is the
-/// same for all.
+/// The model of an input of weft benchmark, or of one of its cases. The recipe (commands/shared/benchmark_command.cpp)
+/// is the same for all.
 class BenchmarkModel {
  public:
   virtual ~BenchmarkModel() = default;

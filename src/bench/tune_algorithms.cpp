@@ -6,6 +6,9 @@
 #include "base/log.hpp"
 #include "device/memory.hpp"
 #include "kernels/kokkos_runtime.hpp"
+#include "kernels/language/attention/attention.hpp"
+#include "kernels/language/attention/attention_cudnn.hpp"
+#include "kernels/language/attention/attention_tuning.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "run/algorithms.hpp"
 

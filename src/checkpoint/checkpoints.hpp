@@ -10,11 +10,11 @@
 #include <span>
 #include <vector>
 
+#include "checkpoint/checkpoint_writer.hpp"
 #include "checkpoint/interval.hpp"
 #include "checkpoint/local.hpp"
 #include "checkpoint/scrub.hpp"
 #include "checkpoint/starts.hpp"
-#include "checkpoint/writer.hpp"
 #include "storage/json_file.hpp"
 
 namespace weft::checkpoint {

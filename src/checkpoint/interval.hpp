@@ -13,7 +13,7 @@
 #include <string>
 
 #include "base/clock.hpp"
-#include "checkpoint/settings.hpp"
+#include "checkpoint/checkpoint_settings.hpp"
 #include "parallel/communicator.hpp"
 
 namespace weft::checkpoint {

@@ -24,7 +24,7 @@
 #include "base/json.hpp"
 #include "base/log.hpp"
 #include "base/system.hpp"
-#include "input/text.hpp"
+#include "input/strings.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
 #include "storage/durable.hpp"

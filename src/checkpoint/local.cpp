@@ -11,14 +11,13 @@
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "base/system.hpp"
-#include "checkpoint/directory.hpp"
+#include "checkpoint/checkpoint_directory.hpp"
+#include "checkpoint/checkpoint_writer.hpp"
 #include "checkpoint/lease.hpp"
 #include "checkpoint/resume.hpp"
-#include "checkpoint/writer.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
 #include "storage/digest.hpp"
-#include "storage/digested_file.hpp"
 #include "storage/durable.hpp"
 #include "storage/ownership.hpp"
 #include "storage/posix_file.hpp"
@@ -123,29 +122,6 @@ void copy(const parallel::Communicator& world, const fs::path& directory, const 
 }
 
 }  // namespace
-
-void copy_shard(const fs::path& from, const fs::path& to, const ShardEntry& shard, const std::atomic<bool>& cancelled,
-                const std::function<void(const char* point)>& pass) {
-  const storage::PosixFile source(from.string());
-  if (source.bytes() != shard.bytes)
-    throw error(ExitCode::io, "{}: has {} bytes, its manifest says {}", from.string(), source.bytes(), shard.bytes);
-  // A shard with a secret is copied into such a file.
-  const fs::perms others = fs::perms::group_all | fs::perms::others_all;
-  storage::DigestedFile file(
-      to, shard.bytes, storage::DigestedFile::Cache::avoid,
-      (fs::status(from).permissions() & others) == fs::perms::none ? Access::owner : Access::usual);
-  const auto bytes_of_source = [&](std::int64_t begin, std::int64_t end, char* bytes) {
-    if (cancelled) throw error(ExitCode::io, "abandoned, the run ends");
-    source.read(bytes, end - begin, begin);
-    pass("mid-copy");
-  };
-  const std::vector<std::string> sha256 =
-      file.write(storage::kWritingThreads, [&] { return storage::DigestedFile::Source(bytes_of_source); });
-  pass("before-copy-fsync");
-  if (sha256 != shard.sha256)
-    throw error(ExitCode::io, "{}: differs from its sha256 (damaged on the disk of the node)", from.string());
-  file.sync();
-}
 
 fs::path local_directory(const std::string& local, const std::string& id) {
   return local.empty() || id.empty() ? fs::path() : fs::path(local) / ("weft_" + id) / host_name();

@@ -8,29 +8,22 @@
 //   RUN/checkpoints/local_id                the id: a random number, a new one for each start of the run
 // clang-format on
 //
-// The protocol is that of the run directory (writer.hpp), with one directory per node. A checkpoint counts for the run
-// once it is in the run directory; only those are read. A job that was killed before copying has left its newest
-// checkpoint on the nodes: the next start copies it, if all its shards are still there, and then resumes from it. The
-// new id keeps later starts from using what is left on nodes of an earlier start.
+// The protocol is that of the run directory (checkpoint_writer.hpp), with one directory per node. A checkpoint counts
+// for the run once it is in the run directory; only those are read. A job that was killed before copying has left its
+// newest checkpoint on the nodes: the next start copies it, if all its shards are still there, and then resumes from
+// it. The new id keeps later starts from using what is left on nodes of an earlier start.
 #pragma once
 
-#include <atomic>
 #include <filesystem>
-#include <functional>
 #include <string>
 
+#include "checkpoint/checkpoint_settings.hpp"
 #include "checkpoint/manifest.hpp"
-#include "checkpoint/settings.hpp"
 #include "parallel/communicator.hpp"
 
 namespace weft::checkpoint {
 
 class Lease;
-
-/// Copies a shard to a new file and compares it with its digests; the copy is durable afterwards. `pass` is called at
-/// points where a fault may be injected. Throws Error(io), also if `cancelled` becomes true.
-void copy_shard(const std::filesystem::path& from, const std::filesystem::path& to, const ShardEntry& shard,
-                const std::atomic<bool>& cancelled, const std::function<void(const char* point)>& pass);
 
 /// The directory of this node for the id; an empty path if `local` is empty.
 std::filesystem::path local_directory(const std::string& local, const std::string& id);

@@ -7,7 +7,7 @@
 #include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/progress.hpp"
-#include "checkpoint/directory.hpp"
+#include "checkpoint/checkpoint_directory.hpp"
 #include "checkpoint/lease.hpp"
 #include "device/memory.hpp"
 #include "kernels/kokkos_runtime.hpp"

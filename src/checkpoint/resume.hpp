@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint_settings.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/registry.hpp"
-#include "checkpoint/settings.hpp"
 #include "kernels/execution.hpp"
 #include "parallel/communicator.hpp"
 #include "storage/digest.hpp"

@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/progress.hpp"
-#include "checkpoint/directory.hpp"
+#include "checkpoint/checkpoint_directory.hpp"
 #include "checkpoint/manifest.hpp"
 #include "parallel/failure.hpp"
 #include "storage/digest.hpp"

@@ -10,6 +10,7 @@
 #include "storage/checksum.hpp"
 #include "storage/digested_file.hpp"
 #include "storage/metadata_image.hpp"
+#include "storage/posix_file.hpp"
 #include "storage/tensor_file.hpp"
 
 namespace weft::checkpoint {
@@ -212,6 +213,29 @@ Shard write_shard(const fs::path& path, int rank, const Manifest& manifest, cons
   pass("before-fsync");
   file.sync();
   return shard;
+}
+
+void copy_shard(const fs::path& from, const fs::path& to, const ShardEntry& shard, const std::atomic<bool>& cancelled,
+                const std::function<void(const char* point)>& pass) {
+  const storage::PosixFile source(from.string());
+  if (source.bytes() != shard.bytes)
+    throw error(ExitCode::io, "{}: has {} bytes, its manifest says {}", from.string(), source.bytes(), shard.bytes);
+  // A shard with a secret is copied into such a file.
+  const fs::perms others = fs::perms::group_all | fs::perms::others_all;
+  storage::DigestedFile file(
+      to, shard.bytes, storage::DigestedFile::Cache::avoid,
+      (fs::status(from).permissions() & others) == fs::perms::none ? Access::owner : Access::usual);
+  const auto bytes_of_source = [&](std::int64_t begin, std::int64_t end, char* bytes) {
+    if (cancelled) throw error(ExitCode::io, "abandoned, the run ends");
+    source.read(bytes, end - begin, begin);
+    pass("mid-copy");
+  };
+  const std::vector<std::string> sha256 =
+      file.write(storage::kWritingThreads, [&] { return storage::DigestedFile::Source(bytes_of_source); });
+  pass("before-copy-fsync");
+  if (sha256 != shard.sha256)
+    throw error(ExitCode::io, "{}: differs from its sha256 (damaged on the disk of the node)", from.string());
+  file.sync();
 }
 
 }  // namespace weft::checkpoint

@@ -3,6 +3,7 @@
 // One shard of a checkpoint: the file of one rank, with the rows of the tensors that it owns.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -32,5 +33,10 @@ using RowSource = std::function<const void*(std::size_t index, parallel::Range r
 /// `source`. Throws Error(io), or Error(numeric), which names tensor and row, if a number is not finite.
 Shard write_shard(const std::filesystem::path& path, int rank, const Manifest& manifest, const Registry& registry,
                   const RowSource& source, int threads);
+
+/// Copies a shard to a new file and compares it with its digests; the copy is durable afterwards. `pass` is called at
+/// points where a fault may be injected. Throws Error(io), also if `cancelled` becomes true.
+void copy_shard(const std::filesystem::path& from, const std::filesystem::path& to, const ShardEntry& shard,
+                const std::atomic<bool>& cancelled, const std::function<void(const char* point)>& pass);
 
 }  // namespace weft::checkpoint

@@ -18,9 +18,10 @@
 #include "commands/family.hpp"
 #include "commands/help.hpp"
 #include "input/print.hpp"
+#include "input/strings.hpp"
 #include "parallel/phases.hpp"
 #include "run/build.hpp"
-#include "run/log.hpp"
+#include "run/log_session.hpp"
 
 namespace weft::commands {
 namespace {

@@ -10,7 +10,7 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/nccl.hpp"
 #include "parallel/watchdog.hpp"
-#include "run/log.hpp"
+#include "run/log_session.hpp"
 #include "run/run_record.hpp"
 #include "storage/hdf5.hpp"
 #include "storage/json_file.hpp"

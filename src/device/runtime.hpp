@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "device/settings.hpp"
+#include "device/device_settings.hpp"
 #include "kernels/execution.hpp"
 
 namespace weft::device {

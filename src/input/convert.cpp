@@ -8,8 +8,7 @@
 #include <cmath>
 
 #include "input/print.hpp"
-#include "input/read.hpp"
-#include "input/text.hpp"
+#include "input/strings.hpp"
 
 namespace weft::input {
 namespace {

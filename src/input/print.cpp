@@ -5,7 +5,7 @@
 #include <fmt/ranges.h>
 
 #include "base/json.hpp"
-#include "input/text.hpp"
+#include "input/strings.hpp"
 
 namespace weft::input {
 namespace {

@@ -16,7 +16,7 @@
 #include "base/file.hpp"
 #include "input/convert.hpp"
 #include "input/print.hpp"
-#include "input/text.hpp"
+#include "input/strings.hpp"
 
 namespace weft::input {
 namespace {

@@ -58,7 +58,4 @@ std::vector<Change> changed_keys(const Schema& schema, std::string_view old_text
 /// Throws Error(usage) if the text cannot be parsed.
 Value value_in(const Schema& schema, std::string_view path, std::string_view old_text, const std::string& old_name);
 
-/// The element of `names` nearest to `word` by edit distance (insert, delete, replace, swap); "" if none is near.
-std::string nearest(std::string_view word, const std::vector<std::string>& names);
-
 }  // namespace weft::input

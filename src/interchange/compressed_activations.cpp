@@ -13,7 +13,7 @@
 #include "base/json.hpp"
 #include "base/progress.hpp"
 #include "base/text.hpp"
-#include "dataset/activations/writer.hpp"
+#include "dataset/activations/activation_writer.hpp"
 #include "interchange/formats.hpp"
 #include "kernels/bf16.hpp"
 #include "storage/compressed_stream.hpp"

@@ -22,7 +22,7 @@
 #include "model/state_stream.hpp"
 #include "model/step_arena.hpp"
 #include "model/tensor_axis.hpp"
-#include "optimizer/settings.hpp"
+#include "optimizer/optimizer_settings.hpp"
 
 namespace weft::model {
 

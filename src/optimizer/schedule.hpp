@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kernels/optimize/parameter_rows.hpp"
-#include "optimizer/settings.hpp"
+#include "optimizer/optimizer_settings.hpp"
 
 namespace weft::optimizer {
 

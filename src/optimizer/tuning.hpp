@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "kernels/optimize/rate_tuning.hpp"
-#include "optimizer/settings.hpp"
+#include "optimizer/optimizer_settings.hpp"
 
 namespace weft::optimizer {
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "device/settings.hpp"
+#include "device/device_settings.hpp"
 #include "parallel/world.hpp"
 
 namespace weft::parallel {

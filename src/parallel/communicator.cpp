@@ -5,14 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/fault.hpp"
 #include "base/progress.hpp"
-#include "parallel/nccl.hpp"
-#include "parallel/peers.hpp"
 
 namespace weft::parallel {
 namespace {
@@ -48,8 +45,7 @@ void reduce(MPI_Comm comm, std::span<T> values, MPI_Op operation, const char* wh
 struct Communicator::Handle {
   MPI_Comm comm = MPI_COMM_NULL;  // also of a process that computes without MPI: it is alone
   bool owned = false;
-  std::optional<std::unique_ptr<nccl::Group>> gpus;  // nullopt before first use; then the group or null
-  std::optional<std::unique_ptr<Peers>> peers;       // nullopt before first use; then the group or null
+  std::shared_ptr<GpuGroups> gpu_groups;
 
   bool alone() const { return comm == MPI_COMM_NULL; }
 
@@ -104,22 +100,7 @@ Communicator Communicator::duplicate() const {
   return Communicator(std::move(handle));
 }
 
-nccl::Group* Communicator::gpus() const {
-  if (handle_->alone()) return nullptr;
-  if (!handle_->gpus) handle_->gpus = nccl::make_group(*this);
-  return handle_->gpus->get();
-}
-
-Peers* Communicator::peers() const {
-  if (handle_->alone()) return nullptr;
-  if (!handle_->peers) handle_->peers = Peers::join(*this);
-  return handle_->peers->get();
-}
-
-void Communicator::exchange_through_host() {
-  handle_->gpus.emplace();
-  handle_->peers.emplace();
-}
+std::shared_ptr<GpuGroups>& Communicator::gpu_groups() const { return handle_->gpu_groups; }
 
 void* Communicator::native() const { return &handle_->comm; }
 

@@ -16,10 +16,7 @@
 
 namespace weft::parallel {
 
-namespace nccl {
-class Group;
-}
-class Peers;
+struct GpuGroups;
 
 class Communicator {
  public:
@@ -76,14 +73,8 @@ class Communicator {
   };
   PendingMaximum start_maximum(std::vector<std::int64_t> values) const;
 
-  /// The NCCL group of these ranks (parallel/nccl.hpp), created on first use, which is collective; null if they
-  /// exchange through MPI. Lives as long as this object.
-  nccl::Group* gpus() const;
-  /// The group of GPUs that can access each other's memory (parallel/peers.hpp); null if they cannot.
-  Peers* peers() const;
-
-  /// From now on these ranks exchange through MPI only. Before the first use of `gpus`. All ranks must call it.
-  void exchange_through_host();
+  /// Where parallel/gpu_groups.hpp keeps the groups of the GPUs of these ranks, as long as this object lives.
+  std::shared_ptr<GpuGroups>& gpu_groups() const;
 
   /// Pointer to the MPI_Comm of this group, for the other files of parallel/.
   void* native() const;

@@ -12,6 +12,7 @@
 #include "device/ranges.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/reduce/reduce.hpp"
+#include "parallel/gpu_groups.hpp"
 #include "parallel/nccl.hpp"
 
 namespace weft::parallel {
@@ -69,8 +70,8 @@ DeviceCommunicator::DeviceCommunicator(const Communicator& ranks, const kernels:
                                        std::int64_t largest_message, ExchangeStrategy strategy)
     : ranks_(&ranks),
       execution_(execution),
-      gpus_(ranks.gpus()),
-      peers_(strategy.is_direct(ranks) ? ranks.peers() : nullptr),
+      gpus_(gpus_of(ranks)),
+      peers_(strategy.is_direct(ranks) ? peers_of(ranks) : nullptr),
       channel_(peers_ != nullptr ? std::make_unique<Peers::Channel>(*peers_) : nullptr),
       staged_(kernels::kCudaBuild && ranks.size() > 1 && gpus_ == nullptr),
       observer_(strategy.observer),

@@ -26,8 +26,8 @@ std::unique_ptr<ExchangeBuffer::Memory> memory_for(const Communicator& ranks, st
                                                    const ExchangeStrategy& strategy) {
   if (strategy.memory != nullptr) return strategy.memory->make(bytes);
   if (bytes == 0) return std::make_unique<ExchangeBuffer::Memory>();
-  if (strategy.is_direct(ranks)) return std::make_unique<Kept<Peers::Memory>>(*ranks.peers(), bytes);
-  if (nccl::Group* const gpus = ranks.gpus(); gpus != nullptr)
+  if (strategy.is_direct(ranks)) return std::make_unique<Kept<Peers::Memory>>(*peers_of(ranks), bytes);
+  if (nccl::Group* const gpus = gpus_of(ranks); gpus != nullptr)
     return std::make_unique<Kept<nccl::Memory>>(*gpus, bytes);
   return std::make_unique<Kept<device::Buffer<std::byte>>>(bytes);
 }

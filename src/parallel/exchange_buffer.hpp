@@ -9,6 +9,7 @@
 
 #include "parallel/communicator.hpp"
 #include "parallel/exchange_observer.hpp"
+#include "parallel/gpu_groups.hpp"
 
 namespace weft::parallel {
 
@@ -24,7 +25,7 @@ struct ExchangeStrategy {
   /// This strategy, with memory that stays allocated.
   ExchangeStrategy kept() const { return {direct && memory == nullptr, nullptr, observer}; }
   /// True if GPUs of these ranks write into one another's ExchangeBuffers. Collective on first use.
-  bool is_direct(const Communicator& ranks) const { return direct && memory == nullptr && ranks.peers() != nullptr; }
+  bool is_direct(const Communicator& ranks) const { return direct && memory == nullptr && peers_of(ranks) != nullptr; }
   /// True if a step never waits for the host: then it can be captured in a graph.
   bool leaves_the_host_free() const { return memory == nullptr && observer == nullptr; }
 };

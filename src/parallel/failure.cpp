@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
@@ -17,7 +16,6 @@
 
 #include "base/log.hpp"
 #include "parallel/peers.hpp"
-#include "parallel/world.hpp"
 
 namespace weft::parallel {
 namespace {
@@ -72,23 +70,6 @@ std::optional<Failure> agree(const Communicator& ranks, const std::optional<Fail
   std::optional<Failure> failure = choose(ranks, own, own && own->code == ExitCode::io ? 1 : 0, rank);
   if (failure && ranks.size() > 1) failure->message = fmt::format("rank {}: {}", rank, failure->message);
   return failure;
-}
-
-int agreed_exit_code(const World& world, int code) {
-  std::int64_t highest = code;
-  world.all().maximum({&highest, 1});
-  return static_cast<int>(highest);
-}
-
-int end_run(const World& world, const Error& failure, std::int64_t step) {
-  const std::string at = step < 0 ? "" : fmt::format(" at step {}", step);
-  if (failure.known_to() == KnownTo::all_ranks || world.size() == 1) {
-    if (world.is_root()) log::error("error{}: {}", at, failure.what());
-    return static_cast<int>(failure.code());
-  }
-  log::error("error on rank {} ({}){}: {}", world.rank(), world.host(), at, failure.what());
-  std::fflush(nullptr);
-  abort_job(failure.code());
 }
 
 void end_job(ExitCode code, const std::string& why) {

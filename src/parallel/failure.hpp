@@ -5,8 +5,9 @@
 //   on_all, on_root            run a function on every rank or on rank 0; its failure is thrown on every rank
 //   attempt, attempt_on_root   the same without throwing: the caller decides what the failure means
 //   agree, first_failure       choose one of the failures of several ranks
-//   end_run                    ends the program after an Error that reached main
 //   end_job                    ends all ranks from a thread of one rank, also when MPI hangs (parallel/watchdog.hpp)
+//
+// The end of a program after an Error that reached main is `end_run` (parallel/world.hpp).
 //
 // A rank that throws an Error known to one rank never reaches the next collective call; the others wait there until
 // `end_run` on that rank aborts the job. Before a failure is thrown within a group of GPUs, parallel/nccl.cpp aborts
@@ -23,8 +24,6 @@
 #include "parallel/communicator.hpp"
 
 namespace weft::parallel {
-
-class World;
 
 struct Failure {
   ExitCode code = ExitCode::internal;
@@ -91,13 +90,6 @@ auto on_root(const Communicator& ranks, Function&& function) {
     return ranks.broadcast(std::move(text));
   }
 }
-
-/// Collective. The highest exit code of all ranks: that of a program in which no rank failed.
-int agreed_exit_code(const World& world, int code);
-
-/// Logs the Error that ends the program, once: rank 0 if all ranks know it, else this rank, which then aborts the job
-/// with its code. Returns the exit code (of an Error known to all ranks). `step` < 0: before the first step.
-int end_run(const World& world, const Error& failure, std::int64_t step);
 
 /// Logs `why`, writes it to the run record and ends all ranks with `code`. If MPI or a file system does not return,
 /// this process ends after 30 s without them. The end of the process frees its GPU. From any thread.

@@ -2,6 +2,7 @@
 #include "parallel/grid.hpp"
 
 #include "base/contract.hpp"
+#include "parallel/gpu_groups.hpp"
 #include "parallel/nccl.hpp"
 #include "parallel/watchdog.hpp"
 
@@ -84,8 +85,8 @@ Grid::Grid(const Communicator& ranks, GridShape shape) : shape_(std::move(shape)
   }
   // All ranks are compared: those of one axis may have separate GPUs and share them with ranks of another group.
   if (!nccl::share_gpus(world_)) return;
-  world_.exchange_through_host();
-  for (Communicator& axis : axes_) axis.exchange_through_host();
+  exchange_through_host(world_);
+  for (const Communicator& axis : axes_) exchange_through_host(axis);
 }
 
 const Communicator& Grid::axis(std::string_view name) const {

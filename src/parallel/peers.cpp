@@ -155,7 +155,6 @@ Peers::Peers(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Peers::~Peers() = default;
 
 std::unique_ptr<Peers> Peers::join(const Communicator& ranks) {
-  if (ranks.size() == 1 || ranks.gpus() == nullptr) return nullptr;
   std::string why;
   auto state = std::make_unique<State>(ranks);
   if (ranks.size() > kernels::cuda::kMostPeers)

@@ -31,8 +31,9 @@ class Peers {
   Peers(const Peers&) = delete;
   ~Peers();
 
-  /// The group of `ranks`, each with its own GPU; null if the GPUs cannot access each other's memory (several hosts, no
-  /// peer access, isolated containers); rank 0 then logs the reason. Collective. Throws Error(communication).
+  /// The group of several `ranks`, each with its own GPU (they have an NCCL group); null if the GPUs cannot access each
+  /// other's memory (several hosts, no peer access, isolated containers); rank 0 then logs the reason. Collective.
+  /// Throws Error(communication).
   static std::unique_ptr<Peers> join(const Communicator& ranks);
 
   /// Memory that every rank of the group can access, of the same size on each. Collective.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/fault.hpp"
+#include "base/log.hpp"
 #include "parallel/launcher.hpp"
 
 namespace weft::parallel {
@@ -99,6 +100,23 @@ World::~World() {
   note_phase("ending");
   fault::point("leave");
   session_.watchdog->disconnect();
+}
+
+int agreed_exit_code(const World& world, int code) {
+  std::int64_t highest = code;
+  world.all().maximum({&highest, 1});
+  return static_cast<int>(highest);
+}
+
+int end_run(const World& world, const Error& failure, std::int64_t step) {
+  const std::string at = step < 0 ? "" : fmt::format(" at step {}", step);
+  if (failure.known_to() == KnownTo::all_ranks || world.size() == 1) {
+    if (world.is_root()) log::error("error{}: {}", at, failure.what());
+    return static_cast<int>(failure.code());
+  }
+  log::error("error on rank {} ({}){}: {}", world.rank(), world.host(), at, failure.what());
+  std::fflush(nullptr);
+  abort_job(failure.code());
 }
 
 void require_matching_launcher(const World& world) {

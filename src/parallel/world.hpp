@@ -46,6 +46,13 @@ class World {
   std::string host_;
 };
 
+/// Collective. The highest exit code of all ranks: that of a program in which no rank failed.
+int agreed_exit_code(const World& world, int code);
+
+/// Logs the Error that ends the program, once: rank 0 if all ranks know it, else this rank, which then aborts the job
+/// with its code. Returns the exit code (of an Error known to all ranks). `step` < 0: before the first step.
+int end_run(const World& world, const Error& failure, std::int64_t step);
+
 /// Throws a collective Error(usage) if a launcher started several copies of a world of one rank: launcher and MPI
 /// library do not match, and each copy would train alone into the same directory.
 void require_matching_launcher(const World& world);

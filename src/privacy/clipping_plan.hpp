@@ -12,7 +12,7 @@
 #include "kernels/privacy/norms.hpp"
 #include "model/gradient_sink.hpp"
 #include "model/step_arena.hpp"
-#include "privacy/settings.hpp"
+#include "privacy/privacy_settings.hpp"
 
 namespace weft::privacy {
 

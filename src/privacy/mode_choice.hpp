@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "privacy/settings.hpp"
+#include "privacy/privacy_settings.hpp"
 
 namespace weft::privacy {
 

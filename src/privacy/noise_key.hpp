@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "kernels/privacy/noise.hpp"
-#include "privacy/settings.hpp"
+#include "privacy/privacy_settings.hpp"
 
 namespace weft::privacy {
 

@@ -4,6 +4,8 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "kernels/language/attention/attention.hpp"
+#include "kernels/language/attention/attention_cudnn.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::run {

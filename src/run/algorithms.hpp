@@ -10,7 +10,7 @@
 #include <string>
 
 #include "kernels/gemm/gemm_cuda.hpp"
-#include "kernels/language/attention/attention_cudnn.hpp"
+#include "kernels/language/attention/attention_records.hpp"
 #include "parallel/world.hpp"
 #include "storage/json_file.hpp"
 

@@ -18,7 +18,7 @@
 #include "run/agreement.hpp"
 #include "run/algorithms.hpp"
 #include "run/build.hpp"
-#include "run/log.hpp"
+#include "run/log_session.hpp"
 #include "run/run_record.hpp"
 
 namespace weft::run {

@@ -17,8 +17,8 @@
 #include <string>
 
 #include "base/clock.hpp"
+#include "checkpoint/checkpoint_settings.hpp"
 #include "checkpoint/checkpoints.hpp"
-#include "checkpoint/settings.hpp"
 #include "checkpoint/starts.hpp"
 #include "device/memory.hpp"
 #include "device/runtime.hpp"
@@ -26,7 +26,7 @@
 #include "run/metrics.hpp"
 #include "run/profile.hpp"
 #include "run/run_directory.hpp"
-#include "run/settings.hpp"
+#include "run/run_settings.hpp"
 #include "run/trainable.hpp"
 #include "storage/json_file.hpp"
 

@@ -12,9 +12,9 @@
 #include "checkpoint/lease.hpp"
 #include "checkpoint/resume.hpp"
 #include "input/schema.hpp"
-#include "optimizer/settings.hpp"
+#include "optimizer/optimizer_settings.hpp"
 #include "parallel/world.hpp"
-#include "run/settings.hpp"
+#include "run/run_settings.hpp"
 
 namespace weft::run {
 

@@ -12,7 +12,7 @@
 #include "parallel/affinity.hpp"
 #include "parallel/world.hpp"
 #include "run/build.hpp"
-#include "run/log.hpp"
+#include "run/log_session.hpp"
 
 namespace weft::run {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "device/settings.hpp"
+#include "device/device_settings.hpp"
 #include "parallel/world.hpp"
 
 namespace weft::run {

@@ -13,7 +13,7 @@
 #include <functional>
 
 #include "base/error.hpp"
-#include "checkpoint/directory.hpp"
+#include "checkpoint/checkpoint_directory.hpp"
 #include "tests/checkpoint/support.hpp"
 
 namespace {

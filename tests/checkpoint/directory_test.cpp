@@ -2,12 +2,11 @@
 //
 // What a directory of checkpoints holds: which one a run resumes from, which are deleted or renamed, and what
 // interrupted writes leave behind.
-#include "checkpoint/directory.hpp"
-
 #include <fstream>
 
 #include "base/error.hpp"
 #include "base/fault.hpp"
+#include "checkpoint/checkpoint_directory.hpp"
 #include "storage/durable.hpp"
 #include "tests/checkpoint/support.hpp"
 

@@ -20,9 +20,9 @@
 #include <string>
 
 #include "base/log.hpp"
-#include "checkpoint/directory.hpp"
+#include "checkpoint/checkpoint_directory.hpp"
+#include "checkpoint/checkpoint_writer.hpp"
 #include "checkpoint/resume.hpp"
-#include "checkpoint/writer.hpp"
 #include "device/runtime.hpp"
 #include "parallel/world.hpp"
 #include "storage/durable.hpp"

@@ -18,8 +18,8 @@
 #include "base/error.hpp"
 #include "base/fault.hpp"
 #include "base/system.hpp"
+#include "checkpoint/checkpoint_writer.hpp"
 #include "checkpoint/resume.hpp"
-#include "checkpoint/writer.hpp"
 #include "tests/checkpoint/sample.hpp"
 #include "tests/scratch.hpp"
 

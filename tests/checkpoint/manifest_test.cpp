@@ -3,7 +3,7 @@
 
 #include "base/error.hpp"
 #include "base/json.hpp"
-#include "checkpoint/directory.hpp"
+#include "checkpoint/checkpoint_directory.hpp"
 #include "checkpoint/registry.hpp"
 #include "storage/digest.hpp"
 #include "tests/checkpoint/sample.hpp"

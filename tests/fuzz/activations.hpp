@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "dataset/activations/describe.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/row_tokens.hpp"
 #include "tests/fuzz/target.hpp"

@@ -4,6 +4,8 @@
 // stands for, in every quantisation and compression; what is damaged is refused with file and item.
 #include "interchange/compressed_activations.hpp"
 
+#include "dataset/activations/describe.hpp"
+
 #ifdef WEFT_HAVE_ZSTD
 #include <zstd.h>
 #endif

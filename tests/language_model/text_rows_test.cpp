@@ -13,6 +13,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "dataset/activations/describe.hpp"
 #include "dataset/activations/loader.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/statistics.hpp"

@@ -14,8 +14,8 @@
 #include <map>
 
 #include "base/error.hpp"
+#include "checkpoint/checkpoint_writer.hpp"
 #include "checkpoint/resume.hpp"
-#include "checkpoint/writer.hpp"
 #include "kernels/bf16.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A tuner in a model's steps: its factor, its place in the registry, the sweep that leaves the state as it was.
-#include "model/tuning.hpp"
-
 #include <cmath>
 
 #include "kernels/kokkos_runtime.hpp"
+#include "model/learning_rate_tuning.hpp"
 #include "tests/test.hpp"
 
 namespace weft::model {

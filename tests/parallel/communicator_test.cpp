@@ -6,6 +6,7 @@
 #include "bench/fresh_memory.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/device_communicator.hpp"
+#include "parallel/gpu_groups.hpp"
 #include "parallel/grid.hpp"
 #include "tests/test.hpp"
 
@@ -163,7 +164,7 @@ TEST_CASE("direct exchanges gather columns of uneven rows in place, and reduce, 
   constexpr std::int64_t kColumns = 24, kRows = 101, kFirst = 8, kSome = 12, kRounds = 50;
   DeviceCommunicator axis(all, execution, 1 << 20);
   ExchangeBuffer buffer(all, 4 * kRows * kColumns);
-  CHECK(axis.is_direct() == (all.peers() != nullptr));
+  CHECK(axis.is_direct() == (peers_of(all) != nullptr));
   if (kernels::kCudaBuild && p > 1 && !axis.is_direct())
     MESSAGE("these GPUs cannot access each other's memory, or ranks share one: direct exchanges are not tested");
   if (!axis.is_direct()) return;

@@ -9,6 +9,7 @@
 #include "device/memory.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
+#include "parallel/gpu_groups.hpp"
 #include "tests/test.hpp"
 
 namespace weft::parallel {
@@ -42,7 +43,7 @@ kernels::AdamStep constants() {
 TEST_CASE("an aborted exchange withholds the step, and does not let its peers pass") {
   const Communicator& all = testing::world().all();
   const kernels::Execution& execution = testing::execution();
-  Peers* const peers = all.peers();
+  Peers* const peers = peers_of(all);
   if (peers == nullptr) {
     MESSAGE("skipped 1: these GPUs cannot access each other's memory, or ranks share one");
     return;

@@ -11,8 +11,8 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "checkpoint/checkpoint_writer.hpp"
 #include "checkpoint/resume.hpp"
-#include "checkpoint/writer.hpp"
 #include "tests/scratch.hpp"
 
 namespace weft::privacy {

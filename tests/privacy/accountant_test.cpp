@@ -122,13 +122,12 @@ TEST_CASE("full batches with little noise, whose epsilon was once 0.01: exact by
 TEST_CASE("a result that is no number, or less than is possible, is an error of the program") {
   const Phase phase = {1, .3, 3}, rare = {1e-6, .1, 1000};
   for (const double found : {std::nan(""), 0., .01, 43.3})
-    CHECK_THROWS_WITH_AS(require_bound(AccountantKind::prv, found, {&phase, 1}, 1e-6), doctest::Contains("at least"),
-                         Error);
-  require_bound(AccountantKind::prv, 43.38291, {&phase, 1}, 1e-6);
-  CHECK_THROWS_AS(require_bound(AccountantKind::prv, std::nan(""), {&rare, 1}, 1e-2), Error);
+    CHECK_THROWS_WITH_AS(require_bound("prv", found, {&phase, 1}, 1e-6), doctest::Contains("at least"), Error);
+  require_bound("prv", 43.38291, {&phase, 1}, 1e-6);
+  CHECK_THROWS_AS(require_bound("prv", std::nan(""), {&rare, 1}, 1e-2), Error);
   // Steps of which one in a thousand has the record, with hardly any noise: the true value is 58.70.
-  CHECK_THROWS_AS(require_bound(AccountantKind::prv, 58, {&rare, 1}, 1e-5), Error);
-  require_bound(AccountantKind::prv, 58.7, {&rare, 1}, 1e-5);
+  CHECK_THROWS_AS(require_bound("prv", 58, {&rare, 1}, 1e-5), Error);
+  require_bound("prv", 58.7, {&rare, 1}, 1e-5);
 }
 
 TEST_CASE("prv: without subsampling it is the Gaussian mechanism, whose epsilon is known exactly") {

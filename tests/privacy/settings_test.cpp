@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Table [privacy]: what enables it, and that each option that would break the guarantee is refused with its reason.
-#include "privacy/settings.hpp"
 
 #include <algorithm>
 
 #include "base/error.hpp"
 #include "input/read.hpp"
 #include "language_model/settings/configuration.hpp"
+#include "privacy/privacy_settings.hpp"
 #include "tests/test.hpp"
 
 namespace weft::privacy {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/error.hpp"
-#include "kernels/language/attention/attention_choice.hpp"
+#include "kernels/language/attention/attention.hpp"
 #include "tests/test.hpp"
 
 namespace weft::testing {

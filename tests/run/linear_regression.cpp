@@ -7,10 +7,10 @@
 #include "device/runtime.hpp"
 #include "input/print.hpp"
 #include "input/read.hpp"
-#include "optimizer/settings.hpp"
+#include "optimizer/optimizer_settings.hpp"
 #include "parallel/failure.hpp"
-#include "parallel/settings.hpp"
-#include "run/log.hpp"
+#include "parallel/parallel_settings.hpp"
+#include "run/log_session.hpp"
 #include "run/loop.hpp"
 #include "run/run_record.hpp"
 

@@ -14,7 +14,7 @@
 #include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/progress.hpp"
-#include "run/log.hpp"
+#include "run/log_session.hpp"
 #include "run/metrics.hpp"
 #include "run/pass.hpp"
 #include "run/run_record.hpp"

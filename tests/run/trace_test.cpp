@@ -12,7 +12,7 @@
 #include <map>
 #include <thread>
 
-#include "run/log.hpp"
+#include "run/log_session.hpp"
 #include "run/timers.hpp"
 #include "run/trace_file.hpp"
 #include "storage/json_file.hpp"

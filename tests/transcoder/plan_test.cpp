@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/run/plan.hpp"
 
+#include "dataset/activations/describe.hpp"
 #include "tests/test.hpp"
 #include "transcoder/axes/row_gather.hpp"
 

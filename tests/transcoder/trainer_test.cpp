@@ -9,6 +9,7 @@
 #include <limits>
 #include <vector>
 
+#include "dataset/activations/describe.hpp"
 #include "device/memory.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/transcoder/encode/encode_tile.hpp"

@@ -6,7 +6,6 @@
 
 #include "base/error.hpp"
 #include "kernels/dispatch.hpp"
-#include "kernels/language/attention/attention_choice.hpp"
 #include "kernels/language/attention/attention_cudnn.hpp"
 #include "kernels/slow_paths.hpp"
 
@@ -57,7 +56,7 @@ Execution place_of(const Execution& execution, const Attention& shape, std::init
 /// Bytes that cuDNN may take for a call that is planned to run on cuDNN, else 0.
 std::int64_t library_workspace(AttentionPass pass, const Execution& execution, const Attention& shape, Scalar type) {
   if constexpr (kCudnnBuild)
-    if (execution.backend == Backend::cuda && planned_attention(pass, shape, type) == AttentionImplementation::cudnn)
+    if (execution.backend == Backend::cuda && cudnn::is_planned(pass, shape, type))
       return cudnn::workspace(pass, shape);
   static_cast<void>(pass), static_cast<void>(execution), static_cast<void>(shape), static_cast<void>(type);
   return 0;
@@ -100,6 +99,20 @@ void attention_backward(const Execution& execution, const Attention& shape, AnyM
   const Execution place = place_of(execution, shape, {queries, keys, values, out, out_gradient, dq, dk, dv});
   dispatch<portable::attention_backward, cuda::attention_backward>(place, shape, queries, keys, values, out, log_sum,
                                                                    out_gradient, dq, dk, dv, workspace);
+}
+
+AttentionImplementation planned_attention(AttentionPass pass, const Attention& shape, Scalar type) {
+  if constexpr (kCudnnBuild)
+    if (cudnn::is_planned(pass, shape, type)) return AttentionImplementation::cudnn;
+  static_cast<void>(pass), static_cast<void>(shape), static_cast<void>(type);
+  return AttentionImplementation::own;
+}
+
+std::vector<AttentionRecord> attention_records_in_use() {
+  if constexpr (kCudnnBuild)
+    return cudnn::records_in_use();
+  else
+    return {};
 }
 
 }  // namespace weft::kernels

@@ -15,8 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/language/attention/attention.hpp"
-#include "kernels/language/attention/attention_choice.hpp"
+#include "kernels/execution.hpp"
+#include "kernels/language/attention/attention_records.hpp"
+#include "kernels/language/attention/attention_shape.hpp"
 
 namespace weft::kernels {
 
@@ -37,6 +38,10 @@ inline bool takes(const Attention& shape, Scalar type) {
   return (type == Scalar::bf16 || type == Scalar::fp16) && shape.head_size <= kLargestLibraryHead &&
          shape.softcap == 0 && shape.first_key.size == 0 && shape.kept.size == 0 && shape.dropout.step == nullptr;
 }
+
+/// True if a call is planned to run on cuDNN: if it is requested, or recorded for this version of the library. Needs no
+/// GPU: an entry of another GPU is detected at the first call, which then runs on the own kernels.
+bool is_planned(AttentionPass, const Attention&, Scalar type);
 
 /// Bytes of workspace that a call may take.
 std::int64_t workspace(AttentionPass, const Attention&);

@@ -3,8 +3,9 @@
 // Products of few rows on a GPU, as a step of generation has them: few_rows.hpp. Called by try_cuda.
 #pragma once
 
+#include "kernels/execution.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
-#include "kernels/language/linear/linear.hpp"
+#include "kernels/language/linear/linear_weights.hpp"
 
 namespace weft::kernels::cuda {
 

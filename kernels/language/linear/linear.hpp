@@ -22,15 +22,9 @@
 #include "kernels/execution.hpp"
 #include "kernels/gemm/fp8.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
+#include "kernels/language/linear/linear_weights.hpp"
 
 namespace weft::kernels {
-
-struct LinearWeights {
-  AnyMatrix matrix;                     ///< W [outputs, inputs], or its transpose
-  bool transposed = false;              ///< stored as [inputs, outputs]
-  Array<const float> bias = {};         ///< [outputs], or empty
-  Array<const bf16> rounded_bias = {};  ///< the same rounded to nearest, for an epilogue; or empty
-};
 
 /// Computes y = x Wᵀ + b: x [n, inputs], y [n, outputs]. Workspace: that of gemm.
 void linear(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix y, Array<std::byte> workspace);

@@ -9,7 +9,7 @@
 
 #include "kernels/dispatch.hpp"
 #include "kernels/language/exponential.hpp"
-#include "kernels/language/sample/sample.hpp"
+#include "kernels/language/sample/growing_sequences.hpp"
 #include "kernels/random.hpp"
 
 namespace weft::kernels {

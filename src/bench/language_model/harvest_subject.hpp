@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "bench/language_model/language_settings.hpp"
+#include "bench/language_model/language_input.hpp"
 #include "language_model/run/memory_plan.hpp"
 #include "parallel/grid.hpp"
 

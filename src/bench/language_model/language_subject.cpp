@@ -6,7 +6,7 @@
 #include "base/format.hpp"
 #include "bench/language_model/generation_subject.hpp"
 #include "bench/language_model/harvest_subject.hpp"
-#include "bench/language_model/language_settings.hpp"
+#include "bench/language_model/language_input.hpp"
 #include "bench/language_model/matrix_attention.hpp"
 #include "bench/language_model/named_cases.hpp"
 #include "bench/language_model/resident_tokens.hpp"

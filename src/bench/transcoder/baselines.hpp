@@ -11,8 +11,8 @@
 //   prefetch = false       each shuffle block is read when its first row is needed
 #pragma once
 
-#include "bench/transcoder/transcoder_settings.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "bench/transcoder/transcoder_input.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::bench {
 

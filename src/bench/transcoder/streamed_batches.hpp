@@ -8,7 +8,7 @@
 #include "bench/transcoder/resident_batches.hpp"
 #include "dataset/activations/description.hpp"
 #include "parallel/world.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::bench {
 

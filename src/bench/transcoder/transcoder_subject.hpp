@@ -9,9 +9,9 @@
 
 #include "bench/benchmark.hpp"
 #include "bench/transcoder/streamed_batches.hpp"
-#include "bench/transcoder/transcoder_settings.hpp"
+#include "bench/transcoder/transcoder_input.hpp"
 #include "parallel/grid.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::bench {
 

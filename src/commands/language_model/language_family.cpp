@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/format.hpp"
-#include "bench/language_model/language_settings.hpp"
+#include "bench/language_model/language_input.hpp"
 #include "bench/language_model/language_subject.hpp"
 #include "commands/family.hpp"
 #include "language_model/huggingface/model_directory.hpp"

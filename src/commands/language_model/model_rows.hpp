@@ -11,7 +11,7 @@
 #include <optional>
 #include <string>
 
-#include "commands/language_model/loaded.hpp"
+#include "commands/language_model/loaded_language_model.hpp"
 #include "commands/language_model/texts.hpp"
 #include "language_model/run/text_rows.hpp"
 #include "transcoder/run/training_run.hpp"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "input/text.hpp"
+#include "input/strings.hpp"
 #include "language_model/huggingface/peft.hpp"
 #include "language_model/run/stored_tokenizer.hpp"
 #include "storage/digest.hpp"
@@ -33,8 +33,8 @@ std::optional<std::int64_t> chosen_sequence(const Request& request, const input:
 }
 
 /// The input of a model that has none, with the request's --set.
-void read_input_of(const language_model::HuggingfaceConfig& config, const Request& request, const input::Schema& schema,
-                   const parallel::World& world) {
+void read_directory_input(const language_model::HuggingfaceConfig& config, const Request& request,
+                          const input::Schema& schema, const parallel::World& world) {
   const std::int64_t sequence = std::min(config.positions, kSequence),
                      used = chosen_sequence(request, schema).value_or(sequence);
   const std::string table = language_model::table_of(config.model), name = request.subject + "/config.json";
@@ -62,7 +62,7 @@ OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
   const input::Schema schema = bench::language_keys(input);
   if (language_model::is_huggingface_directory(request.subject)) {
     directory.emplace(request.subject);
-    read_input_of(directory->config(), request, schema, world);
+    read_directory_input(directory->config(), request, schema, world);
     architecture = directory->architecture(configuration().data.sequence);
     architecture.model = configuration().language_model;  // dropout and sparse attention may be set
     architecture.lora = configuration().lora;
@@ -81,7 +81,7 @@ OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
   }
   found = open_checkpoint(request.subject, world);
   require_kind(*found, "embedding/tokens", fmt::format("weft {} is for language models", request.command));
-  commands::read_input_of(*found, request, schema, world);
+  read_input_of(*found, request, schema, world);
   architecture = language_model::stored_architecture(configuration(), found->manifest);
 }
 

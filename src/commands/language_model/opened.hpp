@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "bench/language_model/language_settings.hpp"
+#include "bench/language_model/language_input.hpp"
 #include "commands/commands.hpp"
 #include "language_model/huggingface/model_directory.hpp"
 #include "language_model/step/model_weights.hpp"

@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "bench/transcoder/transcoder_settings.hpp"
-#include "commands/language_model/loaded.hpp"
+#include "bench/transcoder/transcoder_input.hpp"
+#include "commands/language_model/loaded_language_model.hpp"
 #include "language_model/run/mlp_replacement.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/run/statistics_state.hpp"

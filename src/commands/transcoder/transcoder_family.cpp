@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/format.hpp"
-#include "bench/transcoder/transcoder_settings.hpp"
+#include "bench/transcoder/transcoder_input.hpp"
 #include "bench/transcoder/transcoder_subject.hpp"
 #include "commands/commands.hpp"
 #include "commands/family.hpp"

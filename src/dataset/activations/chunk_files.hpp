@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/json.hpp"
-#include "dataset/activations/writer.hpp"
+#include "dataset/activations/activation_writer.hpp"
 #include "storage/activation_file_writer.hpp"
 
 namespace weft::dataset {

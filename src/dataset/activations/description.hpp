@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Description of a directory of activation files, from their headers and a small sample of their values.
+// Description of a directory of activation files.
 //
 //   DIR/chunk_{i}.hdf5|h5    layer_{l}/inputs, layer_{l}/targets   [rows, d_model]   fp32, fp16 or bf16
 //   DIR/index.bin, DIR/metadata.json, DIR/norm_stats.json          sidecar files of the writer
@@ -14,7 +14,7 @@
 //
 // Invariants of a Description: file i is chunk_{i} or split i; all files have the same layers, width and stored type;
 // inputs and targets of all layers of a file have the same number of rows; index and metadata, if present, are
-// consistent with the files; every number was checked against the size of its file. Files are opened read-only.
+// consistent with the files; every number was checked against the size of its file (describe.hpp).
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dataset/settings.hpp"
 #include "kernels/array.hpp"
-#include "parallel/world.hpp"
 
 namespace weft::dataset {
 
@@ -71,22 +69,6 @@ struct Description {
   std::string file_path(std::int64_t file) const { return path + "/" + files[static_cast<std::size_t>(file)].name; }
 };
 
-/// Replaces ${NAME} and $NAME. Throws a collective Error(usage) for a variable that is not set.
-std::string expand_environment(std::string_view text);
-
-/// Reads the headers and a sample of every file. Throws Error(data) with file and dataset for missing, truncated,
-/// inconsistent or non-finite data, for a shape other than settings.layers and settings.d_model, and for 16-bit data
-/// without negative values (a known defect of some writers). At most about 2 GiB of compressed data are unpacked for
-/// the sample.
-Description describe(const std::string& path, const Settings&);
-/// Rank 0 reads and broadcasts the description; the other ranks compare files with it (row_sample.hpp). Collective;
-/// errors are known to all ranks.
-Description describe(const parallel::World&, const std::string& path, const Settings&);
-
-/// A dataset that does not exist yet, for planning: settings.layers and settings.d_model, bf16, one file of
-/// window_rows rows; n_rows = 0 (unknown).
-Description imagined(const std::string& path, const Settings&);
-
 /// Lossless text form (JSON).
 std::string to_text(const Description&);
 Description description_from_text(const std::string& text);
@@ -96,12 +78,5 @@ std::string_view name_of(kernels::Scalar);
 
 /// The text that `weft inspect` prints.
 std::string summary(const Description&);
-
-/// Model and hook points as the root attributes of the first file state them; "" = not stated.
-struct HookPoints {
-  std::string model, inputs, targets;
-};
-/// Throws like `describe` if there is no file or it cannot be opened.
-HookPoints hook_points(const std::string& directory);
 
 }  // namespace weft::dataset

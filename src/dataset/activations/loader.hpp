@@ -20,7 +20,7 @@
 
 #include "dataset/activations/description.hpp"
 #include "dataset/activations/order.hpp"
-#include "dataset/settings.hpp"
+#include "dataset/dataset_settings.hpp"
 #include "kernels/array.hpp"
 #include "parallel/communicator.hpp"
 #include "parallel/grid.hpp"

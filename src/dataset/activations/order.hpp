@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "dataset/activations/description.hpp"
+#include "dataset/dataset_settings.hpp"
 #include "kernels/random.hpp"
 
 namespace weft::dataset {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "dataset/activations/description.hpp"
+#include "parallel/world.hpp"
 #include "storage/activation_file.hpp"
 
 namespace weft::dataset {

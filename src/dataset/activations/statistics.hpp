@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dataset/activations/description.hpp"
-#include "dataset/settings.hpp"
+#include "dataset/dataset_settings.hpp"
 #include "parallel/world.hpp"
 
 namespace weft::dataset {

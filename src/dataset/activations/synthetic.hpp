@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "dataset/activations/writer.hpp"
+#include "dataset/activations/activation_writer.hpp"
 
 namespace weft::input {
 class Schema;

@@ -57,10 +57,10 @@ void fill_window(const TokenSet& set, std::int64_t begin, std::int64_t predictio
 constexpr std::int64_t kIdsRead = std::int64_t{1} << 20;  // ids read at a time
 constexpr double kFirstFraction = 0.01;                   // fraction of the segments at the begin of a curriculum
 
-struct Window {
+struct RankedSegment {
   std::int64_t difficulty;
   std::uint32_t number;
-  bool operator<(const Window& other) const {
+  bool operator<(const RankedSegment& other) const {
     return difficulty != other.difficulty ? difficulty < other.difficulty : number < other.number;
   }
 };
@@ -93,7 +93,7 @@ std::vector<std::uint32_t> windows_by_difficulty(const TokenSet& set, std::int64
   for (std::int64_t& of_id : cost)
     if (of_id > 0)
       of_id = std::llround(kUnits * std::log2(static_cast<double>(set.size()) / static_cast<double>(of_id)));
-  std::vector<Window> windows(static_cast<std::size_t>(n));
+  std::vector<RankedSegment> windows(static_cast<std::size_t>(n));
   for (std::size_t i = 0; i < windows.size(); ++i) windows[i] = {0, static_cast<std::uint32_t>(i)};
   for_each_piece(set, [&](std::int64_t begin, const std::vector<std::uint32_t>& ids) {
     for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -104,7 +104,7 @@ std::vector<std::uint32_t> windows_by_difficulty(const TokenSet& set, std::int64
   std::sort(windows.begin(), windows.end());
   std::vector<std::uint32_t> numbers;
   numbers.reserve(windows.size());
-  for (const Window& window : windows) numbers.push_back(window.number);
+  for (const RankedSegment& window : windows) numbers.push_back(window.number);
   return numbers;
 }
 
@@ -128,7 +128,7 @@ TokenBatches::TokenBatches(const TokenSet& set, const TokenSettings& settings, s
 
 std::int64_t order_bytes(const TokenSettings& settings, std::int64_t tokens, std::int64_t vocabulary) {
   if (settings.order != TokenOrder::curriculum) return 0;
-  constexpr std::int64_t kWindowBytes = sizeof(Window) + sizeof(std::uint32_t);
+  constexpr std::int64_t kWindowBytes = sizeof(RankedSegment) + sizeof(std::uint32_t);
   return (tokens - 1) / settings.sequence * kWindowBytes + 8 * vocabulary + 4 * kIdsRead;
 }
 

@@ -20,8 +20,8 @@
 #include <span>
 #include <vector>
 
-#include "dataset/tokens/settings.hpp"
 #include "dataset/tokens/token_set.hpp"
+#include "dataset/tokens/token_settings.hpp"
 
 namespace weft::dataset {
 

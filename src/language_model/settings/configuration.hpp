@@ -7,18 +7,18 @@
 #include <cstdint>
 #include <string>
 
-#include "checkpoint/settings.hpp"
-#include "dataset/tokens/settings.hpp"
-#include "device/settings.hpp"
+#include "checkpoint/checkpoint_settings.hpp"
+#include "dataset/tokens/token_settings.hpp"
+#include "device/device_settings.hpp"
 #include "input/schema.hpp"
 #include "language_model/blocks/architecture.hpp"
 #include "language_model/blocks/model_settings.hpp"
 #include "language_model/settings/adapter_keys.hpp"
 #include "model/moments.hpp"
-#include "optimizer/settings.hpp"
-#include "parallel/settings.hpp"
-#include "privacy/settings.hpp"
-#include "run/settings.hpp"
+#include "optimizer/optimizer_settings.hpp"
+#include "parallel/parallel_settings.hpp"
+#include "privacy/privacy_settings.hpp"
+#include "run/run_settings.hpp"
 
 namespace weft::language_model {
 

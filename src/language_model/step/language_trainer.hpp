@@ -15,10 +15,10 @@
 #include "dataset/tokens/batches.hpp"
 #include "language_model/step/staging.hpp"
 #include "language_model/step/transformer.hpp"
+#include "model/learning_rate_tuning.hpp"
 #include "model/parameter_update.hpp"
 #include "model/step_arena.hpp"
 #include "model/step_runner.hpp"
-#include "model/tuning.hpp"
 #include "privacy/private_step.hpp"
 #include "run/timers.hpp"
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "dataset/tokens/settings.hpp"
 #include "dataset/tokens/token_set.hpp"
+#include "dataset/tokens/token_settings.hpp"
 #include "language_model/tokenizer/tokenizer.hpp"
 #include "parallel/world.hpp"
 

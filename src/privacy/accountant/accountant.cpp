@@ -8,12 +8,6 @@
 
 namespace weft::privacy {
 
-std::int64_t steps_of(History history) {
-  std::int64_t steps = 0;
-  for (const Phase& phase : history) steps += phase.steps;
-  return steps;
-}
-
 double gdp_epsilon(History history, double delta) {
   const double full = full_batch_mu(history);
   double square = full * full;  // exact

@@ -20,25 +20,12 @@
 #include <string_view>
 #include <vector>
 
-#include "privacy/settings.hpp"
+#include "privacy/accountant/history.hpp"
 
 namespace weft::privacy {
 
-/// Steps of one kind.
-struct Phase {
-  double sample_rate = 0;       ///< q in [0, 1]
-  double noise_multiplier = 0;  ///< sigma > 0
-  std::int64_t steps = 0;       ///< updates of the model, at least 0
-
-  bool same_kind(const Phase& other) const {
-    return sample_rate == other.sample_rate && noise_multiplier == other.noise_multiplier;
-  }
-};
-
-/// All steps of a run, in order.
-using History = std::span<const Phase>;
-
-std::int64_t steps_of(History);
+/// The accountants above.
+enum class AccountantKind { prv, rdp, gdp };
 
 /// Epsilon at `delta` in (0, 1). It is 0 for no steps.
 double epsilon(AccountantKind, History, double delta);

@@ -81,14 +81,14 @@ double least_epsilon(History history, double delta) {
   return least;
 }
 
-void require_bound(AccountantKind kind, double found, History history, double delta) {
+void require_bound(std::string_view accountant, double found, History history, double delta) {
   // 1e-9: the relative error of exact values.
   const double least = least_epsilon(history, delta);
   if (found >= least - 1e-9 * (1 + least)) return;
   throw error(ExitCode::internal,
               "the accountant {} found epsilon = {} for {} steps at delta = {}, but it is at least {:.6g} (an error of "
               "the program); take another accountant",
-              name_of(kind), found, steps_of(history), delta, least);
+              accountant, found, steps_of(history), delta, least);
 }
 
 }  // namespace weft::privacy

@@ -3,7 +3,9 @@
 // What every accountant's result is compared with: values that are known without an accountant.
 #pragma once
 
-#include "privacy/accountant/accountant.hpp"
+#include <string_view>
+
+#include "privacy/accountant/history.hpp"
 
 namespace weft::privacy {
 
@@ -24,8 +26,8 @@ bool is_full_batch(History);
 /// P(E) - e^epsilon Q(E) for every event E, here "an output exceeds x". With full batches also their exact epsilon.
 double least_epsilon(History, double delta);
 
-/// Throws Error(internal) if `found` is not a number, or less than the least possible epsilon. A guarantee that is
-/// false is worse than none.
-void require_bound(AccountantKind, double found, History, double delta);
+/// Throws Error(internal), with the name of the accountant, if `found` is not a number, or less than the least possible
+/// epsilon. A guarantee that is false is worse than none.
+void require_bound(std::string_view accountant, double found, History, double delta);
 
 }  // namespace weft::privacy

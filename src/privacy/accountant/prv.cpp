@@ -281,7 +281,7 @@ PrvEpsilon prv_epsilon(History history, double delta) {
   const PrvEpsilon found{.lower = lower < 0 ? 0 : lower,
                          .estimate = epsilon_at(sum, delta),
                          .upper = std::min(epsilon_at(sum, delta - delta_error) + epsilon_error, bound)};
-  require_bound(AccountantKind::prv, found.upper, effective, delta);
+  require_bound("prv", found.upper, effective, delta);
   if (!(found.lower <= found.upper))
     throw error(
         ExitCode::internal,

@@ -109,7 +109,7 @@ RdpEpsilon rdp_epsilon(History history, double delta, std::span<const double> or
     if (epsilon < best.epsilon) best = {epsilon, order};
   }
   if (best.epsilon < 0) best.epsilon = 0;
-  require_bound(AccountantKind::rdp, best.epsilon, history, delta);
+  require_bound("rdp", best.epsilon, history, delta);
   return best;
 }
 

@@ -31,7 +31,7 @@
 #include "parallel/device_communicator.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/selection/selection_sizes.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::transcoder {
 

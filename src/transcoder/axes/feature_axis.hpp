@@ -16,7 +16,7 @@
 #include "parallel/device_communicator.hpp"
 #include "parallel/grid.hpp"
 #include "transcoder/parameters/model.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::transcoder {
 

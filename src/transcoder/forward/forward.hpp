@@ -36,7 +36,7 @@
 #include "transcoder/forward/normalisation.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/selection/selection.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::transcoder {
 

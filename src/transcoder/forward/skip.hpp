@@ -14,7 +14,7 @@
 #include "kernels/optimize/parameter_rows.hpp"
 #include "parallel/grid.hpp"
 #include "transcoder/parameters/model.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::transcoder {
 

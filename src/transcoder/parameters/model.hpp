@@ -21,7 +21,7 @@
 #include "kernels/transcoder/decode/by_target.hpp"
 #include "model/parameters.hpp"
 #include "parallel/grid.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::transcoder {
 

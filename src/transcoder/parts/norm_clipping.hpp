@@ -13,7 +13,7 @@
 
 #include "kernels/optimize/parameter_rows.hpp"
 #include "model/step_arena.hpp"
-#include "optimizer/settings.hpp"
+#include "optimizer/optimizer_settings.hpp"
 #include "parallel/device_communicator.hpp"
 
 namespace weft::transcoder {

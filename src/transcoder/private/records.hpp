@@ -19,7 +19,7 @@
 #include "dataset/activations/description.hpp"
 #include "privacy/clipping_plan.hpp"
 #include "transcoder/parameters/model.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::transcoder {
 

@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/format.hpp"
-#include "checkpoint/writer.hpp"
+#include "checkpoint/checkpoint_writer.hpp"
 #include "dataset/activations/loader.hpp"
 #include "kernels/slow_paths.hpp"
 #include "privacy/mode_choice.hpp"

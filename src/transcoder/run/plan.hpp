@@ -11,7 +11,7 @@
 
 #include "dataset/activations/description.hpp"
 #include "transcoder/parameters/model.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::transcoder {
 

@@ -10,7 +10,7 @@
 #include "parallel/grid.hpp"
 #include "run/profile.hpp"
 #include "transcoder/parameters/model.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::transcoder {
 

@@ -5,6 +5,7 @@
 
 #include "base/format.hpp"
 #include "base/log.hpp"
+#include "dataset/activations/describe.hpp"
 #include "dataset/activations/reader.hpp"
 #include "device/memory.hpp"
 #include "kernels/kokkos_runtime.hpp"

@@ -14,7 +14,7 @@
 #include "run/run_directory.hpp"
 #include "run/trainable.hpp"
 #include "transcoder/run/evaluation.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 #include "transcoder/step/trainer.hpp"
 
 namespace weft::transcoder {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "input/schema.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::transcoder {
 

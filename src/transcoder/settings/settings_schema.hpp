@@ -5,7 +5,7 @@
 #pragma once
 
 #include "input/schema.hpp"
-#include "transcoder/settings/settings.hpp"
+#include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::transcoder {
 

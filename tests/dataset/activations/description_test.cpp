@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Valid datasets are read bit for bit in every layout.
-#include "dataset/activations/description.hpp"
-
 #include <cstdlib>
 #include <cstring>
 
 #include "base/error.hpp"
+#include "dataset/activations/describe.hpp"
 #include "dataset/activations/reader.hpp"
 #include "dataset/activations/statistics.hpp"
 #include "dataset/activations/unpacked_chunks.hpp"

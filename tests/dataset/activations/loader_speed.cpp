@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "dataset/activations/describe.hpp"
 #include "dataset/activations/loader.hpp"
 #include "parallel/grid.hpp"
 #include "parallel/world.hpp"

@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "base/error.hpp"
-#include "dataset/activations/writer.hpp"
+#include "dataset/activations/activation_writer.hpp"
 #include "storage/activation_file.hpp"
 #include "storage/hdf5.hpp"
 #include "tests/dataset/activations/samples.hpp"

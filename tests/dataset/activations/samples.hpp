@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "dataset/activations/description.hpp"
-#include "dataset/activations/writer.hpp"
+#include "dataset/activations/activation_writer.hpp"
+#include "dataset/activations/describe.hpp"
 #include "tests/scratch.hpp"
 
 namespace weft::testing {

@@ -11,7 +11,7 @@
 #include <functional>
 #include <numeric>
 
-#include "dataset/tokens/writer.hpp"
+#include "dataset/tokens/token_writer.hpp"
 #include "storage/hdf5.hpp"
 #include "storage/token_file.hpp"
 #include "tests/scratch.hpp"

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "device/stream.hpp"
+#include "kernels/language/attention/attention_tuning.hpp"
 #include "tests/kernels/language/attention_problem.hpp"
 
 namespace weft::testing {

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft lm evaluate MODEL [--text FILE] [--transcoder CHECKPOINT]: loss, perplexity and bits per byte of a language
+// model on a text, also with its MLPs replaced by a transcoder. Each rank has the whole model and some of the batches.
+#include <filesystem>
+
+#include "commands/language_model/loaded_language_model.hpp"
+#include "commands/language_model/replacement.hpp"
+#include "commands/language_model/texts.hpp"
+#include "language_model/run/text_evaluation.hpp"
+#include "storage/durable.hpp"
+
+namespace weft::commands {
+namespace {
+
+struct LanguageEvaluateOptions {
+  std::string text, transcoder;  ///< "" or FILE, "" or CHECKPOINT
+};
+
+int run_language_evaluate(const Request& request, const LanguageEvaluateOptions& options,
+                          const parallel::World& world) {
+  // 1. The model, and the text: that of the command line, else the validation data of the run, else the part of its
+  //    text that it held out.
+  const LoadedLanguageModel loaded(request, world);
+  const language_model::Configuration& configuration = loaded.configuration();
+  const bool held_out = options.text.empty() && configuration.data.validation.empty();
+  if (held_out && (!loaded.opened.found || configuration.data.validation_fraction == 0))
+    throw collective_error(ExitCode::usage,
+                           "no text to evaluate on (the model comes without validation data); give --text FILE");
+  const std::string path = held_out               ? configuration.data.train
+                           : options.text.empty() ? configuration.data.validation
+                                                  : options.text;
+  const char* const origin = held_out ? "data.train" : options.text.empty() ? "data.validation" : "--text";
+  world.on_root([&] {
+    if (!std::filesystem::exists(path))
+      throw error(ExitCode::usage, "{} = \"{}\": no such file or directory; correct the path", origin, path);
+  });
+  const dataset::TokenSet text =
+      held_out ? training_text(loaded.opened, loaded.tokenizer, true, world)
+               : language_model::load_tokens(path, loaded.tokenizer, loaded.architecture().vocabulary, world);
+
+  // 2. Measure, print, record.
+  if (!request.output.empty()) world.on_root([&] { storage::make_directory(request.output); });
+  ForwardOnly forward(loaded, configuration.micro_tokens());
+  const language_model::EvaluationResult result =
+      language_model::evaluate(text, configuration.data.sequence, forward.settings.rows, forward.transformer,
+                               forward.staging, loaded.execution(), &world.all());
+  std::string printed = fmt::format("{} on {}: {}", loaded.opened.name(), path, language_model::to_text(result));
+  Json record;
+  if (loaded.opened.found)
+    record = {{"checkpoint", loaded.opened.found->path.string()}, {"step", loaded.opened.found->manifest.step}};
+  else
+    record = {{"model", loaded.opened.directory->path().string()}};
+  record["data"] = path;
+  record["validation"] = language_model::to_json(result);
+  if (!options.transcoder.empty()) {
+    TranscoderReplacement transcoder(options.transcoder, loaded, forward.settings.rows, world);
+    const language_model::ReplacementResult replaced = language_model::evaluate_replaced(
+        text, configuration.data.sequence, forward.settings.rows, loaded.architecture().model, forward.settings.type,
+        transcoder.reconstruction(), forward.transformer, forward.staging, loaded.execution(), &world.all());
+    parallel::on_all(world.all(), [&] { transcoder.require_valid_selections(); });
+    printed += fmt::format("\nMLP outputs replaced by {} (step {}):\n{}", transcoder.found().path.string(),
+                           transcoder.found().manifest.step, language_model::to_table(replaced));
+    record["replacement"] = {{"transcoder", transcoder.found().path.string()},
+                             {"step", transcoder.found().manifest.step}};
+    record["replacement"].update(language_model::to_json(replaced));
+  }
+  print_result(request, printed, record);
+  if (request.output.empty()) return 0;
+  if (world.is_root()) storage::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
+  return 0;
+}
+
+}  // namespace
+
+extern const Command lm_evaluate_command = with_options(
+    {"lm evaluate", "MODEL", "loss, perplexity and bits per byte on a text",
+     "Measures loss, perplexity and bits per byte of a language model on a text; with --transcoder also with its "
+     "MLPs replaced by a transcoder."},
+    run_language_evaluate, [](Options& options, LanguageEvaluateOptions& own) {
+      options.add("--text", own.text, "FILE", "the text, or token files (default: the run's validation data)");
+      options.add("--transcoder", own.transcoder, "CHECKPOINT",
+                  "also the loss with MLP outputs replaced by a transcoder's reconstructions, all layers together and "
+                  "each alone");
+      options.set().output("receives evaluation.json");
+    });
+
+}  // namespace weft::commands

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft lm train INPUT: trains a language model. weft lm polychromic INPUT: trains one further for quality and diversity
+// of sets of answers (polychromic/polychromic_run.hpp).
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "base/clock.hpp"
+#include "base/format.hpp"
+#include "base/log.hpp"
+#include "bench/language_model/language_input.hpp"
+#include "commands/commands.hpp"
+#include "commands/shared/train_model.hpp"
+#include "input/read.hpp"
+#include "language_model/run/initial_model.hpp"
+#include "language_model/run/language_training_run.hpp"
+#include "language_model/run/memory_plan.hpp"
+#include "polychromic/polychromic_run.hpp"
+#include "run/algorithms.hpp"
+#include "run/usable_memory.hpp"
+
+namespace weft::commands {
+namespace {
+
+constexpr std::string_view kPolychromic = "lm polychromic";
+
+/// Throws if the table is missing: its keys have defaults, but the user must choose how answers are rewarded.
+void require_polychromic_table(const Request& request, const parallel::World& world) {
+  world.on_root([&] {
+    if (!input::has_table(request.input_text, "polychromic") &&
+        std::none_of(request.sets.begin(), request.sets.end(),
+                     [](const std::string& set) { return set.starts_with("polychromic."); }))
+      throw error(ExitCode::usage,
+                  "{}: has no table [polychromic], which says what answers are worth (all would have the same reward); "
+                  "write one, with a reward of \"likelihood\", \"exact\", \"regex\", \"file\" or \"command\" (or "
+                  "\"constant\" for diversity alone), for example:\n\n[polychromic]\nreward = \"likelihood\"\n"
+                  "prompts_file = \"prompts.txt\"",
+                  request.subject);
+  });
+}
+
+int train_language_model(const Request& request, const TrainOptions& options, const parallel::World& world) {
+  const bool draws_answers = request.command == kPolychromic;
+  const auto begin = Clock::now();
+  // 1. The input and the text: every error that can be found before work starts.
+  bench::LanguageInput input;
+  const input::Schema schema = bench::language_training_keys(input);
+  if (draws_answers) require_polychromic_table(request, world);
+  read_input(request, schema, world);
+  language_model::use_ranks(input.configuration,
+                            parallel::ranks_of_grid(input.configuration.parallel, world.size(), request.dry_run));
+  const polychromic::Configuration& configuration = input.configuration;
+  const std::optional<language_model::InitialModel> initial = language_model::open_initial(configuration, world);
+  const language_model::Corpus corpus = language_model::load_corpus(configuration, initial, world);
+  if (world.is_root() && configuration.log.evaluate_every > 0 && !corpus.validation && configuration.sample.tokens == 0)
+    log::warning("log.evaluate_every = {} has no effect (no validation data, and log.sample_tokens = 0)",
+                 configuration.log.evaluate_every);
+  const language_model::Architecture architecture = language_model::architecture_of(configuration, corpus, initial);
+  run::use_recorded_algorithms(configuration.device.algorithms, world);
+  language_model::Plan plan = language_model::plan(configuration, architecture, corpus.train.size());
+  std::optional<polychromic::Prompts> prompts;  // prompts of weft lm polychromic
+  if (draws_answers) {
+    prompts.emplace(configuration.polychromic, corpus, static_cast<std::uint64_t>(configuration.run.seed), world);
+    polychromic::require_settings(configuration, architecture, *prompts);
+    polychromic::require_reward(configuration.polychromic, world);
+    polychromic::add_memory(plan, configuration, *prompts);
+  }
+  const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
+  const std::int64_t device_memory = static_cast<std::int64_t>(configuration.device.memory * 1e9);
+  // The run is planned for another machine, whose host memory is not known, with --device-memory or parallel.world.
+  const run::HostShare memory = options.device_memory.empty() && configuration.parallel.world == 0
+                                    ? run::usable_host_memory(world)
+                                    : run::HostShare{};
+  language_model::require_memory(plan, configuration, memory.bytes, memory.limit, device_memory);
+  language_model::require_worthwhile_swapping(plan);
+  const MemoryNeed need{.device = plan.device_total(),
+                        .device_available = device_memory,
+                        .host = plan.host_total() + (kernels::kCudaBuild ? 0 : plan.device_total()),
+                        .host_available = memory.bytes,
+                        .host_limit = memory.limit};
+
+  // 2. The model, which the recipe makes when the run directory is open.
+  PlannedModel planned{
+      .schema = schema,
+      .settings = {configuration.run, configuration.log, configuration.resume, configuration.checkpoint},
+      .optimizer = input.configuration.optimizer,
+      .device = language_model::device_settings(configuration),
+      .grid = language_model::grid_shape(configuration),
+      .data = {corpus.train.name(), corpus.fingerprint, configuration.data.accept_changed},
+      .summary = summary,
+      .need = need,
+      .plan = plan_document(plan, need),
+      .device_bytes = plan.device_total(),
+      .tensor = "embedding/tokens",
+      .extra = language_model::manifest_extra(architecture)};
+  planned.start = [&](const device::Runtime&) -> std::shared_ptr<void> {
+    language_model::require_memory(
+        plan, configuration, 0, "",
+        run::usable_device_bytes(configuration.device, language_model::kContextBytes, world));
+    return nullptr;
+  };
+  planned.make = [&](const run::OpenedRun& opened, bool changed, const parallel::Grid& grid,
+                     const device::Runtime& runtime) -> std::unique_ptr<run::Trainable> {
+    const checkpoint::Found* const found = opened.found ? &*opened.found : nullptr;
+    if (prompts)
+      return std::make_unique<polychromic::PolychromicRun>(configuration, corpus, *prompts, found, world, grid,
+                                                           runtime);
+    auto run = std::make_unique<language_model::TrainingRun>(configuration, corpus, found, world, grid, runtime);
+    if (changed) run->note_change();
+    return run;
+  };
+  return train_model(request, options, world, planned, begin);
+}
+
+}  // namespace
+
+extern const Command lm_train_command =
+    training_command({"lm train", "INPUT", "train a model on text; resumes automatically",
+                      "Trains a GPT-2- or Llama-style language model on text. A run that was interrupted resumes "
+                      "from its newest valid checkpoint when the same command is given again."},
+                     "language_model", bench::language_training_keys, train_language_model);
+
+extern const Command lm_polychromic_command =
+    training_command({kPolychromic, "INPUT", "train a model further for quality and diversity of answers",
+                      "Trains a language model further, so that sets of its answers to a prompt are good and differ "
+                      "(docs/polychromic.md). A run that was interrupted resumes from its newest valid checkpoint "
+                      "when the same command is given again."},
+                     "language_model", bench::language_training_keys, train_language_model);
+
+}  // namespace weft::commands

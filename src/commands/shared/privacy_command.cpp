@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft privacy: the epsilon of a private training, or the noise that an epsilon needs, by each accountant.
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "base/format.hpp"
+#include "base/log.hpp"
+#include "bench/language_model/language_input.hpp"
+#include "commands/commands.hpp"
+#include "language_model/run/initial_model.hpp"
+#include "language_model/run/private_plan.hpp"
+#include "parallel/watchdog.hpp"
+#include "privacy/accountant/accountant.hpp"
+#include "storage/json_file.hpp"
+
+namespace weft::commands {
+namespace {
+
+using privacy::AccountantKind;
+
+template <class... Args>
+Error wrong_use(fmt::format_string<Args...> format, Args&&... args) {
+  return collective_error(ExitCode::usage, "{}; see weft privacy --help",
+                          fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// What is computed: options that were given, then those of the input. What is not given is 0, sample_rate and steps
+/// -1.
+struct PrivacyQuestion {
+  double epsilon = 0, noise_multiplier = 0;  // exactly one is not 0
+  double delta = 0, sample_rate = -1;
+  std::int64_t steps = -1;
+  std::vector<AccountantKind> accountants = {};
+  std::string of = {};  // what the input says; "" without one
+};
+
+struct PrivacyOptions {
+  PrivacyQuestion question;
+  std::string accountant;  ///< "" or prv | rdp | gdp | all
+  std::string input;       ///< "" or FILE
+};
+
+/// Adds the probability with which a record of the run is drawn for a step, and the parts of the question that the
+/// command line does not give.
+void add_input(PrivacyQuestion& question, const Request& request, const PrivacyOptions& options,
+               const parallel::World& world) {
+  bench::LanguageInput input;
+  Request train = request;
+  train.subject = options.input;
+  train.input_text = world.on_root([&] { return input::load_text(train.subject); });
+  read_input(train, bench::language_training_keys(input), world);
+  const language_model::Configuration& run = input.configuration;
+  const privacy::Settings& given = run.privacy;
+  if (question.epsilon == 0 && question.noise_multiplier == 0) {
+    if (!given.enabled)
+      throw wrong_use(
+          "{}: its training is not private (table [privacy] gives neither epsilon nor noise_multiplier); give "
+          "--epsilon or --noise-multiplier",
+          train.subject);
+    question.epsilon = given.epsilon;
+    question.noise_multiplier = given.noise_multiplier;
+  }
+  if (question.delta == 0) question.delta = given.delta;
+  if (question.steps < 0) question.steps = run.run.steps;
+  if (question.sample_rate < 0) {
+    const language_model::Corpus corpus =
+        language_model::load_corpus(run, language_model::open_initial(run, world), world);
+    const language_model::PrivateRecords records = language_model::private_records(run, corpus.train.size());
+    question.sample_rate = records.rate();
+    question.of = fmt::format("{}: {:g} of {} sequences per step on average", train.subject, records.expected,
+                              format::grouped(records.count));
+  }
+  if (options.accountant.empty()) question.accountants = {given.accountant};
+}
+
+PrivacyQuestion question_of(const Request& request, const PrivacyOptions& given, const parallel::World& world) {
+  PrivacyQuestion question = given.question;
+  for (const AccountantKind kind : {AccountantKind::prv, AccountantKind::rdp, AccountantKind::gdp})
+    if (given.accountant.empty() || given.accountant == "all" || given.accountant == privacy::name_of(kind))
+      question.accountants.push_back(kind);
+  if (!given.input.empty()) add_input(question, request, given, world);
+  if ((question.epsilon != 0) == (question.noise_multiplier != 0))
+    throw wrong_use("weft privacy needs one of --epsilon and --noise-multiplier (the other is computed)");
+  if (question.epsilon != 0 && !(question.epsilon > 0 && question.epsilon <= 1e3))
+    throw wrong_use("--epsilon {} is out of range (more than 0, at most 1000)", question.epsilon);
+  if (question.noise_multiplier != 0 && !(question.noise_multiplier >= 0.01 && question.noise_multiplier <= 1e6))
+    throw wrong_use("--noise-multiplier {} is out of range (from 0.01 to 1e6)", question.noise_multiplier);
+  if (!(question.delta > 0 && question.delta < 1))
+    throw wrong_use("weft privacy needs --delta between 0 and 1 (less than 1 / number of records)");
+  if (!(question.sample_rate >= 0 && question.sample_rate <= 1))
+    throw wrong_use("weft privacy needs --sample-rate from 0 to 1 (records of a step on average / all records)");
+  if (question.steps < 0) throw wrong_use("weft privacy needs --steps, 0 or more");
+  if (question.epsilon != 0 && (question.steps == 0 || question.sample_rate == 0))
+    throw wrong_use("--epsilon has no noise multiplier as its answer where no record is used; give {}",
+                    question.steps == 0 ? "--steps above 0" : "a --sample-rate above 0");
+  return question;
+}
+
+struct AccountantRow {
+  std::string text = {};
+  Json document = {};
+};
+
+AccountantRow answer(const PrivacyQuestion& question, AccountantKind kind) {
+  double noise = question.noise_multiplier;
+  if (noise == 0)
+    noise = privacy::calibrate(kind, question.epsilon, question.delta, question.sample_rate, question.steps);
+  const privacy::Phase phase{question.sample_rate, noise, question.steps};
+  const privacy::History history(&phase, 1);
+  AccountantRow row{.document = {{"accountant", privacy::name_of(kind)}, {"noise_multiplier", noise}}};
+  std::string note;
+  double epsilon = 0;
+  if (kind == AccountantKind::prv) {
+    const privacy::PrvEpsilon found = privacy::prv_epsilon(history, question.delta);
+    epsilon = found.upper;
+    row.document["epsilon"] = epsilon;
+    row.document["lower"] = found.lower;
+    note = fmt::format("an upper bound; the true value is at least {:.5g}", found.lower);
+  } else if (kind == AccountantKind::rdp) {
+    const privacy::RdpEpsilon found = privacy::rdp_epsilon(history, question.delta, privacy::rdp_orders());
+    epsilon = found.epsilon;
+    row.document["epsilon"] = epsilon;
+    row.document["order"] = found.order;
+    note = fmt::format("an upper bound, of order {:g}", found.order);
+  } else {
+    epsilon = privacy::epsilon(kind, history, question.delta);
+    row.document["epsilon"] = epsilon;
+    note = "an approximation, no bound";
+  }
+  row.text = fmt::format("  {:<12}{:<17.6g} {:<11.5g} {}\n", privacy::name_of(kind), noise, epsilon, note);
+  return row;
+}
+
+int run_privacy(const Request& request, const PrivacyOptions& options, const parallel::World& world) {
+  const PrivacyQuestion question = question_of(request, options, world);
+  parallel::note_phase("computing epsilon");
+  world.on_root([&] {
+    Json document = {{"delta", question.delta}, {"sample_rate", question.sample_rate}, {"steps", question.steps}};
+    if (question.epsilon > 0) document["target_epsilon"] = question.epsilon;
+    std::string text = question.of.empty() ? "" : question.of + "\n";
+    text += fmt::format("{} steps at a sample rate of {:.6g}, delta {:g}; a record is added or removed\n",
+                        question.steps, question.sample_rate, question.delta);
+    text += fmt::format("  {:<12}{:<18}{}\n", "accountant", "noise multiplier", "epsilon");
+    std::size_t failed = 0;
+    for (const AccountantKind kind : question.accountants) {
+      AccountantRow row;
+      try {
+        row = answer(question, kind);
+      } catch (const Error& failure) {
+        if (++failed == question.accountants.size()) throw;
+        row = {fmt::format("  {:<12}{}\n", privacy::name_of(kind), failure.what()),
+               {{"accountant", privacy::name_of(kind)}, {"problem", failure.what()}}};
+      }
+      text += row.text;
+      document["accountants"].push_back(std::move(row.document));
+    }
+    text.pop_back();
+    print_result(request, text, document);
+  });
+  return 0;
+}
+
+}  // namespace
+
+extern const Command privacy_command = with_options(
+    {"privacy", "", "epsilon of a private training, or the noise that it needs",
+
+     "Computes the epsilon of a private training from its noise, or the noise that an epsilon needs, by "
+     "each accountant (docs/privacy.md).",
+     Needs::nothing},
+    run_privacy, [](Options& options, PrivacyOptions& own) {
+      options.add("--epsilon", own.question.epsilon, "E", "the target, or");
+      options.add("--noise-multiplier", own.question.noise_multiplier, "S",
+                  "standard deviation of the noise / largest norm of a record's gradient");
+      options.add("--delta", own.question.delta, "D", "probability with which epsilon may not hold");
+      options.add("--sample-rate", own.question.sample_rate, "Q", "probability with which a record joins a step");
+      options.add("--steps", own.question.steps, "N", "updates of the model", 0, std::int64_t{1} << 50);
+      options.add("--accountant", own.accountant, "NAME", "prv, rdp, gdp or all (default all)",
+                  {"prv", "rdp", "gdp", "all"});
+      options.add("--input", own.input, "FILE",
+                  "an input of weft lm train: what is not given above is taken from it, also the accountant");
+    });
+
+}  // namespace weft::commands

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "commands/transcoder/loaded_transcoder.hpp"
+
+#include "dataset/activations/describe.hpp"
+#include "parallel/affinity.hpp"
+#include "parallel/nccl.hpp"
+
+namespace weft::commands {
+namespace {
+
+checkpoint::Found transcoder_at(const std::string& path, const parallel::World& world) {
+  checkpoint::Found found = open_checkpoint(path, world);
+  require_kind(found, "encoder_0/weight", "name that of a transcoder; weft lm evaluate is for language models");
+  return found;
+}
+
+bench::TranscoderInput input_of(const checkpoint::Found& found, const Request& request, const std::string& data,
+                                const parallel::World& world) {
+  bench::TranscoderInput input;
+  read_input_of(found, request, bench::trained_keys(input), world, data.empty() ? "" : "data.stored_as");
+  return input;
+}
+
+std::string data_of(const bench::TranscoderInput& input, const std::string& data, const parallel::World& world) {
+  const std::string path = data.empty() ? input.configuration.data.validation : data;
+  if (path.empty() && !input.configuration.data.model.empty())
+    throw collective_error(ExitCode::usage,
+                           "no data to use (the run computed its activations with data.model = \"{0}\" and has no "
+                           "data.validation); record some with weft lm harvest {0} --output DIR, then give --data DIR",
+                           input.configuration.data.model);
+  if (path.empty())
+    throw collective_error(ExitCode::usage, "no data to use (the run has no data.validation); give --data DIR");
+  require_directory(world, path, data.empty() ? "data.validation" : "--data");
+  return path;
+}
+
+device::Runtime start_device(const transcoder::Configuration& configuration, const parallel::World& world) {
+  parallel::nccl::allow_multicast(configuration.parallel.nvls);
+  return device::Runtime(transcoder::device_settings(configuration), world.node_rank(),
+                         parallel::bind_to_cpus(world, configuration.device));
+}
+
+}  // namespace
+
+Options& data_option(Options& options, std::string& data) {
+  return options.add("--data", data, "DIR", "activations to use (default: the run's validation data)");
+}
+
+LoadedTranscoder::LoadedTranscoder(const Request& request, const std::string& data_option, const parallel::World& world)
+    : found(transcoder_at(request.subject, world)),
+      input(input_of(found, request, data_option, world)),
+      data(data_of(input, data_option, world)),
+      description(dataset::describe(world, data, configuration().data)),
+      runtime(start_device(configuration(), world)),
+      grid(world, parallel::data_by_feature(1, world.size())),
+      statistics(transcoder::load_statistics(world, found, description.n_layers, description.d_model, data,
+                                             runtime.execution())),
+      normalisation(dataset::normalisation(statistics, description, configuration().data.normalise), statistics,
+                    runtime.execution()),
+      model(transcoder::shape_of(configuration().transcoder, description.n_layers, description.d_model),
+            configuration().optimizer.state, grid, runtime.execution(), transcoder::Moments::none),
+      arena(runtime.execution(), grid),
+      forward(configuration(), model, normalisation, grid, runtime.execution(), timers, batch_tokens(), arena) {
+  checkpoint::Registry registry;
+  model.add_to(registry);
+  checkpoint::load(world.all(), found, registry, runtime.execution(), checkpoint::Load::part);
+}
+
+}  // namespace weft::commands

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dataset/tokens/token_settings.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "input/schema.hpp"
+
+namespace weft::dataset {
+namespace {
+
+// Sizes are bounded so that no product of them, in bytes, exceeds 64 bits.
+constexpr double kMostTokens = 1 << 28;
+constexpr double kLongestSequence = 1 << 20;
+
+}  // namespace
+
+std::int64_t TokenSettings::length_at(std::int64_t step) const {
+  if (sequence_start == 0 || step > sequence_growth_steps) return sequence;
+  std::int64_t doublings = 0;
+  while (sequence_start << doublings < sequence) ++doublings;
+  return sequence_start << (step - 1) * doublings / sequence_growth_steps;
+}
+
+void add_keys(input::Schema& schema, TokenSettings& data) {
+  schema.table("data", "Text to learn from, and how it becomes sequences.");
+  schema.add("data.train", data.train, "text file (UTF-8), token file, or directory of token files").path_name().free();
+  schema
+      .add("data.validation", data.validation,
+           "the same, to measure the loss on; \"\" = none, or a part of train (validation_fraction)")
+      .path_name()
+      .free();
+  schema
+      .add("data.tokens", data.tokens,
+           "\"character\", \"bytes\", or the path of a tokeniser file (of weft lm tokenize, or a tokenizer.json of "
+           "Hugging "
+           "Face with byte-level BPE); \"\" = that of the token files or of language_model.initial, else of a text "
+           "\"character\"")
+      .path_name();
+  schema.add("data.special", data.special,
+             "symbols added to the vocabulary of \"character\" and \"bytes\": PAD, UNK, BOS, EOS");
+  schema
+      .add("data.add_special_tokens", data.add_special_tokens,
+           "texts and prompts begin and end with what the post-processor of a tokenizer.json adds: the BOS of Llama 3, "
+           "for example")
+      .changeable();
+  schema.add("data.batch_tokens", data.batch_tokens, "tokens per step, all ranks together")
+      .in("tokens")
+      .at_least(1)
+      .at_most(kMostTokens)
+      .changeable();
+  schema.add("data.sequence", data.sequence, "length of a sequence").in("tokens").at_least(1).at_most(kLongestSequence);
+  schema
+      .add("data.sequence_start", data.sequence_start,
+           "length of the first steps' sequences, which doubles until it is data.sequence, with as many tokens per "
+           "step; "
+           "0 = data.sequence throughout")
+      .in("tokens")
+      .at_least(0)
+      .at_most(kLongestSequence)
+      .changeable();
+  schema
+      .add("data.sequence_growth_steps", data.sequence_growth_steps,
+           "steps after which sequences have their full length; each shorter length is used for an equal part of them")
+      .in("steps")
+      .at_least(0)
+      .at_most(input::kMostSteps)
+      .required_with("data.sequence_start")
+      .changeable();
+  schema.add("data.order", data.order,
+             {{"random_windows", TokenOrder::random_windows},
+              {"sequential", TokenOrder::sequential},
+              {"curriculum", TokenOrder::curriculum}},
+             "segments at uniformly random positions; the stream cut into segments, in order; or random segments of "
+             "which the first steps draw the easiest, those whose tokens are frequent");
+  schema.add("data.curriculum_steps", data.curriculum_steps, "steps after which segments of any difficulty are drawn")
+      .in("steps")
+      .at_least(0)
+      .at_most(input::kMostSteps)
+      .required_with("data.order", {"curriculum"})
+      .changeable();
+  schema.add("data.document_mask", data.document_mask,
+             "true: documents inside a sequence do not see each other, and positions restart with each");
+  schema.add("data.validation_fraction", data.validation_fraction, "tail of train that is held out for validation")
+      .at_least(0)
+      .less_than(1)
+      .not_with("data.validation", {}, "there is one validation set");
+  schema.add("data.accept_changed", data.accept_changed, "resume although the fingerprint of the data changed").free();
+
+  schema.rule({"data.batch_tokens", "data.sequence"}, [&data]() -> std::string {
+    if (data.batch_tokens % data.sequence == 0) return {};
+    return fmt::format(
+        "data.batch_tokens = {} is not a multiple of data.sequence = {} (a step consists of whole sequences); take {}",
+        data.batch_tokens, data.sequence, (data.batch_tokens / data.sequence + 1) * data.sequence);
+  });
+  schema.rule({"data.sequence_start", "data.sequence"}, [&data]() -> std::string {
+    if (data.sequence_start == 0) return {};
+    std::int64_t length = data.sequence;
+    while (length > data.sequence_start && length % 2 == 0) length /= 2;
+    if (length == data.sequence_start) return {};
+    return fmt::format(
+        "data.sequence_start = {} does not become data.sequence = {} by doubling (every length is twice the one before "
+        "it); take {}",
+        data.sequence_start, data.sequence, length);
+  });
+  schema.rule({"data.special", "data.tokens"}, [&data]() -> std::string {
+    for (auto symbol = data.special.begin(); symbol != data.special.end(); ++symbol) {
+      if (*symbol != "PAD" && *symbol != "UNK" && *symbol != "BOS" && *symbol != "EOS")
+        return fmt::format("data.special contains \"{}\" (valid: PAD, UNK, BOS, EOS); remove it", *symbol);
+      if (std::find(data.special.begin(), symbol, *symbol) != symbol)
+        return fmt::format("data.special contains {} twice (each symbol has one id); remove one", *symbol);
+    }
+    if (!data.special.empty() && !data.tokens.empty() && data.tokens != "character" && data.tokens != "bytes")
+      return fmt::format(
+          "data.special is given with data.tokens = \"{}\" (a tokeniser file has its own symbols); remove data.special",
+          data.tokens);
+    return {};
+  });
+}
+
+}  // namespace weft::dataset
