@@ -145,9 +145,12 @@ SwapCost swap_cost(const Configuration& configuration, const Architecture& archi
     return transformer_buffers(configuration, architecture, recompute, true, arena).swap.bytes();
   };
   SwapCost cost;
-  double block = 0;  // elements
-  for (const model::ParameterSpec& spec : parameter_specs(architecture))
+  const ParameterList list = declared_parameters(architecture);
+  double block = 0;  // elements that a token multiplies
+  for (const model::ParameterSpec& spec : list.specs)
     if (spec.name.starts_with(block_name(0))) block += static_cast<double>(spec.elements());
+  for (const Product& product : list.products)
+    if (product.block() == block_name(0)) block -= static_cast<double>(product.elements()) - product.multiplied();
   const double attention = static_cast<double>(configuration.data.sequence * architecture.query_width());
   const double shared = static_cast<double>(configuration.parallel.tensor);
   cost.forward_seconds =
@@ -313,12 +316,7 @@ std::string slow_paths_text(const Architecture& architecture, kernels::Scalar ty
 }
 
 std::string to_text(const Plan& plan, const Configuration& configuration) {
-  const ModelSettings& model = plan.architecture.model;
-  std::string text =
-      fmt::format("plan: {} layer{}, d_model {}, {} head{} of {}{}, d_mlp {}, vocabulary {}, {} parameters\n",
-                  model.layers, model.layers == 1 ? "" : "s", model.d_model, model.heads, model.heads == 1 ? "" : "s",
-                  model.head_size(), model.kv_heads == model.heads ? "" : fmt::format(" ({} of keys)", model.kv_heads),
-                  model.d_mlp, plan.architecture.vocabulary, format::grouped(plan.parameters));
+  std::string text = fmt::format("plan: {}\n", sizes_text(plan.architecture));
   const auto row = [&](const std::string& name, const std::string& value) {
     text += fmt::format("  {:<34}{:>14}\n", name, value);
   };

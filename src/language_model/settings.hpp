@@ -83,8 +83,8 @@ inline kernels::Scalar activation_type(const Configuration& configuration) {
 
 /// True if cuDNN has the attention of this model.
 bool library_attention(const Configuration&);
-/// Why a run cannot divide the model over the tensor axis: its sizes, or keys that exclude parallel.tensor; "" if it
-/// can.
+/// Why a run cannot divide the model over the tensor axis: its sizes, or a key that declares that it does not go with
+/// parallel.tensor; "" if it can.
 std::string obstacle_to_tensor_axis(const Configuration&, const Architecture&);
 
 /// Every key of the tables above, bound to the members of `configuration`, which must outlive the schema and hold its
