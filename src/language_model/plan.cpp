@@ -182,7 +182,7 @@ std::int64_t largest_micro_tokens(const Plan& plan, Configuration configuration,
   return fitting * sequence;
 }
 
-std::string milliseconds(double seconds) { return fmt::format("{:.3g} ms", 1e3 * seconds); }
+std::string milliseconds_text(double seconds) { return fmt::format("{:.3g} ms", 1e3 * seconds); }
 
 }  // namespace
 
@@ -297,9 +297,9 @@ void require_worthwhile_swapping(const Plan& plan) {
       "each way, {} at 50 GB/s, while the forward pass of a block takes {} (per block {} are added, with "
       "memory.recompute = \"block\" {}); take memory.recompute = \"block\", with which only the inputs of blocks are "
       "swapped",
-      format::binary_bytes_text(plan.swap->bytes), milliseconds(plan.swap->copy_seconds),
-      milliseconds(plan.swap->forward_seconds), milliseconds(plan.swap->added_seconds),
-      milliseconds(plan.swap->recompute_seconds));
+      format::binary_bytes_text(plan.swap->bytes), milliseconds_text(plan.swap->copy_seconds),
+      milliseconds_text(plan.swap->forward_seconds), milliseconds_text(plan.swap->added_seconds),
+      milliseconds_text(plan.swap->recompute_seconds));
 }
 
 std::string slow_paths_text(const Architecture& architecture, kernels::Scalar type, bool library) {
@@ -343,8 +343,8 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
     text += fmt::format(
         "  swapping: {} of each block and micro-batch each way, {} at 50 GB/s; forward pass of a block {} on one "
         "H200\n",
-        format::binary_bytes_text(plan.swap->bytes), milliseconds(plan.swap->copy_seconds),
-        milliseconds(plan.swap->forward_seconds));
+        format::binary_bytes_text(plan.swap->bytes), milliseconds_text(plan.swap->copy_seconds),
+        milliseconds_text(plan.swap->forward_seconds));
   const std::int64_t run = configuration.run.steps * configuration.data.batch_tokens,
                      best = kTokensPerParameter * plan.parameters;
   text += fmt::format(

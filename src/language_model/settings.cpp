@@ -16,8 +16,6 @@ namespace {
 constexpr double kSmallest = 1.2e-38, kLargest = 3e38;
 constexpr double kSmallestCap = 1e-3;
 constexpr double kMostScale = 1e6;
-// Bounded so that no product of sizes and bytes of an element exceeds 64 bits.
-constexpr double kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
 
 /// Width of the MLP that a preset has: 4 d_model, or 8/3 d_model in multiples of 64, which has as many parameters when
 /// the activation is gated (Shazeer 2020).
