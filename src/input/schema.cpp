@@ -158,6 +158,14 @@ std::string Schema::problem(const Key& key, const Condition& condition) const {
   return {};
 }
 
+std::string Schema::problem_of(std::string_view path) const {
+  for (const Key& key : keys_)
+    for (const Condition& condition : key.conditions)
+      if (key.path() == path || condition.path == path)
+        if (std::string found = problem(key, condition); !found.empty()) return found;
+  return {};
+}
+
 Key& Schema::append(std::string_view path, Value initial, std::string_view help) {
   const std::size_t dot = path.find('.');
   WEFT_ASSERT(dot != std::string_view::npos && find(path) == nullptr);

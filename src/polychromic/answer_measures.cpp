@@ -10,7 +10,7 @@ namespace weft::polychromic {
 namespace {
 
 /// Names in metrics.jsonl, in the order of AnswerMeasures::Measure.
-constexpr std::array<const char*, AnswerMeasures::kCount> kNames = {
+constexpr std::array<const char*, AnswerMeasures::kCount> kMeasureNames = {
     "reward",        "diversity",        "objective",           "distinct_2", "self_bleu", "answer_tokens",
     "empty_answers", "advantage_spread", "log_probability_gap", "clipped",    "divergence"};
 constexpr int kEvaluated = AnswerMeasures::advantage_square;
@@ -46,7 +46,7 @@ run::Metrics AnswerMeasures::of_training() const {
     const auto measure = static_cast<Measure>(i);
     double value = mean(measure);
     if (measure == advantage_square) value = std::sqrt(value);
-    metrics.push_back({.name = std::string("answers.") + kNames[static_cast<std::size_t>(i)],
+    metrics.push_back({.name = std::string("answers.") + kMeasureNames[static_cast<std::size_t>(i)],
                        .value = value,
                        .progress = measure == diversity ? "diversity {:.4f}" : "",
                        .in_result = true,
@@ -58,7 +58,7 @@ run::Metrics AnswerMeasures::of_training() const {
 run::Metrics AnswerMeasures::of_evaluation() const {
   run::Metrics metrics;
   for (int i = 0; i < kEvaluated; ++i)
-    metrics.push_back({.name = std::string("validation.") + kNames[static_cast<std::size_t>(i)],
+    metrics.push_back({.name = std::string("validation.") + kMeasureNames[static_cast<std::size_t>(i)],
                        .value = mean(static_cast<Measure>(i)),
                        .optional = true});
   return metrics;
@@ -68,7 +68,7 @@ Json AnswerMeasures::to_json() const {
   Json json;
   for (int i = 0; i < kEvaluated; ++i) {
     const double value = mean(static_cast<Measure>(i));
-    json[kNames[static_cast<std::size_t>(i)]] = std::isnan(value) ? Json() : Json(value);
+    json[kMeasureNames[static_cast<std::size_t>(i)]] = std::isnan(value) ? Json() : Json(value);
   }
   return json;
 }

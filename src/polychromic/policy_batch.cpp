@@ -74,6 +74,7 @@ Tokens PolicyBatch::tokens(std::int64_t first, std::int64_t sequences) const {
           .targets = {device.targets.data + begin, rows},
           .positions = {device.positions.data + begin, rows},
           .first_key = {},
+          .scale = buffers_.one.data,
           .weights = {device.weights.data + begin, rows},
           .temperature = static_cast<float>(settings_.temperature),
           .vocabulary = settings_.vocabulary};
@@ -85,8 +86,7 @@ void PolicyBatch::add_gradients(Transformer& transformer, const kernels::AdamSte
   for (std::int64_t first = 0; first < sequences_; first += together) {
     const Tokens part = tokens(first, std::min(together, sequences_ - first));
     transformer.forward(part, step);
-    transformer.losses_and_gradient(part, buffers_.one.data, {buffers_.losses.data + first * length_, part.rows()},
-                                    sink);
+    transformer.losses_and_gradient(part, {buffers_.losses.data + first * length_, part.rows()}, sink);
     transformer.backward(part, step, sink);
   }
 }

@@ -255,7 +255,7 @@ struct ChangedPasses final : privacy::Passes {
     Through changed = make(sink);
     transformer.prepare_weights();
     transformer.forward(all, nullptr);
-    transformer.losses_and_gradient(all, run.trainer.staging().scale(), losses.array(), changed);
+    transformer.losses_and_gradient(all, losses.array(), changed);
     transformer.backward(all, nullptr, changed);
   }
   PrivateRun& run;

@@ -151,7 +151,7 @@ class SmallModel {
   void micro_batch(std::int64_t first, std::int64_t count, model::GradientSink& sink) {
     const Tokens part = tokens(first, count);
     transformer_.forward(part, step_.data());
-    transformer_.losses_and_gradient(part, staging_.scale(), {losses_.data() + first * length_, part.rows()}, sink);
+    transformer_.losses_and_gradient(part, {losses_.data() + first * length_, part.rows()}, sink);
     transformer_.backward(part, step_.data(), sink);
   }
   std::vector<std::vector<float>> gradients() const {

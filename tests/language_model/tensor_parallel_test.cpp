@@ -241,12 +241,20 @@ TEST_CASE("what cannot be divided is refused with its name") {
   CHECK(why("", 6).find("kv_heads = 5") != std::string::npos);
   CHECK(why("heads = 8\nkv_heads = 1\n", 2).find("kv_heads = 1") != std::string::npos);
   CHECK(why("d_mlp = 8\n", 2).find("d_mlp = 8") != std::string::npos);
-  CHECK(why("qk_norm = \"width\"\n", 2).find("qk_norm") != std::string::npos);
   CHECK(why("", 5, 4).find("vocabulary of 4") != std::string::npos);
-  Configuration read;
-  const input::Schema keys = schema(read);
-  CHECK_THROWS_WITH_AS(input::read(keys, "[parallel]\ntensor = 2\n[log]\nsample_tokens = 8\n", "test.toml"),
-                       doctest::Contains("parallel.tensor"), Error);
+  for (const auto& [key, table] : {std::pair("log.sample_tokens", "[log]\nsample_tokens = 8\n"),
+                                   std::pair("language_model.qk_norm", "[language_model]\nqk_norm = \"width\"\n"),
+                                   std::pair("lora.dropout", "[lora]\nrank = 2\ndropout = 0.1\n")}) {
+    CAPTURE(key);
+    Configuration read;
+    const input::Schema keys = schema(read);
+    CHECK_THROWS_WITH_AS(input::read(keys, std::string("[parallel]\ntensor = 2\n") + table, "test.toml"),
+                         doctest::Contains(key), Error);
+    CHECK(obstacle_to_tensor_axis(read, {.model = read.language_model, .vocabulary = 9}).find("parallel.tensor") !=
+          std::string::npos);
+    read.parallel.tensor = 1;
+    CHECK(obstacle_to_tensor_axis(read, {.model = read.language_model, .vocabulary = 9}).empty());
+  }
 }
 
 }  // namespace weft::language_model

@@ -147,14 +147,20 @@ void compare(const std::string& name, Scalar type, const Tolerance& tolerance) {
   const DeviceArray<std::uint32_t> ids(fixture.ids);
   const DeviceArray<std::int32_t> targets(fixture.targets), places(positions);
   const DeviceArray<float> losses(rows), scale(std::vector<float>{static_cast<float>(1 / counted)});
-  const Tokens tokens{fixture.sequences, fixture.length, ids.array(), targets.array(), places.array(), {}, 0};
+  const Tokens tokens{.sequences = fixture.sequences,
+                      .length = fixture.length,
+                      .ids = ids.array(),
+                      .targets = targets.array(),
+                      .positions = places.array(),
+                      .first_key = {},
+                      .scale = scale.data()};
 
   transformer.prepare_weights();
   transformer.forward(tokens, nullptr);
   std::vector<float> logits;
   for (std::int64_t row = 0; row < rows; ++row)
     for (const float logit : transformer.logits(row)) logits.push_back(logit);
-  transformer.losses_and_gradient(tokens, scale.data(), losses.array(), sink);
+  transformer.losses_and_gradient(tokens, losses.array(), sink);
   transformer.backward(tokens, nullptr, sink);
   sink.end_micro_batch();
   kernels::fence(execution());

@@ -33,16 +33,13 @@ std::string describe_language_model(const std::filesystem::path& path, const che
     throw collective_error(ExitCode::io,
                            "{}: {} (the language model of its input has it); was it written by another program?",
                            path.string(), difference);
-  const language_model::ModelSettings& model = architecture.model;
   const std::string adapters =
       architecture.lora.rank == 0
           ? ""
           : fmt::format(", {} of them in adapters of rank {}", format::grouped(model::trained_elements_of(specs)),
                         architecture.lora.rank);
-  return fmt::format(
-      "  language model of {} layer{}, d_model {}, {} heads, vocabulary {}: {} parameters{}, all tensors present{}\n",
-      model.layers, model.layers == 1 ? "" : "s", model.d_model, model.heads, architecture.vocabulary,
-      format::grouped(model::elements_of(specs)), adapters, trainable ? "" : " (weights only, without moments)");
+  return fmt::format("  language model of {}{}, all tensors present{}\n", language_model::sizes_text(architecture),
+                     adapters, trainable ? "" : " (weights only, without moments)");
 }
 
 std::optional<std::pair<std::string, Json>> inspect_huggingface(const std::filesystem::path& path) {

@@ -50,11 +50,6 @@ std::string obstacle_to_division(const Architecture& architecture, std::int64_t 
   if (architecture.vocabulary > 0 && n_ranks > architecture.vocabulary)
     return fmt::format("parallel.tensor = {} with a vocabulary of {} (each rank has a part of it); take at most {}",
                        n_ranks, architecture.vocabulary, architecture.vocabulary);
-  if (model.qk_norm == QueryKeyNorm::width)
-    return fmt::format(
-        "parallel.tensor = {} with language_model.qk_norm = \"width\" (its norm is over all heads, which are on "
-        "several ranks); take parallel.tensor = 1",
-        n_ranks);
   return {};
 }
 

@@ -28,8 +28,6 @@ struct Architecture {
   std::int64_t query_width() const { return model.heads * model.head_size(); }
   std::int64_t key_width() const { return model.kv_heads * model.head_size(); }
   std::int64_t projection_width() const { return query_width() + 2 * key_width(); }
-  /// Columns before the activation of the MLP.
-  std::int64_t hidden_width() const { return model.d_mlp * (kernels::is_gated(model.mlp) ? 2 : 1); }
 };
 
 /// Prefix of the names of a block's parameters: "block_3/".

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/blocks/attention_sublayer.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -61,6 +63,9 @@ void AttentionSublayer::declare(ParameterList& list) const {
     list.shared_by_heads(prefix() + "temperature", 1);
   }
   list.output(prefix(), "output", query.width, query.unit);
+  const std::int64_t heads = model().heads, keys = model().kv_heads;
+  list.describe(fmt::format("{} head{} of {}{}", heads, heads == 1 ? "" : "s", model().head_size(),
+                            keys == heads ? "" : fmt::format(" ({} of keys)", keys)));
 }
 
 /// Causal: 2 T Q operations per token forward, 2.5 times as many backward.

@@ -25,6 +25,7 @@ struct Tokens {
   kernels::Array<const std::int32_t> first_key;  ///< first row of the sequence that a row may read; empty: 0
   std::int64_t first_row = 0;                    ///< of row 0 in the whole step; keys the dropout masks
   std::int64_t begin = 0;                        ///< of row 0 in the micro-batch, for a part of one
+  const float* scale = nullptr;                  ///< [1], of the gradient of the loss: 1 / counted targets of the step
   kernels::Array<const float> weights = {};      ///< of the losses, in their gradient; empty: 1
   float temperature = 1;                         ///< of the distribution of the targets, if there are any
   std::int64_t vocabulary = 0;                   ///< of it: ids below this one; 0: all of the model

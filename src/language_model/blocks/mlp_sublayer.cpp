@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/blocks/mlp_sublayer.hpp"
 
-#include <utility>
+#include <fmt/format.h>
 
-#include "kernels/language/activation/mlp_activation.hpp"
+#include <utility>
 
 namespace weft::language_model {
 
@@ -16,10 +16,11 @@ void MlpSublayer::declare(ParameterList& list) const {
   parts.push_back({"up", model().d_mlp, unit});
   list.product(prefix(), std::move(parts));
   list.output(prefix(), "down", model().d_mlp, unit);
+  list.describe(fmt::format("d_mlp {}", model().d_mlp));
 }
 
 std::vector<SublayerWork> MlpSublayer::work(double /*length*/) const {
-  const auto hidden = static_cast<double>(architecture().hidden_width()), mlp = static_cast<double>(model().d_mlp);
+  const auto hidden = static_cast<double>(hidden_width()), mlp = static_cast<double>(model().d_mlp);
   // The product of the backward pass reads `hidden` where it applies the slope (kernels/language/linear/linear.hpp).
   const bool slope_in_product = model().mlp == MlpActivation::gelu && architecture().lora.rank == 0;
   return {{.phase = "activation",
@@ -30,7 +31,7 @@ std::vector<SublayerWork> MlpSublayer::work(double /*length*/) const {
 }
 
 void MlpSublayer::take(BlockMemory& memory, const Sublayer* later) {
-  hidden_ = memory.matrix(architecture().hidden_width(), BlockMemory::FormedAgain::block);
+  hidden_ = memory.matrix(hidden_width(), BlockMemory::FormedAgain::block);
   activated_ = memory.matrix(model().d_mlp, BlockMemory::FormedAgain::activation);
   gradient_ = memory.inner_gradient(model().d_mlp);
   // Rows that stay lie where the later block, whose backward pass is complete, had its own.

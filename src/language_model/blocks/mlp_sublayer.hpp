@@ -3,8 +3,10 @@
 // The MLP: x -> activation(up x) -> down, or activation(gate x, up x) of gated activations.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
+#include "kernels/language/activation/mlp_activation.hpp"
 #include "language_model/blocks/sublayer.hpp"
 
 namespace weft::language_model {
@@ -23,6 +25,8 @@ class MlpSublayer final : public Sublayer {
   void backward(const Pass&, kernels::AnyMatrix x, const OutputGradient& dy, kernels::AnyMatrix dx) override;
 
  private:
+  std::int64_t hidden_width() const { return model().d_mlp * (kernels::is_gated(model().mlp) ? 2 : 1); }
+
   const Linear *up_ = nullptr, *down_ = nullptr;
   Products* products_ = nullptr;
 

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/blocks/model_parameters.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "base/format.hpp"
 #include "language_model/blocks/block_list.hpp"
 
 namespace weft::language_model {
@@ -56,10 +59,20 @@ std::int64_t parameters_of(const Architecture& architecture) {
   return model::elements_of(parameter_specs(architecture));
 }
 
+std::string sizes_text(const Architecture& architecture) {
+  const ParameterList list = declared_parameters(architecture);
+  const ModelSettings& model = architecture.model;
+  return fmt::format("{} layer{}, d_model {}, {}, vocabulary {}, {} parameters", model.layers,
+                     model.layers == 1 ? "" : "s", model.d_model, fmt::join(list.sizes, ", "), architecture.vocabulary,
+                     format::grouped(model::elements_of(list.specs)));
+}
+
 double flops_per_token(const Architecture& architecture, std::int64_t length) {
-  const std::vector<ParameterSpec> specs = parameter_specs(architecture);
-  double flops = 4.0 * static_cast<double>(model::elements_of(specs)) +
-                 2.0 * static_cast<double>(model::trained_elements_of(specs));
+  const ParameterList list = declared_parameters(architecture);
+  double flops = 4.0 * static_cast<double>(model::elements_of(list.specs)) +
+                 2.0 * static_cast<double>(model::trained_elements_of(list.specs));
+  for (const Product& product : list.products)
+    flops -= (architecture.lora.rank > 0 ? 4 : 6) * (static_cast<double>(product.elements()) - product.multiplied());
   // Three times the operations of the forward pass: recomputation of scores does not count.
   for (const ResidualSublayer& each : make_sublayers(architecture))
     for (const SublayerWork& work : each.sublayer().work(static_cast<double>(length))) flops += 3 * work.forward.flops;

@@ -35,8 +35,12 @@ std::vector<LoraTarget> lora_targets(const ModelSettings&);
 /// Number of parameters, with those of adapters.
 std::int64_t parameters_of(const Architecture&);
 
+/// The sizes of a model in words: "12 layers, d_model 768, 12 heads of 64, …, 124,439,808 parameters".
+std::string sizes_text(const Architecture&);
+
 /// Floating-point operations per token of forward and backward pass in sequences of `length`: 6 for each parameter, 4
-/// for a frozen one, and 6 layers * length * query_width for causal attention, which counts only scores that are used.
+/// for a frozen one, of products that multiply some of the tokens (Product::share) that part of it; and 6 layers *
+/// length * query_width for causal attention, which counts only scores that are used.
 double flops_per_token(const Architecture&, std::int64_t length);
 
 }  // namespace weft::language_model

@@ -68,13 +68,13 @@ void OutputHead::losses(const Pass& pass, AnyMatrix hidden, kernels::Array<float
   });
 }
 
-void OutputHead::losses_and_gradient(const Pass& pass, AnyMatrix hidden, AnyMatrix gradient, const float* scale,
+void OutputHead::losses_and_gradient(const Pass& pass, AnyMatrix hidden, AnyMatrix gradient,
                                      kernels::Array<float> losses) const {
   const Tokens& tokens = pass.tokens;
   each_chunk(pass, hidden, [&](std::int64_t begin, const AnyMatrix& logits) {
     context_.timers.phase("loss");
     kernels::CrossEntropy loss = this->loss(tokens);
-    loss.scale = scale;
+    loss.scale = tokens.scale;
     if (tokens.weights.size > 0) loss.weights = {tokens.weights.data + begin, logits.rows};
     cross_entropy(loss, logits, {tokens.targets.data + begin, logits.rows}, {losses.data + begin, logits.rows}, true);
     context_.timers.pass("backward");

@@ -31,8 +31,7 @@ class OutputHead {
   /// Forms the loss of each target, [rows], from the hidden states [rows, C].
   void losses(const Pass&, kernels::AnyMatrix hidden, kernels::Array<float> losses) const;
   /// Forms the losses, and in `gradient` the gradient of the hidden states; passes that of the head to the sink.
-  /// scale: [1].
-  void losses_and_gradient(const Pass&, kernels::AnyMatrix hidden, kernels::AnyMatrix gradient, const float* scale,
+  void losses_and_gradient(const Pass&, kernels::AnyMatrix hidden, kernels::AnyMatrix gradient,
                            kernels::Array<float> losses) const;
   /// Logits of at most a chunk of rows, where the kernels run; not soft-capped. Valid until the next call.
   kernels::AnyMatrix logits(const Pass&, kernels::AnyMatrix hidden) const;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/blocks/parameter_list.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <utility>
@@ -89,7 +90,7 @@ void ParameterList::norm(const std::string& name) {
   if (model_.norm == Norm::layer && model_.bias) vector(name + "/bias", model_.d_model, 0);
 }
 
-void ParameterList::product(const std::string& prefix, std::vector<Outputs> parts) {
+void ParameterList::product(const std::string& prefix, std::vector<Outputs> parts, double share) {
   std::string group = prefix;
   for (const Outputs& part : parts) group += part.name + "_";
   for (const auto& [name, width, unit] : parts)
@@ -97,14 +98,20 @@ void ParameterList::product(const std::string& prefix, std::vector<Outputs> part
   if (model_.bias)
     for (const auto& [name, width, unit] : parts)
       vector(prefix + name + "/bias", width, 0, by_output(unit), group + "bias");
-  products.push_back({.prefix = prefix, .parts = std::move(parts), .inputs = model_.d_model});
+  products.push_back({.prefix = prefix, .parts = std::move(parts), .inputs = model_.d_model, .share = share});
 }
 
-void ParameterList::output(const std::string& prefix, const std::string& name, std::int64_t inputs, std::int64_t unit) {
+void ParameterList::output(const std::string& prefix, const std::string& name, std::int64_t inputs, std::int64_t unit,
+                           double share) {
   const double deviation = kDeviation / std::sqrt(2.0 * static_cast<double>(model_.layers));
   matrix(prefix + name + "/weight", model_.d_model, inputs, by_input(unit), "", deviation);
   if (model_.bias) vector(prefix + name + "/bias", model_.d_model, 0);
-  products.push_back({.prefix = prefix, .parts = {{name, model_.d_model}}, .inputs = inputs, .writes_residual = true});
+  products.push_back(
+      {.prefix = prefix, .parts = {{name, model_.d_model}}, .inputs = inputs, .writes_residual = true, .share = share});
+}
+
+void ParameterList::describe(const std::string& words) {
+  if (std::find(sizes.begin(), sizes.end(), words) == sizes.end()) sizes.push_back(words);
 }
 
 void ParameterList::add_adapters(const LoraSettings& lora) {

@@ -29,12 +29,15 @@ struct Product {
   std::vector<Outputs> parts;
   std::int64_t inputs = 0;
   bool writes_residual = false;  ///< its outputs are added to the residual stream: the last product of a sublayer
+  double share = 1;              ///< part of the tokens that it multiplies, on average
 
   /// Prefix of the names of the block's parameters: "block_3/".
   std::string block() const { return prefix.substr(0, prefix.find('/') + 1); }
   std::int64_t outputs() const;
   /// Number of weights.
   std::int64_t elements() const { return outputs() * inputs; }
+  /// Number of weights that a token multiplies, on average.
+  double multiplied() const { return share * static_cast<double>(elements()); }
 };
 
 /// Matrices are [outputs, inputs]. Over the axis "tensor", products are cut by outputs, those that write to the
@@ -56,17 +59,21 @@ class ParameterList {
   void by_outputs(std::string name, const Outputs&);
   void norm(const std::string& name);
   /// Adds a product whose input is that of the sublayer: matrices in one group, then their biases in another.
-  void product(const std::string& prefix, std::vector<Outputs> parts);
+  void product(const std::string& prefix, std::vector<Outputs> parts, double share = 1);
   /// Adds a product that writes to the residual stream; `unit` of its inputs stay together. Its bias is added once, on
   /// whole rows.
-  void output(const std::string& prefix, const std::string& name, std::int64_t inputs, std::int64_t unit);
+  void output(const std::string& prefix, const std::string& name, std::int64_t inputs, std::int64_t unit,
+              double share = 1);
+  /// Adds words on the sizes of a sublayer to those of the model, "d_mlp 3072"; the same words only once.
+  void describe(const std::string& words);
 
   /// Freezes all parameters, which are numbered, and adds their adapters, those of a block after its parameters: first
   /// all A, then all B (step/adapters.hpp). Random numbers of the others stay the same.
   void add_adapters(const LoraSettings&);
 
   std::vector<model::ParameterSpec> specs;
-  std::vector<Product> products;  ///< of the blocks, in the order of the forward pass
+  std::vector<Product> products;   ///< of the blocks, in the order of the forward pass
+  std::vector<std::string> sizes;  ///< of the sublayers, in words
 
  private:
   void matrix(std::string name, std::int64_t rows, std::int64_t columns, model::Cut, std::string group,

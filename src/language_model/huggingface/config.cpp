@@ -18,8 +18,7 @@ namespace {
 
 constexpr std::string_view kNames[] = {"gpt2", "llama", "qwen3", "olmo2", "gemma2"};
 
-// Limits as in an input: no product of sizes exceeds 64 bits, and kernels compute in fp32.
-constexpr std::int64_t kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
+/// Limits as in an input: kernels compute in fp32.
 struct Range {
   double least, most;
 };

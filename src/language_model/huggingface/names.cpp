@@ -71,7 +71,11 @@ std::string library_name(Family family, std::string_view own) {
   for (const std::span<const Name> table : tables(family))
     for (const Name& name : table)
       if (name.own == own) return std::string(name.library);
-  throw error(ExitCode::internal, "{} has no tensor for \"{}\"", name(family), own);
+  throw collective_error(
+      ExitCode::usage,
+      "the parameter {} of this model has no counterpart in the transformers library's {}; it cannot "
+      "be exported",
+      own, name(family));
 }
 
 Place place(Family family, const ParameterSpec& spec) {

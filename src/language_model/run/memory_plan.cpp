@@ -130,9 +130,12 @@ SwapCost swap_cost(const Configuration& configuration, const Architecture& archi
     return transformer_buffers(configuration, architecture, recompute, true, arena).swap.bytes();
   };
   SwapCost cost;
-  double block = 0;  // elements
-  for (const model::ParameterSpec& spec : parameter_specs(architecture))
+  const ParameterList list = declared_parameters(architecture);
+  double block = 0;  // elements that a token multiplies
+  for (const model::ParameterSpec& spec : list.specs)
     if (spec.name.starts_with(block_name(0))) block += static_cast<double>(spec.elements());
+  for (const Product& product : list.products)
+    if (product.block() == block_name(0)) block -= static_cast<double>(product.elements()) - product.multiplied();
   const double attention = static_cast<double>(configuration.data.sequence * architecture.query_width());
   const double shared = static_cast<double>(configuration.parallel.tensor);
   cost.forward_seconds =
@@ -164,7 +167,7 @@ std::int64_t largest_micro_tokens(const Plan& plan, Configuration configuration,
   return fitting * sequence;
 }
 
-std::string milliseconds(double seconds) { return fmt::format("{:.3g} ms", 1e3 * seconds); }
+std::string milliseconds_text(double seconds) { return fmt::format("{:.3g} ms", 1e3 * seconds); }
 
 }  // namespace
 
@@ -269,9 +272,9 @@ void require_worthwhile_swapping(const Plan& plan) {
       "each way, {} at 50 GB/s, while the forward pass of a block takes {} (per block {} are added, with "
       "memory.recompute = \"block\" {}); take memory.recompute = \"block\", with which only the inputs of blocks are "
       "swapped",
-      format::binary_bytes_text(plan.swap->bytes), milliseconds(plan.swap->copy_seconds),
-      milliseconds(plan.swap->forward_seconds), milliseconds(plan.swap->added_seconds),
-      milliseconds(plan.swap->recompute_seconds));
+      format::binary_bytes_text(plan.swap->bytes), milliseconds_text(plan.swap->copy_seconds),
+      milliseconds_text(plan.swap->forward_seconds), milliseconds_text(plan.swap->added_seconds),
+      milliseconds_text(plan.swap->recompute_seconds));
 }
 
 std::string slow_paths_text(const Architecture& architecture, kernels::Scalar type, bool library) {
@@ -288,12 +291,7 @@ std::string slow_paths_text(const Architecture& architecture, kernels::Scalar ty
 }
 
 std::string to_text(const Plan& plan, const Configuration& configuration) {
-  const ModelSettings& model = plan.architecture.model;
-  std::string text =
-      fmt::format("plan: {} layer{}, d_model {}, {} head{} of {}{}, d_mlp {}, vocabulary {}, {} parameters\n",
-                  model.layers, model.layers == 1 ? "" : "s", model.d_model, model.heads, model.heads == 1 ? "" : "s",
-                  model.head_size(), model.kv_heads == model.heads ? "" : fmt::format(" ({} of keys)", model.kv_heads),
-                  model.d_mlp, plan.architecture.vocabulary, format::grouped(plan.parameters));
+  std::string text = fmt::format("plan: {}\n", sizes_text(plan.architecture));
   const auto row = [&](const std::string& name, const std::string& value) {
     text += fmt::format("  {:<34}{:>14}\n", name, value);
   };
@@ -320,8 +318,8 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
     text += fmt::format(
         "  swapping: {} of each block and micro-batch each way, {} at 50 GB/s; forward pass of a block {} on one "
         "H200\n",
-        format::binary_bytes_text(plan.swap->bytes), milliseconds(plan.swap->copy_seconds),
-        milliseconds(plan.swap->forward_seconds));
+        format::binary_bytes_text(plan.swap->bytes), milliseconds_text(plan.swap->copy_seconds),
+        milliseconds_text(plan.swap->forward_seconds));
   const std::int64_t run = configuration.run.steps * configuration.data.batch_tokens,
                      best = kTokensPerParameter * plan.parameters;
   text += fmt::format(

@@ -23,13 +23,14 @@ double number(std::int64_t value) { return static_cast<double>(value); }
 
 /// Sums over products.
 struct ProductSums {
-  double elements = 0;  ///< of the matrices
-  double inputs = 0, outputs = 0;
+  double elements = 0;                             ///< of the matrices
+  double multiplied = 0, inputs = 0, outputs = 0;  ///< per token, on average
   double columns() const { return inputs + outputs; }
   void add(const Product& product) {
     elements += number(product.elements());
-    inputs += number(product.inputs);
-    outputs += number(product.outputs());
+    multiplied += product.multiplied();
+    inputs += product.share * number(product.inputs);
+    outputs += product.share * number(product.outputs());
   }
 };
 
@@ -73,6 +74,7 @@ struct Sizes {
 
   double head() const { return vocabulary * width; }
   double matrices() const { return blocks.elements + head(); }
+  double multiplied() const { return blocks.multiplied + head(); }
   double columns() const { return blocks.columns() + width + vocabulary; }
   /// Number of sublayers of which something is computed again with this value of memory.recompute or one that keeps
   /// less.
@@ -139,18 +141,17 @@ PassWork undivided_work_of(std::string_view phase, const Configuration& configur
   PassWork work = sublayer_work(phase, s);
   if (phase == "products") {
     // Outputs; then input gradients, and outputs computed again.
-    const double outputs = s.matrices(), gradients = s.matrices() + s.again.elements;
+    const double read = s.matrices() + s.again.elements, multiplied = s.multiplied() + s.again.multiplied;
     // In 8 bits: inputs are read, coded and read as codes; weights are coded once and read as codes.
     const auto coded = [&](const ProductSums& products, double once) {
       return configuration.fp8_forward
                  ? 2 * s.n * products.inputs + once * (s.w + 1) - s.m * (s.w - 1) * products.elements
                  : 0;
     };
-    work.forward.bytes += s.m * outputs * s.w + s.n * s.e * s.columns() + coded(s.blocks, s.blocks.elements);
-    work.forward.flops += 2 * s.n * outputs;
-    work.backward.bytes +=
-        s.m * gradients * s.w + s.n * s.e * (s.columns() + s.of_recomputed.columns()) + coded(s.again, 0);
-    work.backward.flops += 2 * s.n * gradients;
+    work.forward.bytes += s.m * s.matrices() * s.w + s.n * s.e * s.columns() + coded(s.blocks, s.blocks.elements);
+    work.forward.flops += 2 * s.n * s.multiplied();
+    work.backward.bytes += s.m * read * s.w + s.n * s.e * (s.columns() + s.of_recomputed.columns()) + coded(s.again, 0);
+    work.backward.flops += 2 * s.n * multiplied;
   }
   if (work.forward.bytes > 0) return work;
   if (phase == "adapters" && s.adapted) {
@@ -158,7 +159,7 @@ PassWork undivided_work_of(std::string_view phase, const Configuration& configur
     return {{weights + rows, 2 * s.n * s.trained}, {3 * weights + 2 * rows, 2 * s.n * 2.5 * s.trained}};
   }
   if (phase == "weight gradients" && !s.adapted)
-    return {{s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.matrices()}, {}};
+    return {{s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.multiplied()}, {}};
   if (phase == "norms") {
     // Forward with the sum of the residual stream: two read, two written; backward the same. Computed again: one and
     // one.
@@ -234,7 +235,7 @@ run::Work generation_work(std::string_view phase, const Configuration& configura
   if (phase == "products")
     return {(passes * blocks.elements + steps * head) * w +
                 e * (through * blocks.columns() + rows * steps * (width + vocabulary)),
-            2 * (through * blocks.elements + rows * steps * head)};
+            2 * (through * blocks.multiplied + rows * steps * head)};
   if (phase == "attention") {
     // Keys and values of all positions so far: prefix + 1, …, prefix + steps.
     const double positions = steps * prefix + steps * (steps + 1) / 2;

@@ -67,6 +67,7 @@ void add_keys(input::Schema& schema, LoraSettings& lora, const ModelSettings& mo
       .at_least(0)
       .at_most(0.99)
       .only_with("lora.rank", {}, "there are no adapters")
+      .not_with("parallel.tensor", {}, "masks follow the columns of whole inputs, of which a rank has some")
       .changeable();
   schema
       .add("lora.initial", lora.initial,

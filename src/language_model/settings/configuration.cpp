@@ -16,8 +16,6 @@ namespace {
 constexpr double kSmallest = 1.2e-38, kLargest = 3e38;
 constexpr double kSmallestCap = 1e-3;
 constexpr double kMostScale = 1e6;
-// Bounded so that no product of sizes and bytes of an element exceeds 64 bits.
-constexpr double kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
 
 /// Width of the MLP that a preset has: 4 d_model, or 8/3 d_model in multiples of 64, which has as many parameters when
 /// the activation is gated (Shazeer 2020).
@@ -235,6 +233,7 @@ void add_parallel_keys(input::Schema& schema, parallel::Settings& parallel) {
       .in("ranks")
       .at_least(1)
       .at_most(1 << 10)
+      .not_with("language_model.qk_norm", {"width"}, "its norm is over all heads, which are on several ranks")
       .free();
   parallel::add_world_key(schema, parallel);
 }
@@ -251,6 +250,7 @@ void add_device_keys(input::Schema& schema, Configuration& configuration) {
            "products of the blocks round their operands to 8 bits (e4m3) in the forward "
            "pass, with a scale per row; the backward pass stays bf16")
       .only_with("device.precision", {"bf16"}, "the backward pass and all other operations compute in it")
+      .not_with("parallel.tensor", {}, "a row is scaled by all of its columns")
       .free();
   schema
       .add("device.attention", configuration.attention_kernels,
@@ -281,6 +281,9 @@ void add_keys(input::Schema& schema, SampleSettings& sample) {
       .at_most(1 << 16)
       .not_with("language_model.sparse_blocks", {},
                 "which chooses keys for blocks of queries, which do not exist yet while a text is written")
+      .not_with("parallel.tensor", {},
+                "tokens are drawn by a rank that has the logits of the whole vocabulary; weft lm generate reads any "
+                "checkpoint")
       .free();
   schema
       .add("log.sample_temperature", sample.temperature,
@@ -407,9 +410,9 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                 return "device.attention = \"cudnn\" with a cap, dropout, sparse blocks, a document mask or heads of "
                        "more than 128 (which its kernels do not have); take \"auto\"";
               });
-  schema.rule({"parallel.tensor", "language_model.kv_heads", "language_model.d_mlp", "language_model.qk_norm",
-               "device.fp8_forward", "lora.dropout", "log.sample_tokens"},
-              [&configuration, &model] { return obstacle_to_tensor_axis(configuration, {.model = model}); });
+  schema.rule({"parallel.tensor", "language_model.kv_heads", "language_model.d_mlp"}, [&configuration, &model] {
+    return obstacle_to_division({.model = model}, configuration.parallel.tensor);
+  });
   schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {
     if (configuration.optimizer.clip_mode == optimizer::ClipMode::exact) return {};
     return "optimizer.clip_mode = \"previous\" is for transcoders (a language model has its gradient in memory before "
@@ -426,19 +429,11 @@ bool library_attention(const Configuration& configuration) {
 }
 
 std::string obstacle_to_tensor_axis(const Configuration& configuration, const Architecture& architecture) {
-  const std::int64_t ranks = configuration.parallel.tensor;
-  if (ranks == 1) return {};
-  const auto refusal = [&](const char* key, const char* why) {
-    return fmt::format("parallel.tensor = {} with {} ({}); take parallel.tensor = 1", ranks, key, why);
-  };
-  if (configuration.lora.dropout > 0)
-    return refusal("lora.dropout > 0", "masks follow the columns of whole inputs, of which a rank has some");
-  if (configuration.fp8_forward) return refusal("device.fp8_forward", "a row is scaled by all of its columns");
-  if (configuration.sample.tokens > 0)
-    return refusal("log.sample_tokens > 0",
-                   "tokens are drawn by a rank that has the logits of the whole vocabulary; weft lm generate reads any "
-                   "checkpoint");
-  return obstacle_to_division(architecture, ranks);
+  Configuration checked;
+  const input::Schema schema = language_model::schema(checked);
+  checked = configuration;
+  if (std::string why = schema.problem_of("parallel.tensor"); !why.empty()) return why;
+  return obstacle_to_division(architecture, configuration.parallel.tensor);
 }
 
 parallel::GridShape grid_shape(const Configuration& configuration) {

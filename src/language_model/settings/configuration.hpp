@@ -22,6 +22,9 @@
 
 namespace weft::language_model {
 
+/// Bounds of sizes, with which no product of sizes and bytes of an element exceeds 64 bits.
+inline constexpr std::int64_t kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
+
 using device::Precision;
 /// Samples that a run prints when it evaluates (table [log]).
 struct SampleSettings {
@@ -84,8 +87,8 @@ inline kernels::Scalar activation_type(const Configuration& configuration) {
 
 /// True if cuDNN has the attention of this model.
 bool library_attention(const Configuration&);
-/// Why a run cannot divide the model over the tensor axis: its sizes, or keys that exclude parallel.tensor; "" if it
-/// can.
+/// Why a run cannot divide the model over the tensor axis: its sizes, or a key that declares that it does not go with
+/// parallel.tensor; "" if it can.
 std::string obstacle_to_tensor_axis(const Configuration&, const Architecture&);
 
 /// Every key of the tables above, bound to the members of `configuration`, which must outlive the schema and hold its

@@ -252,7 +252,7 @@ privacy::MicroBatch Trainer::load(std::int64_t first, std::int64_t count) {
 void Trainer::pass(parallel::Range examples, model::GradientSink& sink) {
   const Tokens tokens = staging_.tokens(examples.begin, examples.size(), length_);
   transformer_.forward(tokens, runner_.constants());
-  transformer_.losses_and_gradient(tokens, staging_.scale(), {buffers_.losses.data, tokens.rows()}, sink);
+  transformer_.losses_and_gradient(tokens, {buffers_.losses.data, tokens.rows()}, sink);
   transformer_.backward(tokens, runner_.constants(), sink);
 }
 
@@ -297,9 +297,10 @@ void Trainer::compute() {
         timers_.phase("exchange");
         update_.exchange().reduce_from(parameter);
       });
-    const Tokens tokens = staging_.tokens(first, std::min(micro, sequences - first), length);
+    Tokens tokens = staging_.tokens(first, std::min(micro, sequences - first), length);
+    tokens.scale = factor;
     transformer_.forward(tokens, runner_.constants());
-    transformer_.losses_and_gradient(tokens, factor, {losses.data + first * length, tokens.rows()}, sink_);
+    transformer_.losses_and_gradient(tokens, {losses.data + first * length, tokens.rows()}, sink_);
     transformer_.backward(tokens, runner_.constants(), sink_);
   }
   sink_.when_complete({});

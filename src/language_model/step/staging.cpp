@@ -78,7 +78,8 @@ Tokens Staging::tokens(std::int64_t first, std::int64_t sequences, std::int64_t 
                 .targets = {device.targets.data + begin, rows},
                 .positions = {device.positions.data + begin, rows},
                 .first_key = {},
-                .first_row = first_row_ + begin};
+                .first_row = first_row_ + begin,
+                .scale = scale()};
   if (device.first_key.size > 0) tokens.first_key = {device.first_key.data + begin, rows};
   if (weighted_) tokens.weights = {device.weights.data + begin, rows};
   return tokens;

@@ -189,10 +189,9 @@ void Transformer::losses(const Tokens& tokens, kernels::Array<float> losses) {
   head_.losses({tokens}, hidden_states(tokens), losses);
 }
 
-void Transformer::losses_and_gradient(const Tokens& tokens, const float* scale, kernels::Array<float> losses,
-                                      GradientSink& sink) {
+void Transformer::losses_and_gradient(const Tokens& tokens, kernels::Array<float> losses, GradientSink& sink) {
   const Pass pass{.tokens = tokens, .sink = &sink, .rows_stay = settings_.keeps_head_rows()};
-  head_.losses_and_gradient(pass, hidden_states(tokens), pass.rows_of(buffers_.gradients.input), scale, losses);
+  head_.losses_and_gradient(pass, hidden_states(tokens), pass.rows_of(buffers_.gradients.input), losses);
 }
 
 std::vector<float> Transformer::logits(std::int64_t row) {

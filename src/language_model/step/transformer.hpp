@@ -81,9 +81,8 @@ class Transformer {
   }
   /// Forms the loss of each target, [rows]. Call it after `forward`.
   void losses(const Tokens&, kernels::Array<float> losses);
-  /// Forms the losses and the gradient of the hidden states; passes the gradient of the head to the sink. scale: [1],
-  /// where the kernels run: 1 / counted targets of the step.
-  void losses_and_gradient(const Tokens&, const float* scale, kernels::Array<float> losses, model::GradientSink&);
+  /// Forms the losses and the gradient of the hidden states; passes the gradient of the head to the sink.
+  void losses_and_gradient(const Tokens&, kernels::Array<float> losses, model::GradientSink&);
   /// Backward pass of everything below the head, after `losses_and_gradient`. `step` as in `forward`.
   void backward(const Tokens&, const kernels::AdamStep* step, model::GradientSink&);
 
