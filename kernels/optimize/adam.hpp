@@ -6,7 +6,7 @@
 //   g' = gradient_scale * g      m = b1*m + (1-b1)*g'      v = b2*v + (1-b2)*g'^2
 //   w  = w - lr * ( m*first_correction / (sqrt(v*second_correction) + eps) + weight_decay * w )
 //
-// All arithmetic is fp32; ParameterRows::policy is the storage type of w, m and v. `decode/` and `encode/` apply the
+// All arithmetic is fp32; ParameterRows::storage is the storage type of w, m and v. `decode/` and `encode/` apply the
 // same rule inside their backward kernels, where the gradient is never stored.
 #pragma once
 

@@ -30,7 +30,7 @@ __device__ __forceinline__ std::int64_t warp_index() {
 __device__ __forceinline__ std::int64_t warp_count() { return static_cast<std::int64_t>(gridDim.x) * kWarps; }
 unsigned warps_for(std::int64_t count) { return blocks_for(count, kWarps, multiprocessors() * 32); }
 
-template <StatePolicy policy>
+template <StorageType storage>
 __global__ void __launch_bounds__(kThreads) update_rows(ParameterRows p, StatePointers pointers, std::int64_t row_begin,
                                                         Matrix<const float> gradient, const AdamStep* step) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads) update_rows(ParameterRows p, StatePo
     const std::int64_t row = row_begin + place.row, column = place.column + lane * kLaneColumns;
     const bool live = lane * kLaneColumns < place.count;
     const std::int64_t at = row * p.columns + column, scale = row * p.blocks_per_row() + place.block;
-    LaneState<policy> state{};
+    LaneState<storage> state{};
     float g[8] = {};
     if (live) {
       const float4* from = reinterpret_cast<const float4*>(gradient.row(place.row) + column);
@@ -51,13 +51,13 @@ __global__ void __launch_bounds__(kThreads) update_rows(ParameterRows p, StatePo
       state.weight = load_weight(pointers, at);
       load_moments(state, pointers, at);
     }
-    if constexpr (policy == StatePolicy::eight_bit) {
+    if constexpr (storage == StorageType::eight_bit) {
       state.first_scale = p.first_scale[scale];
       state.second_scale = p.second_scale[scale];
     }
     const bool moments = update8(AdamRule{}, state, g, rate, pointers.first_element + static_cast<std::uint64_t>(at));
     if (live) store_state(state, pointers, at, moments);
-    if constexpr (policy == StatePolicy::eight_bit)
+    if constexpr (storage == StorageType::eight_bit)
       if (lane == 0) {
         p.first_scale[scale] = state.first_scale;
         p.second_scale[scale] = state.second_scale;
@@ -92,7 +92,7 @@ __global__ void update_vector(ParameterVector p, const float* gradient, const Ad
 }
 
 __device__ __forceinline__ void store_weight(const ParameterRows& p, std::int64_t at, float weight) {
-  if (p.policy == StatePolicy::fp32) {
+  if (p.storage == StorageType::fp32) {
     static_cast<std::uint16_t*>(p.weight)[at] = static_cast<std::uint16_t>((float_bits(weight) + 0x8000u) >> 16);
     p.weight_rest[at] = static_cast<std::int16_t>(float_bits(weight) & 0xffffu);
   } else {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void store_weight(const ParameterRows& p, std::int64_
 }
 __device__ __forceinline__ float exact_weight(const ParameterRows& p, std::int64_t at) {
   const std::uint32_t high = static_cast<std::uint32_t>(static_cast<const std::uint16_t*>(p.weight)[at]) << 16;
-  if (p.policy != StatePolicy::fp32) return bits_float(high);
+  if (p.storage != StorageType::fp32) return bits_float(high);
   return bits_float(high + static_cast<std::uint32_t>(static_cast<std::int32_t>(p.weight_rest[at])));
 }
 
@@ -188,12 +188,12 @@ void adam_rows(const Execution& execution, const ParameterRows& p, std::int64_t 
   const bool vector = has_vector_storage(p) && gradient.stride % 4 == 0 && is_aligned(gradient.data, 16);
   if (!vector)
     update_rows_any<<<grid, kThreads, 0, queue>>>(p, row_begin, gradient, step);
-  else if (p.policy == StatePolicy::fp32)
-    update_rows<StatePolicy::fp32><<<grid, kThreads, 0, queue>>>(p, pointers_of(p), row_begin, gradient, step);
-  else if (p.policy == StatePolicy::bf16)
-    update_rows<StatePolicy::bf16><<<grid, kThreads, 0, queue>>>(p, pointers_of(p), row_begin, gradient, step);
+  else if (p.storage == StorageType::fp32)
+    update_rows<StorageType::fp32><<<grid, kThreads, 0, queue>>>(p, pointers_of(p), row_begin, gradient, step);
+  else if (p.storage == StorageType::bf16)
+    update_rows<StorageType::bf16><<<grid, kThreads, 0, queue>>>(p, pointers_of(p), row_begin, gradient, step);
   else
-    update_rows<StatePolicy::eight_bit><<<grid, kThreads, 0, queue>>>(p, pointers_of(p), row_begin, gradient, step);
+    update_rows<StorageType::eight_bit><<<grid, kThreads, 0, queue>>>(p, pointers_of(p), row_begin, gradient, step);
   require_launch("adam_rows");
 }
 
@@ -251,12 +251,12 @@ void flag_nonfinite(const Execution& execution, const ParameterRows& p, std::int
   const auto matrix = [&](void* data, Scalar type, std::int64_t columns) {
     return AnyMatrix{data, type, p.rows, columns, columns};
   };
-  if (p.policy == StatePolicy::fp32)
+  if (p.storage == StorageType::fp32)
     find_nonfinite_planes<<<blocks_of(count), kThreads, 0, queue>>>(p, flag);
   else
     cuda::flag_beyond(execution, matrix(p.weight, Scalar::bf16, p.columns), FLT_MAX, flag);
-  if (p.policy != StatePolicy::eight_bit) {
-    const Scalar type = p.policy == StatePolicy::fp32 ? Scalar::fp32 : Scalar::bf16;
+  if (p.storage != StorageType::eight_bit) {
+    const Scalar type = p.storage == StorageType::fp32 ? Scalar::fp32 : Scalar::bf16;
     cuda::flag_beyond(execution, matrix(p.first_moment, type, p.columns), FLT_MAX, flag);
     cuda::flag_beyond(execution, matrix(p.second_moment, type, p.columns), FLT_MAX, flag);
   } else {

@@ -115,19 +115,19 @@ __device__ __forceinline__ float approximate_root(float x) {
 
 // ---- storage: what a lane loads and stores of eight consecutive columns
 
-template <StatePolicy policy>
+template <StorageType storage>
 struct LaneState;
 template <>
-struct LaneState<StatePolicy::fp32> {
+struct LaneState<StorageType::fp32> {
   uint4 weight, rest;
   float4 first[2], second[2];
 };
 template <>
-struct LaneState<StatePolicy::bf16> {
+struct LaneState<StorageType::bf16> {
   uint4 weight, first, second;
 };
 template <>
-struct LaneState<StatePolicy::eight_bit> {
+struct LaneState<StorageType::eight_bit> {
   uint4 weight;
   uint2 first, second;
   float first_scale, second_scale;  // kept by the caller
@@ -156,7 +156,7 @@ inline StatePointers pointers_of(const ParameterRows& p) {
 
 /// fp32 weights must be split into planes; 8-byte groups of random bits must not straddle lanes for the vector path.
 inline void require_cuda_storage(const ParameterRows& p) {
-  if (p.policy == StatePolicy::fp32 && p.weight_rest == nullptr && p.rows > 0)
+  if (p.storage == StorageType::fp32 && p.weight_rest == nullptr && p.rows > 0)
     throw Error(ExitCode::internal, "fp32 weights on the GPU are two planes (weight_rest is null)");
 }
 inline bool has_vector_storage(const ParameterRows& p) {
@@ -166,9 +166,9 @@ inline bool has_vector_storage(const ParameterRows& p) {
 }
 
 // State is accessed once per step: .cs keeps it from evicting the shared rows from L2.
-template <StatePolicy policy>
-__device__ __forceinline__ void load_moments(LaneState<policy>& state, const StatePointers& p, std::int64_t at) {
-  if constexpr (policy == StatePolicy::fp32) {
+template <StorageType storage>
+__device__ __forceinline__ void load_moments(LaneState<storage>& state, const StatePointers& p, std::int64_t at) {
+  if constexpr (storage == StorageType::fp32) {
     state.rest = __ldcs(reinterpret_cast<const uint4*>(p.rest + at));
     const float4* first = reinterpret_cast<const float4*>(static_cast<const float*>(p.first) + at);
     const float4* second = reinterpret_cast<const float4*>(static_cast<const float*>(p.second) + at);
@@ -176,7 +176,7 @@ __device__ __forceinline__ void load_moments(LaneState<policy>& state, const Sta
     state.first[1] = __ldcs(first + 1);
     state.second[0] = __ldcs(second);
     state.second[1] = __ldcs(second + 1);
-  } else if constexpr (policy == StatePolicy::bf16) {
+  } else if constexpr (storage == StorageType::bf16) {
     state.first = __ldcs(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.first) + at));
     state.second = __ldcs(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.second) + at));
   } else {
@@ -189,12 +189,12 @@ __device__ __forceinline__ uint4 load_weight(const StatePointers& p, std::int64_
   return __ldcs(reinterpret_cast<const uint4*>(p.weight + at));
 }
 
-template <StatePolicy policy>
-__device__ __forceinline__ void store_state(const LaneState<policy>& state, const StatePointers& p, std::int64_t at,
+template <StorageType storage>
+__device__ __forceinline__ void store_state(const LaneState<storage>& state, const StatePointers& p, std::int64_t at,
                                             bool moments) {
   __stcs(reinterpret_cast<uint4*>(p.weight + at), state.weight);
   if (!moments) return;
-  if constexpr (policy == StatePolicy::fp32) {
+  if constexpr (storage == StorageType::fp32) {
     __stcs(reinterpret_cast<uint4*>(p.rest + at), state.rest);
     float4* first = reinterpret_cast<float4*>(static_cast<float*>(p.first) + at);
     float4* second = reinterpret_cast<float4*>(static_cast<float*>(p.second) + at);
@@ -202,7 +202,7 @@ __device__ __forceinline__ void store_state(const LaneState<policy>& state, cons
     __stcs(first + 1, state.first[1]);
     __stcs(second, state.second[0]);
     __stcs(second + 1, state.second[1]);
-  } else if constexpr (policy == StatePolicy::bf16) {
+  } else if constexpr (storage == StorageType::bf16) {
     __stcs(reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(p.first) + at), state.first);
     __stcs(reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(p.second) + at), state.second);
   } else {
@@ -319,11 +319,11 @@ __device__ __forceinline__ float approximate_inverse(float scale, float largest)
 /// `state` becomes the state after the step. element: global index of the lane's first column (a multiple of 8). The
 /// whole warp calls this together: with 8-bit storage its columns are one block, and lanes past the row's end hold
 /// zeros. Returns whether the moments have changed: as codes they may keep, while their scales do not.
-template <StatePolicy policy>
-__device__ __forceinline__ bool update8(const AdamRule&, LaneState<policy>& state, const float (&gradient)[8],
+template <StorageType storage>
+__device__ __forceinline__ bool update8(const AdamRule&, LaneState<storage>& state, const float (&gradient)[8],
                                         const AdamRate& rate, std::uint64_t element) {
   float w[8];
-  if constexpr (policy == StatePolicy::fp32) {
+  if constexpr (storage == StorageType::fp32) {
     const std::uint32_t high[4] = {state.weight.x, state.weight.y, state.weight.z, state.weight.w};
     const std::uint32_t rest[4] = {state.rest.x, state.rest.y, state.rest.z, state.rest.w};
     float m[8] = {state.first[0].x, state.first[0].y, state.first[0].z, state.first[0].w,
@@ -362,7 +362,7 @@ __device__ __forceinline__ bool update8(const AdamRule&, LaneState<policy>& stat
   const Random4 second_random = second_moment_random(weight_random);
   // 0 while every result is finite (a moment that is not makes its weight NaN): NaN must survive rounding.
   float poison = 0.0f;
-  if constexpr (policy == StatePolicy::bf16) {
+  if constexpr (storage == StorageType::bf16) {
     float m[8], v[8];
     unpack8(state.first, m);
     unpack8(state.second, v);
@@ -378,7 +378,7 @@ __device__ __forceinline__ bool update8(const AdamRule&, LaneState<policy>& stat
     state.first = round8(m, first_moment_random(weight_random), finite);
     state.second = round8(v, second_random, finite);
     state.weight = round8(w, weight_random, finite);
-  } else if constexpr (policy == StatePolicy::eight_bit) {
+  } else if constexpr (storage == StorageType::eight_bit) {
     float m[8], root[8];
     decode8(state.first, m);
     decode8(state.second, root);
@@ -431,7 +431,7 @@ __device__ inline void update_strided(const Rule& rule, const ParameterRows& p, 
   const std::int64_t first = row * p.columns + column;
   const std::int64_t block =
       row * p.blocks_per_row() + column / p.segment * p.blocks_per_segment() + column % p.segment / kBlockColumns;
-  const bool coded = p.policy == StatePolicy::eight_bit;
+  const bool coded = p.storage == StorageType::eight_bit;
   const float first_scale = coded ? p.first_scale[block] : 0.0f;
   const float second_scale = coded ? p.second_scale[block] : 0.0f;
   float m[kLaneColumns] = {}, root[kLaneColumns] = {};
@@ -446,7 +446,7 @@ __device__ inline void update_strided(const Rule& rule, const ParameterRows& p, 
     const int part = static_cast<int>(element % kElementsPerRandom);
     const Random4 bits = rounding_random(adam, element / kElementsPerRandom);
     std::uint16_t* weight = static_cast<std::uint16_t*>(p.weight) + at;
-    if (p.policy == StatePolicy::fp32) {
+    if (p.storage == StorageType::fp32) {
       float* first_moment = static_cast<float*>(p.first_moment) + at;
       float* second_moment = static_cast<float*>(p.second_moment) + at;
       float w = bits_float((static_cast<std::uint32_t>(*weight) << 16) +
@@ -457,7 +457,7 @@ __device__ inline void update_strided(const Rule& rule, const ParameterRows& p, 
       p.weight_rest[at] = static_cast<std::int16_t>(float_bits(w) & 0xffffu);
       *first_moment = a;
       *second_moment = b;
-    } else if (p.policy == StatePolicy::bf16) {
+    } else if (p.storage == StorageType::bf16) {
       bf16* first_moment = static_cast<bf16*>(p.first_moment) + at;
       bf16* second_moment = static_cast<bf16*>(p.second_moment) + at;
       float w = bf16{*weight}, a = *first_moment, b = *second_moment;

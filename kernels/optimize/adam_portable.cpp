@@ -37,7 +37,7 @@ void initialise_uniform(const Execution& execution, const ParameterRows& paramet
   for_teams(
       execution, "initialise_uniform", parameters.rows, 0, KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t row = team.league_rank();
-        const bool wide = parameters.policy == StatePolicy::fp32;
+        const bool wide = parameters.storage == StorageType::fp32;
         const std::uint64_t first_element = parameters.global_element(row, 0);
         const std::int64_t at = row * parameters.columns;
         // Element e is word e % 4 of the generator's call e / 4.
@@ -71,7 +71,7 @@ void weights_to_float(const Execution& execution, const ParameterRows& parameter
 void weights_from_float(const Execution& execution, const ParameterRows& parameters, std::int64_t row_begin,
                         Matrix<const float> in) {
   require_portable_storage(parameters);
-  const bool wide = parameters.policy == StatePolicy::fp32;
+  const bool wide = parameters.storage == StorageType::fp32;
   for_teams(
       execution, "weights_from_float", in.rows, 0, KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t row = team.league_rank(), at = (row_begin + row) * parameters.columns;
@@ -109,9 +109,9 @@ AnyMatrix matrix_of(void* data, Scalar type, std::int64_t rows, std::int64_t col
 void flag_nonfinite(const Execution& execution, const ParameterRows& parameters, std::int32_t* flag) {
   require_portable_storage(parameters);
   const std::int64_t rows = parameters.rows, columns = parameters.columns;
-  const Scalar type = parameters.policy == StatePolicy::fp32 ? Scalar::fp32 : Scalar::bf16;
+  const Scalar type = parameters.storage == StorageType::fp32 ? Scalar::fp32 : Scalar::bf16;
   portable::flag_beyond(execution, matrix_of(parameters.weight, type, rows, columns), FLT_MAX, flag);
-  if (parameters.policy != StatePolicy::eight_bit) {
+  if (parameters.storage != StorageType::eight_bit) {
     portable::flag_beyond(execution, matrix_of(parameters.first_moment, type, rows, columns), FLT_MAX, flag);
     portable::flag_beyond(execution, matrix_of(parameters.second_moment, type, rows, columns), FLT_MAX, flag);
     return;

@@ -28,7 +28,7 @@ struct AdamScratch {
 /// The weights of a chunk as fp32: the row itself if stored as fp32, else widened into `buffer`.
 KOKKOS_FORCEINLINE_FUNCTION const float* weight_chunk(const Team& team, const ParameterRows& parameters,
                                                       std::int64_t row, std::int64_t column, int count, float* buffer) {
-  const Scalar type = parameters.policy == StatePolicy::fp32 ? Scalar::fp32 : Scalar::bf16;
+  const Scalar type = parameters.storage == StorageType::fp32 ? Scalar::fp32 : Scalar::bf16;
   const AnyMatrix matrix{parameters.weight, type, parameters.rows, parameters.columns, parameters.columns};
   return row_chunk(team, matrix, row, column, count, buffer);
 }
@@ -59,7 +59,7 @@ KOKKOS_FORCEINLINE_FUNCTION void update_chunk(const Team& team, const ParameterR
                                               std::int64_t column, int count, const float* gradient, const Rule& rule,
                                               const AdamStep& adam, AdamScratch& scratch) {
   const std::int64_t at = row * parameters.columns + column;
-  if (parameters.policy == StatePolicy::fp32) {
+  if (parameters.storage == StorageType::fp32) {
     float* weight = static_cast<float*>(parameters.weight) + at;
     float* first = static_cast<float*>(parameters.first_moment) + at;
     float* second = static_cast<float*>(parameters.second_moment) + at;
@@ -80,7 +80,7 @@ KOKKOS_FORCEINLINE_FUNCTION void update_chunk(const Team& team, const ParameterR
   const std::uint16_t* const first_random = scratch.random[1] + drawn;
   const std::uint16_t* const second_random = scratch.random[2] + drawn;
   team.team_barrier();
-  if (parameters.policy == StatePolicy::bf16) {
+  if (parameters.storage == StorageType::bf16) {
     bf16* first = static_cast<bf16*>(parameters.first_moment) + at;
     bf16* second = static_cast<bf16*>(parameters.second_moment) + at;
     for_columns(team, count, [&](int c) {

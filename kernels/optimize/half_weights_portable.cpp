@@ -6,7 +6,7 @@ namespace weft::kernels {
 
 void weights_to_half(const Execution& execution, const ParameterRows& parameters, Matrix<half> out) {
   const ParameterRows p = parameters;
-  const bool wide = p.policy == StatePolicy::fp32 && p.weight_rest == nullptr;
+  const bool wide = p.storage == StorageType::fp32 && p.weight_rest == nullptr;
   for_all(
       execution, "weights_to_half", p.rows * p.columns, KOKKOS_LAMBDA(std::int64_t i) {
         float weight;

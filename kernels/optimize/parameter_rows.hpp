@@ -20,14 +20,14 @@
 
 namespace weft::kernels {
 
-enum class StatePolicy : int { fp32, bf16, eight_bit };
+enum class StorageType : int { fp32, bf16, eight_bit };
 
 constexpr std::int64_t kBlockColumns = 256;
 
 /// [rows, columns] parameters in their storage type. Encoder of layer s: rows = F, columns = d. Decoder of source s:
 /// rows = F, columns = (L - s) * d, the strip of one feature contiguous.
 struct ParameterRows {
-  StatePolicy policy = StatePolicy::fp32;
+  StorageType storage = StorageType::fp32;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t segment = 0;    ///< columns of one target layer (d); divides `columns`
@@ -51,11 +51,11 @@ struct ParameterRows {
 };
 
 /// What matrix products read of weights: of fp32 ones in two planes the bf16 one.
-constexpr Scalar product_type(StatePolicy policy, bool planes) {
-  return policy == StatePolicy::fp32 && !planes ? Scalar::fp32 : Scalar::bf16;
+constexpr Scalar product_type(StorageType storage, bool planes) {
+  return storage == StorageType::fp32 && !planes ? Scalar::fp32 : Scalar::bf16;
 }
 inline AnyMatrix product_weights(const ParameterRows& p) {
-  return {p.weight, product_type(p.policy, p.weight_rest != nullptr), p.rows, p.columns, p.columns};
+  return {p.weight, product_type(p.storage, p.weight_rest != nullptr), p.rows, p.columns, p.columns};
 }
 
 /// A vector of parameters (biases): always fp32 with fp32 moments, whatever the storage type of matrices.

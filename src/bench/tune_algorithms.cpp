@@ -27,7 +27,7 @@ using kernels::cuda::GemmShape;
 /// Random bf16 numbers: on zeros a GPU draws less power and runs faster than on data.
 device::Buffer<std::byte> random_rows(const kernels::Execution& execution, std::int64_t rows, std::int64_t stride) {
   device::Buffer<std::byte> memory(2 * rows * stride);
-  const kernels::ParameterRows matrix{.policy = kernels::StatePolicy::bf16,
+  const kernels::ParameterRows matrix{.storage = kernels::StorageType::bf16,
                                       .rows = rows,
                                       .columns = stride,
                                       .segment = stride,

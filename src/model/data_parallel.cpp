@@ -41,7 +41,7 @@ void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels:
   std::vector<std::int64_t> bytes;
   for (std::int64_t r = 0; r < data_axis.size(); ++r) {
     const std::int64_t owned = parallel::part(matrix.rows, data_axis.size(), r).size();
-    bytes.push_back(weight_bytes(matrix.policy, owned, matrix.columns) / planes);
+    bytes.push_back(weight_bytes(matrix.storage, owned, matrix.columns) / planes);
   }
   data_axis.all_gather(matrix.weight, bytes, "weights");
   if (planes > 1 && gathered == GatheredWeights::all) data_axis.all_gather(matrix.weight_rest, bytes, "weights");

@@ -17,7 +17,7 @@ namespace weft::model {
 
 using kernels::ParameterRows;
 using kernels::Scalar;
-using kernels::StatePolicy;
+using kernels::StorageType;
 using Part = Plane::Part;
 
 namespace {
@@ -25,9 +25,9 @@ namespace {
 /// Elements that pass through a buffer at a time, to or from a checkpoint or as initial values: 16 MiB of fp32.
 constexpr std::int64_t kPieceElements = std::int64_t{4} << 20;
 
-Scalar weight_type(StatePolicy policy) { return policy == StatePolicy::fp32 ? Scalar::fp32 : Scalar::bf16; }
-Scalar moment_type(StatePolicy policy) {
-  return policy == StatePolicy::fp32 ? Scalar::fp32 : policy == StatePolicy::bf16 ? Scalar::bf16 : Scalar::u8;
+Scalar weight_type(StorageType storage) { return storage == StorageType::fp32 ? Scalar::fp32 : Scalar::bf16; }
+Scalar moment_type(StorageType storage) {
+  return storage == StorageType::fp32 ? Scalar::fp32 : storage == StorageType::bf16 ? Scalar::bf16 : Scalar::u8;
 }
 
 std::int64_t segment_of(const ParameterSpec& spec) { return spec.segment > 0 ? spec.segment : spec.columns(); }
@@ -37,14 +37,14 @@ std::int64_t scales_per_row(std::int64_t columns, std::int64_t segment) {
 }
 
 /// Hand-written kernels keep fp32 weights as two 16-bit planes (ParameterRows::weight_rest).
-bool is_split(const ParameterSpec& spec, StatePolicy policy, kernels::Backend backend) {
-  return spec.is_matrix() && spec.policy.value_or(policy) == StatePolicy::fp32 && backend == kernels::Backend::cuda;
+bool is_split(const ParameterSpec& spec, StorageType storage, kernels::Backend backend) {
+  return spec.is_matrix() && spec.storage.value_or(storage) == StorageType::fp32 && backend == kernels::Backend::cuda;
 }
 
-std::int64_t conversion_elements(std::span<const ParameterSpec> specs, StatePolicy policy, kernels::Backend backend) {
+std::int64_t conversion_elements(std::span<const ParameterSpec> specs, StorageType storage, kernels::Backend backend) {
   std::int64_t most = 0;
   for (const ParameterSpec& spec : specs)
-    if (is_split(spec, policy, backend)) most = std::max({most, kPieceElements, spec.columns()});
+    if (is_split(spec, storage, backend)) most = std::max({most, kPieceElements, spec.columns()});
   return most;
 }
 
@@ -74,9 +74,9 @@ struct RowBytes {
   std::int64_t host_weights = 0, host_moments = 0;  // in host memory
 };
 
-RowBytes row_bytes(const ParameterSpec& spec, StatePolicy policy, kernels::Backend backend, Moments moments) {
+RowBytes row_bytes(const ParameterSpec& spec, StorageType storage, kernels::Backend backend, Moments moments) {
   RowBytes bytes;
-  for (const Plane& plane : planes_of(spec, policy, backend, moments)) {
+  for (const Plane& plane : planes_of(spec, storage, backend, moments)) {
     const bool host = is_on_host(spec, plane, moments);
     (plane.part == Part::weight   ? (host ? bytes.host_weights : bytes.weights)
      : plane.part == Part::moment ? (host ? bytes.host_moments : bytes.moments)
@@ -85,10 +85,10 @@ RowBytes row_bytes(const ParameterSpec& spec, StatePolicy policy, kernels::Backe
   return bytes;
 }
 
-std::vector<RowBytes> row_bytes_of(std::span<const ParameterSpec> specs, StatePolicy policy, kernels::Backend backend,
+std::vector<RowBytes> row_bytes_of(std::span<const ParameterSpec> specs, StorageType storage, kernels::Backend backend,
                                    Moments moments) {
   std::vector<RowBytes> all;
-  for (const ParameterSpec& spec : specs) all.push_back(row_bytes(spec, policy, backend, moments));
+  for (const ParameterSpec& spec : specs) all.push_back(row_bytes(spec, storage, backend, moments));
   return all;
 }
 
@@ -140,13 +140,13 @@ void check(std::span<const ParameterSpec> specs) {
 
 }  // namespace
 
-std::int64_t weight_bytes(StatePolicy policy, std::int64_t rows, std::int64_t columns) {
-  return rows * columns * kernels::bytes_of(weight_type(policy));
+std::int64_t weight_bytes(StorageType storage, std::int64_t rows, std::int64_t columns) {
+  return rows * columns * kernels::bytes_of(weight_type(storage));
 }
 
-std::int64_t moment_bytes(StatePolicy policy, std::int64_t rows, std::int64_t columns, std::int64_t segment) {
-  const std::int64_t scales = policy == StatePolicy::eight_bit ? scales_per_row(columns, segment) : 0;
-  return 2 * rows * (columns * kernels::bytes_of(moment_type(policy)) + scales * 4);
+std::int64_t moment_bytes(StorageType storage, std::int64_t rows, std::int64_t columns, std::int64_t segment) {
+  const std::int64_t scales = storage == StorageType::eight_bit ? scales_per_row(columns, segment) : 0;
+  return 2 * rows * (columns * kernels::bytes_of(moment_type(storage)) + scales * 4);
 }
 
 std::vector<std::int64_t> ParameterSpec::stored_shape() const {
@@ -173,20 +173,21 @@ std::int64_t trained_elements_of(std::span<const ParameterSpec> specs) {
   });
 }
 
-std::vector<Plane> planes_of(const ParameterSpec& spec, StatePolicy policy, kernels::Backend backend, Moments moments) {
-  policy = spec.policy.value_or(policy);
+std::vector<Plane> planes_of(const ParameterSpec& spec, StorageType storage, kernels::Backend backend,
+                             Moments moments) {
+  storage = spec.storage.value_or(storage);
   const std::int64_t columns = spec.columns();
   std::vector<Plane> planes;
-  if (is_split(spec, policy, backend)) {
+  if (is_split(spec, storage, backend)) {
     planes.push_back({Part::weight, "weight", Scalar::bf16, columns});
     planes.push_back({Part::weight, "weight_rest", Scalar::i16, columns});
   } else {
-    planes.push_back({Part::weight, "weight", spec.is_matrix() ? weight_type(policy) : Scalar::fp32, columns});
+    planes.push_back({Part::weight, "weight", spec.is_matrix() ? weight_type(storage) : Scalar::fp32, columns});
   }
   if (moments != Moments::none && !spec.frozen) {
     for (const char* key : {"first_moment", "second_moment"})
-      planes.push_back({Part::moment, key, spec.is_matrix() ? moment_type(policy) : Scalar::fp32, columns});
-    if (spec.is_matrix() && policy == StatePolicy::eight_bit)
+      planes.push_back({Part::moment, key, spec.is_matrix() ? moment_type(storage) : Scalar::fp32, columns});
+    if (spec.is_matrix() && storage == StorageType::eight_bit)
       for (const char* key : {"first_scale", "second_scale"})
         planes.push_back({Part::moment, key, Scalar::fp32, scales_per_row(columns, segment_of(spec))});
   }
@@ -198,11 +199,11 @@ bool is_on_host(const ParameterSpec& spec, const Plane& plane, Moments moments) 
   return moments == Moments::on_host && spec.is_matrix() && (plane.part == Part::moment || plane.key == "weight_rest");
 }
 
-std::vector<checkpoint::TensorEntry> tensors_of(std::span<const ParameterSpec> specs, StatePolicy policy,
+std::vector<checkpoint::TensorEntry> tensors_of(std::span<const ParameterSpec> specs, StorageType storage,
                                                 Moments moments) {
   std::vector<checkpoint::TensorEntry> tensors;
   for (const ParameterSpec& spec : specs)
-    for (const Plane& plane : planes_of(spec, policy, kernels::Backend::portable, moments))
+    for (const Plane& plane : planes_of(spec, storage, kernels::Backend::portable, moments))
       tensors.push_back({tensor_name(spec, plane), plane.type, tensor_shape(spec, plane)});
   return tensors;
 }
@@ -246,38 +247,38 @@ RowParts row_parts(const ParameterSpec& spec, const parallel::GridShape& grid, s
 }
 
 StateBytes state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid, std::int64_t rank,
-                       StatePolicy policy, kernels::Backend backend, Moments moments) {
-  StateBytes bytes = bytes_on_rank(specs, row_bytes_of(specs, policy, backend, moments), grid, rank);
-  bytes.conversion = 4 * conversion_elements(specs, policy, backend);
+                       StorageType storage, kernels::Backend backend, Moments moments) {
+  StateBytes bytes = bytes_on_rank(specs, row_bytes_of(specs, storage, backend, moments), grid, rank);
+  bytes.conversion = 4 * conversion_elements(specs, storage, backend);
   return bytes;
 }
 
 StateBytes largest_state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
-                               StatePolicy policy, kernels::Backend backend, Moments moments) {
-  const std::vector<RowBytes> per_row = row_bytes_of(specs, policy, backend, moments);
+                               StorageType storage, kernels::Backend backend, Moments moments) {
+  const std::vector<RowBytes> per_row = row_bytes_of(specs, storage, backend, moments);
   StateBytes largest;
   for (std::int64_t rank = 0; rank < grid.ranks(); ++rank) {
     const StateBytes bytes = bytes_on_rank(specs, per_row, grid, rank);
     if (bytes.total() + bytes.host > largest.total() + largest.host) largest = bytes;
   }
-  largest.conversion = 4 * conversion_elements(specs, policy, backend);
+  largest.conversion = 4 * conversion_elements(specs, storage, backend);
   return largest;
 }
 
-std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, StatePolicy policy) {
+std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, StorageType storage) {
   std::vector<ParameterSpec> stored(specs.begin(), specs.end());
   for (ParameterSpec& spec : stored) spec.row_multiple = 1;
-  return state_bytes(stored, {}, 0, policy, kernels::Backend::portable, Moments::held).total();
+  return state_bytes(stored, {}, 0, storage, kernels::Backend::portable, Moments::held).total();
 }
 
-Parameters::Parameters(std::vector<ParameterSpec> specs, StatePolicy policy, const parallel::GridShape& grid,
+Parameters::Parameters(std::vector<ParameterSpec> specs, StorageType storage, const parallel::GridShape& grid,
                        std::int64_t rank, const kernels::Execution& execution, Moments moments)
-    : specs_(std::move(specs)), policy_(policy), execution_(execution), moments_(moments) {
+    : specs_(std::move(specs)), storage_(storage), execution_(execution), moments_(moments) {
   check(specs_);
   for (const ParameterSpec& spec : specs_) {
     parts_.push_back(row_parts(spec, grid, rank));
     planes_.emplace_back();
-    for (Plane& plane : planes_of(spec, policy, execution.backend, moments))
+    for (Plane& plane : planes_of(spec, storage, execution.backend, moments))
       planes_.back().push_back({std::move(plane), nullptr});
   }
   std::vector<std::string_view> allocated;
@@ -291,7 +292,7 @@ Parameters::Parameters(std::vector<ParameterSpec> specs, StatePolicy policy, con
     }
   }
   for (std::size_t i = 0; i < specs_.size(); ++i) views_.push_back(view_of(i));
-  conversion_ = device::Buffer<float>(conversion_elements(specs_, policy, execution.backend));
+  conversion_ = device::Buffer<float>(conversion_elements(specs_, storage, execution.backend));
   bytes_.conversion = conversion_.bytes();
 }
 
@@ -348,7 +349,7 @@ Parameters::View Parameters::view_of(std::size_t parameter) const {
     return view;
   }
   ParameterRows& all = view.rows;
-  all = {.policy = spec.policy.value_or(policy_),
+  all = {.storage = spec.storage.value_or(storage_),
          .rows = parts.held.size(),
          .columns = spec.columns(),
          .segment = segment_of(spec),
@@ -360,7 +361,7 @@ Parameters::View Parameters::view_of(std::size_t parameter) const {
   owned = all;
   owned.rows = parts.owned.size();
   owned.first_row = parts.owned.begin;
-  const std::int64_t element = all.weight_rest != nullptr ? 2 : kernels::bytes_of(weight_type(all.policy));
+  const std::int64_t element = all.weight_rest != nullptr ? 2 : kernels::bytes_of(weight_type(all.storage));
   owned.weight = static_cast<std::byte*>(all.weight) + before * element;
   if (all.weight_rest != nullptr) owned.weight_rest += before;
   owned.first_moment = data(parameter, "first_moment");
@@ -474,7 +475,7 @@ void Parameters::add_to(checkpoint::Registry& registry) const {
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     const ParameterSpec& spec = specs_[i];
     const RowParts& parts = parts_[i];
-    for (const Plane& plane : planes_of(spec, policy_, kernels::Backend::portable, moments_)) {
+    for (const Plane& plane : planes_of(spec, storage_, kernels::Backend::portable, moments_)) {
       checkpoint::Tensor tensor{.name = tensor_name(spec, plane),
                                 .type = plane.type,
                                 .shape = tensor_shape(spec, plane),
@@ -482,7 +483,7 @@ void Parameters::add_to(checkpoint::Registry& registry) const {
                                 .owned = parts.writes ? parts.owned : parallel::Range{},
                                 .data = data(i, plane.key),
                                 .on_device = !is_on_host(spec, plane, moments_)};
-      if (plane.part == Part::weight && is_split(spec, policy_, execution_.backend))
+      if (plane.part == Part::weight && is_split(spec, storage_, execution_.backend))
         add_split_weights_to(registry, i, std::move(tensor));
       else
         registry.add(std::move(tensor));

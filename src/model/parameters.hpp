@@ -11,7 +11,7 @@
 // so that a new parameter (threshold vector, low-rank factor, transformer block) is a new entry of a list and no code.
 //
 // Storage. A parameter has one or two axes. One axis: a vector, fp32 with fp32 moments. Two axes: a matrix in the
-// storage type of a StatePolicy (kernels/optimize/parameter_rows.hpp). At most one axis is cut over a process axis,
+// storage type of a StorageType (kernels/optimize/parameter_rows.hpp). At most one axis is cut over a process axis,
 // into contiguous parts. The cut axis is the first axis in memory and in checkpoints: a matrix [out, in] that is cut
 // over `in` is stored as its transpose [in, out]. Parts are therefore whole rows, and blocks of 8-bit moments,
 // ownership on the data axis and checkpoints need no second case. "Row" always means a row of the stored array, or one
@@ -42,8 +42,8 @@
 namespace weft::model {
 
 /// Bytes of the weights, and of both moments with their scales, of one matrix in its storage type.
-std::int64_t weight_bytes(kernels::StatePolicy, std::int64_t rows, std::int64_t columns);
-std::int64_t moment_bytes(kernels::StatePolicy, std::int64_t rows, std::int64_t columns, std::int64_t segment);
+std::int64_t weight_bytes(kernels::StorageType, std::int64_t rows, std::int64_t columns);
+std::int64_t moment_bytes(kernels::StorageType, std::int64_t rows, std::int64_t columns, std::int64_t segment);
 
 /// Array axis `axis` (0 or 1) is cut over the process axis `over`, a constant of parallel/grid.hpp; "" cuts nothing.
 /// `unit`, a divisor of the extent: that many rows (columns, with axis = 1) stay together, such as those of a head.
@@ -79,7 +79,7 @@ struct ParameterSpec {
   std::vector<std::int64_t> shape;  ///< global, as in the model's formulas: [n] or [rows, columns]
   Cut cut = {};
   Update update = Update::own_rows;
-  std::optional<kernels::StatePolicy> policy = {};  ///< storage type of a matrix, instead of that of the run
+  std::optional<kernels::StorageType> storage = {};  ///< storage type of a matrix, instead of that of the run
   std::int64_t segment = 0;  ///< stored columns that a block of 8-bit moments does not cross; 0: all of a row
   Initial initial = {};
   /// Global index of the first element. Keys the initial values and stochastic rounding: ranges of matrices must not
@@ -120,7 +120,7 @@ std::int64_t elements_of(std::span<const ParameterSpec> specs);
 std::int64_t trained_elements_of(std::span<const ParameterSpec> specs);
 
 /// The tensors of a model in the order of its checkpoints.
-std::vector<checkpoint::TensorEntry> tensors_of(std::span<const ParameterSpec> specs, kernels::StatePolicy, Moments);
+std::vector<checkpoint::TensorEntry> tensors_of(std::span<const ParameterSpec> specs, kernels::StorageType, Moments);
 /// The first tensor of `expected` that is missing in `found` or has another type or shape there, with the reason:
 /// "decoder_0/weight is missing"; "" if all are there. Further tensors are no difference.
 std::string first_difference(std::span<const checkpoint::TensorEntry> found,
@@ -140,12 +140,12 @@ struct StateBytes {
 };
 /// What Parameters allocates on a rank; needs no device and no MPI, so the grid may be that of another machine.
 StateBytes state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank,
-                       kernels::StatePolicy, kernels::Backend, Moments);
+                       kernels::StorageType, kernels::Backend, Moments);
 /// Bytes of the state on the rank with the largest total.
-StateBytes largest_state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, kernels::StatePolicy,
+StateBytes largest_state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, kernels::StorageType,
                                kernels::Backend, Moments);
 /// Payload of one checkpoint, all ranks together.
-std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, kernels::StatePolicy);
+std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, kernels::StorageType);
 
 /// One of the arrays that a parameter consists of: [rows, columns].
 struct Plane {
@@ -158,7 +158,7 @@ struct Plane {
 /// True if the plane is in host memory.
 bool is_on_host(const ParameterSpec&, const Plane&, Moments);
 /// All planes of a parameter. A checkpoint holds those of the portable backend, so that either backend reads it.
-std::vector<Plane> planes_of(const ParameterSpec&, kernels::StatePolicy, kernels::Backend, Moments);
+std::vector<Plane> planes_of(const ParameterSpec&, kernels::StorageType, kernels::Backend, Moments);
 
 /// The parts of a parameter on one rank.
 struct RowParts {
@@ -175,7 +175,7 @@ class Parameters {
  public:
   /// The storage of `rank` of a grid. Allocates on the device. Throws Error(internal) for specs that contradict each
   /// other.
-  Parameters(std::vector<ParameterSpec> specs, kernels::StatePolicy, const parallel::GridShape&, std::int64_t rank,
+  Parameters(std::vector<ParameterSpec> specs, kernels::StorageType, const parallel::GridShape&, std::int64_t rank,
              const kernels::Execution&, Moments);
 
   /// Fills the weights with their initial values: of all held rows, the same on any grid.
@@ -237,7 +237,7 @@ class Parameters {
   };
 
   std::vector<ParameterSpec> specs_;
-  kernels::StatePolicy policy_;
+  kernels::StorageType storage_;
   kernels::Execution execution_;
   Moments moments_;
   std::vector<RowParts> parts_;  // the following three: by parameter

@@ -9,7 +9,7 @@
 namespace weft::model {
 
 using kernels::ParameterRows;
-using kernels::StatePolicy;
+using kernels::StorageType;
 
 namespace {
 
@@ -26,7 +26,7 @@ void for_each_array(ParameterRows& p, const Each& each) {
     each(at, row_bytes);
     data = static_cast<std::remove_reference_t<decltype(data)>>(at);
   };
-  const std::int64_t moment = p.policy == StatePolicy::fp32 ? 4 : p.policy == StatePolicy::bf16 ? 2 : 1;
+  const std::int64_t moment = p.storage == StorageType::fp32 ? 4 : p.storage == StorageType::bf16 ? 2 : 1;
   visit(p.weight_rest, 2 * p.columns);
   visit(p.first_moment, moment * p.columns);
   visit(p.second_moment, moment * p.columns);
@@ -37,7 +37,7 @@ void for_each_array(ParameterRows& p, const Each& each) {
 /// Rows [begin, begin + count) of a matrix.
 ParameterRows rows_of(const ParameterRows& all, std::int64_t begin, std::int64_t count) {
   ParameterRows part = all;
-  const std::int64_t weight = all.policy == StatePolicy::fp32 && all.weight_rest == nullptr ? 4 : 2;
+  const std::int64_t weight = all.storage == StorageType::fp32 && all.weight_rest == nullptr ? 4 : 2;
   part.weight = static_cast<std::byte*>(all.weight) + begin * all.columns * weight;
   part.rows = count;
   part.first_row += begin;
@@ -48,13 +48,13 @@ ParameterRows rows_of(const ParameterRows& all, std::int64_t begin, std::int64_t
 
 }  // namespace
 
-StateStream::Buffers::Buffers(std::span<const ParameterSpec> specs, StatePolicy policy, StepArena& arena,
+StateStream::Buffers::Buffers(std::span<const ParameterSpec> specs, StorageType storage, StepArena& arena,
                               std::int64_t most) {
   std::int64_t largest = 0, row = 0;
   for (const ParameterSpec& spec : specs) {
     if (spec.frozen) continue;
     std::int64_t of_row = 0;
-    for (const Plane& plane : planes_of(spec, policy, arena.backend(), Moments::on_host))
+    for (const Plane& plane : planes_of(spec, storage, arena.backend(), Moments::on_host))
       if (is_on_host(spec, plane, Moments::on_host)) of_row += plane.columns * kernels::bytes_of(plane.type);
     row = std::max(row, of_row);
     largest = std::max(largest, of_row * spec.rows());

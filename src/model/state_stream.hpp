@@ -33,7 +33,7 @@ class StateStream {
   struct Buffers {
     Buffers() = default;
     /// `most`: bytes of a buffer, but at least one row of every matrix.
-    Buffers(std::span<const ParameterSpec> specs, kernels::StatePolicy, StepArena&, std::int64_t most = kBufferBytes);
+    Buffers(std::span<const ParameterSpec> specs, kernels::StorageType, StepArena&, std::int64_t most = kBufferBytes);
     kernels::Array<std::byte> blocks[kBuffers];
   };
 

@@ -11,7 +11,7 @@ namespace weft::optimizer {
 // Kernels compute in fp32: smaller numbers would be 0 or lose digits there, larger ones would be infinite.
 constexpr double kSmallest = 1.2e-38, kLargest = 3e38;
 
-using kernels::StatePolicy;
+using kernels::StorageType;
 
 void add_keys(input::Schema& schema, Settings& adam, bool of_loss) {
   schema.table("optimizer", "How parameters are updated and stored.");
@@ -44,7 +44,7 @@ void add_keys(input::Schema& schema, Settings& adam, bool of_loss) {
       .at_least(0)
       .changeable();
   schema.add("optimizer.state", adam.state,
-             {{"fp32", StatePolicy::fp32}, {"bf16", StatePolicy::bf16}, {"8bit", StatePolicy::eight_bit}},
+             {{"fp32", StorageType::fp32}, {"bf16", StorageType::bf16}, {"8bit", StorageType::eight_bit}},
              "storage of weights and moments: 12, 6 or 4 bytes per parameter");
   schema
       .add("optimizer.schedule", adam.schedule,

@@ -34,7 +34,7 @@ struct Settings {
   EpsilonScale epsilon_scale = EpsilonScale::none;  ///< add_keys sets `loss` for transcoders
   double epsilon = 1e-8;
   double weight_decay = 0.0;  ///< decoupled, weights only
-  kernels::StatePolicy state = kernels::StatePolicy::fp32;
+  kernels::StorageType state = kernels::StorageType::fp32;
   Schedule schedule = Schedule::linear;
   std::int64_t warmup_steps = 0;    ///< steps of linear warm-up of the learning rate
   std::int64_t schedule_steps = 0;  ///< steps over which the schedule extends; 0 = run.steps

@@ -5,7 +5,7 @@ those recorded when it was written.
 golden_test.py WEFT               tests the checkpoints in golden/
 golden_test.py WEFT --make        writes golden/format_N of the current format: once, when the format is released
 
-golden/format_N: data/ (a dataset of 256 tokens), one run directory per state policy with one checkpoint of two ranks, and
+golden/format_N: data/ (a dataset of 256 tokens), one run directory per storage type with one checkpoint of two ranks, and
 expected.json: the result of evaluation, and the losses of the following steps.
 """
 import json

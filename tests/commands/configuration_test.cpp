@@ -40,8 +40,7 @@ TEST_CASE("every key has help and accepts its own default") {
 
 TEST_CASE("windows of thresholds are listed by default where that is possible and lists have room for them") {
   const auto listed = [](const std::string& keys) {
-    return transcoder::lists_windows(
-        values("[transcoder]\nfeatures = 48\nactivation = 'jumprelu'\n" + keys).transcoder);
+    return transcoder::lists_bands(values("[transcoder]\nfeatures = 48\nactivation = 'jumprelu'\n" + keys).transcoder);
   };
   CHECK(listed("capacity = 9\nthreshold = 0.3\nbandwidth = 0.6\n"));
   CHECK(!listed("threshold = 0.3\nbandwidth = 0.6\n"));
@@ -127,7 +126,7 @@ TEST_CASE("an input reaches the members") {
   CHECK(c.transcoder.scope == transcoder::Scope::all_layers);
   CHECK(c.transcoder.decoder == transcoder::Decoder::per_layer);
   CHECK(values("[transcoder]\nfeatures = 48\nskip = 'linear'\n").transcoder.skip == transcoder::Skip::linear);
-  CHECK(c.optimizer.state == kernels::StatePolicy::eight_bit);
+  CHECK(c.optimizer.state == kernels::StorageType::eight_bit);
   CHECK(c.optimizer.schedule == optimizer::Schedule::cosine);
   CHECK(c.optimizer.clip_mode == optimizer::ClipMode::previous);
   CHECK(c.precision == transcoder::Precision::bf16);
@@ -208,7 +207,7 @@ TEST_CASE("a learning rate or epsilon that trains nothing is noticed, and usual 
   CHECK(transcoder::idle_settings(c).size() == 1);
   c.run.steps = 1'000'000'000;  // enough in sum, but each step is rounded away ...
   CHECK(transcoder::idle_settings(c).size() == 1);
-  c.optimizer.state = kernels::StatePolicy::bf16;  // ... to nearest; not if it is rounded stochastically
+  c.optimizer.state = kernels::StorageType::bf16;  // ... to nearest; not if it is rounded stochastically
   CHECK(transcoder::idle_settings(c).empty());
   c.optimizer.epsilon = 1e-2;
   CHECK(transcoder::idle_settings(c).size() == 1);

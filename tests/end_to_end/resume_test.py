@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stop and resume: parameters, moments, metrics and data order are bitwise identical to those of an undisturbed run.
 
-resume_test.py WEFT RANKS [gpu]      gpu: the policies of the hand-written kernels
+resume_test.py WEFT RANKS [gpu]      gpu: the storage types of the hand-written kernels
 """
 import sys
 

@@ -36,7 +36,7 @@ def check_nonfinite(job):
         assert "skipped" in output and program.metrics(job.folder / f"skip_{ranks}")[-1]["skipped_steps"] == 1, output
         output = job.run(f"too_many_{ranks}", *grid, *skip[:2], "--set", "run.skip_at_most=0", ranks=ranks, fault=fault, code=4)
         assert "run.skip_at_most = 0" in output, output
-    # Divergence of the parameters stops the run, whatever the policy for batches.
+    # Divergence of the parameters stops the run, whatever is done with batches that are not finite.
     output = job.run("away", "--set", "optimizer.learning_rate=1e38", "--set", "run.nonfinite=skip", "--set", "run.skip_at_most=3",
                      code=4)
     assert "not finite" in output, output

@@ -37,7 +37,7 @@ EACH_POINT, PROTOCOL_SHARE = 3, 0.5
 KINDS = {"kill": 60, "segfault": 8, "exit": 8, "throw": 8, "enospc": 6, "term": 5, "usr1": 5}
 OWNED = "belongs to another run"    # part of the message that refuses a second job
 STEPS, EVERY, LAYERS = 40, 5, 2
-# ranks -> (data axis, optimizer state, precision): all state policies and both axes.
+# ranks -> (data axis, optimizer state, precision): all storage types and both axes.
 GRIDS = {1: (1, "fp32", "fp32"), 2: (2, "8bit", "bf16"), 3: (1, "bf16", "fp32"), 4: (2, "8bit", "fp32")}
 INPUT = """
 [synthetic]

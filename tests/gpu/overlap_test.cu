@@ -154,7 +154,7 @@ TEST_CASE("exchanges run beside the decoder's backward pass") {
   std::vector<kernels::ParameterRows> decoder;
   for (std::int64_t s = 0; s < n_layers; ++s) {
     kernels::ParameterRows p;
-    p.policy = kernels::StatePolicy::eight_bit;
+    p.storage = kernels::StorageType::eight_bit;
     p.rows = n_features, p.columns = (n_layers - s) * d, p.segment = d;
     const std::int64_t size = p.rows * p.columns, blocks = p.rows * p.blocks_per_row();
     storage.push_back({DeviceArray<std::uint16_t>(size), DeviceArray<std::uint8_t>(size),

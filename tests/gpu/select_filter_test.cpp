@@ -9,14 +9,14 @@ namespace {
 
 /// relu where products are filtered as they are formed, with cuts or with biases of the same effect. Few entries, but
 /// in one layer all tokens of some features: more than the lists of the kernel's threads hold.
-void check_few_above(const Sizes& sizes, std::int64_t d, bool with_cuts) {
+void check_few_above(const Sizes& sizes, std::int64_t d, bool with_bounds) {
   Factors factors("random", sizes, d, 31);
   Random random{5};
   for (std::int64_t l = 0; l < sizes.layers; ++l) {
     std::vector<float> cut;
     for (std::int64_t f = 0; f < sizes.features; ++f)
       cut.push_back(l == 0 && f < 50 ? -1e6f : 14000.0f * (1 + random.uniform()));
-    if (with_cuts)
+    if (with_bounds)
       factors.input.cut.push_back(cut);
     else
       for (std::size_t f = 0; f < cut.size(); ++f) factors.input.bias[static_cast<std::size_t>(l)][f] = -cut[f];
@@ -83,9 +83,9 @@ TEST_CASE("topk where the kernel that forms the products finds the largest keys 
 
 TEST_CASE("relu and thresholds of features where products are filtered as they are formed") {
   for (const auto& [sizes, d] : {std::pair{Sizes{300, 2, 1000}, 328}, {Sizes{65, 34, 260}, 200}})
-    for (const bool with_cuts : {false, true}) {
-      CAPTURE(with_cuts);
-      check_few_above(sizes, d, with_cuts);
+    for (const bool with_bounds : {false, true}) {
+      CAPTURE(with_bounds);
+      check_few_above(sizes, d, with_bounds);
     }
 }
 

@@ -4,7 +4,7 @@
 // bytes they must move and what part of the limit that is. Which limit: the measured copy rate of device memory for
 // what passes through once, and the L2's measured gather rate for rows that are gathered.
 //
-//   sparse_benchmark [--layers 12] [--d 768] [--features 32768] [--tokens 4096] [--k 32] [--zipf 0.8] [--policy 8bit]
+//   sparse_benchmark [--layers 12] [--d 768] [--features 32768] [--tokens 4096] [--k 32] [--zipf 0.8] [--storage 8bit]
 //   [--repeat 15]
 #include <algorithm>
 #include <cmath>
@@ -34,7 +34,7 @@ constexpr double kCopyRate = 4290e9, kGatherRate = 8600e9;
 struct Options {
   std::int64_t layers = 12, d = 768, features = 32768, tokens = 4096, k = 32, repeat = 15;
   double zipf = 0.8;
-  StatePolicy policy = StatePolicy::eight_bit;
+  StorageType storage = StorageType::eight_bit;
 };
 
 double median_ms(std::int64_t repeat, const std::function<void()>& body) {
@@ -68,9 +68,10 @@ void report(const char* what, double ms, double streamed, double gathered) {
 void run(const Options& o) {
   const std::int64_t L = o.layers, d = o.d, F = o.features, N = o.tokens, k = o.k, keys = L * F, nnz = N * L * k,
                      C = L * d;
-  const char* policy = o.policy == StatePolicy::fp32 ? "fp32" : o.policy == StatePolicy::bf16 ? "bf16" : "8bit";
+  const char* storage = o.storage == StorageType::fp32 ? "fp32" : o.storage == StorageType::bf16 ? "bf16" : "8bit";
   char text[64];
-  std::snprintf(text, sizeof text, "%s k=%lld %s", policy, static_cast<long long>(k), o.zipf == 0 ? "uniform" : "zipf");
+  std::snprintf(text, sizeof text, "%s k=%lld %s", storage, static_cast<long long>(k),
+                o.zipf == 0 ? "uniform" : "zipf");
   label = text;
   const Execution gpu{Backend::cuda, nullptr};
 
@@ -121,11 +122,11 @@ void run(const Options& o) {
     DeviceArray<float> first_scale, second_scale;
   };
   std::vector<Storage> storage;
-  const std::int64_t width = o.policy == StatePolicy::fp32 ? 4 : o.policy == StatePolicy::bf16 ? 2 : 1;
+  const std::int64_t width = o.storage == StorageType::fp32 ? 4 : o.storage == StorageType::bf16 ? 2 : 1;
   double parameters = 0;
   const auto make = [&](std::int64_t columns) {
     ParameterRows p;
-    p.policy = o.policy;
+    p.storage = o.storage;
     p.rows = F, p.columns = columns, p.segment = d;
     p.element_base = static_cast<std::uint64_t>(parameters);
     Storage memory{DeviceArray<std::uint16_t>(F * columns),
@@ -185,7 +186,7 @@ void run(const Options& o) {
                                              transpose_workspace(Backend::cuda, keys, nnz), (N + 7) / 8 * L * 24}));
 
   const double pairs = static_cast<double>(L * (L + 1) / 2), row_bytes = 2.0 * static_cast<double>(N * k * d);
-  const double state = o.policy == StatePolicy::fp32 ? 24 : o.policy == StatePolicy::bf16 ? 12 : 8.0625;
+  const double state = o.storage == StorageType::fp32 ? 24 : o.storage == StorageType::bf16 ? 12 : 8.0625;
   double ms = median_ms(o.repeat, [&] { transpose(gpu, activations, hits, workspace.array()); });
   report("transpose", ms, 0, 0);
   const auto offsets = d_offsets.download();
@@ -268,10 +269,10 @@ int main(int argc, char** argv) {
       options.repeat = std::stoll(value);
     else if (name == "--zipf")
       options.zipf = std::stod(value);
-    else if (name == "--policy")
-      options.policy = value == "fp32"   ? weft::kernels::StatePolicy::fp32
-                       : value == "bf16" ? weft::kernels::StatePolicy::bf16
-                                         : weft::kernels::StatePolicy::eight_bit;
+    else if (name == "--storage")
+      options.storage = value == "fp32"   ? weft::kernels::StorageType::fp32
+                        : value == "bf16" ? weft::kernels::StorageType::bf16
+                                          : weft::kernels::StorageType::eight_bit;
     else {
       std::fprintf(stderr, "unknown option %s\n", argv[i]);
       return 2;

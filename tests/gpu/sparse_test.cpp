@@ -52,7 +52,7 @@ struct Matrices {
     std::int64_t at = 0;
     for (std::int64_t s = 0; s < kLayers; ++s) {
       ParameterRows p;
-      p.policy = StatePolicy::bf16;
+      p.storage = StorageType::bf16;
       p.rows = kFeatures;
       p.columns = (decoder ? kLayers - s : 1) * d_model;
       p.segment = d_model;

@@ -71,14 +71,14 @@ TEST_CASE("no second moment of a coded block gets the code zero") {
   }
 }
 
-TEST_CASE("adam_rows agrees with the rule in float64 on every storage policy and shape") {
+TEST_CASE("adam_rows agrees with the rule in float64 on every storage storage and shape") {
   for_each_backend([&](const kernels::Execution& execution) {
-    for (const StatePolicy policy : kPolicies)
+    for (const StorageType storage : kPolicies)
       for (const Shape& shape : kShapes) {
-        CAPTURE(static_cast<int>(policy));
+        CAPTURE(static_cast<int>(storage));
         CAPTURE(shape.columns);
         const std::int64_t size = shape.rows * shape.columns;
-        Parameters parameters(execution.backend, policy, shape.rows, shape.columns, shape.segment, 11, 1000);
+        Parameters parameters(execution.backend, storage, shape.rows, shape.columns, shape.segment, 11, 1000);
         parameters.set(random_state(size, 5));
         const Values before = parameters.values();
         const std::vector<float> gradient = random_floats(size, 9, 0.1f);
@@ -95,10 +95,10 @@ TEST_CASE("a first step from moments that are zero agrees with the rule; without
     const std::int64_t rows = 16, columns = 768, size = rows * columns;
     const std::vector<float> gradient = random_floats(size, 9, 0.1f);
     const DeviceArray<float> device_gradient(gradient);
-    for (const StatePolicy policy : kPolicies)
+    for (const StorageType storage : kPolicies)
       for (const bool moves : {true, false}) {
-        CAPTURE(static_cast<int>(policy));
-        Parameters parameters(execution.backend, policy, rows, columns, columns);  // all zero
+        CAPTURE(static_cast<int>(storage));
+        Parameters parameters(execution.backend, storage, rows, columns, columns);  // all zero
         initialise_uniform(execution, parameters.view(), 0.1f, 1, Purpose::test);
         const Values before = parameters.values();
         AdamStep adam = test_step();
@@ -119,11 +119,11 @@ TEST_CASE("rows updated in two shards get the bits of one update, and the same b
     const std::vector<float> gradient = random_floats(size, 9, 0.1f);
     const DeviceArray<float> device_gradient(gradient);
     const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
-    for (const StatePolicy policy : kPolicies) {
-      CAPTURE(static_cast<int>(policy));
+    for (const StorageType storage : kPolicies) {
+      CAPTURE(static_cast<int>(storage));
       const Values state = random_state(size, 3);
       const auto updated = [&](std::int64_t begin, std::int64_t end) {
-        Parameters part(execution.backend, policy, end - begin, columns, segment, begin, 500);
+        Parameters part(execution.backend, storage, end - begin, columns, segment, begin, 500);
         const auto slice = [&](const std::vector<float>& all) {
           return std::vector<float>(all.begin() + begin * columns, all.begin() + end * columns);
         };
@@ -147,8 +147,8 @@ TEST_CASE("stochastic rounding of the weights is unbiased: many steps of a hundr
     // hundredth of the spacing above 1, 2^-7. Rounded to nearest it would never move; rounded stochastically the mean
     // over 2,048 weights has moved by 4 spacings after 400 steps.
     const std::int64_t rows = 8, columns = 256, size = rows * columns;
-    for (const StatePolicy policy : {StatePolicy::bf16, StatePolicy::eight_bit}) {
-      Parameters parameters(execution.backend, policy, rows, columns, columns);
+    for (const StorageType storage : {StorageType::bf16, StorageType::eight_bit}) {
+      Parameters parameters(execution.backend, storage, rows, columns, columns);
       parameters.set({std::vector<float>(size, 1.0f), std::vector<float>(size, -1.0f), std::vector<float>(size, 1.0f)});
       const DeviceArray<float> gradient(std::vector<float>(size, -1.0f));
       AdamStep adam{0x1p-7f / 100, 0.5f, 0.5f, 0.5f, 0.5f, 0.0f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
@@ -173,8 +173,8 @@ TEST_CASE("8-bit second moments follow a change of scale as fp32 ones do") {
     // move. One column keeps the block's scale up; the others lose their gradient after step 200 and must decay.
     const std::int64_t columns = 256;
     std::vector<float> means;
-    for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::eight_bit}) {
-      Parameters parameters(execution.backend, policy, 1, columns, columns);
+    for (const StorageType storage : {StorageType::fp32, StorageType::eight_bit}) {
+      Parameters parameters(execution.backend, storage, 1, columns, columns);
       initialise_uniform(execution, parameters.view(), 1.0f, 1, Purpose::test);
       AdamStep adam{1e-4f, 0.9f, 0.99f, 0.1f, 0.01f, 1e-8f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
       DeviceArray<AdamStep> step(1);
@@ -205,8 +205,8 @@ TEST_CASE("8-bit first moments of 1e-5 of their block's largest decay as fp32 on
     const std::int64_t columns = 256;
     const int end = 20, steps = 170, more = 50;
     std::vector<double> moved;  // after `end`, mean over the columns, in learning rates
-    for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::eight_bit}) {
-      Parameters parameters(execution.backend, policy, 1, columns, columns);
+    for (const StorageType storage : {StorageType::fp32, StorageType::eight_bit}) {
+      Parameters parameters(execution.backend, storage, 1, columns, columns);
       AdamStep adam{1e-3f, 0.9f, 0.999f, 0.1f, 0.001f, 1e-12f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
       DeviceArray<AdamStep> step(1);
       const auto run = [&](int begin, int last, float small) {
@@ -227,7 +227,7 @@ TEST_CASE("8-bit first moments of 1e-5 of their block's largest decay as fp32 on
       for (std::int64_t c = 1; c < columns; ++c)
         mean += static_cast<double>(before.weight[c] - after.weight[c]) / 1e-3 / static_cast<double>(columns - 1);
       moved.push_back(mean);
-      if (policy != StatePolicy::eight_bit) continue;
+      if (storage != StorageType::eight_bit) continue;
       // 0.9^150 of two codes in 255 columns: 7e-5 are expected to be left.
       for (std::int64_t c = 1; c < columns; ++c) REQUIRE(after.first_moment[c] == 0.0f);
       const Values last = run(steps + 1, steps + more, 0.0f);
@@ -246,7 +246,7 @@ TEST_CASE("8-bit first moments follow their gradient at every decay, however sma
     const std::int64_t columns = 256;
     for (const float beta1 : {0.9f, 0.99f}) {
       CAPTURE(beta1);
-      Parameters parameters(execution.backend, StatePolicy::eight_bit, 1, columns, columns);
+      Parameters parameters(execution.backend, StorageType::eight_bit, 1, columns, columns);
       AdamStep adam{0.0f, beta1, 0.999f, 1 - beta1, 0.001f, 1e-12f, 0.0f, 1.0f, 1.0f, 1.0f, 1, 1};
       DeviceArray<AdamStep> step(1);
       std::vector<float> gradient(columns);
@@ -272,7 +272,7 @@ TEST_CASE("8-bit blocks without a gradient keep their codes until their scales a
     const std::int64_t rows = 32;
     for (const std::int64_t columns : {384, 257}) {  // two blocks each; 257: the kernels of any width
       const std::int64_t size = rows * columns;
-      Parameters parameters(execution.backend, StatePolicy::eight_bit, rows, columns, columns);
+      Parameters parameters(execution.backend, StorageType::eight_bit, rows, columns, columns);
       Values expected = random_state(size, 5);
       parameters.set(expected);
       expected = parameters.values();
@@ -332,8 +332,8 @@ TEST_CASE("adam_vector is the rule without weight decay") {
 TEST_CASE("initial weights depend on seed and global index alone and fill their range evenly") {
   for_each_backend([&](const kernels::Execution& execution) {
     const std::int64_t rows = 40, columns = 130;
-    Parameters whole(execution.backend, StatePolicy::fp32, rows, columns, 65, 0, 7),
-        part(execution.backend, StatePolicy::fp32, 15, columns, 65, 25, 7);
+    Parameters whole(execution.backend, StorageType::fp32, rows, columns, 65, 0, 7),
+        part(execution.backend, StorageType::fp32, 15, columns, 65, 25, 7);
     initialise_uniform(execution, whole.view(), 0.25f, 77, Purpose::decoder_initial);
     initialise_uniform(execution, part.view(), 0.25f, 77, Purpose::decoder_initial);
     CHECK((whole.bits(25, 40) == part.bits()));
@@ -352,7 +352,7 @@ TEST_CASE("initial weights depend on seed and global index alone and fill their 
       const std::uint32_t word = philox(77, Purpose::decoder_initial, 0, element / 4).word[element % 4];
       REQUIRE(values.weight[i] == 0.25f * (2.0f * uniform_float(word) - 1.0f));
     }
-    Parameters narrow(execution.backend, StatePolicy::eight_bit, rows, columns, 65, 0, 7);
+    Parameters narrow(execution.backend, StorageType::eight_bit, rows, columns, 65, 0, 7);
     initialise_uniform(execution, narrow.view(), 0.25f, 77, Purpose::decoder_initial);
     const Values rounded = narrow.values();
     for (std::size_t i = 0; i < values.weight.size(); ++i) REQUIRE(rounded.weight[i] == to_bf16(values.weight[i]));
@@ -362,8 +362,8 @@ TEST_CASE("initial weights depend on seed and global index alone and fill their 
 TEST_CASE("weights_to_float reads every storage, and weights_from_float gives its bits back") {
   for_each_backend([&](const kernels::Execution& execution) {
     const std::int64_t rows = 5, columns = 1540, segment = 770;
-    for (const StatePolicy policy : kPolicies) {
-      Parameters parameters(execution.backend, policy, rows, columns, segment);
+    for (const StorageType storage : kPolicies) {
+      Parameters parameters(execution.backend, storage, rows, columns, segment);
       parameters.set(random_state(rows * columns, 31));
       const std::vector<float> weight = parameters.values().weight;
       const DeviceArray<float> out(2 * columns);
@@ -405,9 +405,9 @@ TEST_CASE("one value that is not finite raises the flag, wherever it is") {
       CHECK(flagged(TestMatrix(values, rows, columns, Scalar::bf16).view()));
       // A gradient that is not finite makes moments and weights so; each of the three must show it on its own, the
       // 8-bit ones through scale or code.
-      for (const StatePolicy policy : kPolicies)
+      for (const StorageType storage : kPolicies)
         for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-          Parameters parameters(execution.backend, policy, rows, columns, columns);
+          Parameters parameters(execution.backend, storage, rows, columns, columns);
           parameters.set(random_state(size, 8));
           CHECK(!flagged(parameters.view()));
           std::vector<float> gradient(size, 0.0f);

@@ -109,8 +109,8 @@ TEST_CASE("a withheld step changes neither parameters nor moments, even if its g
     const DeviceArray<float> w(std::vector<float>{1.0f, 2.0f}), m(2), v(2);
     const DeviceArray<float> gradient(std::vector<float>{std::numeric_limits<float>::quiet_NaN(), 3.0f});
     adam_vector(execution, {w.array(), m.array(), v.array()}, gradient.array(), step.data());
-    for (const StatePolicy policy : kPolicies) {
-      Parameters rows(execution.backend, policy, 1, 2, 2);
+    for (const StorageType storage : kPolicies) {
+      Parameters rows(execution.backend, storage, 1, 2, 2);
       rows.set({{1.0f, 2.0f}, {0.0f, 0.0f}, {0.0f, 0.0f}});
       const std::string before = rows.bits();
       adam_rows(execution, rows.view(), 0, gradient.matrix(1, 2), step.data());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Shared by the kernel tests: running a case on every backend, arrays in the memory of the kernels that are filled and
-// read on the host, random sparse activations with their transpose, parameters of every policy with their values as
+// read on the host, random sparse activations with their transpose, parameters of every storage with their values as
 // kernels read them.
 #pragma once
 
@@ -27,7 +27,7 @@ using kernels::AnyMatrix;
 using kernels::bf16;
 using kernels::ParameterRows;
 using kernels::Scalar;
-using kernels::StatePolicy;
+using kernels::StorageType;
 
 constexpr double kRoundoff = 0x1p-24;      ///< of fp32: largest relative error of one rounding to nearest
 constexpr double kRoundoffBf16 = 0x1p-8;   ///< of bf16, to nearest; stochastic rounding may err by twice this
@@ -41,7 +41,7 @@ inline float stored_as(Scalar type, float value) {
          : type == Scalar::fp16 ? float{kernels::to_half(value)}
                                 : value;
 }
-constexpr StatePolicy kPolicies[] = {StatePolicy::fp32, StatePolicy::bf16, StatePolicy::eight_bit};
+constexpr StorageType kPolicies[] = {StorageType::fp32, StorageType::bf16, StorageType::eight_bit};
 
 /// body(execution) on the portable kernels and, in a CUDA build, on the hand-written ones. Both run on the stream of
 /// testing::execution(), which also orders the copies of DeviceArray.
@@ -211,22 +211,22 @@ struct Values {
   std::vector<float> weight, first_moment, second_moment;
 };
 
-/// A parameter matrix of any policy with its memory, as the backend stores it: the CUDA kernels keep fp32 weights as
+/// A parameter matrix of any storage with its memory, as the backend stores it: the CUDA kernels keep fp32 weights as
 /// two 16-bit planes.
 class Parameters {
  public:
-  Parameters(kernels::Backend backend, StatePolicy policy, std::int64_t rows, std::int64_t columns,
+  Parameters(kernels::Backend backend, StorageType storage, std::int64_t rows, std::int64_t columns,
              std::int64_t segment, std::int64_t first_row = 0, std::uint64_t element_base = 0)
-      : planes_(backend == kernels::Backend::cuda && policy == StatePolicy::fp32), backend_(backend) {
-    view_.policy = policy;
+      : planes_(backend == kernels::Backend::cuda && storage == StorageType::fp32), backend_(backend) {
+    view_.storage = storage;
     view_.rows = rows;
     view_.columns = columns;
     view_.segment = segment;
     view_.first_row = first_row;
     view_.element_base = element_base;
     const std::int64_t size = rows * columns;
-    const std::int64_t weight_bytes = policy == StatePolicy::fp32 && !planes_ ? 4 : 2;
-    const std::int64_t moment_bytes = policy == StatePolicy::fp32 ? 4 : policy == StatePolicy::bf16 ? 2 : 1;
+    const std::int64_t weight_bytes = storage == StorageType::fp32 && !planes_ ? 4 : 2;
+    const std::int64_t moment_bytes = storage == StorageType::fp32 ? 4 : storage == StorageType::bf16 ? 2 : 1;
     weight_ = DeviceArray<std::uint8_t>(size * weight_bytes);
     first_ = DeviceArray<std::uint8_t>(size * moment_bytes);
     second_ = DeviceArray<std::uint8_t>(size * moment_bytes);
@@ -237,7 +237,7 @@ class Parameters {
     }
     view_.first_moment = first_.data();
     view_.second_moment = second_.data();
-    if (policy == StatePolicy::eight_bit) {
+    if (storage == StorageType::eight_bit) {
       first_scale_ = DeviceArray<float>(rows * view_.blocks_per_row());
       second_scale_ = DeviceArray<float>(rows * view_.blocks_per_row());
       view_.first_scale = first_scale_.data();
@@ -247,10 +247,10 @@ class Parameters {
   const ParameterRows& view() const { return view_; }
   kernels::Backend backend() const { return backend_; }
 
-  /// Stores values, rounded to nearest as the policy stores them.
+  /// Stores values, rounded to nearest as the storage stores them.
   void set(const Values& values) {
     const std::int64_t size = view_.rows * view_.columns;
-    if (view_.policy == StatePolicy::fp32) {
+    if (view_.storage == StorageType::fp32) {
       if (planes_) {
         std::vector<std::uint16_t> high;
         std::vector<std::int16_t> rest;
@@ -268,7 +268,7 @@ class Parameters {
       return;
     }
     weight_.set(bytes_of(narrow(values.weight)));
-    if (view_.policy == StatePolicy::bf16) {
+    if (view_.storage == StorageType::bf16) {
       first_.set(bytes_of(narrow(values.first_moment)));
       second_.set(bytes_of(narrow(values.second_moment)));
       return;
@@ -293,7 +293,7 @@ class Parameters {
 
   /// What is stored, as fp32.
   Values values() const {
-    if (view_.policy == StatePolicy::fp32) {
+    if (view_.storage == StorageType::fp32) {
       std::vector<float> weight = planes_ ? wide(weight_) : floats_of(weight_);
       if (planes_) {
         const std::vector<std::uint8_t> bytes = rest_.values();
@@ -306,7 +306,7 @@ class Parameters {
       }
       return {weight, floats_of(first_), floats_of(second_)};
     }
-    if (view_.policy == StatePolicy::bf16) return {wide(weight_), wide(first_), wide(second_)};
+    if (view_.storage == StorageType::bf16) return {wide(weight_), wide(first_), wide(second_)};
     Values out{wide(weight_), {}, {}};
     const std::vector<std::uint8_t> first = first_.values(), second = second_.values();
     const std::vector<float> first_scale = first_scale_.values(), second_scale = second_scale_.values();
@@ -332,7 +332,7 @@ class Parameters {
     if (planes_) append(rest_.values());
     append(first_.values());
     append(second_.values());
-    if (view_.policy == StatePolicy::eight_bit) {
+    if (view_.storage == StorageType::eight_bit) {
       append(bytes_of(first_scale_.values()));
       append(bytes_of(second_scale_.values()));
     }
@@ -436,7 +436,7 @@ inline bool rounds_as_defined(const Parameters& parameters, const Values& after,
     };
     other_weight += rounded(exact[i].weight, 0) != after.weight[i];
     double first = 0, second = 0, tolerance = 0;
-    if (view.policy == StatePolicy::bf16) {
+    if (view.storage == StorageType::bf16) {
       first = rounded(exact[i].first_moment, kernels::kFirstMomentPart);
       second = rounded(exact[i].second_moment, kernels::kSecondMomentPart);
     } else {
@@ -469,7 +469,7 @@ inline bool rounds_as_defined(const Parameters& parameters, const Values& after,
 inline bool agrees_with_adam(const Parameters& parameters, const Values& before, const std::vector<double>& gradient,
                              const std::vector<double>& gradient_error, const kernels::AdamStep& step) {
   const Values after = parameters.values();
-  const StatePolicy policy = parameters.view().policy;
+  const StorageType storage = parameters.view().storage;
   const std::int64_t size = std::ssize(before.weight);
   // Roundings in the direction. CUDA: folded constants (5), an approximate root and reciprocal (2^-22 each).
   const bool approximate = parameters.backend() == kernels::Backend::cuda;
@@ -499,13 +499,13 @@ inline bool agrees_with_adam(const Parameters& parameters, const Values& before,
                                                  direction * (v_relative + direction_roundings * kRoundoff)) +
                            4 * kRoundoff * std::abs(before.weight[i]) + 2 * kRoundoff * std::abs(exact[i].weight);
     double m_storage = 0, v_storage = 0, w_storage = 0;
-    if (policy != StatePolicy::fp32)
+    if (storage != StorageType::fp32)
       w_storage = 2 * kRoundoffBf16 * std::abs(exact[i].weight);  // stochastic: one spacing
-    if (policy == StatePolicy::bf16) {
+    if (storage == StorageType::bf16) {
       m_storage = 2 * kRoundoffBf16 * std::abs(exact[i].first_moment);
       v_storage = 2 * kRoundoffBf16 * exact[i].second_moment;
     }
-    if (policy == StatePolicy::eight_bit) {
+    if (storage == StorageType::eight_bit) {
       // Stochastic: 2^-3 of m and of sqrt(v) or one smallest code; the square doubles the relative error.
       const double m_unit = first_largest[parameters.block(i)] / 448 * 0x1p-9,
                    v_unit = second_largest[parameters.block(i)] / 448 * 0x1p-9;
@@ -524,7 +524,7 @@ inline bool agrees_with_adam(const Parameters& parameters, const Values& before,
       return false;
     }
   }
-  return policy == StatePolicy::fp32 ||
+  return storage == StorageType::fp32 ||
          rounds_as_defined(parameters, after, exact, first_largest, second_largest, step);
 }
 

@@ -136,8 +136,8 @@ TEST_CASE("recomputation gives the same bits, with dropout of adapters; micro-ba
       SmallModel keeps(settings, kSequences, kLength);
       Gradients expected;
       keeps.gradient(expected);
-      for (const Recompute policy : {Recompute::activation, Recompute::norm, Recompute::block}) {
-        settings.memory.recompute = policy;
+      for (const Recompute plan : {Recompute::activation, Recompute::norm, Recompute::block}) {
+        settings.memory.recompute = storage;
         SmallModel recomputes(settings, kSequences, kLength);
         Gradients gradients;
         recomputes.gradient(gradients);
@@ -196,7 +196,7 @@ TEST_CASE("merged weights give the logits of the adapters") {
     shrink(model);
     copy_base(model, base);
     const double before = base.loss();
-    model::Parameters adapters(adapter_specs(adapted(settings).architecture), settings.policy, single_process(), 0,
+    model::Parameters adapters(adapter_specs(adapted(settings).architecture), settings.storage, single_process(), 0,
                                weft::testing::execution(), model::Moments::none);
     for (std::size_t i = 0; i < adapters.size(); ++i) {
       const std::vector<float> values = model.get(model.parameters().index(adapters.specs()[i].name));

@@ -91,10 +91,10 @@ Configuration gpt2_small() {
 
 }  // namespace
 
-TEST_CASE("optimizer state in host memory: the same bits in every policy") {
+TEST_CASE("optimizer state in host memory: the same bits in every storage") {
   const std::set<std::string> types = {"", kFast};
-  for (const kernels::StatePolicy state :
-       {kernels::StatePolicy::fp32, kernels::StatePolicy::bf16, kernels::StatePolicy::eight_bit})
+  for (const kernels::StorageType state :
+       {kernels::StorageType::fp32, kernels::StorageType::bf16, kernels::StorageType::eight_bit})
     for (const std::string& type : types) {
       CAPTURE(static_cast<int>(state));
       CAPTURE(type);
@@ -189,24 +189,24 @@ TEST_CASE("what moves to the host is no longer on the device") {
 
 TEST_CASE("activations per token: a block keeps 2 C bytes with full recomputation, in bf16") {
   Configuration settings = configuration("[device]\nprecision = \"bf16\"\n");
-  const auto activations = [&](std::int64_t layers, std::size_t policy) {
+  const auto activations = [&](std::int64_t layers, std::size_t storage) {
     settings.language_model.layers = layers;
     const Plan all = plan(settings, {settings.language_model, kVocabulary, settings.data.sequence}, 0);
-    return all.activations.at(policy).second;
+    return all.activations.at(storage).second;
   };
   const std::int64_t width = settings.language_model.d_model, tokens = settings.micro_tokens();
   CHECK(activations(6, 3) - activations(5, 3) == 2 * width * tokens);
   std::int64_t more = activations(5, 0);
-  for (std::size_t policy = 1; policy < 4; ++policy) {
-    CHECK(activations(5, policy) < more);
-    more = activations(5, policy);
+  for (std::size_t storage = 1; storage < 4; ++storage) {
+    CHECK(activations(5, storage) < more);
+    more = activations(5, storage);
   }
   // The plan prints what each costs, and that of the input is what it counts.
   settings.language_model.layers = 5;
-  for (const auto& [recompute, policy] : {std::pair{Recompute::none, 0u}, {Recompute::block, 3u}}) {
+  for (const auto& [recompute, storage] : {std::pair{Recompute::none, 0u}, {Recompute::block, 3u}}) {
     settings.memory.recompute = recompute;
     const Plan one = plan(settings, {settings.language_model, kVocabulary, settings.data.sequence}, 0);
-    CHECK(planned(one.device, "activations") == one.activations.at(policy).second);
+    CHECK(planned(one.device, "activations") == one.activations.at(storage).second);
     CHECK(to_text(one, settings).find("activations by memory.recompute: none ") != std::string::npos);
   }
 }
@@ -245,7 +245,7 @@ TEST_CASE("the head takes the logits of a chunk, in the type of the activations"
 
 TEST_CASE("8-bit moments take 2.03 bytes per parameter, those of embeddings included") {
   Configuration settings = gpt2_small();
-  settings.optimizer.state = kernels::StatePolicy::eight_bit;
+  settings.optimizer.state = kernels::StorageType::eight_bit;
   const Plan all = plan(settings, {settings.language_model, 50257, 1024}, 0);
   CHECK(all.parameters == 124439808);
   const double each = static_cast<double>(planned(all.device, "moments")) / static_cast<double>(all.parameters);
@@ -321,7 +321,7 @@ TEST_CASE("steps after the first allocate nothing") {
   for (const bool on_host : {false, true}) {
     CAPTURE(on_host);
     Configuration settings = configuration(kFast);
-    settings.optimizer.state = kernels::StatePolicy::eight_bit;
+    settings.optimizer.state = kernels::StorageType::eight_bit;
     settings.memory.offload_optimizer = settings.memory.swap_activations = on_host;
     Run run(settings);
     run.steps(1);

@@ -37,7 +37,7 @@ class SmallModel {
         length_(length),
         grid_(world(), single_process()),
         arena_(execution(), grid_),
-        model_(settings.architecture, settings.policy, grid_.shape(), 0, execution(), model::Moments::none),
+        model_(settings.architecture, settings.storage, grid_.shape(), 0, execution(), model::Moments::none),
         staging_(sequences * length, false, execution(), arena_),
         transformer_(model_, settings, timers_, arena_),
         sink_(model_.parameters(), execution(), sequences * length),

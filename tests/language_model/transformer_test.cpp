@@ -139,9 +139,9 @@ TEST_CASE("recomputation gives the same bits") {
       SmallModel keeps(settings, kSequences, kLength);
       Gradients expected;
       keeps.gradient(expected);
-      for (const Recompute policy : {Recompute::activation, Recompute::norm, Recompute::block}) {
-        CAPTURE(static_cast<int>(policy));
-        settings.memory.recompute = policy;
+      for (const Recompute plan : {Recompute::activation, Recompute::norm, Recompute::block}) {
+        CAPTURE(static_cast<int>(storage));
+        settings.memory.recompute = storage;
         SmallModel recomputes(settings, kSequences, kLength);
         Gradients gradients;
         recomputes.gradient(gradients);

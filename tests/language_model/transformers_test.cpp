@@ -123,7 +123,7 @@ void compare(const std::string& name, Scalar type, const Tolerance& tolerance) {
   CAPTURE(name);
   const Fixture fixture(name);
   const parallel::Grid grid(testing::world(), single_process());
-  const Model model(fixture.architecture, kernels::StatePolicy::fp32, grid.shape(), 0, execution(),
+  const Model model(fixture.architecture, kernels::StorageType::fp32, grid.shape(), 0, execution(),
                     model::Moments::none);
   load(fixture, model.parameters());
 
@@ -132,7 +132,7 @@ void compare(const std::string& name, Scalar type, const Tolerance& tolerance) {
   model::StepArena arena(execution(), grid);
   const TransformerSettings settings{.architecture = fixture.architecture,
                                      .type = type,
-                                     .policy = kernels::StatePolicy::fp32,
+                                     .storage = kernels::StorageType::fp32,
                                      .rows = rows,
                                      .length = fixture.length,
                                      .memory = {.head_chunk = 29}};  // does not divide the 72 rows

@@ -11,7 +11,7 @@ namespace weft::model {
 namespace {
 
 using kernels::Scalar;
-using kernels::StatePolicy;
+using kernels::StorageType;
 using weft::testing::DeviceArray;
 using weft::testing::execution;
 using weft::testing::kRoundoff;
@@ -32,7 +32,7 @@ Parameters make_parameters(const parallel::GridShape& grid = {}, std::int64_t ra
                                       {.name = "embedding", .shape = {kIds, kWidth}, .cut = rows}};
   for (const Parameter parameter : frozen) specs[parameter].frozen = true;
   number_elements(specs);
-  return Parameters(std::move(specs), StatePolicy::bf16, grid, rank, execution(), Moments::none);
+  return Parameters(std::move(specs), StorageType::bf16, grid, rank, execution(), Moments::none);
 }
 
 /// The rows of one micro-batch. Ids repeat.
@@ -250,7 +250,7 @@ TEST_CASE("the gradients of a matrix that a rank owns whole are those of its hel
                                       {.name = "up", .shape = {6, 8}, .group = "gate_up"},
                                       {.name = "down", .shape = {8, 6}}};
   number_elements(specs);
-  const Parameters parameters(std::move(specs), StatePolicy::bf16, {}, 0, execution(), Moments::none);
+  const Parameters parameters(std::move(specs), StorageType::bf16, {}, 0, execution(), Moments::none);
   const AccumulatingSink sink(parameters, execution(), 10);
   for (std::size_t i = 0; i < parameters.size(); ++i) CHECK(sink.matrix(i).data == sink.held(i).data);
 }
@@ -267,7 +267,7 @@ TEST_CASE("what several ranks hold lies in rows of its own, so that a norm over 
   const std::int64_t n = 3;
   for (const std::int64_t ranks : {1, 2}) {
     const parallel::GridShape grid({{"data", 1}, {"tensor", ranks}});
-    const Parameters parameters(specs, StatePolicy::fp32, grid, 0, execution(), Moments::none);
+    const Parameters parameters(specs, StorageType::fp32, grid, 0, execution(), Moments::none);
     AccumulatingSink sink(parameters, execution(), n);
     double whole = 0, all = 0;  // squares
     for (std::size_t i = 0; i < specs.size(); ++i) {

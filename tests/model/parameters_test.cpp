@@ -27,10 +27,10 @@ namespace {
 
 using kernels::Purpose;
 using kernels::Scalar;
-using kernels::StatePolicy;
+using kernels::StorageType;
 using weft::testing::execution;
 
-constexpr StatePolicy kPolicies[] = {StatePolicy::fp32, StatePolicy::bf16, StatePolicy::eight_bit};
+constexpr StorageType kPolicies[] = {StorageType::fp32, StorageType::bf16, StorageType::eight_bit};
 
 std::vector<ParameterSpec> transformer_block(std::int64_t width = 24, std::int64_t d_mlp = 300,
                                              std::int64_t vocabulary = 37) {
@@ -164,11 +164,11 @@ bool is_filled(const checkpoint::Registry& registry) {
 }
 
 /// All weights of a model that is spread over the ranks of a grid, as the checkpoint holds them: name -> bytes.
-std::map<std::string, std::vector<std::byte>> initial_weights(const Family& family, StatePolicy policy,
+std::map<std::string, std::vector<std::byte>> initial_weights(const Family& family, StorageType storage,
                                                               const parallel::GridShape& grid) {
   std::map<std::string, std::vector<std::byte>> weights;
   for (std::int64_t rank = 0; rank < grid.ranks(); ++rank) {
-    Parameters parameters(family.specs, policy, grid, rank, execution(), Moments::none);
+    Parameters parameters(family.specs, storage, grid, rank, execution(), Moments::none);
     parameters.initialise(11);
     checkpoint::Registry registry;
     parameters.add_to(registry);
@@ -186,7 +186,7 @@ std::map<std::string, std::vector<std::byte>> initial_weights(const Family& fami
 
 TEST_CASE("the plan's bytes are the allocated bytes, on every rank of every grid") {
   for (const Family& family : families())
-    for (const StatePolicy policy : kPolicies)
+    for (const StorageType storage : kPolicies)
       for (const Moments moments : {Moments::held, Moments::none, Moments::on_host})
         for (const std::int64_t ranks : {1, 2, 4, 6})
           for_each_grid(ranks, family.axis, [&](const parallel::GridShape& grid) {
@@ -195,17 +195,17 @@ TEST_CASE("the plan's bytes are the allocated bytes, on every rank of every grid
             std::int64_t largest = 0;
             for (std::int64_t rank = 0; rank < ranks; ++rank) {
               const device::MemoryUse before = device::memory_use();
-              const Parameters parameters(family.specs, policy, grid, rank, execution(), moments);
+              const Parameters parameters(family.specs, storage, grid, rank, execution(), moments);
               const std::int64_t allocated = device::memory_use().device_bytes - before.device_bytes,
                                  host = device::memory_use().host_bytes - before.host_bytes;
-              const StateBytes planned = state_bytes(family.specs, grid, rank, policy, execution().backend, moments);
+              const StateBytes planned = state_bytes(family.specs, grid, rank, storage, execution().backend, moments);
               CHECK(planned == parameters.bytes());
               CHECK(planned.total() == allocated);
               CHECK(planned.host == host);
               CHECK((host > 0) == (moments == Moments::on_host && planned.total() > 0));
               largest = std::max(largest, allocated + host);
             }
-            const StateBytes planned = largest_state_bytes(family.specs, grid, policy, execution().backend, moments);
+            const StateBytes planned = largest_state_bytes(family.specs, grid, storage, execution().backend, moments);
             CHECK(planned.total() + planned.host == largest);
           });
 }
@@ -217,13 +217,13 @@ TEST_CASE("frozen parameters have weights and no moments, in the plan, in memory
     if (!spec.frozen) trained.push_back(spec);
   }
   CHECK(trained_elements_of(specs) == elements_of(trained));
-  for (const StatePolicy policy : kPolicies) {
+  for (const StorageType storage : kPolicies) {
     const auto bytes = [&](std::span<const ParameterSpec> of) {
-      return state_bytes(of, {}, 0, policy, execution().backend, Moments::held);
+      return state_bytes(of, {}, 0, storage, execution().backend, Moments::held);
     };
     CHECK(bytes(specs).moments == bytes(trained).moments);
     CHECK(bytes(specs).weights == bytes(transformer_block()).weights);
-    const Parameters parameters(specs, policy, {}, 0, execution(), Moments::held);
+    const Parameters parameters(specs, storage, {}, 0, execution(), Moments::held);
     CHECK(parameters.bytes() == bytes(specs));
     checkpoint::Registry registry;
     parameters.add_to(registry);
@@ -237,22 +237,22 @@ TEST_CASE("frozen parameters have weights and no moments, in the plan, in memory
     CHECK(!has("block_0/down_bias.second_moment"));
     CHECK(has("block_0/up.first_moment"));
     CHECK(has("block_0/up_bias.second_moment"));
-    CHECK(registry.tensors().size() == tensors_of(specs, policy, Moments::held).size());
+    CHECK(registry.tensors().size() == tensors_of(specs, storage, Moments::held).size());
   }
 }
 
 TEST_CASE("every rank registers the tensors that the specs name, and each row is written once") {
   for (const Family& family : families())
-    for (const StatePolicy policy : kPolicies)
+    for (const StorageType storage : kPolicies)
       for (const std::int64_t ranks : {1, 2, 4, 6})
         for_each_grid(ranks, family.axis, [&](const parallel::GridShape& grid) {
           CAPTURE(family.name);
           CAPTURE(grid.text());
-          const std::vector<checkpoint::TensorEntry> expected = tensors_of(family.specs, policy, Moments::held);
+          const std::vector<checkpoint::TensorEntry> expected = tensors_of(family.specs, storage, Moments::held);
           std::vector<std::int64_t> rows(expected.size());
           std::int64_t bytes = 0;
           for (std::int64_t rank = 0; rank < ranks; ++rank) {
-            const Parameters parameters(family.specs, policy, grid, rank, execution(), Moments::held);
+            const Parameters parameters(family.specs, storage, grid, rank, execution(), Moments::held);
             checkpoint::Registry registry;
             parameters.add_to(registry);
             REQUIRE(registry.tensors().size() == expected.size());
@@ -266,13 +266,13 @@ TEST_CASE("every rank registers the tensors that the specs name, and each row is
             bytes += registry.bytes();
           }
           for (std::size_t i = 0; i < expected.size(); ++i) CHECK(rows[i] == expected[i].shape[0]);
-          CHECK(bytes == checkpoint_bytes(family.specs, policy));
+          CHECK(bytes == checkpoint_bytes(family.specs, storage));
         });
 }
 
 TEST_CASE("names, shapes and types of a checkpoint") {
   std::vector<std::string> lines;
-  for (const checkpoint::TensorEntry& tensor : tensors_of(low_rank_decoder(1), StatePolicy::eight_bit, Moments::held))
+  for (const checkpoint::TensorEntry& tensor : tensors_of(low_rank_decoder(1), StorageType::eight_bit, Moments::held))
     lines.push_back(
         fmt::format("{} {} [{}]", tensor.name, checkpoint::name_of(tensor.type), fmt::join(tensor.shape, ", ")));
   CHECK(lines == std::vector<std::string>{
@@ -290,15 +290,15 @@ TEST_CASE("names, shapes and types of a checkpoint") {
 
 TEST_CASE("initial values are the same on any grid and have the declared distribution") {
   for (const Family& family : families())
-    for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::bf16}) {
-      const auto expected = initial_weights(family, policy, grid_of(1, family.axis, 1));
+    for (const StorageType storage : {StorageType::fp32, StorageType::bf16}) {
+      const auto expected = initial_weights(family, storage, grid_of(1, family.axis, 1));
       for (const std::int64_t ranks : {2, 4})
         for_each_grid(ranks, family.axis, [&](const parallel::GridShape& grid) {
           CAPTURE(grid.text());
-          CHECK((initial_weights(family, policy, grid) == expected));
+          CHECK((initial_weights(family, storage, grid) == expected));
         });
     }
-  const auto weights = initial_weights(families()[0], StatePolicy::fp32, grid_of(1, parallel::kTensorAxis, 1));
+  const auto weights = initial_weights(families()[0], StorageType::fp32, grid_of(1, parallel::kTensorAxis, 1));
   const auto moments_of = [&](const std::string& name) {
     const std::vector<std::byte>& bytes = weights.at(name);
     std::vector<float> values(bytes.size() / 4);
@@ -319,8 +319,8 @@ TEST_CASE("initial values are the same on any grid and have the declared distrib
 TEST_CASE("views: held and owned rows, groups in one allocation") {
   const parallel::GridShape grid = grid_of(2, parallel::kTensorAxis, 2);
   const std::int64_t rank = 3;  // second part on both axes
-  for (const StatePolicy policy : kPolicies) {
-    Parameters parameters(transformer_block(), policy, grid, rank, execution(), Moments::held);
+  for (const StorageType storage : kPolicies) {
+    Parameters parameters(transformer_block(), storage, grid, rank, execution(), Moments::held);
     const std::size_t down = parameters.index("block_0/down");
     const kernels::ParameterRows &all = parameters.matrix(down), &owned = parameters.owned_matrix(down);
     CHECK(all.rows == 150);
@@ -331,7 +331,7 @@ TEST_CASE("views: held and owned rows, groups in one allocation") {
     CHECK(owned.first_row == 225);
     CHECK(owned.global_element(0, 0) == all.global_element(75, 0));
     CHECK(owned.first_moment != nullptr);
-    CHECK((owned.first_scale != nullptr) == (policy == StatePolicy::eight_bit));
+    CHECK((owned.first_scale != nullptr) == (storage == StorageType::eight_bit));
 
     const kernels::AnyMatrix joined = parameters.group("block_0/query_key_value");
     CHECK(joined.rows == 3 * 12);
@@ -347,7 +347,7 @@ TEST_CASE("views: held and owned rows, groups in one allocation") {
     const std::size_t norm = parameters.index("block_0/norm");
     CHECK(parameters.vector(norm).second_moment.size == 24);  // updated everywhere
   }
-  const Parameters decoder(low_rank_decoder(), StatePolicy::bf16, grid_of(2, parallel::kFeatureAxis, 2), rank,
+  const Parameters decoder(low_rank_decoder(), StorageType::bf16, grid_of(2, parallel::kFeatureAxis, 2), rank,
                            execution(), Moments::held);
   const kernels::AnyMatrix thresholds = decoder.group("thresholds");
   CHECK(thresholds.rows == 3);
@@ -372,7 +372,7 @@ TEST_CASE("a cut keeps the rows of a unit together: heads of 8 rows, 25 on 2 ran
 TEST_CASE("specs that contradict each other are refused") {
   const auto refused = [](std::vector<ParameterSpec> specs) {
     try {
-      Parameters(std::move(specs), StatePolicy::bf16, {}, 0, execution(), Moments::held);
+      Parameters(std::move(specs), StorageType::bf16, {}, 0, execution(), Moments::held);
     } catch (const Error& failure) {
       return std::string(failure.what());
     }
@@ -398,7 +398,7 @@ TEST_CASE("a checkpoint of n ranks is read by m ranks bit for bit") {
   const parallel::Communicator& world = weft::testing::world().all();
   const std::vector<int> counts = {1, 2, 4};
   for (const Family& family : families())
-    for (const StatePolicy policy : kPolicies)
+    for (const StorageType storage : kPolicies)
       for (const int n : counts) {
         if (n > world.size()) continue;
         for_each_grid(n, family.axis, [&](const parallel::GridShape& written) {
@@ -407,7 +407,7 @@ TEST_CASE("a checkpoint of n ranks is read by m ranks bit for bit") {
           const testing::Scratch scratch;
           const parallel::Communicator writers = world.split(world.rank() < n ? 0 : 1, world.rank());
           if (world.rank() < n) {
-            const Parameters parameters(family.specs, policy, written, writers.rank(), execution(), Moments::held);
+            const Parameters parameters(family.specs, storage, written, writers.rank(), execution(), Moments::held);
             checkpoint::Registry registry;
             parameters.add_to(registry);
             fill(registry);
@@ -424,7 +424,7 @@ TEST_CASE("a checkpoint of n ranks is read by m ranks bit for bit") {
               CAPTURE(read_by.text());
               // Wherever the optimizer state is: the checkpoint does not say.
               const Moments moments = n == m ? Moments::on_host : Moments::held;
-              const Parameters parameters(family.specs, policy, read_by, readers.rank(), execution(), moments);
+              const Parameters parameters(family.specs, storage, read_by, readers.rank(), execution(), moments);
               checkpoint::Registry registry;
               parameters.add_to(registry);
               const auto found = checkpoint::find(readers, scratch.path, "auto", checkpoint::Verify::size);

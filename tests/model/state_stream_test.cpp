@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // An update whose state passes through device buffers block by block gives the bits of one whose state lies there, in
-// every policy, whatever the size of a block, also when it is recorded.
+// every storage, whatever the size of a block, also when it is recorded.
 #include "model/state_stream.hpp"
 
 #include "kernels/optimize/adam.hpp"
@@ -12,7 +12,7 @@
 namespace weft::model {
 namespace {
 
-using kernels::StatePolicy;
+using kernels::StorageType;
 
 /// One matrix is smaller than a block, the columns of one have several blocks of 8-bit moments.
 std::vector<ParameterSpec> matrices() {
@@ -36,11 +36,11 @@ const parallel::Grid& grid() {
 
 /// The matrices, a gradient for each, and updates of them.
 struct Matrices {
-  Matrices(StatePolicy policy, const kernels::Execution& execution, Moments moments, std::int64_t block_bytes)
+  Matrices(StorageType storage, const kernels::Execution& execution, Moments moments, std::int64_t block_bytes)
       : execution(execution),
-        parameters(matrices(), policy, grid().shape(), 0, execution, moments),
+        parameters(matrices(), storage, grid().shape(), 0, execution, moments),
         arena(execution, grid()),
-        stream(execution, StateStream::Buffers(parameters.specs(), policy, arena, block_bytes)),
+        stream(execution, StateStream::Buffers(parameters.specs(), storage, arena, block_bytes)),
         constants(arena.take<kernels::AdamStep>(1)) {
     parameters.initialise(3);
     parameters.add_to(registry);
@@ -87,12 +87,12 @@ struct Matrices {
 
 TEST_CASE("state in host memory: the bits of the update are those of resident state") {
   testing::for_each_backend([](const kernels::Execution& execution) {
-    for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::bf16, StatePolicy::eight_bit})
+    for (const StorageType storage : {StorageType::fp32, StorageType::bf16, StorageType::eight_bit})
       // Less than a row of the widest matrix, some rows, everything.
       for (const std::int64_t block_bytes : {1, 10'000, 1 << 24}) {
         CAPTURE(block_bytes);
-        Matrices resident(policy, execution, Moments::held, block_bytes),
-            streamed(policy, execution, Moments::on_host, block_bytes);
+        Matrices resident(storage, execution, Moments::held, block_bytes),
+            streamed(storage, execution, Moments::on_host, block_bytes);
         const auto before = testing::bits_of(streamed.registry);
         device::Graph graph;
         for (std::uint64_t step = 1; step <= 4; ++step) {
@@ -115,7 +115,7 @@ TEST_CASE("buffers hold at least one row of every matrix, and no more than the l
   const std::vector<ParameterSpec> specs = matrices();
   for (const auto& [most, rows] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {1 << 24, 37}}) {
     StepArena arena(kernels::Backend::portable);
-    const StateStream::Buffers buffers(specs, StatePolicy::fp32, arena, most);
+    const StateStream::Buffers buffers(specs, StorageType::fp32, arena, most);
     const std::int64_t state = buffers.blocks[0].size - 5 * 256;  // arrays begin at multiples of 256 bytes
     CHECK(state == rows * 304 * 8);
     CHECK(arena.device_bytes() == StateStream::kBuffers * buffers.blocks[0].size);

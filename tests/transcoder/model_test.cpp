@@ -8,17 +8,17 @@
 namespace weft::transcoder {
 namespace {
 
-using kernels::StatePolicy;
+using kernels::StorageType;
 
-std::vector<checkpoint::TensorEntry> tensors(const Shape& shape, StatePolicy policy) {
-  return model::tensors_of(parameter_specs(shape), policy, Moments::held);
+std::vector<checkpoint::TensorEntry> tensors(const Shape& shape, StorageType storage) {
+  return model::tensors_of(parameter_specs(shape), storage, Moments::held);
 }
 
 }  // namespace
 
 TEST_CASE("tensors of a checkpoint: names, order, types and shapes are part of the file format") {
   std::vector<std::string> lines;
-  for (const checkpoint::TensorEntry& tensor : tensors({2, 300, 7}, StatePolicy::eight_bit))
+  for (const checkpoint::TensorEntry& tensor : tensors({2, 300, 7}, StorageType::eight_bit))
     lines.push_back(
         fmt::format("{} {} [{}]", tensor.name, checkpoint::name_of(tensor.type), fmt::join(tensor.shape, ", ")));
   CHECK(lines == std::vector<std::string>{"encoder_0/weight bf16 [7, 300]",
@@ -72,13 +72,13 @@ TEST_CASE("elements are numbered through the encoders, then through the decoders
   CHECK(per_layer.parameters() == 2 * 3 * 20 + 3 * 5 + 12 + 3 * 16);
 }
 
-TEST_CASE("sizes and policy are derived from the tensors of a checkpoint") {
+TEST_CASE("sizes and storage are derived from the tensors of a checkpoint") {
   const Shape shape{3, 4, 5};
-  for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::bf16, StatePolicy::eight_bit}) {
-    std::vector<checkpoint::TensorEntry> found = tensors(shape, policy);
+  for (const StorageType storage : {StorageType::fp32, StorageType::bf16, StorageType::eight_bit}) {
+    std::vector<checkpoint::TensorEntry> found = tensors(shape, storage);
     const std::optional<StoredModel> stored = stored_model(found);
     REQUIRE(stored);
-    CHECK(stored->policy == policy);
+    CHECK(stored->storage == storage);
     CHECK(stored->shape.n_layers == 3);
     CHECK(stored->shape.d_model == 4);
     CHECK(stored->shape.n_features == 5);
@@ -95,14 +95,14 @@ TEST_CASE("sizes and policy are derived from the tensors of a checkpoint") {
       Shape variant{3, 4, 5, decoder, skip};
       variant.affine = decoder == Decoder::tied_target && skip;
       variant.rank = decoder == Decoder::low_rank ? 2 : 0;
-      const std::vector<checkpoint::TensorEntry> found = tensors(variant, StatePolicy::fp32);
+      const std::vector<checkpoint::TensorEntry> found = tensors(variant, StorageType::fp32);
       const std::optional<StoredModel> stored = stored_model(found);
       REQUIRE(stored);
       CHECK(stored->shape.decoder == decoder);
       CHECK(stored->shape.affine == variant.affine);
       CHECK(stored->shape.rank == variant.rank);
       CHECK(stored->shape.skip == skip);
-      CHECK(model::first_difference(found, tensors(stored->shape, StatePolicy::fp32)).empty());
+      CHECK(model::first_difference(found, tensors(stored->shape, StorageType::fp32)).empty());
     }
   CHECK(!stored_model(std::vector<checkpoint::TensorEntry>{{"block_0/weight", kernels::Scalar::fp32, {3, 4}}}));
 }
@@ -110,10 +110,10 @@ TEST_CASE("sizes and policy are derived from the tensors of a checkpoint") {
 TEST_CASE("the plan's bytes are those of a model") {
   const Shape shape{3, 24, 100};
   const parallel::Grid grid(testing::world(), parallel::data_by_feature(1, 1));
-  for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::bf16, StatePolicy::eight_bit}) {
+  for (const StorageType storage : {StorageType::fp32, StorageType::bf16, StorageType::eight_bit}) {
     const std::int64_t before = device::memory_use().device_bytes;
-    const Model model(shape, policy, grid, testing::execution(), Moments::held);
-    const model::StateBytes planned = model::largest_state_bytes(parameter_specs(shape), grid.shape(), policy,
+    const Model model(shape, storage, grid, testing::execution(), Moments::held);
+    const model::StateBytes planned = model::largest_state_bytes(parameter_specs(shape), grid.shape(), storage,
                                                                  testing::execution().backend, Moments::held);
     CHECK(device::memory_use().device_bytes - before == planned.total());
     CHECK(model.state_bytes() == planned.weights + planned.moments);

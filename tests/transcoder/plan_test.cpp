@@ -86,7 +86,7 @@ TEST_CASE("in between, a grid of both axes sends least") {
 
 TEST_CASE("the data axis moves inputs and gradient rows, lists and new weights") {
   optimizer::Settings narrow;
-  narrow.state = kernels::StatePolicy::eight_bit;
+  narrow.state = kernels::StorageType::eight_bit;
   for (const std::int64_t features : {1024, 32768})
     for (const std::int64_t tokens : {4096, 16384}) {
       // k = 16 of a batch can all be on one rank.

@@ -185,7 +185,7 @@ TEST_CASE("the plan is what a private trainer allocates") {
     const std::int64_t taken = device::memory_use().device_bytes - before;
     const model::StateBytes state =
         model::state_bytes(parameter_specs(private_shape(shape)), grid, testing::world().rank(),
-                           kernels::StatePolicy::fp32, testing::execution().backend, Moments::held);
+                           kernels::StorageType::fp32, testing::execution().backend, Moments::held);
     const model::StepArena planned =
         measure_private_step(settings, shape, grid, 4 * kPrivateColumns, testing::execution().backend);
     // Of the normalisation, which no plan counts: 8 vectors. On several ranks a plan is of the largest one.

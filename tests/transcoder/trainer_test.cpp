@@ -54,14 +54,14 @@ TEST_CASE("initial weights have the bounds that the settings name") {
 TEST_CASE("every rank has the same skip connection, in every state, and it is trained") {
   const Data data;
   for (const parallel::GridShape& shape : grids())
-    for (const kernels::StatePolicy policy :
-         {kernels::StatePolicy::fp32, kernels::StatePolicy::bf16, kernels::StatePolicy::eight_bit}) {
+    for (const kernels::StorageType storage :
+         {kernels::StorageType::fp32, kernels::StorageType::bf16, kernels::StorageType::eight_bit}) {
       CAPTURE(shape.text());
-      CAPTURE(static_cast<int>(policy));
+      CAPTURE(static_cast<int>(storage));
       Configuration configuration = configuration_for(Scope::layer);
       configuration.transcoder.skip = Skip::linear;
-      configuration.optimizer.state = policy;
-      if (policy != kernels::StatePolicy::fp32) configuration.precision = Precision::bf16;
+      configuration.optimizer.state = storage;
+      if (storage != kernels::StorageType::fp32) configuration.precision = Precision::bf16;
       Run run(configuration, data, shape);
       for (std::int64_t i = 0; i < 4; ++i) run.step(data, i);
       for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
@@ -144,7 +144,7 @@ TEST_CASE("a trainer takes the memory that the plan of its step states, on every
   Configuration plain = configuration_for(Scope::layer), clipped = configuration_for(Scope::all_layers), narrow = plain,
                 per_token = plain, whole = plain, by_layer = plain, skipping = clipped, per_layer = plain;
   clipped.optimizer.clip_norm = 0.02;
-  narrow.optimizer.state = kernels::StatePolicy::eight_bit;
+  narrow.optimizer.state = kernels::StorageType::eight_bit;
   narrow.precision = Precision::bf16;
   per_token.transcoder.activation = Activation::topk;
   per_token.transcoder.k = 3;
@@ -230,13 +230,13 @@ static bool products_are_those_of_a_whole_batch(Precision precision, parallel::R
   device::copy(testing::execution(), memory.data(), values, memory.bytes(), device::Direction::to_device);
   const kernels::AnyMatrix x{memory.data(), scalar_of(precision), kTokens, d, d};
   const kernels::ParameterRows encoder{
-      .policy = precision == Precision::bf16 ? kernels::StatePolicy::bf16 : kernels::StatePolicy::fp32,
+      .storage = precision == Precision::bf16 ? kernels::StorageType::bf16 : kernels::StorageType::fp32,
       .rows = kFeatures,
       .columns = d,
       .segment = d,
       .weight = memory.data() + kTokens * d * element};
   const device::Buffer<std::byte> workspace(
-      kernels::encode_workspace(testing::execution().backend, kTokens, kFeatures, d, x.type, encoder.policy, x.type));
+      kernels::encode_workspace(testing::execution().backend, kTokens, kFeatures, d, x.type, encoder.storage, x.type));
   const auto product = [&](const device::Buffer<std::byte>& out, parallel::Range tokens) {
     kernels::encode_tile(testing::execution(), x.rows_from(tokens.begin, tokens.size()), encoder, 0,
                          {out.data(), x.type, tokens.size(), kFeatures, kFeatures}, workspace.array());
@@ -255,15 +255,15 @@ TEST_CASE("a grid D x G has the bits of 1 x G, for every state") {
   const parallel::World& world = testing::world();
   const Data data;
   for (const parallel::GridShape& shape : grids())
-    for (const kernels::StatePolicy policy :
-         {kernels::StatePolicy::fp32, kernels::StatePolicy::bf16, kernels::StatePolicy::eight_bit}) {
+    for (const kernels::StorageType storage :
+         {kernels::StorageType::fp32, kernels::StorageType::bf16, kernels::StorageType::eight_bit}) {
       CAPTURE(shape.size(parallel::kDataAxis));
       CAPTURE(shape.size(parallel::kFeatureAxis));
-      CAPTURE(static_cast<int>(policy));
+      CAPTURE(static_cast<int>(storage));
       Configuration configuration = with_dead_features();
       configuration.transcoder.scope = Scope::all_layers;
-      configuration.optimizer.state = policy;
-      if (policy != kernels::StatePolicy::fp32) configuration.precision = Precision::bf16;
+      configuration.optimizer.state = storage;
+      if (storage != kernels::StorageType::fp32) configuration.precision = Precision::bf16;
       Run run(configuration, data, shape);
       if (!products_are_those_of_a_whole_batch(configuration.precision, run.grid.part(parallel::kDataAxis, kTokens))) {
         MESSAGE("not compared: the dense library's products depend on the number of tokens");

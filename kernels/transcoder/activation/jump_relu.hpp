@@ -73,14 +73,14 @@ constexpr JumpRule jump_rule(JumpForm form, float bandwidth) {
   return rule;
 }
 
-/// The largest value that is not active, at least 0: z is active if and only if z > jump_cut. NaN if theta is.
-WEFT_HOST_DEVICE inline float jump_cut(const JumpRule& rule, float theta) {
+/// The largest value that is not active, at least 0: z is active if and only if z > jump_bound. NaN if theta is.
+WEFT_HOST_DEVICE inline float jump_bound(const JumpRule& rule, float theta) {
   if (theta <= 0.0f) return 0.0f;
   return rule.inclusive ? bits_float(float_bits(theta) - 1u) : theta;
 }
 
 WEFT_HOST_DEVICE inline bool jump_is_active(const JumpRule& rule, float z, float theta) {
-  return z > jump_cut(rule, theta);
+  return z > jump_bound(rule, theta);
 }
 
 /// True if dz = alpha, false if dz = 0.
@@ -98,8 +98,8 @@ WEFT_HOST_DEVICE inline float jump_factor(const JumpRule& rule, float z, float t
   return rule.chained ? slope * theta : slope;
 }
 
-/// cut[i] = jump_cut(theta[i]), the values with which the selection compares (select/).
-void jump_cuts(const Execution&, const JumpRule&, Array<const float> theta, Array<float> cut);
+/// bounds[i] = jump_bound(theta[i]), the values with which the selection compares (select/).
+void jump_bounds(const Execution&, const JumpRule&, Array<const float> theta, Array<float> bounds);
 
 /// One tile of one layer: z = product + bias, and alpha, the gradient of the reconstruction's loss, to which the
 /// penalty on activations is added.

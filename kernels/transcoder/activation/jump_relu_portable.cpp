@@ -96,10 +96,10 @@ void sum_over_blocks(const Execution& execution, const Matrix<float> blocks, boo
 
 }  // namespace
 
-void jump_cuts(const Execution& execution, const JumpRule& of_form, Array<const float> theta, Array<float> cut) {
+void jump_bounds(const Execution& execution, const JumpRule& of_form, Array<const float> theta, Array<float> bounds) {
   const JumpRule rule = of_form;
   for_all(
-      execution, "jump_cuts", theta.size, KOKKOS_LAMBDA(std::int64_t i) { cut[i] = jump_cut(rule, theta[i]); });
+      execution, "jump_bounds", theta.size, KOKKOS_LAMBDA(std::int64_t i) { bounds[i] = jump_bound(rule, theta[i]); });
 }
 
 std::int64_t jump_backward_workspace(std::int64_t n_tokens, std::int64_t n_features) {

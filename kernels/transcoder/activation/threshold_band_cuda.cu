@@ -11,9 +11,9 @@ namespace {
 constexpr int kThreads = 256;
 
 __global__ void __launch_bounds__(kThreads)
-    sum_window(ThresholdBand window, const float* value, const std::int64_t* offsets, const std::uint32_t* position,
-               Matrix<const float> thresholds, std::int64_t n_features, std::int64_t n_keys, float* gradient,
-               float* theta_gradient, std::int64_t* active) {
+    sum_band(ThresholdBand band, const float* value, const std::int64_t* offsets, const std::uint32_t* position,
+             Matrix<const float> thresholds, std::int64_t n_features, std::int64_t n_keys, float* gradient,
+             float* theta_gradient, std::int64_t* active) {
   const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(kThreads / kWarp) + threadIdx.x / kWarp;
   if (key >= n_keys) return;  // uniform over the warp
   const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads)
   double sum = 0;
   int count = 0;
   if (begin < end) {
-    const JumpRule rule = window.now();
+    const JumpRule rule = band.now();
     const float theta = thresholds(key / n_features, key % n_features);
     for (std::int64_t i = begin + lane; i < end; i += kWarp) {
       const std::uint32_t at = position[i];
@@ -42,12 +42,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void threshold_band_sums(const Execution& execution, const ThresholdBand& of_step, const SparseActivations& window,
+void threshold_band_sums(const Execution& execution, const ThresholdBand& of_step, const SparseActivations& listed,
                          const FeatureHits& hits, Matrix<const float> theta, Array<float> activation_gradient,
                          Array<float> theta_gradient, Array<std::int64_t> active) {
   if (active.size == 0) return;
-  sum_window<<<blocks_for(active.size, kThreads / kWarp), kThreads, 0, stream_of(execution)>>>(
-      of_step, window.value.data, hits.offsets.data, hits.position.data, theta, window.n_features, active.size,
+  sum_band<<<blocks_for(active.size, kThreads / kWarp), kThreads, 0, stream_of(execution)>>>(
+      of_step, listed.value.data, hits.offsets.data, hits.position.data, theta, listed.n_features, active.size,
       activation_gradient.data, theta_gradient.data, active.data);
   require_launch("threshold_band_sums");
 }

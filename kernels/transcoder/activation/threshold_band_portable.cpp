@@ -4,18 +4,18 @@
 
 namespace weft::kernels {
 
-void threshold_band_cuts(const Execution& execution, const ThresholdBand& of_step, Array<const float> theta,
-                         Array<float> cut) {
-  const ThresholdBand window = of_step;
+void threshold_band_bounds(const Execution& execution, const ThresholdBand& of_step, Array<const float> theta,
+                           Array<float> bounds) {
+  const ThresholdBand band = of_step;
   for_all(
-      execution, "threshold_band_cuts", theta.size,
-      KOKKOS_LAMBDA(std::int64_t i) { cut[i] = threshold_band_cut(window.now(), theta[i]); });
+      execution, "threshold_band_bounds", theta.size,
+      KOKKOS_LAMBDA(std::int64_t i) { bounds[i] = threshold_band_bound(band.now(), theta[i]); });
 }
 
-void jump_activations(const Execution& execution, const JumpRule& of_form, const SparseActivations& window,
+void jump_activations(const Execution& execution, const JumpRule& of_form, const SparseActivations& listed,
                       Matrix<const float> theta, Array<float> value) {
   const JumpRule rule = of_form;
-  const SparseActivations list = window;
+  const SparseActivations list = listed;
   for_all(
       execution, "jump_activations", list.key.size, KOKKOS_LAMBDA(std::int64_t i) {
         if (i >= list.row_offsets[list.n_tokens]) return;
@@ -27,13 +27,13 @@ void jump_activations(const Execution& execution, const JumpRule& of_form, const
 
 namespace portable {
 
-void threshold_band_sums(const Execution& execution, const ThresholdBand& of_step, const SparseActivations& window,
+void threshold_band_sums(const Execution& execution, const ThresholdBand& of_step, const SparseActivations& listed,
                          const FeatureHits& of_window, Matrix<const float> thresholds, Array<float> activation_gradient,
                          Array<float> theta_gradient, Array<std::int64_t> active) {
   const ThresholdBand of = of_step;
   const FeatureHits hits = of_window;
-  const std::int64_t n_features = window.n_features;
-  const float* const value = window.value.data;
+  const std::int64_t n_features = listed.n_features;
+  const float* const value = listed.value.data;
   float* const gradient = activation_gradient.data;
   for_teams(
       execution, "threshold_band_sums", active.size, 0, KOKKOS_LAMBDA(const Team& team) {
@@ -61,14 +61,14 @@ void threshold_band_sums(const Execution& execution, const ThresholdBand& of_ste
 
 }  // namespace portable
 
-void threshold_band_backward(const Execution& execution, const ThresholdBand& of_step, const SparseActivations& window,
+void threshold_band_backward(const Execution& execution, const ThresholdBand& of_step, const SparseActivations& listed,
                              const FeatureHits& hits, Matrix<const float> theta, Array<float> activation_gradient,
                              const ThresholdBandSums& sums) {
-  const std::int64_t n_keys = window.n_layers * window.n_features;
+  const std::int64_t n_keys = listed.n_layers * listed.n_features;
   std::int64_t* const offsets = sums.active_offsets.data;
   for_all(
       execution, "threshold_band: first offset", 1, KOKKOS_LAMBDA(std::int64_t) { offsets[0] = 0; });
-  threshold_band_sums(execution, of_step, window, hits, theta, activation_gradient, {sums.theta.data, n_keys},
+  threshold_band_sums(execution, of_step, listed, hits, theta, activation_gradient, {sums.theta.data, n_keys},
                       {offsets + 1, n_keys});
   offsets_from_counts(space_of(execution), offsets, n_keys);
 }

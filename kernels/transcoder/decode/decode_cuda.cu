@@ -75,7 +75,7 @@ struct WeightRows {
 
 /// Forms norms from the stored weights with the bits of form_new_norms, for rows of segments of d_model. One warp per
 /// row.
-template <StatePolicy policy>
+template <StorageType storage>
 __global__ void norm_rows(const __grid_constant__ WeightRows weights, std::int64_t n_keys, std::int64_t n_features,
                           std::int64_t d_model, Grouping grouping, float* norm) {
   const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
@@ -91,9 +91,9 @@ __global__ void norm_rows(const __grid_constant__ WeightRows weights, std::int64
         const std::int64_t inside =
             (static_cast<std::int64_t>(group) * grouping.chunks + c) * kBlockColumns + lane * kLaneColumns;
         if (inside >= d_model) continue;
-        LaneState<policy> state{};
+        LaneState<storage> state{};
         state.weight = __ldcs(reinterpret_cast<const uint4*>(layer.weight + row + segment + inside));
-        if constexpr (policy == StatePolicy::fp32)
+        if constexpr (storage == StorageType::fp32)
           state.rest = __ldcs(reinterpret_cast<const uint4*>(layer.rest + row + segment + inside));
         own += square_of(state);
       }
@@ -130,18 +130,18 @@ void form_norms(cudaStream_t queue, std::span<const ParameterRows> decoder, Arra
   WeightRows weights{};
   for (std::size_t s = 0; s < decoder.size(); ++s)
     weights.layer[s] = {static_cast<const std::uint16_t*>(decoder[s].weight),
-                        decoder[s].policy == StatePolicy::fp32 ? decoder[s].weight_rest : nullptr, decoder[s].columns};
+                        decoder[s].storage == StorageType::fp32 ? decoder[s].weight_rest : nullptr, decoder[s].columns};
   const std::int64_t n_features = decoder[0].rows, n_keys = n_features * std::ssize(decoder);
   if (n_keys == 0) return;
   const unsigned blocks = blocks_for(n_keys, 8);
   const std::int64_t d_model = decoder[0].segment;
   if (!has_stream_storage(decoder))
     norm_rows_any<<<blocks, 256, 0, queue>>>(weights, n_keys, n_features, norm.data);
-  else if (decoder[0].policy == StatePolicy::fp32)
-    norm_rows<StatePolicy::fp32>
+  else if (decoder[0].storage == StorageType::fp32)
+    norm_rows<StorageType::fp32>
         <<<blocks, 256, 0, queue>>>(weights, n_keys, n_features, d_model, grouping_of(d_model), norm.data);
   else
-    norm_rows<StatePolicy::bf16>
+    norm_rows<StorageType::bf16>
         <<<blocks, 256, 0, queue>>>(weights, n_keys, n_features, d_model, grouping_of(d_model), norm.data);
   require_launch("decoder_norms");
 }
@@ -203,9 +203,9 @@ void backward(const Execution& execution, const SparseActivations& activations, 
     require(cudaMemsetAsync(a.stream.next_item, 0, sizeof(std::uint32_t), queue), "cudaMemsetAsync");
     const auto launch = [&]<StreamKind kind>() {
       if (step != nullptr)
-        launch_stream<kind, true>(queue, decoder[0].policy, grouping, a, epilogue);
+        launch_stream<kind, true>(queue, decoder[0].storage, grouping, a, epilogue);
       else
-        launch_stream<kind, false>(queue, decoder[0].policy, grouping, a, epilogue);
+        launch_stream<kind, false>(queue, decoder[0].storage, grouping, a, epilogue);
     };
     if (cross_layer)
       launch.template operator()<StreamKind::cross_layer>();

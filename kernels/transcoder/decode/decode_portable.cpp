@@ -111,7 +111,7 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
   }
   const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size());
   const bool cross_layer = is_cross_layer(decoder);
-  if (decoder[0].policy == StatePolicy::fp32)
+  if (decoder[0].storage == StorageType::fp32)
     forward<float>(execution, activations, token_begin, token_count, weights, n_layers, cross_layer, target_begin, y);
   else
     forward<bf16>(execution, activations, token_begin, token_count, weights, n_layers, cross_layer, target_begin, y);

@@ -143,9 +143,9 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   a.step = step;
   for (std::size_t s = 0; s < encoder.size(); ++s) a.layer[s] = pointers_of(encoder[s]);
   if (step != nullptr)
-    launch_stream<StreamKind::encoder, true>(queue, encoder[0].policy, grouping, a, epilogue);
+    launch_stream<StreamKind::encoder, true>(queue, encoder[0].storage, grouping, a, epilogue);
   else
-    launch_stream<StreamKind::encoder, false>(queue, StatePolicy::bf16, grouping, a, epilogue);
+    launch_stream<StreamKind::encoder, false>(queue, StorageType::bf16, grouping, a, epilogue);
   b.value_sum = a.stream.value_sum;
   b.row_norm = a.stream.norm;
   b.groups = grouping.groups;

@@ -9,9 +9,9 @@
 namespace weft::kernels {
 
 std::int64_t encode_workspace(Backend backend, std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model,
-                              Scalar input, StatePolicy policy, Scalar product) {
+                              Scalar input, StorageType storage, Scalar product) {
   // The CUDA backend keeps fp32 weights as two planes.
-  return gemm_workspace(input, product_type(policy, backend == Backend::cuda), product, n_tokens, n_features, d_model);
+  return gemm_workspace(input, product_type(storage, backend == Backend::cuda), product, n_tokens, n_features, d_model);
 }
 
 void encode_tile(const Execution& execution, AnyMatrix x, const ParameterRows& encoder, std::int64_t row_begin,

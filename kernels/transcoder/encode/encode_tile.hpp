@@ -24,7 +24,7 @@ namespace weft::kernels {
 /// Bytes of workspace of encode_tile for tiles of at most n_tokens x n_features (gemm_workspace: operands that the
 /// dense library does not take are widened there).
 std::int64_t encode_workspace(Backend, std::int64_t n_tokens, std::int64_t n_features, std::int64_t d_model,
-                              Scalar input, StatePolicy policy, Scalar product);
+                              Scalar input, StorageType storage, Scalar product);
 
 /// Overwrites product [n_tokens, n] (fp32 or bf16) with x [n_tokens, d] (fp32 or bf16) times rows [row_begin, row_begin
 /// + n) of the encoder; fp32 sums. The same shapes give the same bits. Throws Error(internal) when the dense library

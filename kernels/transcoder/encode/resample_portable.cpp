@@ -89,10 +89,10 @@ void reset_moments(const Execution& execution, Array<const std::int64_t> token, 
   for_all(
       execution, "reset_moments", token.size * p.columns, KOKKOS_LAMBDA(std::int64_t i) {
         if (token[i / p.columns] < 0) return;
-        if (p.policy == StatePolicy::fp32) {
+        if (p.storage == StorageType::fp32) {
           static_cast<float*>(p.first_moment)[i] = 0.0f;
           static_cast<float*>(p.second_moment)[i] = 0.0f;
-        } else if (p.policy == StatePolicy::bf16) {
+        } else if (p.storage == StorageType::bf16) {
           static_cast<std::uint16_t*>(p.first_moment)[i] = 0;
           static_cast<std::uint16_t*>(p.second_moment)[i] = 0;
         } else {
@@ -100,7 +100,7 @@ void reset_moments(const Execution& execution, Array<const std::int64_t> token, 
           static_cast<std::uint8_t*>(p.second_moment)[i] = 0;
         }
       });
-  if (p.policy != StatePolicy::eight_bit) return;
+  if (p.storage != StorageType::eight_bit) return;
   const std::int64_t blocks = p.blocks_per_row();
   for_all(
       execution, "reset_scales", token.size * blocks, KOKKOS_LAMBDA(std::int64_t i) {

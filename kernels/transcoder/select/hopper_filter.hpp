@@ -4,7 +4,8 @@
 // pre-activations are not stored. topk stores them, with the largest of each part of a row. Requires GPUs of compute
 // capability 9.0.
 //
-//   p = bf16(< x[n], W[f] >), sums in fp32        r = p + bias[f] in fp32        listed if r > threshold, or > cut[f]
+//   p = bf16(< x[n], W[f] >), sums in fp32        r = p + bias[f] in fp32        listed if r > threshold, or >
+//   bounds[f]
 //
 // Invariant: both functions form the same bits of p, so one pass over the tiles may filter products and another pass
 // store them.
@@ -27,7 +28,7 @@ constexpr std::int64_t kHopperFeatures = 256;
 struct HopperFilter {
   const float* limit;              ///< [layers, padded_features]: p up to it cannot pass; infinity beyond the features
   const float* const* bias;        ///< on the host: [layers] arrays [features],
-  const float* const* cut;         ///< on the host: [layers] arrays [features]; null: no layer has cuts
+  const float* const* bounds;      ///< on the host: [layers] arrays [features]; null: no layer has bounds
   std::int64_t padded_features;    ///< a multiple of kHopperFeatures
   const std::uint32_t* threshold;  ///< null: 0
   unsigned long long* cursor;      ///< cursor of the first group

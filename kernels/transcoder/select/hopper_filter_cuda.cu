@@ -13,8 +13,8 @@
 //
 // The filter of a tile. A consumer compares each sum with its feature's limit (one instruction). A thread puts product
 // and position of the few above it into a list of its own in shared memory: no order, no atomics, no waiting. The
-// writer adds biases, compares with the threshold or the cut, and marks the entries in a bitmap, from which follow the
-// counts of each token and the place of each entry; it reserves a range of the list with one atomic addition, and
+// writer adds biases, compares with the threshold or the bound, and marks the entries in a bitmap, from which follow
+// the counts of each token and the place of each entry; it reserves a range of the list with one atomic addition, and
 // writes. Meanwhile the consumer forms the next tile. If a thread finds more than its list holds (a threshold that was
 // far too low), the warpgroup passes on four rows at a time.
 //
@@ -54,10 +54,10 @@ constexpr int kAllRows = -1;
 using Count = unsigned long long;
 
 struct Arguments {
-  CUtensorMap x;              // (d, layers, tokens)
-  CUtensorMap weight[kMaps];  // (d, features) of each layer of the launch
-  const float* bias[kMaps];   // filter
-  const float* cut[kMaps];    // filter by cuts
+  CUtensorMap x;               // (d, layers, tokens)
+  CUtensorMap weight[kMaps];   // (d, features) of each layer of the launch
+  const float* bias[kMaps];    // filter
+  const float* bounds[kMaps];  // filter by bounds
   HopperFilter filter;
   const float* limit;  // [layers, padded_features] of the filter; store: the biases of the layer, if parts are wanted
   std::int64_t padded_features;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void produce(const Arguments& a, Shared& s, int rank)
   }
 }
 
-/// Adds biases to the hits of a warpgroup and appends the entries that exceed threshold or cut to the list. Called by
+/// Adds biases to the hits of a warpgroup and appends the entries that exceed threshold or bound to the list. Called by
 /// one warp.
 __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int rank, int warpgroup, int lane) {
   const Tiles tiles(a);
@@ -170,7 +170,7 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
     tile.token += warpgroup * 64;
     const int layer = a.first_layer + tile.layer, g = f.all_layers ? 0 : layer;
     const float* const bias = a.bias[tile.layer] + tile.feature;
-    const float* const cut = f.cut != nullptr ? a.cut[tile.layer] + tile.feature : nullptr;
+    const float* const bounds = f.bounds != nullptr ? a.bounds[tile.layer] + tile.feature : nullptr;
     const float threshold = f.threshold != nullptr ? __uint_as_float(__ldg(f.threshold + g)) : 0.0f;
     for (bool last = false; !last; ++batch) {
       wait_barrier(address_of(&s.filled[warpgroup]), batch & 1);
@@ -202,7 +202,7 @@ __device__ __forceinline__ void write_hits(const Arguments& a, Shared& s, int ra
           const int column = static_cast<int>(one & 255);
           const float r = high_bf16(one) + __ldg(bias + column);
           visit(static_cast<int>(one >> 8 & 63), column, r,
-                i < found && r > (cut != nullptr ? __ldg(cut + column) : threshold));
+                i < found && r > (bounds != nullptr ? __ldg(bounds + column) : threshold));
         }
       };
       for_each([&](int row, int column, float, bool passes) {
@@ -539,7 +539,7 @@ void filter_hopper_products(const Execution& execution, const EncoderOperands& o
       a.weight[i] = boxes_of(weight.data, {cuuint64_t(weight.columns), cuuint64_t(weight.rows)},
                              {cuuint64_t(weight.stride)}, kFeatures / kCluster);
       a.bias[i] = filter.bias[first + i];
-      if (filter.cut != nullptr) a.cut[i] = filter.cut[first + i];
+      if (filter.bounds != nullptr) a.bounds[i] = filter.bounds[first + i];
     }
     launch<false>(execution, a);
   }

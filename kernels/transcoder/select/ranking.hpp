@@ -27,8 +27,8 @@ WEFT_KERNEL(rank_tile, void(const Execution&, AnyMatrix product, Array<const flo
 void centre_products(const Execution&, Array<const float> sums, std::int64_t n_tokens, Matrix<float> products);
 
 /// mean[f] = m and spread[f] = s + 1e-6 of the features of a tile. weight [features, d]: w; product [features, d]: w C.
-void feature_moments(const Execution&, AnyMatrix weight, Array<const float> bias, Matrix<const float> product,
-                     Array<const float> sums, std::int64_t n_tokens, Array<float> mean, Array<float> spread);
+void feature_statistics(const Execution&, AnyMatrix weight, Array<const float> bias, Matrix<const float> product,
+                        Array<const float> sums, std::int64_t n_tokens, Array<float> mean, Array<float> spread);
 
 /// product[n, f] = r of z = product[n, f] + bias[f], or 0, rounded to the type of the product. NaN stays NaN.
 WEFT_KERNEL(standardise_tile, void(const Execution&, AnyMatrix product, Array<const float> bias,

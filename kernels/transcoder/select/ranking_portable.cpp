@@ -9,7 +9,7 @@ struct RankScratch {
   float value[kChunkColumns];
 };
 
-struct MomentScratch {
+struct StatisticsScratch {
   float weight[kChunkColumns];
 };
 
@@ -63,12 +63,13 @@ void centre_products(const Execution& execution, Array<const float> sums, std::i
       });
 }
 
-void feature_moments(const Execution& execution, AnyMatrix weight, Array<const float> bias, Matrix<const float> product,
-                     Array<const float> sums, std::int64_t n_tokens, Array<float> mean, Array<float> spread) {
+void feature_statistics(const Execution& execution, AnyMatrix weight, Array<const float> bias,
+                        Matrix<const float> product, Array<const float> sums, std::int64_t n_tokens, Array<float> mean,
+                        Array<float> spread) {
   for_teams(
-      execution, "feature_moments", weight.rows, sizeof(MomentScratch), KOKKOS_LAMBDA(const Team& team) {
+      execution, "feature_statistics", weight.rows, sizeof(StatisticsScratch), KOKKOS_LAMBDA(const Team& team) {
         const std::int64_t row = team.league_rank();
-        MomentScratch& buffer = scratch<MomentScratch>(team);
+        StatisticsScratch& buffer = scratch<StatisticsScratch>(team);
         double sum = 0.0, square = 0.0;
         for_chunks(weight.columns, weight.columns, [&](std::int64_t column, int count) {
           const float* w = row_chunk(team, weight, row, column, count, buffer.weight);

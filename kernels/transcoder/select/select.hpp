@@ -21,7 +21,7 @@ struct Tile {
   std::int64_t layer = 0;
   std::int64_t token_begin = 0;
   std::int64_t feature_begin = 0;
-  Array<const float> cut = {};  ///< [features] of this tile; without data: the filter's threshold
+  Array<const float> bounds = {};  ///< [features] of this tile; without data: the filter's threshold
 };
 
 // ---- selection over the batch --------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ struct CandidateLists {
   }
 };
 
-/// Condition for an entry to be listed: key > threshold or, if the tile has cuts, r > cut. With `admit` the first
+/// Condition for an entry to be listed: key > threshold or, if the tile has bounds, r > bounds. With `admit` the first
 /// admit(token, layer) entries of each token and layer with key == threshold are listed, too.
 struct Filter {
   std::uint32_t threshold = 0;

@@ -103,21 +103,21 @@ struct DeviceSelection::Parts {
 
   /// Limit: type of a limit in memory; void: the product's type.
   template <class Limit = void>
-  void begin(const View& view, const LayerBias& bias, const LayerBias& cut, std::int64_t budget, bool first,
+  void begin(const View& view, const LayerBias& bias, const LayerBias& bounds, std::int64_t budget, bool first,
              cudaStream_t stream) const {
     const Count wanted = relu() ? kNoBudget : static_cast<Count>(budget);
     const bool clears = view.block_features < Sizes(request).tile_features;
     with_type([&](auto type) {
       using T = decltype(type);
       begin_pass<T, std::conditional_t<std::is_void_v<Limit>, T, Limit>>
-          <<<2 * multiprocessors(), kThreads, 0, stream>>>(view, bias, cut, first, clears, wanted, relu());
+          <<<2 * multiprocessors(), kThreads, 0, stream>>>(view, bias, bounds, first, clears, wanted, relu());
     });
     if (view.open != nullptr) find_open<<<static_cast<unsigned>(view.n_layers), 1024, 0, stream>>>(view, bias);
   }
 
   Piece piece_of(const View& view, const TileRange& range, const void* products, std::int64_t stride,
-                 const LayerBias& bias, const LayerBias& cut) const {
-    const float* const cuts = cut.layer[range.layer];
+                 const LayerBias& bias, const LayerBias& bounds) const {
+    const float* const of_layer = bounds.layer[range.layer];
     return {products,
             stride,
             range.token_count,
@@ -127,15 +127,15 @@ struct DeviceSelection::Parts {
             static_cast<int>(range.layer),
             static_cast<int>(range.feature_begin / view.block_features),
             bias.layer[range.layer] + range.feature_begin,
-            cuts != nullptr ? cuts + range.feature_begin : nullptr};
+            of_layer != nullptr ? of_layer + range.feature_begin : nullptr};
   }
 
   /// Computes all tiles and reads them once.
-  void pass(const Execution& execution, const View& view, const LayerBias& bias, const LayerBias& cut,
+  void pass(const Execution& execution, const View& view, const LayerBias& bias, const LayerBias& bounds,
             std::int64_t budget, const Producer& producer, bool first) const {
     const Sizes sizes(request);
     const auto stream = stream_of(execution);
-    begin(view, bias, cut, budget, first, stream);
+    begin(view, bias, bounds, budget, first, stream);
     for (std::int64_t layer = 0; layer < request.n_layers; ++layer)
       for (std::int64_t block = 0; block < sizes.blocks; ++block)
         for (std::int64_t token = 0; token < view.n_tokens; token += sizes.tile_tokens) {
@@ -144,20 +144,20 @@ struct DeviceSelection::Parts {
           range.feature_count = std::min(sizes.tile_features, request.n_features - range.feature_begin);
           const std::int64_t stride = round_up(range.feature_count, 8);
           producer(execution, range, {layout.tile, request.product, range.token_count, range.feature_count, stride});
-          const Piece piece = piece_of(view, range, layout.tile, stride, bias, cut);
+          const Piece piece = piece_of(view, range, layout.tile, stride, bias, bounds);
           with_type([&](auto type) { consume<decltype(type)>(view, piece, first, budget, stream); });
         }
     require(cudaGetLastError(), "selection on the GPU, pass over the tiles");
   }
 
   /// Runs the first pass, whose products are filtered as they are formed.
-  void form_and_filter(const Execution& execution, const View& view, const LayerBias& bias, const LayerBias& cut,
+  void form_and_filter(const Execution& execution, const View& view, const LayerBias& bias, const LayerBias& bounds,
                        std::int64_t budget, const EncoderOperands& operands) const {
-    begin<float>(view, bias, cut, budget, true, stream_of(execution));
+    begin<float>(view, bias, bounds, budget, true, stream_of(execution));
     static_assert(sizeof(Group) % sizeof(Count) == 0);
     HopperFilter filter{.limit = static_cast<const float*>(view.limit),
                         .bias = bias.layer,
-                        .cut = cut.layer[0] != nullptr ? cut.layer : nullptr,
+                        .bounds = bounds.layer[0] != nullptr ? bounds.layer : nullptr,
                         .padded_features = view.padded_features,
                         .threshold = relu() ? nullptr : view.threshold,
                         .cursor = &view.group->cursor,
@@ -281,22 +281,23 @@ DeviceSelection::~DeviceSelection() = default;
 void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, std::int64_t budget,
                              std::span<const Array<const float>> bias_of_layer, const Producer& produce,
                              const SparseActivations& activations, std::int32_t* fault,
-                             std::span<const Array<const float>> cut_of_layer, const EncoderOperands* operands) {
+                             std::span<const Array<const float>> bounds_of_layer, const EncoderOperands* operands) {
   const SelectionRequest& request = parts_->request;
   const std::int64_t fewest = request.position.data_ranks > 1 ? 0 : 1;
   if (n_tokens < fewest || n_tokens > request.n_tokens || budget < 1 ||
       (request.rule != SelectionRule::relu && budget > request.budget) ||
       static_cast<std::int64_t>(bias_of_layer.size()) != request.n_layers ||
-      (!cut_of_layer.empty() && (!parts_->relu() || cut_of_layer.size() != bias_of_layer.size())))
+      (!bounds_of_layer.empty() && (!parts_->relu() || bounds_of_layer.size() != bias_of_layer.size())))
     throw Error(ExitCode::internal, "selection on the GPU: the batch does not fit the request");
   const auto stream = stream_of(execution);
   View view = parts_->layout.view;
   view.n_tokens = n_tokens;
   view.fault = fault;
   if (view.several) view.tied = view.tied_of_shard + view.shard * view.n_groups * n_tokens;
-  LayerBias bias{}, cut{};
+  LayerBias bias{}, bounds{};
   for (std::size_t layer = 0; layer < bias_of_layer.size(); ++layer) bias.layer[layer] = bias_of_layer[layer].data;
-  for (std::size_t layer = 0; layer < cut_of_layer.size(); ++layer) cut.layer[layer] = cut_of_layer[layer].data;
+  for (std::size_t layer = 0; layer < bounds_of_layer.size(); ++layer)
+    bounds.layer[layer] = bounds_of_layer[layer].data;
 
   const Sizes sizes(request);
   const bool supported = operands != nullptr && takes_hopper_filter(*operands);
@@ -320,9 +321,9 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
   if (formed_here) {
     view.block_features = kHopperFeatures;
     view.n_blocks = static_cast<int>(divide_up(request.n_features, kHopperFeatures));
-    parts_->form_and_filter(execution, view, bias, cut, budget, *operands);
+    parts_->form_and_filter(execution, view, bias, bounds, budget, *operands);
   } else {
-    parts_->pass(execution, view, bias, cut, budget, producer, true);
+    parts_->pass(execution, view, bias, bounds, budget, producer, true);
   }
   if (!parts_->topk()) {
     if (view.several) {
@@ -337,7 +338,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
       decide<<<1, 1024, 0, stream>>>(view, relu, true, loop);
       parts_->graph_loop.capture(stream, loop, [&](cudaStream_t inside) {
         const Execution body{execution.backend, inside};
-        parts_->pass(body, view, bias, cut, budget, producer, false);
+        parts_->pass(body, view, bias, bounds, budget, producer, false);
         decide<<<1, 1024, 0, inside>>>(view, relu, true, loop);
       });
     } else {
@@ -348,7 +349,7 @@ void DeviceSelection::select(const Execution& execution, std::int64_t n_tokens, 
                 "selection on the GPU, decision on another pass");
         require(cudaStreamSynchronize(stream), "selection on the GPU, pass over the tiles");
         if (parts_->control_on_host->again == 0) break;
-        parts_->pass(execution, view, bias, cut, budget, producer, false);
+        parts_->pass(execution, view, bias, bounds, budget, producer, false);
       }
     }
   }

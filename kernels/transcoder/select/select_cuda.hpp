@@ -15,8 +15,8 @@
 // largest keys of parts of the row, which bound the budget-th key from below, and reads those parts again that have
 // keys above the bound. Nothing is carried from batch to batch.
 //
-// relu. All positive entries, as far as the list holds them; with cuts (jumprelu) all entries above the cut of their
-// feature.
+// relu. All positive entries, as far as the list holds them; with bounds (jumprelu) all entries above the bound of
+// their feature.
 //
 // A selection that is not valid (SelectionFailure) never writes outside its lists and sets a flag on the device.
 //
@@ -93,12 +93,13 @@ class DeviceSelection {
   /// [n_features] on the device. Sets all arrays of `activations`, but no entries beyond its capacity. While the stream
   /// is captured, all of it goes into the graph, with a conditional loop for repeated passes (CUDA 12.4); otherwise the
   /// host waits for the first pass to learn whether there must be another. Sets *fault, on the device, to 1 if the
-  /// result is not valid (else leaves it); null: the caller reads the statistics. cut_of_layer: L arrays [n_features];
-  /// with relu only. operands: the operands of the producer's products. If the GPU, their type and the sizes
-  /// allow, batch_topk and relu form and filter them in one kernel (hopper_filter.hpp) and do not call the producer.
+  /// result is not valid (else leaves it); null: the caller reads the statistics. bounds_of_layer: L arrays
+  /// [n_features]; with relu only. operands: the operands of the producer's products. If the GPU, their type and the
+  /// sizes allow, batch_topk and relu form and filter them in one kernel (hopper_filter.hpp) and do not call the
+  /// producer.
   void select(const Execution&, std::int64_t n_tokens, std::int64_t budget,
               std::span<const Array<const float>> bias_of_layer, const Producer&, const SparseActivations& activations,
-              std::int32_t* fault = nullptr, std::span<const Array<const float>> cut_of_layer = {},
+              std::int32_t* fault = nullptr, std::span<const Array<const float>> bounds_of_layer = {},
               const EncoderOperands* operands = nullptr);
 
   /// True if the last `select` formed the products of its operands and did not store them.

@@ -18,7 +18,7 @@ namespace {
 /// rejected when the sum is formed.
 template <class T, class Limit>
 __global__ void __launch_bounds__(kThreads)
-    begin_pass(View view, LayerBias bias, LayerBias cut, bool first, bool clears, Count budget, bool relu) {
+    begin_pass(View view, LayerBias bias, LayerBias bounds, bool first, bool clears, Count budget, bool relu) {
   const std::int64_t thread = blockIdx.x * static_cast<std::int64_t>(kThreads) + threadIdx.x;
   const std::int64_t n_threads = gridDim.x * static_cast<std::int64_t>(kThreads);
   if (first) {
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
       Group& group = view.group[thread];
       group = {};
       group.search.wanted = budget;
-      if (relu) group.room = budget;  // all entries that passed, including zeros that exceed a negative cut
+      if (relu) group.room = budget;  // all entries that passed, including zeros that exceed a negative bound
     }
     if (thread == 0) {
       view.control->again = 0;
@@ -69,12 +69,12 @@ __global__ void __launch_bounds__(kThreads)
       limit[i] = static_cast<Limit>(Vector<T>::nothing());
       continue;
     }
-    const float bound = cut.layer[layer] != nullptr ? cut.layer[layer][feature] : __uint_as_float(threshold);
+    const float bound = bounds.layer[layer] != nullptr ? bounds.layer[layer][feature] : __uint_as_float(threshold);
     limit[i] = static_cast<Limit>(Vector<T>::below(__fsub_rd(bound, bias.layer[layer][feature])));
   }
 }
 
-/// Returns the threshold that an entry must exceed, unless its feature has a cut. relu ignores the checkpointed
+/// Returns the threshold that an entry must exceed, unless its feature has a bound. relu ignores the checkpointed
 /// threshold. Beyond infinity no entry passes.
 __device__ __forceinline__ float threshold_of(const View& view, int g, bool relu) {
   return relu ? 0.0f : __uint_as_float(min(view.threshold[g], kLargestKey));
@@ -82,15 +82,15 @@ __device__ __forceinline__ float threshold_of(const View& view, int g, bool relu
 
 // ---- the pass over a tile ------------------------------------------------------------------------------------------
 
-/// Visits the entries of a span of one row that exceed the threshold, or their cut if there are cuts: `visit(ballot of
-/// passing lanes, own passes, column, r)`. Called by one warp.
+/// Visits the entries of a span of one row that exceed the threshold, or their bound if there are bounds: `visit(ballot
+/// of passing lanes, own passes, column, r)`. Called by one warp.
 template <class T, class Visit>
-__device__ __forceinline__ void scan_span(const T* row, const float* bias, const float* cut, int begin, int end,
+__device__ __forceinline__ void scan_span(const T* row, const float* bias, const float* bounds, int begin, int end,
                                           float threshold, int lane, Visit&& visit) {
   for (int first = begin; first < end; first += 32) {
     const int at = first + lane;
     const float r = at < end ? static_cast<float>(row[at]) + bias[at] : 0.0f;
-    const bool passes = r > (cut != nullptr && at < end ? cut[at] : threshold);
+    const bool passes = r > (bounds != nullptr && at < end ? bounds[at] : threshold);
     visit(__ballot_sync(kAll, passes), passes, at, r);
   }
 }
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
     int left = 0;
     if (crowded[r]) {
       if (row + r < piece.rows)
-        scan_span(products + r * piece.stride, piece.bias, piece.cut, begin * V::kSize,
+        scan_span(products + r * piece.stride, piece.bias, piece.bounds, begin * V::kSize,
                   min(end * V::kSize, piece.columns), threshold, lane,
                   [&](unsigned voters, bool, int, float) { left += __popc(voters); });
     } else {
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
         entry[r][c] = in_use ? buffer[warp][r][c * 32 + lane] : make_uint2(0, 0);
         const float sum = in_use ? __uint_as_float(entry[r][c].y) + __ldg(piece.bias + entry[r][c].x) : 0.0f;
         entry[r][c].y = __float_as_uint(sum);
-        const float bound = in_use && piece.cut != nullptr ? __ldg(piece.cut + entry[r][c].x) : threshold;
+        const float bound = in_use && piece.bounds != nullptr ? __ldg(piece.bounds + entry[r][c].x) : threshold;
         passing[r][c] = __ballot_sync(kAll, in_use && sum > bound);
         left += __popc(passing[r][c]);
       }
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) filter_tile(Vie
         to += __popc(passing[r][c]);
       }
     } else if (row + r < piece.rows) {
-      scan_span(products + r * piece.stride, piece.bias, piece.cut, begin * V::kSize,
+      scan_span(products + r * piece.stride, piece.bias, piece.bounds, begin * V::kSize,
                 min(end * V::kSize, piece.columns), threshold, lane,
                 [&](unsigned voters, bool passes, int column, float sum) {
                   const std::int64_t place = to + __popc(voters & lower);

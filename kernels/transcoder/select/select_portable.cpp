@@ -251,8 +251,8 @@ void keep_best_rows(const Execution& execution, const Tile tile, const BestLists
 void filter_tile(const Execution& execution, const Tile& tile, std::int64_t block, const Filter& filter,
                  const CandidateLists& lists) {
   with_type(tile, [&](auto type) {
-    if (tile.cut.data != nullptr)
-      filter_rows<decltype(type)>(execution, tile, block, filter, lists, tile.cut);
+    if (tile.bounds.data != nullptr)
+      filter_rows<decltype(type)>(execution, tile, block, filter, lists, tile.bounds);
     else
       filter_rows<decltype(type)>(execution, tile, block, filter, lists, OneBound{bits_float(filter.threshold)});
   });

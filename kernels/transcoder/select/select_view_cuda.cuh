@@ -133,7 +133,7 @@ struct View {
   __device__ int group_of(int layer) const { return all_layers ? 0 : layer; }
 };
 
-/// One vector [n_features] for each layer: biases, or cuts (null: none).
+/// One vector [n_features] for each layer: biases, or bounds (null: none).
 struct LayerBias {
   const float* layer[kMostLayers];
 };
@@ -148,8 +148,8 @@ struct Piece {
   int columns;
   int layer;
   int block;
-  const float* bias;  // bias of the first column
-  const float* cut;   // cut of the first column; null: the threshold of the group
+  const float* bias;    // bias of the first column
+  const float* bounds;  // from the first column on; null: the threshold of the group
 };
 
 // ---- prefix sums ---------------------------------------------------------------------------------------------------

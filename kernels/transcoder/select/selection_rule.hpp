@@ -11,7 +11,7 @@
 //   batch_topk   one per layer          | one                 round(k N) | round(k N L), N tokens of the whole batch
 //   topk         one per token and layer| one per token       round(k)   | round(k L)
 //   relu         -                                            every candidate
-//   jumprelu     -                                            every r above the cut of its feature (activation/),
+//   jumprelu     -                                            every r above the bound of its feature  (activation/),
 //                                                             which may be negative
 // clang-format on
 //
@@ -29,7 +29,7 @@
 
 namespace weft::kernels {
 
-/// Selection rules of the table above; relu with cuts (Tile::cut, DeviceSelection::select) is jumprelu.
+/// Selection rules of the table above; relu with bounds (Tile::bounds, DeviceSelection::select) is jumprelu.
 enum class SelectionRule { batch_topk, topk, relu };
 
 /// Returns K of a group with `n_layers` layers (1 for scope layer) and `n_tokens` tokens (1 for topk). Halves round up;

@@ -50,11 +50,11 @@ inline Grouping grouping_of(std::int64_t d_model) {
 /// Sum of the squares of the eight weights of a lane. The norm of a row adds, in fp32 and in this order: these sums
 /// of the chunks of a column group, of all lanes (warp_sum), of the groups and targets. Every kernel that forms a norm
 /// in this order gives the same bits.
-template <StatePolicy policy>
-__device__ __forceinline__ float square_of(const LaneState<policy>& state) {
+template <StorageType storage>
+__device__ __forceinline__ float square_of(const LaneState<storage>& state) {
   float w[8];
   unpack8(state.weight, w);
-  if constexpr (policy == StatePolicy::fp32) {
+  if constexpr (storage == StorageType::fp32) {
     const std::uint32_t rest[4] = {state.rest.x, state.rest.y, state.rest.z, state.rest.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -105,7 +105,7 @@ __device__ __forceinline__ Unit unit_of(std::int64_t index, int groups) {
   return {pair - target * (target + 1) / 2, target, group};
 }
 
-template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, StreamKind kKind,
+template <StorageType storage, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, StreamKind kKind,
           bool kUpdate, int kStages, class Epilogue>
 __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     stream_features(const __grid_constant__ StreamArguments a, const __grid_constant__ Epilogue epilogue) {
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
   // An extra gradient that depends on the norms of rows needs them again in the next step.
   constexpr bool kSquares = kUpdate && Epilogue::kHasExtra;
   static_assert(!kSquares || kChunks <= kWarps);
-  static_assert(!kStaged || (policy == StatePolicy::eight_bit && kFull && kUpdate));
+  static_assert(!kStaged || (storage == StorageType::eight_bit && kFull && kUpdate));
   constexpr int kOwnBytes = kRing * Rows::kRowBytes + Stages::kBytes + Rows::kDotBytes;
   extern __shared__ __align__(16) char shared[];
   __shared__ float warp_value_sum[kWarps];
@@ -234,9 +234,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
 #pragma unroll
       for (int i = 0; i < 8; ++i) square = fmaf(g[i], g[i], square);
       if constexpr (kUpdate) {
-        LaneState<policy> state{};
+        LaneState<storage> state{};
         const std::int64_t block = row * row_blocks + block_column + c;
-        if constexpr (policy == StatePolicy::eight_bit) {
+        if constexpr (storage == StorageType::eight_bit) {
           state.first_scale = p.first_scale[block];
           state.second_scale = p.second_scale[block];
         }
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
         if (live(c)) store_state(state, p, here, moments);
         if constexpr (kSquares)
           if (live(c)) weight_square = square_of(state);
-        if constexpr (policy == StatePolicy::eight_bit)
+        if constexpr (storage == StorageType::eight_bit)
           if (lane == 0) {
             p.first_scale[block] = state.first_scale;
             p.second_scale[block] = state.second_scale;
@@ -324,10 +324,10 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
     rows.start();
 
     // Lane i keeps the block scales of feature i: whole sectors, once per item.
-    constexpr int kScales = kUpdate && policy == StatePolicy::eight_bit ? kChunks : 1;
+    constexpr int kScales = kUpdate && storage == StorageType::eight_bit ? kChunks : 1;
     float first_scale[kScales] = {}, second_scale[kScales] = {};
     const std::int64_t scale_at = (first + lane) * row_blocks + block_column;
-    const bool owns_scales = kUpdate && policy == StatePolicy::eight_bit && lane < count && !(hot_mask >> lane & 1);
+    const bool owns_scales = kUpdate && storage == StorageType::eight_bit && lane < count && !(hot_mask >> lane & 1);
     if (owns_scales) {
 #pragma unroll
       for (int c = 0; c < kScales; ++c)
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
 
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      LaneState<policy> state[kChunks];
+      LaneState<storage> state[kChunks];
       if constexpr (kStaged) {
         stages.wait();
 #pragma unroll
@@ -394,7 +394,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
 #pragma unroll
           for (int c = 0; c < kChunks; ++c) {
             if constexpr (kStaged) stages.load_moments(state[c], c);
-            if constexpr (policy == StatePolicy::eight_bit) {
+            if constexpr (storage == StorageType::eight_bit) {
               state[c].first_scale = __shfl_sync(kAllLanes, first_scale[c], i);
               state[c].second_scale = __shfl_sync(kAllLanes, second_scale[c], i);
             }
@@ -407,7 +407,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
             if (live(c)) store_state(state[c], p, here, moments);
             if constexpr (kSquares)
               if (live(c)) weight_square += square_of(state[c]);
-            if constexpr (policy == StatePolicy::eight_bit)
+            if constexpr (storage == StorageType::eight_bit)
               if (lane == i) {
                 first_scale[c] = state[c].first_scale;
                 second_scale[c] = state[c].second_scale;
@@ -440,7 +440,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
   }
 }
 
-template <StatePolicy policy, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, StreamKind kKind,
+template <StorageType storage, int kChunks, bool kFull, int kRing, int kWarps, int kBlocks, StreamKind kKind,
           bool kUpdate, int kStages = 0, class Epilogue>
 void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Epilogue& epilogue) {
   using Rows = RowStream<kChunks, kRing, kKind != StreamKind::encoder, kFull>;
@@ -450,7 +450,7 @@ void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Ep
   static_assert(kRing * kChunks * 512 >= kChunks * kBlockColumns * 4,
                 "the sums of a hot feature fit into the memory of the rings");
   const auto kernel =
-      stream_features<policy, kChunks, kFull, kRing, kWarps, kBlocks, kKind, kUpdate, kStages, Epilogue>;
+      stream_features<storage, kChunks, kFull, kRing, kWarps, kBlocks, kKind, kUpdate, kStages, Epilogue>;
   static const int resident = [&] {
     int blocks = 0;
     allow_shared_memory(reinterpret_cast<const void*>(kernel), kShared, "stream_features");
@@ -465,42 +465,42 @@ void launch_sized(cudaStream_t queue, const StreamArguments& arguments, const Ep
 
 /// Warps per block, limited by registers: 16 for the 8-bit state (12 with 1024 columns), 12 for bf16, 8 for fp32.
 /// Timings: docs/performance.md.
-template <StatePolicy policy, StreamKind kKind, bool kUpdate, class Epilogue>
+template <StorageType storage, StreamKind kKind, bool kUpdate, class Epilogue>
 void launch_grouped(cudaStream_t queue, const Grouping& grouping, const StreamArguments& arguments,
                     const Epilogue& epilogue) {
-  constexpr bool kWide = policy == StatePolicy::fp32 && kUpdate;
+  constexpr bool kWide = storage == StorageType::fp32 && kUpdate;
   if (!grouping.full) {
-    launch_sized<policy, 2, false, 8, 4, kWide ? 3 : 4, kKind, kUpdate>(queue, arguments, epilogue);
-  } else if constexpr (policy == StatePolicy::eight_bit && kUpdate) {
+    launch_sized<storage, 2, false, 8, 4, kWide ? 3 : 4, kKind, kUpdate>(queue, arguments, epilogue);
+  } else if constexpr (storage == StorageType::eight_bit && kUpdate) {
     if (grouping.chunks == 2)
-      launch_sized<policy, 2, true, 8, 4, 4, kKind, kUpdate, 2>(queue, arguments, epilogue);
+      launch_sized<storage, 2, true, 8, 4, 4, kKind, kUpdate, 2>(queue, arguments, epilogue);
     else if (grouping.chunks == 3)
-      launch_sized<policy, 3, true, 4, 4, 4, kKind, kUpdate, 2>(queue, arguments, epilogue);
+      launch_sized<storage, 3, true, 4, 4, 4, kKind, kUpdate, 2>(queue, arguments, epilogue);
     else
-      launch_sized<policy, 4, true, 4, 4, 3, kKind, kUpdate, 2>(queue, arguments, epilogue);
+      launch_sized<storage, 4, true, 4, 4, 3, kKind, kUpdate, 2>(queue, arguments, epilogue);
   } else {
     if (grouping.chunks == 2)
-      launch_sized<policy, 2, true, 8, 4, kWide ? 3 : 4, kKind, kUpdate>(queue, arguments, epilogue);
+      launch_sized<storage, 2, true, 8, 4, kWide ? 3 : 4, kKind, kUpdate>(queue, arguments, epilogue);
     else if (grouping.chunks == 3)
-      launch_sized<policy, 3, true, kWide ? 4 : 8, 4, kWide ? 2 : 3, kKind, kUpdate>(queue, arguments, epilogue);
+      launch_sized<storage, 3, true, kWide ? 4 : 8, 4, kWide ? 2 : 3, kKind, kUpdate>(queue, arguments, epilogue);
     else
-      launch_sized<policy, 4, true, 4, 4, kWide ? 2 : 3, kKind, kUpdate>(queue, arguments, epilogue);
+      launch_sized<storage, 4, true, 4, 4, kWide ? 2 : 3, kKind, kUpdate>(queue, arguments, epilogue);
   }
 }
 
 template <StreamKind kKind, bool kUpdate, class Epilogue>
-void launch_stream(cudaStream_t queue, StatePolicy policy, const Grouping& grouping, const StreamArguments& arguments,
+void launch_stream(cudaStream_t queue, StorageType storage, const Grouping& grouping, const StreamArguments& arguments,
                    const Epilogue& epilogue) {
   if constexpr (!kUpdate) {  // reads only the bf16 plane of the weights, which all storage types have
-    launch_grouped<StatePolicy::bf16, kKind, false>(queue, grouping, arguments, epilogue);
+    launch_grouped<StorageType::bf16, kKind, false>(queue, grouping, arguments, epilogue);
   } else {
-    switch (policy) {
-      case StatePolicy::fp32:
-        return launch_grouped<StatePolicy::fp32, kKind, true>(queue, grouping, arguments, epilogue);
-      case StatePolicy::bf16:
-        return launch_grouped<StatePolicy::bf16, kKind, true>(queue, grouping, arguments, epilogue);
-      case StatePolicy::eight_bit:
-        return launch_grouped<StatePolicy::eight_bit, kKind, true>(queue, grouping, arguments, epilogue);
+    switch (storage) {
+      case StorageType::fp32:
+        return launch_grouped<StorageType::fp32, kKind, true>(queue, grouping, arguments, epilogue);
+      case StorageType::bf16:
+        return launch_grouped<StorageType::bf16, kKind, true>(queue, grouping, arguments, epilogue);
+      case StorageType::eight_bit:
+        return launch_grouped<StorageType::eight_bit, kKind, true>(queue, grouping, arguments, epilogue);
     }
   }
 }

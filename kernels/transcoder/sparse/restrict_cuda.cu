@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One warp per token in two passes: the first counts the entries to keep, the second, once the counts are offsets,
-// copies them. Counts stay on the device. Limit: memory; 4 bytes per entry in the first pass (8 with cuts), 8 and the
+// copies them. Counts stay on the device. Limit: memory; 4 bytes per entry in the first pass (8 with bounds), 8 and the
 // kept ones in the second.
 #include "kernels/scan_cuda.cuh"
 #include "kernels/transcoder/sparse/restrict.hpp"
@@ -19,11 +19,11 @@ struct Lists {
   const float* value;
   std::int64_t n_tokens;
   std::uint32_t n_features, first, kept;
-  const float* cut;  // by key; null: all values
+  const float* bounds;  // by key; null: all values
 
   /// True if entry i is kept. Below `first` the difference wraps to a large number.
   __device__ bool keeps(std::int64_t i, std::uint32_t old) const {
-    return old % n_features - first < kept && (cut == nullptr || value[i] > cut[old]);
+    return old % n_features - first < kept && (bounds == nullptr || value[i] > bounds[old]);
   }
 };
 
@@ -64,7 +64,7 @@ __global__ void take_kept(const Lists from, const std::int64_t* offsets, std::ui
 }  // namespace
 
 void restrict_features(const Execution& execution, std::span<const SparseActivations> groups,
-                       std::int64_t first_feature, SparseActivations out, Array<const float> cut) {
+                       std::int64_t first_feature, SparseActivations out, Array<const float> bounds) {
   const cudaStream_t queue = stream_of(execution);
   const auto for_groups = [&](auto&& launch) {
     std::int64_t first_token = 0;
@@ -76,7 +76,7 @@ void restrict_features(const Execution& execution, std::span<const SparseActivat
                        static_cast<std::uint32_t>(group.n_features),
                        static_cast<std::uint32_t>(first_feature),
                        static_cast<std::uint32_t>(out.n_features),
-                       cut.data};
+                       bounds.data};
       if (group.n_tokens > 0)
         launch(blocks_for(group.n_tokens, kThreads / kWarp), from, out.row_offsets.data + first_token);
       first_token += group.n_tokens;

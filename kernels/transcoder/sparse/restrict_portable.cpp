@@ -8,12 +8,13 @@ namespace {
 /// The entries of a group that are kept.
 struct Kept {
   std::int64_t first, count;  // features
-  Array<const float> cut;
+  Array<const float> bounds;
 
   /// Index of entry i's feature among the kept features; -1 if it is not kept.
   WEFT_HOST_DEVICE std::int64_t feature(const SparseActivations& from, std::int64_t i) const {
     const std::int64_t feature = from.key[i] % from.n_features - first;
-    const bool keeps = feature >= 0 && feature < count && (cut.data == nullptr || from.value[i] > cut[from.key[i]]);
+    const bool keeps =
+        feature >= 0 && feature < count && (bounds.data == nullptr || from.value[i] > bounds[from.key[i]]);
     return keeps ? feature : -1;
   }
 };
@@ -21,8 +22,8 @@ struct Kept {
 }  // namespace
 
 void restrict_features(const Execution& execution, std::span<const SparseActivations> groups,
-                       std::int64_t first_feature, SparseActivations out, Array<const float> cut) {
-  const Kept kept{first_feature, out.n_features, cut};
+                       std::int64_t first_feature, SparseActivations out, Array<const float> bounds) {
+  const Kept kept{first_feature, out.n_features, bounds};
   for_all(
       execution, "restrict: first offset", 1, KOKKOS_LAMBDA(std::int64_t) { out.row_offsets[0] = 0; });
   std::int64_t first_token = 0;

@@ -164,7 +164,7 @@ struct StateStages {
   __device__ __forceinline__ std::uint32_t slot() const { return memory + used % kStages * kStageBytes; }
   __device__ __forceinline__ void wait() const { wait_barrier(barriers + 8 * (used % kStages), used / kStages & 1); }
   __device__ __forceinline__ uint4 weight(int c) const { return load_shared16(slot() + c * 512 + lane * 16); }
-  __device__ __forceinline__ void load_moments(LaneState<StatePolicy::eight_bit>& state, int c) const {
+  __device__ __forceinline__ void load_moments(LaneState<StorageType::eight_bit>& state, int c) const {
     const std::uint32_t at = slot() + kWeights + c * kBlockColumns + lane * kLaneColumns;
     state.first = load_shared8(at);
     state.second = load_shared8(at + kMoments);

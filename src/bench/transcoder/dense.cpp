@@ -18,7 +18,7 @@ using kernels::Scalar;
 
 const transcoder::Configuration& checked(const transcoder::Configuration& configuration, const parallel::Grid& grid) {
   if (grid.world().size() > 1 || configuration.precision != transcoder::Precision::fp32 ||
-      configuration.optimizer.state != kernels::StatePolicy::fp32 || configuration.optimizer.clip_norm > 0 ||
+      configuration.optimizer.state != kernels::StorageType::fp32 || configuration.optimizer.clip_norm > 0 ||
       configuration.transcoder.skip != transcoder::Skip::none ||
       configuration.transcoder.decoder != transcoder::Decoder::cross_layer || configuration.transcoder.auxk > 0 ||
       configuration.transcoder.ranking != transcoder::Ranking::value || configuration.transcoder.k_initial > 0)
@@ -96,7 +96,7 @@ DenseTrainer::DenseTrainer(const transcoder::Configuration& configuration, const
   const transcoder::SelectionSizes& sizes = selection_->sizes();
   encode_workspace_ = device::Buffer<std::byte>(
       kernels::encode_workspace(execution.backend, sizes.tile_tokens, sizes.tile_features, shape.d_model, Scalar::fp32,
-                                kernels::StatePolicy::fp32, Scalar::fp32));
+                                kernels::StorageType::fp32, Scalar::fp32));
   flag_ = device::Buffer<std::int32_t>(1);
   model_.add_to(registry_);
 }

@@ -24,7 +24,7 @@ std::string describe_transcoder(const std::filesystem::path& path, const checkpo
   const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),
                                      [](const auto& tensor) { return tensor.name == "encoder_0/weight.first_moment"; });
   const std::string difference = model::first_difference(
-      manifest.tensors, model::tensors_of(transcoder::parameter_specs(shape), stored->policy,
+      manifest.tensors, model::tensors_of(transcoder::parameter_specs(shape), stored->storage,
                                           trainable ? model::Moments::held : model::Moments::none));
   if (!difference.empty())
     throw collective_error(ExitCode::io, "{}: {} (a transcoder of {} has it); was it written by another program?",

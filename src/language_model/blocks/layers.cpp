@@ -37,7 +37,7 @@ Layers::Layers(const model::Parameters& parameters, std::span<const Product> pro
 /// The weights as products read them: of fp32 matrices that are stored as two planes, the bf16 one.
 kernels::AnyMatrix Layers::matrix(std::size_t parameter) const {
   const kernels::ParameterRows& rows = parameters_.matrix(parameter);
-  const bool whole = rows.policy == kernels::StatePolicy::fp32 && rows.weight_rest == nullptr;
+  const bool whole = rows.storage == kernels::StorageType::fp32 && rows.weight_rest == nullptr;
   return {rows.weight, whole ? kernels::Scalar::fp32 : kernels::Scalar::bf16, rows.rows, rows.columns, rows.columns};
 }
 

@@ -25,7 +25,7 @@ std::int64_t product_workspace(const TransformerSettings& settings, const Parame
   const Architecture& a = settings.architecture;
   // Matrices are stored alike, as the embedding.
   const std::vector<model::Plane> planes =
-      model::planes_of(list.specs.front(), settings.policy, backend, model::Moments::none);
+      model::planes_of(list.specs.front(), settings.storage, backend, model::Moments::none);
   const Scalar type = settings.type, weight = type == Scalar::fp16 ? type : planes.front().type;
   std::int64_t bytes = 0;
   const auto add = [&](std::int64_t rows, std::int64_t outputs, std::int64_t inputs) {

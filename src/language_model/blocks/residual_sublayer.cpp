@@ -64,8 +64,8 @@ void ResidualSublayer::finish_output(const Pass& pass, AnyMatrix y, const Tap* t
   context_->drop(site(), pass, pass.rows_of(y));
 }
 
-void ResidualSublayer::recompute(const Pass& pass, Recompute policy) {
-  if (policy == Recompute::norm) enter(pass);
+void ResidualSublayer::recompute(const Pass& pass, Recompute plan) {
+  if (plan == Recompute::norm) enter(pass);
   sublayer_->recompute(pass);
 }
 

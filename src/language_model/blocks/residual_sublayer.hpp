@@ -55,7 +55,7 @@ class ResidualSublayer {
   void finish_output(const Pass&, kernels::AnyMatrix y, const Tap* tap = nullptr);
 
   /// Forms again what memory.recompute = "activation" or "norm" does not keep.
-  void recompute(const Pass&, Recompute policy);
+  void recompute(const Pass&, Recompute plan);
   /// True if the backward pass reads the output of the sublayer.
   bool keeps_output() const { return post_norm_.has_value(); }
 

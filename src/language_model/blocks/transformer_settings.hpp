@@ -15,7 +15,7 @@ struct TransformerSettings {
   Architecture architecture;                     ///< of the part of this rank (part_of)
   kernels::Scalar type = kernels::Scalar::fp32;  ///< of activations, their gradients and logits
   bool fp8_forward = false;                      ///< products of the blocks in 8 bits (kernels/gemm/fp8.hpp)
-  kernels::StatePolicy policy = kernels::StatePolicy::fp32;
+  kernels::StorageType storage = kernels::StorageType::fp32;
   std::int64_t rows = 0;    ///< most rows of a micro-batch
   std::int64_t length = 0;  ///< most rows of a sequence
   /// Rows of the shortest sequences of which a micro-batch may be full: `length` halved some times. 0: `length`.

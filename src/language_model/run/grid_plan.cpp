@@ -67,10 +67,10 @@ std::int64_t sent_over_data_axis(const Configuration& configuration, const Archi
   for (const model::ParameterSpec& spec : specs) {
     if (!spec.is_matrix() || spec.frozen) continue;
     const std::int64_t rows = model::row_parts(spec, grid, last).held.size();
-    const kernels::StatePolicy policy = spec.policy.value_or(configuration.optimizer.state);
-    const bool half = two_planes && policy == kernels::StatePolicy::fp32 &&
+    const kernels::StorageType storage = spec.storage.value_or(configuration.optimizer.state);
+    const bool half = two_planes && storage == kernels::StorageType::fp32 &&
                       gathered_weights(configuration) == model::GatheredWeights::upper_plane;
-    bytes += (4 * rows * spec.columns() + model::weight_bytes(policy, rows, spec.columns()) / (half ? 2 : 1)) / ranks;
+    bytes += (4 * rows * spec.columns() + model::weight_bytes(storage, rows, spec.columns()) / (half ? 2 : 1)) / ranks;
   }
   return (ranks - 1) * bytes;
 }

@@ -209,8 +209,8 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
     plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes);
   plan.flops_per_token = flops_per_token(architecture, configuration.data.sequence);
-  for (const auto& [name, policy] : kRecompute)
-    plan.activations.emplace_back(name, activation_bytes(configuration, architecture, backend, policy));
+  for (const auto& [name, recompute] : kRecompute)
+    plan.activations.emplace_back(name, activation_bytes(configuration, architecture, backend, recompute));
   if (configuration.memory.swap_activations) plan.swap = swap_cost(configuration, architecture, backend);
   return plan;
 }

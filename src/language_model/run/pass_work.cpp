@@ -78,8 +78,8 @@ struct Sizes {
   double columns() const { return blocks.columns() + width + vocabulary; }
   /// Number of sublayers of which something is computed again with this value of memory.recompute or one that keeps
   /// less.
-  double repeated(Recompute policy) const {
-    if (recompute < policy) return 0;
+  double repeated(Recompute least) const {
+    if (recompute < least) return 0;
     return number(std::count_if(sublayers.begin(), sublayers.end(),
                                 [&](const ResidualSublayer& each) { return each.block() < last_block; }));
   }

@@ -14,7 +14,7 @@ namespace weft::language_model {
 class Model {
  public:
   /// Allocates the model; the caller initialises the parameters or loads a checkpoint.
-  Model(const Architecture&, kernels::StatePolicy, const parallel::GridShape&, std::int64_t rank,
+  Model(const Architecture&, kernels::StorageType, const parallel::GridShape&, std::int64_t rank,
         const kernels::Execution&, model::Moments);
   Model(const Model&) = delete;
 

@@ -24,7 +24,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
   return {.architecture = part_of(architecture, grid, rank),
           .type = activation_type(configuration),
           .fp8_forward = configuration.fp8_forward,
-          .policy = configuration.optimizer.state,
+          .storage = configuration.optimizer.state,
           .rows = configuration.micro_tokens(),
           .length = configuration.data.sequence,
           .shortest = configuration.data.shortest(),
@@ -245,12 +245,12 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
 /// the last block are still in memory.
 void Transformer::recompute(std::size_t last, const Pass& pass) {
   std::vector<ResidualSublayer>& sublayers = buffers_.sublayers;
-  const Recompute policy = settings_.memory.recompute;
-  if (policy == Recompute::none || last + 1 == sublayers.size()) return;
+  const Recompute plan = settings_.memory.recompute;
+  if (plan == Recompute::none || last + 1 == sublayers.size()) return;
   std::size_t first = last;
   while (!sublayers[first].is_first()) --first;
-  if (policy != Recompute::block) {
-    for (std::size_t i = first; i <= last; ++i) sublayers[i].recompute(pass, policy);
+  if (plan != Recompute::block) {
+    for (std::size_t i = first; i <= last; ++i) sublayers[i].recompute(pass, plan);
     return;
   }
   // Everything but the input of the block and, where nothing reads it, the last output.

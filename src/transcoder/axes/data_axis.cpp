@@ -27,8 +27,9 @@ std::int64_t updated_bytes(const Configuration& configuration, const Shape& shap
     if (spec.update != model::Update::own_rows) continue;
     const std::int64_t held = parallel::largest_part(spec.rows(), grid.size(spec.cut.over)),
                        owned = parallel::largest_part(held, grid.size(parallel::kDataAxis));
-    bytes += spec.is_matrix() ? weight_bytes(spec.policy.value_or(configuration.optimizer.state), owned, spec.columns())
-                              : 4 * owned;
+    bytes += spec.is_matrix()
+                 ? weight_bytes(spec.storage.value_or(configuration.optimizer.state), owned, spec.columns())
+                 : 4 * owned;
   }
   return bytes;
 }
@@ -40,7 +41,7 @@ std::int64_t largest_matrix(const Configuration& configuration, const Shape& sha
     if (spec.update != model::Update::own_rows || !spec.is_matrix()) continue;
     const std::int64_t held = parallel::largest_part(spec.rows(), grid.size(spec.cut.over));
     largest =
-        std::max(largest, weight_bytes(spec.policy.value_or(configuration.optimizer.state), held, spec.columns()));
+        std::max(largest, weight_bytes(spec.storage.value_or(configuration.optimizer.state), held, spec.columns()));
   }
   return largest;
 }

@@ -47,31 +47,31 @@ std::vector<kernels::EncoderOperands::Part> Forward::parts_to_encode() const {
 }
 
 /// Selects the entries that exceed the present thresholds; with a ThresholdBand also the entries in the band.
-void Forward::select_above_cuts(std::span<const kernels::Array<const float>> bias,
-                                const kernels::ThresholdBand* window) {
+void Forward::select_above_bounds(std::span<const kernels::Array<const float>> bias,
+                                  const kernels::ThresholdBand* band) {
   const kernels::AnyMatrix thresholds = model_.thresholds();
   const std::int64_t n = thresholds.columns;
   const kernels::Array<const float> theta{static_cast<const float*>(thresholds.data), thresholds.rows * n};
-  kernels::jump_cuts(execution_, jump_rule(settings_), theta, buffers_.cuts);
-  if (window != nullptr) kernels::threshold_band_cuts(execution_, *window, theta, buffers_.band_cuts);
-  const float* const cuts = window != nullptr ? buffers_.band_cuts.data : buffers_.cuts.data;
+  kernels::jump_bounds(execution_, jump_rule(settings_), theta, buffers_.bounds);
+  if (band != nullptr) kernels::threshold_band_bounds(execution_, *band, theta, buffers_.band_bounds);
+  const float* const bounds = band != nullptr ? buffers_.band_bounds.data : buffers_.bounds.data;
   std::vector<kernels::Array<const float>> of_layer;
-  for (std::int64_t s = 0; s < thresholds.rows; ++s) of_layer.push_back({cuts + s * n, n});
+  for (std::int64_t s = 0; s < thresholds.rows; ++s) of_layer.push_back({bounds + s * n, n});
   select(bias, of_layer);
 }
 
 /// Forms the activations a = f(z) from the pre-activations that the selection has listed. a = z, so that they are the
 /// same list, but for entries of a band about the threshold that are not active: they are left out.
-void Forward::activate(const kernels::ThresholdBand* window) {
+void Forward::activate(const kernels::ThresholdBand* band) {
   const kernels::SparseActivations& list = listed();
-  if (window == nullptr) {
+  if (band == nullptr) {
     activations_ = list;
     return;
   }
   activations_ = {list.n_tokens,       list.n_layers,
                   list.n_features,     {buffers_.active_offsets.data, list.n_tokens + 1},
                   buffers_.active_key, buffers_.active_value};
-  kernels::restrict_features(execution_, {&list, 1}, 0, activations_, buffers_.cuts);
+  kernels::restrict_features(execution_, {&list, 1}, 0, activations_, buffers_.bounds);
 }
 
 void Forward::gather_inputs() {
@@ -79,7 +79,7 @@ void Forward::gather_inputs() {
   input_gather_.wait(axis_.blocks.size() - 1, execution_);
 }
 
-void Forward::encode(const kernels::ThresholdBand* window, Selector* follower) {
+void Forward::encode(const kernels::ThresholdBand* band, Selector* follower) {
   idle_.restart();
   follower_ = follower;
   std::vector<kernels::Array<const float>> bias;
@@ -89,7 +89,7 @@ void Forward::encode(const kernels::ThresholdBand* window, Selector* follower) {
   blocks_here_ = 0;
   // A model that is converted already has thresholds while its trained activation still selects.
   if (kernels::activation_has_thresholds(settings_.activation)) {
-    select_above_cuts(bias, window);
+    select_above_bounds(bias, band);
   } else if (ranks_by_decoder()) {
     encode_by_norm();
   } else if (settings_.ranking == Ranking::z_score) {
@@ -97,7 +97,7 @@ void Forward::encode(const kernels::ThresholdBand* window, Selector* follower) {
   } else {
     select(bias, {});
   }
-  activate(window);
+  activate(band);
 }
 
 /// Selects by the products of pre-activations and norms of decoder rows.
@@ -124,9 +124,9 @@ void Forward::encode_by_norm() {
 /// Selects by pre-activations less their mean over the batch, in standard deviations.
 void Forward::encode_by_z_score() {
   const std::int64_t n = model_.n_local(), n_layers = model_.shape().n_layers;
-  timers_.phase("moments");
+  timers_.phase("statistics");
   await_inputs(n_layers - 1, execution_);
-  moments_.form(inputs());
+  statistics_.form(inputs());
   const std::vector<kernels::Array<const float>> no_bias(model_.encoder().size(), {buffers_.no_bias.data, n});
   timers_.phase("select");
   selection_->select(
@@ -138,9 +138,9 @@ void Forward::encode_by_z_score() {
           return {all.data + tile.layer * n + tile.feature_begin, tile.feature_count};
         };
         kernels::standardise_tile(execution, product, {bias.data + tile.feature_begin, tile.feature_count},
-                                  of_tile(moments_.mean()), of_tile(moments_.spread()));
+                                  of_tile(statistics_.mean()), of_tile(statistics_.spread()));
       });
-  kernels::unstandardise(execution_, listed(), moments_.mean(), moments_.spread());
+  kernels::unstandardise(execution_, listed(), statistics_.mean(), statistics_.spread());
 }
 
 void Forward::encode_tile(const kernels::Execution& execution, const kernels::TileRange& tile,
@@ -159,7 +159,7 @@ void Forward::encode_tile(const kernels::Execution& execution, const kernels::Ti
 }
 
 void Forward::select(std::span<const kernels::Array<const float>> bias,
-                     std::span<const kernels::Array<const float>> cuts) {
+                     std::span<const kernels::Array<const float>> bounds) {
   timers_.phase("select");
   std::vector<kernels::AnyMatrix> weight;
   for (const kernels::ParameterRows& encoder : model_.encoder()) weight.push_back(kernels::product_weights(encoder));
@@ -184,7 +184,7 @@ void Forward::select(std::span<const kernels::Array<const float>> bias,
       [&](const kernels::Execution& execution, const kernels::TileRange& tile, kernels::AnyMatrix product) {
         encode_tile(execution, tile, product);
       },
-      cuts, follower_ != nullptr ? nullptr : &operands);
+      bounds, follower_ != nullptr ? nullptr : &operands);
 }
 
 }  // namespace weft::transcoder

@@ -63,9 +63,9 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   skip_workspace = arena.take<std::byte>(
       add_skip_workspace(configuration, shape, arena.backend(), std::min(sizes.chunk, sizes.own)));
   flags = arena.take<kernels::StepFlags>(1);
-  if (shape.threshold) cuts = arena.take<float>(shape.n_layers * selection.sizes.max_features);
-  if (lists_windows(configuration.transcoder)) {
-    band_cuts = arena.take<float>(shape.n_layers * selection.sizes.max_features);
+  if (shape.threshold) bounds = arena.take<float>(shape.n_layers * selection.sizes.max_features);
+  if (lists_bands(configuration.transcoder)) {
+    band_bounds = arena.take<float>(shape.n_layers * selection.sizes.max_features);
     active_offsets = arena.take<std::int64_t>(sizes.group + 1);
     active_key = arena.take<std::uint32_t>(selection.sizes.capacity);
     active_value = arena.take<float>(selection.sizes.capacity);
@@ -76,7 +76,7 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   }
   if (configuration.transcoder.ranking == Ranking::z_score) {
     no_bias = arena.take<float>(selection.sizes.max_features);
-    moments = FeatureMoments::Buffers(configuration, shape, grid, arena);
+    statistics = FeatureStatistics::Buffers(configuration, shape, grid, arena);
   }
 }
 
@@ -94,7 +94,7 @@ Forward::Forward(const Configuration& configuration, const Model& model, const N
       communication_(stream_ ? stream_->execution() : execution),
       exchange_(grid.axis(parallel::kFeatureAxis), communication_, sizes_.largest_message(), sizes_.strategy),
       buffers_(configuration, model.shape(), grid.shape(), max_tokens, arena),
-      moments_(model, execution, buffers_.moments),
+      statistics_(model, execution, buffers_.statistics),
       axis_{exchange_,
             execution_,
             communication_,
@@ -156,7 +156,7 @@ void Forward::require_valid_selections(const std::string& which) {
                            "threshold{}, transcoder.capacity = {} is for {} per token and layer); raise "
                            "transcoder.capacity, or begin with larger thresholds",
                            which, failure->message,
-                           lists_windows(settings_) ? ", and training lists those in the window below it" : "",
+                           lists_bands(settings_) ? ", and training lists those in the band below it" : "",
                            settings_.capacity, settings_.capacity);
   if (failure)
     throw collective_error(

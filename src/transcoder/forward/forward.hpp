@@ -32,7 +32,7 @@
 #include "transcoder/axes/row_gather.hpp"
 #include "transcoder/axes/token_layout.hpp"
 #include "transcoder/decoder/decoder.hpp"
-#include "transcoder/forward/feature_moments.hpp"
+#include "transcoder/forward/feature_statistics.hpp"
 #include "transcoder/forward/normalisation.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/selection/selection.hpp"
@@ -70,14 +70,14 @@ class Forward {
     std::vector<ChunkBuffers> chunks;  ///< by slot
     kernels::Array<std::byte> encode_workspace, skip_workspace;
     std::unique_ptr<SparseDecoder> decoder;
-    kernels::Array<float> cuts;                   ///< [L * F_local]; with thresholds
-    kernels::Array<float> band_cuts;              ///< [L * F_local]; if the settings list bands, as
+    kernels::Array<float> bounds;                 ///< [L * F_local]; with thresholds
+    kernels::Array<float> band_bounds;            ///< [L * F_local]; if the settings list bands, as
     kernels::Array<std::int64_t> active_offsets;  ///< [group tokens + 1], and
     kernels::Array<std::uint32_t> active_key;     ///< [capacity],
     kernels::Array<float> active_value;           ///< the lists without entries that are not active
     kernels::Array<float> norms;    ///< [L * F_local] norms of decoder rows; with Ranking::decoder_norm, as
     kernels::Array<float> no_bias;  ///< [F_local] zeros; also with Ranking::z_score, as
-    FeatureMoments::Buffers moments;
+    FeatureStatistics::Buffers statistics;
     kernels::Array<kernels::StepFlags> flags;  ///< [1]
   };
 
@@ -94,7 +94,7 @@ class Forward {
   /// Encodes and selects: forms `activations`. With a ThresholdBand, which the settings must request, `listed` also has
   /// the entries in the band. `follower` also takes the products of all tiles, before they are ranked
   /// (Selector::follow). Collective.
-  void encode(const kernels::ThresholdBand* window = nullptr, Selector* follower = nullptr);
+  void encode(const kernels::ThresholdBand* band = nullptr, Selector* follower = nullptr);
 
   /// A range of layers and of this rank's own tokens, with the partial reconstructions of all feature ranks.
   struct OwnPart {
@@ -153,13 +153,13 @@ class Forward {
  private:
   void decode(const kernels::SparseActivations&, bool with_skip, const std::function<void(const OwnPart&)>& consume);
   void encode_tile(const kernels::Execution&, const kernels::TileRange&, kernels::AnyMatrix product);
-  void select(std::span<const kernels::Array<const float>> bias, std::span<const kernels::Array<const float>> cuts);
+  void select(std::span<const kernels::Array<const float>> bias, std::span<const kernels::Array<const float>> bounds);
   void encode_by_norm();
   void encode_by_z_score();
   void await_inputs(std::int64_t layer, const kernels::Execution&);
   bool begins_with_own_inputs() const;
   std::vector<kernels::EncoderOperands::Part> parts_to_encode() const;
-  void select_above_cuts(std::span<const kernels::Array<const float>> bias, const kernels::ThresholdBand*);
+  void select_above_bounds(std::span<const kernels::Array<const float>> bias, const kernels::ThresholdBand*);
   void activate(const kernels::ThresholdBand*);
 
   const ModelSettings settings_;
@@ -174,7 +174,7 @@ class Forward {
   kernels::Execution communication_;
   parallel::DeviceCommunicator exchange_;
   Buffers buffers_;
-  FeatureMoments moments_;
+  FeatureStatistics statistics_;
   FeatureAxis axis_;
   std::optional<TokenLayout> layout_;
   std::unique_ptr<Selector> selection_;

@@ -211,15 +211,15 @@ std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry>
   stored.shape.skip = find("skip_0/weight") != nullptr;
   if (find("encoder_0/threshold") != nullptr) stored.shape.threshold = 0;
   if (weight->type == kernels::Scalar::bf16)
-    stored.policy = moment != nullptr && moment->type == kernels::Scalar::u8 ? kernels::StatePolicy::eight_bit
-                                                                             : kernels::StatePolicy::bf16;
+    stored.storage = moment != nullptr && moment->type == kernels::Scalar::u8 ? kernels::StorageType::eight_bit
+                                                                              : kernels::StorageType::bf16;
   return stored;
 }
 
-Model::Model(const Shape& shape, kernels::StatePolicy policy, const parallel::Grid& grid,
+Model::Model(const Shape& shape, kernels::StorageType storage, const parallel::Grid& grid,
              const kernels::Execution& execution, Moments moments)
     : shape_(shape),
-      parameters_(parameter_specs(shape), policy, grid.shape(), grid.world().rank(), execution, moments),
+      parameters_(parameter_specs(shape), storage, grid.shape(), grid.world().rank(), execution, moments),
       features_(grid.part(parallel::kFeatureAxis, shape.n_features)),
       owned_(parallel::part(features_.size(), grid.size(parallel::kDataAxis), grid.index(parallel::kDataAxis))) {
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {

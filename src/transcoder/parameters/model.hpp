@@ -82,7 +82,7 @@ std::vector<model::ParameterSpec> parameter_specs(const Shape&);
 /// Sizes and storage of a transcoder in a checkpoint.
 struct StoredModel {
   Shape shape;
-  kernels::StatePolicy policy = kernels::StatePolicy::fp32;
+  kernels::StorageType storage = kernels::StorageType::fp32;
 };
 /// Derives sizes and storage from the tensors' names and from the shapes of the first encoder and decoder; nullopt if
 /// the tensors are not those of a transcoder.
@@ -90,7 +90,7 @@ std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry>
 
 class Model {
  public:
-  Model(const Shape&, kernels::StatePolicy, const parallel::Grid&, const kernels::Execution&, Moments);
+  Model(const Shape&, kernels::StorageType, const parallel::Grid&, const kernels::Execution&, Moments);
 
   /// Fills the weights with their initial values: the same on any grid.
   void initialise(std::uint64_t seed) { parameters_.initialise(seed); }

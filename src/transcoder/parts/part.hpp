@@ -34,7 +34,7 @@ constexpr double kLargestResidual = 1e18;
 
 /// Requests of parts to the forward pass.
 struct ForwardRequest {
-  const kernels::ThresholdBand* window = nullptr;  ///< the selection also lists entries in the bands about thresholds
+  const kernels::ThresholdBand* band = nullptr;    ///< the selection also lists entries in the bands about thresholds
   Selector* follower = nullptr;                    ///< a selector that also takes the products of all tiles
   kernels::Array<const float> error_weights = {};  ///< [L * d] weights of the squared errors; empty: all 1
 };

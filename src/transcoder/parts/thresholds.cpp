@@ -36,22 +36,22 @@ Thresholds::Buffers::Buffers(const Configuration& configuration, const Shape& sh
   const std::int64_t owned = largest_owned(shape, grid);
   arena.purpose("thresholds");
   threshold_gradient = arena.take<float>(shape.n_layers * owned);
-  if (lists_windows(configuration.transcoder)) {
+  if (lists_bands(configuration.transcoder)) {
     activation = arena.take<float>(DataAxis::capacity(configuration, shape, grid));
     active_offsets = arena.take<std::int64_t>(shape.n_layers * owned + 1);
     return;
   }
   const Tile most = kernels::kCudaBuild ? kGpuTile : kHostTile;
   const Scalar scalar = scalar_of(configuration.precision);
-  const kernels::StatePolicy policy = configuration.optimizer.state;
+  const kernels::StorageType storage = configuration.optimizer.state;
   tile_tokens = std::min(most.tokens, configuration.data.batch_tokens);
   tile_features = std::min(most.features, owned);
   product = arena.take<std::byte>(tile_tokens * tile_features * kernels::bytes_of(scalar));
   alpha = arena.take<float>(tile_tokens * tile_features);
   const auto product_bytes = [&](std::int64_t inner, Scalar out) {
-    return kernels::encode_workspace(arena.backend(), tile_tokens, tile_features, inner, scalar, policy, out);
+    return kernels::encode_workspace(arena.backend(), tile_tokens, tile_features, inner, scalar, storage, out);
   };
-  const Scalar weights = kernels::product_type(policy, arena.backend() == kernels::Backend::cuda);
+  const Scalar weights = kernels::product_type(storage, arena.backend() == kernels::Backend::cuda);
   const std::int64_t by_target =
       shape.decoder == Decoder::tied_target
           ? kernels::gemm_workspace(scalar, weights, Scalar::fp32, tile_tokens, tile_features, shape.d_model)
@@ -76,17 +76,17 @@ Thresholds::Thresholds(PartContext& context)
       timers_(context.timers),
       execution_(context.execution),
       constants_(context.constants),
-      window_{.rule = jump_rule(context.configuration.transcoder),
-              .bandwidth = {static_cast<float>(context.configuration.transcoder.bandwidth), 1,
-                            context.configuration.transcoder.bandwidth_end *
-                                static_cast<double>(context.configuration.run.steps),
-                            static_cast<float>(context.configuration.transcoder.bandwidth_initial)},
-              .step = context.configuration.transcoder.bandwidth_initial > 0 ? context.constants : nullptr},
-      lists_(lists_windows(context.configuration.transcoder)),
+      band_{.rule = jump_rule(context.configuration.transcoder),
+            .bandwidth = {static_cast<float>(context.configuration.transcoder.bandwidth), 1,
+                          context.configuration.transcoder.bandwidth_end *
+                              static_cast<double>(context.configuration.run.steps),
+                          static_cast<float>(context.configuration.transcoder.bandwidth_initial)},
+            .step = context.configuration.transcoder.bandwidth_initial > 0 ? context.constants : nullptr},
+      lists_(lists_bands(context.configuration.transcoder)),
       buffers_(context.configuration, model_.shape(), context.grid.shape(), context.arena) {}
 
 void Thresholds::begin(ForwardRequest& request) {
-  if (lists_) request.window = &window_;
+  if (lists_) request.band = &band_;
 }
 
 void Thresholds::before_backward(BackwardPass& pass) {
@@ -95,7 +95,7 @@ void Thresholds::before_backward(BackwardPass& pass) {
   pass.selected.activations.value = {buffers_.activation.data, listed_.value.size};
   pass.active_offsets = {buffers_.active_offsets.data, model_.shape().n_layers * model_.owned().size() + 1};
   if (model_.owned().size() > 0)
-    kernels::jump_activations(execution_, window_.rule, listed_, owned_thresholds(), pass.selected.activations.value);
+    kernels::jump_activations(execution_, band_.rule, listed_, owned_thresholds(), pass.selected.activations.value);
   pass.all = pass.selected;
 }
 
@@ -171,15 +171,15 @@ void Thresholds::form_tile(const BackwardPass& pass, std::int64_t layer, paralle
     }
     if (forms_encoder()) sums.bias = {buffers_.bias_gradient.data, n};
     kernels::jump_backward(
-        execution_, window_.rule,
+        execution_, band_.rule,
         {.product = product,
          .bias = {model_.owned_encoder_bias()[s].weight.data + features.begin, n},
          .theta = {model_.owned_thresholds()[s].weight.data + features.begin, n},
          .alpha = {buffers_.alpha.data, count, n, n},
          .replace_alpha = forms_encoder(),
          .norm = penalties_ != nullptr ? of_features(penalties_->buffers().norm) : Array<float>{},
-         .bandwidth = window_.bandwidth,
-         .step = window_.step,
+         .bandwidth = band_.bandwidth,
+         .step = band_.step,
          .sparsity = penalties_ != nullptr ? penalties_->sparsity() : no_penalty,
          .preactivation = penalties_ != nullptr ? penalties_->preactivation() : kernels::PreactivationPenalty{}},
         token > 0, sums, buffers_.sum_workspace);
@@ -199,7 +199,7 @@ void Thresholds::after_decoder(BackwardPass& pass) {
   if (!lists_ || model_.owned().size() == 0) return;
   timers_.phase("thresholds");
   const std::int64_t n_keys = model_.shape().n_layers * model_.owned().size();
-  kernels::threshold_band_backward(execution_, window_, listed_, pass.selected.hits, owned_thresholds(), pass.gradient,
+  kernels::threshold_band_backward(execution_, band_, listed_, pass.selected.hits, owned_thresholds(), pass.gradient,
                                    {{buffers_.threshold_gradient.data, n_keys}, pass.active_offsets});
 }
 
@@ -211,7 +211,7 @@ void Thresholds::update(BackwardPass& pass) {
     kernels::add_row_squares(execution_, {buffers_.threshold_gradient.data, norms.size, 1, 1}, pass.step, norms);
   if (pass.step == nullptr) return;
   for (std::size_t s = 0; s < model_.owned_thresholds().size(); ++s)
-    kernels::update_thresholds(execution_, window_.rule, model_.owned_thresholds()[s],
+    kernels::update_thresholds(execution_, band_.rule, model_.owned_thresholds()[s],
                                {buffers_.threshold_gradient.data + static_cast<std::int64_t>(s) * owned, owned},
                                pass.step);
 }

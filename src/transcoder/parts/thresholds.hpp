@@ -68,7 +68,7 @@ class Thresholds final : public Part {
   run::Timers& timers_;
   const kernels::Execution execution_;
   const kernels::AdamStep* constants_;
-  const kernels::ThresholdBand window_;
+  const kernels::ThresholdBand band_;
   const bool lists_;
   const Buffers buffers_;
   kernels::SparseActivations listed_;

@@ -42,7 +42,7 @@ ExamplePass::Buffers::Buffers(const Shape& shape, std::int64_t rows, model::Step
   activation_gradient = arena.take<float>(rows * features);
   preactivations = shape.threshold ? arena.take<float>(rows * shape.n_layers * features) : activations;
   if (shape.threshold) threshold_gradient = arena.take<float>(rows * features);
-  if (shape.threshold) cuts = arena.take<float>(features);
+  if (shape.threshold) bounds = arena.take<float>(features);
   weights = arena.take<float>(features * columns);
   loss_sums = arena.take<double>(3 * shape.n_layers);
   flag = arena.take<std::int32_t>(1);
@@ -132,13 +132,13 @@ void ExamplePass::activate(std::int64_t layer, Range rows, std::int64_t step) {
                             {of_layer(buffers_.activations, 0, rows).data, rows.size(), a.stride, a.stride});
     return;
   }
-  Array<float> cuts;
+  Array<float> bounds;
   if (model_.shape().threshold) {
-    cuts = buffers_.cuts;
-    kernels::jump_cuts(execution_, jump_rule(settings),
-                       model_.owned_thresholds()[static_cast<std::size_t>(layer)].weight, cuts);
+    bounds = buffers_.bounds;
+    kernels::jump_bounds(execution_, jump_rule(settings),
+                         model_.owned_thresholds()[static_cast<std::size_t>(layer)].weight, bounds);
   }
-  kernels::keep_above(execution_, z, cuts, a);
+  kernels::keep_above(execution_, z, bounds, a);
 }
 
 void ExamplePass::decode(Range rows) {

@@ -36,7 +36,7 @@ class ExamplePass {
     kernels::Array<float> reconstruction, gradients;  ///< [rows, L * d]
     kernels::Array<float> activation_gradient;        ///< [rows, F] of one layer
     kernels::Array<float> threshold_gradient;         ///< [rows, F] of one layer; only with thresholds
-    kernels::Array<float> cuts;                       ///< [F]; only with thresholds
+    kernels::Array<float> bounds;                     ///< [F]; only with thresholds
     kernels::Array<float> weights;                    ///< weights of a matrix in fp32, room for the largest
     kernels::Array<double> loss_sums;                 ///< [3 * L]
     kernels::Array<std::int32_t> flag;                ///< [1]

@@ -97,7 +97,7 @@ void round_to_bf16(const Model& model, const kernels::Execution& execution) {
   round_vector(model.decoder_bias().weight);
   for (const auto matrices : {model.encoder(), model.decoder(), model.basis(), model.skip()})
     for (const kernels::ParameterRows& matrix : matrices) {
-      if (matrix.policy != kernels::StatePolicy::fp32) continue;  // stored as bf16
+      if (matrix.storage != kernels::StorageType::fp32) continue;  // stored as bf16
       const std::int64_t most = std::max<std::int64_t>(1, kPieceElements / matrix.columns);
       const device::Buffer<float> piece(std::min(most, matrix.rows) * matrix.columns);
       for (std::int64_t row = 0; row < matrix.rows; row += most) {

@@ -130,14 +130,14 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
   plan.shape = shape_of(configuration.transcoder, description.n_layers, description.d_model);
   plan.grid = grid;
   const Shape& shape = plan.shape;
-  const kernels::StatePolicy policy = configuration.optimizer.state;
+  const kernels::StorageType storage = configuration.optimizer.state;
   const std::int64_t rows = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis)),
                      owned = parallel::largest_part(rows, grid.size(parallel::kDataAxis));
   const std::int64_t batch = configuration.data.batch_tokens,
                      group = parallel::largest_part(batch, grid.size(parallel::kDataAxis));
   const std::int64_t width = shape.width();
   const std::vector<model::ParameterSpec> parameters = parameter_specs(shape);
-  const model::StateBytes state = model::largest_state_bytes(parameters, grid, policy, backend, Moments::held);
+  const model::StateBytes state = model::largest_state_bytes(parameters, grid, storage, backend, Moments::held);
   plan.device = {{"weights", state.weights},
                  {"moments", state.moments},
                  {"dead-feature clocks", state.row_state},
@@ -158,7 +158,7 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
   // The loader is destroyed after the last step.
   if (configuration.data.validates() && configuration.log.evaluate_every > 0)
     plan.host.emplace_back("evaluation", 2 * grid.largest_part(batch) * description.row_bytes());
-  plan.checkpoint_bytes = model::checkpoint_bytes(parameters, policy);
+  plan.checkpoint_bytes = model::checkpoint_bytes(parameters, storage);
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
     plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes / (grid.ranks()));

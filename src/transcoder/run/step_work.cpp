@@ -40,7 +40,7 @@ run::Work work_of(std::string_view phase, const StepSizes& s) {
     return {own * width * 3 * e + batch * width * 2 * e + width * d * (update + w + 8), 2 * (own + batch) * width * d};
   }
   // jumprelu from lists: values and gradients of the entries, of which only the active ones are counted, and the sums.
-  if (phase == "thresholds" && s.lists_windows) return {s.entries * 16 + layers * features * 24, 0};
+  if (phase == "thresholds" && s.lists_bands) return {s.entries * 16 + layers * features * 24, 0};
   // jumprelu without lists: pre-activations again, and the products of the gradient rows with the decoder.
   if (phase == "thresholds")
     return {(encoder + decoder) * w + 2 * n * width * e + products * (2 * e + 8), 2 * n * (encoder + decoder)};
@@ -57,18 +57,18 @@ run::Work work_of(std::string_view phase, const StepSizes& s) {
 StepSizes step_sizes(const Configuration& configuration, const Shape& shape, const parallel::Grid& grid,
                      std::span<const double> l0) {
   const std::int64_t tokens = configuration.data.batch_tokens, columns = shape.decoder_columns(0);
-  const kernels::StatePolicy policy = configuration.optimizer.state;
+  const kernels::StorageType storage = configuration.optimizer.state;
   StepSizes sizes;
   sizes.shape = shape;
   sizes.n_features = grid.part(parallel::kFeatureAxis, shape.n_features).size();
   sizes.group_tokens = grid.part(parallel::kDataAxis, tokens).size();
   sizes.own_tokens = grid.own_part(tokens).size();
   sizes.batch_tokens = tokens;
-  sizes.lists_windows = lists_windows(configuration.transcoder);
+  sizes.lists_bands = lists_bands(configuration.transcoder);
   sizes.row_bytes = kernels::bytes_of(scalar_of(configuration.precision));
-  sizes.weight_bytes = model::weight_bytes(policy, 1, 1);
+  sizes.weight_bytes = model::weight_bytes(storage, 1, 1);
   sizes.moments_bytes = static_cast<double>(moment_bytes(
-                            policy, 1, columns, shape.decoder == Decoder::low_rank ? columns : shape.d_model)) /
+                            storage, 1, columns, shape.decoder == Decoder::low_rank ? columns : shape.d_model)) /
                         static_cast<double>(columns);
   const double tokens_per_rank = static_cast<double>(tokens) / grid.world().size();
   for (std::size_t s = 0; s < l0.size(); ++s) {

@@ -26,7 +26,7 @@ struct StepSizes {
   std::int64_t row_bytes = 4;     ///< bytes of an element of inputs, products and gradient rows
   std::int64_t weight_bytes = 4;  ///< bytes of a stored weight
   double moments_bytes = 8;       ///< bytes of both stored moments of a parameter
-  bool lists_windows = false;     ///< jumprelu with threshold_gradient = "listed"
+  bool lists_bands = false;       ///< jumprelu with threshold_gradient = "listed"
   bool stores_products = true;    ///< pre-activations pass through memory between "encode" and "select"
 };
 

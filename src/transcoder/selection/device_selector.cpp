@@ -120,8 +120,8 @@ class DeviceSelector final : public Selector {
   void select_batch(const Batch& batch) override {
     const std::int64_t budget =
         kernels::activation_keeps_k(spec_.settings.activation) ? batch.budget : sizes().capacity;
-    selection_->select(execution_, batch.n_tokens, budget, batch.bias, *batch.produce, activations(), fault_, batch.cut,
-                       batch.operands);
+    selection_->select(execution_, batch.n_tokens, budget, batch.bias, *batch.produce, activations(), fault_,
+                       batch.bounds, batch.operands);
   }
 
   void read_statistics() override {

@@ -139,7 +139,7 @@ bool HostSelector::for_each_tile(const Batch& batch, Visit&& visit) {
           if (of_layer.empty()) return {};
           return {of_layer[static_cast<std::size_t>(layer)].data + feature, request.feature_count};
         };
-        if (!visit(kernels::Tile{product, of_tile(batch.bias), layer, token, feature, of_tile(batch.cut)}, block))
+        if (!visit(kernels::Tile{product, of_tile(batch.bias), layer, token, feature, of_tile(batch.bounds)}, block))
           return false;
       }
   return true;

@@ -38,13 +38,13 @@ Selector::Batch Selector::start(std::int64_t n_tokens_total, std::span<const Arr
 }
 
 void Selector::select(std::int64_t n_tokens_total, std::span<const Array<const float>> bias_of_layer,
-                      const Producer& produce, std::span<const Array<const float>> cut_of_layer,
+                      const Producer& produce, std::span<const Array<const float>> bounds_of_layer,
                       const kernels::EncoderOperands* operands) {
   WEFT_ASSERT(!spec_.follows);
-  WEFT_ASSERT(cut_of_layer.size() ==
+  WEFT_ASSERT(bounds_of_layer.size() ==
               (activation_has_thresholds(spec_.settings.activation) ? bias_of_layer.size() : std::size_t{0}));
   Batch batch = start(n_tokens_total, bias_of_layer);
-  batch.cut = cut_of_layer;
+  batch.bounds = bounds_of_layer;
   batch.produce = &produce;
   batch.operands = operands;
   select_batch(batch);

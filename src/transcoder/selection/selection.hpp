@@ -50,11 +50,11 @@ class Selector {
   void keep(double k) { k_ = k; }
   /// Selects the active features of a batch. Collective over the grid. n_tokens_total: tokens of this batch over all
   /// ranks, at most max_tokens; this rank has grid.part(parallel::kDataAxis, n_tokens_total). bias_of_layer: L arrays
-  /// of this rank's features, on the device. cut_of_layer, with thresholds only: L arrays of the values that features
-  /// must exceed (kernels::jump_cut). operands: the operands of the producer's products; a driver that forms the
-  /// products itself does not call the producer.
+  /// of this rank's features, on the device. bounds_of_layer, with thresholds only: L arrays of the values that
+  /// features must exceed (kernels::jump_bound). operands: the operands of the producer's products; a driver that forms
+  /// the products itself does not call the producer.
   void select(std::int64_t n_tokens_total, std::span<const kernels::Array<const float>> bias_of_layer, const Producer&,
-              std::span<const kernels::Array<const float>> cut_of_layer = {},
+              std::span<const kernels::Array<const float>> bounds_of_layer = {},
               const kernels::EncoderOperands* operands = nullptr);
 
   /// Replace `select` with SelectionSpec::follows (topk only): call follow; then `take` for every tile of another
@@ -101,7 +101,7 @@ class Selector {
     std::int64_t n_tokens = 0;  ///< tokens of this rank's data group
     parallel::Range features;   ///< features of this rank, global indices
     std::int64_t budget = 0;
-    std::span<const kernels::Array<const float>> bias, cut = {};
+    std::span<const kernels::Array<const float>> bias, bounds = {};
     const Producer* produce = nullptr;
     const kernels::EncoderOperands* operands = nullptr;
   };

@@ -67,9 +67,9 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   });
   schema.rule({"transcoder.threshold_gradient", "transcoder.pseudo_derivative", "transcoder.preactivation_penalty"},
               [&model]() -> std::string {
-                if (!lists_windows(model) || !passes_below_threshold(model)) return {};
+                if (!lists_bands(model) || !passes_below_threshold(model)) return {};
                 return "transcoder.threshold_gradient = \"listed\" does not go with a gradient of inactive "
-                       "pre-activations outside the windows (transcoder.pseudo_derivative = \"goreg\" and "
+                       "pre-activations outside the bands (transcoder.pseudo_derivative = \"goreg\" and "
                        "transcoder.preactivation_penalty have one); take \"dense\"";
               });
   schema.rule({"transcoder.auxk", "transcoder.pseudo_derivative", "transcoder.preactivation_penalty"},

@@ -115,7 +115,7 @@ std::vector<std::string> idle_settings(const Configuration& configuration) {
   const double weight = 1 / std::sqrt(static_cast<double>(configuration.transcoder.features));
   const double moved = adam.learning_rate * static_cast<double>(configuration.run.steps);
   // Stochastic rounding (bf16, 8bit) loses no small updates; rounding to nearest loses updates below half a spacing.
-  const bool rounded_away = adam.state == kernels::StatePolicy::fp32 && adam.learning_rate < 0.5 * 0x1p-24 * weight;
+  const bool rounded_away = adam.state == kernels::StorageType::fp32 && adam.learning_rate < 0.5 * 0x1p-24 * weight;
   if (moved < kSmallestMove * weight || rounded_away)
     found.push_back(fmt::format(
         "optimizer.learning_rate = {:.2g} trains nothing (weights are about {:.1g}; {}); take a larger one",

@@ -112,7 +112,7 @@ inline bool passes_below_threshold(const ModelSettings& settings) {
   return jump_rule(settings).passes_below || settings.preactivation_penalty > 0;
 }
 /// True if the selection of a step also lists the entries in the bands about thresholds.
-inline bool lists_windows(const ModelSettings& settings) {
+inline bool lists_bands(const ModelSettings& settings) {
   return kernels::activation_has_thresholds(settings.activation) &&
          settings.threshold_gradient == ThresholdGradient::listed;
 }

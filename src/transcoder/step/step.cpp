@@ -19,7 +19,7 @@ void Step::run() {
   // Encode, select, activate:  z = x~ W_enc^T + b,  the entries of z that the activation keeps,  a = f(z)
   ForwardRequest request;
   for (const auto& part : parts_) part->begin(request);
-  forward_.encode(request.window, request.follower);
+  forward_.encode(request.band, request.follower);
   if (!forward_.ranks_by_decoder()) data_axis_.await_weights(forward_.idle());
 
   // Decode, to the owners of the tokens:  y^_t = sum over s <= t of a_s W_dec[s->t]

@@ -40,12 +40,12 @@ constexpr Shape kShapes[] = {
 // clang-format on
 
 /// A decoder for each layer, in a trained state.
-std::vector<Parameters> decoders(Backend backend, const Shape& shape, StatePolicy policy) {
+std::vector<Parameters> decoders(Backend backend, const Shape& shape, StorageType storage) {
   std::vector<Parameters> out;
   std::uint64_t base = 0;
   for (std::int64_t s = 0; s < shape.n_layers; ++s) {
     const std::int64_t columns = shape.targets(s) * shape.d_model;
-    out.emplace_back(backend, policy, shape.n_features, columns, shape.d_model, 0, base);
+    out.emplace_back(backend, storage, shape.n_features, columns, shape.d_model, 0, base);
     out.back().set(random_state(shape.n_features * columns, 100 + s));
     base += shape.n_features * columns;
   }
@@ -75,7 +75,7 @@ std::vector<float> used(const DeviceArray<float>& by_position, const Sparse& spa
 /// dW of every layer, as the first moments of fp32 state.
 std::vector<Parameters> explicit_gradients(const Execution& execution, const Shape& shape, const Sparse& sparse,
                                            const TestMatrix& rows) {
-  std::vector<Parameters> out = decoders(execution.backend, shape, StatePolicy::fp32);
+  std::vector<Parameters> out = decoders(execution.backend, shape, StorageType::fp32);
   const DeviceArray<float> activation_gradient(sparse.capacity());
   const DeviceArray<AdamStep> step(std::vector<AdamStep>{gradient_step()});
   decode_backward_update(execution, sparse.csr(), sparse.csc(), rows.view(), views(out), step.data(),
@@ -151,7 +151,7 @@ TEST_CASE("rows of one segment have columns of their own, also of different widt
     for (const auto& [r, kTokens, type, density] :
          {Case{3, 40, Scalar::fp32, 0.2}, Case{8, 40, Scalar::fp32, 0.2}, Case{8, 40, Scalar::bf16, 0.2},
           Case{192, 40, Scalar::bf16, 0.1}, Case{16, 100, Scalar::bf16, 0.9}})
-      for (const StatePolicy policy : kPolicies) {
+      for (const StorageType storage : kPolicies) {
         constexpr std::int64_t kLayers = 4, kFeatures = 37;
         const Sparse sparse = random_sparse(kTokens, kLayers, kFeatures, density, 1);
         std::vector<Parameters> parameters;
@@ -159,7 +159,7 @@ TEST_CASE("rows of one segment have columns of their own, also of different widt
         std::vector<std::vector<float>> weight;
         for (std::int64_t s = 0; s < kLayers; ++s) {
           const std::int64_t columns = (kLayers - s) * r;
-          parameters.emplace_back(execution.backend, policy, kFeatures, columns, columns, 0,
+          parameters.emplace_back(execution.backend, storage, kFeatures, columns, columns, 0,
                                   static_cast<std::uint64_t>(s * 1000));
           parameters.back().set(random_state(kFeatures * columns, 100 + s));
           weight.push_back(parameters.back().read_weights());
@@ -230,13 +230,13 @@ TEST_CASE("rows of one segment have columns of their own, also of different widt
 TEST_CASE("decode_forward agrees with the plain sum for every shape and storage") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const Shape& shape : kShapes)
-      for (const StatePolicy policy : kPolicies)
+      for (const StorageType storage : kPolicies)
         for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
           CAPTURE(shape.d_model);
-          CAPTURE(static_cast<int>(policy));
+          CAPTURE(static_cast<int>(storage));
           const std::int64_t width = shape.n_layers * shape.d_model;
           const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
-          const std::vector<Parameters> parameters = decoders(execution.backend, shape, policy);
+          const std::vector<Parameters> parameters = decoders(execution.backend, shape, storage);
           std::vector<std::vector<float>> weight;
           for (const Parameters& p : parameters) weight.push_back(p.read_weights());
           const Sums expected = forward64(shape, sparse, weight);
@@ -275,13 +275,13 @@ TEST_CASE("decode_forward agrees with the plain sum for every shape and storage"
 TEST_CASE("decode_backward_update: activation gradients, norms and updated parameters agree with float64") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const Shape& shape : kShapes)
-      for (const StatePolicy policy : kPolicies)
+      for (const StorageType storage : kPolicies)
         for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
           CAPTURE(shape.d_model);
-          CAPTURE(static_cast<int>(policy));
+          CAPTURE(static_cast<int>(storage));
           const std::int64_t width = shape.n_layers * shape.d_model;
           const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
-          const std::vector<Parameters> parameters = decoders(execution.backend, shape, policy);
+          const std::vector<Parameters> parameters = decoders(execution.backend, shape, storage);
           std::vector<Values> before;
           std::vector<std::vector<float>> weight;
           for (const Parameters& p : parameters) {
@@ -347,7 +347,7 @@ TEST_CASE("the norm-only pass gives the update's norms, bit for bit, when nothin
     const Shape& shape = kShapes[3];
     const std::int64_t width = shape.n_layers * shape.d_model;
     const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
-    const std::vector<Parameters> parameters = decoders(execution.backend, shape, StatePolicy::fp32);
+    const std::vector<Parameters> parameters = decoders(execution.backend, shape, StorageType::fp32);
     const TestMatrix rows(random_floats(shape.n_tokens * width, 2, 0.05f), shape.n_tokens, width, Scalar::fp32);
     const DeviceArray<float> activation_gradient(sparse.capacity());
     const DeviceArray<double> first(sparse.n_keys()), second(sparse.n_keys());
@@ -364,14 +364,14 @@ TEST_CASE("the norm-only pass gives the update's norms, bit for bit, when nothin
   });
 }
 
-TEST_CASE("an explicit gradient and adam_rows give the bits of the fused update, on every policy") {
+TEST_CASE("an explicit gradient and adam_rows give the bits of the fused update, on every storage") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const Shape& shape : kShapes)
-      for (const StatePolicy policy : kPolicies) {
+      for (const StorageType storage : kPolicies) {
         const std::int64_t width = shape.n_layers * shape.d_model;
         const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
-        const std::vector<Parameters> fused = decoders(execution.backend, shape, policy),
-                                      apart = decoders(execution.backend, shape, policy);
+        const std::vector<Parameters> fused = decoders(execution.backend, shape, storage),
+                                      apart = decoders(execution.backend, shape, storage);
         // The scalar CUDA kernels of the two leave the contraction of multiply-adds to the compiler.
         if (execution.backend == Backend::cuda && shape.d_model % 8 != 0) continue;
         const TestMatrix rows(random_floats(shape.n_tokens * width, 2, 0.05f), shape.n_tokens, width, Scalar::bf16);
@@ -401,11 +401,11 @@ TEST_CASE("an explicit gradient and adam_rows give the bits of the fused update,
 TEST_CASE("factors of rows add their weights to the gradient, and the update leaves the norms of the new rows") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const Shape& shape : kShapes)
-      for (const StatePolicy policy : kPolicies)
+      for (const StorageType storage : kPolicies)
         for (const Scalar type : {Scalar::bf16, Scalar::fp32}) {
           CAPTURE(shape.d_model);
           CAPTURE(shape.cross_layer);
-          CAPTURE(static_cast<int>(policy));
+          CAPTURE(static_cast<int>(storage));
           const std::int64_t width = shape.n_layers * shape.d_model, n_keys = shape.n_layers * shape.n_features;
           const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
           const TestMatrix rows(random_floats(shape.n_tokens * width, 2, 0.05f), shape.n_tokens, width, type);
@@ -423,7 +423,7 @@ TEST_CASE("factors of rows add their weights to the gradient, and the update lea
                                    activation_gradient.array(), squared_norm.array(), workspace.array(), {},
                                    factors.array(), left.array());
           };
-          const std::vector<Parameters> parameters = decoders(execution.backend, shape, policy);
+          const std::vector<Parameters> parameters = decoders(execution.backend, shape, storage);
           update(parameters, test_step());
           decoder_norms(execution, views(parameters), formed.array());
           CHECK(left.values() == formed.values());
@@ -445,10 +445,10 @@ TEST_CASE("factors of rows add their weights to the gradient, and the update lea
           update(parameters, withheld);
           CHECK(left.values() == norms);
 
-          if (policy != StatePolicy::fp32) continue;
-          const std::vector<Parameters> gradients = decoders(execution.backend, shape, policy),
+          if (storage != StorageType::fp32) continue;
+          const std::vector<Parameters> gradients = decoders(execution.backend, shape, storage),
                                         before = explicit_gradients(execution, shape, sparse, rows),
-                                        untouched = decoders(execution.backend, shape, policy);
+                                        untouched = decoders(execution.backend, shape, storage);
           update(gradients, gradient_step());
           for (std::int64_t s = 0; s < shape.n_layers; ++s) {
             const std::vector<float> weight = untouched[s].read_weights();
@@ -468,14 +468,14 @@ TEST_CASE("factors of rows add their weights to the gradient, and the update lea
 TEST_CASE("the update gives the same bits again, also when the rows of the first targets arrive late") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const int which : {3, 6, 7, 9})
-      for (const StatePolicy policy : kPolicies) {
+      for (const StorageType storage : kPolicies) {
         const Shape& shape = kShapes[which];
         CAPTURE(shape.d_model);
-        CAPTURE(static_cast<int>(policy));
+        CAPTURE(static_cast<int>(storage));
         const std::int64_t width = shape.n_layers * shape.d_model, late_columns = shape.n_layers / 2 * shape.d_model;
         const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
-        const std::vector<Parameters> first = decoders(execution.backend, shape, policy),
-                                      again = decoders(execution.backend, shape, policy);
+        const std::vector<Parameters> first = decoders(execution.backend, shape, storage),
+                                      again = decoders(execution.backend, shape, storage);
         const std::vector<float> values = random_floats(shape.n_tokens * width, 2, 0.05f);
         std::vector<float> incomplete = values;
         for (std::int64_t i = 0; i < std::ssize(incomplete); ++i)
@@ -506,7 +506,7 @@ TEST_CASE("the dense formulation computes the same step") {
     const Shape shape{23, 3, 50, 33, 0.1};
     const std::int64_t width = shape.n_layers * shape.d_model, n = shape.n_tokens, f = shape.n_features;
     const Sparse sparse = random_sparse(n, shape.n_layers, f, shape.density, 4);
-    const std::vector<Parameters> parameters = decoders(execution.backend, shape, StatePolicy::fp32);
+    const std::vector<Parameters> parameters = decoders(execution.backend, shape, StorageType::fp32);
     std::vector<DeviceArray<float>> activations, weights;
     std::vector<Matrix<const float>> activation_views, weight_views;
     for (std::int64_t s = 0; s < shape.n_layers; ++s) {

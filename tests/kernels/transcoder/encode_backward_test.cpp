@@ -28,9 +28,9 @@ struct Encoder {
   std::vector<ParameterRows> weight_views;
   std::vector<ParameterVector> bias_views;
 
-  Encoder(Backend backend, const Shape& shape, StatePolicy policy) {
+  Encoder(Backend backend, const Shape& shape, StorageType storage) {
     for (std::int64_t s = 0; s < shape.n_layers; ++s) {
-      weights.emplace_back(backend, policy, shape.n_features, shape.d_model, shape.d_model, 0,
+      weights.emplace_back(backend, storage, shape.n_features, shape.d_model, shape.d_model, 0,
                            s * shape.n_features * shape.d_model);
       weights.back().set(random_state(shape.n_features * shape.d_model, 100 + s));
       const Values state = random_state(shape.n_features, 200 + s);
@@ -83,10 +83,10 @@ Gradient64 gradient64(const Shape& shape, const Sparse& sparse, const std::vecto
 TEST_CASE("encode_backward_update: weights, biases and norms agree with float64") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const Shape& shape : kShapes)
-      for (const StatePolicy policy : kPolicies)
+      for (const StorageType storage : kPolicies)
         for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
           CAPTURE(shape.d_model);
-          CAPTURE(static_cast<int>(policy));
+          CAPTURE(static_cast<int>(storage));
           const std::int64_t d = shape.d_model, width = shape.n_layers * d, n_features = shape.n_features;
           const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, n_features, shape.density, 1);
           const TestMatrix x(random_floats(shape.n_tokens * width, 2), shape.n_tokens, width, type);
@@ -94,7 +94,7 @@ TEST_CASE("encode_backward_update: weights, biases and norms agree with float64"
           std::vector<float> dz = random_floats(sparse.size(), 3, 0.1f);
           for (std::size_t i = 0; i < dz.size(); i += 3) dz[i] = 0.0f;  // listed entries that are not active
           const DeviceArray<float> device_dz(dz);
-          const Encoder encoder(execution.backend, shape, policy);
+          const Encoder encoder(execution.backend, shape, storage);
           std::vector<Values> before;
           for (const Parameters& p : encoder.weights) before.push_back(p.values());
           const AdamStep adam = test_step();
@@ -143,13 +143,13 @@ TEST_CASE("encode_backward_update: weights, biases and norms agree with float64"
 TEST_CASE("explicit encoder gradients with adam_rows and adam_vector give the bits of the fused update") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const Shape& shape : kShapes)
-      for (const StatePolicy policy : kPolicies) {
+      for (const StorageType storage : kPolicies) {
         const std::int64_t d = shape.d_model, width = shape.n_layers * d;
         const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
         const TestMatrix x(random_floats(shape.n_tokens * width, 2), shape.n_tokens, width, Scalar::bf16);
         const DeviceArray<float> dz(random_floats(sparse.size(), 3, 0.1f));
-        const Encoder fused(execution.backend, shape, policy), again(execution.backend, shape, policy),
-            apart(execution.backend, shape, policy);
+        const Encoder fused(execution.backend, shape, storage), again(execution.backend, shape, storage),
+            apart(execution.backend, shape, storage);
         const DeviceArray<AdamStep> step(std::vector<AdamStep>{test_step()});
         encode_backward_update(execution, sparse.csr(), sparse.csc(), x.view(), dz.array(), fused.weight_views,
                                fused.bias_views, step.data(), {}, workspace_of(execution, shape, sparse).array());
@@ -161,7 +161,7 @@ TEST_CASE("explicit encoder gradients with adam_rows and adam_vector give the bi
         }
         // The scalar CUDA kernels of the two leave the contraction of multiply-adds to the compiler.
         if (execution.backend == Backend::cuda && d % 8 != 0) continue;
-        const Encoder gradients(execution.backend, shape, StatePolicy::fp32);
+        const Encoder gradients(execution.backend, shape, StorageType::fp32);
         const DeviceArray<AdamStep> no_step(std::vector<AdamStep>{gradient_step()});
         encode_backward_update(execution, sparse.csr(), sparse.csc(), x.view(), dz.array(), gradients.weight_views,
                                gradients.bias_views, no_step.data(), {},

@@ -49,13 +49,13 @@ struct Shape {
 };
 
 /// The largest |product - expected| in units of what rounding allows.
-double largest_excess(const Execution& execution, const Shape& shape, Scalar x_type, StatePolicy policy,
+double largest_excess(const Execution& execution, const Shape& shape, Scalar x_type, StorageType storage,
                       Scalar product_type) {
   const Input x(x_type, shape.n, shape.d, 5, 1);
-  const bool planes = policy == StatePolicy::fp32 && execution.backend == Backend::cuda;
-  const Input w(policy == StatePolicy::fp32 && !planes ? Scalar::fp32 : Scalar::bf16, shape.f, shape.d, 0, 2);
+  const bool planes = storage == StorageType::fp32 && execution.backend == Backend::cuda;
+  const Input w(storage == StorageType::fp32 && !planes ? Scalar::fp32 : Scalar::bf16, shape.f, shape.d, 0, 2);
   ParameterRows encoder;
-  encoder.policy = policy;
+  encoder.storage = storage;
   encoder.rows = shape.f;
   encoder.columns = encoder.segment = shape.d;
   encoder.weight = w.memory.data();
@@ -63,7 +63,7 @@ double largest_excess(const Execution& execution, const Shape& shape, Scalar x_t
   const std::int64_t stride = shape.n_rows + 3;
   device::Buffer<std::byte> product(shape.n * stride * bytes_of(product_type));
   const device::Buffer<std::byte> workspace(
-      encode_workspace(execution.backend, shape.n, shape.n_rows, shape.d, x_type, policy, product_type));
+      encode_workspace(execution.backend, shape.n, shape.n_rows, shape.d, x_type, storage, product_type));
   const AnyMatrix out{product.data(), product_type, shape.n, shape.n_rows, stride};
   encode_tile(execution, x.matrix(), encoder, shape.row_begin, out, workspace.array());
   std::vector<std::byte> host(static_cast<std::size_t>(product.bytes()));
@@ -103,13 +103,13 @@ TEST_CASE("encode_tile agrees with sums in float64 for every shape and type") {
                               {4097, 9, 33, 2, 5},
                               {64, 64, 64, 0, 64}})
       for (const Scalar x : {Scalar::fp32, Scalar::bf16})
-        for (const StatePolicy policy : {StatePolicy::fp32, StatePolicy::bf16, StatePolicy::eight_bit})
+        for (const StorageType storage : {StorageType::fp32, StorageType::bf16, StorageType::eight_bit})
           for (const Scalar product : {Scalar::fp32, Scalar::bf16}) {
             // Refused: only the bf16 plane of fp32 weights would enter a product of fp32 inputs.
-            if (execution.backend == Backend::cuda && policy == StatePolicy::fp32 && x == Scalar::fp32) continue;
+            if (execution.backend == Backend::cuda && storage == StorageType::fp32 && x == Scalar::fp32) continue;
             INFO("n ", shape.n, " f ", shape.n_rows, " d ", shape.d, " types ", static_cast<int>(x),
-                 static_cast<int>(policy), static_cast<int>(product));
-            CHECK(largest_excess(execution, shape, x, policy, product) <= 1);
+                 static_cast<int>(storage), static_cast<int>(product));
+            CHECK(largest_excess(execution, shape, x, storage, product) <= 1);
           }
   });
 }

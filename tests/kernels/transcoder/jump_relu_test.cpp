@@ -59,7 +59,7 @@ TEST_CASE(
           CHECK(jump_is_active(rule, z, theta) == e.active);
           CHECK(jump_passes_gradient(rule, z, theta) == e.passes);
           CHECK(static_cast<double>(jump_factor(rule, z, theta)) == e.factor);
-          CHECK((z > jump_cut(rule, theta)) == e.active);
+          CHECK((z > jump_bound(rule, theta)) == e.active);
         }
       }
     const JumpRule rule = jump_rule(form, 1.0f);
@@ -72,7 +72,7 @@ TEST_CASE(
   }
   // A threshold that is trained as itself may become negative: ReLU.
   const JumpRule goreg = jump_rule(JumpForm::goreg, 1.0f);
-  CHECK(jump_cut(goreg, -0.5f) == 0.0f);
+  CHECK(jump_bound(goreg, -0.5f) == 0.0f);
   CHECK(!jump_is_active(goreg, -0.25f, -0.5f));
   CHECK(jump_is_active(goreg, 0.25f, -0.5f));
 }

@@ -61,8 +61,8 @@ TEST_CASE("every z that is active or in the window exceeds the cut of the window
     for (const float bandwidth : {0.01f, 0.3f, 2.0f, 1e-7f})
       for (const float theta : {1e-3f, 0.1f, 0.29f, 1.0f / 3, 17.0f}) {
         const JumpRule rule = jump_rule(form, bandwidth);
-        const float cut = threshold_band_cut(rule, theta), border = theta - bandwidth / 2;
-        CHECK(cut <= jump_cut(rule, theta));
+        const float cut = threshold_band_bound(rule, theta), border = theta - bandwidth / 2;
+        CHECK(cut <= jump_bound(rule, theta));
         const double expected = rule.positive_only ? std::max(border, 0.0f) : border;
         CHECK(std::abs(static_cast<double>(cut) - expected) <= 1e-6 * static_cast<double>(theta + bandwidth));
         // Steps of one unit in the last place about both borders of what must be listed.
@@ -73,7 +73,7 @@ TEST_CASE("every z that is active or in the window exceeds the cut of the window
             if (jump_is_active(rule, z, theta) || jump_factor(rule, z, theta) != 0.0f) REQUIRE(z > cut);
         }
       }
-  CHECK(std::isnan(threshold_band_cut(jump_rule(JumpForm::anthropic, 1), std::numeric_limits<float>::quiet_NaN())));
+  CHECK(std::isnan(threshold_band_bound(jump_rule(JumpForm::anthropic, 1), std::numeric_limits<float>::quiet_NaN())));
 }
 
 TEST_CASE("cuts of the window follow the bandwidth of the step") {
@@ -84,11 +84,12 @@ TEST_CASE("cuts of the window follow the bandwidth of the step") {
     const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
     const DeviceArray<float> thresholds(theta), cuts(3);
     const JumpRule rule = jump_rule(JumpForm::anthropic, 0.2f), wide = jump_rule(JumpForm::anthropic, 1.2f);
-    threshold_band_cuts(execution, {rule}, thresholds.array(), cuts.array());
-    for (std::size_t i = 0; i < 3; ++i) CHECK(cuts.values()[i] == threshold_band_cut(rule, theta[i]));
+    threshold_band_bounds(execution, {rule}, thresholds.array(), cuts.array());
+    for (std::size_t i = 0; i < 3; ++i) CHECK(cuts.values()[i] == threshold_band_bound(rule, theta[i]));
     // Half way from 2.2 to 0.2.
-    threshold_band_cuts(execution, {rule, {0.2f, 1, 11, 2.2f}, step.data()}, thresholds.array(), cuts.array());
-    for (std::size_t i = 0; i < 3; ++i) CHECK(cuts.values()[i] == doctest::Approx(threshold_band_cut(wide, theta[i])));
+    threshold_band_bounds(execution, {rule, {0.2f, 1, 11, 2.2f}, step.data()}, thresholds.array(), cuts.array());
+    for (std::size_t i = 0; i < 3; ++i)
+      CHECK(cuts.values()[i] == doctest::Approx(threshold_band_bound(wide, theta[i])));
   });
 }
 

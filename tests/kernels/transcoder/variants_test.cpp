@@ -149,8 +149,8 @@ TEST_CASE("moments of the features from those of the inputs are those of their p
         wc[f * kWidth + j] = static_cast<float>(total);
       }
     const DeviceArray<float> of_weight(wc);
-    feature_moments(execution, weight.view(), bias.array(), of_weight.matrix(kFeatures, kWidth), sum.array(), kTokens,
-                    means.array(), spreads.array());
+    feature_statistics(execution, weight.view(), bias.array(), of_weight.matrix(kFeatures, kWidth), sum.array(),
+                       kTokens, means.array(), spreads.array());
     const std::vector<float> m = means.values(), s = spreads.values();
     standardise_tile(execution, tile.view(), bias.array(), means.array(), spreads.array());
     const std::vector<float> r = tile.values();

@@ -24,7 +24,7 @@ constexpr std::int64_t kLayers = 2, kWidth = 5, kFeatures = 5001;  // blocks of 
 /// A transcoder with initial values, but layer 1 has a zero row 3 and, far apart, two equal rows 7 and 5000.
 struct Sample {
   parallel::Grid grid{world(), parallel::data_by_feature(1, world().size())};
-  Model model{{kLayers, kWidth, kFeatures}, kernels::StatePolicy::fp32, grid, execution(), Moments::none};
+  Model model{{kLayers, kWidth, kFeatures}, kernels::StorageType::fp32, grid, execution(), Moments::none};
   std::vector<std::vector<float>> rows;  ///< [layer] of all features
 
   Sample() {
@@ -104,7 +104,7 @@ TEST_CASE("rows of decoders tied per target and of low rank are those of each ta
     shape.affine = decoder == Decoder::tied_target;
     shape.scale_initial = 0.5;
     shape.rank = decoder == Decoder::low_rank ? kRank : 0;
-    Model model(shape, kernels::StatePolicy::fp32, grid, execution(), Moments::none);
+    Model model(shape, kernels::StorageType::fp32, grid, execution(), Moments::none);
     model.initialise(3);
     for (std::int64_t s = 0; s < kLayers; ++s) {
       const std::int64_t n = model.n_local(), columns = row_columns(shape, s);

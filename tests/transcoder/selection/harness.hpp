@@ -310,7 +310,7 @@ inline ModelSettings settings_of(Activation activation, Scope scope, double k, s
 
 /// Different for neighbouring features; some no entry exceeds, some all positive ones do, or also 0 and some negative
 /// ones.
-inline Problem with_cuts(Problem problem) {
+inline Problem with_bounds(Problem problem) {
   for (std::int64_t s = 0; s < problem.n_layers; ++s)
     for (std::int64_t f = 0; f < problem.n_features; ++f)
       problem.cut.push_back(f % 11 == 0  ? -0.5f

@@ -8,7 +8,7 @@ namespace weft::transcoder {
 TEST_CASE("relu and jumprelu with bounded room: enough room changes nothing, too little is reported with counts") {
   const Problem dense = Problem(37, 3, 200).fill([](auto n, auto s, auto f) { return noise(50, n, s, f); });
   for (const Activation activation : {Activation::relu, Activation::jumprelu}) {
-    const Problem problem = activation == Activation::jumprelu ? with_cuts(dense) : dense;
+    const Problem problem = activation == Activation::jumprelu ? with_bounds(dense) : dense;
     ModelSettings settings = settings_of(activation, Scope::layer, 1, 200);
     const auto expected = full_sort(problem, settings);
     const auto mean = static_cast<std::int64_t>(expected.size()) / (37 * 3);

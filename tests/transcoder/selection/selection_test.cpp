@@ -68,7 +68,7 @@ TEST_CASE("per-token selection and relu equal a full sort on every grid") {
 TEST_CASE("jumprelu keeps every entry above the cut of its feature, and none that equals it") {
   const ModelSettings settings = settings_of(Activation::jumprelu, Scope::layer, 1, 201);
   for (const Case& c : cases()) {
-    const Problem problem = with_cuts(c.problem);
+    const Problem problem = with_bounds(c.problem);
     const auto expected = full_sort(problem, settings);
     for_each_driver_and_grid([&](const kernels::Execution& execution, const parallel::Grid& grid) {
       INFO(c.name);

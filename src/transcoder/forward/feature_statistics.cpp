@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transcoder/forward/feature_moments.hpp"
+#include "transcoder/forward/feature_statistics.hpp"
 
 #include <algorithm>
 
@@ -19,8 +19,8 @@ constexpr std::int64_t kLargestTile = 64 << 20;  // bytes
 
 }  // namespace
 
-FeatureMoments::Buffers::Buffers(const Configuration& configuration, const Shape& shape,
-                                 const parallel::GridShape& grid, model::StepArena& arena) {
+FeatureStatistics::Buffers::Buffers(const Configuration& configuration, const Shape& shape,
+                                    const parallel::GridShape& grid, model::StepArena& arena) {
   const std::int64_t d = shape.d_model,
                      features = parallel::largest_part(shape.n_features, grid.size(parallel::kFeatureAxis));
   const Scalar scalar = scalar_of(configuration.precision);
@@ -37,10 +37,10 @@ FeatureMoments::Buffers::Buffers(const Configuration& configuration, const Shape
                kernels::gemm_workspace(weights, Scalar::fp32, Scalar::fp32, tile_features, d, d)));
 }
 
-FeatureMoments::FeatureMoments(const Model& model, const kernels::Execution& execution, const Buffers& buffers)
+FeatureStatistics::FeatureStatistics(const Model& model, const kernels::Execution& execution, const Buffers& buffers)
     : model_(model), execution_(execution), buffers_(buffers) {}
 
-void FeatureMoments::form(AnyMatrix x) {
+void FeatureStatistics::form(AnyMatrix x) {
   const std::int64_t d = model_.shape().d_model, n = model_.n_local();
   const AnyMatrix products{buffers_.products.data, Scalar::fp32, d, d, d};
   for (std::int64_t s = 0; s < model_.shape().n_layers; ++s) {
@@ -54,9 +54,9 @@ void FeatureMoments::form(AnyMatrix x) {
       const AnyMatrix weights = kernels::product_weights(model_.encoder()[layer]).rows_from(begin, count);
       kernels::gemm(execution_, 1.0f, weights, Form::plain, products, Form::plain, 0.0f,
                     {buffers_.tile.data, Scalar::fp32, count, d, d}, buffers_.workspace);
-      kernels::feature_moments(execution_, weights, {model_.encoder_bias()[layer].weight.data + begin, count},
-                               {buffers_.tile.data, count, d, d}, buffers_.sums, x.rows,
-                               {buffers_.mean.data + at, count}, {buffers_.spread.data + at, count});
+      kernels::feature_statistics(execution_, weights, {model_.encoder_bias()[layer].weight.data + begin, count},
+                                  {buffers_.tile.data, count, d, d}, buffers_.sums, x.rows,
+                                  {buffers_.mean.data + at, count}, {buffers_.spread.data + at, count});
     }
   }
 }

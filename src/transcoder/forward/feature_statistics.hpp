@@ -14,7 +14,7 @@
 
 namespace weft::transcoder {
 
-class FeatureMoments {
+class FeatureStatistics {
  public:
   struct Buffers {
     Buffers() = default;
@@ -28,7 +28,7 @@ class FeatureMoments {
   };
 
   /// What is passed by reference must outlive this object.
-  FeatureMoments(const Model&, const kernels::Execution&, const Buffers&);
+  FeatureStatistics(const Model&, const kernels::Execution&, const Buffers&);
 
   /// Forms mean and spread from the normalised inputs x of the whole batch [N, L * d].
   void form(kernels::AnyMatrix x);
