@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A transcoder in place of the MLPs of a language model (language_model/replacement.hpp).
+// A transcoder in place of the MLPs of a language model (language_model/run/mlp_replacement.hpp).
 #pragma once
 
 #include <string>
