@@ -62,7 +62,7 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   std::optional<language_model::Prompts> prompts;  // prompts of weft lm polychromic
   if (polychromic) {
     prompts.emplace(configuration.polychromic, corpus, static_cast<std::uint64_t>(configuration.run.seed), world);
-    language_model::require_polychromic(configuration, architecture, *prompts);
+    language_model::require_polychromic(configuration, architecture, *prompts, *corpus.tokenizer, world);
     language_model::require_reward(configuration.polychromic, world);
     language_model::add_polychromic(plan, configuration, *prompts);
   }

@@ -31,8 +31,9 @@
 
 namespace weft::language_model {
 
-/// Throws a collective Error(usage) if a run with these settings is not possible.
-void require_polychromic(const Configuration&, const Architecture&, const Prompts&);
+/// Throws, known to all ranks, Error(usage) if a run with these settings is not possible. Collective.
+void require_polychromic(const Configuration&, const Architecture&, const Prompts&, const Tokenizer&,
+                         const parallel::World&);
 
 /// Adds the memory of a PolychromicRun to the plan of its TrainingRun.
 void add_polychromic(Plan&, const Configuration&, const Prompts&);
