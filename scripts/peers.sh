@@ -31,7 +31,7 @@ install() {
   local name=$1 wanted=$root/tests/peers/$1.txt packages
   local pip=("$place/$name/bin/python" -m pip install --quiet --disable-pip-version-check)
   cmp -s "$wanted" "$place/$name/complete" && "$place/$name/bin/python" -c 'import h5py' 2>/dev/null && return 0
-  echo "Installing $name: $(sed '/^#/d; /^$/q' "$wanted" | tr '\n' ' ')"
+  echo "Installing $name: $(sed '/^#/d; /^$/Q' "$wanted" | tr '\n' ' ')"
   rm -f "$place/$name/complete"
   "$python" -m venv "$place/$name" || { echo "peers.sh: no virtual environment (package python3-venv)" >&2; exit 1; }
   packages=$("$place/$name/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
