@@ -69,6 +69,14 @@ def save(weft, name, dtype=torch.float32, to=None, **settings):
     return directory
 
 
+def add_begin(directory):
+    """The tokeniser of a directory puts <|endoftext|> before each text."""
+    made = transformers.AutoTokenizer.from_pretrained(directory)
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A",
+                                                                          special_tokens=[("<|endoftext|>", END)])
+    made.save_pretrained(directory)
+
+
 def load(directory):
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
 

@@ -13,7 +13,6 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
-from tokenizers import processors
 
 import models
 import program
@@ -103,11 +102,8 @@ def refuses(weft):
     refused(weft, changed(weft, "gpt2_mean", "unknown", "1_Pooling/config.json", new_trick=1), '"new_trick"')
     # The library takes the mean over the begin token too.
     begin = models.save(weft, "gpt2", to="begin")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(begin)
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A",
-                                                                               special_tokens=[("<|endoftext|>", models.END)])
-    tokenizer.save_pretrained(begin)
-    assert SentenceTransformer(str(begin), device="cpu").tokenizer(TEXTS[0]).input_ids[0] == models.END
+    models.add_begin(begin)
+    assert made(begin).tokenizer(TEXTS[0]).input_ids[0] == models.END
     refused(weft, saved(weft, begin, "begin_mean"), "post-processor")
     # Longer texts are cut by the library, by default after the positions of the model.
     long = [TEXTS[0], " and" * (LIMIT + 1)]
