@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "language_model/generation/growing_text.hpp"
+#include "language_model/huggingface/sentence_transformers.hpp"
 #include "parallel/watchdog.hpp"
 #include "polychromic/answer_work.hpp"
 #include "storage/json_file.hpp"
@@ -85,7 +86,8 @@ Json shown(const Answers& answers, const Judgement& judgement, const Tokenizer& 
 
 // --- Settings -------------------------------------------------------------------------------------------------------
 
-void require_settings(const Configuration& configuration, const Architecture& architecture, const Prompts& prompts) {
+void require_settings(const Configuration& configuration, const Architecture& architecture, const Prompts& prompts,
+                      const language_model::Tokenizer& tokenizer, const parallel::World& world) {
   const auto refuse = [](const std::string& why) { throw collective_error(ExitCode::usage, "{}", why); };
   const ModelSettings& model = architecture.model;
   if (configuration.initial.empty())
@@ -131,6 +133,19 @@ void require_settings(const Configuration& configuration, const Architecture& ar
         fmt::format("prompts of {} tokens are computed in {} rows, more than the {} tokens of a micro-batch; raise "
                     "data.micro_tokens or data.batch_tokens",
                     prompts.longest(), settings.most_rows(), configuration.micro_tokens()));
+  if (configuration.polychromic.diversity != DiversityMeasure::semantic &&
+      configuration.polychromic.semantic_weight == 0)
+    return;
+  world.on_root([&] {
+    const std::optional<std::int64_t> longest =
+        language_model::require_mean_embedding(configuration.initial, tokenizer);
+    if (longest && longest_text(configuration, prompts) > *longest)
+      throw error(ExitCode::usage,
+                  "language_model.initial = \"{}\": sentence-transformers cuts its texts after {} tokens (the longest "
+                  "prompt has {}, and polychromic.max_new_tokens = {}); take shorter ones, or name a copy of the "
+                  "directory without modules.json",
+                  configuration.initial, *longest, prompts.longest(), configuration.polychromic.max_new_tokens);
+  });
 }
 
 void add_memory(Plan& plan, const Configuration& configuration, const Prompts& prompts) {

@@ -31,8 +31,9 @@
 
 namespace weft::polychromic {
 
-/// Throws a collective Error(usage) if a run with these settings is not possible.
-void require_settings(const Configuration&, const language_model::Architecture&, const Prompts&);
+/// Throws, known to all ranks, Error(usage) if a run with these settings is not possible. Collective.
+void require_settings(const Configuration&, const language_model::Architecture&, const Prompts&,
+                      const language_model::Tokenizer&, const parallel::World&);
 
 /// Adds the memory of a PolychromicRun to the plan of its TrainingRun.
 void add_memory(language_model::Plan&, const Configuration&, const Prompts&);

@@ -6,6 +6,7 @@ diversity_test.py WEFT
 """
 import json
 import math
+from pathlib import Path
 
 import program
 
@@ -79,6 +80,36 @@ def test(weft):
     assert math.isclose(equal[1]["semantic"], result["prompts"][0]["semantic"], rel_tol=1e-4), (equal[1], result)
     assert equal[2]["semantic"] == "nan", equal
     assert "semantic" in weft.run("lm", "diversity", "equal.jsonl", "--model", "model")
+
+    # A directory that sentence-transformers has saved: the mean over the tokens, or an error (tests/peers has the library's own files).
+    weft.run("lm", "export", "model", "--output", "exported")
+    modules = [{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "a.Pooling"}, {"path": "2_Normalize", "type": "a.Normalize"}]
+    files = {"modules.json": modules, "1_Pooling/config.json": {"embedding_dimension": 16, "pooling_mode": "mean"},
+             "config_sentence_transformers.json": {"prompts": {"query": ""}, "default_prompt_name": "query"},
+             "sentence_bert_config.json": {"max_seq_length": 30, "do_lower_case": False}}
+    (weft.folder / "exported/1_Pooling").mkdir()
+
+    def write(**changes):
+        for name, values in files.items():
+            (weft.folder / "exported" / name).write_text(json.dumps(changes.get(Path(name).stem, values)))
+
+    write()
+    semantic = document("generated.jsonl", "--model", "exported")["mean"]["semantic"]
+    assert math.isclose(semantic, result["mean"]["semantic"], rel_tol=1e-4), (semantic, result)
+    for changes, code, words in [
+            (dict(config={"pooling_mode": "cls"}), 2, '1_Pooling/config.json: pooling_mode is "cls"'),
+            (dict(config={"pooling_mode_max_tokens": True}), 2, "pooling_mode_max_tokens is true"),
+            (dict(config={"pooling_mode": "mean", "gate": 1}), 2, '"gate" is not known'),
+            (dict(modules=modules[:1]), 2, 'has no module "Pooling"'),
+            (dict(modules=[*modules, {"path": "3_Dense", "type": "a.Dense"}]), 2, 'the module "Dense"'),
+            (dict(modules=[modules[0], {"path": "../x", "type": "a.Pooling"}]), 3, '"../x" is no directory'),
+            (dict(modules=[1]), 3, "has a module without"),
+            (dict(config_sentence_transformers={"prompts": {"query": "Q: "}, "default_prompt_name": "query"}), 2, 'default_prompt_name is "query"'),
+            (dict(sentence_bert_config={"do_lower_case": True}), 2, "do_lower_case is true"),
+            (dict(sentence_bert_config={"max_seq_length": 5}), 2, "generated.jsonl:1: a prompt of 4")]:
+        write(**changes)
+        printed = weft.run("lm", "diversity", "generated.jsonl", "--model", "exported", code=code)
+        assert words in printed, (changes, printed)
 
     # Refusals.
     for name, text in [("broken", '{"prompt": "a"'), ("list", "[1]"), ("number", '{"prompt": 1, "text": "x"}'),

@@ -122,7 +122,7 @@ def traces(weft):
         graph = attribute(tokens[:12], replaced, max_n_logits=3, batch_size=64, verbose=False)
         edges, active = graph.adjacency_matrix, graph.active_features
         _, before = replaced.get_activations(graph.input_tokens, apply_activation_function=False)
-        of = lambda values: values.detach()[active[:, 0], active[:, 1], active[:, 2]]
+        active_values = lambda values: values.detach()[active[:, 0], active[:, 1], active[:, 2]]
         # An edge is the linear effect of a feature on another: exact but for fp32 of a whole model, as above.
         effects = []
         for source in np.random.default_rng(0).choice(len(active), 4, replace=False).tolist():
@@ -130,7 +130,8 @@ def traces(weft):
             doubled = [(layer, position, feature, 2 * before[layer, position, feature])]
             _, after = replaced.feature_intervention(graph.input_tokens, doubled, constrained_layers=range(common.LAYERS),
                                                      apply_activation_function=False)
-            effects.append((of(after) - of(before) - edges[:len(active), source]).abs().max() / of(before).abs().max())
+            change = active_values(after) - active_values(before)
+            effects.append((change - edges[:len(active), source]).abs().max() / active_values(before).abs().max())
         assert max(effects) < 1e-4, (name, effects)
 
 

@@ -18,8 +18,9 @@ ONE_CORE = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_
 def main():
     environment, test, weft = sys.argv[1:]
     prefix = Path(os.environ.get("WEFT_PEERS", ROOT / ".deps/peers")) / environment
-    if not (prefix / "complete").is_file():
-        print(f"skipped: {prefix} is missing or incomplete (bash scripts/peers.sh makes it)")
+    complete = prefix / "complete"
+    if not complete.is_file() or complete.read_bytes() != (HERE / f"{environment}.txt").read_bytes():
+        print(f"skipped: {prefix} is missing, incomplete or of other versions (bash scripts/peers.sh makes it)")
         sys.exit(SKIPPED)
     python = str(prefix / "bin/python")
     path = ":".join(str(ROOT / part) for part in ("python", "tests/end_to_end"))

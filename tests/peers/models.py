@@ -51,10 +51,12 @@ def tokenizer():
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
 
 
-def save(weft, name, dtype=torch.float32, to=None):
+def save(weft, name, dtype=torch.float32, to=None, **settings):
     """A random model of a family with its tokeniser, as save_pretrained writes it; its directory in the folder of the test."""
     torch.manual_seed(sum(map(ord, name)))
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGURATIONS[name]()).to(dtype)
+    configuration = CONFIGURATIONS[name]()
+    configuration.update(settings)
+    model = transformers.AutoModelForCausalLM.from_config(configuration).to(dtype)
     with torch.no_grad():
         for values in model.parameters():
             if values.ndim == 1:
@@ -65,6 +67,14 @@ def save(weft, name, dtype=torch.float32, to=None):
     model.save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return directory
+
+
+def add_begin(directory):
+    """The tokeniser of a directory puts <|endoftext|> before each text."""
+    made = transformers.AutoTokenizer.from_pretrained(directory)
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<|endoftext|> $A",
+                                                                          special_tokens=[("<|endoftext|>", END)])
+    made.save_pretrained(directory)
 
 
 def load(directory):

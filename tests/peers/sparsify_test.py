@@ -14,7 +14,22 @@ import program
 WRITTEN = {"transcoder": dict(activation="topk"), "skip": dict(activation="topk", skip="linear"),
            "autoencoder": dict(activation="topk", targets="inputs")}
 READ = {"autoencoder": {}, "transcoder": dict(transcode=True), "skip": dict(transcode=True, skip_connection=True),
-        "latents": dict(num_latents=common.FEATURES), "decoder": dict(normalize_decoder=False)}
+        "latents": dict(num_latents=common.FEATURES), "decoder": dict(normalize_decoder=False),
+        "multi_topk": dict(multi_topk=True), "multi_topk_skip": dict(multi_topk=True, transcode=True, skip_connection=True)}
+
+
+def forward(coder, rows):
+    """The flag multi_topk is about the loss: its second term is of the 4 k largest features, without the skip connection. forward returns
+    these as its features and reconstruction; encode keeps the k largest, and the measure fvu is of them. Without the flag, forward
+    returns those of which fvu is, so that this is what the import must compute."""
+    out = coder(rows)
+    if not coder.cfg.multi_topk:
+        return out
+    coder.cfg.multi_topk = False
+    of_loss, out = out, coder(rows)
+    assert of_loss.latent_acts.shape[1] == 4 * coder.cfg.k and not torch.allclose(of_loss.sae_out, out.sae_out)
+    assert torch.equal(of_loss.fvu, out.fvu) and torch.equal(coder.encode(rows).top_indices, out.latent_indices)
+    return out
 
 
 def computed(coders, x):
@@ -22,7 +37,7 @@ def computed(coders, x):
     features, outputs = [], []
     with torch.no_grad():
         for coder, rows in zip(coders, torch.from_numpy(x)):
-            out = coder.float()(rows)
+            out = forward(coder.float(), rows)
             features.append(torch.zeros(len(rows), coder.num_latents).scatter(1, out.latent_indices, out.latent_acts).numpy())
             outputs.append(out.sae_out.numpy())
     return np.stack(features), np.stack(outputs)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids of tokenizers and of Weft for odd texts, of tokenisers that tokenizers has trained with the parts of the published ones.
+"""Ids of tokenizers and of Weft for odd texts: of tokenisers that tokenizers has trained with the parts of the published ones, and of those
+that Weft has made and exported.
 
 launch.py transformers5 tokenizers_test.py WEFT
 """
 import h5py
+import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 
@@ -21,6 +23,22 @@ TEXTS = [
     " " * 100, "\n" * 50, "1" * 50, "aAbBcCdD", "camelCase HTTPServer snake_case", "$10.00 100% 5°C", "<|endoftext|>", "a<|endoftext|>b",
     "<|endof", "<|tool|>", "x <|tool|>y", "LORD of LORDs", "unto the LORD", "\\u0041 \\n", "a\rb", "\v\f", " \n \n ", "ʼn ŉ", "ǰ", "ß ẞ SS",
 ]
+# Of a run that ends at once.
+INPUT = """
+[run]
+steps = 1
+[data]
+train = "corpus.txt"
+tokens = "{tokens}"
+sequence = 32
+batch_tokens = 64
+[optimizer]
+warmup_steps = 0
+[language_model]
+layers = 1
+heads = 2
+d_model = 16
+"""
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -105,11 +123,15 @@ def documents(directory):
     return found
 
 
-def test(weft):
+def text_files(weft):
     files = []
     for number, text in enumerate(TEXTS):
         files.append(f"text_{number:02d}.txt")
         (weft.folder / files[-1]).write_bytes(text.encode())
+    return files
+
+
+def reads(weft, files):
     for name, parts in READ.items():
         tokenizer = made(weft.folder / f"{name}.json", **parts)
         weft.run("lm", "tokenize", *files, "--tokens", f"{name}.json", "--output", name)
@@ -124,6 +146,37 @@ def test(weft):
         made(weft.folder / f"{name}.json", **parts)
         printed = weft.run("lm", "tokenize", files[0], "--tokens", f"{name}.json", "--output", "refused", code=3)
         assert word in printed and not (weft.folder / "refused").exists(), (name, printed)
+
+
+def writes(weft, files):
+    """A model with a tokeniser of Weft, exported: AutoTokenizer makes the ids of `weft lm tokenize`, and the text of them."""
+    for pattern in ("gpt2", "llama3"):
+        weft.run("lm", "tokenize", models.TEXT, "--train-bpe", 500, "--pattern", pattern, "--output", f"bpe_{pattern}")
+    own = {"gpt2": "bpe_gpt2/tokenizer.json", "llama3": "bpe_llama3/tokenizer.json", "bytes": "bytes", "character": "character"}
+    for name, source in own.items():
+        corpus = weft.folder / "corpus.txt"
+        corpus.write_text(models.TEXT.read_text()[:20000] + "".join(TEXTS) if name == "character" else models.TEXT.read_text()[:20000])
+        (weft.folder / "input.toml").write_text(INPUT.format(tokens=source))
+        weft.run("lm", "train", "input.toml", "--output", f"run_{name}")
+        weft.run("lm", "export", f"run_{name}", "--output", f"exported_{name}")
+        library = transformers.AutoTokenizer.from_pretrained(weft.folder / f"exported_{name}")
+        end = "<|endoftext|>" if source.endswith(".json") else None
+        assert library.eos_token == end, (name, library.eos_token)
+        tokens = source if name != "character" else f"exported_{name}/weft_tokenizer.json"
+        weft.run("lm", "tokenize", *files, "--tokens", tokens, "--output", f"written_{name}")
+        found = documents(weft.folder / f"written_{name}")
+        assert len(found) == len(TEXTS), (name, len(found))
+        for text, ids in zip(TEXTS, found):
+            if ids[-1] == library.eos_token_id and not text.endswith(end):
+                ids = ids[:-1]
+            assert ids == library(text).input_ids, (name, text, ids, library(text).input_ids)
+            assert library.decode(ids) == text, (name, text, library.decode(ids))
+
+
+def test(weft):
+    files = text_files(weft)
+    reads(weft, files)
+    writes(weft, files)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Language models of transformers in Weft: loss, greedy text, and the export of the same bits, for each family.
+"""Language models of transformers in Weft: loss, greedy text, and the export of the same bits, for each family; what the files beside the
+weights say about the begin and the end of a text.
 
 launch.py transformers5 transformers_test.py WEFT
 """
 import json
 import math
+import shutil
 
 import torch
 import transformers
@@ -32,19 +34,21 @@ def evaluates(weft, name, directory):
     assert abs(found["loss"] / expected - 1) < 2e-6, (name, found["loss"], expected)
 
 
-def generates(weft, name, directory):
+def generates(weft, name, directory, ends=(models.END,)):
+    """Returns the greedy ids."""
     model, prompt = models.load(directory), torch.tensor(models.ids(directory, PROMPT))
     with torch.no_grad():
         ids = model.generate(prompt[None], max_new_tokens=GREEDY, do_sample=False, pad_token_id=0)[0, len(prompt):]
         scores = torch.log_softmax(model(torch.cat([prompt, ids])[None]).logits[0].double(), -1)[len(prompt) - 1:-1]
     log_probability = scores.gather(1, ids[:, None]).sum().item()
-    ended = ids[-1] == models.END
+    ended = ids[-1].item() in ends
     text = transformers.AutoTokenizer.from_pretrained(directory).decode(ids[:-1] if ended else ids)
     printed = weft.run("lm", "generate", directory, "--prompt", PROMPT, "--max-new-tokens", GREEDY, "--temperature", 0, "--jsonl", "--quiet")
     found = json.loads(printed.splitlines()[-1])
     assert found["text"] == text and found["finish"] == ("end" if ended else "length"), (name, found, text)
     # A sum of 40 logarithms, from fp32 logits.
     assert math.isclose(found["log_probability"], log_probability, rel_tol=5e-6), (name, found, log_probability)
+    return ids.tolist()
 
 
 def exports(weft, name, dtype):
@@ -73,6 +77,24 @@ def exports(weft, name, dtype):
     assert ours(PROMPT).input_ids == theirs(PROMPT).input_ids, name
 
 
+def begins_and_ends(weft):
+    """A post-processor that puts a token before each text, and a second end token, as models for conversation have."""
+    name = "llama"
+    directory = models.save(weft, name, to="begin")
+    models.add_begin(directory)
+    assert models.ids(directory, PROMPT)[0] == models.END
+    evaluates(weft, name, directory)
+    ids = generates(weft, name, directory)
+    last = next(i for i, one in enumerate(ids) if i > 0 and one not in ids[:i])
+    for file in ("generation_config.json", "config.json"):
+        ended = shutil.copytree(directory, weft.folder / f"ended_{file}")
+        values = json.loads((ended / file).read_text())
+        (ended / file).write_text(json.dumps({**values, "eos_token_id": [models.END, ids[last]]}))
+        if file == "config.json":       # the library reads it where the other file is missing
+            (ended / "generation_config.json").unlink()
+        assert generates(weft, name, ended, (models.END, ids[last])) == ids[:last + 1], file
+
+
 def test(weft):
     (weft.folder / "text.txt").write_text(models.TEXT.read_text()[:500])
     for name in models.CONFIGURATIONS:
@@ -81,6 +103,7 @@ def test(weft):
         generates(weft, name, directory)
         exports(weft, name, torch.float32)
         exports(weft, name, torch.bfloat16)
+    begins_and_ends(weft)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@
 #include "commands/commands.hpp"
 #include "commands/language_model/loaded_language_model.hpp"
 #include "kernels/language/diversity/set_advantages.hpp"
+#include "language_model/huggingface/sentence_transformers.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/lines.hpp"
 #include "polychromic/embedder.hpp"
@@ -183,6 +184,7 @@ int run_diversity(const Request& request, const std::string& model, const parall
   const std::vector<Answered> prompts = read_answers(request.subject);
   std::optional<LoadedLanguageModel> loaded;
   std::optional<SemanticDiversity> semantic;
+  std::optional<std::int64_t> longest;  // most tokens of a prompt and an answer, where the model has such a limit
   if (!model.empty()) {
     Request of_model = request;
     of_model.subject = model;
@@ -192,6 +194,8 @@ int run_diversity(const Request& request, const std::string& model, const parall
                              "{}: the model has no tokeniser (it was trained on token files without one), so that "
                              "answers have no tokens; name another",
                              loaded->opened.name());
+    if (loaded->opened.directory)
+      longest = language_model::require_mean_embedding(loaded->opened.directory->path(), *loaded->tokenizer);
     semantic.emplace(*loaded);
   }
 
@@ -207,7 +211,16 @@ int run_diversity(const Request& request, const std::string& model, const parall
     Json entry = {{"prompt", one.name}};
     entry.update(polychromic::to_json(polychromic::text_diversity(answers)));
     if (semantic) {
-      const double value = (*semantic)(loaded->tokenizer->with_begin(encode(one.prompt)), answers);
+      const AnswerIds prompt = loaded->tokenizer->with_begin(encode(one.prompt));
+      for (const AnswerIds& answer : answers)
+        if (longest && std::ssize(prompt) + std::ssize(answer) > *longest)
+          throw error(
+              ExitCode::usage,
+              "{}: a prompt of {} and an answer of {} tokens are longer than the texts of {}, which "
+              "sentence-transformers cuts after {} tokens; shorten them, or name a copy of the directory without "
+              "modules.json",
+              one.source, prompt.size(), answer.size(), loaded->opened.name(), *longest);
+      const double value = (*semantic)(prompt, answers);
       if (std::isinf(value) || (std::isnan(value) && entry["answers"].get<int>() - entry["empty"].get<int>() >= 2))
         throw error(ExitCode::numeric,
                     "{}: the embeddings of the answers are not finite (the model has parameters that are not, or too "

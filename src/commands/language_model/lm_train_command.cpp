@@ -62,7 +62,7 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   std::optional<polychromic::Prompts> prompts;  // prompts of weft lm polychromic
   if (draws_answers) {
     prompts.emplace(configuration.polychromic, corpus, static_cast<std::uint64_t>(configuration.run.seed), world);
-    polychromic::require_settings(configuration, architecture, *prompts);
+    polychromic::require_settings(configuration, architecture, *prompts, *corpus.tokenizer, world);
     polychromic::require_reward(configuration.polychromic, world);
     polychromic::add_memory(plan, configuration, *prompts);
   }
