@@ -7,11 +7,11 @@
 #   bash tests/scheduler/nodes.sh [WEFT]       default build/cpu-release/weft; needs scripts/setup.sh --scheduler
 #
 # Exit codes: 0 all cases passed; 1 a case failed, its log is shown; 77 Slurm cannot be started here.
-# shellcheck disable=SC1091,SC2154   # tools.sh is checked by itself
+# shellcheck disable=SC1091,SC2154   # slurm.sh is checked by itself
 set -euo pipefail
 
 export SLURM_TEST_NODES=2 SLURM_TEST_PARTITIONS=low,high SLURM_TEST_PREEMPT=20
-source "$(dirname "${BASH_SOURCE[0]}")/tools.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/slurm.sh"
 edited slurm.sbatch 2 1 >srun.sbatch
 edited slurm_mpirun.sbatch 2 1 >mpirun.sbatch
 
