@@ -45,6 +45,7 @@ server() {   # configures and starts everything on pbs1
   chmod 4755 "$prefix/sbin/pbs_iff" "$prefix/sbin/pbs_rcp"
   echo "\$usecp *:/ /" >>/var/spool/pbs/mom_priv/config   # the hosts see the same files
   timeout 120 /etc/init.d/pbs start </dev/null
+  until qmgr -c "list server" >/dev/null 2>&1; do ((SECONDS < 150)) || return 1; sleep 0.5; done
   local line
   for line in "set server job_history_enable=true" "set server flatuid=true" "set server scheduler_iteration=5" "create node pbs2" \
     "create resource ngpus type=long, flag=nh"; do

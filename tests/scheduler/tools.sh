@@ -7,6 +7,7 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 started=$SECONDS
+steps=600   # of a run
 
 # processes RUN: processes with this run on their command line: programs, launchers and job scripts.
 processes() { { grep -la -- "[r]uns/$1" /proc/[0-9]*/cmdline 2>/dev/null || true; } | cut -d/ -f3; }
@@ -60,7 +61,8 @@ newest() { basename "$(printf '%s\n' "runs/$1"/checkpoints/step_???????? | tail 
 
 # Compares the bytes of the last checkpoint of two runs.
 same_parameters() {
-  local last=checkpoints/step_00000600 rank
+  local last rank
+  last=checkpoints/step_$(printf %08d "$steps")
   for rank in 0 1; do
     cmp "$1/$last/rank_0000$rank.h5" "$2/$last/rank_0000$rank.h5" || fail "the parameters of $1 and $2 differ"
   done
@@ -70,7 +72,7 @@ same_parameters() {
 prepare() {
   local small=(--set synthetic.output=data --set synthetic.layers=2 --set synthetic.tokens=8000 --set synthetic.validation_tokens=500
     --set data.train=data/train --set data.validation=data/validation --set data.batch_tokens=256
-    --set run.steps=600 --set checkpoint.every=100 --set log.every=50)
+    --set "run.steps=$steps" --set checkpoint.every=100 --set log.every=50)
   "$@" weft train "$root/inputs/quickstart.toml" "${small[@]}" --print-config >quickstart.toml
   "$@" weft synth "$root/inputs/quickstart.toml" "${small[@]}" >synth.log
 }
