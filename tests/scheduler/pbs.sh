@@ -217,8 +217,8 @@ if "$python" -c 'import numpy, h5py, matplotlib' 2>/dev/null; then
   expect_line table.log "4 points, 4 finished"
   [[ $(wc -l <sweep/sweep.csv) -eq 5 ]] || fail "not one row per point" sweep/sweep.csv
   # Jobs that share a host are not bound to its first core.
-  cpus=$(sed -n 's/^ *"cpus": "\(.*\)",*$/\1/p' sweep/*/run.json | sort -u)
-  [[ $(nproc) -eq 1 || $cpus != 0 ]] || fail "all points ran on CPU 0" sweep/*/run.json
+  cpus=$(sed -n '/"cpus": \[/{n;s/^ *"\(.*\)".*/\1/p}' sweep/*/run.json | sort -u)
+  [[ $cpus == "0-$(($(nproc) - 1))" || $(nproc) -eq 1 ]] || fail "the points ran on CPUs $cpus" sweep/*/run.json
   held "a sweep of four points as an array of jobs, on CPUs $cpus; the same command then writes the table"
 else
   echo "not run: a sweep, because $python has no NumPy, h5py and matplotlib (scripts/setup.sh --tests)"
