@@ -26,8 +26,8 @@ await 60 "the requeue of the preempted job" restarts "$preempted" 1
 
 # 2. An undisturbed run, and one whose ranks mpirun starts on both nodes. TERM to its steps, as before a preemption, does not end orted.
 whole=$(submit --job-name=whole srun.sbatch quickstart.toml runs/whole)
-across=$(WEFT_FAULT='step:*:300:stop' submit --job-name=across mpirun.sbatch quickstart.toml runs/across)
-await 90 "step 300 under mpirun" frozen across
+across=$(WEFT_FAULT='step:*:100:stop' submit --job-name=across mpirun.sbatch quickstart.toml runs/across)
+await 90 "step 100 under mpirun" frozen across
 scancel --signal=TERM "$across"
 sleep 3
 frozen across || fail "orted does not leave the ranks to themselves on TERM" "$(log_of "$across")"
@@ -37,7 +37,7 @@ for job in "$preempted" "$whole" "$across"; do await 120 "the end of job $job" e
 expect_end "$whole" COMPLETED 0:0 0
 expect_end "$across" COMPLETED 0:0 1
 expect_line "$(log_of "$across")" "weft ended with 143"
-expect_line "$(log_of "$across")" "resuming after step 30[0-9]"
+expect_line "$(log_of "$across")" "resuming after step 10[0-9]"
 same_parameters runs/whole runs/across
 held "two nodes, under srun, and under mpirun with TERM, checkpoint and requeue: the same parameters"
 
