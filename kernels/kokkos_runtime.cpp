@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string_view>
 
 #include "kernels/portable.hpp"
 
@@ -50,6 +51,19 @@ std::string library_versions() {
   // Not with fmt: nvcc cannot evaluate its compile-time format strings.
   return "Kokkos " + std::to_string(KOKKOS_VERSION / 10000) + "." + std::to_string(KOKKOS_VERSION / 100 % 100) + "." +
          std::to_string(KOKKOS_VERSION % 100) + ", " + openblas_get_config();
+}
+
+std::string wanted_blas_core() {
+#if defined(__x86_64__) && !defined(KOKKOS_ENABLE_CUDA)
+  const bool chooses = std::string_view(openblas_get_config()).find("DYNAMIC_ARCH") != std::string_view::npos;
+  if (!chooses || std::string_view(openblas_get_corename()) != "Prescott") return "";
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return "";
+  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  return wide ? "SkylakeX" : "Haswell";
+#else
+  return "";
+#endif
 }
 
 }  // namespace weft::kernels

@@ -23,5 +23,9 @@ void fence(const Execution& execution);
 std::string portable_space();
 /// Versions of Kokkos and the dense library at run time, for run.json.
 std::string library_versions();
+/// The value of OPENBLAS_CORETYPE with which the dense library uses what this processor can do; "" if it does. OpenBLAS
+/// has kernels for the processors that are older than itself, and takes those for SSE3 (its core Prescott) on a newer
+/// one, which are several times slower.
+std::string wanted_blas_core();
 
 }  // namespace weft::kernels

@@ -29,8 +29,10 @@ int give_up(const Error& failure, const parallel::World& world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // 0. A command of another program, as of the Python package, replaces this process.
+  // 0. A command of another program, as of the Python package, replaces this process; so does this program with the
+  //    right kernels of OpenBLAS.
   commands::hand_over_to_external(argc, argv);
+  device::restart_with_blas_core(argv);
   // 1. Join the other ranks, for a command that calculates or if there are others. Nothing may fail alone before this.
   commands::Call call = commands::parse(argc, argv);
   const bool on_device = call.needs == commands::Needs::device;

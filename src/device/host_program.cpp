@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "device/gpu.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/kokkos_runtime.hpp"
 
 namespace weft::device {
 namespace {
@@ -19,6 +20,13 @@ namespace fs = std::filesystem;
 
 /// Environment variable of the program that replaces a CUDA build: the problem with the GPUs.
 constexpr const char* kProblem = "WEFT_WITHOUT_GPU";
+/// Environment variable of OpenBLAS: the core whose kernels it uses.
+constexpr const char* kCore = "OPENBLAS_CORETYPE";
+
+fs::path this_program() {
+  std::error_code ignored;
+  return fs::read_symlink("/proc/self/exe", ignored);
+}
 
 }  // namespace
 
@@ -35,14 +43,21 @@ fs::path host_program(const std::string& problem, const fs::path& program) {
 void hand_over_without_gpu(char** argv) {
   // The variable is set if the other program was built with CUDA by mistake: it must not start itself again and again.
   if (!kernels::kCudaBuild || std::getenv(kProblem) != nullptr) return;
-  std::error_code ignored;
   const std::string problem = problem_of_gpus();
-  const fs::path program = host_program(problem, fs::read_symlink("/proc/self/exe", ignored));
+  const fs::path program = host_program(problem, this_program());
   if (program.empty()) return;
   setenv(kProblem, problem.c_str(), 1);
   execv(program.c_str(), argv);
   log::warning("{}: cannot be started ({})", program.string(), std::strerror(errno));
   unsetenv(kProblem);
+}
+
+void restart_with_blas_core(char** argv) {
+  const std::string core = kernels::wanted_blas_core();
+  if (core.empty() || std::getenv(kCore) != nullptr) return;
+  setenv(kCore, core.c_str(), 1);
+  execv(this_program().c_str(), argv);
+  unsetenv(kCore);  // the slower kernels give right results
 }
 
 std::string replaces_cuda_because() {

@@ -64,8 +64,22 @@ def under_launcher(weft):
         assert said.count(wanted) == 1, said
 
 
+def known_processor(weft):
+    """OpenBLAS uses what the processor can do, also one that is newer than the library; a choice of the user stands."""
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+
+    def version(**more):
+        return subprocess.run([str(weft.binary), "--version"], env=environment | more, text=True, check=True, capture_output=True).stdout
+    instructions = Path("/proc/cpuinfo").read_text().split()
+    if "DYNAMIC_ARCH" not in version() or not {"avx2", "fma"} <= set(instructions):
+        return
+    assert " Prescott " not in version(), version()
+    assert " Prescott " in version(OPENBLAS_CORETYPE="Prescott"), version()
+
+
 def test(weft):
     under_launcher(weft)
+    known_processor(weft)
     mine = weft.folder / "mine"
     mine.mkdir()
     use(weft, mine)
