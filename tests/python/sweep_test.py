@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """weft sweep: every point of a grid is trained, finished points are skipped, stopped ones resumed, failed ones listed; the table at
-the end is that of the runs. Submission to PBS is tested with commands that only pretend; tests/scheduler/sweep.sh has a Slurm.
+the end is that of the runs. Submission to PBS is tested with commands that only pretend; tests/scheduler/sweep.sh has a Slurm, pbs.sh a PBS.
 
 sweep_test.py WEFT REPOSITORY
 """
@@ -167,7 +167,7 @@ def check_submission(weft, source):
     pretend(weft, "mpirun", f'printf "%s|" "$@" >>"{weft.folder}/launched"; echo >>"{weft.folder}/launched"\n'
             f'while [ "$1" != --output ]; do shift; done; run=$2; while [ "$1" != --start-id ]; do shift; done\n'
             'mkdir -p "$run"; printf "{\\n  \\"start_id\\": \\"%s\\",\\n  \\"code\\": 75,\\n  \\"steps\\": 9\\n}\\n" "$2" >"$run/run.json"; exit 75\n')
-    path = f"{weft.folder / 'bin'}:{weft.environment['PATH']}"
+    path = f"{weft.folder / 'bin'}:{weft.binary.parent}:{weft.environment['PATH']}"
 
     def sweep(*arguments, **options):
         done = subprocess.run([str(weft.binary), "sweep", str(source), *arguments], cwd=weft.folder, text=True, check=False,

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the shipped job scripts without a scheduler: their text, and what they do after ends of the program that a private Slurm
-does not produce, with launchers and scheduler commands that only pretend. run.sh and nodes.sh run them under a real Slurm.
+does not produce, with launchers and scheduler commands that only pretend. run.sh and nodes.sh run them under a real Slurm, pbs.sh under
+a real OpenPBS, where one is installed.
 
 jobscripts_test.py REPOSITORY
-
-#PBS lines are checked against the grammar of PBS Pro's qsub, because no PBS server is available: this shows that they are
-well-formed, not that a server grants the request.
 """
 import difflib
 import os
@@ -15,53 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-WALLTIME = r"\d{1,3}:[0-5]\d:[0-5]\d"
-COUNT = r"[1-9]\d*"
-SIZE = r"\d+([kmgt]?[bw])"
-# Resources of a chunk, and the format of their values.
-CHUNK = {"ncpus": COUNT, "mpiprocs": COUNT, "ompthreads": COUNT, "ngpus": COUNT, "mem": SIZE, "host": r"[\w.-]+", "arch": r"\w+",
-         "system": r"\w+"}
-PLACE = {"free", "pack", "scatter", "vscatter", "excl", "exclhost", "shared", "group"}
-NAME = r"[\w+@.-]+"
-OPTIONS = {"-N": r"[A-Za-z][\w+-]{0,14}", "-j": "oe|eo|n", "-k": "(o|e|oe|eo)d?|n", "-r": "y|n", "-J": r"\d+-\d+(:\d+)?(%\d+)?",
-           "-A": NAME, "-P": NAME, "-q": NAME, "-o": r"\S+", "-e": r"\S+", "-m": "[abe]+|n", "-M": r"\S+@\S+",
-           "-v": r"\w+(=\S*)?(,\w+(=\S*)?)*", "-W": r"(depend=(after|afterok|afternotok|afterany):\S+|group_list=\S+|umask=\d+)"}
-
-
-def problems_of_pbs_line(text):
-    """Reasons why PBS Pro would refuse the options of a #PBS line; empty if it would not."""
-    words = text.split()
-    if len(words) != 2:
-        return [f"\"{text}\" is not one option and its value"]
-    option, value = words
-    if option in OPTIONS:
-        return [] if re.fullmatch(OPTIONS[option], value) else [f"{option} does not take \"{value}\""]
-    if option != "-l":
-        return [f"unknown option {option}"]
-    name, _, setting = value.partition("=")
-    if name == "walltime":
-        return [] if re.fullmatch(WALLTIME, setting) else [f"walltime \"{setting}\" is not hours:minutes:seconds"]
-    if name == "place":
-        return [f"unknown placement \"{word}\"" for word in setting.split(":") if word.split("=")[0] not in PLACE]
-    if name == "select":
-        found = []
-        for chunk in setting.split("+"):
-            count, *resources = chunk.split(":")
-            if not re.fullmatch(COUNT, count):
-                found.append(f"chunk \"{chunk}\" does not begin with a count")
-            for resource in resources:
-                key, _, amount = resource.partition("=")
-                if key not in CHUNK:
-                    found.append(f"unknown resource \"{key}\" in a chunk")
-                elif not re.fullmatch(CHUNK[key], amount):
-                    found.append(f"resource {key} does not take \"{amount}\"")
-        return found
-    return [f"unknown resource \"{name}\" outside select"]
-
-
 def problems_of_pbs(text):
-    lines = [line.split("#PBS ", 1)[1] for line in text.splitlines() if re.match(r"#{1,2}PBS ", line)]
-    found = [problem for line in lines for problem in problems_of_pbs_line(line)]
+    found = []
     active = [line for line in text.splitlines() if line.startswith("#PBS ")]
     for wanted in ("-l select=", "-l walltime=", "-r y"):
         if not any(wanted in line for line in active):
@@ -74,8 +27,6 @@ def problems_of_pbs(text):
         found.append("ncpus is not mpiprocs times ompthreads")
     if "--walltime" not in text:
         found.append("PBS sends no notice: the program needs --walltime")
-    if not re.search(r'\$code -eq 75 \]\]; then\n(.*\n){3,4}.*qsub -v WEFT_COMMAND,WEFT_INPUT,WEFT_RUN,WEFT_NOTICE,WEFT_REQUEUES "\$0"', text):
-        found.append("code 75 does not submit the next job with its variables")
     return found
 
 
@@ -94,18 +45,19 @@ def problems_of_slurm(text, site=False):
 def problems_of(text, site=False):
     found = []
     lines = text.splitlines()
-    if len(lines) > 106:
-        found.append(f"{len(lines)} lines, the limit is 106")
+    if len(lines) > 130:
+        found.append(f"{len(lines)} lines, the limit is 130")
     if "# Edit:" not in "\n".join(lines[:6]):
         found.append("the first lines do not state what to edit")
     for trapped in re.findall(r"^\s*trap .*?([A-Z0-9]+)$", text, re.M):
         if trapped != "USR1":
             found.append(f"traps {trapped} (TERM must end the script; a trap of CONT loses a USR1)")
     if re.search(r"^mpirun=", text, re.M):
-        if 'forward "${mpirun[@]}"' not in text:
-            found.append("mpirun in the foreground: the script would receive USR1 too late")
-        if not re.search(r"^mpirun=\(mpirun -x PATH \$\{LD_LIBRARY_PATH:\+-x LD_LIBRARY_PATH\} --map-by \"slot:PE=", text, re.M):
-            found.append("mpirun does not pass the search paths on, or does not bind the ranks")
+        # PBS signals the login shell above the script too, and USR1 would end it; shells ignore URG.
+        if f'forward {"URG" if "#PBS " in text else "USR1"} "${{mpirun[@]}}"' not in text:
+            found.append("mpirun in the foreground (the script would receive the signal too late), or another signal")
+        if not re.search(r"^mpirun=\(env --block-signal=TERM mpirun -x PATH \$\{LD_LIBRARY_PATH:\+-x LD_LIBRARY_PATH\} --map-by ", text, re.M):
+            found.append("mpirun does not pass the search paths on, or kills the ranks two seconds after TERM")
     if "weft=" in text and ('--start-id "$start"' not in text or 'code=$(confirmed "$code")' not in text):
         found.append("the launcher's code is not compared with the record of this start")
     if re.search(r"^#SBATCH ", text, re.M):
@@ -150,9 +102,9 @@ name=${0##*/}
 before=$(grep -cs "^$name" called)
 echo "$name $* WEFT_COMMAND=$WEFT_COMMAND WEFT_INPUT=$WEFT_INPUT WEFT_RUN=$WEFT_RUN WEFT_NOTICE=$WEFT_NOTICE WEFT_REQUEUES=$WEFT_REQUEUES" >>called
 case $name in
-  squeue | qsub) [ "${before:-0}" -ge "${FAILURES:-0}" ] || exit 1 ;;
-  qstat) echo "    Resource_List.walltime = 01:00:00" ;;
+  squeue | qsub | qstat) [ "${before:-0}" -ge "${FAILURES:-0}" ] || exit 1 ;;
 esac
+[ "$name" != qstat ] || echo "    Resource_List.walltime = ${WALLTIME:-01:00:00}"
 [ "$name" != squeue ] || echo "${STATE:-RUNNING}"
 """
 
@@ -163,18 +115,19 @@ class Rehearsal:
     def __init__(self, folder, scratch):
         self.folder, self.scratch, self.found = folder, scratch, []
         (scratch / "bin").mkdir()
-        for names, body in ((("srun", "mpirun"), LAUNCHER), (("squeue", "scontrol", "scancel", "qstat", "qsub"), COMMAND), (("sleep", "module"), "")):
+        for names, body in ((("srun", "mpirun"), LAUNCHER), (("squeue", "scontrol", "scancel", "qstat", "qsub", "qselect"), COMMAND),
+                            (("sleep", "module", "weft"), "")):
             for name in names:
                 path = scratch / "bin" / name
                 path.write_text(f"#!/bin/sh\n{body}")
                 path.chmod(0o755)
 
-    def run(self, script, launcher, recorded, own=True, written=True, step=300, command=(), **variables):
+    def run(self, script, launcher, recorded, own=True, written=True, step=300, command=(), nodes="n1\nn1\n", **variables):
         """The exit code, the output and the scheduler's commands of a job whose launcher returned one code while the program
         recorded another (None: still running)."""
         for name in ("called", "launched"):
             (self.scratch / name).unlink(missing_ok=True)
-        (self.scratch / "nodes").write_text("n1\nn1\n")
+        (self.scratch / "nodes").write_text(nodes)
         environment = {"PATH": f"{self.scratch / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "1", "SLURM_NTASKS": "2",
                        "PBS_JOBID": "7.server", "PBS_O_WORKDIR": str(self.scratch), "PBS_NODEFILE": str(self.scratch / "nodes"),
                        "RETURNED": str(launcher), "RECORDED": "null" if recorded is None else str(recorded), "OWN": str(own), "WRITTEN": str(written),
@@ -241,6 +194,11 @@ class Rehearsal:
             self.expect(f"{script}: node lost", run(0, None, **mine), 5, without=["qsub"])
             self.expect(f"{script}: server unreachable twice", run(75, 75, FAILURES="2", **mine), 75, again)
             self.expect(f"{script}: little progress", run(75, 75, step=5, WEFT_REQUEUES="10", **mine), 93, without=["qsub"])
+            self.expect(f"{script}: server unreachable", run(75, 75, FAILURES="99", **mine), 75, ["qstat"], without=["qsub"])
+            self.expect(f"{script}: shorter than the notice", run(75, 75, WALLTIME="00:01:40", **mine), 2, without=["qsub"])
+            self.expect(f"{script}: a link, stopped", run(75, 75, **chain, **mine), 75, without=["qsub", "qselect"])
+            self.expect(f"{script}: a link, finished", run(0, 0, **chain, **mine), 0, ["qselect", "-N c -s H"], without=["qsub"])
+            self.starts(script, run, "-n 3 -host n1:2,n2:1", {**mine, "nodes": "n1\nn1\nn2\n"})
         return self.found
 
 
@@ -263,7 +221,7 @@ def main():
     found += [f"apptainer.sbatch differs from slurm.sbatch beyond \"This site\": {line}" for line in difference]
     found += [f"kestrel/train.sbatch: {line}" for line in
               unmarked(text["slurm.sbatch"], text["kestrel/train.sbatch"], r"#SBATCH --(nodes|cpus-per-task|account)=|usage=")]
-    found += [f"abci/train.pbs: {line}" for line in unmarked(text["pbs.pbs"], text["abci/train.pbs"], r'  echo "train\.pbs:')]
+    found += [f"abci/train.pbs: {line}" for line in unmarked(text["pbs.pbs"], text["abci/train.pbs"], r"$.")]
     with tempfile.TemporaryDirectory(prefix="weft_jobscripts_") as scratch:
         found += Rehearsal(folder, Path(scratch)).problems()
     print("\n".join(found) or f"{len(text)} job scripts, no problems")

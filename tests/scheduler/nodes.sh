@@ -7,11 +7,11 @@
 #   bash tests/scheduler/nodes.sh [WEFT]       default build/cpu-release/weft; needs scripts/setup.sh --scheduler
 #
 # Exit codes: 0 all cases passed; 1 a case failed, its log is shown; 77 Slurm cannot be started here.
-# shellcheck disable=SC1091,SC2154   # tools.sh is checked by itself
+# shellcheck disable=SC1091,SC2154   # slurm.sh is checked by itself
 set -euo pipefail
 
 export SLURM_TEST_NODES=2 SLURM_TEST_PARTITIONS=low,high SLURM_TEST_PREEMPT=20
-source "$(dirname "${BASH_SOURCE[0]}")/tools.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/slurm.sh"
 edited slurm.sbatch 2 1 >srun.sbatch
 edited slurm_mpirun.sbatch 2 1 >mpirun.sbatch
 
@@ -24,14 +24,22 @@ urgent=$(submit --job-name=urgent --partition=high --nodes=2 --exclusive --outpu
 expect_end "$urgent" COMPLETED 0:0 0
 await 60 "the requeue of the preempted job" restarts "$preempted" 1
 
-# 2. An undisturbed run, and one whose ranks mpirun starts on both nodes.
+# 2. An undisturbed run, and one whose ranks mpirun starts on both nodes. TERM to its steps, as before a preemption, does not end orted.
 whole=$(submit --job-name=whole srun.sbatch quickstart.toml runs/whole)
-across=$(submit --job-name=across mpirun.sbatch quickstart.toml runs/across)
+across=$(WEFT_FAULT='step:*:100:stop' submit --job-name=across mpirun.sbatch quickstart.toml runs/across)
+await 90 "step 100 under mpirun" frozen across
+scancel --signal=TERM "$across"
+sleep 3
+frozen across || fail "orted does not leave the ranks to themselves on TERM" "$(log_of "$across")"
+thaw across
+await 60 "the requeue of the job under mpirun" restarts "$across" 1
 for job in "$preempted" "$whole" "$across"; do await 120 "the end of job $job" ended "$job"; done
 expect_end "$whole" COMPLETED 0:0 0
-expect_end "$across" COMPLETED 0:0 0
+expect_end "$across" COMPLETED 0:0 1
+expect_line "$(log_of "$across")" "weft ended with 143"
+expect_line "$(log_of "$across")" "resuming after step 10[0-9]"
 same_parameters runs/whole runs/across
-held "two nodes, under srun and under mpirun: the same parameters"
+held "two nodes, under srun, and under mpirun with TERM, checkpoint and requeue: the same parameters"
 
 expect_end "$preempted" COMPLETED 0:0 1
 expect_line "$(log_of "$preempted")" "weft ended with 143"

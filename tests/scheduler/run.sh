@@ -7,10 +7,10 @@
 #   bash tests/scheduler/run.sh [WEFT]       default build/cpu-release/weft; needs scripts/setup.sh --scheduler
 #
 # Exit codes: 0 all cases passed; 1 a case failed, its log is shown; 77 Slurm cannot be started here.
-# shellcheck disable=SC1091,SC2154   # tools.sh is checked by itself
+# shellcheck disable=SC1091,SC2154   # slurm.sh is checked by itself
 set -euo pipefail
 
-source "$(dirname "${BASH_SOURCE[0]}")/tools.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/slurm.sh"
 
 # Slurm accepts every script as shipped.
 for script in slurm slurm_mpirun apptainer; do
@@ -80,6 +80,10 @@ pbs=$(sed 's/\..*//' pbs_submit.log)
 await 90 "step 300 of the job to cancel" frozen cancelled
 scancel "$cancelled"
 await 90 "step 300 under mpirun" frozen forwarded
+# On TERM mpirun would continue the ranks, and kill them two seconds later.
+for pid in $(processes forwarded); do [[ $(readlink "/proc/$pid/exe") != */orterun ]] || kill -TERM "$pid"; done
+sleep 3
+frozen forwarded || fail "mpirun does not leave the ranks to themselves on TERM" "$(log_of "$forwarded")"
 scancel --batch --signal=USR1 "$forwarded"
 await 20 "USR1 at the ranks of mpirun" usr1_pending forwarded
 thaw forwarded

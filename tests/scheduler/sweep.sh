@@ -7,13 +7,13 @@
 #   bash tests/scheduler/sweep.sh [WEFT]     default build/cpu-release/weft; needs scripts/setup.sh --scheduler
 #
 # Exit codes: 0 all cases passed; 1 a case failed, its log is shown; 77 Slurm cannot be started here.
-# shellcheck disable=SC1091,SC2154   # tools.sh is checked by itself
+# shellcheck disable=SC1091,SC2154   # slurm.sh is checked by itself
 set -euo pipefail
 
 python=${WEFT_PYTHON:-/usr/bin/python3}
 "$python" -c 'import numpy, h5py, matplotlib' 2>/dev/null || { echo "skipped: $python has no NumPy, h5py and matplotlib (scripts/setup.sh --tests)"; exit 77; }
 package=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../python" && pwd)
-source "$(dirname "${BASH_SOURCE[0]}")/tools.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/slurm.sh"
 
 mkdir programs
 printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s" -m weft.sweep.command "$@"\n' "$package" "$python" >programs/weft-sweep
