@@ -5,6 +5,10 @@ ReFrame takes the first system of which `hostnames` matches the name of the host
 """
 
 
+# Without a GPU, the checks that need one fail in a partition with these devices; they are skipped elsewhere.
+GPUS = [{"type": "gpu", "num_devices": 4}]
+
+
 def partition(name, scheduler, launcher, **more):
     return {"name": name, "scheduler": scheduler, "launcher": launcher, "environs": ["weft"], **more}
 
@@ -17,7 +21,7 @@ site_configuration = {
             # "slurm" needs sacct; without it: "squeue".
             "partitions": [
                 partition("cpu", "slurm", "srun", access=["--partition=cpu"]),
-                partition("gpu", "slurm", "srun", access=["--partition=gpu"],
+                partition("gpu", "slurm", "srun", access=["--partition=gpu"], devices=GPUS,
                           resources=[{"name": "_rfm_gpu", "options": ["--gpus-per-node={num_gpus_per_node}"]}]),
             ],
         },
@@ -25,7 +29,7 @@ site_configuration = {
             "name": "pbs",
             "hostnames": ["login-node-of-a-pbs-cluster"],
             "partitions": [
-                partition("gpu", "pbs", "mpirun", access=["-q gpu"],
+                partition("gpu", "pbs", "mpirun", access=["-q gpu"], devices=GPUS,
                           resources=[{"name": "_rfm_gpu", "options": ["ngpus={num_gpus_per_node}"]}]),
             ],
         },
