@@ -50,10 +50,10 @@ class WeftCheck(rfm.RunOnlyRegressionTest):
     def check_errors(self, errors):
         sn.evaluate(sn.assert_false("; ".join(dict.fromkeys(errors)), "the program ended with an error: {0}"))
 
-    def document(self, name):
-        """A JSON file that the program has written."""
+    def written(self, name):
+        """The text of a file that the program writes."""
         sn.evaluate(sn.assert_true(Path(self.stagedir, name).is_file(), f"the program has not written {name}"))
-        return json.loads(Path(self.stagedir, name).read_text())
+        return Path(self.stagedir, name).read_text()
 
     def skip_without_gpu(self):
         """Skips the check if the program has found no GPU, in a partition whose settings state none either."""
@@ -93,7 +93,7 @@ class WeftQuickstart(WeftCheck):
     @sanity_function
     def loss_and_nmse(self):
         self.check_errors(self.errors())
-        record = self.document("run/run.json")
+        record = json.loads(self.written("run/run.json"))
 
         def in_range(what, value, expected):
             return sn.assert_reference(value, expected, -self.tolerance, self.tolerance,
@@ -130,8 +130,7 @@ class WeftResume(WeftCheck):
     def same_bits(self):
         self.skip_without_gpu()
         self.check_errors(self.errors())
-        log = Path(self.stagedir, "resumed/log.txt")
-        return sn.all([sn.assert_found("resuming after step 15 of 30", str(log), "the run was not stopped at step 15 and resumed"),
+        return sn.all([sn.assert_in("resuming after step 15 of 30", self.written("resumed/log.txt"), "the run was not stopped at step 15 and resumed"),
                        *(sn.assert_true(self.same_file(f"checkpoints/step_00000030/rank_{rank:05}.h5"),
                                         f"rank {rank}: the checkpoint of the resumed run differs from that of the undisturbed run")
                          for rank in range(self.num_tasks))])
@@ -180,7 +179,7 @@ class WeftSpeed(WeftCheck):
             self.skip_if(error.startswith("--compare: there are no speeds of"), error)
         # The performance stage names the cases that are slower.
         self.check_errors([error for error in self.errors() if not error.startswith("slower than")])
-        result = self.document("run/benchmark.json")
+        result = json.loads(self.written("run/benchmark.json"))
         missing = self.recorded(result).keys() - {case["name"] for case in result["cases"]}
         return sn.assert_false(missing, "not measured: {0}")
 
@@ -188,7 +187,7 @@ class WeftSpeed(WeftCheck):
     def take_references(self):
         if self.is_dry_run():
             return
-        result = self.document("run/benchmark.json")
+        result = json.loads(self.written("run/benchmark.json"))
         self.reference = {"*": {name: (ms, None, self.slower, "ms/step") for name, ms in self.recorded(result).items()}}
         self.perf_variables = {case["name"]: sn.make_performance_function(sn.defer(case["ms_per_step"]), "ms/step")
                                for case in result["cases"]}

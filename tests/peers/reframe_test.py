@@ -58,7 +58,7 @@ class Suite:
         self.weft, self.runs = weft, 0
         self.quickstart = weft.folder / "run_1/stage/local/host/weft/WeftQuickstart/run"
         weft.environment.pop("PYTHONPATH", None)
-        weft.environment["CUDA_VISIBLE_DEVICES"] = "-1"
+        weft.environment |= {"CUDA_VISIBLE_DEVICES": "-1", "TMPDIR": str(weft.folder)}      # for the log of ReFrame
 
     def run(self, *options, settings=CHECKS / "settings.py"):
         """{check: its entry in the report of ReFrame}"""
@@ -143,7 +143,7 @@ def check(weft):
     # A program that writes nothing but the recorded speeds.
     cases = suite.run(*suite.other("as recorded", measured), "-n", "WeftVersion|WeftQuickstart|WeftResume$|WeftSpeed")
     suite.expect(cases, {"WeftVersion": ("fail", ""), "WeftQuickstart": ("fail", "has not written run/run.json"),
-                         "WeftResume": ("fail", "not stopped"), "WeftSpeed": ("pass", "")})
+                         "WeftResume": ("fail", "has not written resumed/log.txt"), "WeftSpeed": ("pass", "")})
 
     # The job scripts of the examples: what they request.
     for system, requested in (("slurm", ("#SBATCH --partition=gpu", "#SBATCH --ntasks=2", "#SBATCH --gpus-per-node=2", "srun env WEFT_FAULT=")),
