@@ -32,7 +32,7 @@ def problems(repository, text):
     # Files that the top-level CMakeLists.txt and the scripts read.
     needed = {"CMakeLists.txt", "CMakePresets.json", "cmake", "inputs", "jobscripts", "scripts"}
     for names in re.findall(r"^install\((?:FILES|DIRECTORY) ([^)]*?) DESTINATION", (repository / "cmake" / "WeftInstall.cmake").read_text(), re.M):
-        needed |= {name for name in names.split() if not name.startswith("$")}
+        needed |= {name.partition("/")[0] for name in names.split() if not name.startswith("$")}
     needed |= set(re.findall(r"^add_subdirectory\((\w+)\)", (repository / "CMakeLists.txt").read_text(), re.M))
     yield from (f"%files: {name} is missing" for name in needed - {source for source, _ in copied})
     if "scripts/setup.sh" not in part["post"]:

@@ -101,6 +101,7 @@ def check(weft):
     assert sorted(os.listdir(share)) == ["bash-completion", "doc", "modulefiles", "weft"], os.listdir(share)
     for folder in ("inputs", "jobscripts", "python"):
         same_tree(share / "weft" / folder, os.path.join(REPOSITORY, folder))
+    same_tree(share / "weft" / "reframe", os.path.join(REPOSITORY, "scripts", "reframe"))
     same_tree(share / "doc" / "weft" / "docs", os.path.join(REPOSITORY, "docs"))
     assert (share / "doc" / "weft" / "LICENSE").is_file()
     check_links(share / "doc" / "weft")
