@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Weft: one process per GPU, or per few cores; the subcommand decides what they do together.
+#include <csignal>
 #include <new>
 #include <utility>
 
@@ -33,7 +34,9 @@ int main(int argc, char** argv) {
   //    right kernels of OpenBLAS.
   commands::hand_over_to_external(argc, argv);
   device::restart_with_blas_core(argv);
-  // 1. Join the other ranks, for a command that calculates or if there are others. Nothing may fail alone before this.
+  std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit becomes an error of the write
+  // 1. Join the other ranks, for a command that needs a device or if there are others. Nothing may fail alone before
+  // this.
   commands::Call call = commands::parse(argc, argv);
   const bool on_device = call.needs == commands::Needs::device;
   if (on_device) device::hand_over_without_gpu(argv);

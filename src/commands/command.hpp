@@ -105,8 +105,8 @@ class Options {
   std::vector<Option> list_;
 };
 
-/// What a command needs: MPI, if it calculates, and for most of these a device.
-enum class Needs { nothing, ranks, device };
+/// What a command needs. One that needs no device starts MPI only if a launcher started the process.
+enum class Needs { nothing, device };
 
 /// Settings, and the schema that reads an input into them.
 struct Keys {

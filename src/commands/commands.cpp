@@ -63,13 +63,19 @@ void require_kind(const checkpoint::Found& found, std::string_view tensor, std::
                          found.path.string(), tensor, advice);
 }
 
-void require_new_directory(const parallel::World& world, const std::string& path) {
-  namespace fs = std::filesystem;
-  world.on_root([&] {
-    if (fs::exists(path) && !(fs::is_directory(path) && fs::is_empty(path)))
-      throw error(ExitCode::usage, "{}: exists (nothing is overwritten); name a new directory, or remove this one",
-                  path);
+NewDirectory::NewDirectory(const parallel::World& world, const std::string& path) : world_(world), path_(path) {
+  place_ = world.on_root([&] {
+    output_.emplace(path);
+    return output_->place().string();
   });
+}
+
+void NewDirectory::publish() {
+  world_.on_root([&] { output_->publish(); });
+}
+
+std::string NewDirectory::published(const std::filesystem::path& file) const {
+  return (path_ / file.lexically_relative(place_)).string();
 }
 
 std::vector<input::Override> overrides(const Request& request) {

@@ -3,7 +3,9 @@
 // What commands have in common: results, checks of paths and checkpoints, and the input as the request gives it.
 #pragma once
 
+#include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -11,6 +13,7 @@
 #include "commands/command.hpp"
 #include "parallel/world.hpp"
 #include "storage/json_file.hpp"
+#include "storage/pending_output.hpp"
 
 namespace weft::commands {
 
@@ -22,8 +25,25 @@ void print_written(const Request& request, std::string_view text, const Json& do
 /// Throws a collective Error(usage) unless `path` is a directory. `origin`: the key or option that names it.
 void require_directory(const parallel::World& world, const std::string& path, std::string_view origin);
 
-/// Throws a collective Error(usage) if `path` exists and is not an empty directory.
-void require_new_directory(const parallel::World& world, const std::string& path);
+/// A directory that all ranks write, and that appears when it is complete (storage/pending_output.hpp).
+class NewDirectory {
+ public:
+  /// Collective. Throws a collective Error(usage) if `path` exists and is not an empty directory, Error(io).
+  NewDirectory(const parallel::World& world, const std::string& path);
+
+  /// Where to write; equal on all ranks.
+  const std::filesystem::path& place() const { return place_; }
+  /// Collective. No rank has a file in it open.
+  void publish();
+  /// The name that a file in `place()` has after `publish`.
+  std::string published(const std::filesystem::path& file) const;
+
+ private:
+  const parallel::World& world_;
+  const std::filesystem::path path_;
+  std::optional<storage::PendingOutput> output_;  // rank 0
+  std::filesystem::path place_;
+};
 
 /// The checkpoint at `path`: a step directory, or the newest one of a run. Verified. Collective.
 checkpoint::Found open_checkpoint(const std::string& path, const parallel::World& world);

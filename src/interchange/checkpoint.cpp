@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "checkpoint/registry.hpp"
 #include "checkpoint/shard.hpp"
 #include "kernels/bf16.hpp"
 #include "storage/durable.hpp"
+#include "storage/pending_output.hpp"
 
 namespace weft::interchange {
 namespace fs = std::filesystem;
@@ -284,7 +286,7 @@ void write_checkpoint(const RowSource& source, const Normalised& normalised, che
     manifest.tensors.push_back({tensor.name, tensor.type, tensor.shape});
     shard.owned.push_back(tensor.owned);
   }
-  write_new_directory(directory, [&](const fs::path& temporary) {
+  storage::write_new_directory(directory, [&](const fs::path& temporary) {
     std::vector<std::byte> rows_of_piece;
     constexpr int kOneThread = 1;  // memory is that of one piece
     const checkpoint::Shard written = checkpoint::write_shard(
@@ -302,25 +304,6 @@ void write_checkpoint(const RowSource& source, const Normalised& normalised, che
     manifest.shards = {shard};
     storage::write_text(temporary / checkpoint::kManifestName, checkpoint::to_text(manifest));
   });
-}
-
-void write_new_directory(const fs::path& directory, const std::function<void(const fs::path&)>& fill) {
-  const fs::path path = directory.has_filename() ? directory : directory.parent_path();
-  if (fs::exists(path) && !(fs::is_directory(path) && fs::is_empty(path)))
-    throw error(ExitCode::usage, "{}: exists (nothing is overwritten); name a new directory, or remove this one",
-                path.string());
-  const fs::path temporary = path.string() + ".tmp";
-  fs::remove_all(temporary);  // left by an interrupted write
-  storage::make_directory(temporary);
-  try {
-    fill(temporary);
-    storage::sync_directory(temporary);
-    storage::rename_durably(temporary, path);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(temporary, ignored);
-    throw;
-  }
 }
 
 }  // namespace weft::interchange

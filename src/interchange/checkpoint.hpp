@@ -5,7 +5,6 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/resume.hpp"
@@ -51,10 +50,5 @@ Normalised not_normalised(const Sizes&);
 /// not empty, Error(io), Error(data) and Error(numeric) for a value that is not finite.
 void write_checkpoint(const RowSource& source, const Normalised& normalised, checkpoint::Manifest manifest,
                       const std::filesystem::path& directory);
-
-/// Creates a directory under a temporary name, lets `fill` write files there and renames it durably; removes it if
-/// `fill` throws. Throws Error(usage) if `directory` exists and is not empty, Error(io).
-void write_new_directory(const std::filesystem::path& directory,
-                         const std::function<void(const std::filesystem::path& temporary)>& fill);
 
 }  // namespace weft::interchange

@@ -17,6 +17,7 @@
 #include "interchange/formats.hpp"
 #include "kernels/bf16.hpp"
 #include "storage/compressed_stream.hpp"
+#include "storage/pending_output.hpp"
 
 namespace weft::interchange {
 namespace fs = std::filesystem;
@@ -309,6 +310,8 @@ bool is_compressed_cache(const fs::path& directory) { return !splits_in(director
 
 ConvertedActivations convert_cache(const fs::path& directory, const fs::path& output) {
   const auto splits = splits_in(directory);
+  storage::PendingOutput pending(output, storage::PendingOutput::Kind::directory,
+                                 {"chunk_0.hdf5", "index.bin", "metadata.json"});
   std::optional<dataset::ActivationWriter> writer;
   ConvertedActivations converted;
   Scalar type = Scalar::fp32;
@@ -325,7 +328,7 @@ ConvertedActivations convert_cache(const fs::path& directory, const fs::path& ou
       converted.d_model = cache.sizes.d_model;
       converted.stored = fmt::format("{}, {}", cache.bits == 16 ? "fp16" : fmt::format("int{}", cache.bits),
                                      storage::name_of(cache.compression));
-      writer.emplace(dataset::WriterSettings{.path = output.string(),
+      writer.emplace(dataset::WriterSettings{.path = pending.place().string(),
                                              .n_layers = cache.sizes.n_layers,
                                              .d_model = cache.sizes.d_model,
                                              .dtype = type,
@@ -348,6 +351,7 @@ ConvertedActivations convert_cache(const fs::path& directory, const fs::path& ou
   }
   if (!writer) throw error(ExitCode::usage, "{}: has no activations_ctx_*_split_*.bin", directory.string());
   writer->finish();
+  pending.publish();
   return converted;
 }
 

@@ -9,6 +9,7 @@
 #include "base/text.hpp"
 #include "kernels/constants.hpp"
 #include "storage/durable.hpp"
+#include "storage/pending_output.hpp"
 
 namespace weft::interchange {
 namespace fs = std::filesystem;
@@ -123,7 +124,7 @@ std::string summary(const Opened& opened, const fs::path& directory) {
 
 void write_directory(const RowSource& source, Format format, Storage storage, const Origin& origin,
                      const fs::path& directory) {
-  write_new_directory(directory, [&](const fs::path& temporary) {
+  storage::write_new_directory(directory, [&](const fs::path& temporary) {
     if (format == Format::circuit_tracer) {
       write(source, circuit_tracer_layout(source.contents()), storage, temporary);
       storage::write_text(temporary / "config.yaml", circuit_tracer_config(source.contents(), origin));

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
 
 #include "base/text.hpp"
 #include "kernels/bf16.hpp"
@@ -144,13 +146,10 @@ LayoutRows::LayoutRows(const fs::path& directory, Layout layout) : layout_(std::
       opened.entries.push_back(entry);
       ++known;
     }
+    std::set<std::string> expected(file.ignored.begin(), file.ignored.end());
+    for (const LayoutTensor& tensor : file.tensors) expected.insert(tensor.name);
     for (const SafetensorsEntry& entry : opened.file->entries()) {
-      const auto named = [&](const auto& list, auto&& name) {
-        return std::any_of(list.begin(), list.end(), [&](const auto& item) { return name(item) == entry.name; });
-      };
-      if (named(file.tensors, [](const LayoutTensor& tensor) { return tensor.name; }) ||
-          named(file.ignored, [](const std::string& name) { return name; }))
-        continue;
+      if (expected.contains(entry.name)) continue;
       throw error(ExitCode::usage,
                   "{}: has tensor \"{}\", for which Weft has no counterpart (leaving it out would change the result)",
                   path.string(), printable(entry.name));

@@ -59,22 +59,42 @@ std::string_view name_of(Scalar type) {
   throw error(ExitCode::internal, "a safetensors file cannot hold this type");
 }
 
+/// Events of the parser: looks for a name that occurs twice in the outermost object.
+struct TopLevelNames : nlohmann::json_sax<SortedJson> {
+  std::set<std::string> names;
+  std::optional<std::string> twice;
+  int depth = 0;
+
+  bool key(string_t& name) override {
+    if (depth == 1 && !names.insert(name).second) twice = name;
+    return true;
+  }
+  bool start_object(std::size_t) override { return ++depth, true; }
+  bool end_object() override { return --depth, true; }
+  bool start_array(std::size_t) override { return ++depth, true; }
+  bool end_array() override { return --depth, true; }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
+};
+
 /// A header as JSON. Names of tensors are unique, which the parsed value does not show.
 SortedJson parse_unique(const std::string& path, std::string_view header) {
   if (nesting_of(header) > kDeepestJson)
     throw error(ExitCode::data, "{}: its header is nested more than {} deep; is it a safetensors file?", path,
                 kDeepestJson);
-  std::set<std::string> names;
-  std::string twice;
-  const auto note = [&](int depth, SortedJson::parse_event_t event, SortedJson& value) {
-    if (event == SortedJson::parse_event_t::key && depth == 1 && !names.insert(value.get<std::string>()).second)
-      twice = value.get<std::string>();
-    return true;
-  };
-  SortedJson parsed = SortedJson::parse(header, note, /*allow_exceptions=*/false);
+  SortedJson parsed = SortedJson::parse(header, nullptr, /*allow_exceptions=*/false);
   if (parsed.is_discarded() || !parsed.is_object())
     throw error(ExitCode::data, "{}: its header is not a JSON object; is it a complete safetensors file?", path);
-  if (!twice.empty()) throw error(ExitCode::data, "{}: lists tensor \"{}\" twice", path, printable(twice));
+  // A callback of `parse` would see the names too, but with one the time grows with the square of their number.
+  TopLevelNames names;
+  SortedJson::sax_parse(header, &names);
+  if (names.twice) throw error(ExitCode::data, "{}: lists tensor \"{}\" twice", path, printable(*names.twice));
   return parsed;
 }
 
@@ -186,11 +206,12 @@ SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)), fil
   file_.read(header.data(), static_cast<std::int64_t>(length), kLengthBytes);
   entries_ = parse_safetensors_header(path_, header, kLengthBytes + static_cast<std::int64_t>(length), file_.bytes(),
                                       metadata_);
+  for (std::size_t i = 0; i < entries_.size(); ++i) index_.emplace(entries_[i].name, i);
 }
 
 const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
-  const auto at = std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) { return entry.name == name; });
-  return at == entries_.end() ? nullptr : &*at;
+  const auto at = index_.find(name);
+  return at == index_.end() ? nullptr : &entries_[at->second];
 }
 
 void SafetensorsFile::read(const SafetensorsEntry& entry, std::int64_t first, std::int64_t count, float* to) const {

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -64,6 +65,7 @@ class SafetensorsFile {
   std::string path_;
   PosixFile file_;
   std::vector<SafetensorsEntry> entries_;
+  std::map<std::string, std::size_t, std::less<>> index_;  // name -> place in entries_
   std::map<std::string, std::string> metadata_;
 };
 

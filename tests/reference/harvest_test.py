@@ -120,13 +120,14 @@ def resumes(weft, run):
     arguments = ("--text", "text.txt", "--type", "bf16", "--rows-per-file", 160, "--set", "device.threads=1")
     harvest(weft, run, "whole", *arguments)
     whole = contents(weft.folder / "whole")
-    assert len(whole) > 8 and not any(name.endswith(".part") for name in whole), sorted(whole)
+    assert len(whole) > 8 and not any(name.endswith(".tmp") for name in whole), sorted(whole)
 
     broken = weft.folder / "broken"
     shutil.copytree(weft.folder / "whole", broken)
     for name in ("chunk_1.hdf5", "chunk_3.hdf5", "index.bin", "metadata.json"):
         (broken / name).unlink()
-    (broken / "chunk_1.hdf5.part").write_bytes(whole["chunk_1.hdf5"][:1000])
+    (broken / "chunk_1.hdf5.0123abcd.tmp").mkdir()
+    (broken / "chunk_1.hdf5.0123abcd.tmp" / "chunk_1.hdf5").write_bytes(whole["chunk_1.hdf5"][:1000])
     times = {name: (broken / name).stat().st_mtime_ns for name in ("chunk_0.hdf5", "chunk_2.hdf5")}
     printed = harvest(weft, run, "broken", *arguments)
     assert "2 of" in printed, printed

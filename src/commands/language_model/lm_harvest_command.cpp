@@ -11,6 +11,7 @@
 #include "dataset/activations/description.hpp"
 #include "language_model/run/harvester.hpp"
 #include "storage/durable.hpp"
+#include "storage/pending_output.hpp"
 
 namespace weft::commands {
 namespace {
@@ -144,6 +145,7 @@ int run_harvest(const Request& request, const HarvestOptions& options, const par
   world.on_root([&] {
     std::vector<std::int64_t> rows;
     for (std::int64_t file = 0; file < settings.files(); ++file) rows.push_back(settings.rows_of(file));
+    storage::remove_interrupted_outputs(request.output);  // of files that are complete
     dataset::write_index(writer, rows);
   });
   print_written(request,

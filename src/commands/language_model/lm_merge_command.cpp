@@ -23,7 +23,7 @@ static int run_merge(const Request& request, const parallel::World& world) {
                            "weft lm merge needs --output DIR (the merged checkpoint is written there)");
   if (world.size() > 1)
     throw collective_error(ExitCode::usage, "weft lm merge runs on one process (it is bound by the disk); use one");
-  require_new_directory(world, request.output);
+  NewDirectory output(world, request.output);
   OpenedModel opened(request, world);
   if (!opened.found)
     throw collective_error(ExitCode::usage, "{}: is no checkpoint (only those have adapters to merge); name one",
@@ -62,18 +62,18 @@ static int run_merge(const Request& request, const parallel::World& world) {
   manifest.libraries = library_versions();
   manifest.dataset_fingerprint = trained.dataset_fingerprint;
   manifest.extra = json_text(language_model::manifest_extra(model.architecture()));
-  checkpoint::Writer writer(world.all(), std::filesystem::path(request.output) / "checkpoints",
-                            configuration.checkpoint, registry, execution);
+  checkpoint::Writer writer(world.all(), output.place() / "checkpoints", configuration.checkpoint, registry, execution);
   writer.start(manifest);
   const auto written = writer.finish();
   if (!written || !written->durable)
     throw collective_error(ExitCode::io, "{}: the merged checkpoint could not be written{}", request.output,
                            written ? " (" + written->failure + ")" : "");
+  output.publish();
+  const std::string path = output.published(written->path);
   print_written(request,
-                fmt::format("{}: {} with its adapters merged, {} parameters (weights only, without moments)",
-                            written->path.string(), opened.name(),
-                            format::grouped(model::elements_of(model.parameters().specs()))),
-                {{"output", request.output}, {"checkpoint", written->path.string()}, {"model", opened.name()}});
+                fmt::format("{}: {} with its adapters merged, {} parameters (weights only, without moments)", path,
+                            opened.name(), format::grouped(model::elements_of(model.parameters().specs()))),
+                {{"output", request.output}, {"checkpoint", path}, {"model", opened.name()}});
   return 0;
 }
 

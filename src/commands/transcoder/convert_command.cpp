@@ -67,7 +67,7 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   if (request.output.empty())
     throw collective_error(ExitCode::usage,
                            "weft convert needs --output DIR (the converted checkpoint is written there)");
-  require_new_directory(world, request.output);
+  NewDirectory output(world, request.output);
   const std::string path = options.data.empty() ? trained.data.validation : options.data;
   if (path.empty())
     throw collective_error(ExitCode::usage,
@@ -128,8 +128,8 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   manifest.code_revision = run::build_record.revision;
   manifest.libraries = library_versions();
   manifest.dataset_fingerprint = found.manifest.dataset_fingerprint;
-  const std::filesystem::path output(request.output);
-  checkpoint::Writer writer(world.all(), output / "checkpoints", converted.checkpoint, trainer.registry(), execution);
+  checkpoint::Writer writer(world.all(), output.place() / "checkpoints", converted.checkpoint, trainer.registry(),
+                            execution);
   writer.start(manifest);
   const auto written = writer.finish();
   if (!written || !written->durable)
@@ -139,9 +139,10 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
       "{}: thresholds {}, calibrated on {} tokens of {}, weights and thresholds rounded to {}\n"
       "  {:<10}{:>14}{:>14}\n  {:<10}{:>14.3f}{:>14.3f}\n  {:<10}{:>14.5f}{:>14.5f}\n"
       "  transcoder.capacity = {}: at most {:.1f} features are active per token and layer of a batch",
-      written->path.string(), conversion.per_feature ? "per feature" : "per layer", format::grouped(after.tokens), path,
-      conversion.bf16 ? "bf16" : "fp32", "", "before", "after", "L0", mean(before.l0), mean(after.l0), "NMSE",
-      mean(before.nmse), mean(after.nmse), calibrated.capacity, calibrated.active);
+      output.published(written->path), conversion.per_feature ? "per feature" : "per layer",
+      format::grouped(after.tokens), path, conversion.bf16 ? "bf16" : "fp32", "", "before", "after", "L0",
+      mean(before.l0), mean(after.l0), "NMSE", mean(before.nmse), mean(after.nmse), calibrated.capacity,
+      calibrated.active);
   Json record = {{"checkpoint", found.path.string()},
                  {"step", found.manifest.step},
                  {"data", path},
@@ -151,7 +152,8 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
                  {"fullest_batch", calibrated.active},
                  {"before", transcoder::to_json(before)},
                  {"after", transcoder::to_json(after)}};
-  if (world.is_root()) storage::write_json(output / "conversion.json", record);
+  world.on_root([&] { storage::write_json(output.place() / "conversion.json", record); });
+  output.publish();
   record["output"] = request.output;
   print_written(request, text, record);
   return 0;

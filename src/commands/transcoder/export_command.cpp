@@ -166,7 +166,7 @@ extern const Command export_command = with_options(
     {"export", "CHECKPOINT", "weights in the files of other programs",
      "Writes the weights of a transcoder, which then apply to raw activations, in the files of another program "
      "(docs/interchange.md).",
-     Needs::ranks},
+     Needs::nothing},
     run_export, [](Options& options, ExportOptions& own) {
       options.add("DIR", own.directory, "", "the directory to write");
       options.add("--to", own.format, "FORMAT",

@@ -101,7 +101,7 @@ extern const Command import_command = with_options(
      "Writes a checkpoint of the weights in DIR, a directory of circuit-tracer, crosslayer-coding, CLT-Forge, "
      "crosslayer-transcoder, saelens or sparsify, for evaluate, inspect and export; or a dataset of the compressed "
      "activations of CLT-Forge in DIR.",
-     Needs::ranks},
+     Needs::nothing},
     run_import, [](Options& options, std::string& statistics) {
       options.add("--statistics", statistics, "FILE",
                   "crosslayer-coding: norm_stats.json of the training data (default: in DIR or the directory above)");

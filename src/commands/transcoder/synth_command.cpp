@@ -42,7 +42,7 @@ extern const Command synth_command = with_options(
     {"synth", "INPUT", "write an activation dataset with planted features",
      "Writes activations with planted cross-layer features, and the ground truth, as table [synthetic] of the input "
      "describes them.",
-     Needs::ranks, false, [](std::string_view) { return keys_of(bench::dataset_keys); }},
+     Needs::nothing, false, [](std::string_view) { return keys_of(bench::dataset_keys); }},
     run_synth, [](Options& options) {
       options.set().templates().dry_run();
       options.output("receives train/, validation/ and ground_truth.h5 (synthetic.output)", "synthetic.output")

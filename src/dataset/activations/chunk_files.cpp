@@ -3,7 +3,6 @@
 
 #include "base/error.hpp"
 #include "storage/activation_file.hpp"
-#include "storage/durable.hpp"
 
 namespace weft::dataset {
 namespace {
@@ -18,8 +17,6 @@ std::string differences(const Json& found, const Json& expected) {
       text += fmt::format("{}{} was {}, now {}", text.empty() ? "" : "; ", key, json_text(was), json_text(value));
   return text;
 }
-
-std::filesystem::path unfinished(const std::filesystem::path& path) { return path.string() + ".part"; }
 
 }  // namespace
 
@@ -46,17 +43,13 @@ bool ChunkFiles::holds(std::int64_t number, std::int64_t rows) const {
 }
 
 std::unique_ptr<ChunkFile> ChunkFiles::begin(std::int64_t number, std::int64_t rows) const {
-  storage::make_directory(settings_.path);
-  const std::filesystem::path path = path_of(number), part = unfinished(path);
-  std::filesystem::remove(part);
-  return std::make_unique<ChunkFile>(settings_, rows, contents_, part, path);
+  return std::make_unique<ChunkFile>(settings_, rows, contents_, path_of(number));
 }
 
 ChunkFile::ChunkFile(const WriterSettings& settings, std::int64_t rows, const Json& contents,
-                     std::filesystem::path unfinished, std::filesystem::path path)
-    : unfinished_(std::move(unfinished)),
-      path_(std::move(path)),
-      file_(unfinished_, whole_file_shape(settings, rows), storage::kActivationFormatWithTokens,
+                     const std::filesystem::path& path)
+    : output_(path, storage::PendingOutput::Kind::file),
+      file_(output_.place(), whole_file_shape(settings, rows), storage::kActivationFormatWithTokens,
             [&] {
               std::map<std::string, std::string> attributes = root_attributes(settings);
               attributes[kContents] = json_text(contents);
@@ -77,8 +70,7 @@ void ChunkFile::append(std::span<const std::int32_t> ids, std::span<const std::i
 void ChunkFile::finish() {
   file_.write_tokens(ids_, documents_, positions_);
   file_.close();
-  storage::sync_file(unfinished_);
-  storage::rename_durably(unfinished_, path_);
+  output_.publish();
 }
 
 }  // namespace weft::dataset

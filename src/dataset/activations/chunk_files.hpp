@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes the chunk files of a dataset in any order, by any thread and process. A file is complete or not there: it is
-// written under another name (.part) and renamed. An interrupted dataset is continued by writing the missing files.
+// Writes the chunk files of a dataset in any order, by any thread and process. A file is complete or not there
+// (storage/pending_output.hpp). An interrupted dataset is continued by writing the missing files.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +15,14 @@
 #include "base/json.hpp"
 #include "dataset/activations/activation_writer.hpp"
 #include "storage/activation_file_writer.hpp"
+#include "storage/pending_output.hpp"
 
 namespace weft::dataset {
 
 /// One file that is being written. Several may be written at the same time, each by one thread at a time.
 class ChunkFile {
  public:
-  /// `unfinished` must not exist.
-  ChunkFile(const WriterSettings& settings, std::int64_t rows, const Json& contents, std::filesystem::path unfinished,
-            std::filesystem::path path);
+  ChunkFile(const WriterSettings& settings, std::int64_t rows, const Json& contents, const std::filesystem::path& path);
 
   /// Appends rows: inputs and targets [rows, n_layers * d_model] of settings.dtype, id and position in its text segment
   /// of each, and those of the appended rows (ascending from 0) at which a document begins.
@@ -33,7 +32,7 @@ class ChunkFile {
   void finish();
 
  private:
-  const std::filesystem::path unfinished_, path_;
+  storage::PendingOutput output_;
   storage::ActivationFileWriter file_;
   std::vector<std::int32_t> ids_, positions_;
   std::vector<std::int64_t> documents_;

@@ -19,6 +19,7 @@
 #include "kernels/constants.hpp"
 #include "kernels/random.hpp"
 #include "storage/hdf5.hpp"
+#include "storage/pending_output.hpp"
 #include "storage/tensor_file.hpp"
 
 namespace weft::dataset {
@@ -388,32 +389,22 @@ void write_synthetic(const SyntheticSettings& settings, int n_threads) {
   check_settings(settings);
   n_threads = std::max(1, n_threads);
   Workers workers(n_threads);
-  if (std::filesystem::exists(settings.output + "/ground_truth.h5"))
-    throw error(ExitCode::io,
-                "{}: already holds ground_truth.h5 (datasets are never overwritten); remove it or choose another "
-                "directory",
-                settings.output);
-  Model model = make_model(settings, workers);
-  const bool existed = std::filesystem::exists(settings.output);
-  try {
-    // The two sets are finished last: a failure leaves no dataset behind.
-    ActivationWriter train(writer_settings(settings, "train"));
-    write_split(settings, model, train, 0, settings.tokens, workers, n_threads, &model.truth.fired);
-    std::optional<ActivationWriter> validation;
-    if (settings.validation_tokens > 0) {
-      validation.emplace(writer_settings(settings, "validation"));
-      write_split(settings, model, *validation, settings.tokens, settings.tokens + settings.validation_tokens, workers,
-                  n_threads, nullptr);
-    }
-    write_ground_truth(settings, model.truth);
-    if (validation) validation->finish();
-    train.finish();
-  } catch (...) {
-    std::error_code ignored;
-    std::filesystem::remove(settings.output + "/ground_truth.h5", ignored);
-    if (!existed) std::filesystem::remove(settings.output, ignored);  // fails if it is not empty
-    throw;
+  storage::PendingOutput output(settings.output, storage::PendingOutput::Kind::directory,
+                                {"ground_truth.h5", "train", "validation"});
+  SyntheticSettings pending = settings;
+  pending.output = output.place().string();
+  Model model = make_model(pending, workers);
+  ActivationWriter train(writer_settings(pending, "train"));
+  write_split(pending, model, train, 0, pending.tokens, workers, n_threads, &model.truth.fired);
+  train.finish();
+  if (pending.validation_tokens > 0) {
+    ActivationWriter validation(writer_settings(pending, "validation"));
+    write_split(pending, model, validation, pending.tokens, pending.tokens + pending.validation_tokens, workers,
+                n_threads, nullptr);
+    validation.finish();
   }
+  write_ground_truth(pending, model.truth);
+  output.publish();
 }
 
 std::string ground_truth_path(const std::string& dataset_path) {

@@ -12,25 +12,10 @@ namespace weft::dataset {
 
 TokenWriter::TokenWriter(const std::string& directory, std::int64_t vocabulary, std::string tokenizer,
                          std::int64_t tokens_per_file)
-    : directory_(directory),
+    : output_(directory),
       vocabulary_(vocabulary),
       tokens_per_file_(tokens_per_file),
-      tokenizer_(std::move(tokenizer)) {
-  if (directory_.filename().empty()) directory_ = directory_.parent_path();  // "data/set/"
-  temporary_ = directory_;
-  temporary_ += ".tmp";
-  for (const auto& path : {directory_, temporary_})
-    if (std::filesystem::exists(path) && (!std::filesystem::is_directory(path) || !std::filesystem::is_empty(path)))
-      throw error(ExitCode::io, "{}: exists (token files are never overwritten); remove it or choose another directory",
-                  path.string());
-  storage::make_directory(temporary_);
-}
-
-TokenWriter::~TokenWriter() {
-  if (finished_) return;
-  std::error_code ignored;
-  std::filesystem::remove_all(temporary_, ignored);
-}
+      tokenizer_(std::move(tokenizer)) {}
 
 void TokenWriter::append(std::span<const std::uint32_t> ids, std::int64_t text_bytes) {
   if (ids.empty()) return;
@@ -57,10 +42,9 @@ void TokenWriter::write(std::size_t count) {
                                      static_cast<double>(next - start));
     bytes -= rest;
   }
-  const std::filesystem::path path = temporary_ / fmt::format("tokens_{:05}.h5", written_.files);
+  const std::filesystem::path path = output_.place() / fmt::format("tokens_{:05}.h5", written_.files);
   storage::write_token_file(path, std::span(ids_).first(count), {documents_.begin(), end}, vocabulary_, bytes,
                             tokenizer_);
-  storage::sync_file(path);
   ++written_.files;
   written_.tokens += border;
   note_progress();
@@ -78,10 +62,9 @@ void TokenWriter::write(std::size_t count) {
 TokenWriter::Written TokenWriter::finish() {
   if (!ids_.empty()) write(ids_.size());
   if (written_.tokens == 0)
-    throw error(ExitCode::data, "{}: there are no tokens to write (all documents are empty)", directory_.string());
-  storage::write_text(temporary_ / "tokenizer.json", tokenizer_);
-  storage::rename_durably(temporary_, directory_);
-  finished_ = true;
+    throw error(ExitCode::data, "{}: there are no tokens to write (all documents are empty)", output_.path().string());
+  storage::write_text(output_.place() / "tokenizer.json", tokenizer_);
+  output_.publish();
   return written_;
 }
 

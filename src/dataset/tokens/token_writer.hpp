@@ -5,10 +5,11 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "storage/pending_output.hpp"
 
 namespace weft::dataset {
 
@@ -19,12 +20,9 @@ class TokenWriter {
   };
 
   /// `directory` must not exist, or be empty. Ids are below `vocabulary`; `tokenizer`: its text form. A file takes
-  /// `tokens_per_file` ids. Throws Error(io).
+  /// `tokens_per_file` ids. Throws Error(usage) if it does, Error(io).
   TokenWriter(const std::string& directory, std::int64_t vocabulary, std::string tokenizer,
               std::int64_t tokens_per_file = std::int64_t{1} << 26);
-  TokenWriter(const TokenWriter&) = delete;
-  /// Removes the files of a set that was not finished.
-  ~TokenWriter();
 
   /// Appends a document that stands for `text_bytes` bytes of text. Empty documents are left out. Where a file ends
   /// within a document, the rest of it counts as a document of its own.
@@ -35,14 +33,13 @@ class TokenWriter {
  private:
   void write(std::size_t count);
 
-  std::filesystem::path directory_, temporary_;
+  storage::PendingOutput output_;
   std::int64_t vocabulary_, tokens_per_file_;
   std::string tokenizer_;
   std::vector<std::uint32_t> ids_;        // not yet in a file
   std::vector<std::int64_t> documents_;   // their starts in `ids_`
   std::vector<std::int64_t> text_bytes_;  // bytes of text of each of these documents
   Written written_;
-  bool finished_ = false;
 };
 
 }  // namespace weft::dataset

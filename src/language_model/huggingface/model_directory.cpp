@@ -20,6 +20,7 @@
 #include "language_model/tokenizer/corpus.hpp"
 #include "language_model/tokenizer/tokenizer_files.hpp"
 #include "storage/durable.hpp"
+#include "storage/pending_output.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -412,7 +413,7 @@ void write_huggingface(const model::Parameters& parameters, const Architecture& 
   const std::span<const ParameterSpec> specs = parameters.specs();
   const std::vector<Place> all = places(family, architecture);
   const std::vector<Part> parts = divide(all, type, file_bytes);
-  interchange::write_new_directory(directory, [&](const fs::path& temporary) {
+  storage::write_new_directory(directory, [&](const fs::path& temporary) {
     Json map = Json::object();
     std::int64_t total = 0;
     std::vector<float> tensor, own;

@@ -20,6 +20,7 @@
 #include "language_model/huggingface/names.hpp"
 #include "language_model/huggingface/peft_config.hpp"
 #include "storage/durable.hpp"
+#include "storage/pending_output.hpp"
 #include "storage/safetensors.hpp"
 
 namespace weft::language_model {
@@ -168,7 +169,7 @@ void write_peft(const model::Parameters& adapters, const Architecture& architect
                 kernels::Scalar type, const kernels::Execution& execution, const fs::path& directory) {
   const std::vector<AdaptedLayer> modules = modules_of(architecture);
   const std::int64_t rank = architecture.lora.rank;
-  interchange::write_new_directory(directory, [&](const fs::path& temporary) {
+  storage::write_new_directory(directory, [&](const fs::path& temporary) {
     std::vector<storage::SafetensorsWriter::Tensor> tensors;
     for (const AdaptedLayer& module : modules) {
       const std::int64_t of_module = rank_of(module, architecture.lora);

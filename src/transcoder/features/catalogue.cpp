@@ -110,9 +110,7 @@ LayerCatalogue gather_layer(const CatalogueFacts& facts, std::int64_t layer, con
 
 CatalogueFile::CatalogueFile(const std::filesystem::path& path, const CatalogueFacts& facts,
                              const dataset::Vocabulary& vocabulary)
-    : path_(path), partial_(path.string() + ".part"), facts_(facts) {
-  std::filesystem::remove(partial_);  // left by an interrupted call
-  file_ = storage::create_file(partial_);
+    : output_(path, storage::PendingOutput::Kind::file), facts_(facts), file_(storage::create_file(output_.place())) {
   storage::write_attribute(file_, "format", "weft-features");
   storage::write_attribute(file_, "format_version", std::int64_t{1});
   for (const auto& [name, text] : {std::pair{"checkpoint", &facts_.checkpoint},
@@ -134,13 +132,6 @@ CatalogueFile::CatalogueFile(const std::filesystem::path& path, const CatalogueF
     const std::string text = dataset::vocabulary_text(vocabulary);
     storage::write_tensor(file_, "vocabulary", Scalar::u8, {static_cast<std::int64_t>(text.size())}, text.data());
   }
-}
-
-CatalogueFile::~CatalogueFile() {
-  if (finished_) return;
-  file_ = storage::Handle();
-  std::error_code ignored;
-  std::filesystem::remove(partial_, ignored);
 }
 
 void CatalogueFile::add(const LayerCatalogue& layer) {
@@ -167,9 +158,7 @@ void CatalogueFile::add(const LayerCatalogue& layer) {
 
 void CatalogueFile::finish() {
   file_.close();
-  storage::sync_file(partial_);
-  storage::rename_durably(partial_, path_);
-  finished_ = true;
+  output_.publish();
 }
 
 Json to_json(const CatalogueFacts& facts, const LayerCatalogue& layer, std::int64_t feature,

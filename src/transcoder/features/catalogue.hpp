@@ -12,6 +12,7 @@
 #include "dataset/activations/row_tokens.hpp"
 #include "storage/hdf5.hpp"
 #include "storage/json_file.hpp"
+#include "storage/pending_output.hpp"
 #include "transcoder/features/collection.hpp"
 #include "transcoder/features/decoder_rows.hpp"
 
@@ -57,17 +58,13 @@ LayerCatalogue gather_layer(const CatalogueFacts&, std::int64_t layer, const Fea
 class CatalogueFile {
  public:
   CatalogueFile(const std::filesystem::path&, const CatalogueFacts&, const dataset::Vocabulary&);
-  CatalogueFile(const CatalogueFile&) = delete;
-  /// Removes the file if it is not complete.
-  ~CatalogueFile();
   void add(const LayerCatalogue&);
   void finish();
 
  private:
-  std::filesystem::path path_, partial_;
+  storage::PendingOutput output_;
   const CatalogueFacts facts_;
   storage::Handle file_;
-  bool finished_ = false;
 };
 
 /// Converts one feature to JSON; with texts where the dataset has them.

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "parallel/failure.hpp"
-#include "storage/durable.hpp"
 #include "storage/json_file.hpp"
+#include "storage/pending_output.hpp"
 #include "storage/sparse_file.hpp"
 
 namespace weft::transcoder {
@@ -39,7 +39,6 @@ std::vector<T> on_rank_0(const parallel::Communicator& ranks, const std::vector<
 }  // namespace
 
 struct EncodedFiles::State {
-  std::filesystem::path directory;
   std::string checkpoint;
   std::int64_t step;
   dataset::Description description;
@@ -47,17 +46,17 @@ struct EncodedFiles::State {
   const parallel::Grid& grid;
 
   // Members that only rank 0 uses.
+  std::optional<storage::PendingOutput> output = {};
   std::optional<storage::SparseFileWriter> file = {};
   std::size_t n_files = 0;  // number of files begun
   std::int64_t entries = 0, first_row = 0;
   Json files = Json::array();
-  bool finished = false;
 
   std::string name(std::size_t i) const { return fmt::format("encoded_{}.h5", i); }
 
   void open_file() {
     const std::string source = description.files[n_files].name;
-    file.emplace(directory / name(n_files),
+    file.emplace(output->place() / name(n_files),
                  std::map<std::string, std::string>{{"format", kFormat},
                                                     {"checkpoint", checkpoint},
                                                     {"data", description.path},
@@ -104,28 +103,17 @@ struct EncodedFiles::State {
 
 EncodedFiles::EncodedFiles(const std::filesystem::path& directory, const std::string& checkpoint, std::int64_t step,
                            const dataset::Description& description, const Model& model, const parallel::Grid& grid)
-    : state_(new State{directory, checkpoint, step, description, model.shape(), grid}) {
+    : state_(new State{checkpoint, step, description, model.shape(), grid}) {
   if (model.shape().n_layers * model.shape().n_features > std::numeric_limits<std::uint32_t>::max())
     throw collective_error(ExitCode::usage, "{} layers of {} features (indices of encoded files are below 2^32)",
                            model.shape().n_layers, model.shape().n_features);
   parallel::on_root(grid.world(), [&] {
-    storage::make_directory(directory);
-    for (const char* name : {"encoded_0.h5", "metadata.json"})
-      if (std::filesystem::exists(directory / name))
-        throw error(ExitCode::io,
-                    "{}: already holds {} (encoded files are never overwritten); remove it or choose "
-                    "another directory",
-                    directory.string(), name);
+    state_->output.emplace(directory, storage::PendingOutput::Kind::directory,
+                           std::vector<std::string>{"encoded_0.h5", "metadata.json"});
   });
 }
 
-EncodedFiles::~EncodedFiles() {
-  if (state_->finished) return;
-  state_->file.reset();
-  std::error_code ignored;
-  for (std::size_t i = 0; i < state_->n_files; ++i)
-    std::filesystem::remove(state_->directory / state_->name(i), ignored);
-}
+EncodedFiles::~EncodedFiles() = default;
 
 void EncodedFiles::append(const SparseRows& rows) {
   State& state = *state_;
@@ -193,9 +181,9 @@ void EncodedFiles::finish() {
                            {"rows", state.first_row},
                            {"entries", state.entries},
                            {"files", state.files}};
-    storage::write_json(state.directory / "metadata.json", metadata);
+    storage::write_json(state.output->place() / "metadata.json", metadata);
+    state.output->publish();
   });
-  state.finished = true;
 }
 
 std::int64_t EncodedFiles::entries() const { return state_->entries; }

@@ -268,10 +268,10 @@ TEST_CASE("a written set has all ids, documents and bytes, however it is divided
     set.document_starts(0, 10, starts);
     CHECK(starts == expected);
   }
-  CHECK(testing::refusal(ExitCode::io, [&] { TokenWriter(folder / "set_3", 100, "{}"); }).find("set_3: exists") !=
+  CHECK(testing::refusal(ExitCode::usage, [&] { TokenWriter(folder / "set_3", 100, "{}"); }).find("set_3: exists") !=
         std::string::npos);
   { TokenWriter unfinished(folder / "gone", 100, "{}"); }
-  CHECK(!fs::exists(folder / "gone.tmp"));
+  CHECK(!fs::exists(folder / "gone"));
   TokenWriter nothing(folder / "nothing", 100, "{}");
   CHECK(testing::refusal(ExitCode::data, [&] { nothing.finish(); }).find("there are no tokens") != std::string::npos);
 }
