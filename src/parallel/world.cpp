@@ -2,6 +2,7 @@
 #include "parallel/world.hpp"
 
 #include <mpi.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,6 +46,20 @@ int init_thread(int* argc, char*** argv) {
   return provided;
 }
 
+/// Where MPI cannot open its files it ends the process with messages of its own. Raises the limit of this process as
+/// far as is permitted; ends it if that is not enough.
+void require_descriptors() {
+  constexpr rlim_t kOfMpi = 32;  // 24 suffice for Open MPI 4.1 and one process
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kOfMpi) return;
+  limit.rlim_cur = std::min(limit.rlim_max, kOfMpi);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur >= kOfMpi) return;
+  log::error("error: this process may have {} files open (MPI needs about {}); raise the limit (ulimit -n)",
+             limit.rlim_cur, kOfMpi);
+  abort_job(ExitCode::usage);
+}
+
 }  // namespace
 
 bool started_by_launcher() {
@@ -68,6 +83,7 @@ World::Session::Session(int* argc, char*** argv) {
     watchdog.emplace(0, 1, host);
     return;
   }
+  require_descriptors();
   const int provided = init_thread(argc, argv);
   if (provided < MPI_THREAD_MULTIPLE) {
     // The prefetch thread exchanges rows while the main thread trains: a lower level would corrupt memory.

@@ -40,17 +40,17 @@ bool is_temporary_of(const std::string& entry, const std::string& name) {
          entry.find_first_not_of("0123456789abcdef", dot + 1) == dot + 1 + kTokenDigits;
 }
 
-enum class Lock { held, taken, unknown };
+enum class LockState { held, taken, unknown };
 
 /// Locks a directory of this user, whose descriptor is stored at `descriptor`. `taken`: by another process. `unknown`:
 /// it does not exist any more, belongs to another user, or the file system has no locks.
-Lock lock(const fs::path& directory, Descriptor& descriptor) {
+LockState try_lock(const fs::path& directory, Descriptor& descriptor) {
   descriptor = Descriptor(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat status {};
-  if (descriptor < 0 || ::fstat(descriptor, &status) != 0 || status.st_uid != ::geteuid()) return Lock::unknown;
-  if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0) return errno == EWOULDBLOCK ? Lock::taken : Lock::unknown;
+  if (descriptor < 0 || ::fstat(descriptor, &status) != 0 || status.st_uid != ::geteuid()) return LockState::unknown;
+  if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0) return errno == EWOULDBLOCK ? LockState::taken : LockState::unknown;
   // The process that held it may have removed it before it was locked here.
-  return ::fstat(descriptor, &status) == 0 && status.st_nlink > 0 ? Lock::held : Lock::unknown;
+  return ::fstat(descriptor, &status) == 0 && status.st_nlink > 0 ? LockState::held : LockState::unknown;
 }
 
 [[noreturn]] void refuse_second(const fs::path& path, const fs::path& temporary) {
@@ -78,13 +78,13 @@ void remove_interrupted(const fs::path& temporary) {
 void remove_leftovers(const fs::path& folder, const fs::path& path) {
   for (const fs::path& temporary : temporaries_in(folder, path.filename().string())) {
     Descriptor descriptor;
-    switch (lock(temporary, descriptor)) {
-      case Lock::taken:
+    switch (try_lock(temporary, descriptor)) {
+      case LockState::taken:
         refuse_second(path, temporary);
-      case Lock::held:
+      case LockState::held:
         remove_interrupted(temporary);
         break;
-      case Lock::unknown:
+      case LockState::unknown:
         if (fs::exists(temporary))
           log::warning(
               "{}: not removed (left by another user, or on a file system without locks); remove it if no "
@@ -116,7 +116,7 @@ void finish_interrupted(const fs::path& directory) {
   const fs::path complete = directory / kComplete;
   if (!fs::is_directory(fs::symlink_status(complete))) return;
   Descriptor descriptor;
-  if (lock(complete, descriptor) == Lock::taken) refuse_second(directory, complete);
+  if (try_lock(complete, descriptor) == LockState::taken) refuse_second(directory, complete);
   move_out(complete, directory);
 }
 
@@ -175,8 +175,8 @@ PendingOutput::PendingOutput(fs::path path, Kind kind, std::vector<std::string> 
       throw error(ExitCode::io, "{}: cannot be created ({}); choose another directory", path_.string(),
                   std::generic_category().message(number));
     }
-    const Lock own = lock(temporary_, lock_);
-    if (own == Lock::held || (own == Lock::unknown && fs::exists(temporary_))) break;
+    const LockState own = try_lock(temporary_, lock_);
+    if (own == LockState::held || (own == LockState::unknown && fs::exists(temporary_))) break;
     if (attempt == kMostAttempts) refuse_second(path_, temporary_);
   }
   place_ = kind_ == Kind::file ? temporary_ / path_.filename() : temporary_;
@@ -215,7 +215,7 @@ void PendingOutput::publish() {
 
 void remove_interrupted_outputs(const fs::path& folder) {
   for (const fs::path& temporary : temporaries_in(folder, ""))
-    if (Descriptor descriptor; lock(temporary, descriptor) == Lock::held) remove_interrupted(temporary);
+    if (Descriptor descriptor; try_lock(temporary, descriptor) == LockState::held) remove_interrupted(temporary);
 }
 
 void write_new_directory(const fs::path& path, const std::function<void(const fs::path&)>& fill) {

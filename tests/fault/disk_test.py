@@ -8,29 +8,14 @@ disk_test.py WEFT         Cases that need a mount (a small tmpfs, a read-only on
 import os
 import re
 import shutil
-import subprocess
 
+import disks
 import jobs
 import program
 
 # The limit allows the files of MPI (4 MiB of shared memory), but no shard: 19 MB for one rank, or for two together.
 FEATURES = 20_000
 LIMITED = ("prlimit", "--fsize=8000000:")
-
-
-def mounts_are_possible(folder):
-    place = folder / "mount_probe"
-    place.mkdir()
-    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    try:
-        return subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-def inside(mount, at):
-    """Prefix that runs a command in a separate namespace with `mount` mounted at `at`."""
-    return ("unshare", "--mount", "sh", "-c", f'mount {mount} tmpfs "{at}" && exec "$@"', "sh")
 
 
 def check_limit(job):
@@ -101,11 +86,11 @@ def check_refusals(job):
         closed.mkdir(mode=0o555)
         places.append(closed / "run")
         wrappers.append(())
-    if mounts_are_possible(job.folder):
+    if disks.mounts_are_possible(job.folder):
         sealed = job.folder / "sealed"
         sealed.mkdir()
         places.append(sealed / "run")
-        wrappers.append(inside("-t tmpfs -o ro,size=64k", sealed))
+        wrappers.append(disks.inside("-t tmpfs -o ro,size=64k", sealed))
     for place, wrapper in zip(places, wrappers):
         for arguments in ((), ("--dry-run",)):
             output = job.run(str(place), *arguments, code=6, wrapper=wrapper)
@@ -124,7 +109,7 @@ def check(weft):
         job.run(f"whole_{ranks}", ranks=ranks)
     check_limit(job)
     check_refusals(job)
-    if not mounts_are_possible(weft.folder / "data"):
+    if not disks.mounts_are_possible(weft.folder / "data"):
         program.skip("a small tmpfs (this process may not mount); limits and refusals were tested")
     check_small_disk(job)
     check_full_run_directory(job)

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that write files, under faults: each ends with a documented exit code, leaves nothing incomplete under the name of the
+output, and writes the bytes of an undisturbed command when it is repeated. The table is in docs/resilience.md.
+
+commands_test.py WEFT     The full and the read-only disk need a mount in a separate namespace; otherwise the test counts as skipped.
+"""
+import os
+import random
+import re
+import signal
+import time
+
+import disks
+import jobs
+import program
+
+# Text of Open MPI when it cannot start.
+NOT_WEFT = ("MPI_INIT", "MPI_Init", "orte_", "ORTE", "PMIX ERROR", "mca_", "opal_")
+# Name -> arguments; {} is the output.
+COMMANDS = {
+    "synth": "synth input.toml --output {} --set synthetic.tokens=4000",
+    "encode": "encode run --output {}",
+    "features": "features run --output {}",
+    "convert": "convert run --output {}",
+    "export": "export converted {} --to circuit-tracer",
+    "import": "import exported --output {}",
+    "lm tokenize": "lm tokenize text.txt --tokens bytes --output {}",
+    "lm harvest": "lm harvest words --tokens 512 --rows-per-file 128 --output {}",
+    "lm export": "lm export words --output {}",
+    "lm merge": "lm merge adapted --output {}",
+}
+
+LANGUAGE = """
+[run]
+steps = 4
+[data]
+train = "{folder}/text.txt"
+tokens = "bytes"
+batch_tokens = 64
+sequence = 32
+[language_model]
+layers = 2
+d_model = 32
+heads = 2
+d_mlp = 64
+[optimizer]
+warmup_steps = 1
+"""
+
+
+class Commands:
+    def __init__(self, weft):
+        self.weft, self.folder = weft, weft.folder
+        job = jobs.Jobs(weft, steps=4, every=0)
+        job.run("run")
+        (self.folder / "text.txt").write_text(program.TEXT * 20)
+        (self.folder / "language.toml").write_text(LANGUAGE.format(folder=self.folder))
+        weft.run("lm", "train", "language.toml", "--output", "words")
+        weft.run("lm", "train", "language.toml", "--output", "adapted", *program.sets("language_model.initial=words", "lora.rank=2"))
+        weft.run("convert", "run", "--output", "converted")
+        weft.run("export", "converted", "exported", "--to", "circuit-tracer")
+        (self.folder / "whole").mkdir()
+        self.expected = {}
+        for name in COMMANDS:
+            output = self.folder / "whole" / name
+            weft.run(*self.arguments(name, output))
+            self.expected[name] = contents(output)
+            assert self.expected[name], name
+
+    def arguments(self, name, output):
+        return [word.format(output) if "{" in word else word for word in COMMANDS[name].split()]
+
+    def start(self, name, output, **options):
+        return self.weft.start(*self.arguments(name, output), **options)
+
+    def run(self, name, output, **options):
+        """Exit code (minus the number of a signal) and output."""
+        process = self.start(name, output, **options)
+        text, _ = process.communicate(timeout=120)
+        for part in NOT_WEFT:
+            assert part not in text, (name, text)
+        return process.returncode, text
+
+    def place(self, fault, name):
+        """An output that does not exist, in a folder without other files."""
+        folder = self.folder / fault / name
+        folder.mkdir(parents=True)
+        return folder / "output"
+
+    def complete(self, name, output):
+        """The output is that of the undisturbed command, and nothing else is left."""
+        assert contents(output) == self.expected[name], (name, sorted(contents(output)))
+        assert [path.name for path in output.parent.iterdir()] == [output.name], list(output.parent.iterdir())
+
+    def repeated(self, name, output):
+        """The same command again, undisturbed."""
+        code, text = self.run(name, output)
+        assert code == 0, (name, code, text)
+        self.complete(name, output)
+
+
+def contents(folder):
+    """Name -> bytes of all files. Times in manifests, and digests of texts that have times, are left out."""
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: re.sub(rb'"(created|sha256)": *"[^"]*"', b"", data) if name.endswith("manifest.json") else data
+            for name, data in files.items()}
+
+
+def published(output):
+    """Files under the name of the output; those that are being written have other names."""
+    return [name for name in contents(output) if ".tmp/" not in name] if output.exists() else []
+
+
+def stopped(process):
+    """Waits until the process has stopped itself."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with open(f"/proc/{process.pid}/stat", encoding="ascii", errors="replace") as file:
+            state = file.read().rsplit(")", 1)[1].split()[0]
+        if state == "T":
+            return
+        assert process.poll() is None and state != "Z", process.communicate()[0]
+        time.sleep(0.01)
+    raise AssertionError("the process did not stop")
+
+
+def check_second(commands, name):
+    """A second command while the first one writes: 6. The first is then killed, at the end of its writing."""
+    output = commands.place("second", name)
+    first = commands.start(name, output, fault="before-publish:0:*:stop")
+    try:
+        stopped(first)
+        assert published(output) == [], published(output)
+        code, text = commands.run(name, output)
+        assert code == 6 and "another process is writing it" in text, (name, code, text)
+    finally:
+        first.kill()
+        first.communicate()
+    assert published(output) == [], published(output)
+    commands.repeated(name, output)
+
+
+def check_kill(commands, name, moment):
+    """SIGKILL at any moment after the first file was begun."""
+    output = commands.place("kill", name)
+    process = commands.start(name, output)
+    while process.poll() is None and not list(output.parent.rglob("*.tmp")) and not output.exists():
+        time.sleep(0.0005)
+    time.sleep(moment)
+    process.kill()
+    process.communicate()
+    if published(output) == [] or name == "lm harvest":  # which writes the missing files only
+        commands.repeated(name, output)
+    else:
+        commands.complete(name, output)
+
+
+def check_pipe(commands, name):
+    """Standard output and error without a reader: the command completes, or SIGPIPE ends it (141 in a shell)."""
+    output = commands.place("pipe", name)
+    process = commands.start(name, output)
+    process.stdout.close()
+    code = process.wait(timeout=120)
+    assert code in (0, -signal.SIGPIPE), (name, code)
+    if published(output) == []:
+        commands.repeated(name, output)
+    elif code == 0 or name != "lm harvest":
+        commands.complete(name, output)
+    else:
+        commands.repeated(name, output)
+
+
+def check_descriptors(commands, name):
+    """Twenty files: what is not enough for MPI or for the command is an error of Weft."""
+    output = commands.place("descriptors", name)
+    code, text = commands.run(name, output, wrapper=("prlimit", "--nofile=20:20"))
+    assert code in (0, 2, 6), (name, code, text)
+    if code == 0:
+        commands.complete(name, output)
+    else:
+        assert "error" in text and published(output) == [], (name, text)
+        commands.repeated(name, output)
+
+
+def check_file_size(commands, name):
+    """RLIMIT_FSIZE: as a full disk."""
+    output = commands.place("file_size", name)
+    code, text = commands.run(name, output, wrapper=("prlimit", "--fsize=1000:"))
+    assert code == 6, (name, code, text)
+    assert published(output) == [] and "File too large" in text, (name, text)
+    commands.repeated(name, output)
+
+
+def check_full_disk(commands, name):
+    """A disk with space for a page or two: 6, and nothing is left on it. With more space the same command succeeds."""
+    output = commands.place("full", name)
+    place = output.parent
+    script = (f'mount -t tmpfs -o size=8k tmpfs "{place}" && "$@"; echo "code $?"; ls -A "{place}" | sed "s/^/left /"; '
+              f'mount -o remount,size=64m "{place}" && "$@"; echo "code $?"; cp -a "{place}" "{place}.rescued"')
+    _, text = commands.run(name, output, wrapper=("unshare", "--mount", "sh", "-c", script, "sh"))
+    assert re.findall(r"^code (\d+)", text, re.M) == ["6", "0"], (name, text)
+    assert not re.search(r"^left (?!output$)", text, re.M) and "No space left on device" in text, (name, text)
+    commands.complete(name, place.with_name(place.name + ".rescued") / "output")
+
+
+def check_read_only(commands, name):
+    """A read-only disk: 6."""
+    output = commands.place("read_only", name)
+    code, text = commands.run(name, output, wrapper=disks.inside("-t tmpfs -o ro,size=64k", output.parent))
+    assert code == 6 and str(output) in text, (name, code, text)
+    commands.repeated(name, output)
+
+
+def check(weft):
+    commands = Commands(weft)
+    seed = int(os.environ.get("WEFT_SEED", "1"))
+    moments = random.Random(seed)
+    mounts = disks.mounts_are_possible(weft.folder)
+    for name in COMMANDS:
+        check_second(commands, name)
+        check_kill(commands, name, moments.choice((0, 0.001, 0.005, 0.02)))
+        check_pipe(commands, name)
+        check_descriptors(commands, name)
+        check_file_size(commands, name)
+        if mounts:
+            check_full_disk(commands, name)
+            check_read_only(commands, name)
+    if not mounts:
+        program.skip("full and read-only disks (this process may not mount); the other faults were tested")
+
+
+program.main(check)
