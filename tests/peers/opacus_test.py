@@ -105,9 +105,12 @@ def compare(weft, name, directory, records, clip, *sets):
     flat = lambda values: np.concatenate([values[key].ravel() for key in sorted(values)])
     found = 2 * flat(once) - flat(twice)
     wanted = flat(expected)
-    # The difference removes the noise but for its rounding in fp32; norms are rounded up.
-    distance = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
-    assert distance < 2e-5, (name, clip, sets, distance, norms)
+    # The difference removes the noise but for its rounding in fp32. Norms are rounded up, by a bound of the error of their sums, so that
+    # records above the clip are a little shorter than the library's, never longer.
+    scale = found @ wanted / (wanted @ wanted)
+    assert -2e-4 < scale - 1 < 1e-6, (name, clip, sets, scale, norms)
+    distance = np.linalg.norm(found - scale * wanted) / np.linalg.norm(wanted)
+    assert distance < 5e-5, (name, clip, sets, distance, norms)
     # The noise itself has the deviation noise_multiplier * clip, divided by the records.
     noise = (flat(twice) - flat(once)) * RECORDS / (NOISE * clip)
     assert abs(noise.std() - 1) < 5 / np.sqrt(2 * noise.size), (name, noise.std())
