@@ -60,11 +60,11 @@ class Suite:
         weft.environment.pop("PYTHONPATH", None)
         weft.environment |= {"CUDA_VISIBLE_DEVICES": "-1", "TMPDIR": str(weft.folder)}      # for the log of ReFrame
 
-    def run(self, *options, settings=CHECKS / "settings.py"):
+    def run(self, *options, action="-r", settings=CHECKS / "settings.py"):
         """{check: its entry in the report of ReFrame}"""
         self.runs += 1
         place = self.weft.folder / f"run_{self.runs}"
-        command = [Path(sys.executable).parent / "reframe", "-C", settings, "-c", CHECKS / "weft_checks.py", "-r", "--prefix", place,
+        command = [Path(sys.executable).parent / "reframe", "-C", settings, "-c", CHECKS / "weft_checks.py", action, "--prefix", place,
                    "--report-file", place / "report.json", *options]
         place.mkdir()
         done = subprocess.run(command, cwd=place, env=self.weft.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
@@ -148,7 +148,7 @@ def check(weft):
     # The job scripts of the examples: what they request.
     for system, requested in (("slurm", ("#SBATCH --partition=gpu", "#SBATCH --ntasks=2", "#SBATCH --gpus-per-node=2", "srun env WEFT_FAULT=")),
                               ("pbs", ("#PBS -q gpu", "#PBS -l select=1:mpiprocs=2:ncpus=2:ngpus=2", "mpirun -np 2 env WEFT_FAULT="))):
-        suite.run(f"--system={system}", "--dry-run")
+        suite.run(f"--system={system}", action="--dry-run")
         script = (weft.folder / f"run_{suite.runs}/stage/{system}/gpu/weft/WeftResumeGPU/rfm_job.sh").read_text()
         assert all(line in script for line in requested), script
 
