@@ -51,8 +51,8 @@ warmup_steps = 1
 class Commands:
     def __init__(self, weft):
         self.weft, self.folder = weft, weft.folder
-        job = jobs.Jobs(weft, steps=4, every=0)
-        job.run("run")
+        job = jobs.Jobs(weft, steps=8, every=0)
+        job.run("run", *program.sets(f"data.validation={self.folder}/data/validation"))
         (self.folder / "text.txt").write_text(program.TEXT * 20)
         (self.folder / "language.toml").write_text(LANGUAGE.format(folder=self.folder))
         weft.run("lm", "train", "language.toml", "--output", "words")
