@@ -16,6 +16,7 @@
 #include "input/print.hpp"
 #include "input/read.hpp"
 #include "input/schema.hpp"
+#include "input/strings.hpp"
 #include "kernels/random.hpp"
 #include "tests/test.hpp"
 

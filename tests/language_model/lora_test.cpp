@@ -137,7 +137,7 @@ TEST_CASE("recomputation gives the same bits, with dropout of adapters; micro-ba
       Gradients expected;
       keeps.gradient(expected);
       for (const Recompute plan : {Recompute::activation, Recompute::norm, Recompute::block}) {
-        settings.memory.recompute = storage;
+        settings.memory.recompute = plan;
         SmallModel recomputes(settings, kSequences, kLength);
         Gradients gradients;
         recomputes.gradient(gradients);

@@ -140,8 +140,8 @@ TEST_CASE("recomputation gives the same bits") {
       Gradients expected;
       keeps.gradient(expected);
       for (const Recompute plan : {Recompute::activation, Recompute::norm, Recompute::block}) {
-        CAPTURE(static_cast<int>(storage));
-        settings.memory.recompute = storage;
+        CAPTURE(static_cast<int>(plan));
+        settings.memory.recompute = plan;
         SmallModel recomputes(settings, kSequences, kLength);
         Gradients gradients;
         recomputes.gradient(gradients);
