@@ -22,7 +22,7 @@ class EncodedFiles {
   EncodedFiles(const std::filesystem::path& directory, const std::string& checkpoint, std::int64_t step,
                const dataset::Description&, const Model&, const parallel::Grid&);
   EncodedFiles(const EncodedFiles&) = delete;
-  /// Removes the files unless `finish` was called.
+  /// Removes the files unless `finish` was called (storage/pending_output.hpp).
   ~EncodedFiles();
 
   /// Appends a batch, whose entries are divided over the ranks by feature: rank 0 joins and writes them. Batches come
