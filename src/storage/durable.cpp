@@ -48,6 +48,8 @@ void make_with_parents(const std::filesystem::path& path, const std::filesystem:
 
 void make_directory(const std::filesystem::path& path) { make_with_parents(path, path); }
 
+void make_parents(const std::filesystem::path& path) { make_with_parents(directory_of(path), path); }
+
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail_with_errno(from, "renaming");
   sync_directory(directory_of(to));

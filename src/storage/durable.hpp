@@ -19,6 +19,8 @@ void sync_directory(const std::filesystem::path& path);
 
 /// Creates the directory and its missing parents, and syncs each in the directory that holds it.
 void make_directory(const std::filesystem::path& path);
+/// Creates the missing parents of a path, like make_directory.
+void make_parents(const std::filesystem::path& path);
 
 /// rename(2), then fsync of the directory that holds `to`.
 void rename_durably(const std::filesystem::path& from, const std::filesystem::path& to);

@@ -166,7 +166,7 @@ PendingOutput::PendingOutput(fs::path path, Kind kind, std::vector<std::string> 
 
   // 2. The directory to write to. Another process may take one that is not locked yet for a leftover, and remove it.
   const fs::path folder = inside_ ? path_ : parent;
-  make_directory(folder);
+  if (!inside_) make_parents(path_);
   constexpr int kMostAttempts = 10;
   for (int attempt = 1;; ++attempt) {
     temporary_ = folder / fmt::format("{}.{}{}", path_.filename().string(), random_hex(kTokenDigits), kTemporary);
