@@ -99,7 +99,7 @@ def test(weft):
     refused(2, "none.txt: no such file", "none.txt", "--output", "new", "--tokens", "bytes")
     refused(2, "no such file", "a.txt", "--output", "new", "--tokens", "none.json")
     refused(3, "a.txt: ", "a.txt", "--output", "new", "--tokens", "a.txt")
-    refused(6, "set: exists", "a.txt", "--output", "set", "--tokens", "bytes")
+    refused(2, "set: exists", "a.txt", "--output", "set", "--tokens", "bytes")
     (folder / "bad.txt").write_bytes(b"abc<|doc|>def\xff")
     refused(3, "bad.txt: byte 13 (0xff) is not valid UTF-8", "bad.txt", "--output", "new", "--tokens", "set/tokenizer.json",
             "--document-separator", "<|doc|>")
