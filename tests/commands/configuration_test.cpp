@@ -38,7 +38,7 @@ TEST_CASE("every key has help and accepts its own default") {
   CHECK(message(input::defaults(schema)) == "");
 }
 
-TEST_CASE("windows of thresholds are listed by default where that is possible and lists have room for them") {
+TEST_CASE("bands about thresholds are listed by default where that is possible and lists have room for them") {
   const auto listed = [](const std::string& keys) {
     return transcoder::lists_bands(values("[transcoder]\nfeatures = 48\nactivation = 'jumprelu'\n" + keys).transcoder);
   };

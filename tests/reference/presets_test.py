@@ -7,7 +7,7 @@ The input names the preset, the data and the sizes, and what a project leaves to
 large coefficients of its penalties, so that their reductions count. One batch is the whole set, so the order of rows does not
 matter. The ten steps start from the program's first checkpoint.
 
-A mask is a discontinuous function: where a value lies within rounding of a threshold, a border of a window or another value, the
+A mask is a discontinuous function: where a value lies within rounding of a threshold, a border of a band or another value, the
 programs may differ; such a run is repeated with the next seed.
 """
 import tomllib

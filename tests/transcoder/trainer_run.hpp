@@ -205,7 +205,7 @@ inline Configuration jumping(JumpForm form) {
   return configuration;
 }
 
-/// The same with gradients of thresholds from lists. The windows reach below 0, where no feature is active.
+/// The same with gradients of thresholds from lists. The bands reach below 0, where no feature is active.
 inline Configuration listing(JumpForm form) {
   Configuration configuration = jumping(form);
   configuration.transcoder.threshold_gradient = ThresholdGradient::listed;

@@ -91,7 +91,7 @@ TEST_CASE("more active features than transcoder.capacity end the run before any 
     }
 }
 
-TEST_CASE("entries of the windows need room too: without it the run ends before any parameter changes") {
+TEST_CASE("entries of the bands need room too: without it the run ends before any parameter changes") {
   const Data data;
   for (const parallel::GridShape& shape : grids()) {
     Configuration configuration = jumping(JumpForm::anthropic);
@@ -103,7 +103,7 @@ TEST_CASE("entries of the windows need room too: without it the run ends before 
     configuration.transcoder.threshold_gradient = ThresholdGradient::listed;
     Run run(configuration, data, shape);
     const auto before = run.parameters();
-    CHECK_THROWS_WITH_AS(run.step(data, 0), doctest::Contains("in the window below it"), Error);
+    CHECK_THROWS_WITH_AS(run.step(data, 0), doctest::Contains("in the band below it"), Error);
     CHECK(run.parameters() == before);
   }
 }
