@@ -40,7 +40,7 @@ Expected expected(JumpForm form, double z, double theta, double bandwidth) {
 }  // namespace
 
 TEST_CASE(
-    "each published form: activity, gradient that passes and factor at 0, theta, the borders of its window and "
+    "each published form: activity, gradient that passes and factor at 0, theta, the borders of its band and "
     "between") {
   for (const JumpForm form : kForms) {
     CAPTURE(static_cast<int>(form));

@@ -56,40 +56,40 @@ struct Lists {
 
 }  // namespace
 
-TEST_CASE("every z that is active or in the window exceeds the cut of the window, and the cut is near its border") {
+TEST_CASE("every z that is active or in the band exceeds the bound of the band, which is near its border") {
   for (const JumpForm form : kForms)
     for (const float bandwidth : {0.01f, 0.3f, 2.0f, 1e-7f})
       for (const float theta : {1e-3f, 0.1f, 0.29f, 1.0f / 3, 17.0f}) {
         const JumpRule rule = jump_rule(form, bandwidth);
-        const float cut = threshold_band_bound(rule, theta), border = theta - bandwidth / 2;
-        CHECK(cut <= jump_bound(rule, theta));
+        const float bound = threshold_band_bound(rule, theta), border = theta - bandwidth / 2;
+        CHECK(bound <= jump_bound(rule, theta));
         const double expected = rule.positive_only ? std::max(border, 0.0f) : border;
-        CHECK(std::abs(static_cast<double>(cut) - expected) <= 1e-6 * static_cast<double>(theta + bandwidth));
+        CHECK(std::abs(static_cast<double>(bound) - expected) <= 1e-6 * static_cast<double>(theta + bandwidth));
         // Steps of one unit in the last place about both borders of what must be listed.
-        for (const float about : {border, theta, 0.0f, cut}) {
+        for (const float about : {border, theta, 0.0f, bound}) {
           float z = about;
           for (int i = 0; i < 40; ++i) z = std::nextafter(z, -std::numeric_limits<float>::infinity());
           for (int i = 0; i < 80; ++i, z = std::nextafter(z, std::numeric_limits<float>::infinity()))
-            if (jump_is_active(rule, z, theta) || jump_factor(rule, z, theta) != 0.0f) REQUIRE(z > cut);
+            if (jump_is_active(rule, z, theta) || jump_factor(rule, z, theta) != 0.0f) REQUIRE(z > bound);
         }
       }
   CHECK(std::isnan(threshold_band_bound(jump_rule(JumpForm::anthropic, 1), std::numeric_limits<float>::quiet_NaN())));
 }
 
-TEST_CASE("cuts of the window follow the bandwidth of the step") {
+TEST_CASE("bounds of the band follow the bandwidth of the step") {
   for_each_backend([&](const Execution& execution) {
     const std::vector<float> theta = {0.1f, 0.5f, 3.0f};
     AdamStep adam{};
     adam.step = 6;
     const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
-    const DeviceArray<float> thresholds(theta), cuts(3);
+    const DeviceArray<float> thresholds(theta), bounds(3);
     const JumpRule rule = jump_rule(JumpForm::anthropic, 0.2f), wide = jump_rule(JumpForm::anthropic, 1.2f);
-    threshold_band_bounds(execution, {rule}, thresholds.array(), cuts.array());
-    for (std::size_t i = 0; i < 3; ++i) CHECK(cuts.values()[i] == threshold_band_bound(rule, theta[i]));
+    threshold_band_bounds(execution, {rule}, thresholds.array(), bounds.array());
+    for (std::size_t i = 0; i < 3; ++i) CHECK(bounds.values()[i] == threshold_band_bound(rule, theta[i]));
     // Half way from 2.2 to 0.2.
-    threshold_band_bounds(execution, {rule, {0.2f, 1, 11, 2.2f}, step.data()}, thresholds.array(), cuts.array());
+    threshold_band_bounds(execution, {rule, {0.2f, 1, 11, 2.2f}, step.data()}, thresholds.array(), bounds.array());
     for (std::size_t i = 0; i < 3; ++i)
-      CHECK(cuts.values()[i] == doctest::Approx(threshold_band_bound(wide, theta[i])));
+      CHECK(bounds.values()[i] == doctest::Approx(threshold_band_bound(wide, theta[i])));
   });
 }
 
@@ -113,11 +113,11 @@ TEST_CASE("activations, gradients of z and of thresholds from a list equal float
         const DeviceArray<float> value(lists.value), thresholds(theta), gradient(alpha),
             activation(std::vector<float>(lists.value.size(), 7.0f)), theta_gradient(std::vector<float>(n_keys, 9.0f));
         const DeviceArray<std::int64_t> active_offsets(std::vector<std::int64_t>(n_keys + 1, -1));
-        const SparseActivations window{lists.n_tokens,      lists.n_layers, lists.n_features,
+        const SparseActivations listed{lists.n_tokens,      lists.n_layers, lists.n_features,
                                        row_offsets.array(), key.array(),    value.array()};
         const Matrix<const float> of_features{thresholds.data(), lists.n_layers, lists.n_features, stride};
-        jump_activations(execution, rule, window, of_features, activation.array());
-        threshold_band_backward(execution, {rule}, window, {hit_offsets.array(), token.array(), position.array()},
+        jump_activations(execution, rule, listed, of_features, activation.array());
+        threshold_band_backward(execution, {rule}, listed, {hit_offsets.array(), token.array(), position.array()},
                                 of_features, gradient.array(), {theta_gradient.array(), active_offsets.array()});
         const std::vector<float> activations = activation.values(), dz = gradient.values(),
                                  sums = theta_gradient.values();
