@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The main of every test program: MPI and the arithmetic are up before the first case. On several ranks all run the
-// same cases; any rank's failure fails the program. WEFT_TEST_BACKEND: device.backend, for tests in fp32, which in a
-// CUDA build take the portable kernels.
+// same cases; any rank's failure fails the program. The kernels of OpenBLAS are those that weft uses.
+// WEFT_TEST_BACKEND: device.backend, for tests in fp32, which in a CUDA build take the portable kernels.
 #include <cstdlib>
 #include <iostream>
 #include <map>
 
 #include "base/log.hpp"
+#include "device/host_program.hpp"
 #include "shared_grid.hpp"
 #include "test.hpp"
 
@@ -71,6 +72,7 @@ std::shared_ptr<const parallel::Grid> shared_grid(const parallel::Communicator& 
 }  // namespace weft::testing
 
 int main(int argc, char** argv) {
+  weft::device::restart_with_blas_core(argv);
   weft::parallel::World world(&argc, &argv);
   weft::parallel::set_timeout(0);  // ctest has one, and cases need not report progress
   weft::device::Settings settings;
