@@ -57,7 +57,11 @@ void restart_with_blas_core(char** argv) {
   if (core.empty() || std::getenv(kCore) != nullptr) return;
   setenv(kCore, core.c_str(), 1);
   execv(this_program().c_str(), argv);
-  unsetenv(kCore);  // the slower kernels give right results
+  log::warning(
+      "OpenBLAS does not know this processor and uses slow kernels (the program cannot be started again: {}); set "
+      "{}={}",
+      std::strerror(errno), kCore, core);
+  unsetenv(kCore);
 }
 
 std::string replaces_cuda_because() {

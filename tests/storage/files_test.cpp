@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <memory>
-#include <mutex>
 #include <numeric>
 #include <vector>
 
@@ -22,42 +18,19 @@
 #include "storage/digested_file.hpp"
 #include "storage/durable.hpp"
 #include "storage/metadata_image.hpp"
-#include "storage/pending_output.hpp"
 #include "storage/posix_file.hpp"
 #include "storage/tensor_file.hpp"
 #include "tests/scratch.hpp"
-
-namespace {
-
-std::mutex mutex;
-std::vector<std::string> synced;
-std::atomic<bool> no_locks = false;
-
-}  // namespace
-
-/// In place of that of the C library: fails as on a file system without locks (NFS without a lock service).
-extern "C" int flock(int descriptor, int operation) {
-  if (!no_locks) return static_cast<int>(::syscall(SYS_flock, descriptor, operation));
-  errno = ENOLCK;
-  return -1;
-}
-
-/// In place of that of the C library: also records what is synced.
-extern "C" int fsync(int descriptor) {
-  {
-    const std::lock_guard lock(mutex);
-    std::error_code none;
-    synced.push_back(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor), none));
-  }
-  return static_cast<int>(::syscall(SYS_fsync, descriptor));
-}
+#include "tests/storage/intercepted_calls.hpp"
 
 namespace weft::storage {
 namespace fs = std::filesystem;
 namespace {
 
 /// A temporary directory.
+using weft::testing::no_locks;
 using weft::testing::Scratch;
+using weft::testing::synced;
 
 }  // namespace
 
@@ -265,117 +238,6 @@ TEST_CASE("text files are replaced atomically and read up to a limit") {
   CHECK(!fs::exists(scratch.path / "folder.tmp"));
   CHECK(free_bytes(scratch.path) > 0);
   CHECK_THROWS_AS(rename_durably(scratch.path / "absent", path), Error);
-}
-
-namespace {
-
-/// Names in a directory, sorted.
-std::vector<std::string> names_in(const fs::path& directory) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(directory)) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-using Names = std::vector<std::string>;
-
-}  // namespace
-
-TEST_CASE("an output appears when it is complete, synced, or not at all") {
-  const Scratch scratch;
-  const fs::path path = scratch.path / "parents" / "new";
-  { const PendingOutput abandoned(path); }
-  CHECK(names_in(path.parent_path()).empty());
-  synced.clear();
-  write_new_directory(path / "", [&](const fs::path& place) {
-    fs::create_directory(place / "folder");
-    testing::write_file(place / "folder" / "file", "text");
-    CHECK(!fs::exists(path));
-  });
-  CHECK(names_in(path.parent_path()) == Names{"new"});
-  CHECK(testing::contents(path / "folder" / "file") == "text");
-  for (const char* const name : {"/folder/file", "/folder", ".tmp", "parents"})
-    CHECK(std::any_of(synced.begin(), synced.end(), [&](const std::string& one) { return one.ends_with(name); }));
-  CHECK(testing::refusal(ExitCode::usage, [&] {
-          PendingOutput(path, PendingOutput::Kind::directory);
-        }).find("nothing is overwritten") != std::string::npos);
-  // A file is replaced.
-  for (const char* const text : {"one", "two"}) {
-    PendingOutput file(path / "table", PendingOutput::Kind::file);
-    testing::write_file(file.place(), text);
-    CHECK(names_in(path).size() > 1);
-    file.publish();
-  }
-  CHECK(testing::contents(path / "table") == "two");
-  CHECK(names_in(path) == Names{"folder", "table"});
-}
-
-TEST_CASE("what an interrupted command left is removed, what another process or user has is not") {
-  const Scratch scratch;
-  const fs::path path = scratch.path / "new";
-  for (const char* const name : {"new.0123abcd.tmp", "new.tmp", "new.0123abcg.tmp", "newer.0123abcd.tmp"}) {
-    fs::create_directory(scratch.path / name);
-    testing::write_file(scratch.path / name / "file", "text");
-  }
-  const Names others{"new.0123abcg.tmp", "new.tmp", "newer.0123abcd.tmp"};
-  {
-    const PendingOutput first(path);
-    CHECK(!fs::exists(scratch.path / "new.0123abcd.tmp"));
-    CHECK(testing::refusal(ExitCode::io, [&] {
-            PendingOutput(path, PendingOutput::Kind::directory);
-          }).find("another process is writing it") != std::string::npos);
-    CHECK(fs::exists(first.place()));
-    const PendingOutput other(scratch.path / "newer");  // another name
-  }
-  fs::create_directory_symlink(scratch.path / "new.tmp", scratch.path / "new.00000000.tmp");
-  { const PendingOutput second(path); }
-  CHECK(testing::contents(scratch.path / "new.tmp" / "file") == "text");
-  fs::remove(scratch.path / "new.00000000.tmp");
-  CHECK(names_in(scratch.path) == Names{"new.0123abcg.tmp", "new.tmp"});
-  // Without locks nothing is removed, and two processes write to directories of different names: one of them ends.
-  no_locks = true;
-  {
-    PendingOutput first(path), second(path);
-    testing::write_file(first.place() / "file", "first");
-    testing::write_file(second.place() / "file", "second");
-    first.publish();
-    CHECK(testing::refusal(ExitCode::io, [&] { second.publish(); }).find("another process") != std::string::npos);
-  }
-  no_locks = false;
-  CHECK(testing::contents(path / "file") == "first");
-  CHECK(names_in(scratch.path) == Names{"new", "new.0123abcg.tmp", "new.tmp"});
-}
-
-TEST_CASE("an output is added to a directory with other files, and completed after an interruption") {
-  const Scratch scratch;
-  const fs::path path = scratch.path / "data";
-  const auto pending = [&] {
-    return std::make_unique<PendingOutput>(path, PendingOutput::Kind::directory, Names{"a", "b"});
-  };
-  fs::create_directory(path);
-  testing::write_file(path / "mine", "kept");
-  {
-    const auto output = pending();
-    testing::write_file(output->place() / "a", "a");
-    testing::write_file(output->place() / "b", "b");
-    CHECK(output->place().parent_path() == path);
-    output->publish();
-  }
-  CHECK(names_in(path) == Names{"a", "b", "mine"});
-  CHECK(testing::refusal(ExitCode::io, pending).find("already holds a ") != std::string::npos);
-  // Killed when one of two names was given.
-  fs::create_directory(path / ".complete.tmp");
-  fs::rename(path / "b", path / ".complete.tmp" / "b");
-  CHECK(testing::refusal(ExitCode::io, pending).find("already holds a ") != std::string::npos);
-  CHECK(names_in(path) == Names{"a", "b", "mine"});
-  CHECK(testing::contents(path / "mine") == "kept");
-  // A symbolic link to a directory stays one.
-  fs::create_directory(scratch.path / "far");
-  fs::create_directory_symlink(scratch.path / "far", scratch.path / "link");
-  write_new_directory(scratch.path / "link",
-                      [](const fs::path& place) { testing::write_file(place / "file", "text"); });
-  CHECK(fs::is_symlink(scratch.path / "link"));
-  CHECK(names_in(scratch.path / "far") == Names{"file"});
 }
 
 TEST_CASE("rows are read bit for bit as written, for all types, shapes and pieces") {
