@@ -161,7 +161,8 @@ class Cases:
     def __init__(self, program, scratch, backend):
         cuda = backend == "cuda"
         self.program, self.scratch, self.backend = program, scratch, backend
-        self.common = [f"device.backend={backend}", "device.algorithms="]
+        # Kernels of a GPU compute in 16 bits: cases that say nothing of the precision have bf16, those of fp32 are left out.
+        self.common = [f"device.backend={backend}", "device.algorithms="] + (["device.precision=bf16"] if cuda else [])
         self.transcoder = scratch / "transcoder.toml"
         self.transcoder.write_text(f"""
 [run]
@@ -224,7 +225,8 @@ reward = "likelihood"
 """)
 
     def accepted(self, settings):
-        done = self.program.case(["train", self.transcoder, "--dry-run"], [s for s in settings if not s.startswith("ranks=")], self.scratch / "none")
+        settings = self.common + [s for s in settings if not s.startswith("ranks=")]
+        done = self.program.case(["train", self.transcoder, "--dry-run"], settings, self.scratch / "none")
         return done.returncode == 0
 
     def listed(self, only):
@@ -251,7 +253,8 @@ reward = "likelihood"
         cases["lora"] = ("after gpt2", ["lora.rank=4", "lora.dropout=0.1"])
         cases["polychromic"] = ("polychromic", [])
         cases["polychromic, distinct"] = ("polychromic", ["polychromic.diversity=distinct", "polychromic.kl=0.1", "polychromic.epochs=2"])
-        return {name: case for name, case in cases.items() if only in name}
+        computed = lambda settings: not cuda or "device.precision=fp32" not in settings
+        return {name: case for name, case in cases.items() if only in name and computed(case[1])}
 
     def result(self, name, kind, settings):
         """What a case gives: {"exit": code, "tensors": {...}, "text": greedy continuation}."""
