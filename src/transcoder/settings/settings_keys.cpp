@@ -183,18 +183,21 @@ void add_table(input::Schema& schema, ModelSettings& model) {
             {"clt-forge", JumpForm::clt_forge},
             {"openmoss", JumpForm::openmoss},
             {"saelens", JumpForm::saelens}},
-           "jumprelu: how thresholds learn, in the form that this project publishes")
+           "how thresholds learn, in the form that this project publishes")
+      .only_with("transcoder.activation", {"jumprelu"})
       .changeable();
-  schema.add("transcoder.threshold", model.threshold, "jumprelu: initial threshold of every feature")
+  schema.add("transcoder.threshold", model.threshold, "initial threshold of every feature")
       .more_than(0)
       .at_most(1e6)
-      .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).threshold; });
+      .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).threshold; })
+      .only_with("transcoder.activation", {"jumprelu"});
   schema
       .add("transcoder.bandwidth", model.bandwidth,
-           "jumprelu: width of the band about a threshold in which pre-activations move it")
+           "width of the band about a threshold in which pre-activations move it")
       .more_than(0)
       .at_most(1e6)
       .derived("of the pseudo-derivative", [&model] { return jump_defaults(model.pseudo_derivative).bandwidth; })
+      .only_with("transcoder.activation", {"jumprelu"})
       .changeable();
   schema
       .add("transcoder.bandwidth_initial", model.bandwidth_initial,
@@ -206,6 +209,7 @@ void add_table(input::Schema& schema, ModelSettings& model) {
   schema.add("transcoder.bandwidth_end", model.bandwidth_end, "fraction of the run from which bandwidth holds")
       .at_least(0)
       .at_most(1)
+      .only_with("transcoder.bandwidth_initial")
       .changeable();
   schema
       .add(
