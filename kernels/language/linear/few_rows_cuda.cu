@@ -12,7 +12,6 @@
 namespace weft::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kMostFewRows = 64;
 constexpr std::int64_t kMiddleTile = 64, kWideTile = 128;
 constexpr std::int64_t kSeveralOutputs = 1024;  ///< middle tiles from this number on
 constexpr std::int64_t kManyOutputs = 16384;    ///< wide tiles from this number on
@@ -66,6 +65,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
       [&] {
         if (parts > 1) meet_cluster();  // shared memory of the others exists
         await_previous_kernel();
+        own.load_residual(a);
       },
       [&](int unit, const FewRowsColumns& sums, FewRowsColumns* at) {
         const int group = unit / kWarp;
@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
     if (item != thread) {
       own = outputs_of(item);
       own.load_bias(a);
+      own.load_residual(a);
     }
     if (unit_of(item - lane) / (Tile::kOutputs / 4) >= o.rows) break;  // of the whole warp
     float sum[kCount] = {};
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
 #pragma unroll
         for (int i = 0; i < kCount; ++i) sum[i] += rank < parts ? of_ranks[rank].value[i] : 0.0f;
     }
-    finish_outputs<kCount>(a, own.row, own.output, sum, own.bias);
+    finish_outputs<kCount>(a, own.row, own.output, sum, own.bias, own.residual);
   }
 #endif
 }
@@ -115,7 +116,7 @@ void launch(const Execution& execution, const FewRowsArguments& arguments) {
   const int tiles = (o.outputs + Tile::kOutputs - 1) / Tile::kOutputs,
             chunks = (o.inputs + Tile::kChunk - 1) / Tile::kChunk, parts = few_rows_parts(tiles, chunks);
   if constexpr (Tile::kRows == kMostFewRows && Tile::kOutputs <= kMiddleTile) {
-    if (multiply_hopper_rows(execution, arguments, parts, Tile::kTransposed)) return;
+    if (multiply_hopper_rows(execution, arguments, parts, Tile::kTransposed, Tile::kNormalised)) return;
   }
   const int shared = few_rows_shared_bytes<Tile>((chunks + parts - 1) / parts, parts);
   const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(tiles));
@@ -124,11 +125,14 @@ void launch(const Execution& execution, const FewRowsArguments& arguments) {
 
 template <int kRows>
 void launch(const Execution& execution, const FewRowsArguments& arguments, bool transposed) {
+  const std::int64_t outputs = arguments.operands.outputs;
+  if (arguments.operands.norm.weight != nullptr) {
+    if (outputs >= kSeveralOutputs) return launch<FewRowsTile<kRows, kMiddleTile, false, true>>(execution, arguments);
+    return launch<FewRowsTile<kRows, kNarrowTile, false, true>>(execution, arguments);
+  }
   if (transposed) return launch<FewRowsTile<kRows, kNarrowTile, true>>(execution, arguments);
-  if (arguments.operands.outputs >= kManyOutputs)
-    return launch<FewRowsTile<kRows, kWideTile, false>>(execution, arguments);
-  if (arguments.operands.outputs >= kSeveralOutputs)
-    return launch<FewRowsTile<kRows, kMiddleTile, false>>(execution, arguments);
+  if (outputs >= kManyOutputs) return launch<FewRowsTile<kRows, kWideTile, false>>(execution, arguments);
+  if (outputs >= kSeveralOutputs) return launch<FewRowsTile<kRows, kMiddleTile, false>>(execution, arguments);
   launch<FewRowsTile<kRows, kNarrowTile, false>>(execution, arguments);
 }
 
@@ -142,25 +146,43 @@ bool is_in_words(const AnyMatrix& matrix) {
   return matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
 }
 
-void multiply_fitting(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
-                      FewRowsAfter after) {
-  const FewRowsArguments arguments{.operands = {.x = static_cast<const bf16*>(x.data),
-                                                .weight = static_cast<const bf16*>(weights.matrix.data),
-                                                .x_stride = x.stride,
-                                                .weight_stride = weights.matrix.stride,
-                                                .rows = static_cast<int>(x.rows),
-                                                .outputs = static_cast<int>(y.columns),
-                                                .inputs = static_cast<int>(x.columns)},
-                                   .bias = weights.bias.size > 0 ? weights.bias.data : nullptr,
-                                   .y = static_cast<bf16*>(y.data),
-                                   .y_stride = y.stride,
-                                   .after = after};
-  if (!weights.transposed && after == FewRowsAfter::nothing && y.columns >= kManyOutputs &&
+/// True if a product can apply the norm. One with many outputs does not: the rows would be normalised in as many
+/// blocks, where a kernel of its own does it once in a small part of the time of the product.
+bool fits_norm(const LinearWeights& weights, const NormWeights& norm, std::int64_t outputs) {
+  return !weights.transposed && outputs < kManyOutputs && is_aligned(norm.weight.data, 16) &&
+         is_aligned(norm.bias.data, 16);
+}
+
+void multiply_fitting(const Execution& execution, const LinearWeights& weights, const LinearInput& x,
+                      const LinearOutput& y, FewRowsAfter after) {
+  FewRowsArguments arguments{.operands = {.x = static_cast<const bf16*>(x.rows.data),
+                                          .weight = static_cast<const bf16*>(weights.matrix.data),
+                                          .x_stride = x.rows.stride,
+                                          .weight_stride = weights.matrix.stride,
+                                          .rows = static_cast<int>(x.rows.rows),
+                                          .outputs = static_cast<int>(y.rows.columns),
+                                          .inputs = static_cast<int>(x.rows.columns)},
+                             .bias = weights.bias.size > 0 ? weights.bias.data : nullptr,
+                             .residual = static_cast<const bf16*>(y.residual.data),
+                             .y = static_cast<bf16*>(y.rows.data),
+                             .moments = y.moments.data,
+                             .residual_stride = y.residual.stride,
+                             .y_stride = y.rows.stride,
+                             .after = after};
+  if (x.norm != nullptr)
+    arguments.operands.norm = {.weight = x.norm->weight.data,
+                               .bias = x.norm->bias.size > 0 ? x.norm->bias.data : nullptr,
+                               .moments = x.moments.data,
+                               .epsilon = x.norm->epsilon,
+                               .share = 1.0f / static_cast<float>(x.rows.columns),
+                               .centred = x.norm->kind == Norm::layer};
+  if (!weights.transposed && x.norm == nullptr && y.residual.data == nullptr && after == FewRowsAfter::nothing &&
+      y.rows.columns >= kManyOutputs &&
       multiply_many_outputs(execution, {arguments.operands, arguments.bias, arguments.y, arguments.y_stride}))
     return;
-  if (x.rows <= 8)
+  if (x.rows.rows <= 8)
     launch<8>(execution, arguments, weights.transposed);
-  else if (x.rows <= 32)
+  else if (x.rows.rows <= 32)
     launch<32>(execution, arguments, weights.transposed);
   else
     launch<kMostFewRows>(execution, arguments, weights.transposed);
@@ -168,21 +190,29 @@ void multiply_fitting(const Execution& execution, const LinearWeights& weights, 
 
 }  // namespace
 
-bool fits_few_rows(const LinearWeights& weights, AnyMatrix x, AnyMatrix y) {
+bool fits_few_rows(const LinearWeights& weights, const LinearInput& input, const LinearOutput& output) {
   constexpr std::int64_t kMostOutputs = 65535 * kNarrowTile, kMostInputs = std::int64_t{1} << 30;
+  const AnyMatrix &x = input.rows, &y = output.rows;
   return has_clusters() && x.rows >= 1 && x.rows <= kMostFewRows && is_in_words(x) && is_in_words(weights.matrix) &&
          begins_in_fours(y) && is_aligned(weights.bias.data, 16) && x.columns >= 8 && x.columns % 8 == 0 &&
          x.columns <= kMostInputs && y.columns >= 1 && y.columns <= kMostOutputs &&
-         (!weights.transposed || y.columns % 8 == 0);
+         (!weights.transposed || y.columns % 8 == 0) &&
+         (input.norm == nullptr || fits_norm(weights, *input.norm, y.columns)) &&
+         (output.residual.data == nullptr || begins_in_fours(output.residual));
 }
 
-bool multiply_few_rows(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y) {
+bool joins_norms(const Execution& /*execution*/, Scalar type, std::int64_t rows, std::int64_t width) {
+  return has_clusters() && type == Scalar::bf16 && rows <= kMostFewRows && width % 8 == 0;
+}
+
+bool multiply_few_rows(const Execution& execution, const LinearWeights& weights, const LinearInput& x,
+                       const LinearOutput& y) {
   if (!fits_few_rows(weights, x, y)) return false;
   multiply_fitting(execution, weights, x, y, FewRowsAfter::nothing);
   return true;
 }
 
-bool multiply_few_rows_activated(const Execution& execution, const LinearWeights& weights, AnyMatrix x,
+bool multiply_few_rows_activated(const Execution& execution, const LinearWeights& weights, const LinearInput& x,
                                  MlpActivation activation, AnyMatrix activated) {
   if (is_gated(activation) || !fits_few_rows(weights, x, activated)) return false;
   multiply_fitting(execution, weights, x, activated,

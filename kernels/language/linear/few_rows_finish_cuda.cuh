@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Products of few rows on a GPU: what their kernels share. The sums of a tile, which blocks of a cluster send to the
-// block that adds them up, and what follows a sum.
+// block that adds them up, and what follows a sum: an activation, or the sum with the residual stream and its moments.
 #pragma once
 
 #include <type_traits>
@@ -19,32 +19,17 @@ enum class FewRowsAfter : int { nothing, gelu, relu2 };
 
 struct FewRowsArguments {
   FewRowsOperands operands;
-  const float* bias;  ///< or null
+  const float* bias;     ///< or null
+  const bf16* residual;  ///< added to y; or null
   bf16* y;
-  std::int64_t y_stride;
+  Moments* moments;  ///< of the sum with the residual, [rows, moment_groups(outputs)]
+  std::int64_t residual_stride, y_stride;
   FewRowsAfter after;
 };
 
-/// Finishes `kCount` successive outputs of row `row`.
+/// Stores the first `count` of successive outputs, or all if there are fewer.
 template <int kCount>
-__device__ __forceinline__ void finish_outputs(const FewRowsArguments& a, int row, int output,
-                                               const float (&sum)[kCount], const float (&bias)[kCount]) {
-  const int count = row < a.operands.rows ? a.operands.outputs - output : 0;  // at most kCount are used
-  bf16 value[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) value[i] = to_bf16(sum[i] + bias[i]);
-  if (a.after != FewRowsAfter::nothing) {
-    const auto activate = [&]<MlpActivation kind>(std::integral_constant<MlpActivation, kind>) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) value[i] = to_bf16(activated<kind>(value[i]));
-    };
-    // One branch for all outputs: the latencies of their exponentials and divisions overlap.
-    if (a.after == FewRowsAfter::gelu)
-      activate(std::integral_constant<MlpActivation, MlpActivation::gelu>());
-    else
-      activate(std::integral_constant<MlpActivation, MlpActivation::relu2>());
-  }
-  bf16* const to = a.y + row * a.y_stride + output;
+__device__ __forceinline__ void store_outputs(bf16* to, const bf16 (&value)[kCount], int count) {
   if constexpr (kCount == 4) {
     if (count >= 4) {
       *reinterpret_cast<uint2*>(to) = {value[0].bits | unsigned{value[1].bits} << 16,
@@ -56,6 +41,63 @@ __device__ __forceinline__ void finish_outputs(const FewRowsArguments& a, int ro
   for (int i = 0; i < kCount; ++i) {
     if (i < count) to[i] = value[i];
   }
+}
+
+/// Leaves the moments of the group of columns to which `kCount` successive outputs of row `row` belong. All lanes of a
+/// warp call this together, with successive outputs: kMomentColumns / kCount of them have a group.
+template <int kCount>
+__device__ __forceinline__ void leave_moments(const FewRowsArguments& a, int row, int output,
+                                              const bf16 (&stored)[kCount]) {
+  constexpr int kLanes = kMomentColumns / kCount;
+  // In pairs of neighbours: the same bits with any kCount.
+  const auto of_group = [](const float(&value)[kCount]) {
+    float sum = kCount == 1 ? value[0] : (value[0] + value[1 % kCount]) + (value[2 % kCount] + value[3 % kCount]);
+#pragma unroll
+    for (int mask = 1; mask < kLanes; mask *= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
+    return sum;
+  };
+  const int outputs = a.operands.outputs, group = output / kMomentColumns,
+            columns = max(1, min(kMomentColumns, outputs - group * kMomentColumns));
+  float value[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) value[i] = output + i < outputs ? float{stored[i]} : 0.0f;
+  const float mean = __fdividef(of_group(value), static_cast<float>(columns));
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float distance = output + i < outputs ? value[i] - mean : 0.0f;
+    value[i] = __fmul_rn(distance, distance);  // not contracted with a sum that follows
+  }
+  const float squares = of_group(value);
+  if (output % kMomentColumns == 0 && row < a.operands.rows && output < outputs)
+    a.moments[row * moment_groups(outputs) + group] = {mean, squares};
+}
+
+/// Finishes `kCount` successive outputs of row `row`. All lanes of a warp call this together, with successive outputs.
+template <int kCount>
+__device__ __forceinline__ void finish_outputs(const FewRowsArguments& a, int row, int output,
+                                               const float (&sum)[kCount], const float (&bias)[kCount],
+                                               const bf16 (&residual)[kCount]) {
+  const int count = row < a.operands.rows ? a.operands.outputs - output : 0;  // at most kCount are used
+  bf16 value[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) value[i] = to_bf16(sum[i] + bias[i]);
+  if (a.residual != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) value[i] = to_bf16(float{residual[i]} + float{value[i]});
+  }
+  if (a.after != FewRowsAfter::nothing) {
+    const auto activate = [&]<MlpActivation kind>(std::integral_constant<MlpActivation, kind>) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) value[i] = to_bf16(activated<kind>(value[i]));
+    };
+    // One branch for all outputs: the latencies of their exponentials and divisions overlap.
+    if (a.after == FewRowsAfter::gelu)
+      activate(std::integral_constant<MlpActivation, MlpActivation::gelu>());
+    else
+      activate(std::integral_constant<MlpActivation, MlpActivation::relu2>());
+  }
+  store_outputs<kCount>(a.y + row * a.y_stride + output, value, count);
+  if (a.residual != nullptr) leave_moments<kCount>(a, row, output, value);
 }
 
 #ifndef WEFT_BEFORE_AMPERE
@@ -131,6 +173,27 @@ template <int kCount>
 struct OwnOutputs {
   int row, output;
   float bias[kCount] = {};
+  bf16 residual[kCount] = {};
+
+  /// Reads the residual rows, which other kernels have written.
+  __device__ __forceinline__ void load_residual(const FewRowsArguments& a) {
+    if (a.residual == nullptr || row >= a.operands.rows) return;
+    const bf16* const from = a.residual + row * a.residual_stride + output;
+    if constexpr (kCount == 4) {
+      if (output + 4 <= a.operands.outputs) {
+        const uint2 read = __ldcg(reinterpret_cast<const uint2*>(from));
+        residual[0].bits = static_cast<std::uint16_t>(read.x);
+        residual[1].bits = static_cast<std::uint16_t>(read.x >> 16);
+        residual[2].bits = static_cast<std::uint16_t>(read.y);
+        residual[3].bits = static_cast<std::uint16_t>(read.y >> 16);
+        return;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (output + i < a.operands.outputs) residual[i].bits = __ldcg(&from[i].bits);
+    }
+  }
 
   __device__ __forceinline__ void load_bias(const FewRowsArguments& a) {
     if (a.bias == nullptr) return;

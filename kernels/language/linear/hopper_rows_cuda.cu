@@ -17,10 +17,10 @@ namespace weft::kernels::cuda {
 namespace {
 
 /// Tile with the member names of FewRowsTile, whose functions load the weights.
-template <int kParts_, bool kTransposed_>
+template <int kParts_, bool kTransposed_, bool kNormalised_ = false>
 struct HopperRowsTile {
   static constexpr int kParts = kParts_, kRows = 64, kOutputs = 64;
-  static constexpr bool kTransposed = kTransposed_;
+  static constexpr bool kTransposed = kTransposed_, kNormalised = kNormalised_;
   static constexpr int kThreads = 2 * kWarpgroup, kColumns = kOutputs / 2;  ///< outputs of a warpgroup
   static constexpr int kChunk = kSwizzledColumns, kGroups = kChunk / 16;
   static constexpr int kStages = kTransposed ? 6 : 4;  ///< most chunks of a block: all are in shared memory
@@ -114,6 +114,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
       of_sums.place(exchanged + part * OfPart::kUnits +
                         OfPart::at(row % OfPart::kRows, warpgroup * (Tile::kColumns / 4) + lane % 4 / 2),
                     row / OfPart::kRows);
+  OwnOutputs<4> own{part * OfPart::kRows + row_of_part, first_output + 4 * unit};
+  FewRowsNormOf<Tile> norm(o, words, thread);
   meet_cluster();  // shared memory of the others exists
   await_previous_kernel();
 #pragma unroll
@@ -128,6 +130,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
     }
     context.commit();
   }
+  if (finishes) own.load_residual(a);
+  norm.merge_moments(context, o);
+  if constexpr (Tile::kNormalised) context.wait<0>();
+  norm.normalise_all(context, words, count);
   constexpr int kSums = Tile::kColumns / 2;
   float sums[Tile::kGroups][kSums];
   const std::uint64_t of_rows = operand_at(context.base, 0),
@@ -135,9 +141,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
                           operand_at(context.base + Tile::kRowsBytes + warpgroup * Tile::kWeightsOfWarpgroup, 0);
   const auto add_stage = [&](auto stage) {
     if (stage >= count) return;
-    context.template wait<Tile::kStages - 1 - stage>();
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // products read what threads have written
-    context.sync();
+    // Rows that are normalised have arrived in all stages.
+    if constexpr (!Tile::kNormalised || stage == 0) {
+      context.template wait<Tile::kStages - 1 - stage>();
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // products read what threads have written
+      context.sync();
+    }
     begin_products();
 #pragma unroll
     for (int group = 0; group < Tile::kGroups; ++group)
@@ -173,7 +182,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum[i] += of_block.value[i];
     }
-    finish_outputs<4>(a, part * OfPart::kRows + row_of_part, first_output + 4 * unit, sum, bias[unit].value);
+    finish_outputs<4>(a, own.row, own.output, sum, bias[unit].value, own.residual);
   }
 #endif
 }
@@ -193,8 +202,10 @@ bool launch(const Execution& execution, const FewRowsArguments& arguments) {
 
 }  // namespace
 
-bool multiply_hopper_rows(const Execution& execution, const FewRowsArguments& arguments, int parts, bool transposed) {
+bool multiply_hopper_rows(const Execution& execution, const FewRowsArguments& arguments, int parts, bool transposed,
+                          bool normalised) {
   if (!is_hopper() || arguments.operands.outputs % 4 != 0) return false;
+  if (normalised) return parts == 4 && launch<HopperRowsTile<4, false, true>>(execution, arguments);
   if (!transposed) return parts == 4 && launch<HopperRowsTile<4, false>>(execution, arguments);
   if (parts == 4) return launch<HopperRowsTile<4, true>>(execution, arguments);
   return parts == 8 && launch<HopperRowsTile<8, true>>(execution, arguments);

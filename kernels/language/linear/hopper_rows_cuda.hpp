@@ -11,6 +11,6 @@ struct FewRowsArguments;
 
 /// The product of few_rows_cuda.hpp with `parts` blocks per tile, with the same bits. False: not of this shape or GPU,
 /// nothing was done.
-bool multiply_hopper_rows(const Execution&, const FewRowsArguments&, int parts, bool transposed);
+bool multiply_hopper_rows(const Execution&, const FewRowsArguments&, int parts, bool transposed, bool normalised);
 
 }  // namespace weft::kernels::cuda

@@ -21,15 +21,31 @@ bool multiply_with_bias(const Execution& execution, const LinearWeights& weights
          gemm_with_epilogue(execution, x, Form::plain, weights.matrix, forward_form(weights), y, epilogue, workspace);
 }
 
+/// The rows of a product, where a norm of them has a kernel of its own.
+AnyMatrix formed(const Execution& execution, const LinearInput& x) {
+  if (x.norm == nullptr) return x.rows;
+  norm_forward(execution, *x.norm, x.rows, {}, {}, x.normalised, x.statistics);
+  return x.normalised;
+}
+
 }  // namespace
 
-void linear(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
+void linear(const Execution& execution, const LinearWeights& weights, const LinearInput& x, const LinearOutput& y,
             Array<std::byte> workspace) {
-  if (try_cuda<cuda::multiply_few_rows>(execution, weights, x, y) ||
-      multiply_with_bias(execution, weights, x, y, Epilogue::Kind::bias, workspace))
-    return;
-  gemm(execution, 1, x, Form::plain, weights.matrix, forward_form(weights), 0, y, workspace);
-  if (weights.bias.size > 0) add_bias(execution, y, weights.bias);
+  if (try_cuda<cuda::multiply_few_rows>(execution, weights, x, y)) return;
+  if (y.residual.data != nullptr) {
+    linear(execution, weights, x, y.rows, workspace);
+    add_rows(execution, y.residual, y.rows, y.rows);
+    return row_moments(execution, y.rows, y.moments);
+  }
+  if (x.norm != nullptr) return linear(execution, weights, formed(execution, x), y, workspace);
+  if (multiply_with_bias(execution, weights, x.rows, y.rows, Epilogue::Kind::bias, workspace)) return;
+  gemm(execution, 1, x.rows, Form::plain, weights.matrix, forward_form(weights), 0, y.rows, workspace);
+  if (weights.bias.size > 0) add_bias(execution, y.rows, weights.bias);
+}
+
+bool joins_norms(const Execution& execution, Scalar type, std::int64_t rows, std::int64_t width) {
+  return try_cuda<cuda::joins_norms>(execution, type, rows, width);
 }
 
 void linear_coded(const Execution& execution, const LinearWeights& weights, const CodedRows& weight, const CodedRows& x,
@@ -40,11 +56,11 @@ void linear_coded(const Execution& execution, const LinearWeights& weights, cons
   if (weights.bias.size > 0) add_bias(execution, y, weights.bias);
 }
 
-void linear_activated(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix hidden,
+void linear_activated(const Execution& execution, const LinearWeights& weights, const LinearInput& x, AnyMatrix hidden,
                       MlpActivation activation, AnyMatrix activated, Array<std::byte> workspace) {
   if (try_cuda<cuda::multiply_few_rows_activated>(execution, weights, x, activation, activated)) return;
-  if (activation == MlpActivation::gelu &&
-      multiply_with_bias(execution, weights, x, activated, Epilogue::Kind::bias_gelu, workspace))
+  if (activation == MlpActivation::gelu && x.norm == nullptr &&
+      multiply_with_bias(execution, weights, x.rows, activated, Epilogue::Kind::bias_gelu, workspace))
     return;
   linear(execution, weights, x, hidden, workspace);
   mlp_activation(execution, activation, hidden, activated);

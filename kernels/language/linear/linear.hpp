@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a language model with an element-wise step before or after them:
+// Products of a language model with a step before or after them:
 //
-//   linear                  y = x Wᵀ + b
-//   linear_activated        activated = activation(x Wᵀ + b)
+//   linear                  y = x Wᵀ + b                          or residual + x Wᵀ + b
+//   linear_activated        activated = activation(x Wᵀ + b)      x: rows, or norm(h)
 //   linear_backward         dx = dy W
 //   linear_gelu_backward    dhidden = (dy W) ∘ gelu'(hidden)     for y = gelu(hidden) Wᵀ
 //
@@ -12,7 +12,8 @@
 //
 // Products of at most 64 rows of bf16, such as those of a step of generation, have a kernel of their own on GPUs from
 // compute capability 9.0 on (few_rows_cuda.hpp). There a row of y does not depend on the number of rows, and a product
-// applies the activation to y as it would be stored.
+// applies the activation to y as it would be stored. The same kernel applies a norm to the rows that it reads and adds
+// the residual stream to those that it writes (linear_operands.hpp). Elsewhere norm and sum have kernels of their own.
 #pragma once
 
 #include <cstddef>
@@ -22,12 +23,18 @@
 #include "kernels/execution.hpp"
 #include "kernels/gemm/fp8.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
-#include "kernels/language/linear/linear_weights.hpp"
+#include "kernels/language/linear/linear_operands.hpp"
 
 namespace weft::kernels {
 
-/// Computes y = x Wᵀ + b: x [n, inputs], y [n, outputs]. Workspace: that of gemm.
-void linear(const Execution&, const LinearWeights&, AnyMatrix x, AnyMatrix y, Array<std::byte> workspace);
+/// Computes y = x Wᵀ + b: x [n, inputs], y [n, outputs]; with a residual also the sum and its moments. Workspace: that
+/// of gemm.
+void linear(const Execution&, const LinearWeights&, const LinearInput& x, const LinearOutput& y,
+            Array<std::byte> workspace);
+
+/// True if products of so few rows of this type and width have kernels that apply norms and form sums with the residual
+/// stream. If not, linear and norm_forward with separate operands are faster than joined ones.
+bool joins_norms(const Execution&, Scalar type, std::int64_t rows, std::int64_t width);
 
 /// Product with operands in 8 bits (gemm/fp8.hpp): x [n, inputs], weight [outputs, inputs], y in bf16. The bias is that
 /// of `weights`. Workspace: that of gemm_coded.
@@ -36,8 +43,8 @@ void linear_coded(const Execution&, const LinearWeights& weights, const CodedRow
 
 /// Product and activation, for passes that no backward pass follows. hidden [n, outputs]: memory for x Wᵀ + b, which
 /// may be formed or not. activated [n, outputs], or half as many of gated activations.
-void linear_activated(const Execution&, const LinearWeights& weights, AnyMatrix x, AnyMatrix hidden, MlpActivation,
-                      AnyMatrix activated, Array<std::byte> workspace);
+void linear_activated(const Execution&, const LinearWeights& weights, const LinearInput& x, AnyMatrix hidden,
+                      MlpActivation, AnyMatrix activated, Array<std::byte> workspace);
 
 /// Computes dx = dy W: dy [n, outputs], dx [n, inputs].
 void linear_backward(const Execution&, const LinearWeights&, AnyMatrix dy, AnyMatrix dx, Array<std::byte> workspace);

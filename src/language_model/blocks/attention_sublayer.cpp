@@ -140,7 +140,7 @@ void AttentionSublayer::bind(const Layers& layers, Products& products) {
                 .positions = {}};
 }
 
-void AttentionSublayer::forward(const Pass& pass, AnyMatrix x) {
+void AttentionSublayer::forward(const Pass& pass, const kernels::LinearInput& x) {
   const Context& context = products_->context();
   const AnyMatrix packed = pass.rows_of(packed_), mixed = pass.rows_of(mixed_);
   products_->multiply(pass, *projection_, x, pass.rows_of(projected_));
@@ -163,7 +163,7 @@ void AttentionSublayer::forward(const Pass& pass, AnyMatrix x) {
                                      mixed, pass.rows_of(log_sum_, model().heads), workspace_);
 }
 
-void AttentionSublayer::output(const Pass& pass, AnyMatrix y) {
+void AttentionSublayer::output(const Pass& pass, const kernels::LinearOutput& y) {
   products_->multiply(pass, *output_, pass.rows_of(mixed_), y);
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "kernels/language/embedding/embedding.hpp"
+#include "kernels/language/linear/linear_operands.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "language_model/blocks/example_rows.hpp"
 #include "language_model/blocks/layers.hpp"
@@ -50,10 +51,14 @@ struct Pass {
   std::int64_t micro_batch_rows = 0;
   bool backward_follows = false;             ///< false: nothing reads the activations afterwards
   const AttentionHook* attention = nullptr;  ///< null: none
+  /// Moments of the residual stream of a joined pass, whose products add their outputs to it and apply the norms of it
+  /// (kernels/language/linear/linear_operands.hpp); empty: norms and sums have kernels of their own.
+  kernels::Array<kernels::Moments> moments = {};
   // Members that a backward pass sets:
   model::GradientSink* sink = nullptr;
   bool rows_stay = false;  ///< rows that sinks get stay until the end of the pass (GradientRows::inputs_stay)
 
+  bool joined() const { return moments.size > 0; }
   /// Rows of the tokens among those of a micro-batch.
   kernels::AnyMatrix rows_of(const kernels::AnyMatrix& matrix) const {
     return matrix.rows_from(tokens.begin, tokens.rows());

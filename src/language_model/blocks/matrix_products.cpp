@@ -158,22 +158,23 @@ kernels::LinearWeights Products::weights_of(const Linear& linear) const {
   return weights;
 }
 
-void Products::multiply(const Pass& pass, const Linear& linear, AnyMatrix x, AnyMatrix y) {
+void Products::multiply(const Pass& pass, const Linear& linear, const kernels::LinearInput& x,
+                        const kernels::LinearOutput& y) {
   context_.timers.phase("products");
   if (!is_coded(linear)) {
     kernels::linear(context_.execution, weights_of(linear), x, y, buffers_.workspace);
-    if (linear.transposed) context_.start_sum(y);
+    if (linear.transposed) context_.start_sum(y.rows);
   } else {
-    const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows, x.columns);
-    kernels::code_rows(context_.execution, x, kernels::Form::plain, rows);
-    kernels::linear_coded(context_.execution, weights_of(linear), coded_weights_[linear.index], rows, y,
+    const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows.rows, x.rows.columns);
+    kernels::code_rows(context_.execution, x.rows, kernels::Form::plain, rows);
+    kernels::linear_coded(context_.execution, weights_of(linear), coded_weights_[linear.index], rows, y.rows,
                           buffers_.workspace);
   }
-  adapt(pass, linear, x, y);
+  adapt(pass, linear, x.rows, y.rows);
 }
 
-void Products::multiply_activated(const Pass& pass, const Linear& linear, AnyMatrix x, MlpActivation activation,
-                                  AnyMatrix hidden, AnyMatrix activated) {
+void Products::multiply_activated(const Pass& pass, const Linear& linear, const kernels::LinearInput& x,
+                                  MlpActivation activation, AnyMatrix hidden, AnyMatrix activated) {
   context_.timers.phase("products");
   if (!pass.backward_follows && !is_coded(linear) && !adapts(linear))
     return kernels::linear_activated(context_.execution, weights_of(linear), x, hidden, activation, activated,

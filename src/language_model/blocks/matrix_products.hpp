@@ -42,8 +42,8 @@ class Products {
   void prepare();
 
   /// Computes y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs: y is a sum over the ranks, to
-  /// be awaited.
-  void multiply(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
+  /// be awaited. Norms and residual rows in x and y: of joined passes alone.
+  void multiply(const Pass&, const Linear&, const kernels::LinearInput& x, const kernels::LinearOutput& y);
   /// Computes dx = dy W; with adapters hands the rows of their gradients to the sink. A matrix that is divided by its
   /// outputs gives a sum over the ranks, to be awaited. dx is neither x nor dy.
   void propagate(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx);
@@ -52,8 +52,8 @@ class Products {
                       std::int64_t first_row = 0) const;
 
   /// Computes hidden = x Wᵀ + b and its activation. `hidden` need not be formed if no backward pass follows.
-  void multiply_activated(const Pass&, const Linear&, kernels::AnyMatrix x, MlpActivation, kernels::AnyMatrix hidden,
-                          kernels::AnyMatrix activated);
+  void multiply_activated(const Pass&, const Linear&, const kernels::LinearInput& x, MlpActivation,
+                          kernels::AnyMatrix hidden, kernels::AnyMatrix activated);
   /// Backward pass of a product whose input is the activation of `hidden`. Returns the gradient of `hidden`: in
   /// `gradient` if one kernel forms it; else it replaces `hidden`, and `gradient` is the gradient of the activation.
   kernels::AnyMatrix propagate_activated(const Pass&, const Linear&, kernels::AnyMatrix activated,

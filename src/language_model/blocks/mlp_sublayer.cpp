@@ -45,11 +45,11 @@ void MlpSublayer::bind(const Layers& layers, Products& products) {
   down_ = &layers.product(prefix() + "down");
 }
 
-void MlpSublayer::forward(const Pass& pass, AnyMatrix x) {
+void MlpSublayer::forward(const Pass& pass, const kernels::LinearInput& x) {
   products_->multiply_activated(pass, *up_, x, model().mlp, pass.rows_of(hidden_), pass.rows_of(activated_));
 }
 
-void MlpSublayer::output(const Pass& pass, AnyMatrix y) {
+void MlpSublayer::output(const Pass& pass, const kernels::LinearOutput& y) {
   products_->multiply(pass, *down_, pass.rows_of(activated_), y);
 }
 

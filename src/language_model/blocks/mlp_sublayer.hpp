@@ -19,8 +19,8 @@ class MlpSublayer final : public Sublayer {
   std::vector<SublayerWork> work(double length) const override;
   void take(BlockMemory&, const Sublayer* later) override;
   void bind(const Layers&, Products&) override;
-  void forward(const Pass&, kernels::AnyMatrix x) override;
-  void output(const Pass&, kernels::AnyMatrix y) override;
+  void forward(const Pass&, const kernels::LinearInput& x) override;
+  void output(const Pass&, const kernels::LinearOutput& y) override;
   void recompute(const Pass&) override;
   void backward(const Pass&, kernels::AnyMatrix x, const OutputGradient& dy, kernels::AnyMatrix dx) override;
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/blocks/model_norms.hpp"
 
+#include <algorithm>
+
+#include "kernels/language/linear/linear.hpp"
+
 namespace weft::language_model {
 
 using kernels::AnyMatrix;
@@ -16,13 +20,29 @@ AnyMatrix sums_of(const kernels::Matrix<float>& sums, const kernels::NormBlocks&
 }  // namespace
 
 Norms::Buffers::Buffers(const TransformerSettings& settings, model::StepArena& arena) {
+  const std::int64_t width = settings.architecture.model.d_model;
+  if (arena.backend() == kernels::Backend::cuda && settings.type == kernels::Scalar::bf16) {
+    arena.purpose("activations");
+    moments =
+        arena.take<kernels::Moments>(std::min(settings.rows, kernels::kMostFewRows) * kernels::moment_groups(width));
+  }
   if (!settings.gradients) return;
   arena.purpose("backward pass");
-  const std::int64_t width = settings.architecture.model.d_model,
-                     blocks = settings.examples ? norm_blocks(settings, settings.rows).count(settings.rows)
+  const std::int64_t blocks = settings.examples ? norm_blocks(settings, settings.rows).count(settings.rows)
                                                 : kernels::NormBlocks::most(settings.rows);
   for (kernels::Matrix<float>* matrix : {&sums.weight, &sums.bias, &sums.input})
     *matrix = {arena.take<float>(blocks * width).data, blocks, width, width};
+}
+
+kernels::Array<kernels::Moments> Norms::joining(const Pass& pass) const {
+  const TransformerSettings& settings = context_.settings;
+  const ModelSettings& model = context_.model();
+  const std::int64_t rows = pass.tokens.rows();
+  if (pass.backward_follows || context_.drops(pass) || context_.tensor != nullptr || settings.fp8_forward ||
+      (settings.adapters && !context_.layers.adapters().empty()) || !model.normalises_inputs() ||
+      model.normalises_outputs() || !kernels::joins_norms(context_.execution, settings.type, rows, model.d_model))
+    return {};
+  return {buffers_.moments.data, rows * kernels::moment_groups(model.d_model)};
 }
 
 void Norms::forward(const NormLayer& norm, AnyMatrix x, AnyMatrix addend, AnyMatrix sum, AnyMatrix y,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The norms of a transformer: forward, backward, and the rows or sums of their gradients.
+// The norms of a transformer: forward, backward, and the rows or sums of their gradients; and when products apply them.
 #pragma once
 
 #include "kernels/language/norm/norm.hpp"
@@ -13,10 +13,15 @@ class Norms {
   struct Buffers {
     Buffers(const TransformerSettings&, model::StepArena&);
     kernels::NormSums sums;  ///< of the last norm_backward, [blocks, C] each
+    kernels::Array<kernels::Moments> moments;
   };
 
   /// The context must outlive this object.
   Norms(const Context& context, const Buffers& buffers) : context_(context), buffers_(buffers) {}
+
+  /// Memory of Pass::moments if the pass can be a joined one, else empty. It is one of few rows, such as a step of
+  /// generation, that forms nothing between a product and the residual stream and leaves nothing for a backward pass.
+  kernels::Array<kernels::Moments> joining(const Pass&) const;
 
   /// sum = x + addend, y = norm(sum); without addend, sum is not written.
   void forward(const NormLayer&, kernels::AnyMatrix x, kernels::AnyMatrix addend, kernels::AnyMatrix sum,

@@ -55,6 +55,19 @@ void ResidualSublayer::enter(const Pass& pass, AnyMatrix before, AnyMatrix adden
     kernels::add_rows(context_->execution, before, addend, pass.rows_of(residual_));
 }
 
+/// x, or in a joined pass h with its norm.
+kernels::LinearInput ResidualSublayer::input(const Pass& pass) const {
+  const AnyMatrix x = pass.rows_of(input_);
+  if (!pass.joined() || number_ == 0) return x;
+  return {pass.rows_of(residual_), norm_->values, pass.moments, x, pass.rows_of(statistics_)};
+}
+
+/// The output, or in a joined pass h after it.
+kernels::LinearOutput ResidualSublayer::output(const Pass& pass, AnyMatrix y) const {
+  if (!pass.joined()) return raw(pass, y);
+  return {pass.rows_of(y), pass.rows_of(residual_), pass.moments};
+}
+
 void ResidualSublayer::finish_output(const Pass& pass, AnyMatrix y, const Tap* tap) {
   const AnyMatrix output = raw(pass, y);
   context_->await_sum(output);

@@ -5,7 +5,8 @@
 //   x = norm(h)      y = dropout(post_norm(sublayer(x)))      h += y
 //
 // Norms that the model does not have are left out (language_model.norm_position). The sum with y and the norm after it
-// are one kernel: that of the next sublayer, or of the head.
+// are one kernel: that of the next sublayer, or of the head. In a joined pass (Pass::moments) neither has a kernel: the
+// last product of a sublayer forms h, and the first one of the next sublayer applies the norm.
 #pragma once
 
 #include <memory>
@@ -42,15 +43,17 @@ class ResidualSublayer {
   void take(BlockMemory&, const ResidualSublayer* later);
   void bind(const Context&, Products&, const Norms&);
 
-  // Forward pass, over the tokens of the pass. y [rows, C]: memory of the output of each sublayer.
-  /// Forms h from that before the last sublayer and its output, and x from h. Without addend h is there already.
+  // Forward pass, over the tokens of the pass. y [rows, C]: memory of the output of each sublayer; in a joined pass, of
+  // h after the sublayer.
+  /// Forms h from that before the last sublayer and its output, and x from h. Without addend h is there already. In a
+  /// joined pass only the first sublayer of the model is entered.
   void enter(const Pass&, kernels::AnyMatrix before, kernels::AnyMatrix addend);
   /// Forms x from h.
   void enter(const Pass& pass) { enter(pass, pass.rows_of(residual_), {}); }
   /// Computes the sublayer up to its last product.
-  void forward(const Pass& pass) { sublayer_->forward(pass, pass.rows_of(input_)); }
+  void forward(const Pass& pass) { sublayer_->forward(pass, input(pass)); }
   /// Starts the last product of the sublayer.
-  void start_output(const Pass& pass, kernels::AnyMatrix y) { sublayer_->output(pass, raw(pass, y)); }
+  void start_output(const Pass& pass, kernels::AnyMatrix y) { sublayer_->output(pass, output(pass, y)); }
   /// Awaits it, and forms y. tap: gets x and the output of the sublayer; null: none.
   void finish_output(const Pass&, kernels::AnyMatrix y, const Tap* tap = nullptr);
 
@@ -67,6 +70,8 @@ class ResidualSublayer {
   kernels::AnyMatrix raw(const Pass& pass, kernels::AnyMatrix y) const {
     return post_norm_ ? pass.rows_of(raw_) : pass.rows_of(y);
   }
+  kernels::LinearInput input(const Pass&) const;
+  kernels::LinearOutput output(const Pass&, kernels::AnyMatrix y) const;
   std::uint32_t site() const { return 1 + static_cast<std::uint32_t>(number_); }
   OutputGradient output_gradient(const Pass&, const OutputGradient& after, const GradientMemory&) const;
 

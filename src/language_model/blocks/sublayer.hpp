@@ -53,11 +53,11 @@ class Sublayer {
   virtual void bind(const Layers&, Products&) = 0;
 
   /// x [rows, C], those of the tokens of the pass. May be called for parts of a micro-batch in turn.
-  virtual void forward(const Pass&, kernels::AnyMatrix x) = 0;
+  virtual void forward(const Pass&, const kernels::LinearInput& x) = 0;
   /// Starts y [rows, C], after `forward`: to be awaited.
-  virtual void output(const Pass&, kernels::AnyMatrix y) = 0;
+  virtual void output(const Pass&, const kernels::LinearOutput& y) = 0;
   virtual void recompute(const Pass&) = 0;
-  /// Starts dx [rows, C]: to be awaited. x: as in `forward`.
+  /// Starts dx [rows, C]: to be awaited. x: the rows of `forward`.
   virtual void backward(const Pass&, kernels::AnyMatrix x, const OutputGradient& dy, kernels::AnyMatrix dx) = 0;
 
  protected:

@@ -110,11 +110,14 @@ void Transformer::prepare_weights() {
 }
 
 Pass Transformer::pass_over(const Tokens& tokens, const kernels::AdamStep* step) const {
-  return {.tokens = tokens,
-          .step = step,
-          .micro_batch_rows = tokens.rows(),
-          .backward_follows = settings_.gradients && !attention_hook_,
-          .attention = attention_hook_ ? &attention_hook_ : nullptr};
+  Pass pass{.tokens = tokens,
+            .step = step,
+            .micro_batch_rows = tokens.rows(),
+            .backward_follows = settings_.gradients && !attention_hook_,
+            .attention = attention_hook_ ? &attention_hook_ : nullptr};
+  // A tap reads inputs and outputs of sublayers, which a joined pass does not form.
+  if (!tap_) pass.moments = norms_.joining(pass);
+  return pass;
 }
 
 /// Halves of whole sequences where the sums over the ranks of one can overlap with the computation of the other: also
@@ -165,22 +168,41 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, U
       if (swaps && sublayer.is_first()) swap_->before_forward(block);
       enter(i, part);
       sublayer.forward(part);
-      if (!ends) sublayer.start_output(part, buffers_.output);
+      if (!ends) start_output(i, part);
     }
     if (ends) return;
   }
   for (const Pass& part : parts) finish(sublayers.back(), part);
   await_weights(kNoParameter);
-  norms_.forward(final_norm_, pass.rows_of(sublayers.back().residual()), pass.rows_of(buffers_.output),
-                 pass.rows_of(buffers_.final_residual), pass.rows_of(buffers_.final_output),
-                 pass.rows_of(buffers_.final_norm));
+  leave(pass);
 }
 
-/// Forms the residual stream before a sublayer, with the output of the one before it, and its norm.
+/// Forms the residual stream before a sublayer, with the output of the one before it, and its norm. In a joined pass
+/// products have done and will do that, but for the embedding.
 void Transformer::enter(std::size_t number, const Pass& part) {
   std::vector<ResidualSublayer>& sublayers = buffers_.sublayers;
   if (number == 0) return sublayers[number].enter(part);
+  if (part.joined()) return;
   sublayers[number].enter(part, part.rows_of(sublayers[number - 1].residual()), part.rows_of(buffers_.output));
+}
+
+/// Starts the output of a sublayer, or in a joined pass the residual stream after it.
+void Transformer::start_output(std::size_t number, const Pass& part) {
+  buffers_.sublayers[number].start_output(part, part.joined() ? residual_after(number) : buffers_.output);
+}
+
+/// [rows, C] memory of the residual stream after a sublayer.
+const AnyMatrix& Transformer::residual_after(std::size_t number) const {
+  const bool last = number + 1 == buffers_.sublayers.size();
+  return last ? buffers_.final_residual : buffers_.sublayers[number + 1].residual();
+}
+
+/// Forms the residual stream after the last sublayer, unless its product has done that, and the final norm.
+void Transformer::leave(const Pass& pass) {
+  const AnyMatrix h = pass.rows_of(buffers_.final_residual), y = pass.rows_of(buffers_.output),
+                  before = pass.rows_of(buffers_.sublayers.back().residual());
+  norms_.forward(final_norm_, pass.joined() ? h : before, pass.joined() ? AnyMatrix{} : y, h,
+                 pass.rows_of(buffers_.final_output), pass.rows_of(buffers_.final_norm));
 }
 
 // --- Head -----------------------------------------------------------------------------------------------------------

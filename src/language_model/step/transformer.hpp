@@ -111,7 +111,10 @@ class Transformer {
   Pass pass_over(const Tokens&, const kernels::AdamStep*) const;
   /// Parts of a micro-batch that are computed in turn: the whole, or its halves.
   std::vector<Pass> parts(const Pass&) const;
+  const kernels::AnyMatrix& residual_after(std::size_t number) const;
   void enter(std::size_t number, const Pass& part);
+  void start_output(std::size_t number, const Pass& part);
+  void leave(const Pass&);
   void recompute(std::size_t last, const Pass&);
 
   const Model& model_;

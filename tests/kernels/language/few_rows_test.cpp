@@ -4,6 +4,7 @@
 // fragments, barriers and the order of sums are those of the GPU.
 #include "kernels/language/linear/few_rows.hpp"
 
+#include "kernels/language/norm/norm.hpp"
 #include "kernels/shared_memory.hpp"
 #include "tests/kernels/language/emulated_block.hpp"
 #include "tests/kernels/language/rows_support.hpp"
@@ -37,9 +38,10 @@ struct Stored {
 
 /// The product as the kernel forms it: parts of the inputs are added in their order.
 template <class Tile>
-std::vector<float> product(const Stored& x, const Stored& weight, const Size& size, bool reversed) {
-  const FewRowsOperands operands{x.data(),  weight.data(), x.stride,   weight.stride,
-                                 size.rows, size.outputs,  size.inputs};
+std::vector<float> product(const Stored& x, const Stored& weight, const Size& size, bool reversed,
+                           const FewRowsNorm& norm = {}) {
+  const FewRowsOperands operands{x.data(),  weight.data(), x.stride,    weight.stride,
+                                 size.rows, size.outputs,  size.inputs, norm};
   const int tiles = (size.outputs + Tile::kOutputs - 1) / Tile::kOutputs,
             chunks = (size.inputs + Tile::kChunk - 1) / Tile::kChunk, parts = few_rows_parts(tiles, chunks);
   std::vector<float> y(static_cast<std::size_t>(size.rows * size.outputs));
@@ -88,6 +90,72 @@ std::vector<float> check(const Size& size) {
   return y;
 }
 
+/// The moments of the rows, as a product before leaves them.
+std::vector<Moments> moments_of(const Stored& x, const Size& size) {
+  std::vector<Moments> moments;
+  for (int n = 0; n < size.rows; ++n)
+    for (int first = 0; first < size.inputs; first += kMomentColumns) {
+      const int count = std::min(kMomentColumns, size.inputs - first);
+      double sum = 0, squares = 0;
+      for (int i = first; i < first + count; ++i) sum += x.at(n, i);
+      for (int i = first; i < first + count; ++i) squares += std::pow(x.at(n, i) - sum / count, 2);
+      moments.push_back({static_cast<float>(sum / count), static_cast<float>(squares)});
+    }
+  return moments;
+}
+
+/// Rows with means of some standard deviations, and their product after a norm.
+template <class Tile>
+std::vector<float> check_normalised(const Size& size, Norm kind) {
+  std::vector<float> values = random_floats(std::int64_t{size.rows} * size.inputs, 1);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] += 3.0f - 2.0f * static_cast<float>(i / static_cast<std::size_t>(size.inputs) % 4);
+  const Stored x(values, size.rows, size.inputs),
+      weight(random_floats(std::int64_t{size.outputs} * size.inputs, 2), size.outputs, size.inputs);
+  std::vector<FewRowsColumns> stored(static_cast<std::size_t>(size.inputs / 2));  // aligned to 16 bytes
+  float* const gamma = stored.data()->value;
+  float* const beta = gamma + size.inputs;
+  const std::vector<float> random = random_floats(2 * size.inputs, 3);
+  for (int i = 0; i < size.inputs; ++i) {
+    gamma[i] = 1.0f + random[static_cast<std::size_t>(i)];
+    beta[i] = random[static_cast<std::size_t>(size.inputs + i)];
+  }
+  const bool centred = kind == Norm::layer;
+  const std::vector<Moments> moments = moments_of(x, size);
+  const FewRowsNorm norm{.weight = gamma,
+                         .bias = centred ? beta : nullptr,
+                         .moments = moments.data(),
+                         .epsilon = 1e-5f,
+                         .share = 1.0f / static_cast<float>(size.inputs),
+                         .centred = centred};
+  const std::vector<float> y = product<Tile>(x, weight, size, false, norm);
+  std::vector<double> want;
+  for (int n = 0; n < size.rows; ++n) {
+    double mean = 0, squares = 0;
+    if (centred)
+      for (int i = 0; i < size.inputs; ++i) mean += x.at(n, i) / size.inputs;
+    for (int i = 0; i < size.inputs; ++i) squares += std::pow(x.at(n, i) - mean, 2);
+    const double r = 1 / std::sqrt(squares / size.inputs + 1e-5);
+    std::vector<double> normalised;
+    for (int i = 0; i < size.inputs; ++i)
+      normalised.push_back(static_cast<double>(float{to_bf16(static_cast<float>(
+          static_cast<double>(gamma[i]) * (x.at(n, i) - mean) * r + (centred ? static_cast<double>(beta[i]) : 0)))}));
+    for (int o = 0; o < size.outputs; ++o) {
+      double sum = 0;
+      for (int i = 0; i < size.inputs; ++i) sum += normalised[static_cast<std::size_t>(i)] * weight.at(o, i);
+      want.push_back(sum);
+    }
+  }
+  CAPTURE(size.rows);
+  CAPTURE(size.outputs);
+  CAPTURE(size.inputs);
+  // As plain products, but for values so near to the middle of two bf16 that the rounding of the statistics to fp32
+  // decides between them: about one of 10^4, with a distance of 2^-8 of it.
+  CHECK(relative_error(y, want) <= 2e-4);
+  CHECK(product<Tile>(x, weight, size, true, norm) == y);
+  return y;
+}
+
 }  // namespace
 
 TEST_CASE("sums of few rows agree with float64: any number of rows, short tiles, more chunks than stages") {
@@ -108,6 +176,30 @@ TEST_CASE("sums of few rows agree with float64: any number of rows, short tiles,
   check<FewRowsTile<8, 32, true>>({2, 4096, 8 * 64});
   // Outputs need not be a multiple of 8 where they are rows of W.
   check<FewRowsTile<8, 32, false>>({2, 13, 64});
+}
+
+TEST_CASE("a product of normalised rows is that of the rows of a norm, rounded to bf16") {
+  for (const Size& size : {Size{1, 8, 8}, Size{3, 40, 72}, Size{8, 32, 64}, Size{2, 24, 7 * 128 + 8}, Size{7, 16, 1600},
+                           Size{2, 4096, 8 * 64}})  // the last: one part with more chunks than stages
+    for (const Norm kind : {Norm::layer, Norm::rms}) {
+      check_normalised<FewRowsTile<8, 32, false, true>>(size, kind);
+      check_normalised<FewRowsTile<8, 64, false, true>>(size, kind);
+    }
+  for (const Size& size : {Size{64, 32, 128}, Size{33, 40, 200}, Size{9, 24, 7 * 128 + 8}})
+    for (const Norm kind : {Norm::layer, Norm::rms}) {
+      check_normalised<FewRowsTile<64, 32, false, true>>(size, kind);
+      check_normalised<FewRowsTile<64, 64, false, true>>(size, kind);
+    }
+  check_normalised<FewRowsTile<32, 32, false, true>>({19, 40, 200}, Norm::layer);
+  check_normalised<FewRowsTile<32, 64, false, true>>({32, 4096, 8 * 64}, Norm::layer);
+}
+
+TEST_CASE("a normalised row has the same bits with one row and with 64") {
+  for (const Norm kind : {Norm::layer, Norm::rms}) {
+    const std::vector<float> alone = check_normalised<FewRowsTile<8, 32, false, true>>({1, 40, 200}, kind),
+                             together = check_normalised<FewRowsTile<64, 32, false, true>>({64, 40, 200}, kind);
+    CHECK(std::equal(alone.begin(), alone.end(), together.begin()));
+  }
 }
 
 TEST_CASE("a row has the same bits with one row and with 64") {
@@ -139,6 +231,8 @@ TEST_CASE("a block of any product of few rows has shared memory on every GPU tha
   const auto check_rows = [&]<int kRows>() {
     check.operator()<FewRowsTile<kRows, 32, false>>(1);
     check.operator()<FewRowsTile<kRows, 32, true>>(1);
+    check.operator()<FewRowsTile<kRows, 32, false, true>>(1);
+    check.operator()<FewRowsTile<kRows, 64, false, true>>(1024 / 64);
     check.operator()<FewRowsTile<kRows, 64, false>>(1024 / 64);
     check.operator()<FewRowsTile<kRows, 128, false>>(16384 / 128);
   };

@@ -4,6 +4,8 @@
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
 #include "kernels/language/linear/few_rows_cuda.hpp"
+#include "kernels/language/norm/norm.hpp"
+#include "kernels/language/residual/residual.hpp"
 #include "tests/kernels/language/rows_support.hpp"
 
 namespace weft::testing {
@@ -65,6 +67,43 @@ double gelu(double x) { return x / 2 * (1 + std::tanh(std::sqrt(2 / std::acos(-1
 double gelu_slope(double x) {
   const double c = std::sqrt(2 / std::acos(-1.0)), t = std::tanh(c * (x + 0.044715 * x * x * x));
   return (1 + t) / 2 + x / 2 * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x);
+}
+
+/// True if the kernel for few rows forms this product.
+bool forms_few_rows(const Execution& execution, const LinearWeights& weights, const LinearInput& x,
+                    const LinearOutput& y) {
+  if constexpr (kCudaBuild) return execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, y);
+  return false;
+}
+
+/// True for sizes that only GPUs are to form: the portable kernels have no tiles that depend on them.
+bool is_slow(const Execution& execution, const Shape& shape) {
+  return execution.backend == Backend::portable && shape.outputs * shape.inputs > 1024 * 1024;
+}
+
+/// A norm of `columns` columns with weights about 1 and, for Norm::layer, biases.
+struct NormParameters {
+  DeviceArray<float> weight, bias;
+  NormWeights values;
+
+  NormParameters(std::int64_t columns, Norm kind) : weight(about_one(columns)), bias(random_floats(columns, 6)) {
+    values.kind = kind;
+    values.weight = weight.array();
+    if (kind == Norm::layer) values.bias = bias.array();
+  }
+  static std::vector<float> about_one(std::int64_t columns) {
+    std::vector<float> values = random_floats(columns, 5);
+    for (float& value : values) value = 1.0f + 0.5f * value;
+    return values;
+  }
+};
+
+/// Residual rows with means of some standard deviations.
+std::vector<float> residual_rows(std::int64_t rows, std::int64_t columns) {
+  std::vector<float> values = random_floats(rows * columns, 4);
+  for (std::int64_t i = 0; i < rows * columns; ++i)
+    values[static_cast<std::size_t>(i)] += i / columns == rows / 2 ? 20.0f : static_cast<float>(i / columns % 5 - 2);
+  return values;
 }
 
 /// Up to three roundings to bf16: of the sums, of the bias or the slope's product, of the result.
@@ -155,6 +194,127 @@ TEST_CASE("products of few rows: all sizes agree with float64, and a row does no
           CHECK(fused.values() == separate.values());
         }
       }
+  });
+}
+
+TEST_CASE("a product that adds the residual stream has the bits of separate kernels, and leaves the moments of it") {
+  // Of the second product of a sublayer: more chunks than stages; a short group of columns; tiles of 64 outputs.
+  const Shape shapes[] = {{1, 768, 768}, {1, 768, 3072}, {1, 1600, 1600}, {1, 4096, 4096}, {1, 72, 40}, {1, 1608, 264}};
+  for_each_backend([&](const Execution& execution) {
+    for (const Shape& shape : shapes)
+      for (const bool transposed : {false, true}) {
+        if (is_slow(execution, shape)) continue;
+        const Weights weights(shape.outputs, shape.inputs, transposed, Scalar::bf16);
+        for (const std::int64_t rows : {1, 7, 8, 9, 32, 33, 64}) {
+          CAPTURE(rows);
+          CAPTURE(shape.outputs);
+          CAPTURE(shape.inputs);
+          CAPTURE(transposed);
+          constexpr Scalar kType = Scalar::bf16;
+          constexpr Margins kInFours{4, 4};
+          const Rows x(random_floats(rows * shape.inputs, 3), rows, shape.inputs, kType, {8, 16}),
+              residual(residual_rows(rows, shape.outputs), rows, shape.outputs, kType, kInFours),
+              joined(rows, shape.outputs, kType, kInFours), separate(rows, shape.outputs, kType, kInFours);
+          const std::int64_t groups = moment_groups(shape.outputs);
+          const DeviceArray<Moments> moments(std::vector<Moments>(static_cast<std::size_t>(rows * groups)));
+          const device::Buffer<std::byte> workspace = workspace_of({rows, shape.outputs, shape.inputs}, kType);
+          const LinearOutput sum{joined.view(), residual.view(), moments.array()};
+          linear(execution, weights.view(false), x.view(), sum, workspace.array());
+          linear(execution, weights.view(false), x.view(), separate.view(), workspace.array());
+          CHECK(forms_few_rows(execution, weights.view(false), x.view(), sum) ==
+                forms_few_rows(execution, weights.view(false), x.view(), separate.view()));
+          add_rows(execution, residual.view(), separate.view(), separate.view());
+          const std::vector<float> stored = joined.values();
+          CHECK(stored == separate.values());
+          const std::vector<Moments> got = moments.values();
+          std::vector<float> means, squares;
+          std::vector<double> want_means, want_squares;
+          for (std::int64_t n = 0; n < rows; ++n)
+            for (std::int64_t group = 0; group < groups; ++group) {
+              const std::int64_t first = group * kMomentColumns, end = std::min(first + kMomentColumns, shape.outputs);
+              double mean = 0, about_mean = 0;
+              for (std::int64_t o = first; o < end; ++o)
+                mean += static_cast<double>(stored[n * shape.outputs + o]) / static_cast<double>(end - first);
+              for (std::int64_t o = first; o < end; ++o)
+                about_mean += std::pow(static_cast<double>(stored[n * shape.outputs + o]) - mean, 2);
+              means.push_back(got[n * groups + group].mean);
+              squares.push_back(got[n * groups + group].squares);
+              want_means.push_back(mean);
+              want_squares.push_back(about_mean);
+            }
+          // Sums of 32 terms in fp32; the error of a mean is squared in the sum about it.
+          CHECK(relative_error(means, want_means) <= 1e-6);
+          CHECK(relative_error(squares, want_squares) <= 1e-5);
+        }
+      }
+  });
+}
+
+TEST_CASE("products of normalised rows agree with separate kernels, and a row does not depend on the number of rows") {
+  // Of the first product of a sublayer; a narrow one; one with many outputs, whose norm is a kernel of its own.
+  const Shape shapes[] = {{1, 2304, 768},   {1, 3072, 768}, {1, 4800, 1600}, {1, 4096, 4096},
+                          {1, 12288, 4096}, {1, 72, 264},   {1, 16392, 264}};
+  for_each_backend([&](const Execution& execution) {
+    for (const Shape& shape : shapes) {
+      if (is_slow(execution, shape)) continue;
+      const Weights weights(shape.outputs, shape.inputs, false, Scalar::bf16);
+      for (const Norm kind : {Norm::layer, Norm::rms}) {
+        const NormParameters norm(shape.inputs, kind);
+        for (const std::int64_t rows : {1, 7, 8, 9, 32, 33, 64}) {
+          CAPTURE(rows);
+          CAPTURE(shape.outputs);
+          CAPTURE(shape.inputs);
+          CAPTURE(kind == Norm::layer);
+          constexpr Scalar kType = Scalar::bf16;
+          const Rows h(residual_rows(rows, shape.inputs), rows, shape.inputs, kType, {8, 16}),
+              memory(rows, shape.inputs, kType), normalised(rows, shape.inputs, kType),
+              joined(rows, shape.outputs, kType), separate(rows, shape.outputs, kType), one(1, shape.outputs, kType),
+              hidden(rows, shape.outputs, kType), activated(rows, shape.outputs, kType);
+          const std::int64_t groups = moment_groups(shape.inputs);
+          const DeviceArray<Moments> moments(std::vector<Moments>(static_cast<std::size_t>(rows * groups)));
+          const DeviceArray<float> mean(rows), inverse(rows);
+          const NormStatistics statistics{kind == Norm::layer ? mean.array() : Array<float>{}, inverse.array()};
+          const device::Buffer<std::byte> workspace = workspace_of({rows, shape.outputs, shape.inputs}, kType);
+          row_moments(execution, h.view(), moments.array());
+          const LinearInput x{h.view(), norm.values, moments.array(), memory.view(), statistics};
+          linear(execution, weights.view(false), x, joined.view(), workspace.array());
+          norm_forward(execution, norm.values, h.view(), {}, {}, normalised.view(), statistics);
+          linear(execution, weights.view(false), normalised.view(), separate.view(), workspace.array());
+          const std::vector<float> got = joined.values();
+          // Statistics that differ by roundings of fp32 move about one of 10^4 normalised values from one bf16 to the
+          // next, and these about one of 50 results: 2^-8 / sqrt(50).
+          CHECK(relative_error(got, widened(separate.values())) <= 1e-3);
+          const bool few = forms_few_rows(execution, weights.view(false), x, joined.view());
+          const bool has_kernel = forms_few_rows(execution, weights.view(false), h.view(), joined.view());
+          CHECK(few == (has_kernel && shape.outputs < 16384));
+          if (has_kernel)
+            for (const std::int64_t n : {std::int64_t{0}, rows / 2, rows - 1}) {
+              const LinearInput row{h.view().rows_from(n, 1),
+                                    norm.values,
+                                    {moments.data() + n * groups, groups},
+                                    memory.view().rows_from(n, 1),
+                                    statistics};
+              linear(execution, weights.view(false), row, one.view(), workspace.array());
+              CHECK(one.values() ==
+                    std::vector<float>(got.begin() + n * shape.outputs, got.begin() + (n + 1) * shape.outputs));
+            }
+          for (const MlpActivation activation : {MlpActivation::gelu, MlpActivation::relu2, MlpActivation::swiglu}) {
+            const std::int64_t columns = is_gated(activation) ? shape.outputs / 2 : shape.outputs;
+            linear_activated(execution, weights.view(false), x, hidden.view(), activation,
+                             activated.view().columns_from(0, columns), workspace.array());
+            mlp_activation(execution, activation, joined.view(), separate.view().columns_from(0, columns));
+            // The kernel for few rows applies the activation to rows as they are stored; the kernel of its own gets
+            // these.
+            const std::vector<float> all = activated.values(), want = separate.values();
+            bool equal = true;
+            for (std::int64_t n = 0; n < rows; ++n)
+              for (std::int64_t o = 0; o < columns; ++o)
+                equal = equal && all[n * shape.outputs + o] == want[n * shape.outputs + o];
+            CHECK(equal);
+          }
+        }
+      }
+    }
   });
 }
 

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Operands of a product (linear.hpp). Input and output are rows or, where a norm comes before the product or a sum with
+// the residual stream after it, what these need: one kernel for few rows then forms all of it. A product that forms
+// residual rows leaves their moments, and the product that reads them normalises them by these.
+#pragma once
+
+#include "kernels/array.hpp"
+#include "kernels/bf16.hpp"
+#include "kernels/language/linear/moments.hpp"
+#include "kernels/language/norm/norm.hpp"
+
+namespace weft::kernels {
+
+/// Most rows of a product that has a kernel for few rows.
+constexpr std::int64_t kMostFewRows = 64;
+
+/// Weights and bias of a product.
+struct LinearWeights {
+  AnyMatrix matrix;                     ///< W [outputs, inputs], or its transpose
+  bool transposed = false;              ///< stored as [inputs, outputs]
+  Array<const float> bias = {};         ///< [outputs], or empty
+  Array<const bf16> rounded_bias = {};  ///< the same rounded to nearest, for an epilogue; or empty
+};
+
+/// The rows x [n, inputs] of a product: as they are, or x = norm(h).
+struct LinearInput {
+  AnyMatrix rows;                     ///< x, or h
+  const NormWeights* norm = nullptr;  ///< null: none. It must outlive the call
+  Array<const Moments> moments = {};  ///< of h, [n, moment_groups(inputs)]
+  // Memory for norm(h) and its statistics, which may be formed or not.
+  AnyMatrix normalised = {};
+  NormStatistics statistics = {};
+
+  LinearInput(AnyMatrix x) : rows(x) {}
+  LinearInput(AnyMatrix h, const NormWeights& norm_of_h, Array<const Moments> moments_of_h, AnyMatrix normalised_memory,
+              const NormStatistics& statistics_memory)
+      : rows(h),
+        norm(&norm_of_h),
+        moments(moments_of_h),
+        normalised(normalised_memory),
+        statistics(statistics_memory) {}
+};
+
+/// The rows of the result [n, outputs]: y as it is, or residual + y. y is rounded to the type of the rows before it is
+/// added, as separate kernels round it.
+struct LinearOutput {
+  AnyMatrix rows;               ///< y, or the sum, in other memory than the residual
+  AnyMatrix residual = {};      ///< without data: none
+  Array<Moments> moments = {};  ///< of the sum, [n, moment_groups(outputs)]
+
+  LinearOutput(AnyMatrix y) : rows(y) {}
+  LinearOutput(AnyMatrix sum, AnyMatrix addend, Array<Moments> moments_of_sum)
+      : rows(sum), residual(addend), moments(moments_of_sum) {}
+};
+
+}  // namespace weft::kernels
