@@ -113,7 +113,7 @@ TEST_CASE("exchanges run beside the encoder's products and their filter") {
   const std::vector<const float*> biases(n_layers, bias.data());
   const kernels::cuda::HopperFilter filter{.limit = limit.data(),
                                            .bias = biases.data(),
-                                           .cut = nullptr,
+                                           .bounds = nullptr,
                                            .padded_features = n_features,
                                            .threshold = threshold.data(),
                                            .cursor = cursor.data(),
