@@ -8,7 +8,7 @@
 // warps are added in their order.
 //
 // The rows may be normalised first (norm/norm.hpp): their statistics follow from the moments that the product before
-// has left (moments.hpp), and each thread normalises in shared memory the words of x that it has copied there. No
+// has left (row_moments.hpp), and each thread normalises in shared memory the words of x that it has copied there. No
 // thread waits for another one, and no barrier is added.
 //
 // Invariant. The order in which a sum is formed depends on the number of outputs and inputs alone: a row has the same
@@ -18,7 +18,7 @@
 #include <cmath>
 
 #include "kernels/language/attention/flash_tiles.hpp"
-#include "kernels/language/linear/moments.hpp"
+#include "kernels/language/linear/row_moments.hpp"
 
 namespace weft::kernels {
 

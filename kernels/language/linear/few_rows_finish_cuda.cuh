@@ -45,31 +45,36 @@ __device__ __forceinline__ void store_outputs(bf16* to, const bf16 (&value)[kCou
 
 /// Leaves the moments of the group of columns to which `kCount` successive outputs of row `row` belong. All lanes of a
 /// warp call this together, with successive outputs: kMomentColumns / kCount of them have a group.
+///
+/// Both sums are formed at once, of deviations from the first column. That column is one of the group, so the squares
+/// of these are at most kMomentColumns times those about the mean: few digits cancel.
 template <int kCount>
 __device__ __forceinline__ void leave_moments(const FewRowsArguments& a, int row, int output,
                                               const bf16 (&stored)[kCount]) {
   constexpr int kLanes = kMomentColumns / kCount;
-  // In pairs of neighbours: the same bits with any kCount.
-  const auto of_group = [](const float(&value)[kCount]) {
-    float sum = kCount == 1 ? value[0] : (value[0] + value[1 % kCount]) + (value[2 % kCount] + value[3 % kCount]);
-#pragma unroll
-    for (int mask = 1; mask < kLanes; mask *= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
-    return sum;
-  };
   const int outputs = a.operands.outputs, group = output / kMomentColumns,
             columns = max(1, min(kMomentColumns, outputs - group * kMomentColumns));
-  float value[kCount];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) value[i] = output + i < outputs ? float{stored[i]} : 0.0f;
-  const float mean = __fdividef(of_group(value), static_cast<float>(columns));
+  const float share = __fdividef(1.0f, static_cast<float>(columns)),
+              origin = __shfl_sync(kAllLanes, float{stored[0]}, 0, kLanes);
+  float distance[kCount], square[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    const float distance = output + i < outputs ? value[i] - mean : 0.0f;
-    value[i] = __fmul_rn(distance, distance);  // not contracted with a sum that follows
+    distance[i] = output + i < outputs ? float{stored[i]} - origin : 0.0f;
+    square[i] = __fmul_rn(distance[i], distance[i]);  // not contracted with a sum that follows
   }
-  const float squares = of_group(value);
+  // In pairs of neighbours: the same bits with any kCount.
+  const auto of_thread = [](const float(&value)[kCount]) {
+    return kCount == 1 ? value[0] : (value[0] + value[1 % kCount]) + (value[2 % kCount] + value[3 % kCount]);
+  };
+  float sum = of_thread(distance), squares = of_thread(square);
+#pragma unroll
+  for (int mask = 1; mask < kLanes; mask *= 2) {
+    sum += __shfl_xor_sync(kAllLanes, sum, mask);
+    squares += __shfl_xor_sync(kAllLanes, squares, mask);
+  }
   if (output % kMomentColumns == 0 && row < a.operands.rows && output < outputs)
-    a.moments[row * moment_groups(outputs) + group] = {mean, squares};
+    a.moments[row * moment_groups(outputs) + group] = {__fmaf_rn(sum, share, origin),
+                                                       __fmaf_rn(-sum, __fmul_rn(sum, share), squares)};
 }
 
 /// Finishes `kCount` successive outputs of row `row`. All lanes of a warp call this together, with successive outputs.

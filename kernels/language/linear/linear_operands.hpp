@@ -7,7 +7,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/bf16.hpp"
-#include "kernels/language/linear/moments.hpp"
+#include "kernels/language/linear/row_moments.hpp"
 #include "kernels/language/norm/norm.hpp"
 
 namespace weft::kernels {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/language/linear/moments.hpp"
+#include "kernels/language/linear/row_moments.hpp"
 #include "kernels/language/rows_portable.hpp"
 
 namespace weft::kernels {
