@@ -124,15 +124,10 @@ def check_shared(job):
     """2x2 ranks on two GPUs: those of each axis have different GPUs, and share them with the other group. Kernels that wait for
     a peer would hang: all exchanges go through the host."""
     one = [line["loss"] for line in program.metrics(job.train("one_short", 1, 1, steps=curves.FIRST))]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join((visible or "0,1").split(",")[:2])
-    try:
-        run = job.train("2x2_shared", 2, 2, steps=curves.FIRST)
-    finally:
-        if visible is None:
-            del os.environ["CUDA_VISIBLE_DEVICES"]
-        else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    everything, two = job.weft.environment, ",".join(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2])
+    job.weft.environment = dict(everything, CUDA_VISIBLE_DEVICES=two)
+    run = job.train("2x2_shared", 2, 2, steps=curves.FIRST)
+    job.weft.environment = everything
     assert "through host memory" in (run / "log.txt").read_text()
     curves.close([line["loss"] for line in program.metrics(run)], one, TOLERANCE, "2x2 on two GPUs, loss of step")
 
