@@ -2,9 +2,10 @@
 """Commands on damaged files: time and memory stay within bounds that do not depend on the numbers in a file, the command ends with
 a documented exit code, and a message about contents names the file.
 
-mutations_test.py WEFT [--mutations N] [--seed S] [--only M] [--save FOLDER]
-Each mutation has a number, which determines it together with the seed. The command may use 20 s of processor time and 2 GB of
-address space more than the undamaged one. --only M --save FOLDER keeps its files.
+mutations_test.py WEFT [--mutations N] [--seed S] [--only M [--save FOLDER]]
+Each mutation has a number, which determines it together with the seed. A command may use 20 s of processor time (where an input asks
+for long work, that may be a signal), and 2 GB of address space, of which the undamaged one needs at most 0.9. --only M repeats one
+mutation, --save keeps its files.
 """
 import argparse
 import concurrent.futures
@@ -27,6 +28,7 @@ import numpy as np
 
 SOURCES = Path(__file__).resolve().parents[1]
 PROCESSOR_SECONDS, ADDRESS_SPACE = 20, 2 << 30
+SLOW = 5  # seconds: no undamaged command takes one
 WORKERS = 2
 DOCUMENTED = (0, 2, 3, 4, 6, 75)  # 1 and 5 are defects here
 
@@ -162,7 +164,7 @@ def prepare(weft):
     weft.run("lm", "export", "words", "--output", "gpt2")
     weft.run("lm", "export", "llama_run", "--output", "llama")
     weft.run("lm", "train", "adapted.toml", "--output", "adapted")
-    weft.run("lm", "export", "adapted", "--output", "peft")
+    weft.run("lm", "export", "adapted", "--adapters", "--output", "peft")
 
 
 class Worker:
@@ -173,8 +175,8 @@ class Worker:
         shutil.copytree(weft.folder, folder, ignore=shutil.ignore_patterns("instance_*"))
         self.weft = program.Program(weft.binary, folder)
 
-    def run(self, command, address_space=None):
-        """(exit code, output, processor seconds, largest resident size)"""
+    def run(self, command):
+        """(exit code, output, processor seconds)"""
         def limit():
             resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS, PROCESSOR_SECONDS + 5))
             resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
@@ -185,22 +187,20 @@ class Worker:
             _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         text = output.read_text(encoding="utf-8", errors="replace")
-        return process.returncode, text, used.ru_utime + used.ru_stime, used.ru_maxrss << 10
+        return process.returncode, text, used.ru_utime + used.ru_stime
 
 
-def judge(worker, bounds, number, seed, save):
-    """Runs one mutation; returns (what, code, seconds, bytes, text)."""
+def judge(worker, number, seed, save):
+    """Runs one mutation; returns (what, name of the file, code, seconds, text)."""
     draw = random.Random(seed * 1000003 + number)
-    index = number % len(CASES)
-    command, patterns = CASES[index]
+    command, patterns = CASES[number % len(CASES)]
     files = sorted({path for pattern in patterns.split() for path in worker.folder.glob(pattern) if path.is_file()})
     path = draw.choice(files)
     kept = {item: item.read_bytes() for item in worker.folder.rglob("*") if item.is_file()}
-    changed = [mutations.mutate(path, draw) if seed else "unchanged"]
-    name = path.relative_to(worker.folder)
+    change, name = mutations.mutate(path, draw), path.relative_to(worker.folder)
     if save:
         shutil.copytree(worker.folder, save)
-    code, text, seconds, size = worker.run(command, bounds[index][0] + ADDRESS_SPACE)
+    code, text, seconds = worker.run(command)
     for item in sorted(worker.folder.rglob("*"), reverse=True):
         if item.is_dir() and not item.is_symlink() and not any(item.iterdir()):
             item.rmdir()
@@ -210,7 +210,7 @@ def judge(worker, bounds, number, seed, save):
         item.parent.mkdir(parents=True, exist_ok=True)
         if not item.exists() or item.read_bytes() != data:
             item.write_bytes(data)
-    return f"{number}: weft {command}: {name}: {changed[0]}", name, code, seconds, size - bounds[index][1], text
+    return f"{number}: weft {command}: {name}: {change}", name, code, seconds, text
 
 
 def named(name, text):
@@ -230,9 +230,6 @@ def check(weft):
     options = parser.parse_args()
     prepare(weft)
     workers = [Worker(weft, weft.folder / f"instance_{i}") for i in range(WORKERS)]
-    bounds = []
-    for command, _ in CASES:
-        bounds.append((int(4e9), 0))
     free, lock, findings = list(workers), threading.Lock(), []
     report = open(options.report, "w", encoding="utf-8") if options.report else sys.stdout
 
@@ -240,23 +237,22 @@ def check(weft):
         with lock:
             worker = free.pop()
         try:
-            what, name, code, seconds, size, text = judge(worker, bounds, number, options.seed, options.save)
+            what, name, code, seconds, text = judge(worker, number, options.seed, options.save)
         finally:
             with lock:
                 free.append(worker)
         wrong = []
-        if code not in DOCUMENTED:
+        long_work = name.suffix == ".toml" and (code == 0 or seconds > SLOW)
+        if code not in DOCUMENTED and not long_work:
             wrong.append(f"ended with {code}")
-        if seconds > 5:
+        if seconds > SLOW and not long_work:
             wrong.append(f"took {seconds:.1f} s")
-        if size > 500e6:
-            wrong.append(f"took {size / 1e6:.0f} MB")
         if "out of host memory" in text:
             wrong.append("out of memory")
-        if code not in (0,) and not named(name, text):
+        if code and not long_work and not named(name, text):
             wrong.append("does not name the file")
         with lock:
-            print(f"{'FINDING ' + ', '.join(wrong) if wrong else 'ok'} [{code}, {seconds:.1f} s, {size / 1e6:.0f} MB] {what}", file=report)
+            print(f"{'FINDING ' + ', '.join(wrong) if wrong else 'ok'} [{code}, {seconds:.1f} s] {what}", file=report)
             if code:
                 print("    " + "\n    ".join(text.strip().splitlines()[-4:]), file=report)
             report.flush()
