@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,16 +21,21 @@ constexpr rlim_t kMiB = rlim_t{1} << 20;
 constexpr rlim_t kBuffer = 128 * kMiB;  // of a thread of OpenBLAS
 constexpr rlim_t kProgram = 192 * kMiB, kProgramToCompute = 768 * kMiB;
 
-/// Threads for which OpenBLAS maps buffers when it is loaded.
+/// The number in a variable of the environment; 0: none.
+long number_in(char** environment, const char* name) {
+  const std::size_t length = strlen(name);
+  for (char** variable = environment; *variable != nullptr; ++variable)
+    if (strncmp(*variable, name, length) == 0 && (*variable)[length] == '=')
+      return strtol(*variable + length + 1, nullptr, 10);
+  return 0;
+}
+
+/// Threads for which OpenBLAS maps buffers when it is loaded. Builds with OpenMP know only OMP_NUM_THREADS.
 rlim_t blas_threads(char** environment) {
-  for (const char* const name : {"OPENBLAS_NUM_THREADS=", "GOTO_NUM_THREADS=", "OMP_NUM_THREADS="})
-    for (char** variable = environment; *variable != nullptr; ++variable)
-      if (strncmp(*variable, name, strlen(name)) == 0)
-        if (const long threads = strtol(*variable + strlen(name), nullptr, 10); threads > 0)
-          return static_cast<rlim_t>(threads);
-  cpu_set_t allowed;
-  const bool known = sched_getaffinity(0, sizeof allowed, &allowed) == 0;
-  return known ? static_cast<rlim_t>(CPU_COUNT(&allowed)) : 1;
+  long threads = number_in(environment, "OMP_NUM_THREADS");
+  if (cpu_set_t allowed; threads < 1 && sched_getaffinity(0, sizeof allowed, &allowed) == 0)
+    threads = CPU_COUNT(&allowed);
+  return static_cast<rlim_t>(std::max({threads, number_in(environment, "OPENBLAS_NUM_THREADS"), 1L}));
 }
 
 void require(rlim_t program, char** environment) {

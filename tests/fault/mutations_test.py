@@ -11,13 +11,11 @@ import argparse
 import concurrent.futures
 import os
 import random
-import re
 import resource
 import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import mutations
@@ -78,7 +76,7 @@ CASES = [
     ("inspect data/train", "data/train/* data/*"),
     ("inspect packed", "packed/*"),
     ("inspect run", "run/checkpoints/*/* run/*.json"),
-    ("evaluate run", "run/checkpoints/*/* data/validation/*"),
+    ("evaluate run", "run/checkpoints/*/* data/validation/* data/*.h5"),
     ("encode run --output {out}", "run/checkpoints/*/* data/validation/*"),
     ("features run --output {out}", "run/checkpoints/*/* data/validation/*"),
     ("convert run --output {out}", "run/checkpoints/*/* data/train/*"),
@@ -109,7 +107,8 @@ CASES = [
     ("lm harvest gpt2 --text text.txt --tokens 256 --output {out}", "gpt2/*"),
     ("lm export words --output {out}", "words/checkpoints/*/*"),
     ("lm merge adapted --output {out}", "adapted/checkpoints/*/*"),
-    ("lm train peft.toml --output {out}", "peft/* gpt2/*"),
+    ("lm train peft.toml --output {out}", "adapters/* gpt2/*"),
+    ("lm train peft.toml --output {out} --dry-run", "adapters/*"),
     ("lm diversity answers.jsonl", "answers.jsonl"),
     ("lm polychromic polychromic.toml --output {out}", "polychromic.toml words/checkpoints/*/*"),
     ("privacy --input private.toml", "private.toml"),
@@ -148,7 +147,8 @@ def prepare(weft):
     for name, values in (("words", dict(train="text.txt", tokens="bytes", preset="gpt2", more="")),
                          ("language", dict(train="bpe", tokens="bpe/tokenizer.json", preset="gpt2", more="")),
                          ("llama_run", dict(train="text.txt", tokens="bytes", preset="llama", more="")),
-                         ("peft", dict(train="text.txt", tokens="bytes", preset="gpt2", more='initial = "peft"')),
+                         ("peft", dict(train="text.txt", tokens="bytes", preset="gpt2",
+                                       more='initial = "gpt2"\n[lora]\nrank = 2\ninitial = "adapters"')),
                          ("adapted", dict(train="text.txt", tokens="bytes", preset="gpt2", more='initial = "gpt2"\n[lora]\nrank = 2'))):
         write(f"{name}.toml", LANGUAGE.format(**values))
     write("polychromic.toml", LANGUAGE.format(train="text.txt", tokens="bytes", preset="gpt2", more='initial = "words"') + POLYCHROMIC)
@@ -164,7 +164,7 @@ def prepare(weft):
     weft.run("lm", "export", "words", "--output", "gpt2")
     weft.run("lm", "export", "llama_run", "--output", "llama")
     weft.run("lm", "train", "adapted.toml", "--output", "adapted")
-    weft.run("lm", "export", "adapted", "--adapters", "--output", "peft")
+    weft.run("lm", "export", "adapted", "--adapters", "--output", "adapters")
 
 
 class Worker:
@@ -214,7 +214,10 @@ def judge(worker, number, seed, save):
 
 
 def named(name, text):
-    """True if a message names the file, or the directory to which it belongs."""
+    """True if a message names the file, or the directory to which it belongs. An input, also one in a manifest, is valid with many
+    numbers; what does not fit it may be another file, or a key."""
+    if name.suffix == ".toml" or name.name == "manifest.json":
+        return "error: " in text
     parts = [name.name, name.parent.name] if name.parent.name else [name.name]
     return any(part in text for part in parts)
 
