@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 
 NUMBERS = [0, 1, -1, 1000, 10**4, 10**5, 10**6, 10**7, 10**9, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1, 1e308, -1e308, 0.5, 1e-320]
+LARGEST = 1 << 28  # bytes of a damaged file
 TEXTS = {".json", ".jsonl", ".yaml", ".toml", ".txt", ".jinja"}
 
 
@@ -150,6 +151,8 @@ def mutate(path, draw):
             path.write_bytes(changed)
         else:
             what = of_hdf5(path, draw)
+            if path.stat().st_size > LARGEST:  # HDF5 has reserved the whole extent
+                path.write_bytes(data)
     else:
         of = of_safetensors if path.suffix == ".safetensors" else of_text if path.suffix in TEXTS else of_bytes
         changed, what = of(data, draw)

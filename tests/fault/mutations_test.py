@@ -113,6 +113,7 @@ CASES = [
     ("lm polychromic polychromic.toml --output {out}", "polychromic.toml words/checkpoints/*/*"),
     ("privacy --input private.toml", "private.toml"),
     ("lm train private.toml --output {out} --dry-run", "private.toml"),
+    ("lm train private.toml --output private", "private/*.json private/*.jsonl private/checkpoints/*/*"),
 ]
 
 
@@ -163,6 +164,7 @@ def prepare(weft):
     weft.run("lm", "train", "llama_run.toml", "--output", "llama_run")
     weft.run("lm", "export", "words", "--output", "gpt2")
     weft.run("lm", "export", "llama_run", "--output", "llama")
+    weft.run("lm", "train", "private.toml", "--output", "private", *program.sets("run.steps=4"))
     weft.run("lm", "train", "adapted.toml", "--output", "adapted")
     weft.run("lm", "export", "adapted", "--adapters", "--output", "adapters")
 
@@ -208,7 +210,7 @@ def judge(worker, number, seed, save):
             item.unlink()
     for item, data in kept.items():
         item.parent.mkdir(parents=True, exist_ok=True)
-        if not item.exists() or item.read_bytes() != data:
+        if not item.exists() or item.stat().st_size != len(data) or item.read_bytes() != data:
             item.write_bytes(data)
     return f"{number}: weft {command}: {name}: {change}", name, code, seconds, text
 
