@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <string_view>
+#include <vector>
 
 #include "kernels/portable.hpp"
 
@@ -26,6 +27,13 @@ void start(int threads, int device) {
 #endif
   Kokkos::initialize(settings);
   openblas_set_num_threads(threads);
+  // OpenBLAS maps its buffers at the first product that is not small, and tries for ever where the address space is
+  // limited: take them before other memory.
+  constexpr int kSize = 192;
+  std::vector<float> values(3 * kSize * kSize);
+  const float* const factor = values.data();
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, kSize, kSize, kSize, 1.0f, factor, kSize,
+              factor + kSize * kSize, kSize, 0.0f, values.data() + 2 * kSize * kSize, kSize);
 }
 
 void stop() {

@@ -2,12 +2,12 @@
 //
 // Weft: one process per GPU, or per few cores; the subcommand decides what they do together.
 #include <csignal>
-#include <new>
 #include <utility>
 
 #include "base/log.hpp"
 #include "commands/command_line.hpp"
 #include "commands/external.hpp"
+#include "device/address_space.hpp"
 #include "device/host_program.hpp"
 #include "kernels/execution.hpp"
 #include "parallel/failure.hpp"
@@ -39,7 +39,10 @@ int main(int argc, char** argv) {
   // this.
   commands::Call call = commands::parse(argc, argv);
   const bool on_device = call.needs == commands::Needs::device;
-  if (on_device) device::hand_over_without_gpu(argv);
+  if (on_device) {
+    device::hand_over_without_gpu(argv);
+    device::require_address_space_to_compute();
+  }
   if (call.needs == commands::Needs::nothing) parallel::start_mpi_if_launched();
   const parallel::World world(&argc, &argv);
   const run::LogSession log(world.rank());
@@ -61,12 +64,6 @@ int main(int argc, char** argv) {
     return code;
   } catch (const Error& failure) {
     return give_up(failure, world);
-  } catch (const std::bad_alloc&) {
-    return give_up(error(ExitCode::usage,
-                         "out of host memory on {}; take fewer transcoder.features, a smaller data.batch_tokens or "
-                         "data.window_rows, or fewer ranks per node",
-                         world.host()),
-                   world);
   } catch (const std::exception&) {
     const parallel::Failure failure = parallel::current_failure();
     return give_up(error(failure.code, "{}", failure.message), world);

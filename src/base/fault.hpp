@@ -13,8 +13,9 @@
 // checkpoint: after-open, mid-dataset, before-close, before-fsync, before-manifest, before-rename, mid-replace (only if
 // a checkpoint of that step exists), after-rename, before-latest, mid-delete; of its copy to the run directory
 // (checkpoint.local): mid-copy, before-copy-fsync. Points of the lease of the run directory (rank 0, step 0):
-// lease-created, lease-written, lease-renew. At the end of the program: leave (MPI still runs), finalize (before
-// MPI_Finalize).
+// lease-created, lease-written, lease-renew. Points of commands that write files: input-open (every file that is read),
+// output-begin (its directory is there, and empty), output-open (a file is there, and empty), before-publish,
+// mid-publish (between the renames). At the end of the program: leave (MPI still runs), finalize (before MPI_Finalize).
 #pragma once
 
 #include <atomic>

@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/fault.hpp"
+
 namespace weft {
 namespace {
 
@@ -62,6 +64,7 @@ Descriptor open_regular(const std::filesystem::path& path, ExitCode code) {
   }
   if (!S_ISREG(status.st_mode))
     throw error(code, "{}: is {} (only regular files are read)", path.string(), kind_of(status.st_mode));
+  fault::point("input-open");
   return file;
 }
 
@@ -70,7 +73,9 @@ Descriptor open_own(const std::filesystem::path& path, int flags) { return open_
 Descriptor create_own(const std::filesystem::path& path, Access access) {
   const Descriptor directory = open_directory(path);
   if (::unlinkat(directory, path.filename().c_str(), 0) != 0 && errno != ENOENT) fail_with_errno(path, "replacing");
-  return open_in(directory, path, O_WRONLY | O_CREAT | O_EXCL, access == Access::owner ? 0600 : 0666);
+  Descriptor file = open_in(directory, path, O_WRONLY | O_CREAT | O_EXCL, access == Access::owner ? 0600 : 0666);
+  fault::point("output-open");
+  return file;
 }
 
 void write_all(const Descriptor& file, std::string_view text, const std::filesystem::path& path) {

@@ -152,10 +152,11 @@ struct Writer::State {
     };
     const std::size_t wanted =
         staging.bytes() < 4 * kCopyBytes ? 1 : static_cast<std::size_t>(storage::digest_threads());
-    std::vector<std::thread> helpers;
-    while (helpers.size() + 1 < wanted) helpers.emplace_back(work);
-    work();
-    for (std::thread& helper : helpers) helper.join();
+    {
+      std::vector<std::jthread> helpers;  // joined also if another one cannot be started
+      while (helpers.size() + 1 < wanted) helpers.emplace_back(work);
+      work();
+    }
     kernels::fence(execution);
   }
 

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/system.hpp"
 #include "parallel/peers.hpp"
 
 namespace weft::parallel {
@@ -52,9 +53,18 @@ Failure current_failure() {
     return {ExitCode::io, fmt::format("{}: cannot be used ({}); check the path, its permissions and the disk",
                                       failure.path1().string(), failure.code().message())};
   } catch (const std::system_error& failure) {
+    if (failure.code() == std::errc::resource_unavailable_try_again)
+      return {
+          ExitCode::usage,
+          fmt::format("a thread cannot be started on {}; raise the limits of processes and of address space (ulimit "
+                      "-u, -v), or set device.threads or OMP_NUM_THREADS to fewer",
+                      host_name())};
     return {ExitCode::io, failure.what()};
   } catch (const std::bad_alloc&) {
-    return {ExitCode::internal, "out of host memory"};
+    return {ExitCode::usage,
+            fmt::format("out of host memory on {}; take fewer transcoder.features, a smaller data.batch_tokens or "
+                        "data.window_rows, or fewer ranks per node",
+                        host_name())};
   } catch (const std::exception& failure) {
     return {ExitCode::internal, failure.what()};
   }

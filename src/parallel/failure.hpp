@@ -33,8 +33,8 @@ struct Failure {
   [[noreturn]] void raise() const;
 };
 
-/// The exception that is being handled, as a Failure: errors of std::filesystem are ExitCode::io, other exceptions
-/// ExitCode::internal. Call it inside a catch clause.
+/// The exception that is being handled, as a Failure: errors of std::filesystem are ExitCode::io, memory or threads
+/// that are not there ExitCode::usage, other exceptions ExitCode::internal. Call it inside a catch clause.
 Failure current_failure();
 
 /// Runs `function` on this rank. Returns what it throws.

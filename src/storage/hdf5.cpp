@@ -5,6 +5,7 @@
 #include <charconv>
 #include <utility>
 
+#include "base/fault.hpp"
 #include "base/file.hpp"
 
 namespace weft::storage {
@@ -170,7 +171,9 @@ Handle create_file(const std::filesystem::path& path, const Handle& access) {
   const Lock lock;
   const Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "creating file properties");
   check(H5Pset_obj_track_times(creation, false), "disabling time stamps");  // files of the same content are identical
-  return Handle(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation, access), H5Fclose, "creating " + path.string());
+  Handle file(H5Fcreate(path.c_str(), H5F_ACC_EXCL, creation, access), H5Fclose, "creating " + path.string());
+  fault::point("output-open");
+  return file;
 }
 
 Handle create_file(const std::filesystem::path& path, std::int64_t metadata_bytes) {

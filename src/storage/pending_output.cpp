@@ -180,6 +180,7 @@ PendingOutput::PendingOutput(fs::path path, Kind kind, std::vector<std::string> 
     if (attempt == kMostAttempts) refuse_second(path_, temporary_);
   }
   place_ = kind_ == Kind::file ? temporary_ / path_.filename() : temporary_;
+  fault::point("output-begin");
 }
 
 PendingOutput::~PendingOutput() {

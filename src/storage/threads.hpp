@@ -24,10 +24,11 @@ void in_parallel(std::int64_t threads, Work&& work) {
       if (!failure) failure = std::current_exception();
     }
   };
-  std::vector<std::thread> helpers;
-  for (std::int64_t i = 1; i < threads; ++i) helpers.emplace_back(guarded);
-  guarded();
-  for (std::thread& helper : helpers) helper.join();
+  {
+    std::vector<std::jthread> helpers;  // joined also if another one cannot be started
+    for (std::int64_t i = 1; i < threads; ++i) helpers.emplace_back(guarded);
+    guarded();
+  }
   if (failure) std::rethrow_exception(failure);
 }
 

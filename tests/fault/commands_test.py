@@ -7,6 +7,7 @@ commands_test.py WEFT     The full and the read-only disk need a mount in a sepa
 import concurrent.futures
 import random
 import re
+import resource
 import signal
 import time
 
@@ -29,6 +30,9 @@ COMMANDS = {
     "lm export": "lm export words --output {}",
     "lm merge": "lm merge adapted --output {}",
 }
+
+# Phase of a command -> point of src/base/fault.hpp.
+PHASES = {"start": None, "reading": "input-open", "computing": "output-begin", "writing": "output-open", "complete": "before-publish"}
 
 LANGUAGE = """
 [run]
@@ -185,6 +189,53 @@ def check_descriptors(commands, name):
         commands.repeated(name, output)
 
 
+def check_address_space(commands, name):
+    """Below the address space of the program: an error before anything is created. Above it the command succeeds."""
+    output = commands.place("address_space", name)
+    code, text = commands.run(name, output, wrapper=("prlimit", "--as=100000000"))
+    assert code == 2 and "the address space of this process is limited to 95 MiB" in text, (name, code, text)
+    assert not list(output.parent.iterdir()), list(output.parent.iterdir())
+    needed = int(re.search(r"(\d+) MiB are needed", text)[1])
+    code, text = commands.run(name, output, wrapper=("prlimit", f"--as={needed << 20}"))
+    if code == 2:  # it computes, and needs more
+        needed = int(re.search(r"(\d+) MiB are needed", text)[1])
+        code, text = commands.run(name, output, wrapper=("prlimit", f"--as={needed << 20}"))
+    assert code == 0, (name, code, text)
+    commands.complete(name, output)
+
+
+def check_memory(commands, name, point):
+    """No more memory from a point of the command on: it completes with what it has, or says what is missing."""
+    output = commands.place(f"memory_{point}", name)
+    process = commands.start(name, output, fault=f"{point}:0:*:stop")
+    stopped(process)
+    with open(f"/proc/{process.pid}/statm", encoding="ascii") as file:
+        mapped = int(file.read().split()[0]) * resource.getpagesize()
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (mapped, mapped))
+    process.send_signal(signal.SIGCONT)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode in (0, 2, 6), (name, point, process.returncode, text)
+    if process.returncode == 0:
+        commands.complete(name, output)
+    else:
+        assert "error: " in text and published(output) == [], (name, text)
+        commands.repeated(name, output)
+
+
+def check_signal(commands, name, phase, number):
+    """TERM or INT in a phase: the process ends at once, and nothing is under the name of the output."""
+    output = commands.place(f"signal_{phase}_{number}", name)
+    if phase == "start":
+        process = commands.start(name, output)
+        process.send_signal(number)
+    else:
+        process = commands.start(name, output, fault=f"{PHASES[phase]}:0:*:{'term' if number == signal.SIGTERM else 'int'}")
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == -number, (name, phase, process.returncode, text)
+    assert published(output) == [], (name, phase, published(output))
+    commands.repeated(name, output)
+
+
 def check_file_size(commands, name):
     """RLIMIT_FSIZE: as a full disk."""
     output = commands.place("file_size", name)
@@ -227,11 +278,15 @@ def check(weft):
     commands = Commands(weft)
     moments = random.Random(1)
     mounts = disks.mounts_are_possible(weft.folder)
-    cells = [check_second, check_pipe, check_descriptors, check_file_size, *([check_full_disk, check_read_only] if mounts else [])]
+    cells = [check_second, check_pipe, check_descriptors, check_address_space, check_file_size, *([check_full_disk, check_read_only] if mounts else [])]
     # The commands mostly wait: for the disk, for MPI, for the other process.
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         results = [pool.submit(cell, commands, name) for name in COMMANDS for cell in cells]
         results += [pool.submit(check_kill, commands, name, moments.choice((0, 0.001, 0.005, 0.02))) for name in COMMANDS]
+        # Each command and each phase has both signals.
+        results += [pool.submit(check_signal, commands, name, phase, (signal.SIGTERM, signal.SIGINT)[(i + j) % 2])
+                    for i, name in enumerate(COMMANDS) for j, phase in enumerate(PHASES)]
+        results += [pool.submit(check_memory, commands, name, "output-open") for name in COMMANDS]
         results += [pool.submit(check_start, commands, moment) for moment in (0, 0.1, 0.3, 0.6, 1, 2)]
     for result in results:
         result.result()

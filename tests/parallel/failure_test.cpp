@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <new>
 #include <stdexcept>
+#include <system_error>
 
 #include "parallel/launcher.hpp"
 #include "tests/test.hpp"
@@ -41,7 +42,9 @@ TEST_CASE("exceptions of each kind have an exit code") {
   CHECK(!attempt([] {}));
   CHECK(attempt([] { throw error(ExitCode::numeric, "x"); })->code == ExitCode::numeric);
   CHECK(attempt([] { throw std::filesystem::filesystem_error("x", std::error_code()); })->code == ExitCode::io);
-  CHECK(attempt([] { throw std::bad_alloc(); })->message == "out of host memory");
+  CHECK(attempt([] { throw std::bad_alloc(); })->code == ExitCode::usage);
+  const auto no_thread = std::make_error_code(std::errc::resource_unavailable_try_again);
+  CHECK(attempt([&] { throw std::system_error(no_thread); })->message.find("a thread cannot be started") == 0);
   CHECK(attempt([] { throw std::runtime_error("x"); })->code == ExitCode::internal);
 }
 

@@ -6,20 +6,27 @@
 namespace weft::dataset {
 
 Workers::Workers(int n_threads) {
-  for (int i = 1; i < n_threads; ++i)
-    threads_.emplace_back([this] {
-      std::unique_lock lock(mutex_);
-      while (true) {
-        changed_.wait(lock, [this] { return stopping_ || next_ < n_; });
-        if (stopping_) return;
-        lock.unlock();
-        work();
-        lock.lock();
-      }
-    });
+  try {
+    for (int i = 1; i < n_threads; ++i)
+      threads_.emplace_back([this] {
+        std::unique_lock lock(mutex_);
+        while (true) {
+          changed_.wait(lock, [this] { return stopping_ || next_ < n_; });
+          if (stopping_) return;
+          lock.unlock();
+          work();
+          lock.lock();
+        }
+      });
+  } catch (...) {  // the system has no more threads
+    stop();
+    throw;
+  }
 }
 
-Workers::~Workers() {
+Workers::~Workers() { stop(); }
+
+void Workers::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;

@@ -42,6 +42,7 @@ class Workers {
 
  private:
   void work();
+  void stop();
 
   std::vector<std::thread> threads_;
   std::mutex mutex_;
