@@ -62,15 +62,16 @@ echo "Set-up: $((SECONDS - started)) s"
 
 note() { printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"$stages"; }
 
-# build NAME OPTION...: builds preset NAME, with $processes processes or as many as CMake chooses. A failure counts as a failed test;
-# the end of its log is shown. Warnings are errors except in the quick set, which continues the build of the quickstart: other options
-# would compile the program again.
+# build NAME OPTION...: builds preset NAME, with $processes processes or as many as CMake chooses, the targets of the array `targets` or
+# everything. A failure counts as a failed test; the end of its log is shown. Warnings are errors except in the quick set, which continues
+# the build of the quickstart: other options would compile the program again.
 build() {
   local name=$1 log=$results/$1.log since=$SECONDS
   shift
   local options=("-DWEFT_WARNINGS_AS_ERRORS=$([[ $long == yes ]] && echo ON || echo OFF)" -DWEFT_ENABLE_TESTS=ON "$@")
   command -v ccache >/dev/null && options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  if cmake --preset "$name" "${options[@]}" >"$log" 2>&1 && cmake --build "build/$name" ${processes:+--parallel "$processes"} >>"$log" 2>&1; then
+  if cmake --preset "$name" "${options[@]}" >"$log" 2>&1 &&
+    cmake --build "build/$name" ${processes:+--parallel "$processes"} ${targets:+--target "${targets[@]}"} >>"$log" 2>&1; then
     note passed "build $name"
     echo "Built $name: $((SECONDS - since)) s"
   else
@@ -92,13 +93,15 @@ check() {
   fi
 }
 
-# The CUDA program, which needs a GPU to compute: it is compiled, and started without one. Each source of src/ by itself, as in a build
-# without a preset; the CPU program is built in groups (CMAKE_UNITY_BUILD). Host code is not optimised. Then the sources whose code
-# depends on the GPU, for every supported one, and each header alone.
+# The CUDA program, which needs a GPU to compute, and the tests that only a CUDA build has: they are compiled, and the program is started
+# without a GPU. Host code is not optimised. --full compiles each source of src/ by itself, as in a build without a preset, and all tests;
+# --long in groups (CMAKE_UNITY_BUILD), as the CPU program: a third of the time. Then the sources whose code depends on the GPU, for every
+# supported one, and each header alone.
 cuda_program() {
-  local processes=2 plain=("-DCMAKE_UNITY_BUILD=OFF" "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG" "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG")
+  local processes=2 targets=(weft gpu_programs) plain=("-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG" "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG")
+  if [[ $full == yes ]]; then targets=(); plain+=("-DCMAKE_UNITY_BUILD=OFF"); fi
   bash scripts/setup.sh --cuda || { note failed "set-up for CUDA"; return; }
-  build cuda-release "${plain[@]}" "-DWEFT_ENABLE_TESTS=$([[ $full == yes ]] && echo ON || echo OFF)" || return
+  build cuda-release "${plain[@]}" || return
   if [[ $built == yes ]]; then
     check "CUDA program without a GPU" fallback.log timeout 600 bash tests/install/fallback_test.sh build/cuda-release/weft build/cpu-release/weft
   fi
