@@ -131,5 +131,9 @@ environment=$("${spack_debian[@]}" load --sh weft)
 eval "$environment"
 [[ $(command -v weft) == "$scratch"/opt/* ]] || { echo "failed: weft is not that of Spack"; exit 1; }
 step "weft --version" weft --version
+# Debian's Python installs into PREFIX/local, where Spack does not look.
+python=$("${spack_debian[@]}" -e "$clone" location -i py-weft)/local
+modules=$(echo "$python"/lib/python3*/dist-packages)
+export PATH=$PATH:$python/bin PYTHONPATH=$modules${PYTHONPATH:+:$PYTHONPATH}
 step "weft report, of the Python package" weft report --help
 echo "passed, in $((SECONDS - started)) s"

@@ -7,11 +7,11 @@ class Tomlplusplus(CMakePackage):
     """A parser and writer of TOML for C++17, in headers."""
 
     homepage = "https://marzer.github.io/tomlplusplus/"
-    git = "https://github.com/marzer/tomlplusplus.git"
+    url = "https://github.com/marzer/tomlplusplus/archive/refs/tags/v3.4.0.tar.gz"
 
     license("MIT")
 
-    version("3.4.0", tag="v3.4.0")
+    version("3.4.0", sha256="8517f65938a4faae9ccf8ebb36631a38c1cadfb5efa85d9a72e15b9e97d25155")
 
     depends_on("cxx", type="build")
     depends_on("cmake@3.14:", type="build")
