@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package of Weft for Spack 1.x. Its dependencies are those of python/pyproject.toml (tests/spack)."""
+"""The Python package of Weft (weft +python). Its dependencies are those of python/pyproject.toml (tests/spack)."""
 import os
 
-from spack_repo.builtin.build_systems.python import PythonPackage
-
 from spack.package import *
+
+try:
+    from spack_repo.builtin.build_systems.python import PythonPackage
+except ImportError:  # before Spack 1.0 spack.package has the class
+    pass
 
 
 class PyWeft(PythonPackage):
@@ -25,4 +28,3 @@ class PyWeft(PythonPackage):
     depends_on("py-h5py@3:", type=("build", "run"))
     depends_on("py-numpy@1.20:", type=("build", "run"))
     depends_on("py-matplotlib@3.4:", type=("build", "run"))
-    depends_on("weft", type="run")
