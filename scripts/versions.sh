@@ -13,7 +13,7 @@ shift
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=build/version-$name
 programs=(communicator_test failure_test storage_files_test checkpoint_test dataset_loader_test select_test)
-tests="^((communicator|failure|checkpoint|dataset_loader)_test_r[1-4]|storage_files_test|select_test|foreign_data|resume_r[12]|language_model_program|features)$"
+tests="^((communicator|failure|checkpoint|dataset_loader)_test_r[1-4]|storage_files_test|select_test|foreign_data|resume_r2|language_model_program|features)$"
 launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_UNITY_BUILD=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
