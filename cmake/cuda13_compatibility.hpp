@@ -1,7 +1,7 @@
 #pragma once
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kokkos 4.5 calls three runtime functions with their CUDA 12 signatures, which CUDA 13 replaced.
+// Kokkos before 4.7.01 calls three runtime functions with their CUDA 12 signatures, which CUDA 13 replaced.
 // Force-included into CUDA sources, these overloads forward the old calls to the new forms.
 #ifdef __CUDACC__
 #include <cuda_runtime_api.h>

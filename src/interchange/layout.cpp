@@ -131,7 +131,6 @@ LayoutRows::LayoutRows(const fs::path& directory, Layout layout) : layout_(std::
                   "{}: is missing (the other files of the directory need it); was it copied completely?",
                   path.string());
     Opened opened{std::make_unique<SafetensorsFile>(path.string()), {}};
-    std::size_t known = 0;
     for (const LayoutTensor& tensor : file.tensors) {
       const SafetensorsEntry* const entry = opened.file->find(tensor.name);
       if (entry == nullptr)
@@ -144,7 +143,6 @@ LayoutRows::LayoutRows(const fs::path& directory, Layout layout) : layout_(std::
         throw error(ExitCode::data, "{}: tensor \"{}\" has dtype {} (floating-point values are needed)", path.string(),
                     tensor.name, entry->dtype);
       opened.entries.push_back(entry);
-      ++known;
     }
     std::set<std::string> expected(file.ignored.begin(), file.ignored.end());
     for (const LayoutTensor& tensor : file.tensors) expected.insert(tensor.name);

@@ -174,7 +174,10 @@ std::string mpi_version() {
   int length = 0;
   MPI_Get_library_version(text, &length);
   std::string version(text, static_cast<std::size_t>(length));
-  return version.substr(0, version.find(','));
+  // Open MPI adds the builder after a comma, MPICH its configuration in further lines.
+  version.resize(std::min(version.size(), version.find_first_of(",\n")));
+  std::replace(version.begin(), version.end(), '\t', ' ');
+  return version;
 }
 
 }  // namespace weft::parallel

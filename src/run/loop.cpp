@@ -94,7 +94,6 @@ Loop::Loop(Trainable& model, const LoopSettings& settings, Origin origin, const 
       resume_option_(opened.resume),
       world_(world),
       grid_(grid),
-      runtime_(runtime),
       start_(start) {
   if (world.is_root()) metrics_.emplace(directory_.path / "metrics.jsonl", resumed_ ? opened.found->manifest.step : -1);
   if (resumed_) {

@@ -89,7 +89,6 @@ class Loop {
   const std::string resume_option_;
   const parallel::World& world_;
   const parallel::GridShape grid_;
-  const device::Runtime& runtime_;
   const Clock::time_point start_;
   std::optional<run::MetricsWriter> metrics_;  // rank 0
   std::optional<checkpoint::Starts> starts_;   // rank 0

@@ -4,6 +4,7 @@
 // low-rank decoder with a threshold vector, cut over the feature axis.
 #include "model/parameters.hpp"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
