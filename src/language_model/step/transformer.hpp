@@ -114,7 +114,6 @@ class Transformer {
   void enter(std::size_t number, const Pass& part);
   void recompute(std::size_t last, const Pass&);
 
-  const Model& model_;
   const TransformerSettings settings_;
   Buffers buffers_;
   const ExampleRows examples_;
