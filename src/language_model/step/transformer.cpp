@@ -84,8 +84,7 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, model::StepAr
 
 Transformer::Transformer(const Model& model, const TransformerSettings& settings, run::Timers& timers,
                          model::StepArena& arena, model::TensorAxis* tensor)
-    : model_(model),
-      settings_(settings),
+    : settings_(settings),
       buffers_(settings, arena),
       examples_(settings, model.execution(), buffers_.examples),
       context_{settings_, model.layers(), examples_, model.execution(), timers, tensor},

@@ -117,7 +117,6 @@ class Transformer {
   void leave(const Pass&);
   void recompute(std::size_t last, const Pass&);
 
-  const Model& model_;
   const TransformerSettings settings_;
   Buffers buffers_;
   const ExampleRows examples_;

@@ -110,7 +110,8 @@ void Splitter::split(std::string_view text, std::string_view source, std::size_t
 /// Each stage sees a piece of the one before as a text of its own. `text` is not empty.
 void Splitter::split(std::size_t stage, std::string_view text, Matching& matching) const {
   if (stage == stages_.size()) return matching.piece(text);
-  const auto& [rule, code] = stages_[stage];
+  const auto& [stage_rule, code] = stages_[stage];
+  const auto& rule = stage_rule;  // clang before 16 captures no structured binding
   const PCRE2_SIZE* const found = pcre2_get_ovector_pointer(matching.match.get());
   std::size_t done = 0;  // the pieces so far
   const auto between = [&](std::size_t end) {

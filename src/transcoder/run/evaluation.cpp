@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -75,7 +76,9 @@ EvaluationResult evaluate(const dataset::Description& description, const Model& 
     kernels::accumulate_firing(execution, forward.hits(), fired.array());
     forward.decode([&](const Forward::OwnPart& part) {
       const std::int64_t first = part.layers.begin * shape.d_model, columns = part.layers.size() * shape.d_model;
-      const auto of_layers = [&](auto* all) { return kernels::Array{all + first, columns}; };
+      const auto of_layers = [&](auto* all) {
+        return kernels::Array<std::remove_pointer_t<decltype(all)>>{all + first, columns};
+      };
       const kernels::Matrix<float> y{reconstruction.data(), part.count, columns, columns};
       kernels::reconstruct(execution, part.partial, part.n_parts, of_layers(model.decoder_bias().weight.data), y);
       kernels::accumulate_dimensions(
