@@ -18,7 +18,7 @@ UPSTREAM = Path(__file__).parent / "upstream.json"
 # Package found by CMake -> Spack package; None: part of every system.
 PACKAGES = {"MPI": "mpi", "HDF5": "hdf5", "OpenSSL": "openssl", "fmt": "fmt", "spdlog": "spdlog", "nlohmann_json": "nlohmann-json",
             "CLI11": "cli11", "tomlplusplus": "tomlplusplus", "Kokkos": "kokkos", "CUDAToolkit": "cuda", "doctest": "doctest",
-            "NCCL": "nccl", "openblas": "openblas", "zstd": "zstd", "lz4": "lz4", "pcre2": "pcre2", "kissfft.hh": "kissfft", "Threads": None}
+            "NCCL": "nccl", "openblas": "openblas", "zstd": "zstd", "lz4": "lz4", "pcre2": "pcre2", "utf8proc": "utf8proc", "kissfft.hh": "kissfft", "Threads": None}
 # Needed, but not searched for by CMake: compilers, build tools, Python for tests.
 OTHERS = {"c", "cxx", "cmake", "python", "py-numpy", "py-h5py"}
 VIRTUALS = {"c", "cxx", "mpi"}
