@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The text of a tokeniser: Weft's own form or a tokenizer.json. An accepted one must reproduce itself; one that does not
-// normalise must keep every text; the text of ids must grow with each.
+// The text of a tokeniser: Weft's own form or a tokenizer.json. An accepted one must reproduce itself; one that does
+// not normalise must keep every text; the text of ids must grow with each.
 #include <optional>
 
 #include "language_model/tokenizer/tokenizer.hpp"

@@ -3,12 +3,12 @@
 // understood.
 #pragma once
 
-#include "language_model/tokenizer/decoder.hpp"
 #include "language_model/tokenizer/json_part.hpp"
 #include "language_model/tokenizer/normaliser.hpp"
 #include "language_model/tokenizer/pre_tokeniser.hpp"
 #include "language_model/tokenizer/special_tokens.hpp"
 #include "language_model/tokenizer/splitter.hpp"
+#include "language_model/tokenizer/token_decoder.hpp"
 
 namespace weft::language_model {
 

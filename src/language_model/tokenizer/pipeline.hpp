@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "language_model/tokenizer/added_tokens.hpp"
-#include "language_model/tokenizer/decoder.hpp"
 #include "language_model/tokenizer/normaliser.hpp"
 #include "language_model/tokenizer/piece_model.hpp"
 #include "language_model/tokenizer/pre_tokeniser.hpp"
+#include "language_model/tokenizer/token_decoder.hpp"
 
 namespace weft::language_model {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/tokenizer/decoder.hpp"
+#include "language_model/tokenizer/token_decoder.hpp"
 
 #include <utility>
 
