@@ -33,7 +33,7 @@ std::string changed(std::string_view text, const Change& change) {
 
 }  // namespace
 
-void BertNormaliser::apply(NormalisedText& text, const Place&) const {
+void BertNormaliser::apply(NormalisedText& text, const TextPlace&) const {
   if (settings_.clean_text)
     text.text = changed(text.text, [](std::string_view character, long code, std::string& out) {
       const bool ends_line = code == '\t' || code == '\n' || code == '\r';

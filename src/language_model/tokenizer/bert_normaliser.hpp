@@ -16,7 +16,7 @@ class BertNormaliser : public Normaliser {
   };
 
   explicit BertNormaliser(Settings settings) : settings_(settings) {}
-  void apply(NormalisedText&, const Place&) const override;
+  void apply(NormalisedText&, const TextPlace&) const override;
   bool is_local() const override { return true; }
 
  private:

@@ -67,7 +67,7 @@ bool Bpe::separates(std::string_view mark) const {
 }
 
 /// Ids of the bytes or characters of a piece.
-void Bpe::units_of(std::string_view piece, const Place& place, std::vector<std::uint32_t>& units) const {
+void Bpe::units_of(std::string_view piece, const TextPlace& place, std::vector<std::uint32_t>& units) const {
   units.reserve(piece.size());
   if (settings_.is_byte_level) {
     for (const char& byte : piece) {
@@ -133,7 +133,7 @@ void Bpe::join(std::span<const std::uint32_t> units, std::vector<std::uint32_t>&
   for (std::uint32_t at = 0; at < n; at = parts[at].next) ids.push_back(parts[at].id);
 }
 
-void Bpe::encode(std::string_view piece, const Place& place, std::vector<std::uint32_t>& ids) const {
+void Bpe::encode(std::string_view piece, const TextPlace& place, std::vector<std::uint32_t>& ids) const {
   if (settings_.ignore_merges)
     if (const auto whole = ids_.find(piece); whole != ids_.end()) {
       ids.push_back(whole->second);

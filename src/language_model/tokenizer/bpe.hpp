@@ -42,7 +42,7 @@ class Bpe : public PieceModel {
 
   const BpeSettings& settings() const { return settings_; }
   std::string_view name() const override { return "bpe"; }
-  void encode(std::string_view piece, const Place&, std::vector<std::uint32_t>& ids) const override;
+  void encode(std::string_view piece, const TextPlace&, std::vector<std::uint32_t>& ids) const override;
   const std::vector<std::string>& tokens() const override { return settings_.tokens; }
   bool is_byte_level() const override { return settings_.is_byte_level; }
   bool separates(std::string_view mark) const override;
@@ -52,7 +52,7 @@ class Bpe : public PieceModel {
     std::uint32_t rank, result;
   };
 
-  void units_of(std::string_view piece, const Place&, std::vector<std::uint32_t>& units) const;
+  void units_of(std::string_view piece, const TextPlace&, std::vector<std::uint32_t>& units) const;
   void join(std::span<const std::uint32_t> units, std::vector<std::uint32_t>& ids) const;
 
   BpeSettings settings_;

@@ -70,7 +70,8 @@ Expression::Expression(std::string_view pattern, std::string_view source, std::s
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where it is not available, matching interprets the pattern
 }
 
-std::optional<Expression::Match> Expression::find(std::string_view text, std::size_t begin, const Place& place) const {
+std::optional<Expression::Match> Expression::find(std::string_view text, std::size_t begin,
+                                                  const TextPlace& place) const {
   thread_local Matching matching;
   const int result = pcre2_match(static_cast<const pcre2_code*>(code_.get()), reinterpret_cast<PCRE2_SPTR>(text.data()),
                                  text.size(), begin, PCRE2_NO_UTF_CHECK, matching.match.get(), matching.context.get());

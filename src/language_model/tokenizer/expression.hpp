@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "language_model/tokenizer/place.hpp"
+#include "language_model/tokenizer/text_place.hpp"
 
 namespace weft::language_model {
 
@@ -22,7 +22,7 @@ class Expression {
   };
   /// The first match at or after `begin` in a valid UTF-8 text. Throws Error(data) that names the place if it exceeds
   /// PCRE2's limits of time and memory. Thread-safe.
-  std::optional<Match> find(std::string_view text, std::size_t begin, const Place&) const;
+  std::optional<Match> find(std::string_view text, std::size_t begin, const TextPlace&) const;
 
  private:
   std::string name_;

@@ -3,7 +3,7 @@
 
 namespace weft::language_model {
 
-void Metaspace::split(const Piece& piece, const Place&, const PieceSink& sink) const {
+void Metaspace::split(const Piece& piece, const TextPlace&, const PieceSink& sink) const {
   using Prepend = MetaspaceSettings::Prepend;
   const std::string& mark = settings_.replacement;
   std::string text;
@@ -27,14 +27,14 @@ void Metaspace::split(const Piece& piece, const Place&, const PieceSink& sink) c
   sink({all.substr(begin), piece.at_start && begin == 0});
 }
 
-void PrefixSpace::split(const Piece& piece, const Place&, const PieceSink& sink) const {
+void PrefixSpace::split(const Piece& piece, const TextPlace&, const PieceSink& sink) const {
   if (piece.text.starts_with(' ')) return sink(piece);
   std::string text(1, ' ');
   text += piece.text;
   sink({text, piece.at_start});
 }
 
-void MarkedWords::split(const Piece& piece, const Place&, const PieceSink& sink) const {
+void MarkedWords::split(const Piece& piece, const TextPlace&, const PieceSink& sink) const {
   std::size_t begin = 0;
   for (std::size_t at = piece.text.find(mark_, 1); at != piece.text.npos; at = piece.text.find(mark_, at + 1)) {
     if (piece.text.substr(0, at).ends_with(mark_)) continue;

@@ -19,7 +19,7 @@ struct MetaspaceSettings {
 class Metaspace : public PreTokeniser {
  public:
   explicit Metaspace(MetaspaceSettings settings) : settings_(std::move(settings)) {}
-  void split(const Piece&, const Place&, const PieceSink&) const override;
+  void split(const Piece&, const TextPlace&, const PieceSink&) const override;
   /// The part after the cut begins with the replacement, so that nothing is put before it.
   SpaceCuts space_cuts() const override { return settings_.splits ? SpaceCuts::cuts : SpaceCuts::keeps; }
 
@@ -30,7 +30,7 @@ class Metaspace : public PreTokeniser {
 /// Puts a space before a piece that does not begin with one.
 class PrefixSpace : public PreTokeniser {
  public:
-  void split(const Piece&, const Place&, const PieceSink&) const override;
+  void split(const Piece&, const TextPlace&, const PieceSink&) const override;
   SpaceCuts space_cuts() const override { return SpaceCuts::keeps; }
 };
 
@@ -38,7 +38,7 @@ class PrefixSpace : public PreTokeniser {
 class MarkedWords : public PreTokeniser {
  public:
   explicit MarkedWords(std::string mark) : mark_(std::move(mark)) {}
-  void split(const Piece&, const Place&, const PieceSink&) const override;
+  void split(const Piece&, const TextPlace&, const PieceSink&) const override;
   SpaceCuts space_cuts() const override { return SpaceCuts::keeps; }
 
  private:

@@ -12,7 +12,7 @@ constexpr std::size_t kMostGrowth = 64, kSmallText = 4096;
 class InUnicodeForm : public Normaliser {
  public:
   explicit InUnicodeForm(UnicodeForm form) : form_(form) {}
-  void apply(NormalisedText& text, const Place&) const override { text.text = normal_form(text.text, form_); }
+  void apply(NormalisedText& text, const TextPlace&) const override { text.text = normal_form(text.text, form_); }
   bool is_local() const override { return true; }
 
  private:
@@ -21,13 +21,13 @@ class InUnicodeForm : public Normaliser {
 
 class Lowercase : public Normaliser {
  public:
-  void apply(NormalisedText& text, const Place&) const override { text.text = lower_case(text.text); }
+  void apply(NormalisedText& text, const TextPlace&) const override { text.text = lower_case(text.text); }
   bool is_local() const override { return true; }
 };
 
 class StripAccents : public Normaliser {
  public:
-  void apply(NormalisedText& text, const Place&) const override {
+  void apply(NormalisedText& text, const TextPlace&) const override {
     std::string kept;
     for (std::size_t at = 0; at < text.text.size();) {
       const Character next = first_character(std::string_view(text.text).substr(at));
@@ -45,7 +45,7 @@ class StripAccents : public Normaliser {
 class PrependText : public Normaliser {
  public:
   explicit PrependText(std::string prefix) : prefix_(std::move(prefix)) {}
-  void apply(NormalisedText& text, const Place&) const override { text.text.insert(0, prefix_); }
+  void apply(NormalisedText& text, const TextPlace&) const override { text.text.insert(0, prefix_); }
 
  private:
   std::string prefix_;
@@ -54,7 +54,7 @@ class PrependText : public Normaliser {
 class StripEnds : public Normaliser {
  public:
   StripEnds(bool left, bool right) : left_(left), right_(right) {}
-  void apply(NormalisedText& text, const Place&) const override {
+  void apply(NormalisedText& text, const TextPlace&) const override {
     const std::string_view all = text.text;
     std::size_t begin = 0, end = 0;  // of the text between the first and the last character that is no white space
     bool found = false;
@@ -80,7 +80,7 @@ class StripEnds : public Normaliser {
 
 }  // namespace
 
-void normalise(const Normalisers& normalisers, NormalisedText& text, const Place& place) {
+void normalise(const Normalisers& normalisers, NormalisedText& text, const TextPlace& place) {
   const std::size_t most = kMostGrowth * text.text.size() + kSmallText;
   for (const auto& normaliser : normalisers) {
     if (text.text.empty()) return;

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "language_model/tokenizer/place.hpp"
+#include "language_model/tokenizer/text_place.hpp"
 #include "language_model/tokenizer/unicode.hpp"
 
 namespace weft::language_model {
@@ -21,14 +21,14 @@ class Normaliser {
  public:
   virtual ~Normaliser() = default;
   /// Changes a text that is not empty. Throws Error(data) that names the place. Thread-safe.
-  virtual void apply(NormalisedText&, const Place&) const = 0;
+  virtual void apply(NormalisedText&, const TextPlace&) const = 0;
   /// True if the two parts of a text that is cut before a space after a visible ASCII character can be changed alone.
   virtual bool is_local() const { return false; }
 };
 using Normalisers = std::vector<std::unique_ptr<const Normaliser>>;
 
 /// All of them in order; the text may become empty. Throws Error(data) for a text that grows more than 64 times.
-void normalise(const Normalisers&, NormalisedText&, const Place&);
+void normalise(const Normalisers&, NormalisedText&, const TextPlace&);
 
 std::unique_ptr<const Normaliser> unicode_normaliser(UnicodeForm);
 std::unique_ptr<const Normaliser> lowercase_normaliser();

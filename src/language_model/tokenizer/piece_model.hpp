@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "language_model/tokenizer/place.hpp"
+#include "language_model/tokenizer/text_place.hpp"
 
 namespace weft::language_model {
 
@@ -18,7 +18,7 @@ class PieceModel {
   virtual std::string_view name() const = 0;
   /// Appends the ids of a piece, which is not empty. Throws Error(data) that names the place of a character without an
   /// id. Thread-safe.
-  virtual void encode(std::string_view piece, const Place&, std::vector<std::uint32_t>& ids) const = 0;
+  virtual void encode(std::string_view piece, const TextPlace&, std::vector<std::uint32_t>& ids) const = 0;
   /// Texts by id; "" for ids that the model does not make.
   virtual const std::vector<std::string>& tokens() const = 0;
   /// True if its tokens are bytes, not characters.

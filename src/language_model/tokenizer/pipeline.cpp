@@ -81,7 +81,7 @@ class Pipeline::Encoding {
   }
 
   void normalise_and_cut(std::string_view part) {
-    Place place{source_, text_, offset_};
+    TextPlace place{source_, text_, offset_};
     const bool at_start = part.data() == text_.data();
     if (parts_.normalisers_.empty()) {
       split(part, true, [&](std::string_view rest) { cut(0, {rest, at_start && rest.data() == part.data()}, place); });
@@ -98,12 +98,12 @@ class Pipeline::Encoding {
     });
   }
 
-  void cut(std::size_t step, const Piece& piece, const Place& place) {
+  void cut(std::size_t step, const Piece& piece, const TextPlace& place) {
     if (step == parts_.pre_tokenisers_.size()) return encode(piece.text, place);
     parts_.pre_tokenisers_[step]->split(piece, place, [&](const Piece& next) { cut(step + 1, next, place); });
   }
 
-  void encode(std::string_view piece, const Place& place) {
+  void encode(std::string_view piece, const TextPlace& place) {
     if (const auto known = cache_.find(piece); known != cache_.end()) {
       const auto [begin, count] = known->second;
       for (std::size_t i = begin; i < begin + count; ++i) ids_.push_back(ids_[i]);

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "language_model/tokenizer/place.hpp"
+#include "language_model/tokenizer/text_place.hpp"
 
 namespace weft::language_model {
 
@@ -26,7 +26,7 @@ class PreTokeniser {
  public:
   virtual ~PreTokeniser() = default;
   /// Calls `sink` with the pieces of a piece, in order. Throws Error(data) that names the place. Thread-safe.
-  virtual void split(const Piece&, const Place&, const PieceSink& sink) const = 0;
+  virtual void split(const Piece&, const TextPlace&, const PieceSink& sink) const = 0;
   virtual SpaceCuts space_cuts() const { return SpaceCuts::may_join; }
 };
 using PreTokenisers = std::vector<std::unique_ptr<const PreTokeniser>>;

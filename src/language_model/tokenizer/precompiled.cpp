@@ -83,7 +83,7 @@ std::optional<std::string_view> Precompiled::replacement(std::string_view part) 
   return std::nullopt;
 }
 
-void Precompiled::apply(NormalisedText& text, const Place&) const {
+void Precompiled::apply(NormalisedText& text, const TextPlace&) const {
   std::string changed;
   each_grapheme(text.text, [&](std::string_view cluster) {
     if (cluster.size() <= kLongestCluster)

@@ -18,7 +18,7 @@ class Precompiled : public Normaliser {
   /// each at the value of its key. Throws Error(data) "SOURCE: …" if it is not.
   Precompiled(std::string_view charsmap, std::string_view source);
 
-  void apply(NormalisedText&, const Place&) const override;
+  void apply(NormalisedText&, const TextPlace&) const override;
 
  private:
   std::optional<std::string_view> replacement(std::string_view part) const;

@@ -5,14 +5,14 @@
 
 namespace weft::language_model {
 
-std::optional<Expression::Match> Replace::find(std::string_view text, std::size_t begin, const Place& place) const {
+std::optional<Expression::Match> Replace::find(std::string_view text, std::size_t begin, const TextPlace& place) const {
   if (expression_) return expression_->find(text, begin, place);
   const std::size_t at = text.find(text_, begin);
   if (at == text.npos) return std::nullopt;
   return Expression::Match{at, at + text_.size()};
 }
 
-void Replace::apply(NormalisedText& text, const Place& place) const {
+void Replace::apply(NormalisedText& text, const TextPlace& place) const {
   std::string changed;
   std::size_t done = 0;
   while (const auto match = find(text.text, done, place)) {

@@ -17,10 +17,10 @@ class Replace : public Normaliser {
   Replace(Expression expression, std::string content)
       : expression_(std::move(expression)), content_(std::move(content)) {}
 
-  void apply(NormalisedText&, const Place&) const override;
+  void apply(NormalisedText&, const TextPlace&) const override;
 
  private:
-  std::optional<Expression::Match> find(std::string_view text, std::size_t begin, const Place&) const;
+  std::optional<Expression::Match> find(std::string_view text, std::size_t begin, const TextPlace&) const;
 
   std::string text_;
   std::optional<Expression> expression_;

@@ -42,7 +42,7 @@ Splitter::Splitter(const std::vector<SplitRule>& rules, std::string_view source)
     space_cuts_ = SpaceCuts::cuts;
 }
 
-void Splitter::split(const Piece& piece, const Place& place, const PieceSink& sink) const {
+void Splitter::split(const Piece& piece, const TextPlace& place, const PieceSink& sink) const {
   if (!piece.text.empty()) split_at(0, piece, place, sink);
 }
 
@@ -87,7 +87,7 @@ class Joiner {
 }  // namespace
 
 /// Each stage sees a piece of the one before as a text of its own. The piece is not empty.
-void Splitter::split_at(std::size_t stage, const Piece& piece, const Place& place, const PieceSink& sink) const {
+void Splitter::split_at(std::size_t stage, const Piece& piece, const TextPlace& place, const PieceSink& sink) const {
   if (stage == stages_.size()) return sink(piece);
   const auto& [rule, expression] = stages_[stage];
   const std::string_view text = piece.text;

@@ -44,14 +44,14 @@ class Splitter : public PreTokeniser {
 
   /// Known of the published patterns, and where white space is removed first.
   SpaceCuts space_cuts() const override { return space_cuts_; }
-  void split(const Piece&, const Place&, const PieceSink&) const override;
+  void split(const Piece&, const TextPlace&, const PieceSink&) const override;
 
  private:
   struct Stage {
     SplitRule rule;
     Expression expression;
   };
-  void split_at(std::size_t stage, const Piece&, const Place&, const PieceSink&) const;
+  void split_at(std::size_t stage, const Piece&, const TextPlace&, const PieceSink&) const;
 
   std::vector<Stage> stages_;
   SpaceCuts space_cuts_ = SpaceCuts::may_join;

@@ -34,7 +34,7 @@ Unigram::Unigram(UnigramSettings settings, std::string_view source) : settings_(
     unknown_score_ = *std::min_element(settings_.scores.begin(), settings_.scores.end()) - kUnknownPenalty;
 }
 
-void Unigram::encode(std::string_view piece, const Place& place, std::vector<std::uint32_t>& ids) const {
+void Unigram::encode(std::string_view piece, const TextPlace& place, std::vector<std::uint32_t>& ids) const {
   if (piece.size() >= kUnreached)
     throw error(ExitCode::data, "{}: a run of {} bytes is one piece of the tokeniser (fewer than 2^32 are accepted)",
                 place.source, piece.size());

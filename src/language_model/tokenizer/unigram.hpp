@@ -32,7 +32,7 @@ class Unigram : public PieceModel {
   Unigram& operator=(const Unigram&) = delete;
 
   std::string_view name() const override { return "unigram"; }
-  void encode(std::string_view piece, const Place&, std::vector<std::uint32_t>& ids) const override;
+  void encode(std::string_view piece, const TextPlace&, std::vector<std::uint32_t>& ids) const override;
   const std::vector<std::string>& tokens() const override { return settings_.tokens; }
 
  private:

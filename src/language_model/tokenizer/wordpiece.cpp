@@ -14,7 +14,7 @@ WordPiece::WordPiece(WordPieceSettings settings, std::string_view source) : sett
       throw error(ExitCode::data, "{}: id {} is the same token as another one; is it complete?", source, id);
 }
 
-void WordPiece::encode(std::string_view piece, const Place&, std::vector<std::uint32_t>& ids) const {
+void WordPiece::encode(std::string_view piece, const TextPlace&, std::vector<std::uint32_t>& ids) const {
   const auto is_first_byte = [](char byte) { return (byte & 0xc0) != 0x80; };
   const std::size_t before = ids.size();
   bool known =

@@ -30,7 +30,7 @@ class WordPiece : public PieceModel {
   WordPiece& operator=(const WordPiece&) = delete;
 
   std::string_view name() const override { return "wordpiece"; }
-  void encode(std::string_view piece, const Place&, std::vector<std::uint32_t>& ids) const override;
+  void encode(std::string_view piece, const TextPlace&, std::vector<std::uint32_t>& ids) const override;
   const std::vector<std::string>& tokens() const override { return settings_.tokens; }
 
  private:

@@ -11,7 +11,7 @@
 
 namespace weft::language_model {
 
-struct Place {
+struct TextPlace {
   std::string_view source;     ///< name of the text or file
   std::string_view text;       ///< a part of the source, or what a normaliser made of it
   std::size_t offset = 0;      ///< of that part in the source
