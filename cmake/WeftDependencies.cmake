@@ -25,6 +25,16 @@ add_library(weft_pcre2 INTERFACE)
 target_include_directories(weft_pcre2 SYSTEM INTERFACE ${WEFT_PCRE2_INCLUDE})
 target_link_libraries(weft_pcre2 INTERFACE ${WEFT_PCRE2_LIBRARY})
 
+# Likewise.
+if(WEFT_BUNDLE)
+  set(weft_utf8proc_hints HINTS ${WEFT_BUNDLE}/utf8proc NO_DEFAULT_PATH)
+endif()
+find_path(WEFT_UTF8PROC_INCLUDE utf8proc.h ${weft_utf8proc_hints} REQUIRED)
+find_library(WEFT_UTF8PROC_LIBRARY NAMES utf8proc ${weft_utf8proc_hints} REQUIRED)
+add_library(weft_utf8proc INTERFACE)
+target_include_directories(weft_utf8proc SYSTEM INTERFACE ${WEFT_UTF8PROC_INCLUDE})
+target_link_libraries(weft_utf8proc INTERFACE ${WEFT_UTF8PROC_LIBRARY})
+
 # A header: the C library of the same name, of one number type, is not used.
 if(WEFT_BUNDLE)
   set(weft_kissfft_hints HINTS ${WEFT_BUNDLE}/include NO_DEFAULT_PATH)

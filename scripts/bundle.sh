@@ -11,7 +11,7 @@
 #
 # DIR contains archive/ (Kokkos, pinned), include/ (toml++, CLI11, spdlog, fmt, nlohmann-json, KISS FFT, doctest in this
 # machine's versions),
-# pcre2/ (header and static library, for this machine's processor family), licences/, and contents.txt with the version of each; with
+# pcre2/ and utf8proc/ (headers and static libraries, for this machine's processor family), licences/, and contents.txt with the version of each; with
 # cudnn/ (headers for attention by cuDNN) if scripts/setup.sh --cuda has fetched them here. An interrupted run does not create DIR.
 #
 # Exit codes: 0 done; 2 usage error, or a package is missing here; 1 any other failure.
@@ -43,11 +43,15 @@ for entry in "${libraries[@]}"; do
   fi
 done
 
-pcre2=$(dpkg -L libpcre2-dev 2>/dev/null | grep '/libpcre2-8\.a$' || true)
-if [[ ! -r $pcre2 ]]; then
-  echo "bundle.sh: libpcre2-8.a is missing (package libpcre2-dev); bash scripts/setup.sh installs it" >&2
-  exit 2
-fi
+# Package, its static library and its header; the folder of the bundle is named after the header.
+static_libraries=("libpcre2-dev libpcre2-8.a pcre2" "libutf8proc-dev libutf8proc.a utf8proc")
+for entry in "${static_libraries[@]}"; do
+  read -r package archive_name _ <<<"$entry"
+  if [[ ! -r $(dpkg -L "$package" 2>/dev/null | grep "/$archive_name\$" || true) ]]; then
+    echo "bundle.sh: $archive_name is missing (package $package); bash scripts/setup.sh installs it" >&2
+    exit 2
+  fi
+done
 
 scratch=$(mktemp -d "$destination.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
@@ -74,10 +78,14 @@ system=$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release)
     cp -L "/usr/share/doc/$package/copyright" "$scratch/licences/$folder"
     printf '  %-8s %s %s\n' "$folder" "$package" "$(dpkg-query -W -f '${Version}' "$package")"
   done
-  mkdir "$scratch/pcre2"
-  cp /usr/include/pcre2.h "$pcre2" "$scratch/pcre2/"
-  cp -L /usr/share/doc/libpcre2-dev/copyright "$scratch/licences/pcre2"
-  printf 'pcre2/, linked statically:\n  %-8s %s %s\n' pcre2 libpcre2-dev "$(dpkg-query -W -f '${Version}' libpcre2-dev)"
+  echo "Linked statically:"
+  for entry in "${static_libraries[@]}"; do
+    read -r package archive_name folder <<<"$entry"
+    mkdir "$scratch/$folder"
+    cp "/usr/include/$folder.h" "$(dpkg -L "$package" | grep "/$archive_name\$")" "$scratch/$folder/"
+    cp -L "/usr/share/doc/$package/copyright" "$scratch/licences/$folder"
+    printf '  %-8s %s %s\n' "$folder" "$package" "$(dpkg-query -W -f '${Version}' "$package")"
+  done
   if [[ -d $root/.deps/cudnn ]]; then
     cp -r "$root/.deps/cudnn" "$scratch/cudnn"
     cp -r "$scratch"/cudnn/licences/. "$scratch/licences/"

@@ -52,7 +52,7 @@ packages=(
   "libhdf5-dev|libhdf5-openmpi-dev|libhdf5-mpich-dev"
   "libopenblas-openmp-dev|libopenblas-pthread-dev|libopenblas-serial-dev"
   "libtomlplusplus-dev" "libcli11-dev" "libspdlog-dev" "libfmt-dev" "nlohmann-json3-dev" "libssl-dev"
-  "libpcre2-dev" "libkissfft-dev" "libzstd-dev" "liblz4-dev"
+  "libpcre2-dev" "libutf8proc-dev" "libkissfft-dev" "libzstd-dev" "liblz4-dev"
 )
 [[ $want_tools == yes ]] &&
   packages+=("python3-numpy" "python3-h5py" "python3-matplotlib" "python3-venv" "python3-pip" "python3-setuptools" "python3-wheel")

@@ -57,7 +57,7 @@ std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokeniz
     const GrowingText::End end = texts[i].append(drawn.token);
     if (end != GrowingText::End::symbol) ids.push_back(drawn.token);
     if (end == GrowingText::End::stop)
-      while (tokenizer.detokenise(ids).size() > texts[i].bytes()) ids.pop_back();
+      while (tokenizer.detokenise(ids, true).size() > texts[i].bytes()) ids.pop_back();
     return end == GrowingText::End::none;
   });
   return answers;
@@ -185,7 +185,7 @@ std::vector<std::vector<double>> Judge::scores(std::span<const Answers> answers)
     prompt.reference = of_prompt.prompt.reference;
     prompt.prompt_ids = of_prompt.prompt.ids;
     prompt.answer_ids = of_prompt.ids;
-    for (const AnswerIds& ids : of_prompt.ids) prompt.answers.push_back(valid_utf8(tokenizer_.detokenise(ids)));
+    for (const AnswerIds& ids : of_prompt.ids) prompt.answers.push_back(valid_utf8(tokenizer_.detokenise(ids, true)));
   }
   return reward_->scores(prompts);
 }

@@ -75,7 +75,7 @@ std::vector<std::string> gather(const std::string& text, const parallel::Communi
 
 Json shown(const Answers& answers, const Judgement& judgement, const Tokenizer& tokenizer) {
   Json texts = Json::array();
-  for (const AnswerIds& ids : answers.ids) texts.push_back(valid_utf8(tokenizer.detokenise(ids)));
+  for (const AnswerIds& ids : answers.ids) texts.push_back(valid_utf8(tokenizer.detokenise(ids, true)));
   return {{"prompt", answers.prompt.text},
           {"answers", texts},
           {"rewards", judgement.rewards},

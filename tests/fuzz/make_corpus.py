@@ -188,6 +188,28 @@ def tokenizers():
                 "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
                 "model": {"type": "BPE", "vocab": vocabulary, "merges": ["t h", ["th", "e"]]}}
     put("tokenizer", "huggingface", json.dumps(imported, ensure_ascii=False, separators=(",", ":")))
+    # Other parts of a tokenizer.json, one file per model.
+    mark, characters = "\u2581", ["<unk>", "\u2581", *"Tthecafn\u00e912mi", "th", "\u2581th", *(f"<0x{byte:02X}>" for byte in range(0, 256, 3))]
+    characters = list(dict.fromkeys(characters))
+    added = [{"id": len(characters), "content": "<|endoftext|>", "special": True, "lstrip": True, "normalized": False},
+             {"id": len(characters) + 1, "content": "don", "special": False, "single_word": True, "normalized": True, "rstrip": True}]
+    metaspace = {"type": "Metaspace", "replacement": mark, "prepend_scheme": "first", "split": True}
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": mark}
+    steps = {
+        "sentencepiece_bpe": {"added_tokens": added, "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Prepend", "prepend": mark}, replace]},
+                              "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": mark}, "content": " "}, {"type": "ByteFallback"},
+                                                                           {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+                              "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True,
+                                        "vocab": {token: i for i, token in enumerate(characters)}, "merges": [["t", "h"], [mark, "th"]]}},
+        "unigram": {"added_tokens": added, "normalizer": {"type": "Precompiled", "precompiled_charsmap": "CAAAAAAAAAAAAAAAYQA="}, "pre_tokenizer": metaspace, "decoder": metaspace,
+                    "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": True, "vocab": [[token, -i / 8] for i, token in enumerate(characters)]}},
+        "wordpiece": {"added_tokens": added, "normalizer": {"type": "BertNormalizer", "lowercase": True}, "pre_tokenizer": {"type": "BertPreTokenizer"},
+                      "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+                      "model": {"type": "WordPiece", "unk_token": "<unk>", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+                                "vocab": {token: i for i, token in enumerate(characters)}}},
+    }
+    for name, file in steps.items():
+        put("tokenizer", name, json.dumps(file, ensure_ascii=False, separators=(",", ":")))
 
 
 def tokens():

@@ -26,7 +26,7 @@ bash "$repository/scripts/bundle.sh" bundle >contents.log 2>message || {
   echo "skipped: the Kokkos archive cannot be downloaded (no network?)"
   exit 77
 }
-for library in toml++ CLI spdlog fmt nlohmann doctest kissfft kokkos pcre2; do
+for library in toml++ CLI spdlog fmt nlohmann doctest kissfft kokkos pcre2 utf8proc; do
   [[ -s bundle/licences/$library ]] || fail "no licence of $library"
 done
 
@@ -36,5 +36,6 @@ if "$cmake" -S "$repository" -B without "${forbidden[@]}" >configure.log 2>&1; t
 "$cmake" -S "$repository" -B with -DWEFT_BUNDLE="$scratch/bundle" "${forbidden[@]}" >configure.log 2>&1 || fail "$(cat configure.log)"
 "$cmake" --build with --target weft_input --parallel 2 >build.log 2>&1 || fail "$(tail -n 30 build.log)"
 grep -q "WEFT_PCRE2_LIBRARY:FILEPATH=$scratch/bundle/pcre2/libpcre2-8.a" with/CMakeCache.txt || fail "the bundle's PCRE2 is not used"
+grep -q "WEFT_UTF8PROC_LIBRARY:FILEPATH=$scratch/bundle/utf8proc/libutf8proc.a" with/CMakeCache.txt || fail "the bundle's utf8proc is not used"
 grep -q "WEFT_KISSFFT_INCLUDE:PATH=$scratch/bundle/include/kissfft" with/CMakeCache.txt || fail "the bundle's KISS FFT is not used"
 grep -q -- "-isystem $scratch/bundle/include" with/compile_commands.json || fail "the bundle's headers are not used"

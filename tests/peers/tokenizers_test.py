@@ -4,13 +4,20 @@ that Weft has made and exported.
 
 launch.py transformers5 tokenizers_test.py WEFT
 """
+import json
+import sys
+from pathlib import Path
+
 import h5py
 import transformers
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
 
 import models
 import program
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "language_model/tokenizer"))
+import kinds  # noqa: E402
 
 TEXTS = [
     "In the beginning God created the heaven and the earth.", " ", "  ", "   \t ", "\n", "\n\n\n", "\r\n \r\n", "\t\tif x:\n\t\t\treturn 1\n",
@@ -82,24 +89,18 @@ READ = {
 }
 # Refused with the name of the part.
 REFUSED = {
-    "nfc": (dict(pre=split(QWEN), normalizer=normalizers.NFC()), "NFC"),
-    "lower": (dict(pre=byte_level(True), normalizer=normalizers.Lowercase()), "Lowercase"),
-    "prefix_space": (dict(pre=byte_level(True, True)), "add_prefix_space"),
-    "metaspace": (dict(pre=pre_tokenizers.Metaspace()), "Metaspace"),
-    "merged_with_previous": (dict(pre=split(r"\d{1,3}", "merged_with_previous")), "Split"),
+    "scripts": (dict(pre=pre_tokenizers.Sequence([pre_tokenizers.UnicodeScripts(), byte_level()])), "UnicodeScripts"),
+    "delimiter": (dict(pre=pre_tokenizers.CharDelimiterSplit("x")), "CharDelimiterSplit"),
+    "metaspace": (dict(pre=pre_tokenizers.Metaspace()), "the decoder \"ByteLevel\""),
     "word_boundary": (dict(pre=split(r"\b")), "\\b"),
-    "lstrip": (dict(pre=byte_level(True), added=[AddedToken("<m>", lstrip=True)]), "lstrip"),
-    "single_word": (dict(pre=byte_level(True), added=[AddedToken("unto", single_word=True)]), "single_word"),
     "dropout": (dict(pre=byte_level(True), dropout=0.1), "dropout"),
 }
 
 
-def made(path, *, pre, normalizer=None, added=(), bos=False, **model):
+def made(path, *, pre, added=(), bos=False, **model):
     tokenizer = Tokenizer(BPE(**model))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre, decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    if normalizer:
-        tokenizer.normalizer = normalizer
     tokenizer.train([str(models.TEXT)], trainers.BpeTrainer(vocab_size=800, special_tokens=["<|endoftext|>"], show_progress=False,
                                                             initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     for token in added:
@@ -148,6 +149,31 @@ def reads(weft, files):
         assert word in printed and not (weft.folder / "refused").exists(), (name, printed)
 
 
+def reads_all_kinds(weft):
+    """The kinds of kinds.py with its texts, one document per text."""
+    texts = [one for one in kinds.texts() if one]
+    separator = "\ue123separator\ue123"
+    (weft.folder / "texts.txt").write_bytes(separator.join(texts).encode())
+    number = 0
+    for name, file in kinds.kinds(models.TEXT.read_text()[:200_000]):
+        number += 1
+        file["post_processor"] = None
+        (weft.folder / f"kind_{name}.json").write_text(json.dumps(file))
+        weft.run("lm", "tokenize", "texts.txt", "--document-separator", separator, "--tokens", f"kind_{name}.json", "--output", f"kind_{name}")
+        tokenizer, found = Tokenizer.from_str(json.dumps(file)), documents(weft.folder / f"kind_{name}")
+        end = tokenizer.token_to_id("<|endoftext|>")
+        expected = []
+        for text in texts:
+            ids = tokenizer.encode(text).ids
+            expected.append(ids + [end] if end is not None and (not ids or ids[-1] != end) else ids)
+        # Texts without ids are no documents.
+        expected = [ids for ids in expected if ids]
+        assert len(found) == len(expected), (name, len(found), len(expected))
+        for one, wanted in zip(found, expected):
+            assert one == wanted, (name, [tokenizer.id_to_token(id) for id in one], [tokenizer.id_to_token(id) for id in wanted])
+    assert number == 17, number
+
+
 def writes(weft, files):
     """A model with a tokeniser of Weft, exported: AutoTokenizer makes the ids of `weft lm tokenize`, and the text of them."""
     for pattern in ("gpt2", "llama3"):
@@ -176,6 +202,7 @@ def writes(weft, files):
 def test(weft):
     files = text_files(weft)
     reads(weft, files)
+    reads_all_kinds(weft)
     writes(weft, files)
 
 

@@ -67,6 +67,7 @@ hdf5             libhdf5-dev            ~mpi
 openblas         libopenblas-openmp-dev threads=openmp
 openssl          libssl-dev
 pcre2            libpcre2-dev           +jit
+utf8proc         libutf8proc-dev
 kissfft          libkissfft-dev
 zstd             libzstd-dev
 lz4              liblz4-dev

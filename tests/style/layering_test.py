@@ -46,6 +46,7 @@ LIBRARIES = [
     (re.compile(r"^spdlog/"), {"base", "run"}),
     (re.compile(r"^openssl/"), {"storage"}),
     (re.compile(r"^pcre2"), {"language_model", "polychromic"}),
+    (re.compile(r"^utf8proc"), {"language_model"}),
     (re.compile(r"^kissfft"), {"privacy"}),
     (re.compile(r"^(zstd|lz4frame)\.h$"), {"storage"}),
 ]

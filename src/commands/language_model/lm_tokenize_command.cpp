@@ -12,7 +12,7 @@
 #include "dataset/tokens/token_writer.hpp"
 #include "device/runtime.hpp"
 #include "input/read.hpp"
-#include "language_model/tokenizer/bpe.hpp"
+#include "language_model/tokenizer/byte_level_bpe.hpp"
 #include "language_model/tokenizer/corpus.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
@@ -85,11 +85,11 @@ Tokenizer trained(const Request& request, const TokenizeOptions& options) {
     language_model::require_utf8(text_of(file), path);
     for_each_document(text_of(file), options.separator, [&](std::string_view document) { counts.add(document, path); });
   }
-  language_model::Bpe model = language_model::train_bpe(counts, options.train_bpe, {kEndOfText});
-  if (static_cast<std::int64_t>(model.tokens.size()) < options.train_bpe)
+  language_model::ByteLevelBpe parts = language_model::train_bpe(counts, options.train_bpe, {kEndOfText});
+  if (static_cast<std::int64_t>(parts.model.tokens.size()) < options.train_bpe)
     log::warning("the text gives a vocabulary of {}, not of {} (no pair of tokens is left to join)",
-                 model.tokens.size(), options.train_bpe);
-  return Tokenizer::bpe(std::move(model), "the trained vocabulary");
+                 parts.model.tokens.size(), options.train_bpe);
+  return Tokenizer::bpe(std::move(parts), "the trained vocabulary");
 }
 
 int run_tokenize(const Request& request, const TokenizeOptions& options, const parallel::World& world) {
@@ -116,7 +116,8 @@ int run_tokenize(const Request& request, const TokenizeOptions& options, const p
         for (std::size_t i = 0; i < documents.size(); ++i) {
           std::vector<std::uint32_t> ids = tokenizer.with_begin(std::move(encoded[i]));
           ids.insert(ids.end(), tokenizer.end().begin(), tokenizer.end().end());
-          if (end_of_text >= 0 && ids.back() != end_of_text) ids.push_back(static_cast<std::uint32_t>(end_of_text));
+          if (end_of_text >= 0 && (ids.empty() || ids.back() != end_of_text))
+            ids.push_back(static_cast<std::uint32_t>(end_of_text));
           writer.append(ids, static_cast<std::int64_t>(documents[i].size()));
         }
         documents.clear();

@@ -35,7 +35,7 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
       .add("data.tokens", data.tokens,
            "\"character\", \"bytes\", or the path of a tokeniser file (of weft lm tokenize, or a tokenizer.json of "
            "Hugging "
-           "Face with byte-level BPE); \"\" = that of the token files or of language_model.initial, else of a text "
+           "Face); \"\" = that of the token files or of language_model.initial, else of a text "
            "\"character\"")
       .path_name();
   schema.add("data.special", data.special,

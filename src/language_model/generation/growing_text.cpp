@@ -35,7 +35,7 @@ GrowingText::End GrowingText::append(std::uint32_t token) {
   ++tokens_;
   if (std::find(ends_.begin(), ends_.end(), token) != ends_.end()) return end_ = End::symbol;
   const std::size_t before = bytes_.size();
-  bytes_ += tokenizer_.detokenise({&token, 1});
+  bytes_ += tokenizer_.detokenise({&token, 1}, true);
   // A stop text that was not there before ends in the new bytes.
   std::size_t first = bytes_.npos;
   for (const std::string& stop : stops_)

@@ -22,7 +22,7 @@ std::vector<std::string> token_texts(const Tokenizer& tokenizer) {
   std::vector<std::string> texts;
   for (std::int64_t id = 0; id < tokenizer.vocabulary_size(); ++id) {
     const auto one = static_cast<std::uint32_t>(id);
-    texts.push_back(tokenizer.detokenise({&one, 1}));
+    texts.push_back(tokenizer.detokenise({&one, 1}, true));
   }
   return texts;
 }

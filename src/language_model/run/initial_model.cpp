@@ -144,7 +144,7 @@ bool same_ids(const Tokenizer& data, const Tokenizer& model) {
   if (data.vocabulary_size() > model.vocabulary_size()) return false;
   for (std::int64_t id = 0; id < data.vocabulary_size(); ++id) {
     const std::uint32_t token[] = {static_cast<std::uint32_t>(id)};
-    if (data.detokenise(token) != model.detokenise(token)) return false;
+    if (data.detokenise(token, true) != model.detokenise(token, true)) return false;
   }
   // Symbols that stand for no text.
   constexpr const char* kSymbols[] = {"PAD", "UNK", "BOS", "EOS"};

@@ -9,98 +9,47 @@
 namespace weft::language_model {
 namespace {
 
-// Bounds the memory of the cache; rare pieces are encoded again.
-constexpr std::size_t kMostCached = std::size_t{1} << 20;
 constexpr std::uint32_t kNone = UINT32_MAX;  // no neighbour; also the id of a part joined to its left neighbour
 
 std::uint64_t key_of(std::uint32_t left, std::uint32_t right) { return static_cast<std::uint64_t>(left) << 32 | right; }
 
-/// The character of each byte: printable ones of Latin-1 stand for themselves, the others for U+0100, U+0101, …
-/// (bytes_to_unicode of GPT-2's encoder.py).
-const std::array<long, 256>& alphabet() {
-  static const std::array<long, 256> characters = [] {
-    std::array<long, 256> all{};
-    long next = 0x100;
-    for (long byte = 0; byte < 256; ++byte) {
-      const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-      all[static_cast<std::size_t>(byte)] = printable ? byte : next++;
-    }
-    return all;
-  }();
-  return characters;
-}
+/// A piece as a list: ids of its parts and the positions of their neighbours.
+struct LinkedPart {
+  std::uint32_t id, previous, next;
+};
+/// A pair of neighbours; out of date if they have changed since.
+struct PairCandidate {
+  std::uint32_t rank, left, right, at;
+  bool operator<(const PairCandidate& other) const {  // the top of the heap is the lowest rank, then the leftmost
+    return rank != other.rank ? rank > other.rank : at > other.at;
+  }
+};
 
 }  // namespace
 
-std::string to_alphabet(std::string_view bytes) {
-  std::string text;
-  for (const char byte : bytes) append_character(text, alphabet()[static_cast<unsigned char>(byte)]);
-  return text;
-}
-
-bool from_alphabet(std::string_view text, std::string& bytes) {
-  static const std::array<int, 0x200> byte_of = [] {
-    std::array<int, 0x200> all;
-    all.fill(-1);
-    for (int byte = 0; byte < 256; ++byte)
-      all[static_cast<std::size_t>(alphabet()[static_cast<std::size_t>(byte)])] = byte;
-    return all;
-  }();
-  bytes.clear();
-  while (!text.empty()) {
-    const Character next = first_character(text);
-    if (next.code < 0 || next.code >= 0x200 || byte_of[static_cast<std::size_t>(next.code)] < 0) return false;
-    bytes += static_cast<char>(byte_of[static_cast<std::size_t>(next.code)]);
-    text.remove_prefix(next.bytes);
-  }
-  return true;
-}
-
-BpeEncoder::BpeEncoder(Bpe model, std::string_view source)
-    : model_(std::move(model)), splitter_(model_.splits, source) {
+Bpe::Bpe(BpeSettings settings, std::string_view source) : settings_(std::move(settings)) {
   const auto refuse = [&](const std::string& why) {
-    return error(ExitCode::data, "{}: {}; is it a byte-level BPE, and complete?", source, why);
+    return error(ExitCode::data, "{}: {}; is it {}, and complete?", source, why,
+                 settings_.is_byte_level ? "a byte-level BPE" : "a BPE");
   };
-  std::vector<bool> is_added(model_.tokens.size(), false);
-  for (const Bpe::Added& added : model_.added) {
-    if (added.id >= model_.tokens.size() || is_added[added.id])
-      throw refuse(fmt::format("added token {} has an id that is not its own", added.id));
-    if (const std::string& token = model_.tokens[added.id]; !token.empty() && token != added.content)
-      throw refuse(fmt::format("added token {} has the id of another token", added.id));
-    if (added.content.empty()) throw refuse(fmt::format("added token {} is empty", added.id));
-    is_added[added.id] = true;
-    has_normalized_ |= added.normalized;
-    added_[static_cast<unsigned char>(added.content[0])].push_back(&added);
-  }
-  for (auto& candidates : added_) {
-    std::sort(candidates.begin(), candidates.end(), [](const Bpe::Added* a, const Bpe::Added* b) {
-      return std::pair(b->content.size(), std::string_view(a->content)) <
-             std::pair(a->content.size(), std::string_view(b->content));
-    });
-    for (std::size_t i = 1; i < candidates.size(); ++i)
-      if (candidates[i]->content == candidates[i - 1]->content)
-        throw refuse(fmt::format("added token \"{}\" exists twice", printable(candidates[i]->content)));
-  }
-  ids_.reserve(model_.tokens.size());
-  for (std::size_t id = 0; id < model_.tokens.size(); ++id) {
-    if (model_.tokens[id].empty() && is_added[id]) continue;
-    if (model_.tokens[id].empty()) throw refuse(fmt::format("id {} has no token", id));
-    if (!ids_.emplace(model_.tokens[id], static_cast<std::uint32_t>(id)).second)
+  const std::vector<std::string>& tokens = settings_.tokens;
+  ids_.reserve(tokens.size());
+  for (std::size_t id = 0; id < tokens.size(); ++id)
+    if (!tokens[id].empty() && !ids_.emplace(tokens[id], static_cast<std::uint32_t>(id)).second)
       throw refuse(fmt::format("id {} is the same token as another one", id));
-  }
-  for (int byte = 0; byte < 256; ++byte) {
+  if (settings_.byte_fallback) bytes_ = ByteTokens(ids_);
+  for (int byte = 0; byte < 256 && settings_.is_byte_level; ++byte) {
     const auto found = ids_.find(std::string(1, static_cast<char>(byte)));
     if (found == ids_.end() && byte >= ' ' && byte <= '~')
       throw refuse(fmt::format("byte 0x{:02x} has no token", byte));
     byte_ids_[static_cast<std::size_t>(byte)] = found == ids_.end() ? kNone : found->second;
   }
-  merges_.reserve(model_.merges.size());
-  for (std::size_t rank = 0; rank < model_.merges.size(); ++rank) {
-    const auto [left, right] = model_.merges[rank];
-    if (left >= model_.tokens.size() || right >= model_.tokens.size() || model_.tokens[left].empty() ||
-        model_.tokens[right].empty())
+  merges_.reserve(settings_.merges.size());
+  for (std::size_t rank = 0; rank < settings_.merges.size(); ++rank) {
+    const auto [left, right] = settings_.merges[rank];
+    if (left >= tokens.size() || right >= tokens.size() || tokens[left].empty() || tokens[right].empty())
       throw refuse(fmt::format("merge {} joins {} and {}, which are not both tokens", rank, left, right));
-    const auto result = ids_.find(model_.tokens[left] + model_.tokens[right]);
+    const auto result = ids_.find(tokens[left] + tokens[right]);
     if (result == ids_.end())
       throw refuse(fmt::format("merge {} of {} and {} makes no token of the vocabulary", rank, left, right));
     if (!merges_.emplace(key_of(left, right), Merge{static_cast<std::uint32_t>(rank), result->second}).second)
@@ -108,59 +57,55 @@ BpeEncoder::BpeEncoder(Bpe model, std::string_view source)
   }
 }
 
-bool BpeEncoder::cuts_before_spaces() const {
-  return splitter_.cuts_before_spaces() &&
-         std::none_of(model_.added.begin(), model_.added.end(),
-                      [](const Bpe::Added& added) { return added.content.find(' ') != added.content.npos; });
+/// True if no merge joins a token that ends with another character to one that begins with the mark, and the mark is a
+/// token, which ends a row of unknown characters.
+bool Bpe::separates(std::string_view mark) const {
+  if (settings_.is_byte_level || settings_.ignore_merges || !ids_.contains(mark)) return false;
+  return std::none_of(settings_.merges.begin(), settings_.merges.end(), [&](const auto& merge) {
+    return settings_.tokens[merge.second].starts_with(mark) && !settings_.tokens[merge.first].ends_with(mark);
+  });
 }
 
-std::string_view BpeEncoder::bytes_of(std::uint32_t id) const {
-  if (!model_.tokens[id].empty()) return model_.tokens[id];
-  for (const Bpe::Added& added : model_.added)
-    if (added.id == id) return added.content;
-  return {};
-}
-
-const Bpe::Added* BpeEncoder::added_at(std::string_view text, bool normalized) const {
-  for (const Bpe::Added* added : added_[static_cast<unsigned char>(text[0])])
-    if (added->normalized == normalized && text.starts_with(added->content)) return added;
-  return nullptr;
-}
-
-/// Memory of one call of `encode`.
-struct BpeEncoder::Workspace {
-  /// A piece as a list: ids of its parts and the positions of their neighbours.
-  struct Part {
-    std::uint32_t id, previous, next;
-  };
-  /// A pair of neighbours; out of date if they have changed since.
-  struct Candidate {
-    std::uint32_t rank, left, right, at;
-    bool operator<(const Candidate& other) const {  // the top of the heap is the lowest rank, then the leftmost
-      return rank != other.rank ? rank > other.rank : at > other.at;
+/// Ids of the bytes or characters of a piece.
+void Bpe::units_of(std::string_view piece, const TextPlace& place, std::vector<std::uint32_t>& units) const {
+  units.reserve(piece.size());
+  if (settings_.is_byte_level) {
+    for (const char& byte : piece) {
+      const std::uint32_t id = byte_ids_[static_cast<unsigned char>(byte)];
+      if (id == kNone)
+        throw error(ExitCode::data, "{}: {} is 0x{:02x}, which has no token in this tokeniser; remove the character",
+                    place.source, place.byte_of({&byte, 1}), static_cast<unsigned char>(byte));
+      units.push_back(id);
     }
-  };
-  std::vector<Part> parts;
-  std::vector<Candidate> heap;
-};
-
-void BpeEncoder::encode_piece(std::string_view piece, std::vector<std::uint32_t>& ids, Workspace& work) const {
-  if (model_.ignore_merges)
-    if (const auto whole = ids_.find(piece); whole != ids_.end()) {
-      ids.push_back(whole->second);
-      return;
+    return;
+  }
+  // An unknown id is appended when the row of unknown characters ends; as in the library, bytes come before it.
+  bool pending = false;
+  while (!piece.empty()) {
+    const std::string_view character = piece.substr(0, first_character(piece).bytes);
+    piece.remove_prefix(character.size());
+    if (const auto found = ids_.find(character); found != ids_.end()) {
+      if (pending) units.push_back(*settings_.unknown);
+      pending = false;
+      units.push_back(found->second);
+    } else if (!bytes_.append(character, units)) {
+      if (!settings_.unknown)
+        throw error(ExitCode::data, "{}: {}: \"{}\" has no token in this tokeniser; remove the character", place.source,
+                    place.byte_of(character), printable(character));
+      if (pending && !settings_.fuse_unknown) units.push_back(*settings_.unknown);
+      pending = true;
     }
-  if (piece.size() >= kNone)
-    throw error(ExitCode::data,
-                "a run of {} bytes is one piece of the splitting pattern (fewer than 2^32 are accepted)", piece.size());
-  auto& parts = work.parts;
-  auto& heap = work.heap;
-  parts.clear();
-  heap.clear();
-  const auto n = static_cast<std::uint32_t>(piece.size());
-  for (std::uint32_t i = 0; i < n; ++i)
-    parts.push_back(
-        {byte_ids_[static_cast<unsigned char>(piece[i])], i > 0 ? i - 1 : kNone, i + 1 < n ? i + 1 : kNone});
+  }
+  if (pending) units.push_back(*settings_.unknown);
+}
+
+/// Appends what the merges make of the units.
+void Bpe::join(std::span<const std::uint32_t> units, std::vector<std::uint32_t>& ids) const {
+  std::vector<LinkedPart> parts;
+  std::vector<PairCandidate> heap;
+  const auto n = static_cast<std::uint32_t>(units.size());
+  parts.reserve(n);
+  for (std::uint32_t i = 0; i < n; ++i) parts.push_back({units[i], i > 0 ? i - 1 : kNone, i + 1 < n ? i + 1 : kNone});
   const auto consider = [&](std::uint32_t at) {
     if (at == kNone || parts[at].next == kNone) return;
     const std::uint32_t left = parts[at].id, right = parts[parts[at].next].id;
@@ -173,9 +118,9 @@ void BpeEncoder::encode_piece(std::string_view piece, std::vector<std::uint32_t>
 
   while (!heap.empty()) {
     std::pop_heap(heap.begin(), heap.end());
-    const Workspace::Candidate best = heap.back();
+    const PairCandidate best = heap.back();
     heap.pop_back();
-    Workspace::Part& part = parts[best.at];
+    LinkedPart& part = parts[best.at];
     const std::uint32_t right = part.next;
     if (part.id != best.left || right == kNone || parts[right].id != best.right) continue;
     part.id = merges_.at(key_of(best.left, best.right)).result;
@@ -188,52 +133,18 @@ void BpeEncoder::encode_piece(std::string_view piece, std::vector<std::uint32_t>
   for (std::uint32_t at = 0; at < n; at = parts[at].next) ids.push_back(parts[at].id);
 }
 
-std::vector<std::uint32_t> BpeEncoder::encode(std::string_view text, std::string_view source,
-                                              std::size_t offset) const {
-  std::vector<std::uint32_t> ids;
-  Workspace work;
-  // Piece -> place of its ids in the output.
-  std::unordered_map<std::string_view, std::pair<std::size_t, std::size_t>> cache;
-  const auto encode_piece = [&](std::string_view piece) {
-    if (const auto known = cache.find(piece); known != cache.end()) {
-      const auto [begin, count] = known->second;
-      for (std::size_t i = begin; i < begin + count; ++i) ids.push_back(ids[i]);
+void Bpe::encode(std::string_view piece, const TextPlace& place, std::vector<std::uint32_t>& ids) const {
+  if (settings_.ignore_merges)
+    if (const auto whole = ids_.find(piece); whole != ids_.end()) {
+      ids.push_back(whole->second);
       return;
     }
-    const std::size_t begin = ids.size();
-    this->encode_piece(piece, ids, work);
-    if (const auto missing = std::find(ids.begin() + static_cast<std::ptrdiff_t>(begin), ids.end(), kNone);
-        missing != ids.end()) {
-      const auto byte = std::find_if(piece.begin(), piece.end(),
-                                     [&](char one) { return byte_ids_[static_cast<unsigned char>(one)] == kNone; });
-      throw error(ExitCode::data, "{}: byte {} is 0x{:02x}, which has no token in this tokeniser; remove the character",
-                  source, offset + static_cast<std::size_t>(&*byte - text.data()), static_cast<unsigned char>(*byte));
-    }
-    if (cache.size() < kMostCached) cache.emplace(piece, std::pair(begin, ids.size() - begin));
-  };
-  const auto encode_part = [&](std::string_view part) {
-    splitter_.split(part, source, offset + static_cast<std::size_t>(part.data() - text.data()), encode_piece);
-  };
-  const auto between_added = [&](std::string_view part, bool normalized, const auto& rest) {
-    std::size_t done = 0;
-    for (std::size_t at = 0; at < part.size();) {
-      if (const Bpe::Added* const added = added_at(part.substr(at), normalized)) {
-        rest(part.substr(done, at - done));
-        ids.push_back(added->id);
-        done = at += added->content.size();
-      } else {
-        ++at;
-      }
-    }
-    rest(part.substr(done));
-  };
-  // Order as in the tokenizers library: added tokens that are matched in the original text, then those that are matched
-  // in the normalised text.
-  between_added(text, false, [&](std::string_view part) {
-    if (has_normalized_) return between_added(part, true, encode_part);
-    encode_part(part);
-  });
-  return ids;
+  if (piece.size() >= kNone)
+    throw error(ExitCode::data, "{}: a run of {} bytes is one piece of the tokeniser (fewer than 2^32 are accepted)",
+                place.source, piece.size());
+  std::vector<std::uint32_t> units;
+  units_of(piece, place, units);
+  join(units, ids);
 }
 
 }  // namespace weft::language_model

@@ -119,7 +119,7 @@ std::int64_t text_bytes(const TokenSet& set, const Tokenizer& tokenizer) {
   for (std::int64_t begin = 0; begin < set.size(); begin += kPiece) {
     ids.resize(static_cast<std::size_t>(std::min(kPiece, set.size() - begin)));
     set.read(begin, ids);
-    bytes += static_cast<std::int64_t>(tokenizer.detokenise(ids).size());
+    bytes += static_cast<std::int64_t>(tokenizer.detokenise(ids, begin > 0).size());
   }
   return bytes;
 }

@@ -1,21 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/tokenizer/splitter.hpp"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "language_model/tokenizer/pattern.hpp"
 
 namespace weft::language_model {
 namespace {
-
-// Bounds of one match: backtracking steps, and memory in KiB.
-constexpr std::uint32_t kMatchLimit = 10'000'000;
-constexpr std::uint32_t kHeapLimit = 256 * 1024;
-constexpr std::size_t kLongestPattern = 4096;
-constexpr std::size_t kSmallestStack = 32 * 1024, kLargestStack = 8 * 1024 * 1024;
 
 struct Named {
   const char *name, *published;
@@ -25,18 +15,6 @@ constexpr Named kNamed[] = {
     {"llama3",
      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"},
 };
-
-std::string message_of(int code) {
-  PCRE2_UCHAR text[256];
-  pcre2_get_error_message(code, text, sizeof text);
-  return reinterpret_cast<const char*>(text);
-}
-
-template <class T>
-std::unique_ptr<T, void (*)(T*)> owned(T* object, void (*release)(T*)) {
-  if (object == nullptr) throw std::bad_alloc();
-  return {object, release};
-}
 
 }  // namespace
 
@@ -53,94 +31,91 @@ std::string published_pattern(std::string_view name) {
 }
 
 Splitter::Splitter(const std::vector<SplitRule>& rules, std::string_view source) {
-  const std::string begin = source.empty() ? "" : fmt::format("{}: ", source);
-  cuts_before_spaces_ = !rules.empty();
+  if (!rules.empty()) space_cuts_ = SpaceCuts::cuts;
   for (const SplitRule& rule : rules) {
-    const std::string& name = rule.pattern;
-    const std::string published = published_pattern(name);
-    if (published == name && name != kSingleDigits && name != kRunsOfDigits) cuts_before_spaces_ = false;
-    if (published.size() > kLongestPattern)
-      throw error(ExitCode::data, "{}the splitting pattern \"{}\" has {} bytes (at most {} are accepted)", begin,
-                  printable(name, 40), published.size(), kLongestPattern);
-    const std::string text = pcre2_pattern(published, begin);
-    int problem = 0;
-    PCRE2_SIZE at = 0;
-    pcre2_code* const code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                                           PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &problem, &at, nullptr);
-    if (code == nullptr)
-      throw error(ExitCode::data, "{}the splitting pattern \"{}\" cannot be compiled ({} at {} of \"{}\")", begin,
-                  printable(name), message_of(problem), at, printable(text));
-    stages_.push_back(
-        {rule, std::shared_ptr<const void>(code, [](pcre2_code* compiled) { pcre2_code_free(compiled); })});
-    std::uint32_t matches_nothing = 0;
-    pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &matches_nothing);
-    if (matches_nothing != 0)
-      throw error(ExitCode::data, "{}the splitting pattern \"{}\" can match no character at all (not supported)", begin,
-                  printable(name));
-    pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where it is not available, matching interprets the pattern
+    const std::string published = published_pattern(rule.pattern);
+    if (published == rule.pattern && rule.pattern != kSingleDigits && rule.pattern != kRunsOfDigits)
+      space_cuts_ = SpaceCuts::may_join;
+    stages_.push_back({rule, Expression(published, source, rule.pattern)});
   }
+  if (!rules.empty() && rules[0].pattern == kWhiteSpace && rules[0].cut == Cut::removed && !rules[0].inverted)
+    space_cuts_ = SpaceCuts::cuts;
 }
 
-/// Memory of one call of `split`, and what its messages need.
-struct Splitter::Matching {
-  std::string_view text, source;
-  std::size_t offset;
-  const std::function<void(std::string_view)>& piece;
-  std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> match =
-      owned(pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
-  std::unique_ptr<pcre2_match_context, void (*)(pcre2_match_context*)> context =
-      owned(pcre2_match_context_create(nullptr), pcre2_match_context_free);
-  std::unique_ptr<pcre2_jit_stack, void (*)(pcre2_jit_stack*)> stack =
-      owned(pcre2_jit_stack_create(kSmallestStack, kLargestStack, nullptr), pcre2_jit_stack_free);
+void Splitter::split(const Piece& piece, const TextPlace& place, const PieceSink& sink) const {
+  if (!piece.text.empty()) split_at(0, piece, place, sink);
+}
 
-  std::size_t place(std::string_view part) const {
-    return offset + static_cast<std::size_t>(part.data() - text.data());
+namespace {
+
+/// Joins matches and texts between them to pieces.
+class Joiner {
+ public:
+  using Emit = std::function<void(std::size_t begin, std::size_t end)>;
+  Joiner(Cut cut, const Emit& emit) : cut_(cut), emit_(emit) {}
+
+  void add(std::size_t begin, std::size_t end, bool is_match) {
+    if (begin == end) return;
+    if (cut_ == Cut::isolated) return emit_(begin, end);
+    if (cut_ == Cut::removed) {
+      if (!is_match) emit_(begin, end);
+      return;
+    }
+    const bool joins = end_ > begin_ && (cut_ == Cut::runs            ? is_match == was_match_
+                                         : cut_ == Cut::with_previous ? is_match && !was_match_
+                                                                      : !is_match && was_match_);
+    if (!joins) {
+      finish();
+      begin_ = begin;
+    }
+    end_ = end;
+    was_match_ = is_match;
   }
+  /// Emits what waits for a piece to join.
+  void finish() {
+    if (end_ > begin_) emit_(begin_, end_);
+    begin_ = end_;
+  }
+
+ private:
+  Cut cut_;
+  const Emit& emit_;
+  std::size_t begin_ = 0, end_ = 0;
+  bool was_match_ = false;
 };
 
-void Splitter::split(std::string_view text, std::string_view source, std::size_t offset,
-                     const std::function<void(std::string_view)>& piece) const {
-  Matching matching{text, source, offset, piece};
-  pcre2_set_match_limit(matching.context.get(), kMatchLimit);
-  pcre2_set_heap_limit(matching.context.get(), kHeapLimit);
-  pcre2_jit_stack_assign(matching.context.get(), nullptr, matching.stack.get());
-  if (!text.empty()) split(0, text, matching);
-}
+}  // namespace
 
-/// Each stage sees a piece of the one before as a text of its own. `text` is not empty.
-void Splitter::split(std::size_t stage, std::string_view text, Matching& matching) const {
-  if (stage == stages_.size()) return matching.piece(text);
-  const auto& [stage_rule, code] = stages_[stage];
-  const auto& rule = stage_rule;  // clang before 16 captures no structured binding
-  const PCRE2_SIZE* const found = pcre2_get_ovector_pointer(matching.match.get());
-  std::size_t done = 0;  // the pieces so far
-  const auto between = [&](std::size_t end) {
-    if (end == done) return;
-    const std::string_view rest = text.substr(done, end - done);
-    if (rule.covers_text)
-      throw error(
-          ExitCode::data,
-          "{}: byte {}: \"{}\" is matched by no part of the splitting pattern \"{}\" (the tokeniser leaves such "
-          "text out); remove it from the text",
-          matching.source, matching.place(rest), printable(rest, 20), printable(rule.pattern));
-    split(stage + 1, rest, matching);
+/// Each stage sees a piece of the one before as a text of its own. The piece is not empty.
+void Splitter::split_at(std::size_t stage, const Piece& piece, const TextPlace& place, const PieceSink& sink) const {
+  if (stage == stages_.size()) return sink(piece);
+  const SplitRule& rule = stages_[stage].rule;
+  const Expression& expression = stages_[stage].expression;
+  const std::string_view text = piece.text;
+  const Joiner::Emit emit = [&](std::size_t begin, std::size_t end) {
+    split_at(stage + 1, {text.substr(begin, end - begin), piece.at_start && begin == 0}, place, sink);
   };
-  while (done < text.size()) {
-    const int result =
-        pcre2_match(static_cast<const pcre2_code*>(code.get()), reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                    done, PCRE2_NO_UTF_CHECK, matching.match.get(), matching.context.get());
-    if (result == PCRE2_ERROR_NOMATCH) break;
-    if (result < 0)
+  Joiner joiner(rule.cut, emit);
+  const auto between = [&](std::size_t begin, std::size_t end) {
+    if (begin == end) return;
+    const std::string_view rest = text.substr(begin, end - begin);
+    if (rule.covers_text)
       throw error(ExitCode::data,
-                  "{}: the splitting pattern \"{}\" fails at byte {} ({}); is there a very long run of one kind of "
-                  "character?",
-                  matching.source, printable(rule.pattern), matching.place(text.substr(done)), message_of(result));
-    const std::size_t begin = found[0], end = found[1];
-    between(begin);
-    split(stage + 1, text.substr(begin, end - begin), matching);
-    done = end;
+                  "{}: {}: \"{}\" is matched by no part of the splitting pattern \"{}\" (the tokeniser leaves such "
+                  "text out); remove it from the text",
+                  place.source, place.byte_of(rest), printable(rest, 20), printable(rule.pattern));
+    joiner.add(begin, end, rule.inverted);
+  };
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const std::optional<Expression::Match> match = expression.find(text, done, place);
+    if (!match) break;
+    between(done, match->begin);
+    joiner.add(match->begin, match->end, !rule.inverted);
+    done = match->end;
   }
-  between(text.size());
+  between(done, text.size());
+  joiner.finish();
 }
 
 }  // namespace weft::language_model

@@ -7,8 +7,9 @@
 #include "base/error.hpp"
 #include "base/json.hpp"
 #include "base/text.hpp"
-#include "language_model/tokenizer/bpe.hpp"
+#include "language_model/tokenizer/byte_alphabet.hpp"
 #include "language_model/tokenizer/huggingface.hpp"
+#include "language_model/tokenizer/huggingface_export.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -38,6 +39,17 @@ struct Characters {
 
 struct Bytes {};
 
+/// A tokeniser with a vocabulary.
+struct Learned {
+  Pipeline pipeline;
+  std::vector<SplitRule> splits;  ///< of a byte-level BPE in Weft's own form
+  std::string file;               ///< the tokenizer.json of another one, else ""
+
+  const BpeSettings& bpe() const { return dynamic_cast<const Bpe&>(pipeline.model()).settings(); }
+};
+
+constexpr const char* kFileKind = "tokenizer.json";
+
 }  // namespace
 
 void require_utf8(std::string_view text, std::string_view source, std::size_t offset) {
@@ -48,13 +60,13 @@ void require_utf8(std::string_view text, std::string_view source, std::size_t of
 }
 
 struct Tokenizer::Model {
-  std::variant<Characters, Bytes, BpeEncoder> kind;
+  std::variant<Characters, Bytes, Learned> kind;
   std::vector<std::string> special;  // of characters and bytes; their ids follow those of the text
 
   /// Number of ids without special symbols.
   std::size_t ordinary() const {
     if (const auto* characters = std::get_if<Characters>(&kind)) return characters->codes.size();
-    if (const auto* bpe = std::get_if<BpeEncoder>(&kind)) return bpe->model().tokens.size();
+    if (const auto* learned = std::get_if<Learned>(&kind)) return learned->pipeline.vocabulary_size();
     return 256;
   }
 };
@@ -78,13 +90,15 @@ Tokenizer Tokenizer::bytes(const std::vector<std::string>& special) {
   return Tokenizer(std::make_shared<Model>(Model{Bytes{}, special}));
 }
 
-Tokenizer Tokenizer::bpe(Bpe model, std::string_view source) {
-  return Tokenizer(std::make_shared<Model>(Model{BpeEncoder(std::move(model), source), {}}));
+Tokenizer Tokenizer::bpe(ByteLevelBpe parts, std::string_view source) {
+  std::vector<SplitRule> splits = parts.splits;
+  return Tokenizer(
+      std::make_shared<Model>(Model{Learned{pipeline_of(std::move(parts), source), std::move(splits), ""}, {}}));
 }
 
 std::string_view Tokenizer::kind() const {
-  constexpr std::string_view names[] = {"character", "bytes", "bpe"};
-  return names[model_->kind.index()];
+  if (const auto* learned = std::get_if<Learned>(&model_->kind)) return learned->pipeline.model().name();
+  return std::holds_alternative<Bytes>(model_->kind) ? "bytes" : "character";
 }
 
 std::int64_t Tokenizer::vocabulary_size() const {
@@ -92,8 +106,8 @@ std::int64_t Tokenizer::vocabulary_size() const {
 }
 
 std::int64_t Tokenizer::special(std::string_view name) const {
-  if (const auto* bpe = std::get_if<BpeEncoder>(&model_->kind)) {
-    for (const Bpe::Added& added : bpe->model().added)
+  if (const auto* learned = std::get_if<Learned>(&model_->kind)) {
+    for (const AddedToken& added : learned->pipeline.added())
       if (added.content == name) return added.id;
     return -1;
   }
@@ -110,7 +124,7 @@ std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, std::string_
     return ids;
   }
   require_utf8(text, source, offset);
-  if (const auto* bpe = std::get_if<BpeEncoder>(&model_->kind)) return bpe->encode(text, source, offset);
+  if (const auto* learned = std::get_if<Learned>(&model_->kind)) return learned->pipeline.encode(text, source, offset);
   const Characters& characters = std::get<Characters>(model_->kind);
   const std::int64_t unknown = special("UNK");
   for (std::size_t at = 0; at < text.size();) {
@@ -132,8 +146,8 @@ std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, std::string_
 
 std::vector<std::string_view> Tokenizer::parts(std::string_view text, std::size_t bytes) const {
   std::vector<std::string_view> parts;
-  const auto* const bpe = std::get_if<BpeEncoder>(&model_->kind);
-  if (bpe == nullptr || bpe->cuts_before_spaces())
+  const auto* const learned = std::get_if<Learned>(&model_->kind);
+  if (learned == nullptr || learned->pipeline.cuts_before_spaces())
     for (std::size_t at = std::max<std::size_t>(1, bytes); at < text.size(); ++at) {
       if (text[at] != ' ' || text[at - 1] < '!' || text[at - 1] > '~') continue;
       parts.push_back(text.substr(0, at));
@@ -144,18 +158,19 @@ std::vector<std::string_view> Tokenizer::parts(std::string_view text, std::size_
   return parts;
 }
 
-std::string Tokenizer::detokenise(std::span<const std::uint32_t> ids) const {
+std::string Tokenizer::detokenise(std::span<const std::uint32_t> ids, bool continues) const {
   std::string text;
   const std::int64_t unknown = special("UNK");
   const auto* const characters = std::get_if<Characters>(&model_->kind);
-  const auto* const bpe = std::get_if<BpeEncoder>(&model_->kind);
+  const auto* const learned = std::get_if<Learned>(&model_->kind);
   for (const std::uint32_t id : ids) {
     if (id >= static_cast<std::uint64_t>(vocabulary_size()))
       throw error(ExitCode::data, "token {} is not in the vocabulary of {}", id, vocabulary_size());
     if (id >= model_->ordinary()) {
       if (static_cast<std::int64_t>(id) == unknown) append_character(text, kReplacement);
-    } else if (bpe != nullptr) {
-      text += bpe->bytes_of(id);
+    } else if (learned != nullptr) {
+      text += learned->pipeline.text_of(id, !continues);
+      continues = true;
     } else if (characters != nullptr) {
       append_character(text, characters->codes[id]);
     } else {
@@ -176,24 +191,32 @@ json json_of(const std::vector<SplitRule>& rules) {
 }
 
 /// Which tokens are looked for first decides ids only if there are both kinds.
-bool has_two_kinds(const std::vector<Bpe::Added>& added) {
+bool has_two_kinds(const std::vector<AddedToken>& added) {
   return std::any_of(added.begin(), added.end(),
-                     [&](const Bpe::Added& token) { return token.normalized != added[0].normalized; });
+                     [&](const AddedToken& token) { return token.normalized != added[0].normalized; });
 }
 
 /// JSON of a tokeniser. complete: with data that do not affect ids.
 json json_of(const Tokenizer::Model& tokenizer, std::string_view kind, bool complete) {
   json j{{"format", kFormat}, {"version", kVersion}, {"kind", kind}};
-  if (const auto* bpe = std::get_if<BpeEncoder>(&tokenizer.kind)) {
-    const Bpe& model = bpe->model();
+  if (const auto* learned = std::get_if<Learned>(&tokenizer.kind); learned != nullptr && !learned->file.empty()) {
+    j["kind"] = kFileKind;
+    json& file = j["file"] = parse_json<json>(learned->file);
+    for (const char* name : {"post_processor", "truncation", "padding"})
+      if (!complete) file.erase(name);
+    return j;
+  }
+  if (const auto* learned = std::get_if<Learned>(&tokenizer.kind)) {
+    const BpeSettings& model = learned->bpe();
     json tokens = json::array(), added = json::array();
     for (const std::string& token : model.tokens) tokens.push_back(to_alphabet(token));
-    for (const Bpe::Added& token : model.added) {
+    const std::vector<AddedToken>& all_added = learned->pipeline.added();
+    for (const AddedToken& token : all_added) {
       added.push_back({{"id", token.id}, {"content", token.content}});
       if (complete && !token.special) added.back()["special"] = false;
-      if (token.normalized && (complete || has_two_kinds(model.added))) added.back()["normalized"] = true;
+      if (token.normalized && (complete || has_two_kinds(all_added))) added.back()["normalized"] = true;
     }
-    j.update({{"pattern", json_of(model.splits)},
+    j.update({{"pattern", json_of(learned->splits)},
               {"ignore_merges", model.ignore_merges},
               {"tokens", tokens},
               {"merges", model.merges},
@@ -222,11 +245,13 @@ std::string Tokenizer::stored_text() const {
 }
 
 std::string Tokenizer::huggingface_text() const {
+  const auto* const learned = std::get_if<Learned>(&model_->kind);
+  if (learned != nullptr && !learned->file.empty()) return learned->file + "\n";
   std::vector<std::string> symbols;
   for (const std::string& symbol : model_->special) symbols.push_back(exported_symbol(symbol));
   json file;
-  if (const auto* bpe = std::get_if<BpeEncoder>(&model_->kind))
-    file = huggingface_of_bpe(bpe->model(), *special_);
+  if (learned != nullptr)
+    file = huggingface_of_bpe(learned->splits, learned->bpe(), learned->pipeline.added(), *special_);
   else if (const auto* characters = std::get_if<Characters>(&model_->kind))
     file = huggingface_of_characters(characters->codes, symbols, exported_symbol("UNK"));
   else
@@ -315,9 +340,10 @@ class Stored {
     return rules;
   }
 
-  Bpe bpe() const {
-    Bpe model;
-    model.splits = splits();
+  ByteLevelBpe bpe() const {
+    ByteLevelBpe parts;
+    BpeSettings& model = parts.model;
+    parts.splits = splits();
     model.ignore_merges = member("ignore_merges", json::value_t::boolean);
     for (const std::string& token : texts("tokens"))
       if (!from_alphabet(token, model.tokens.emplace_back()))
@@ -330,10 +356,10 @@ class Stored {
     for (const json& token : member("added", json::value_t::array)) {
       if (!token.is_object() || !token.contains("id") || !token.contains("content") || !token["content"].is_string())
         throw refuse("\"added\" has an entry without id and content");
-      model.added.push_back({number(token["id"], n, "added"), token["content"], flag(token, "special", true),
+      parts.added.push_back({number(token["id"], n, "added"), token["content"], flag(token, "special", true),
                              flag(token, "normalized", false)});
     }
-    return model;
+    return parts;
   }
 
   SpecialTokens special_tokens() const {
@@ -371,19 +397,27 @@ class Stored {
 
 }  // namespace
 
+Tokenizer Tokenizer::of_huggingface(const json& file, std::string_view source) {
+  std::variant<ByteLevelBpe, Pipeline> read = tokeniser_of_huggingface(file, source);
+  if (auto* const parts = std::get_if<ByteLevelBpe>(&read)) return bpe(std::move(*parts), source);
+  Learned learned{std::get<Pipeline>(std::move(read)), {}, json_text(file)};
+  return Tokenizer(std::make_shared<Model>(Model{std::move(learned), {}}));
+}
+
 Tokenizer Tokenizer::from_text(std::string_view text, std::string_view source) {
   const json file = parse_json<json>(text);
   const Stored stored(file, source);
   if (file.is_discarded() || !file.is_object()) throw stored.refuse("is not a JSON object");
   const bool foreign = file.contains("model") && !file.contains("format");
   const Tokenizer tokenizer = [&] {
-    if (foreign) return bpe(bpe_of_huggingface(file, source), source);
+    if (foreign) return of_huggingface(file, source);
     if (const std::string format = stored.text("format"); format != kFormat)
       throw stored.refuse(fmt::format("\"format\" is \"{}\", not \"{}\"", printable(format), kFormat));
     if (stored.member("version", json::value_t::number_unsigned) != kVersion)
       throw stored.refuse(fmt::format("is of a version other than {}", kVersion));
     const std::string kind = stored.text("kind");
     if (kind == "bpe") return bpe(stored.bpe(), source);
+    if (kind == kFileKind) return of_huggingface(stored.member("file", json::value_t::object), source);
     if (kind == "bytes") return bytes(stored.texts("special"));
     if (kind != "character") throw stored.refuse(fmt::format("is of the unknown kind \"{}\"", printable(kind)));
     return Tokenizer(std::make_shared<Model>(Model{Characters(stored.characters()), stored.texts("special")}));

@@ -4,13 +4,17 @@
 //
 //   character   one id per code point of a corpus, in ascending order
 //   bytes       one id per byte
-//   bpe         byte-level byte-pair encoding (Sennrich et al. 2016; Radford et al. 2019): bpe.hpp
+//   bpe         byte-pair encoding: byte-level, as Weft trains it, or of a tokenizer.json
+//   unigram     of a tokenizer.json, as SentencePiece trains it
+//   wordpiece   of a tokenizer.json, as BERT has it
 //
-// detokenise(encode(text)) == text for every valid UTF-8 text, except for unknown characters encoded as UNK.
+// detokenise(encode(text)) == text for every valid UTF-8 text, except for unknown characters, and for tokenisers of a
+// tokenizer.json that change the text before they cut it.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,7 +24,7 @@
 
 namespace weft::language_model {
 
-struct Bpe;
+struct ByteLevelBpe;
 
 /// Throws Error(data) "SOURCE: byte N …" for invalid UTF-8.
 void require_utf8(std::string_view text, std::string_view source, std::size_t offset = 0);
@@ -34,10 +38,10 @@ class Tokenizer {
                                  std::string_view source);
   /// Tokeniser of 256 bytes, then the special symbols.
   static Tokenizer bytes(const std::vector<std::string>& special);
-  /// Tokeniser of a BPE model. Throws Error(data) "SOURCE: …" for an inconsistent model.
-  static Tokenizer bpe(Bpe model, std::string_view source);
+  /// Tokeniser of a byte-level BPE. Throws Error(data) "SOURCE: …" for an inconsistent model.
+  static Tokenizer bpe(ByteLevelBpe parts, std::string_view source);
 
-  /// Tokeniser from `stored_text()`, or from a Hugging Face tokenizer.json with a byte-level BPE (huggingface.hpp).
+  /// Tokeniser from `stored_text()`, or from a Hugging Face tokenizer.json (huggingface.hpp).
   /// Throws Error(data) "SOURCE: …".
   static Tokenizer from_text(std::string_view text, std::string_view source);
 
@@ -59,7 +63,7 @@ class Tokenizer {
   /// Puts begin() before the ids of a text that does not begin so already.
   std::vector<std::uint32_t> with_begin(std::vector<std::uint32_t> ids) const;
 
-  /// Kind of the tokeniser: "character", "bytes" or "bpe".
+  /// Kind of the tokeniser, as above.
   std::string_view kind() const;
   std::int64_t vocabulary_size() const;
   /// Id of a special symbol; -1 if there is none of this name.
@@ -73,12 +77,15 @@ class Tokenizer {
   /// text cannot be cut.
   std::vector<std::string_view> parts(std::string_view text, std::size_t bytes) const;
   /// Text of ids. Special symbols of "character" and "bytes" are detokenised to nothing, UNK to U+FFFD. The bytes of
-  /// single ids need not be valid UTF-8. Throws Error(data) for an id that is not in the vocabulary.
-  std::string detokenise(std::span<const std::uint32_t> ids) const;
+  /// single ids need not be valid UTF-8. `continues`: the ids follow others, so that the text of the first may begin
+  /// with a space; detokenise(a + b) == detokenise(a) + detokenise(b, true). Throws Error(data) for an id that is not
+  /// in the vocabulary.
+  std::string detokenise(std::span<const std::uint32_t> ids, bool continues = false) const;
 
   struct Model;
 
  private:
+  static Tokenizer of_huggingface(const nlohmann::json& file, std::string_view source);
   explicit Tokenizer(std::shared_ptr<const Model> model)
       : model_(std::move(model)), special_(std::make_shared<SpecialTokens>()) {}
   std::shared_ptr<const Model> model_;

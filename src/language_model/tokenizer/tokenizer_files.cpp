@@ -54,17 +54,46 @@ std::string token_in(const SortedJson& file, const char* name) {
   return named ? (*found)["content"].get<std::string>() : "";
 }
 
+/// add_bos_token and add_eos_token, if one is there, replace what the post-processor of the tokenizer.json adds, as in
+/// transformers 5.
+void apply_added_flags(const Tokenizer& tokenizer, const SortedJson& file, const fs::path& path,
+                       SpecialTokens& special) {
+  bool present = false;
+  const auto ids = [&](const char* flag, const char* token) -> std::vector<std::uint32_t> {
+    const auto found = file.find(flag);
+    if (found == file.end() || found->is_null()) return {};
+    if (!found->is_boolean())
+      throw error(ExitCode::data, "{}: \"{}\" is {}, neither true nor false; correct it", path.string(), flag,
+                  printable(found->dump()));
+    present = true;
+    const std::string name = token_in(file, token);
+    if (!found->get<bool>() || name.empty()) return {};
+    const std::int64_t id = tokenizer.special(name);
+    if (id < 0)
+      throw error(ExitCode::data, "{}: \"{}\" adds \"{}\", which is no added token of the tokeniser; correct it",
+                  path.string(), flag, printable(name));
+    return {static_cast<std::uint32_t>(id)};
+  };
+  std::vector<std::uint32_t> begin = ids("add_bos_token", "bos_token"), end = ids("add_eos_token", "eos_token");
+  if (!present) return;
+  special.begin = std::move(begin);
+  special.end = std::move(end);
+}
+
 /// The name of an id that is a special symbol; "" for others.
 std::string name_of(const Tokenizer& tokenizer, std::uint32_t id) {
   const std::string name = id < tokenizer.vocabulary_size() ? tokenizer.detokenise({&id, 1}) : "";
   return !name.empty() && tokenizer.special(name) == id ? name : "";
 }
 
+/// True for kinds that are not recognised in a tokenizer.json.
+bool is_own_kind(const Tokenizer& tokenizer) { return tokenizer.kind() == "character" || tokenizer.kind() == "bytes"; }
+
 /// The file for a tokeniser without one: a tokeniser that Weft trained, or a directory that had none.
 std::string tokenizer_config(const Tokenizer& tokenizer) {
   const SpecialTokens& special = tokenizer.special_tokens();
   Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
-  if (tokenizer.kind() != "bpe") {
+  if (is_own_kind(tokenizer)) {
     for (const auto& [name, key] :
          {std::pair{"BOS", "bos_token"}, {"EOS", "eos_token"}, {"PAD", "pad_token"}, {"UNK", "unk_token"}})
       if (tokenizer.special(name) >= 0) config[key] = exported_symbol(name);
@@ -94,6 +123,7 @@ Tokenizer with_files_of(const Tokenizer& tokenizer, const fs::path& directory) {
   for (const char* name : kKept)
     if (std::string text = contents_of(directory / name); !text.empty()) special.files[name] = std::move(text);
   const SortedJson config = object_in(contents_of(directory / kTokenizerConfig), directory / kTokenizerConfig);
+  apply_added_flags(tokenizer, config, directory / kTokenizerConfig, special);
   if (const std::int64_t id = tokenizer.special(token_in(config, "eos_token")); ends.empty() && id >= 0)
     ends.push_back(static_cast<std::uint32_t>(id));
   if (!ends.empty()) special.ends = ends;
@@ -103,7 +133,7 @@ Tokenizer with_files_of(const Tokenizer& tokenizer, const fs::path& directory) {
 void write_tokenizer_files(const Tokenizer& tokenizer, const fs::path& directory) {
   const SpecialTokens& special = tokenizer.special_tokens();
   storage::write_text(directory / "tokenizer.json", tokenizer.huggingface_text());
-  if (tokenizer.kind() != "bpe") storage::write_text(directory / kWeftTokenizer, tokenizer.text());
+  if (is_own_kind(tokenizer)) storage::write_text(directory / kWeftTokenizer, tokenizer.text());
   for (const auto& [name, contents] : special.files) storage::write_text(directory / name, contents);
   if (!special.files.contains(kTokenizerConfig))
     storage::write_text(directory / kTokenizerConfig, tokenizer_config(tokenizer));

@@ -43,6 +43,7 @@ class Weft(CMakePackage, CudaPackage):
     depends_on("openblas")
     depends_on("openssl")
     depends_on("pcre2@10.36: +jit")
+    depends_on("utf8proc")
     depends_on("kissfft")
     depends_on("zstd")
     depends_on("lz4")

@@ -3,13 +3,14 @@
 // Learning of merges. The pieces of the text, each once, form one array of parts that are linked to their neighbours.
 // For every pair of ids its exact count and the positions at which it has occurred are kept up to date while parts are
 // joined, so that a merge costs time in proportion to its occurrences.
+#include "language_model/tokenizer/byte_level_bpe.hpp"
+
 #include <algorithm>
 #include <queue>
 #include <unordered_set>
 
 #include "base/error.hpp"
 #include "base/progress.hpp"
-#include "language_model/tokenizer/bpe.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -133,16 +134,25 @@ class Trainer {
 
 }  // namespace
 
+Pipeline pipeline_of(ByteLevelBpe byte_level, std::string_view source) {
+  Pipeline::Parts parts;
+  parts.added = std::move(byte_level.added);
+  parts.pre_tokenisers.push_back(std::make_unique<Splitter>(byte_level.splits, source));
+  parts.model = std::make_unique<Bpe>(std::move(byte_level.model), source);
+  return Pipeline(std::move(parts), source);
+}
+
 void PieceCounts::add(std::string_view text, std::string_view source) {
   // Views first: most pieces are known.
   std::unordered_map<std::string_view, std::int64_t> here;
-  splitter_.split(text, source, 0, [&](std::string_view piece) { ++here[piece]; });
+  splitter_.split({text}, {source, text}, [&](const Piece& piece) { ++here[piece.text]; });
   for (const auto& [piece, count] : here) counts_[std::string(piece)] += count;
 }
 
-Bpe train_bpe(const PieceCounts& pieces, std::int64_t size, const std::vector<std::string>& added) {
-  Bpe model;
-  model.splits = {{pieces.pattern()}};
+ByteLevelBpe train_bpe(const PieceCounts& pieces, std::int64_t size, const std::vector<std::string>& added) {
+  ByteLevelBpe parts;
+  BpeSettings& model = parts.model;
+  parts.splits = {{pieces.pattern()}};
   for (int byte = 0; byte < 256; ++byte) model.tokens.emplace_back(1, static_cast<char>(byte));
   const std::int64_t with_merges = size - static_cast<std::int64_t>(added.size());
   Trainer trainer(pieces.counts());
@@ -160,10 +170,10 @@ Bpe train_bpe(const PieceCounts& pieces, std::int64_t size, const std::vector<st
     note_progress();
   }
   for (const std::string& content : added) {
-    model.added.push_back({static_cast<std::uint32_t>(model.tokens.size()), content});
+    parts.added.push_back({static_cast<std::uint32_t>(model.tokens.size()), content});
     model.tokens.emplace_back();
   }
-  return model;
+  return parts;
 }
 
 }  // namespace weft::language_model
