@@ -155,7 +155,7 @@ extern const Command lm_tokenize_command = with_options(
     {"lm tokenize", "FILES", "text to token files",
      "Writes text files as token files; with --train-bpe trains a vocabulary on them first.", Needs::nothing},
     run_tokenize, [](Options& options, TokenizeOptions& own) {
-      options.add("--tokens", own.tokens, "bytes|PATH", "the tokeniser: bytes, or a tokeniser file");
+      options.add("--tokens", own.tokens, "bytes|PATH", "the tokeniser: bytes, a tokeniser file, or a model directory");
       options.add("--train-bpe", own.train_bpe, "SIZE", "train a byte-level BPE of this vocabulary on FILES first", 1,
                   1 << 24);
       options.add("--pattern", own.pattern, "NAME", "how it splits text into words, gpt2 or llama3 (default gpt2)",

@@ -34,9 +34,8 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
   schema
       .add("data.tokens", data.tokens,
            "\"character\", \"bytes\", or the path of a tokeniser file (of weft lm tokenize, or a tokenizer.json of "
-           "Hugging "
-           "Face); \"\" = that of the token files or of language_model.initial, else of a text "
-           "\"character\"")
+           "Hugging Face) or of a directory with one; \"\" = that of the token files or of language_model.initial, "
+           "else of a text \"character\"")
       .path_name();
   schema.add("data.special", data.special,
              "symbols added to the vocabulary of \"character\" and \"bytes\": PAD, UNK, BOS, EOS");

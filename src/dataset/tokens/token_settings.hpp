@@ -17,8 +17,8 @@ enum class TokenOrder { random_windows, sequential, curriculum };
 struct TokenSettings {
   std::string train;       ///< text file, token file or directory of token files
   std::string validation;  ///< the same; "" = a part of `train`, or none
-  /// "character", "bytes", or the path of a tokeniser file. "" = the tokeniser of the token files or of
-  /// the initial model; else of text: characters.
+  /// "character", "bytes", or the path of a tokeniser file or of its directory. "" = the tokeniser of the token files
+  /// or of the initial model; else of text: characters.
   std::string tokens;
   bool add_special_tokens = true;     ///< those that the post-processor of a tokenizer.json adds to a text
   std::vector<std::string> special;   ///< symbols added to "character" and "bytes": PAD, UNK, BOS, EOS

@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 using model::ParameterSpec;
 
 constexpr const char *kConfig = "config.json", *kWeights = "model.safetensors",
-                     *kIndex = "model.safetensors.index.json", *kTokenizerFile = "tokenizer.json";
+                     *kIndex = "model.safetensors.index.json";
 /// Limits of file sizes in bytes: config.json has kilobytes, an index 100 bytes per tensor.
 constexpr std::int64_t kLargestConfig = std::int64_t{16} << 20;
 constexpr std::size_t kMostFiles = 1 << 14;
@@ -346,9 +346,8 @@ void HuggingfaceDirectory::load(const model::Parameters& parameters, const kerne
 }
 
 std::optional<Tokenizer> HuggingfaceDirectory::tokenizer() const {
-  for (const char* file : {kWeftTokenizer, kTokenizerFile})
-    if (fs::exists(path_ / file)) return load_tokenizer((path_ / file).string(), {}, "tokenizer");
-  return std::nullopt;
+  const fs::path file = tokenizer_file(path_);
+  return fs::exists(file) ? std::optional(load_tokenizer(file.string(), {}, "tokenizer")) : std::nullopt;
 }
 
 std::string HuggingfaceDirectory::summary() const {
@@ -367,10 +366,7 @@ std::string HuggingfaceDirectory::summary() const {
       "  tensors: {}; {} in {} file{}; all present\n  tokeniser: {}\n\n{}",
       path_.string(), name(config_.family), format::grouped(parameters_of(architecture)), config_.vocabulary,
       config_.positions, stored, format::binary_bytes_text(bytes), files_.size(), files_.size() == 1 ? "" : "s",
-      fs::exists(path_ / kWeftTokenizer)   ? kWeftTokenizer
-      : fs::exists(path_ / kTokenizerFile) ? kTokenizerFile
-                                           : "none",
-      table_of(model));
+      fs::exists(tokenizer_file(path_)) ? tokenizer_file(path_).filename().string() : "none", table_of(model));
 }
 
 // --- Writing --------------------------------------------------------------------------------------------------------

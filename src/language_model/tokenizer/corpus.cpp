@@ -138,16 +138,16 @@ void note_special_tokens(const Tokenizer& tokenizer) {
 
 Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::string>& special, std::string_view key) {
   if (tokens == "bytes") return Tokenizer::bytes(special);
-  if (!std::filesystem::exists(tokens))
-    throw error(ExitCode::usage, "{} = \"{}\": no such file (it is \"bytes\" or the path of a tokeniser file)", key,
-                tokens);
-  const std::filesystem::path path = tokens;
-  const storage::MappedFile file(tokens);
+  const std::filesystem::path path = tokenizer_file(tokens);
+  if (!std::filesystem::exists(path))
+    throw error(ExitCode::usage, "{} = \"{}\": no such file (it is \"bytes\", or a tokeniser file or its directory)",
+                key, path.string());
+  const storage::MappedFile file(path);
   if (static_cast<std::int64_t>(file.bytes().size()) > storage::kLargestTokenizer)
     throw error(ExitCode::data, "{}: has {} bytes (a tokeniser file has at most {}); is it another kind of file?",
-                tokens, file.bytes().size(), storage::kLargestTokenizer);
-  const Tokenizer tokenizer = Tokenizer::from_text(text_of(file), tokens);
-  const bool of_model = path.filename() == "tokenizer.json" || path.filename() == kWeftTokenizer;
+                path.string(), file.bytes().size(), storage::kLargestTokenizer);
+  const Tokenizer tokenizer = Tokenizer::from_text(text_of(file), path.string());
+  const bool of_model = path.filename() == kHuggingFaceTokenizer || path.filename() == kWeftTokenizer;
   return of_model ? with_files_of(tokenizer, path.parent_path()) : tokenizer;
 }
 

@@ -31,9 +31,9 @@ Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&,
 /// Logs the special tokens that are added to texts, if there are any.
 void note_special_tokens(const Tokenizer&);
 
-/// Loads a tokeniser: "bytes", with special symbols, or the tokeniser file at a path, with the special tokens of the
-/// files next to a tokenizer.json. `key` names the path in messages. Throws Error(usage) if there is no such file,
-/// Error(data) if it is none.
+/// Loads a tokeniser: "bytes", with special symbols, or the tokeniser file at a path or in a directory, with the
+/// special tokens of the files next to a tokenizer.json. `key` names the path in messages. Throws Error(usage) if there
+/// is no such file, Error(data) if it is none.
 Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::string>& special, std::string_view key);
 
 /// The ids of one text file, token file or directory of token files for an existing tokeniser: validation and

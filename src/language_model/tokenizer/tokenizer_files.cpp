@@ -132,7 +132,7 @@ Tokenizer with_files_of(const Tokenizer& tokenizer, const fs::path& directory) {
 
 void write_tokenizer_files(const Tokenizer& tokenizer, const fs::path& directory) {
   const SpecialTokens& special = tokenizer.special_tokens();
-  storage::write_text(directory / "tokenizer.json", tokenizer.huggingface_text());
+  storage::write_text(directory / kHuggingFaceTokenizer, tokenizer.huggingface_text());
   if (is_own_kind(tokenizer)) storage::write_text(directory / kWeftTokenizer, tokenizer.text());
   for (const auto& [name, contents] : special.files) storage::write_text(directory / name, contents);
   if (!special.files.contains(kTokenizerConfig))
@@ -145,6 +145,11 @@ void write_tokenizer_files(const Tokenizer& tokenizer, const fs::path& directory
     return;
   generation["eos_token_id"] = special.ends;
   storage::write_text(directory / kGeneration, json_text(generation, 2) + "\n");
+}
+
+std::filesystem::path tokenizer_file(const std::filesystem::path& path) {
+  if (!std::filesystem::is_directory(path)) return path;
+  return path / (std::filesystem::exists(path / kWeftTokenizer) ? kWeftTokenizer : kHuggingFaceTokenizer);
 }
 
 }  // namespace weft::language_model

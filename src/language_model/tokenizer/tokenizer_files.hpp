@@ -17,8 +17,10 @@ Tokenizer with_files_of(const Tokenizer&, const std::filesystem::path& directory
 /// that Weft does not recognise in a tokenizer.json (characters, bytes).
 void write_tokenizer_files(const Tokenizer&, const std::filesystem::path& directory);
 
-/// Name of a Weft tokeniser in a directory of Hugging Face. It has precedence over the tokenizer.json in the same
-/// directory.
-inline constexpr const char* kWeftTokenizer = "weft_tokenizer.json";
+/// Names of the tokenisers in a directory of Hugging Face. That of Weft has precedence.
+inline constexpr const char *kHuggingFaceTokenizer = "tokenizer.json", *kWeftTokenizer = "weft_tokenizer.json";
+
+/// The tokeniser file of a directory, or the path of a file as it is.
+std::filesystem::path tokenizer_file(const std::filesystem::path&);
 
 }  // namespace weft::language_model

@@ -159,6 +159,12 @@ TEST_CASE("token files: with and without a tokeniser, several as one stream") {
   CHECK(!load_corpus(on(folder.tokens("plain.h5", {1, 2, 3, 4, 5}, 70000)), world()).tokenizer);
 
   TokenSettings data = on(folder / "set");
+  data.tokens = folder / "model";  // a directory, with a tokeniser
+  if (world().is_root()) std::filesystem::create_directory(folder / "model");
+  world().all().barrier();
+  folder.text("model/tokenizer.json", form);
+  CHECK(load_corpus(data, world()).tokenizer->kind() == "bytes");
+  data.tokens.clear();
   data.validation = folder.text("v.txt", "xyz");  // encoded with the tokeniser of the token files
   CHECK(all_of(*load_corpus(data, world()).validation) == std::vector<std::uint32_t>{'x', 'y', 'z'});
 }
@@ -190,6 +196,8 @@ TEST_CASE("bad data are refused on every rank, with code, path and place") {
   CHECK(refusal(data, ExitCode::usage).find("no such file") != std::string::npos);
   folder.text("tokenizer.json", "{}");
   CHECK(refusal(data, ExitCode::data).find("tokenizer.json: ") != std::string::npos);
+  data.tokens = folder / "nothing";
+  CHECK(refusal(data, ExitCode::usage).find("nothing/tokenizer.json\": no such file") != std::string::npos);
 
   data = on(folder.tokens("t.h5", {1, 2, 3, 4, 5}, 256, Tokenizer::bytes({}).text()));
   data.tokens = "character";
