@@ -128,7 +128,7 @@ git -C "$clone" diff --stat --exit-code -- . ':!spack.yaml' || { echo "failed: t
 step "tests of the installed program" "${spack_debian[@]}" -e "$clone" test run weft
 "${spack_debian[@]}" -e "$clone" test results -l | grep -E 'PASSED|FAILED|SKIPPED' || true
 
-environment=$("${spack_debian[@]}" load --sh weft)
+environment=$("${spack_debian[@]}" -e "$clone" load --sh weft)
 eval "$environment"
 [[ $(command -v weft) == "$scratch"/opt/* ]] || { echo "failed: weft is not that of Spack"; exit 1; }
 step "weft --version" weft --version
