@@ -205,7 +205,8 @@ def check_address_space(commands, name):
 
 
 def check_memory(commands, name, point):
-    """No more memory from a point of the command on: it completes with what it has, or says what is missing."""
+    """No more memory from a point of the command on: it completes with what it has, or says what is missing. Where the stack cannot
+    grow, the kernel ends the process by SIGSEGV (setrlimit(2)), which no program can report."""
     output = commands.place(f"memory_{point}", name)
     process = commands.start(name, output, fault=f"{point}:0:*:stop")
     stopped(process)
@@ -214,11 +215,12 @@ def check_memory(commands, name, point):
     resource.prlimit(process.pid, resource.RLIMIT_AS, (mapped, mapped))
     process.send_signal(signal.SIGCONT)
     text, _ = process.communicate(timeout=120)
-    assert process.returncode in (0, 2, 6), (name, point, process.returncode, text)
+    assert process.returncode in (0, 2, 6, -signal.SIGSEGV), (name, point, process.returncode, text)
     if process.returncode == 0:
         commands.complete(name, output)
     else:
-        assert "error: " in text and published(output) == [], (name, text)
+        assert process.returncode < 0 or "error: " in text, (name, text)
+        assert published(output) == [], (name, text)
         commands.repeated(name, output)
 
 

@@ -183,8 +183,8 @@ void add_table(input::Schema& schema, ModelSettings& model) {
             {"clt-forge", JumpForm::clt_forge},
             {"openmoss", JumpForm::openmoss},
             {"saelens", JumpForm::saelens}},
-           "how thresholds learn, in the form that this project publishes")
-      .only_with("transcoder.activation", {"jumprelu"})
+           "jumprelu: how thresholds learn, in the form that this project publishes; a preset may give it to others, "
+           "on which it has no effect")
       .changeable();
   schema.add("transcoder.threshold", model.threshold, "initial threshold of every feature")
       .more_than(0)
