@@ -115,13 +115,13 @@ void run(const Options& o) {
   const FeatureHits hits{d_offsets.array(), d_token.array(), d_position.array()};
 
   // State: uniform weights, moments of a plausible size.
-  struct Storage {
+  struct Memory {
     DeviceArray<std::uint16_t> weight;
     DeviceArray<std::int16_t> rest;
     DeviceArray<std::uint8_t> first, second;
     DeviceArray<float> first_scale, second_scale;
   };
-  std::vector<Storage> storage;
+  std::vector<Memory> memories;
   const std::int64_t width = o.storage == StorageType::fp32 ? 4 : o.storage == StorageType::bf16 ? 2 : 1;
   double parameters = 0;
   const auto make = [&](std::int64_t columns) {
@@ -129,12 +129,12 @@ void run(const Options& o) {
     p.storage = o.storage;
     p.rows = F, p.columns = columns, p.segment = d;
     p.element_base = static_cast<std::uint64_t>(parameters);
-    Storage memory{DeviceArray<std::uint16_t>(F * columns),
-                   DeviceArray<std::int16_t>(width == 4 ? F * columns : 0),
-                   DeviceArray<std::uint8_t>(F * columns * width),
-                   DeviceArray<std::uint8_t>(F * columns * width),
-                   DeviceArray<float>(width == 1 ? F * p.blocks_per_row() : 0),
-                   DeviceArray<float>(width == 1 ? F * p.blocks_per_row() : 0)};
+    Memory memory{DeviceArray<std::uint16_t>(F * columns),
+                  DeviceArray<std::int16_t>(width == 4 ? F * columns : 0),
+                  DeviceArray<std::uint8_t>(F * columns * width),
+                  DeviceArray<std::uint8_t>(F * columns * width),
+                  DeviceArray<float>(width == 1 ? F * p.blocks_per_row() : 0),
+                  DeviceArray<float>(width == 1 ? F * p.blocks_per_row() : 0)};
     p.weight = memory.weight.data();
     p.weight_rest = memory.rest.data();
     p.first_moment = memory.first.data();
@@ -144,7 +144,7 @@ void run(const Options& o) {
     initialise_uniform(gpu, p, 0.05f, 3, Purpose::test);
     memory.first.poison(0x38), memory.second.poison(0x34), memory.first_scale.poison(0x34),
         memory.second_scale.poison(0x34);
-    storage.push_back(std::move(memory));
+    memories.push_back(std::move(memory));
     parameters += static_cast<double>(F) * static_cast<double>(columns);
     return p;
   };
