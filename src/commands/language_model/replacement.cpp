@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "commands/language_model/replacement.hpp"
 
+#include <type_traits>
+
 #include "kernels/convert/affine.hpp"
 #include "kernels/reduce/reduce.hpp"
 
@@ -89,7 +91,9 @@ void TranscoderReplacement::form(const kernels::AnyMatrix& inputs, const kernels
   forward_.encode();
   forward_.decode([&](const transcoder::Forward::OwnPart& part) {
     const std::int64_t first = part.layers.begin * shape_.d_model, columns = part.layers.size() * shape_.d_model;
-    const auto of_layers = [&](auto* all) { return kernels::Array{all + first, columns}; };
+    const auto of_layers = [&](auto* all) {
+      return kernels::Array<std::remove_pointer_t<decltype(all)>>{all + first, columns};
+    };
     const kernels::Matrix<float> y{outputs.row(part.begin) + first, part.count, columns, outputs.stride};
     kernels::reconstruct(execution_, part.partial, part.n_parts, of_layers(model_.decoder_bias().weight.data), y);
     // Back to raw values: y = mean + spread * y~.

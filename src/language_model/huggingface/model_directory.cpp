@@ -331,11 +331,11 @@ void HuggingfaceDirectory::load(const model::Parameters& parameters, const kerne
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const ParameterSpec& spec = specs[i];
     const Place& place = all[i];
-    const auto& [file, entry] = stored(place);
+    const Stored& found = stored(place);
     const Layout layout(spec, place);
-    tensor.resize(static_cast<std::size_t>(entry.elements()));
-    by_pieces(entry.elements(), 1, [&](std::int64_t first, std::int64_t count) {
-      files_[file].read(entry, first, count, tensor.data() + first);
+    tensor.resize(static_cast<std::size_t>(found.entry.elements()));
+    by_pieces(found.entry.elements(), 1, [&](std::int64_t first, std::int64_t count) {
+      files_[found.file].read(found.entry, first, count, tensor.data() + first);
     });
     own.resize(static_cast<std::size_t>(spec.elements()));
     layout.for_each([&](std::int64_t from, std::int64_t to) {
