@@ -104,8 +104,8 @@ Handle MetadataImage::create(const std::filesystem::path& path, std::int64_t met
 void MetadataImage::write(std::int64_t begin, std::int64_t count, const char* from) {
   for (const std::int64_t end = begin + count; begin < end;) {
     const std::int64_t next = std::min(end, (begin / kPage + 1) * kPage);
-    std::vector<char>& page = pages_[begin / kPage];
-    page.resize(static_cast<std::size_t>(kPage));
+    // Without memory for a page there is no page, which `copy` would read.
+    std::vector<char>& page = pages_.try_emplace(begin / kPage, static_cast<std::size_t>(kPage)).first->second;
     std::memcpy(page.data() + begin % kPage, from, static_cast<std::size_t>(next - begin));
     from += next - begin;
     begin = next;

@@ -205,8 +205,8 @@ def check_address_space(commands, name):
 
 
 def check_memory(commands, name, point):
-    """No more memory from a point of the command on: it completes with what it has, or says what is missing. Where the stack cannot
-    grow, the kernel ends the process by SIGSEGV (setrlimit(2)), which no program can report."""
+    """No more memory from a point of the command on: it completes with what it has, or says what is missing. A known defect: `import`
+    dies of SIGSEGV in the error handling of HDF5 1.10 (malloc finds a damaged heap) after a dataset could not be created."""
     output = commands.place(f"memory_{point}", name)
     process = commands.start(name, output, fault=f"{point}:0:*:stop")
     stopped(process)
@@ -215,7 +215,8 @@ def check_memory(commands, name, point):
     resource.prlimit(process.pid, resource.RLIMIT_AS, (mapped, mapped))
     process.send_signal(signal.SIGCONT)
     text, _ = process.communicate(timeout=120)
-    assert process.returncode in (0, 2, 6, -signal.SIGSEGV), (name, point, process.returncode, text)
+    known = (-signal.SIGSEGV,) if name == "import" else ()
+    assert process.returncode in (0, 2, 6, *known), (name, point, process.returncode, text)
     if process.returncode == 0:
         commands.complete(name, output)
     else:

@@ -25,7 +25,7 @@ struct BpeSettings {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> merges;  ///< left and right id, by rank
   bool is_byte_level = true;
   bool ignore_merges = false;  ///< a piece that is a token as a whole is that token
-  // Of characters without a token, which without one of these are an error:
+  // What becomes of characters without a token. Without one of these they are an error:
   bool byte_fallback = false;            ///< they are the tokens "<0x00>" to "<0xFF>" of their bytes, if all exist
   std::optional<std::uint32_t> unknown;  ///< otherwise they are this id
   bool fuse_unknown = false;             ///< several in a row are it once

@@ -25,7 +25,7 @@ struct PreTokeniserParts {
 };
 PreTokeniserParts pre_tokenisers_of(const JsonPart& pre_tokenizer);
 
-/// Of a model of characters.
+/// Reads the decoder of a model of characters.
 Decoder decoder_of(const JsonPart& decoder);
 /// Throws if the decoder is not that of a byte-level model.
 void require_byte_level_decoder(const JsonPart& decoder);

@@ -12,7 +12,7 @@ namespace weft::language_model {
 
 class Replace : public Normaliser {
  public:
-  /// Of a text that is not empty, not a pattern.
+  /// Replaces `text`, which is not empty and not a pattern.
   Replace(std::string text, std::string content) : text_(std::move(text)), content_(std::move(content)) {}
   Replace(Expression expression, std::string content)
       : expression_(std::move(expression)), content_(std::move(content)) {}
