@@ -325,7 +325,8 @@ class FewRowsNormaliser {
         static_cast<std::uint32_t>(stage * Tile::kStageBytes + r * Words::kRowsAtOnce * Tile::kChunk * 2));
   }
 
-  /// Normalises a word of the r-th row of this thread. Rows that x does not have become numbers that no result contains.
+  /// Normalises a word of the r-th row of this thread. Rows that x does not have become numbers that no result
+  /// contains.
   WEFT_FLASH_INLINE FlashWord normalised(const FlashWord& word, const Columns& columns, int r) const {
     const auto norm = [&](float x, int column) {
       return few_rows_add_product(columns.weight[column / 4].value[column % 4],
