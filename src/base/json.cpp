@@ -32,6 +32,24 @@ AnyJson parse_json(std::string_view text) {
   return AnyJson::parse(text, nullptr, false);
 }
 
+SortedJson parse_json(std::string_view text, JsonFault& fault) {
+  if (nesting_of(text) > kDeepestJson) {
+    fault = {1, "lists and objects are nested more than " + std::to_string(kDeepestJson) + " levels deep"};
+    return SortedJson(SortedJson::value_t::discarded);
+  }
+  try {
+    return SortedJson::parse(text);
+  } catch (const SortedJson::parse_error& error) {
+    // "[…] parse error at line 1, column 9: syntax error while parsing value - WHY; last read: 'TOKEN'": the token may
+    // be as long as the text.
+    std::string_view why = error.what();
+    why = why.substr(0, why.find("; last read"));
+    if (const std::size_t dash = why.find(" - "); dash != why.npos) why.remove_prefix(dash + 3);
+    fault = {error.byte, std::string(why)};
+    return SortedJson(SortedJson::value_t::discarded);
+  }
+}
+
 template <class AnyJson>
 std::string json_text(const AnyJson& value, int indent) {
   return value.dump(indent, ' ', false, AnyJson::error_handler_t::replace);

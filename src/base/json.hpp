@@ -27,6 +27,14 @@ int nesting_of(std::string_view text);
 template <class AnyJson = Json>
 AnyJson parse_json(std::string_view text);
 
+/// Where a text stops being JSON.
+struct JsonFault {
+  std::size_t byte = 0;  ///< from 1
+  std::string why;
+};
+/// parse_json of a text that the user wrote; fills `fault` where the result is_discarded().
+SortedJson parse_json(std::string_view text, JsonFault& fault);
+
 /// One line, or indented by `indent` >= 0. Invalid UTF-8 is replaced.
 template <class AnyJson>
 std::string json_text(const AnyJson& value, int indent = -1);

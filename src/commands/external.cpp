@@ -24,6 +24,7 @@ constexpr PackageCommand kPackage[] = {
     {"sweep", "INPUT", "train at every point of a grid, and compare", false},
     {"serve", "DIR", "browse the features of a transcoder", false},
     {"follow", "RUN", "metrics of a run for TensorBoard, W&B or a table", false},
+    {"prepare", "FILE", "conversations and Parquet to JSON Lines for weft lm", false},
     {"harvest", "MODEL", "activations of a Hugging Face model, by PyTorch", true},
 };
 

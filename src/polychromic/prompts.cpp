@@ -26,7 +26,8 @@ std::vector<Prompt> prompts_of(std::string_view text, const Settings& settings, 
                   line.source);
     Prompt prompt{
         .id = std::move(line.source), .text = std::move(line.text), .reference = std::move(line.reference), .ids = {}};
-    prompt.ids = tokenizer.with_begin(tokenizer.encode(prompt.text, prompt.id));
+    prompt.ids = tokenizer.encode(prompt.text, prompt.id);
+    if (!line.rendered) prompt.ids = tokenizer.with_begin(std::move(prompt.ids));
     if (prompt.ids.empty())
       throw error(ExitCode::data, "{}: the prompt has no token (a text begins with at least one); remove the line",
                   prompt.id);

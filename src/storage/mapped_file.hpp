@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "base/file.hpp"
 
@@ -22,7 +23,8 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
-  std::int64_t modified() const { return modified_; }  ///< nanoseconds since 1970
+  std::string_view text() const { return {static_cast<const char*>(data_), size_}; }  ///< the same bytes
+  std::int64_t modified() const { return modified_; }                                 ///< nanoseconds since 1970
 
   /// Throws Error(data) if the file has become shorter: the process would be ended by a signal on reading beyond its
   /// end. Cheap; to be called before each use of the bytes.

@@ -78,6 +78,12 @@ TokenHeader read_token_header(const std::filesystem::path& path_of_file) {
     if (header.documents.count > header.tokens.count)
       throw error(ExitCode::data, "{}: /documents has {} entries for {} tokens; is the file damaged?", path,
                   header.documents.count, header.tokens.count);
+    if (H5Lexists(file, "counted", H5P_DEFAULT) > 0) {
+      header.counted = locate_array(file, path, "counted", bytes, {Scalar::u8}, "uint8");
+      if (header.counted.count != header.tokens.count)
+        throw error(ExitCode::data, "{}: /counted has {} entries for {} tokens; is the file damaged?", path,
+                    header.counted.count, header.tokens.count);
+    }
     header.tokenizer = read_tokenizer(file, path, bytes);
     return header;
   });
@@ -85,7 +91,7 @@ TokenHeader read_token_header(const std::filesystem::path& path_of_file) {
 
 void write_token_file(const std::filesystem::path& path, std::span<const std::uint32_t> ids,
                       std::span<const std::int64_t> documents, std::int64_t vocabulary, std::int64_t text_bytes,
-                      std::string_view tokenizer) {
+                      std::string_view tokenizer, std::span<const std::uint8_t> counted) {
   const std::string name = path.string();
   const auto count = static_cast<std::int64_t>(ids.size());
   const Lock lock;
@@ -95,6 +101,8 @@ void write_token_file(const std::filesystem::path& path, std::span<const std::ui
   write_attribute(file, "vocabulary", vocabulary);
   write_attribute(file, "text_bytes", text_bytes);
   write_array(file, name, "documents", Scalar::i64, static_cast<std::int64_t>(documents.size()), documents.data());
+  if (!counted.empty())
+    write_array(file, name, "counted", Scalar::u8, static_cast<std::int64_t>(counted.size()), counted.data());
   if (!tokenizer.empty())
     write_array(file, name, "tokenizer", Scalar::u8, static_cast<std::int64_t>(tokenizer.size()), tokenizer.data());
   if (vocabulary <= 65536) {

@@ -21,6 +21,7 @@ inline constexpr std::int64_t kLargestTokenizer = std::int64_t{64} << 20;
 struct TokenHeader {
   StoredArray tokens;           ///< u16 or u32, at least one
   StoredArray documents;        ///< i64, at least one
+  StoredArray counted;          ///< u8, as many as tokens, or none
   std::int64_t vocabulary = 0;  ///< 1 to 2^31 - 1
   std::int64_t text_bytes = 0;  ///< 0 = unknown
   std::string tokenizer;        ///< "" = none
@@ -31,9 +32,9 @@ struct TokenHeader {
 TokenHeader read_token_header(const std::filesystem::path& path);
 
 /// Writes a new file. The ids must be below `vocabulary`; they are stored with 16 bits if that suffices. Throws
-/// Error(io), also if the file exists.
+/// Error(io), also if the file exists. counted: of each id 1 or 0; empty: the file says nothing, and all count.
 void write_token_file(const std::filesystem::path& path, std::span<const std::uint32_t> ids,
                       std::span<const std::int64_t> documents, std::int64_t vocabulary, std::int64_t text_bytes,
-                      std::string_view tokenizer);
+                      std::string_view tokenizer, std::span<const std::uint8_t> counted = {});
 
 }  // namespace weft::storage

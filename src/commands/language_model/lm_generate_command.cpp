@@ -45,6 +45,7 @@ struct GenerateOptions {
 /// A prompt, and where it comes from, for messages.
 struct Prompt {
   std::string text, source;
+  bool rendered = false;  ///< by a chat template, which has the symbols that begin a text
   std::vector<std::uint32_t> ids = {};
 };
 
@@ -52,7 +53,7 @@ std::vector<Prompt> read_prompts(const std::string& path) {
   std::vector<Prompt> prompts;
   for (language_model::PromptLine& line :
        language_model::prompt_lines(language_model::text_of_file(path, "--prompts"), path))
-    prompts.push_back({std::move(line.text), std::move(line.source)});
+    prompts.push_back({std::move(line.text), std::move(line.source), line.rendered});
   return prompts;
 }
 
@@ -71,7 +72,8 @@ void require_generation_options(const Request& request, const GenerateOptions& o
 /// The ids of the prompts, each of which must fit the model's context.
 void encode(std::vector<Prompt>& prompts, const Tokenizer& tokenizer, std::int64_t context, ExitCode code) {
   for (Prompt& prompt : prompts) {
-    prompt.ids = tokenizer.with_begin(tokenizer.encode(prompt.text, prompt.source));
+    prompt.ids = tokenizer.encode(prompt.text, prompt.source);
+    if (!prompt.rendered) prompt.ids = tokenizer.with_begin(std::move(prompt.ids));
     if (prompt.ids.empty())
       throw error(ExitCode::data, "{}: has no token (a text begins with at least one); give a longer prompt",
                   prompt.source);
@@ -225,8 +227,9 @@ extern const Command lm_generate_command = with_options(
     {"lm generate", "MODEL", "text that the model writes", "Continues prompts with text that a language model writes."},
     run_generate, [](Options& options, GenerateOptions& own) {
       options.add("--prompt", own.prompt, "TEXT", "the beginning of the text, or");
-      options.add("--prompts", own.prompts, "FILE",
-                  "one per line; FILE.jsonl, .ndjson or .json: {\"prompt\": TEXT} per line");
+      options.add(
+          "--prompts", own.prompts, "FILE",
+          "one per line; FILE.jsonl, .ndjson or .json: {\"prompt\": TEXT} per line, or segments of weft prepare");
       options.add("--samples", own.samples, "N", "texts per prompt (default 1)", 1, 1 << 20);
       options.add("--max-new-tokens", own.new_tokens, "N", "of each text (default 100)", 1, 1 << 22);
       options.add("--temperature", own.temperature, "T",

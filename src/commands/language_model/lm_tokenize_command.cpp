@@ -14,6 +14,7 @@
 #include "input/read.hpp"
 #include "language_model/tokenizer/byte_level_bpe.hpp"
 #include "language_model/tokenizer/corpus.hpp"
+#include "language_model/tokenizer/encoded_examples.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
 #include "storage/mapped_file.hpp"
@@ -47,16 +48,15 @@ void require_consistent(const Request& request, const TokenizeOptions& options) 
     if (!std::filesystem::exists(file)) throw refuse(fmt::format("{}: no such file", file));
 }
 
-/// --set data.add_special_tokens, the only key that this command uses.
-bool adds_special_tokens(const Request& request) {
-  dataset::TokenSettings all, data;
-  input::Schema keys, schema;
-  dataset::add_keys(keys, all);
-  schema.add("data.add_special_tokens", data.add_special_tokens, keys.find("data.add_special_tokens")->help);
+/// The keys that this command uses, from --set.
+dataset::TokenSettings token_settings(const Request& request) {
+  dataset::TokenSettings data;
+  input::Schema schema;
+  dataset::add_text_keys(schema, data);
   std::vector<input::Override> overrides;
   for (const std::string& set : request.sets) overrides.push_back({set, ""});
   input::read(schema, "", "", overrides);
-  return data.add_special_tokens;
+  return data;
 }
 
 /// Text that is encoded before it is written.
@@ -74,16 +74,20 @@ void for_each_document(std::string_view text, std::string_view separator, Functi
   document(text);
 }
 
-std::string_view text_of(const storage::MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+bool is_json_lines(const std::string& path, const dataset::TokenSettings& data) {
+  return language_model::format_of(path, "FILES", data.format) == dataset::DataFormat::jsonl;
 }
 
-Tokenizer trained(const Request& request, const TokenizeOptions& options) {
+Tokenizer trained(const Request& request, const TokenizeOptions& options, const dataset::TokenSettings& data) {
   language_model::PieceCounts counts(options.pattern.empty() ? "gpt2" : options.pattern);
   for (const std::string& path : request.files) {
+    if (is_json_lines(path, data)) {
+      language_model::for_each_text(path, data.bad_lines, [&](std::string_view text) { counts.add(text, path); });
+      continue;
+    }
     const storage::MappedFile file(path);
-    language_model::require_utf8(text_of(file), path);
-    for_each_document(text_of(file), options.separator, [&](std::string_view document) { counts.add(document, path); });
+    language_model::require_utf8(file.text(), path);
+    for_each_document(file.text(), options.separator, [&](std::string_view document) { counts.add(document, path); });
   }
   language_model::ByteLevelBpe parts = language_model::train_bpe(counts, options.train_bpe, {kEndOfText});
   if (static_cast<std::int64_t>(parts.model.tokens.size()) < options.train_bpe)
@@ -92,22 +96,41 @@ Tokenizer trained(const Request& request, const TokenizeOptions& options) {
   return Tokenizer::bpe(std::move(parts), "the trained vocabulary");
 }
 
+/// Throws for what this command does not read.
+void require_readable(const std::string& path, const TokenizeOptions& options, const dataset::TokenSettings& data) {
+  const dataset::DataFormat format = language_model::format_of(path, "FILES", data.format);
+  if (format == dataset::DataFormat::tokens)
+    throw error(ExitCode::usage, "{}: has tokens already (texts and JSON Lines become tokens); leave it out", path);
+  if (format == dataset::DataFormat::jsonl && !options.separator.empty())
+    throw error(ExitCode::usage,
+                "{}: is JSON Lines, and --document-separator is given (each row is a document); tokenise such files "
+                "without it",
+                path);
+}
+
 int run_tokenize(const Request& request, const TokenizeOptions& options, const parallel::World& world) {
   require_consistent(request, options);
   // One process writes: the files are the same whatever the number of ranks.
   world.on_root([&] {
-    for (const std::string& path : request.files) language_model::require_plain_text(path);
-    const Tokenizer tokenizer = (options.train_bpe > 0 ? trained(request, options)
+    const dataset::TokenSettings data = token_settings(request);
+    for (const std::string& path : request.files) require_readable(path, options, data);
+    const Tokenizer tokenizer = (options.train_bpe > 0 ? trained(request, options, data)
                                                        : language_model::load_tokenizer(options.tokens, {}, "--tokens"))
-                                    .adding_special_tokens(adds_special_tokens(request));
+                                    .adding_special_tokens(data.add_special_tokens);
     language_model::note_special_tokens(tokenizer);
     const std::int64_t end_of_text = language_model::end_of_text(tokenizer);
 
     const int threads = device::host_threads({}, world.node_size());
     dataset::TokenWriter writer(request.output, tokenizer.vocabulary_size(), tokenizer.stored_text());
     for (const std::string& path : request.files) {
+      if (is_json_lines(path, data)) {
+        language_model::encode_examples(tokenizer, path, data.bad_lines, threads,
+                                        [&](std::span<const std::uint32_t> ids, std::span<const std::uint8_t> counted,
+                                            std::int64_t bytes) { writer.append(ids, bytes, counted); });
+        continue;
+      }
       const storage::MappedFile file(path);
-      const std::string_view whole = text_of(file);
+      const std::string_view whole = file.text();
       std::vector<std::string_view> documents;
       std::size_t bytes = 0;
       const auto write = [&] {
@@ -153,7 +176,8 @@ int run_tokenize(const Request& request, const TokenizeOptions& options, const p
 
 extern const Command lm_tokenize_command = with_options(
     {"lm tokenize", "FILES", "text to token files",
-     "Writes text files as token files; with --train-bpe trains a vocabulary on them first.", Needs::nothing},
+     "Writes text files and JSON Lines as token files; with --train-bpe trains a vocabulary on them first.",
+     Needs::nothing},
     run_tokenize, [](Options& options, TokenizeOptions& own) {
       options.add("--tokens", own.tokens, "bytes|PATH", "the tokeniser: bytes, a tokeniser file, or a model directory");
       options.add("--train-bpe", own.train_bpe, "SIZE", "train a byte-level BPE of this vocabulary on FILES first", 1,
@@ -162,7 +186,10 @@ extern const Command lm_tokenize_command = with_options(
                   {"gpt2", "llama3"});
       options.add("--document-separator", own.separator, "TEXT",
                   "text between the documents of a file (default: one document)");
-      options.set("data.add_special_tokens=false: leave out what the post-processor of a tokenizer.json adds")
+      options
+          .set(
+              "data.add_special_tokens=false: leave out what the post-processor of a tokenizer.json adds; data.format, "
+              "data.bad_lines: docs/language_models.md")
           .output("receives the token files and tokenizer.json (data.tokens)");
     });
 

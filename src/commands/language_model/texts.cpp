@@ -3,6 +3,8 @@
 
 #include <filesystem>
 
+#include "language_model/tokenizer/json_lines.hpp"
+
 namespace weft::commands {
 namespace {
 
@@ -45,8 +47,9 @@ Texts load_texts(const TextChoice& choice, const OpenedModel& opened,
     const bool validation = choice.split == "validation";
     if (!validation) return {{training_text(opened, tokenizer, false, world)}, data.train, "train"};
     if (!data.validation.empty())
-      return {
-          {language_model::load_tokens(data.validation, tokenizer, vocabulary, world)}, data.validation, "validation"};
+      return {{language_model::load_tokens(data.validation, "data.validation", data, tokenizer, vocabulary, world)},
+              data.validation,
+              "validation"};
     if (data.validation_fraction == 0)
       throw collective_error(ExitCode::usage, "{}: the run has no validation data; give {}", opened.name(),
                              choice.option);
@@ -59,10 +62,13 @@ Texts load_texts(const TextChoice& choice, const OpenedModel& opened,
                              if (!std::filesystem::exists(path))
                                throw error(ExitCode::usage, "{} \"{}\": no such file or directory; correct the path",
                                            choice.option, path);
-                             return std::filesystem::is_directory(path) || dataset::is_token_file(path) ? "" : "text";
+                             return language_model::format_by_name(path) == dataset::DataFormat::text &&
+                                            data.format != dataset::DataFormat::jsonl
+                                        ? "text"
+                                        : "";
                            })
                            .empty();
-    const TokenSet set = language_model::load_tokens(path, tokenizer, vocabulary, world);
+    const TokenSet set = language_model::load_tokens(path, choice.option, data, tokenizer, vocabulary, world);
     texts.sets.push_back(text ? with_end(set, tokenizer, vocabulary) : set);
     texts.names += (texts.names.empty() ? "" : ", ") + path;
   }

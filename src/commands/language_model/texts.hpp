@@ -31,7 +31,7 @@ struct TextChoice {
 };
 
 /// The files; without them the run's training or validation data. A text file is one document and ends with the
-/// end-of-text symbol, if the tokeniser has one. Collective.
+/// end-of-text symbol, if the tokeniser has one; each row of JSON Lines is one. Collective.
 Texts load_texts(const TextChoice&, const OpenedModel&, const std::optional<language_model::Tokenizer>&,
                  const parallel::World&);
 

@@ -37,6 +37,17 @@ void fill_window(const TokenSet& set, std::int64_t begin, std::int64_t predictio
     positions[at(t)] = static_cast<std::int32_t>(t);
   }
   batch.counted += predictions;
+  const auto leave_out = [&](std::int64_t t) {
+    if (targets[at(t)] == kernels::kIgnored) return;
+    targets[at(t)] = kernels::kIgnored;
+    --batch.counted;
+  };
+  if (predictions > 0 && set.has_counted()) {
+    std::vector<std::uint8_t> counted(at(predictions));
+    set.read_counted(begin + 1, counted);
+    for (std::int64_t t = 0; t < predictions; ++t)
+      if (counted[at(t)] == 0) leave_out(t);
+  }
   if (batch.first_key.empty()) return;
 
   const auto first_key = row(batch.first_key);
@@ -45,8 +56,7 @@ void fill_window(const TokenSet& set, std::int64_t begin, std::int64_t predictio
   set.document_starts(begin, begin + predictions + 1, starts);
   for (std::size_t d = 0; d < starts.size(); ++d) {
     const std::int64_t start = starts[d], end = d + 1 < starts.size() ? starts[d + 1] : length;
-    targets[at(start - 1)] = kernels::kIgnored;  // the last id of a document does not predict the next document
-    --batch.counted;
+    leave_out(start - 1);  // the last id of a document does not predict the next document
     for (std::int64_t t = start; t < std::min(end, length); ++t) {
       positions[at(t)] = static_cast<std::int32_t>(t - start);
       first_key[at(t)] = static_cast<std::int32_t>(start);

@@ -11,8 +11,8 @@
 //                    arXiv 1903.09848); then as random_windows. Difficulty of a segment of `sequence` ids: the sum of
 //                    -log2 of their frequencies in the set, the size to which a coder of single ids compresses it.
 //
-// The targets of a segment are its ids, shifted by one. The last segment of the set may be short: its further targets
-// are not counted.
+// The targets of a segment are its ids, shifted by one; ids that do not count in the loss are no targets. The last
+// segment of the set may be short: its further targets are not counted.
 #pragma once
 
 #include <cstdint>

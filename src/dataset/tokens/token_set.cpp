@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/progress.hpp"
@@ -58,7 +59,8 @@ struct Shard {
   std::int64_t count = 0;
   const std::byte* documents = nullptr;  ///< int64, ascending from 0; null: by `document_start`
   std::int64_t n_documents = 0;
-  std::int64_t document_start = -1;  ///< id that begins a document; -1: one document
+  const std::byte* counted = nullptr;  ///< uint8; null: all count
+  std::int64_t document_start = -1;    ///< id that begins a document; -1: one document
   std::int64_t text_bytes = 0;
 
   std::uint32_t id(std::int64_t i) const {
@@ -93,6 +95,7 @@ struct TokenSet::Store {
   std::vector<Shard> shards;
   std::vector<std::uint16_t> narrow;
   std::vector<std::uint32_t> wide;
+  TokenMarks marks;
 
   std::int64_t size() const { return shards.back().begin + shards.back().count; }
   /// The shard that has this position.
@@ -109,7 +112,7 @@ Shard read_hdf5(std::shared_ptr<const storage::MappedFile> file, TokenSet::Store
   storage::TokenHeader header = storage::read_token_header(file->path());
   const std::byte* const bytes = file->bytes().data();
   // The file could have been replaced between its opening for the header and for mapping.
-  for (const storage::StoredArray& array : {header.tokens, header.documents})
+  for (const storage::StoredArray& array : {header.tokens, header.documents, header.counted})
     if (array.offset + array.count * kernels::bytes_of(array.type) > static_cast<std::int64_t>(file->bytes().size()))
       throw error(ExitCode::data, "{}: changed while it was opened; start again", file->path());
   Shard shard;
@@ -118,6 +121,7 @@ Shard read_hdf5(std::shared_ptr<const storage::MappedFile> file, TokenSet::Store
   shard.count = header.tokens.count;
   shard.documents = bytes + header.documents.offset;
   shard.n_documents = header.documents.count;
+  if (header.counted.count > 0) shard.counted = bytes + header.counted.offset;
   shard.text_bytes = header.text_bytes;
   store.vocabulary = header.vocabulary;
   store.tokenizer = std::move(header.tokenizer);
@@ -174,7 +178,7 @@ std::vector<std::string> token_files(const std::string& path) {
 }
 
 template <class Id>
-void set_ids(std::vector<Id>& kept, std::vector<Id> ids, Scalar type, TokenSet::Store& store) {
+void set_ids(std::vector<Id>& kept, std::vector<Id> ids, Scalar type, TokenMarks marks, TokenSet::Store& store) {
   if (ids.empty()) throw error(ExitCode::data, "{}: has no tokens; is it empty?", store.name);
   kept = std::move(ids);
   Shard shard;
@@ -182,6 +186,13 @@ void set_ids(std::vector<Id>& kept, std::vector<Id> ids, Scalar type, TokenSet::
   shard.ids = reinterpret_cast<const std::byte*>(kept.data());
   shard.type = type;
   shard.count = static_cast<std::int64_t>(kept.size());
+  store.marks = std::move(marks);
+  if (!store.marks.documents.empty()) {
+    shard.documents = reinterpret_cast<const std::byte*>(store.marks.documents.data());
+    shard.n_documents = static_cast<std::int64_t>(store.marks.documents.size());
+  }
+  WEFT_ASSERT(store.marks.counted.empty() || store.marks.counted.size() == kept.size());
+  if (!store.marks.counted.empty()) shard.counted = reinterpret_cast<const std::byte*>(store.marks.counted.data());
   store.shards.push_back(std::move(shard));
 }
 
@@ -190,22 +201,24 @@ void set_ids(std::vector<Id>& kept, std::vector<Id> ids, Scalar type, TokenSet::
 TokenSet::TokenSet(std::shared_ptr<const Store> store, std::int64_t begin, std::int64_t end, std::int64_t text_bytes)
     : store_(std::move(store)), begin_(begin), end_(end), text_bytes_(text_bytes) {}
 
-TokenSet::TokenSet(std::string name, std::vector<std::uint16_t> ids, std::int64_t vocabulary, std::int64_t text_bytes)
+TokenSet::TokenSet(std::string name, std::vector<std::uint16_t> ids, std::int64_t vocabulary, std::int64_t text_bytes,
+                   TokenMarks marks)
     : text_bytes_(text_bytes) {
   auto store = std::make_shared<Store>();
   store->name = std::move(name);
   store->vocabulary = vocabulary;
-  set_ids(store->narrow, std::move(ids), Scalar::u16, *store);
+  set_ids(store->narrow, std::move(ids), Scalar::u16, std::move(marks), *store);
   end_ = store->size();
   store_ = std::move(store);
 }
 
-TokenSet::TokenSet(std::string name, std::vector<std::uint32_t> ids, std::int64_t vocabulary, std::int64_t text_bytes)
+TokenSet::TokenSet(std::string name, std::vector<std::uint32_t> ids, std::int64_t vocabulary, std::int64_t text_bytes,
+                   TokenMarks marks)
     : text_bytes_(text_bytes) {
   auto store = std::make_shared<Store>();
   store->name = std::move(name);
   store->vocabulary = vocabulary;
-  set_ids(store->wide, std::move(ids), Scalar::u32, *store);
+  set_ids(store->wide, std::move(ids), Scalar::u32, std::move(marks), *store);
   end_ = store->size();
   store_ = std::move(store);
 }
@@ -307,14 +320,52 @@ void TokenSet::document_starts(std::int64_t begin, std::int64_t end, std::vector
   }
 }
 
+bool TokenSet::has_counted() const {
+  return !all_count_ && std::any_of(store_->shards.begin(), store_->shards.end(),
+                                    [](const Shard& shard) { return shard.counted != nullptr; });
+}
+
+void TokenSet::read_counted(std::int64_t begin, std::span<std::uint8_t> out) const {
+  std::fill(out.begin(), out.end(), std::uint8_t{1});
+  if (all_count_) return;
+  std::int64_t position = begin_ + begin;
+  std::size_t filled = 0;
+  for (std::size_t s = store_->shard_of(position); filled < out.size(); ++s) {
+    const Shard& shard = store_->shards[s];
+    if (shard.file) shard.file->require_whole();
+    const std::int64_t first = position - shard.begin;
+    const std::size_t n = std::min(out.size() - filled, static_cast<std::size_t>(shard.count - first));
+    if (shard.counted != nullptr) std::memcpy(out.data() + filled, shard.counted + first, n);
+    for (std::size_t i = filled; i < filled + n; ++i)
+      if (out[i] > 1)
+        throw error(ExitCode::data, "{}: /counted [{}] is {} (1: the token counts in the loss, 0: not); is it damaged?",
+                    shard.name, first + static_cast<std::int64_t>(i - filled), out[i]);
+    filled += n;
+    position += static_cast<std::int64_t>(n);
+  }
+}
+
+TokenSet TokenSet::counting_all() const {
+  TokenSet all = *this;
+  all.all_count_ = true;
+  return all;
+}
+
 TokenSet TokenSet::part(std::int64_t begin, std::int64_t end, std::int64_t text_bytes) const {
-  return TokenSet(store_, begin_ + begin, begin_ + end, text_bytes);
+  TokenSet part = *this;
+  part.begin_ = begin_ + begin;
+  part.end_ = begin_ + end;
+  part.text_bytes_ = text_bytes;
+  return part;
 }
 
 void TokenSet::check() const {
   std::vector<std::uint32_t> piece(static_cast<std::size_t>(std::min(kIdsChecked, size())));
+  std::vector<std::uint8_t> counted(has_counted() ? piece.size() : 0);
   for (std::int64_t begin = 0; begin < size(); begin += kIdsChecked) {
-    read(begin, std::span(piece).first(static_cast<std::size_t>(std::min(kIdsChecked, size() - begin))));
+    const auto n = static_cast<std::size_t>(std::min(kIdsChecked, size() - begin));
+    read(begin, std::span(piece).first(n));
+    if (!counted.empty()) read_counted(begin, std::span(counted).first(n));
     note_progress();
   }
 }
@@ -324,16 +375,20 @@ std::string TokenSet::fingerprint() const {
   std::string ends, rows;
   for (const Shard& shard : store_->shards) {
     shard.file->require_whole();
-    const auto digest = [&](std::int64_t offset, std::int64_t bytes) {
-      return storage::sha256({reinterpret_cast<const char*>(shard.ids) + offset, static_cast<std::size_t>(bytes)}) +
-             "\n";
+    const auto digest_of = [](const std::byte* from, std::int64_t bytes) {
+      return storage::sha256({reinterpret_cast<const char*>(from), static_cast<std::size_t>(bytes)}) + "\n";
     };
+    const auto digest = [&](std::int64_t offset, std::int64_t bytes) { return digest_of(shard.ids + offset, bytes); };
     ends += fmt::format("{} {} {} {} {}\n", std::filesystem::path(shard.name).filename().string(),
                         shard.file->bytes().size(), shard.count, kernels::bytes_of(shard.type), shard.n_documents);
     const std::int64_t end = std::min(kFingerprintBytes, shard.bytes());
     ends += digest(0, end) + digest(shard.bytes() - end, end);
     const std::int64_t piece = std::min(kSampleBytes, shard.bytes());
     for (std::int64_t i = 0; i < kSamples; ++i) rows += digest((shard.bytes() - piece) / kSamples * i, piece);
+    if (shard.counted != nullptr) {
+      const std::int64_t marks = std::min(kFingerprintBytes, shard.count);
+      ends += "counted " + digest_of(shard.counted, marks) + digest_of(shard.counted + shard.count - marks, marks);
+    }
     note_progress();
   }
   ends += fmt::format("{} {}\n", store_->vocabulary, store_->tokenizer);
@@ -358,6 +413,7 @@ std::string TokenSet::summary() const {
   }
   line("files", fmt::format("{}, ids of {} bits", n_files(), 8 * kernels::bytes_of(store_->shards.front().type)));
   if (known) line("documents", std::to_string(documents));
+  if (has_counted()) line("loss", "on the tokens that /counted marks (data.loss_on)");
   line("tokeniser", store_->tokenizer.empty() ? "not stored" : "stored");
   line("fingerprint", fingerprint());
   return text;

@@ -3,9 +3,11 @@
 // The ids of a text: in memory, or in token files that are mapped into memory. A set of several files is one stream of
 // ids, in the order of their names.
 //
-//   FILE.h5, FILE.hdf5   tokens [n] uint16 or uint32, documents [d] int64, tokenizer [bytes] uint8
-//   (docs/file_formats.md) FILE.bin             the shards of llm.c: 256 int32 (magic, version, n), then n ids of 16 or
-//   32 bits
+//   FILE.h5, FILE.hdf5   tokens [n] uint16 or uint32, documents [d] int64, tokenizer [bytes] uint8,
+//                        counted [n] uint8 (docs/file_formats.md)
+//   FILE.bin             the shards of llm.c: 256 int32 (magic, version, n), then n ids of 16 or 32 bits
+//
+// A set may say which ids count in the loss when they are predicted; without that, all do.
 //
 // Files are opened read-only. Sizes in headers are checked against the size of the file; ids are checked when they are
 // read, and all of them by `check`.
@@ -21,12 +23,20 @@
 
 namespace weft::dataset {
 
+/// What is known of ids in memory beyond the ids.
+struct TokenMarks {
+  std::vector<std::int64_t> documents;  ///< at which documents start, ascending from 0; empty: one document
+  std::vector<std::uint8_t> counted;    ///< 1: the id counts in the loss, 0: it does not; empty: all count
+};
+
 /// A set of ids, or a range of one. Copies share the ids. Reading is thread-safe.
 class TokenSet {
  public:
   /// Ids in memory, checked by the caller. `name` is used in messages.
-  TokenSet(std::string name, std::vector<std::uint16_t> ids, std::int64_t vocabulary, std::int64_t text_bytes);
-  TokenSet(std::string name, std::vector<std::uint32_t> ids, std::int64_t vocabulary, std::int64_t text_bytes);
+  TokenSet(std::string name, std::vector<std::uint16_t> ids, std::int64_t vocabulary, std::int64_t text_bytes,
+           TokenMarks marks = {});
+  TokenSet(std::string name, std::vector<std::uint32_t> ids, std::int64_t vocabulary, std::int64_t text_bytes,
+           TokenMarks marks = {});
 
   /// A token file, or all token files of a directory (in the order of their names). Reads the headers. Throws
   /// Error(data) with file and offset for files that are damaged, truncated, empty, compressed, of another type, or
@@ -45,10 +55,18 @@ class TokenSet {
   /// Positions in (begin, end) at which a document starts, ascending, relative to `begin`. Replaces `starts`.
   void document_starts(std::int64_t begin, std::int64_t end, std::vector<std::int64_t>& starts) const;
 
+  /// True if some ids may not count in the loss.
+  bool has_counted() const;
+  /// Fills [begin, begin + out.size()) with 1 for ids that count in the loss, 0 for others. Throws Error(data) with
+  /// file and position for another value in a file.
+  void read_counted(std::int64_t begin, std::span<std::uint8_t> out) const;
+  /// The same ids, of which all count.
+  TokenSet counting_all() const;
+
   /// Ids [begin, end) as a separate set.
   TokenSet part(std::int64_t begin, std::int64_t end, std::int64_t text_bytes) const;
 
-  /// Reads every id and every document offset. Throws as `read`.
+  /// Reads every id, which ids count, and every document offset. Throws as `read`.
   void check() const;
 
   /// sha256 of names, sizes, headers, and the first and last ids and a sample of those between of each file:
@@ -64,6 +82,7 @@ class TokenSet {
 
   std::shared_ptr<const Store> store_;
   std::int64_t begin_ = 0, end_ = 0, text_bytes_ = 0;
+  bool all_count_ = false;
 };
 
 /// True for a file that must be a token file: by its name or its first bytes. Throws Error(data) if it is no regular

@@ -23,14 +23,45 @@ std::int64_t TokenSettings::length_at(std::int64_t step) const {
   return sequence_start << (step - 1) * doublings / sequence_growth_steps;
 }
 
+void add_text_keys(input::Schema& schema, TokenSettings& data) {
+  schema
+      .add("data.format", data.format,
+           {{"auto", DataFormat::by_name},
+            {"text", DataFormat::text},
+            {"jsonl", DataFormat::jsonl},
+            {"tokens", DataFormat::tokens}},
+           "what these files are; \"auto\": FILE.jsonl and FILE.ndjson are JSON Lines, directories, FILE.h5, FILE.hdf5 "
+           "and FILE.bin are tokens, others are text")
+      .free();
+  schema
+      .add("data.bad_lines", data.bad_lines, {{"stop", BadLines::stop}, {"skip", BadLines::skip}},
+           "a line of JSON Lines that cannot be used ends the run with an error, or is left out and counted")
+      .free();
+  schema
+      .add("data.add_special_tokens", data.add_special_tokens,
+           "texts and prompts begin and end with what the post-processor of a tokenizer.json adds: the BOS of Llama 3, "
+           "for example")
+      .changeable();
+}
+
 void add_keys(input::Schema& schema, TokenSettings& data) {
   schema.table("data", "Text to learn from, and how it becomes sequences.");
-  schema.add("data.train", data.train, "text file (UTF-8), token file, or directory of token files").path_name().free();
+  schema
+      .add("data.train", data.train,
+           "text file (UTF-8), JSON Lines (FILE.jsonl), token file, or directory of token files")
+      .path_name()
+      .free();
   schema
       .add("data.validation", data.validation,
            "the same, to measure the loss on; \"\" = none, or a part of train (validation_fraction)")
       .path_name()
       .free();
+  schema
+      .add("data.loss_on", data.loss_on, {{"completion", LossOn::completion}, {"all", LossOn::all}},
+           "tokens that count in the loss: those of completions, where the data say which these are (JSON Lines, and "
+           "token files written from them), or all")
+      .changeable();
+  add_text_keys(schema, data);
   schema
       .add("data.tokens", data.tokens,
            "\"character\", \"bytes\", or the path of a tokeniser file (of weft lm tokenize, or a tokenizer.json of "
@@ -39,11 +70,6 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
       .path_name();
   schema.add("data.special", data.special,
              "symbols added to the vocabulary of \"character\" and \"bytes\": PAD, UNK, BOS, EOS");
-  schema
-      .add("data.add_special_tokens", data.add_special_tokens,
-           "texts and prompts begin and end with what the post-processor of a tokenizer.json adds: the BOS of Llama 3, "
-           "for example")
-      .changeable();
   schema.add("data.batch_tokens", data.batch_tokens, "tokens per step, all ranks together")
       .in("tokens")
       .at_least(1)

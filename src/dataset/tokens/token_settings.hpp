@@ -12,11 +12,19 @@ class Schema;
 namespace weft::dataset {
 
 enum class TokenOrder { random_windows, sequential, curriculum };
+/// What the files are. by_name: by their names and first bytes.
+enum class DataFormat { by_name, text, jsonl, tokens };
+enum class LossOn { completion, all };
+/// What is done about a line of JSON Lines that cannot be used.
+enum class BadLines { stop, skip };
 
 /// Table [data] of a language model.
 struct TokenSettings {
-  std::string train;       ///< text file, token file or directory of token files
+  std::string train;       ///< text file, JSON Lines, token file or directory of token files
   std::string validation;  ///< the same; "" = a part of `train`, or none
+  DataFormat format = DataFormat::by_name;
+  LossOn loss_on = LossOn::completion;
+  BadLines bad_lines = BadLines::stop;
   /// "character", "bytes", or the path of a tokeniser file or of its directory. "" = the tokeniser of the token files
   /// or of the initial model; else of text: characters.
   std::string tokens;
@@ -38,6 +46,8 @@ struct TokenSettings {
   std::int64_t length_at(std::int64_t step) const;
 };
 
+/// The keys that say how files become tokens, also those of `weft lm tokenize`.
+void add_text_keys(input::Schema&, TokenSettings&);
 /// The keys of the table and the conditions between them, bound to the settings, which must outlive the schema.
 void add_keys(input::Schema&, TokenSettings&);
 

@@ -17,11 +17,16 @@ TokenWriter::TokenWriter(const std::string& directory, std::int64_t vocabulary, 
       tokens_per_file_(tokens_per_file),
       tokenizer_(std::move(tokenizer)) {}
 
-void TokenWriter::append(std::span<const std::uint32_t> ids, std::int64_t text_bytes) {
+void TokenWriter::append(std::span<const std::uint32_t> ids, std::int64_t text_bytes,
+                         std::span<const std::uint8_t> counted) {
   if (ids.empty()) return;
   documents_.push_back(static_cast<std::int64_t>(ids_.size()));
   text_bytes_.push_back(text_bytes);
   ids_.insert(ids_.end(), ids.begin(), ids.end());
+  if (counted.empty())
+    counted_.resize(ids_.size(), 1);
+  else
+    counted_.insert(counted_.end(), counted.begin(), counted.end());
   ++written_.documents;
   written_.text_bytes += text_bytes;
   while (static_cast<std::int64_t>(ids_.size()) >= tokens_per_file_) write(static_cast<std::size_t>(tokens_per_file_));
@@ -43,13 +48,16 @@ void TokenWriter::write(std::size_t count) {
     bytes -= rest;
   }
   const std::filesystem::path path = output_.place() / fmt::format("tokens_{:05}.h5", written_.files);
+  const std::span marks = std::span(counted_).first(count);
+  const bool all_count = std::all_of(marks.begin(), marks.end(), [](std::uint8_t mark) { return mark == 1; });
   storage::write_token_file(path, std::span(ids_).first(count), {documents_.begin(), end}, vocabulary_, bytes,
-                            tokenizer_);
+                            tokenizer_, all_count ? std::span<const std::uint8_t>() : marks);
   ++written_.files;
   written_.tokens += border;
   note_progress();
 
   ids_.erase(ids_.begin(), ids_.begin() + border);
+  counted_.erase(counted_.begin(), counted_.begin() + border);
   documents_.erase(documents_.begin(), end);
   text_bytes_.erase(text_bytes_.begin(), bytes_end);
   for (std::int64_t& start : documents_) start -= border;

@@ -25,8 +25,9 @@ class TokenWriter {
               std::int64_t tokens_per_file = std::int64_t{1} << 26);
 
   /// Appends a document that stands for `text_bytes` bytes of text. Empty documents are left out. Where a file ends
-  /// within a document, the rest of it counts as a document of its own.
-  void append(std::span<const std::uint32_t> ids, std::int64_t text_bytes);
+  /// within a document, the rest of it counts as a document of its own. counted: of each id 1 if it counts in the loss,
+  /// else 0; empty: all count.
+  void append(std::span<const std::uint32_t> ids, std::int64_t text_bytes, std::span<const std::uint8_t> counted = {});
   /// Completes the set. To be called once, at the end. Throws Error(data) if there are no ids.
   Written finish();
 
@@ -37,6 +38,7 @@ class TokenWriter {
   std::int64_t vocabulary_, tokens_per_file_;
   std::string tokenizer_;
   std::vector<std::uint32_t> ids_;        // not yet in a file
+  std::vector<std::uint8_t> counted_;     // of ids_
   std::vector<std::int64_t> documents_;   // their starts in `ids_`
   std::vector<std::int64_t> text_bytes_;  // bytes of text of each of these documents
   Written written_;

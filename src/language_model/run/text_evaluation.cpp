@@ -79,6 +79,12 @@ EvaluationResult evaluate(const dataset::TokenSet& set, std::int64_t length, std
   }
   share(losses, ranks);
   if (ranks != nullptr) ranks->sum({&result.tokens, 1});
+  if (result.tokens == 0)
+    throw collective_error(
+        ExitCode::data,
+        "{}: none of its tokens counts in the loss (data.loss_on = \"completion\"); give completions, "
+        "or data.loss_on = \"all\"",
+        set.name());
   double sum = 0;
   for (const double loss : losses) sum += loss;
   result.loss = sum / static_cast<double>(std::max<std::int64_t>(1, result.tokens));

@@ -5,11 +5,13 @@
 
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "device/runtime.hpp"
+#include "language_model/tokenizer/encoded_examples.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
 #include "language_model/tokenizer/tokenizer_files.hpp"
@@ -22,23 +24,19 @@
 namespace weft::language_model {
 namespace {
 
+using dataset::DataFormat;
 using dataset::TokenSet;
 
-std::string_view text_of(const storage::MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
-
-/// Contents of a path. Collective.
-enum class Contents { text, tokens };
-Contents contents_of(const std::string& path, std::string_view key, const parallel::World& world) {
-  const std::string kind = world.on_root([&]() -> std::string {
-    if (!std::filesystem::exists(path))
-      throw error(ExitCode::usage, "{} = \"{}\": no such file or directory; correct the path", key, path);
-    if (std::filesystem::is_directory(path) || dataset::is_token_file(path)) return "tokens";
-    require_plain_text(path);
-    return "text";
+/// Rank 0 says and logs what a path is. Collective.
+DataFormat shared_format(const std::string& path, std::string_view key, const dataset::TokenSettings& data,
+                         const parallel::World& world) {
+  const std::string name = world.on_root([&] {
+    const std::string_view name = name_of(format_of(path, key, data.format));
+    log::info("{} = \"{}\": {}{}", key, path, name,
+              data.format == DataFormat::by_name ? " by its name (data.format)" : "");
+    return std::string(name);
   });
-  return kind == "tokens" ? Contents::tokens : Contents::text;
+  return name == "tokens" ? DataFormat::tokens : name == "jsonl" ? DataFormat::jsonl : DataFormat::text;
 }
 
 /// Tokeniser that the settings name; nullopt: that of the data. Collective.
@@ -49,40 +47,84 @@ std::optional<Tokenizer> named_tokenizer(const dataset::TokenSettings& data, con
       data.tokens);
 }
 
-/// Ids of rank 0 as a set on every rank.
-template <class Id>
-TokenSet broadcast(const std::string& path, std::vector<Id> ids, const Tokenizer& tokenizer, std::int64_t text_bytes,
-                   const parallel::World& world) {
-  std::int64_t sizes[] = {static_cast<std::int64_t>(ids.size()), text_bytes};
-  world.all().broadcast(sizes, sizeof sizes);
-  ids.resize(static_cast<std::size_t>(sizes[0]));
-  world.all().broadcast(ids.data(), sizes[0] * static_cast<std::int64_t>(sizeof(Id)));
-  return TokenSet(path, std::move(ids), tokenizer.vocabulary_size(), sizes[1]);
+/// A text as ids, on rank 0.
+struct EncodedText {
+  std::vector<std::uint32_t> ids;
+  std::int64_t bytes = 0;  ///< of text
+  dataset::TokenMarks marks;
+};
+
+template <class T>
+void broadcast(std::vector<T>& values, const parallel::World& world) {
+  std::int64_t size = std::ssize(values);
+  world.all().broadcast(&size, sizeof size);
+  values.resize(static_cast<std::size_t>(size));
+  if (size > 0) world.all().broadcast(values.data(), size * static_cast<std::int64_t>(sizeof(T)));
 }
 
-TokenSet broadcast(const std::string& path, std::vector<std::uint32_t> ids, const Tokenizer& tokenizer,
-                   std::int64_t text_bytes, const parallel::World& world) {
-  if (tokenizer.vocabulary_size() <= 65536)
-    return broadcast<std::uint16_t>(path, {ids.begin(), ids.end()}, tokenizer, text_bytes, world);
-  return broadcast<std::uint32_t>(path, std::move(ids), tokenizer, text_bytes, world);
+/// The text of rank 0 as a set on every rank.
+TokenSet broadcast(const std::string& path, EncodedText text, const Tokenizer& tokenizer,
+                   const parallel::World& world) {
+  world.all().broadcast(&text.bytes, sizeof text.bytes);
+  broadcast(text.marks.documents, world);
+  broadcast(text.marks.counted, world);
+  const std::int64_t vocabulary = tokenizer.vocabulary_size();
+  if (vocabulary > 65536) {
+    broadcast(text.ids, world);
+    return TokenSet(path, std::move(text.ids), vocabulary, text.bytes, std::move(text.marks));
+  }
+  std::vector<std::uint16_t> ids(text.ids.begin(), text.ids.end());
+  text.ids = {};
+  broadcast(ids, world);
+  return TokenSet(path, std::move(ids), vocabulary, text.bytes, std::move(text.marks));
 }
 
 /// Encodes a text file with a tokeniser. Collective.
 TokenSet encode_text(const std::string& path, const Tokenizer& tokenizer, const parallel::World& world) {
   parallel::note_phase("encoding the text");
-  std::vector<std::uint32_t> ids;
-  std::int64_t bytes = 0;
+  EncodedText encoded;
   world.on_root([&] {
     const storage::MappedFile file(path);
-    const std::string_view text = text_of(file);
+    const std::string_view text = file.text();
+    std::vector<std::uint32_t>& ids = encoded.ids;
     ids = std::move(encode_parallel(tokenizer, text, std::span(&text, 1), path,
                                     device::host_threads({}, parallel::processes_sharing_cpus(world)))
                         .front());
     ids = tokenizer.with_begin(std::move(ids));
     ids.insert(ids.end(), tokenizer.end().begin(), tokenizer.end().end());
-    bytes = static_cast<std::int64_t>(file.bytes().size());
+    encoded.bytes = static_cast<std::int64_t>(file.bytes().size());
   });
-  return broadcast(path, std::move(ids), tokenizer, bytes, world);
+  return broadcast(path, std::move(encoded), tokenizer, world);
+}
+
+/// Encodes JSON Lines with a tokeniser: each row is a document. Collective.
+TokenSet encode_rows(const std::string& path, const Tokenizer& tokenizer, const dataset::TokenSettings& data,
+                     const parallel::World& world) {
+  parallel::note_phase("encoding the text");
+  EncodedText encoded;
+  world.on_root([&] {
+    const ExampleCounts counts = encode_examples(
+        tokenizer, path, data.bad_lines, device::host_threads({}, parallel::processes_sharing_cpus(world)),
+        [&](std::span<const std::uint32_t> ids, std::span<const std::uint8_t> counted, std::int64_t bytes) {
+          encoded.marks.documents.push_back(std::ssize(encoded.ids));
+          encoded.ids.insert(encoded.ids.end(), ids.begin(), ids.end());
+          encoded.marks.counted.insert(encoded.marks.counted.end(), counted.begin(), counted.end());
+          encoded.bytes += bytes;
+        });
+    if (data.loss_on == dataset::LossOn::all || counts.counted == counts.tokens) encoded.marks.counted = {};
+    if (data.loss_on == dataset::LossOn::completion && counts.counted == 0)
+      throw error(ExitCode::data,
+                  "{}: no token is in a completion (data.loss_on = \"completion\"), so that there is no loss; give "
+                  "completions, or data.loss_on = \"all\"",
+                  path);
+    if (!encoded.marks.counted.empty()) encoded.bytes = 0;  // the loss is not that of the whole text
+  });
+  return broadcast(path, std::move(encoded), tokenizer, world);
+}
+
+/// The ids of token files that count with these settings.
+TokenSet counting(const TokenSet& set, const dataset::TokenSettings& data) {
+  return data.loss_on == dataset::LossOn::all ? set.counting_all() : set;
 }
 
 /// Throws if the ids were not written with this tokeniser, as far as the files say.
@@ -124,6 +166,28 @@ std::int64_t text_bytes(const TokenSet& set, const Tokenizer& tokenizer) {
   return bytes;
 }
 
+/// The tokeniser of the characters of all rows.
+Tokenizer characters_of_rows(const dataset::TokenSettings& data) {
+  std::set<long> codes;
+  for_each_text(data.train, data.bad_lines, [&](std::string_view text) {
+    while (!text.empty()) {
+      const Character next = first_character(text);
+      codes.insert(next.code);
+      text.remove_prefix(next.bytes);
+    }
+  });
+  std::string characters;
+  for (const long code : codes) append_character(characters, code);
+  return Tokenizer::characters_of(characters, data.special, data.train);
+}
+
+/// The first position of the row that has an id.
+std::int64_t row_begin(const TokenSet& set, std::int64_t position) {
+  std::vector<std::int64_t> starts;
+  set.document_starts(0, position + 1, starts);
+  return starts.empty() ? 0 : starts.back();
+}
+
 }  // namespace
 
 void note_special_tokens(const Tokenizer& tokenizer) {
@@ -146,24 +210,27 @@ Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::strin
   if (static_cast<std::int64_t>(file.bytes().size()) > storage::kLargestTokenizer)
     throw error(ExitCode::data, "{}: has {} bytes (a tokeniser file has at most {}); is it another kind of file?",
                 path.string(), file.bytes().size(), storage::kLargestTokenizer);
-  const Tokenizer tokenizer = Tokenizer::from_text(text_of(file), path.string());
+  const Tokenizer tokenizer = Tokenizer::from_text(file.text(), path.string());
   const bool of_model = path.filename() == kHuggingFaceTokenizer || path.filename() == kWeftTokenizer;
   return of_model ? with_files_of(tokenizer, path.parent_path()) : tokenizer;
 }
 
-TokenSet load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer, std::int64_t vocabulary,
-                     const parallel::World& world) {
+TokenSet load_tokens(const std::string& path, std::string_view key, const dataset::TokenSettings& data,
+                     const std::optional<Tokenizer>& tokenizer, std::int64_t vocabulary, const parallel::World& world) {
   std::optional<TokenSet> set;
-  if (contents_of(path, "text", world) == Contents::tokens) {
-    set = dataset::open_tokens(world, path);
+  const DataFormat format = shared_format(path, key, data, world);
+  if (format == DataFormat::tokens) {
+    set = counting(dataset::open_tokens(world, path), data);
     require_match(*set, tokenizer, vocabulary);
   } else if (tokenizer) {
-    set = encode_text(path, *tokenizer, world);
+    set =
+        format == DataFormat::jsonl ? encode_rows(path, *tokenizer, data, world) : encode_text(path, *tokenizer, world);
   } else {
-    throw collective_error(ExitCode::usage,
-                           "{}: is text, and there is no tokeniser (the training set is token files without one); give "
-                           "data.tokens",
-                           path);
+    throw collective_error(
+        ExitCode::usage,
+        "{}: has texts, and there is no tokeniser (the training set is token files without one); give "
+        "data.tokens",
+        path);
   }
   require_prediction(*set);
   return *set;
@@ -172,14 +239,14 @@ TokenSet load_tokens(const std::string& path, const std::optional<Tokenizer>& to
 Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& world,
                    const std::optional<Tokenizer>& of_model) {
   std::optional<Tokenizer> tokenizer = named_tokenizer(data, world);
-  const Contents contents = contents_of(data.train, "data.train", world);
+  const DataFormat format = shared_format(data.train, "data.train", data, world);
   std::optional<TokenSet> train;
   std::string fingerprint;
   const auto choose_special_tokens = [&] {
     if (tokenizer) tokenizer = tokenizer->adding_special_tokens(data.add_special_tokens);
   };
-  if (contents == Contents::tokens) {
-    train = dataset::open_tokens(world, data.train);
+  if (format == DataFormat::tokens) {
+    train = counting(dataset::open_tokens(world, data.train), data);
     if (data.tokens == "character")
       throw collective_error(ExitCode::usage,
                              "data.tokens = \"character\" and data.train = \"{}\" (token files have their tokeniser); "
@@ -196,13 +263,16 @@ Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& wo
     if (data.tokens.empty() && data.special.empty()) tokenizer = of_model;
     std::string digest = world.on_root([&]() -> std::string {
       const storage::MappedFile file(data.train);
-      if (!tokenizer) tokenizer = Tokenizer::characters_of(text_of(file), data.special, data.train);
-      return "text:" + storage::sha256(text_of(file));
+      if (!tokenizer && format == DataFormat::text)
+        tokenizer = Tokenizer::characters_of(file.text(), data.special, data.train);
+      if (!tokenizer) tokenizer = characters_of_rows(data);
+      return fmt::format("{}:{}", name_of(format), storage::sha256(file.text()));
     });
     const std::string form = world.on_root([&] { return tokenizer->stored_text(); });
     if (!world.is_root()) tokenizer = Tokenizer::from_text(form, data.train);
     choose_special_tokens();
-    train = encode_text(data.train, *tokenizer, world);
+    train = format == DataFormat::jsonl ? encode_rows(data.train, *tokenizer, data, world)
+                                        : encode_text(data.train, *tokenizer, world);
     fingerprint = fmt::format("{},tokens:{}{}{}", digest, storage::sha256(tokenizer->text()),
                               ids_text(",begin:", tokenizer->begin()), ids_text(",end:", tokenizer->end()));
   }
@@ -211,14 +281,15 @@ Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& wo
   const std::int64_t vocabulary = train->vocabulary();
   std::optional<TokenSet> validation;
   if (!data.validation.empty()) {
-    validation = load_tokens(data.validation, tokenizer, vocabulary, world);
+    validation = load_tokens(data.validation, "data.validation", data, tokenizer, vocabulary, world);
   } else if (data.validation_fraction > 0) {
     const auto held_out =
         static_cast<std::int64_t>(std::ceil(static_cast<double>(train->size()) * data.validation_fraction));
-    const std::int64_t border = std::max<std::int64_t>(0, train->size() - held_out);
+    std::int64_t border = std::max<std::int64_t>(0, train->size() - held_out);
+    if (format == DataFormat::jsonl) border = row_begin(*train, border);
     const TokenSet tail = train->part(border, train->size(), 0);
-    // Token files may be large: their bytes stay unknown.
-    const std::int64_t bytes = contents == Contents::text ? text_bytes(tail, *tokenizer) : 0;
+    // Token files may be large, and rows have symbols between their texts: their bytes stay unknown.
+    const std::int64_t bytes = format == DataFormat::text ? text_bytes(tail, *tokenizer) : 0;
     validation = tail.part(0, tail.size(), bytes);
     train = train->part(0, border, bytes > 0 ? train->text_bytes() - bytes : 0);
   }

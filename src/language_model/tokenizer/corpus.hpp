@@ -23,8 +23,8 @@ struct Corpus {
 
 /// Text is read and encoded by rank 0 and broadcast; token files are mapped by every rank. Collective; errors are known
 /// to all ranks: Error(usage) for a path that does not exist and for settings that do not fit the data, Error(data) for
-/// invalid UTF-8, JSON Lines, an empty file, a set shorter than a sequence and its last target, and damaged files.
-/// `of_model`: the tokeniser of a model that the training begins with, taken where the settings name none.
+/// invalid UTF-8, bad rows of JSON Lines, an empty file, a set shorter than a sequence and its last target, and damaged
+/// files. `of_model`: the tokeniser of a model that the training begins with, taken where the settings name none.
 Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&,
                    const std::optional<Tokenizer>& of_model = std::nullopt);
 
@@ -36,10 +36,11 @@ void note_special_tokens(const Tokenizer&);
 /// is no such file, Error(data) if it is none.
 Tokenizer load_tokenizer(const std::string& tokens, const std::vector<std::string>& special, std::string_view key);
 
-/// The ids of one text file, token file or directory of token files for an existing tokeniser: validation and
-/// `weft lm evaluate`. Token files must have been written with the same tokeniser, or with none and the same
-/// vocabulary. Collective; errors as above.
-dataset::TokenSet load_tokens(const std::string& path, const std::optional<Tokenizer>&, std::int64_t vocabulary,
-                              const parallel::World&);
+/// The ids of one text file, file of JSON Lines, token file or directory of token files for an existing tokeniser:
+/// validation and `weft lm evaluate`. `key` names the path in messages; format, loss_on and bad_lines of the settings
+/// apply. Token files must have been written with the same tokeniser, or with none and the same vocabulary. Collective;
+/// errors as above.
+dataset::TokenSet load_tokens(const std::string& path, std::string_view key, const dataset::TokenSettings&,
+                              const std::optional<Tokenizer>&, std::int64_t vocabulary, const parallel::World&);
 
 }  // namespace weft::language_model

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "language_model/tokenizer/examples.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
 #include "storage/mapped_file.hpp"
 
@@ -11,6 +12,14 @@ namespace weft::language_model {
 namespace {
 
 constexpr std::int64_t kLargestTextFile = std::int64_t{256} << 20, kMostPromptLines = std::int64_t{1} << 20;
+
+std::string prompt_of_segments(SortedJson& object, const std::string& source) {
+  Example example;
+  if (const std::string why = take_example(object, example); !why.empty())
+    throw error(ExitCode::data, "{}: {}; correct the line", source, why);
+  if (!example.borders.empty()) example.text.resize(example.borders.front());
+  return example.text;
+}
 
 }  // namespace
 
@@ -21,7 +30,7 @@ std::string text_of_file(const std::string& path, std::string_view origin) {
   if (std::ssize(file.bytes()) > kLargestTextFile)
     throw error(ExitCode::data, "{}: {} bytes (at most {} are read); divide the file", path, file.bytes().size(),
                 kLargestTextFile);
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+  return std::string(file.text());
 }
 
 SortedJson object_of(std::string_view line, const std::string& source) {
@@ -44,8 +53,14 @@ std::vector<PromptLine> prompt_lines(std::string_view text, const std::string& p
   each_line(text, path, [&](std::string_view line, const std::string& source) {
     PromptLine prompt{.text = std::string(line), .reference = "", .source = source};
     if (objects) {
-      const SortedJson object = object_of(line, source);
-      prompt.text = string_of(object, "prompt", source);
+      SortedJson object = object_of(line, source);
+      if (is_conversation(object))
+        throw error(ExitCode::data,
+                    "{}: is a conversation, which becomes a text by the chat template of its model; convert the file: "
+                    "weft prepare {} --model DIRECTORY --generation-prompt --output OUT.jsonl",
+                    source, path);
+      prompt.rendered = object.contains("segments");
+      prompt.text = prompt.rendered ? prompt_of_segments(object, source) : string_of(object, "prompt", source);
       prompt.reference = string_of(object, "reference", source);
     }
     if (prompt.text.empty())

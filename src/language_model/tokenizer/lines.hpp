@@ -39,11 +39,13 @@ struct PromptLine {
   std::string text;       ///< not empty
   std::string reference;  ///< the answer that is right; "": none is known
   std::string source;     ///< "PATH:NUMBER"
+  bool rendered = false;  ///< by a chat template, which has the symbols that begin a text
 };
 
 /// Prompts of a text, one per line; in a file of JSON Lines (tokenizer/json_lines.hpp) each line is an object with a
-/// string "prompt", and a string "reference" if there is one. Throws Error(data) that begins with the line; at most
-/// 2^20 prompts.
+/// string "prompt", or with "segments", whose text before the first that counts in the loss is the prompt
+/// (tokenizer/examples.hpp), and a string "reference" if there is one. Throws Error(data) that begins with the line; at
+/// most 2^20 prompts.
 std::vector<PromptLine> prompt_lines(std::string_view text, const std::string& path);
 
 }  // namespace weft::language_model

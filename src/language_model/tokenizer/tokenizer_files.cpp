@@ -147,6 +147,12 @@ void write_tokenizer_files(const Tokenizer& tokenizer, const fs::path& directory
   storage::write_text(directory / kGeneration, json_text(generation, 2) + "\n");
 }
 
+std::string stored_eos_token(const Tokenizer& tokenizer) {
+  const auto& files = tokenizer.special_tokens().files;
+  const auto config = files.find(kTokenizerConfig);
+  return config == files.end() ? "" : token_in(object_in(config->second, kTokenizerConfig), "eos_token");
+}
+
 std::filesystem::path tokenizer_file(const std::filesystem::path& path) {
   if (!std::filesystem::is_directory(path)) return path;
   return path / (std::filesystem::exists(path / kWeftTokenizer) ? kWeftTokenizer : kHuggingFaceTokenizer);

@@ -13,6 +13,9 @@ namespace weft::language_model {
 /// generation_config.json, or else eos_token of tokenizer_config.json. Throws Error(data) that names file and key.
 Tokenizer with_files_of(const Tokenizer&, const std::filesystem::path& directory);
 
+/// The eos_token of the tokenizer_config.json that the tokeniser came with; "" if there is none.
+std::string stored_eos_token(const Tokenizer&);
+
 /// Writes tokenizer.json, tokenizer_config.json and the files of special_tokens(); weft_tokenizer.json too, for kinds
 /// that Weft does not recognise in a tokenizer.json (characters, bytes).
 void write_tokenizer_files(const Tokenizer&, const std::filesystem::path& directory);

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/tokenizer/examples.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/progress.hpp"
+#include "base/text.hpp"
+
+namespace weft::language_model {
+namespace {
+
+constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+constexpr std::size_t kMessagesKept = 3;
+
+/// Moves a string out of an object; false if there is none.
+bool take_text(SortedJson& object, const char* key, std::string& text) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_string()) return false;
+  text = std::move(found->get_ref<std::string&>());
+  return true;
+}
+
+std::string take_segments(SortedJson& list, Example& example) {
+  if (!list.is_array()) return "\"segments\" is not a list";
+  bool counts = false;
+  for (SortedJson& segment : list) {
+    std::string text;
+    const auto loss = segment.is_object() ? segment.find("loss") : segment.end();
+    if (!segment.is_object() || !take_text(segment, "text", text) || loss == segment.end() || !loss->is_boolean())
+      return "a segment is not {\"text\": TEXT, \"loss\": true or false}";
+    const bool next = loss->get<bool>();
+    segment = nullptr;  // its memory is free before the next is taken
+    if (text.empty()) continue;
+    if (next != counts) {
+      example.borders.push_back(example.text.size());
+      counts = next;
+    }
+    example.text += text;
+  }
+  if (example.borders.size() > kMostBorders)
+    return fmt::format("its tokens begin or cease to count {} times (at most {})", example.borders.size(),
+                       kMostBorders);
+  return "";
+}
+
+}  // namespace
+
+bool is_conversation(const SortedJson& object) {
+  if (!object.is_object() || object.contains("segments")) return false;
+  const auto prompt = object.find("prompt");
+  return object.contains("messages") || (prompt != object.end() && prompt->is_array());
+}
+
+std::string take_example(SortedJson& object, Example& example) {
+  if (!object.is_object()) return "not a JSON object";
+  example.text.clear();
+  example.borders.clear();
+  const bool text = object.contains("text"), completion = object.contains("completion"),
+             segments = object.contains("segments");
+  if (text + completion + segments != 1)
+    return text + completion + segments == 0 ? "has no \"text\", no \"prompt\" and \"completion\", and no \"segments\""
+                                             : "has more than one of \"text\", \"completion\" and \"segments\"";
+  if (segments) {
+    example.form = Example::Form::segments;
+    return take_segments(object["segments"], example);
+  }
+  if (text) {
+    example.form = Example::Form::text;
+    example.borders = {0};
+    return take_text(object, "text", example.text) ? "" : "\"text\" is not a string";
+  }
+  example.form = Example::Form::completion;
+  std::string end;
+  if (!take_text(object, "prompt", example.text)) return "\"prompt\" is missing or not a string";
+  if (!take_text(object, "completion", end)) return "\"completion\" is not a string";
+  example.borders = {example.text.size()};
+  example.text += end;
+  return "";
+}
+
+ExampleReader::ExampleReader(std::string_view text, std::string path, dataset::BadLines bad_lines)
+    : rest_(text), path_(std::move(path)), bad_lines_(bad_lines) {
+  if (rest_.starts_with(kByteOrderMark)) rest_.remove_prefix(kByteOrderMark.size());
+}
+
+bool ExampleReader::next(Example& example) {
+  while (!rest_.empty()) {
+    const std::size_t end = std::min(rest_.find('\n'), rest_.size());
+    const std::string_view line = rest_.substr(0, end);
+    rest_.remove_prefix(std::min(end + 1, rest_.size()));
+    ++line_;
+    note_progress();
+    if (line.find_first_not_of(" \t\r") == line.npos) continue;
+
+    JsonFault fault;
+    if (line.size() > kLongestLine) {
+      fault.why = fmt::format("has {} bytes (at most {} are read)", line.size(), kLongestLine);
+    } else if (SortedJson object = parse_json(line, fault); !object.is_discarded()) {
+      if (is_conversation(object))
+        throw error(ExitCode::data,
+                    "{0}:{1}: is a conversation, which becomes a text by the chat template of its model; convert the "
+                    "file: weft prepare {0} --model DIRECTORY --output OUT.jsonl",
+                    path_, line_);
+      fault.why = take_example(object, example);
+    }
+    if (fault.why.empty()) {
+      example.line = line_;
+      return true;
+    }
+    const std::string message = fmt::format(
+        "{}:{}: {}{}", path_, line_, fault.byte > 0 ? fmt::format("byte {}: ", fault.byte) : "", printable(fault.why));
+    if (bad_lines_ == dataset::BadLines::stop)
+      throw error(ExitCode::data, "{}; correct the line, or leave such lines out with data.bad_lines = \"skip\"",
+                  message);
+    ++skipped_;
+    if (first_skipped_.size() < kMessagesKept) first_skipped_.push_back(message);
+  }
+  return false;
+}
+
+}  // namespace weft::language_model
