@@ -5,7 +5,7 @@
 # if none is installed. Running it again changes nothing; an interruption leaves no partial results.
 #
 #   bash scripts/setup.sh [--tools] [--tests] [--cuda] [--scheduler]
-#     --tools      also what the Python package needs (NumPy, h5py, matplotlib; scripts/python.sh installs it)
+#     --tools      also what the Python package needs (NumPy, h5py, matplotlib, Jinja2; scripts/python.sh installs it)
 #     --tests      also the dependencies of the tests (doctest, shellcheck, PyYAML, those of --tools)
 #     --cuda       also Kokkos for CUDA, if nvcc is found, and the headers for attention by cuDNN (without network: left out)
 #                  Kokkos is built again if it is for another GPU than WEFT_CUDA_ARCH names, or than this machine has
@@ -55,7 +55,7 @@ packages=(
   "libpcre2-dev" "libutf8proc-dev" "libkissfft-dev" "libzstd-dev" "liblz4-dev"
 )
 [[ $want_tools == yes ]] &&
-  packages+=("python3-numpy" "python3-h5py" "python3-matplotlib" "python3-venv" "python3-pip" "python3-setuptools" "python3-wheel")
+  packages+=("python3-numpy" "python3-h5py" "python3-matplotlib" "python3-jinja2" "python3-venv" "python3-pip" "python3-setuptools" "python3-wheel")
 [[ $want_tests == yes ]] && packages+=("doctest-dev" "python3-yaml" "shellcheck")
 [[ $want_scheduler == yes ]] && packages+=("slurm-wlm" "munge" "slurm-wlm-torque")
 bundle=${WEFT_BUNDLE:-}

@@ -6,6 +6,7 @@ language_agreement_test.py WEFT
 Gradients are computed from two checkpoints: first moments obey m' = beta1 m + (1 - beta1) g.
 """
 import copy
+import json
 import random as words
 
 import h5py
@@ -38,6 +39,8 @@ CASES = {
              embedding_scale=3.0, rope_factor=4.0, rope_length=16, tied=True), {}, {}),
     "documents": (dict(position="rope", window=9), {}, dict(train="documents.h5", validation="documents.h5", document_mask=True)),
     "documents, learned positions": (dict(LLAMA, position="learned"), {}, dict(train="documents.h5", validation="documents.h5", document_mask=True)),
+    "completions of JSON Lines": (dict(position="rope"), {}, dict(train="rows.jsonl", validation="rows.jsonl", document_mask=True)),
+    "completions, without document mask": (dict(LLAMA), {}, dict(train="rows.jsonl", validation="train.txt", order="random_windows")),
     "smallest": (dict(layers=1, heads=1, d_model=8, d_mlp=3), dict(clip_norm=0), dict(sequence=1, batch_tokens=1, train="ab.txt", validation="ab.txt")),
 }
 
@@ -108,6 +111,16 @@ def write_documents(path):
         file["documents"] = (np.cumsum(lengths) - lengths).astype(np.int64)
 
 
+def write_rows(path):
+    """Rows of JSON Lines of the characters of write_text: texts, of which all counts, and prompts with completions; some reach over the
+    border of a sequence."""
+    generator, rows = words.Random(5), []
+    text = lambda least, most: "".join(generator.choices("aeinorst\u00e9\u03b1\U0001f600 ", k=generator.randint(least, most)))
+    for _ in range(24):
+        rows.append(generator.choice([{"text": text(1, 20)}, {"prompt": text(0, 9), "completion": text(1, 9)}]))
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+
+
 def philox(seed, purpose, step, index):
     """Four 32-bit words of Philox4x32-10 (Salmon et al. 2011). Counter: index, step, purpose in the highest byte; key: seed."""
     low = 0xFFFFFFFF
@@ -121,25 +134,42 @@ def philox(seed, purpose, step, index):
 
 
 class Text:
-    """Ids of a token file, or of a text: then the place of each character among those of the training text."""
+    """Ids of a token file, or of a text or rows of texts: then the place of each character among those of the training text."""
 
     def __init__(self, folder, case):
         self.case, self.length, self.documents = case, case.data["sequence"], np.zeros(1, np.int64)
         train, validation = (folder / case.data[name] for name in ("train", "validation"))
+        self.counted = {}       # by the identity of the ids; none: all count
         if train.suffix == ".h5":
             with h5py.File(train) as file:
                 self.train = self.validation = file["tokens"][()].astype(np.int64)
                 self.documents, self.vocabulary = file["documents"][()], int(file.attrs["vocabulary"])
         else:
-            train, validation = (path.read_text(encoding="utf-8") for path in (train, validation))
+            parts = [self.parts(path) for path in (train, validation)]
+            train, validation = ("".join(text for text, _ in rows) for rows in parts)
             numbers = {character: number for number, character in enumerate(sorted(set(train)))}
             self.vocabulary = len(numbers)
             self.train, self.validation = (np.array([numbers[character] for character in text]) for text in (train, validation))
+            for ids, rows in zip((self.train, self.validation), parts):
+                self.counted[id(ids)] = np.concatenate([np.full(len(text), counts) for text, counts in rows])
+
+    def parts(self, path):
+        """[(text, True if it counts in the loss)]; sets the documents of rows."""
+        content = path.read_text(encoding="utf-8")
+        if path.suffix != ".jsonl":
+            return [(content, True)]
+        rows = [json.loads(line) for line in content.splitlines()]
+        lengths = [len(row.get("text", "") + row.get("prompt", "") + row.get("completion", "")) for row in rows]
+        self.documents = np.cumsum([0, *lengths[:-1]])
+        return [part for row in rows for part in ((row.get("prompt", ""), False), (row.get("text", "") + row.get("completion", ""), True))]
 
     def window(self, ids, begin):
         """(ids, targets, first row of the document) from `begin` on; where the text ends, padding that is not counted."""
         there = np.arange(begin, begin + self.length)
         counted = there + 1 < len(ids)
+        marks = self.counted.get(id(ids))
+        if marks is not None:
+            counted &= marks[np.minimum(there + 1, len(ids) - 1)]
         targets = np.where(counted, ids[np.minimum(there + 1, len(ids) - 1)], m.IGNORED)
         first = np.zeros_like(there)
         if self.case.data["document_mask"]:
@@ -270,6 +300,7 @@ def test(weft):
     write_text(weft.folder / "validation.txt", 3 * SEQUENCE + 5, 2)
     (weft.folder / "ab.txt").write_text("abbabaaabab" * 3)
     write_documents(weft.folder / "documents.h5")
+    write_rows(weft.folder / "rows.jsonl")
     compare_initial(weft)
     failed = False
     for number, name in enumerate(CASES):

@@ -84,6 +84,7 @@ py-wheel         python3-wheel
 py-numpy         python3-numpy
 py-h5py          python3-h5py
 py-matplotlib    python3-matplotlib
+py-jinja2        python3-jinja2
 "
 external() { printf '  %s: {externals: [{spec: "%s", prefix: %s}], buildable: false}\n' "$1" "$2" "$3"; }
 {

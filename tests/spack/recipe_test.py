@@ -56,9 +56,10 @@ def check_cmake(repository):
 
 
 def check_package(repository):
-    """The recipe of the Python package depends on what python/pyproject.toml requires."""
+    """The recipe of the Python package depends on what python/pyproject.toml requires, and on what chat templates need."""
     text = (repository / "python" / "pyproject.toml").read_text()
     requirements = re.search(r"^requires = \[(.*?)\]", text, re.M)[1] + "," + re.search(r"^dependencies = \[(.*?)\]", text, re.M)[1]
+    requirements += "," + re.search(r"^chat = \[(.*?)\]", text, re.M)[1]
     wanted = {f"py-{name}": least for name, least in re.findall(r'"([\w-]+)(?:>=([\d.]+))?"', requirements)}
     wanted["python"] = re.search(r'^requires-python = ">=([\d.]+)"', text, re.M)[1]
     found = dependencies(repository / "spack_repo/weft/packages/py_weft/package.py")

@@ -81,7 +81,9 @@ std::string take_example(SortedJson& object, Example& example) {
 
 ExampleReader::ExampleReader(std::string_view text, std::string path, dataset::BadLines bad_lines)
     : rest_(text), path_(std::move(path)), bad_lines_(bad_lines) {
-  if (rest_.starts_with(kByteOrderMark)) rest_.remove_prefix(kByteOrderMark.size());
+  if (!rest_.starts_with(kByteOrderMark)) return;
+  rest_.remove_prefix(kByteOrderMark.size());
+  mark_ = kByteOrderMark.size();
 }
 
 bool ExampleReader::next(Example& example) {
@@ -108,6 +110,7 @@ bool ExampleReader::next(Example& example) {
       example.line = line_;
       return true;
     }
+    if (fault.byte > 0 && line_ == 1) fault.byte += mark_;
     const std::string message = fmt::format(
         "{}:{}: {}{}", path_, line_, fault.byte > 0 ? fmt::format("byte {}: ", fault.byte) : "", printable(fault.why));
     if (bad_lines_ == dataset::BadLines::stop)

@@ -57,6 +57,7 @@ class ExampleReader {
   std::string_view rest_;
   std::string path_;
   dataset::BadLines bad_lines_;
+  std::size_t mark_ = 0;  // bytes of a byte order mark, in the first line
   std::int64_t line_ = 0, skipped_ = 0;
   std::vector<std::string> first_skipped_;
 };

@@ -131,18 +131,57 @@ TEST_CASE("what the post-processor of a tokenizer.json adds is in every text, an
 TEST_CASE("JSON Lines are not learned as text") {
   const Folder folder;
   const char* const lines = "{\"text\": \"abc\"}\n\n  {\"text\": \"def\"}\n";
-  for (const char* name : {"a.jsonl", "a.NDJSON", "a.JSONL", "a.json", "a.txt", "a"})
-    CHECK(refusal(on(folder.text(name, lines)), ExitCode::data).find(" is JSON Lines, which is not read") !=
+  for (const char* name : {"a.json", "a.txt", "a"})
+    CHECK(refusal(on(folder.text(name, lines)), ExitCode::data).find(": its lines are JSON objects") !=
           std::string::npos);
-  CHECK(refusal(on(folder.text("b.jsonl", "abcabcabc")), ExitCode::data).find("is JSON Lines") != std::string::npos);
   for (const std::string& text : {"\xef\xbb\xbf" + std::string(lines), "[\n" + std::string(lines) + ",\n]\n"})
-    CHECK(refusal(on(folder.text("c.txt", text)), ExitCode::data).find("is JSON Lines") != std::string::npos);
+    CHECK(refusal(on(folder.text("c.txt", text)), ExitCode::data).find("data.format = \"jsonl\"") != std::string::npos);
   TokenSettings data = on(folder.text("text.txt", "abcabcabc{\"def\": 1}\n"));
   data.validation = folder.text("v.txt", lines);
-  CHECK(refusal(data, ExitCode::data).find("v.txt: is JSON Lines") != std::string::npos);
+  CHECK(refusal(data, ExitCode::data).find("v.txt: its lines are JSON objects") != std::string::npos);
+  CHECK(refusal(on(folder.text("p.parquet", "PAR1abcPAR1")), ExitCode::data).find("weft prepare") != std::string::npos);
   // Other texts with braces are texts.
   for (const char* text : {"{\n  \"text\": \"abc\"\n}\n", "{a} and\n{b}\n", "{\"a\": 1}\ntext\n"})
     CHECK(load_corpus(on(folder.text("c.json", text)), world()).tokenizer->kind() == "character");
+}
+
+TEST_CASE("rows of JSON Lines are documents, and completions alone count, unless all is to count") {
+  const Folder folder;
+  TokenSettings data =
+      on(folder.text("a.jsonl", "{\"prompt\": \"ab\", \"completion\": \"ca\"}\n{\"text\": \"áb\"}\r\n"), 3);
+  data.special = {"EOS"};
+  const Corpus corpus = load_corpus(data, world());
+  CHECK(corpus.vocabulary == 5);  // a b c á EOS
+  CHECK(all_of(corpus.train) == std::vector<std::uint32_t>{0, 1, 2, 0, 4, 3, 1, 4});
+  CHECK(corpus.train.text_bytes() == 0);
+  std::vector<std::uint8_t> counted(8);
+  corpus.train.read_counted(0, counted);
+  CHECK(counted == std::vector<std::uint8_t>{0, 0, 1, 1, 1, 1, 1, 1});
+  std::vector<std::int64_t> starts;
+  corpus.train.document_starts(0, 8, starts);
+  CHECK(starts == std::vector<std::int64_t>{5});
+
+  data.loss_on = dataset::LossOn::all;
+  const Corpus all = load_corpus(data, world());
+  CHECK(!all.train.has_counted());
+  CHECK(all.train.text_bytes() == 7);
+  CHECK(all.fingerprint == corpus.fingerprint);
+
+  // Whole rows are held out; the format may be declared for another name.
+  data.train = folder.text("a.txt", "{\"text\": \"abca\"}\n{\"text\": \"caá\"}\n");
+  data.format = dataset::DataFormat::jsonl;
+  data.validation_fraction = 0.1;
+  const Corpus split = load_corpus(data, world());
+  CHECK(split.tokenizer->detokenise(all_of(split.train)) == "abca");
+  CHECK(split.tokenizer->detokenise(all_of(*split.validation)) == "caá");
+
+  data.format = dataset::DataFormat::text;
+  data.train = folder.text("b.jsonl", "{\"text\": \"abca\"}\n");
+  CHECK(refusal(data, ExitCode::usage).find("data.format = \"text\"") != std::string::npos);
+  data.format = dataset::DataFormat::by_name;
+  data.loss_on = dataset::LossOn::completion;
+  data.train = folder.text("c.jsonl", "{\"segments\": [{\"text\": \"abca\", \"loss\": false}]}\n");
+  CHECK(refusal(data, ExitCode::data).find("no token is in a completion") != std::string::npos);
 }
 
 TEST_CASE("token files: with and without a tokeniser, several as one stream") {

@@ -28,3 +28,4 @@ class PyWeft(PythonPackage):
     depends_on("py-h5py@3:", type=("build", "run"))
     depends_on("py-numpy@1.20:", type=("build", "run"))
     depends_on("py-matplotlib@3.4:", type=("build", "run"))
+    depends_on("py-jinja2@3.1:", type="run")
