@@ -106,7 +106,12 @@ def test(weft):
     refused(3, "bad.txt: byte 13 (0xff)", "bad.txt", "--output", "new", "--train-bpe", 300)
     for name in ("lines.jsonl", "lines.txt"):
         (folder / name).write_text('{"text": "abc"}\n{"text": "def"}\n')
-        refused(3, f"{name}: is JSON Lines", "a.txt", name, "--output", "new", "--train-bpe", 300)
+    refused(3, "lines.txt: its lines are JSON objects", "a.txt", "lines.txt", "--output", "new", "--train-bpe", 300)
+    refused(2, "lines.jsonl: is JSON Lines, and --document-separator is given", "lines.jsonl", "--output", "new", "--tokens", "bytes",
+            "--document-separator", "x")
+    refused(2, "has tokens already", "set", "--output", "new", "--tokens", "bytes")
+    rows = weft.run("lm", "tokenize", "lines.jsonl", "lines.txt", "--output", "rows", "--train-bpe", 260, "--set", "data.format=jsonl")
+    assert "4 documents" in rows, rows
     (folder / "empty.txt").write_text("")
     refused(3, "empty.txt: is empty", "empty.txt", "--output", "new", "--tokens", "bytes")
     os.mkfifo(folder / "fifo")
