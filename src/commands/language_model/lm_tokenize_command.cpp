@@ -14,7 +14,7 @@
 #include "input/read.hpp"
 #include "language_model/tokenizer/byte_level_bpe.hpp"
 #include "language_model/tokenizer/corpus.hpp"
-#include "language_model/tokenizer/encoded_examples.hpp"
+#include "language_model/tokenizer/encoded_rows.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
 #include "storage/mapped_file.hpp"
@@ -124,9 +124,9 @@ int run_tokenize(const Request& request, const TokenizeOptions& options, const p
     dataset::TokenWriter writer(request.output, tokenizer.vocabulary_size(), tokenizer.stored_text());
     for (const std::string& path : request.files) {
       if (is_json_lines(path, data)) {
-        language_model::encode_examples(tokenizer, path, data.bad_lines, threads,
-                                        [&](std::span<const std::uint32_t> ids, std::span<const std::uint8_t> counted,
-                                            std::int64_t bytes) { writer.append(ids, bytes, counted); });
+        language_model::encode_rows(tokenizer, path, data.bad_lines, threads,
+                                    [&](std::span<const std::uint32_t> ids, std::span<const std::uint8_t> counted,
+                                        std::int64_t bytes) { writer.append(ids, bytes, counted); });
         continue;
       }
       const storage::MappedFile file(path);

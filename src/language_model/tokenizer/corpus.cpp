@@ -11,7 +11,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "device/runtime.hpp"
-#include "language_model/tokenizer/encoded_examples.hpp"
+#include "language_model/tokenizer/encoded_rows.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/parallel_encode.hpp"
 #include "language_model/tokenizer/tokenizer_files.hpp"
@@ -98,19 +98,19 @@ TokenSet encode_text(const std::string& path, const Tokenizer& tokenizer, const 
 }
 
 /// Encodes JSON Lines with a tokeniser: each row is a document. Collective.
-TokenSet encode_rows(const std::string& path, const Tokenizer& tokenizer, const dataset::TokenSettings& data,
-                     const parallel::World& world) {
+TokenSet encode_json_lines(const std::string& path, const Tokenizer& tokenizer, const dataset::TokenSettings& data,
+                           const parallel::World& world) {
   parallel::note_phase("encoding the text");
   EncodedText encoded;
   world.on_root([&] {
-    const ExampleCounts counts = encode_examples(
-        tokenizer, path, data.bad_lines, device::host_threads({}, parallel::processes_sharing_cpus(world)),
-        [&](std::span<const std::uint32_t> ids, std::span<const std::uint8_t> counted, std::int64_t bytes) {
-          encoded.marks.documents.push_back(std::ssize(encoded.ids));
-          encoded.ids.insert(encoded.ids.end(), ids.begin(), ids.end());
-          encoded.marks.counted.insert(encoded.marks.counted.end(), counted.begin(), counted.end());
-          encoded.bytes += bytes;
-        });
+    const RowCounts counts =
+        encode_rows(tokenizer, path, data.bad_lines, device::host_threads({}, parallel::processes_sharing_cpus(world)),
+                    [&](std::span<const std::uint32_t> ids, std::span<const std::uint8_t> counted, std::int64_t bytes) {
+                      encoded.marks.documents.push_back(std::ssize(encoded.ids));
+                      encoded.ids.insert(encoded.ids.end(), ids.begin(), ids.end());
+                      encoded.marks.counted.insert(encoded.marks.counted.end(), counted.begin(), counted.end());
+                      encoded.bytes += bytes;
+                    });
     if (data.loss_on == dataset::LossOn::all || counts.counted == counts.tokens) encoded.marks.counted = {};
     if (data.loss_on == dataset::LossOn::completion && counts.counted == 0)
       throw error(ExitCode::data,
@@ -223,8 +223,8 @@ TokenSet load_tokens(const std::string& path, std::string_view key, const datase
     set = counting(dataset::open_tokens(world, path), data);
     require_match(*set, tokenizer, vocabulary);
   } else if (tokenizer) {
-    set =
-        format == DataFormat::jsonl ? encode_rows(path, *tokenizer, data, world) : encode_text(path, *tokenizer, world);
+    set = format == DataFormat::jsonl ? encode_json_lines(path, *tokenizer, data, world)
+                                      : encode_text(path, *tokenizer, world);
   } else {
     throw collective_error(
         ExitCode::usage,
@@ -271,7 +271,7 @@ Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& wo
     const std::string form = world.on_root([&] { return tokenizer->stored_text(); });
     if (!world.is_root()) tokenizer = Tokenizer::from_text(form, data.train);
     choose_special_tokens();
-    train = format == DataFormat::jsonl ? encode_rows(data.train, *tokenizer, data, world)
+    train = format == DataFormat::jsonl ? encode_json_lines(data.train, *tokenizer, data, world)
                                         : encode_text(data.train, *tokenizer, world);
     fingerprint = fmt::format("{},tokens:{}{}{}", digest, storage::sha256(tokenizer->text()),
                               ids_text(",begin:", tokenizer->begin()), ids_text(",end:", tokenizer->end()));

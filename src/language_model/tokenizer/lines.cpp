@@ -4,8 +4,8 @@
 #include <filesystem>
 
 #include "base/error.hpp"
-#include "language_model/tokenizer/examples.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
+#include "language_model/tokenizer/json_rows.hpp"
 #include "storage/mapped_file.hpp"
 
 namespace weft::language_model {
@@ -14,11 +14,11 @@ namespace {
 constexpr std::int64_t kLargestTextFile = std::int64_t{256} << 20, kMostPromptLines = std::int64_t{1} << 20;
 
 std::string prompt_of_segments(SortedJson& object, const std::string& source) {
-  Example example;
-  if (const std::string why = take_example(object, example); !why.empty())
+  JsonRow row;
+  if (const std::string why = take_row(object, row); !why.empty())
     throw error(ExitCode::data, "{}: {}; correct the line", source, why);
-  if (!example.borders.empty()) example.text.resize(example.borders.front());
-  return example.text;
+  if (!row.borders.empty()) row.text.resize(row.borders.front());
+  return row.text;
 }
 
 }  // namespace

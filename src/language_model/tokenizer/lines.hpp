@@ -44,8 +44,8 @@ struct PromptLine {
 
 /// Prompts of a text, one per line; in a file of JSON Lines (tokenizer/json_lines.hpp) each line is an object with a
 /// string "prompt", or with "segments", whose text before the first that counts in the loss is the prompt
-/// (tokenizer/examples.hpp), and a string "reference" if there is one. Throws Error(data) that begins with the line; at
-/// most 2^20 prompts.
+/// (tokenizer/json_rows.hpp), and a string "reference" if there is one. Throws Error(data) that begins with the line;
+/// at most 2^20 prompts.
 std::vector<PromptLine> prompt_lines(std::string_view text, const std::string& path);
 
 }  // namespace weft::language_model

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/tokenizer/examples.hpp"
+#include "language_model/tokenizer/json_rows.hpp"
 
 #include <algorithm>
 
@@ -21,7 +21,7 @@ bool take_text(SortedJson& object, const char* key, std::string& text) {
   return true;
 }
 
-std::string take_segments(SortedJson& list, Example& example) {
+std::string take_segments(SortedJson& list, JsonRow& row) {
   if (!list.is_array()) return "\"segments\" is not a list";
   bool counts = false;
   for (SortedJson& segment : list) {
@@ -33,14 +33,13 @@ std::string take_segments(SortedJson& list, Example& example) {
     segment = nullptr;  // its memory is free before the next is taken
     if (text.empty()) continue;
     if (next != counts) {
-      example.borders.push_back(example.text.size());
+      row.borders.push_back(row.text.size());
       counts = next;
     }
-    example.text += text;
+    row.text += text;
   }
-  if (example.borders.size() > kMostBorders)
-    return fmt::format("its tokens begin or cease to count {} times (at most {})", example.borders.size(),
-                       kMostBorders);
+  if (row.borders.size() > kMostBorders)
+    return fmt::format("its tokens begin or cease to count {} times (at most {})", row.borders.size(), kMostBorders);
   return "";
 }
 
@@ -52,41 +51,41 @@ bool is_conversation(const SortedJson& object) {
   return object.contains("messages") || (prompt != object.end() && prompt->is_array());
 }
 
-std::string take_example(SortedJson& object, Example& example) {
+std::string take_row(SortedJson& object, JsonRow& row) {
   if (!object.is_object()) return "not a JSON object";
-  example.text.clear();
-  example.borders.clear();
+  row.text.clear();
+  row.borders.clear();
   const bool text = object.contains("text"), completion = object.contains("completion"),
              segments = object.contains("segments");
   if (text + completion + segments != 1)
     return text + completion + segments == 0 ? "has no \"text\", no \"prompt\" and \"completion\", and no \"segments\""
                                              : "has more than one of \"text\", \"completion\" and \"segments\"";
   if (segments) {
-    example.form = Example::Form::segments;
-    return take_segments(object["segments"], example);
+    row.form = JsonRow::Form::segments;
+    return take_segments(object["segments"], row);
   }
   if (text) {
-    example.form = Example::Form::text;
-    example.borders = {0};
-    return take_text(object, "text", example.text) ? "" : "\"text\" is not a string";
+    row.form = JsonRow::Form::text;
+    row.borders = {0};
+    return take_text(object, "text", row.text) ? "" : "\"text\" is not a string";
   }
-  example.form = Example::Form::completion;
+  row.form = JsonRow::Form::completion;
   std::string end;
-  if (!take_text(object, "prompt", example.text)) return "\"prompt\" is missing or not a string";
+  if (!take_text(object, "prompt", row.text)) return "\"prompt\" is missing or not a string";
   if (!take_text(object, "completion", end)) return "\"completion\" is not a string";
-  example.borders = {example.text.size()};
-  example.text += end;
+  row.borders = {row.text.size()};
+  row.text += end;
   return "";
 }
 
-ExampleReader::ExampleReader(std::string_view text, std::string path, dataset::BadLines bad_lines)
+JsonRowReader::JsonRowReader(std::string_view text, std::string path, dataset::BadLines bad_lines)
     : rest_(text), path_(std::move(path)), bad_lines_(bad_lines) {
   if (!rest_.starts_with(kByteOrderMark)) return;
   rest_.remove_prefix(kByteOrderMark.size());
   mark_ = kByteOrderMark.size();
 }
 
-bool ExampleReader::next(Example& example) {
+bool JsonRowReader::next(JsonRow& row) {
   while (!rest_.empty()) {
     const std::size_t end = std::min(rest_.find('\n'), rest_.size());
     const std::string_view line = rest_.substr(0, end);
@@ -104,10 +103,10 @@ bool ExampleReader::next(Example& example) {
                     "{0}:{1}: is a conversation, which becomes a text by the chat template of its model; convert the "
                     "file: weft prepare {0} --model DIRECTORY --output OUT.jsonl",
                     path_, line_);
-      fault.why = take_example(object, example);
+      fault.why = take_row(object, row);
     }
     if (fault.why.empty()) {
-      example.line = line_;
+      row.line = line_;
       return true;
     }
     if (fault.byte > 0 && line_ == 1) fault.byte += mark_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/tokenizer/encoded_examples.hpp"
+#include "language_model/tokenizer/encoded_rows.hpp"
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ namespace {
 /// Text that is encoded before it is taken, and rows.
 constexpr std::size_t kBytesAtATime = std::size_t{16} << 20, kRowsAtATime = std::size_t{1} << 16;
 
-void log_counts(const std::string& path, const ExampleReader& reader, const ExampleCounts& counts) {
+void log_counts(const std::string& path, const JsonRowReader& reader, const RowCounts& counts) {
   const auto of_form = [](std::int64_t rows, const char* form) {
     return rows == 0 ? "" : fmt::format(", {} {}", format::grouped(rows), form);
   };
@@ -42,18 +42,17 @@ std::int64_t end_symbol(const Tokenizer& tokenizer) {
   return tokenizer.special("EOS");
 }
 
-EncodedExample encode_example(const Tokenizer& tokenizer, std::int64_t last, const Example& example,
-                              const std::string& source) {
-  EncodedExample encoded;
-  if (example.text.empty()) return encoded;
-  const std::string_view text = example.text;
+EncodedRow encode_row(const Tokenizer& tokenizer, std::int64_t last, const JsonRow& row, const std::string& source) {
+  EncodedRow encoded;
+  if (row.text.empty()) return encoded;
+  const std::string_view text = row.text;
   std::vector<std::uint32_t>& ids = encoded.ids;
   ids = tokenizer.encode(text, source);
   encoded.counted.assign(ids.size(), 0);
   std::size_t begin = 0;
-  for (std::size_t i = 0; i < example.borders.size(); ++i) {
+  for (std::size_t i = 0; i < row.borders.size(); ++i) {
     std::size_t end = 0;
-    if (const std::size_t border = example.borders[i]; border == text.size()) {
+    if (const std::size_t border = row.borders[i]; border == text.size()) {
       end = ids.size();
     } else if (border > 0) {
       const std::vector<std::uint32_t> before = tokenizer.encode(text.substr(0, border), source);
@@ -65,42 +64,42 @@ EncodedExample encode_example(const Tokenizer& tokenizer, std::int64_t last, con
     if (i % 2 == 1) std::fill(encoded.counted.begin() + begin, encoded.counted.begin() + end, std::uint8_t{1});
     begin = end;
   }
-  const bool end_counts = example.borders.size() % 2 == 1;
+  const bool end_counts = row.borders.size() % 2 == 1;
   if (end_counts) std::fill(encoded.counted.begin() + begin, encoded.counted.end(), std::uint8_t{1});
-  if (example.form == Example::Form::segments) return encoded;
+  if (row.form == JsonRow::Form::segments) return encoded;
 
   const std::size_t n = ids.size();
   ids = tokenizer.with_begin(std::move(ids));
-  encoded.counted.insert(encoded.counted.begin(), ids.size() - n, example.form == Example::Form::text ? 1 : 0);
+  encoded.counted.insert(encoded.counted.begin(), ids.size() - n, row.form == JsonRow::Form::text ? 1 : 0);
   ids.insert(ids.end(), tokenizer.end().begin(), tokenizer.end().end());
   if (last >= 0 && (ids.empty() || ids.back() != last)) ids.push_back(static_cast<std::uint32_t>(last));
   encoded.counted.resize(ids.size(), 1);
   return encoded;
 }
 
-ExampleCounts encode_examples(const Tokenizer& tokenizer, const std::string& path, dataset::BadLines bad_lines,
-                              int n_threads, const TakeExample& take) {
+RowCounts encode_rows(const Tokenizer& tokenizer, const std::string& path, dataset::BadLines bad_lines, int n_threads,
+                      const TakeRow& take) {
   const storage::MappedFile file(path);
-  ExampleReader reader(file.text(), path, bad_lines);
+  JsonRowReader reader(file.text(), path, bad_lines);
   const std::int64_t last = end_symbol(tokenizer);
-  ExampleCounts counts;
+  RowCounts counts;
   dataset::Workers workers(n_threads);
-  std::vector<Example> rows;
-  std::vector<EncodedExample> encoded;
+  std::vector<JsonRow> rows;
+  std::vector<EncodedRow> encoded;
   const auto encode = [&] {
     encoded.assign(rows.size(), {});
     workers.run(static_cast<std::int64_t>(rows.size()), [&](std::int64_t i) {
-      const Example& row = rows[static_cast<std::size_t>(i)];
-      encoded[static_cast<std::size_t>(i)] = encode_example(tokenizer, last, row, fmt::format("{}:{}", path, row.line));
+      const JsonRow& row = rows[static_cast<std::size_t>(i)];
+      encoded[static_cast<std::size_t>(i)] = encode_row(tokenizer, last, row, fmt::format("{}:{}", path, row.line));
     });
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      const EncodedExample& row = encoded[i];
+      const EncodedRow& row = encoded[i];
       if (row.ids.empty()) {
         ++counts.empty;
         continue;
       }
-      ++(rows[i].form == Example::Form::text         ? counts.texts
-         : rows[i].form == Example::Form::completion ? counts.completions
+      ++(rows[i].form == JsonRow::Form::text         ? counts.texts
+         : rows[i].form == JsonRow::Form::completion ? counts.completions
                                                      : counts.segments);
       counts.joined += row.joined ? 1 : 0;
       counts.tokens += std::ssize(row.ids);
@@ -110,7 +109,7 @@ ExampleCounts encode_examples(const Tokenizer& tokenizer, const std::string& pat
     rows.clear();
   };
   std::size_t bytes = 0;
-  for (Example row; reader.next(row);) {
+  for (JsonRow row; reader.next(row);) {
     bytes += row.text.size();
     rows.push_back(std::move(row));
     if (bytes < kBytesAtATime && rows.size() < kRowsAtATime) continue;
@@ -129,8 +128,8 @@ ExampleCounts encode_examples(const Tokenizer& tokenizer, const std::string& pat
 void for_each_text(const std::string& path, dataset::BadLines bad_lines,
                    const std::function<void(std::string_view)>& take) {
   const storage::MappedFile file(path);
-  ExampleReader reader(file.text(), path, bad_lines);
-  for (Example row; reader.next(row);) take(row.text);
+  JsonRowReader reader(file.text(), path, bad_lines);
+  for (JsonRow row; reader.next(row);) take(row.text);
 }
 
 }  // namespace weft::language_model

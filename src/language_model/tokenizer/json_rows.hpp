@@ -24,7 +24,7 @@ inline constexpr std::size_t kLongestLine = std::size_t{256} << 20;
 /// Places in a row at which tokens begin or cease to count: the text before each of them is encoded once more.
 inline constexpr std::size_t kMostBorders = 4096;
 
-struct Example {
+struct JsonRow {
   enum class Form { text, completion, segments };
   Form form = Form::text;
   std::string text;
@@ -38,16 +38,16 @@ struct Example {
 bool is_conversation(const SortedJson& object);
 
 /// Takes the row out of an object. Returns why it is none, "" if it is one.
-std::string take_example(SortedJson& object, Example& example);
+std::string take_row(SortedJson& object, JsonRow& row);
 
-class ExampleReader {
+class JsonRowReader {
  public:
   /// The text of the file at `path`, which must outlive the reader.
-  ExampleReader(std::string_view text, std::string path, dataset::BadLines bad_lines);
+  JsonRowReader(std::string_view text, std::string path, dataset::BadLines bad_lines);
 
   /// The next row; false at the end. Throws Error(data) "PATH:LINE: …" for a bad line, unless these are skipped, and
   /// for a conversation ("messages"), which needs a template.
-  bool next(Example& example);
+  bool next(JsonRow& row);
 
   std::int64_t skipped() const { return skipped_; }
   /// Messages about the first lines that were skipped.

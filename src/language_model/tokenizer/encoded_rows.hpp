@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "language_model/tokenizer/examples.hpp"
+#include "language_model/tokenizer/json_rows.hpp"
 #include "language_model/tokenizer/tokenizer.hpp"
 
 namespace weft::language_model {
 
-struct EncodedExample {
+struct EncodedRow {
   std::vector<std::uint32_t> ids;
   std::vector<std::uint8_t> counted;  ///< of each id 1 or 0
   bool joined = false;                ///< a token joins texts that count and texts that do not
@@ -28,9 +28,9 @@ std::int64_t end_symbol(const Tokenizer&);
 /// Texts and completions get the ids that the tokeniser adds to a text, and `last` (end_symbol) if they do not end with
 /// it. Segments have what their template gives them. An empty text has no ids. Throws Error(data) "SOURCE: …" for a
 /// text that cannot be encoded.
-EncodedExample encode_example(const Tokenizer&, std::int64_t last, const Example&, const std::string& source);
+EncodedRow encode_row(const Tokenizer&, std::int64_t last, const JsonRow&, const std::string& source);
 
-struct ExampleCounts {
+struct RowCounts {
   std::int64_t texts = 0, completions = 0, segments = 0;  ///< rows of each form
   std::int64_t empty = 0, skipped = 0, joined = 0;        ///< rows without text, bad lines, rows with such tokens
   std::int64_t tokens = 0, counted = 0;
@@ -39,13 +39,11 @@ struct ExampleCounts {
 };
 
 /// Called for each row in order: ids, of each 1 if it counts in the loss, bytes of text.
-using TakeExample =
-    std::function<void(std::span<const std::uint32_t>, std::span<const std::uint8_t>, std::int64_t bytes)>;
+using TakeRow = std::function<void(std::span<const std::uint32_t>, std::span<const std::uint8_t>, std::int64_t bytes)>;
 
 /// Reads and encodes all rows of a file with several threads, and logs what was found. Throws Error(data) as the reader
 /// does, and if no row has text.
-ExampleCounts encode_examples(const Tokenizer&, const std::string& path, dataset::BadLines, int n_threads,
-                              const TakeExample& take);
+RowCounts encode_rows(const Tokenizer&, const std::string& path, dataset::BadLines, int n_threads, const TakeRow& take);
 
 /// Calls `take` for the text of each row, in order.
 void for_each_text(const std::string& path, dataset::BadLines, const std::function<void(std::string_view)>& take);

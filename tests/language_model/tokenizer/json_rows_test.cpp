@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rows of JSON Lines: every form, every kind of bad line with its place, and which ids count in the loss.
-#include "language_model/tokenizer/examples.hpp"
+#include "language_model/tokenizer/json_rows.hpp"
 
-#include "language_model/tokenizer/encoded_examples.hpp"
+#include "language_model/tokenizer/encoded_rows.hpp"
 #include "language_model/tokenizer/lines.hpp"
 #include "tests/scratch.hpp"
 
@@ -13,10 +13,10 @@ namespace {
 using dataset::BadLines;
 using testing::refusal;
 
-std::vector<Example> rows_of(std::string_view text, BadLines bad_lines = BadLines::stop) {
-  ExampleReader reader(text, "a.jsonl", bad_lines);
-  std::vector<Example> rows;
-  for (Example row; reader.next(row);) rows.push_back(row);
+std::vector<JsonRow> rows_of(std::string_view text, BadLines bad_lines = BadLines::stop) {
+  JsonRowReader reader(text, "a.jsonl", bad_lines);
+  std::vector<JsonRow> rows;
+  for (JsonRow row; reader.next(row);) rows.push_back(row);
   return rows;
 }
 
@@ -24,14 +24,14 @@ std::string message_of(const std::string& line) {
   return refusal(ExitCode::data, [&] { rows_of("{\"text\": \"x\"}\n" + line + "\n"); });
 }
 
-Example example(Example::Form form, const std::string& text, std::vector<std::size_t> borders) {
+JsonRow row_of(JsonRow::Form form, const std::string& text, std::vector<std::size_t> borders) {
   return {form, text, std::move(borders), 1};
 }
 
 }  // namespace
 
 TEST_CASE("rows of each form; blank lines, a byte order mark and \\r are left out") {
-  const std::vector<Example> rows = rows_of(
+  const std::vector<JsonRow> rows = rows_of(
       "\xef\xbb\xbf{\"text\": \"a\\u00e9\\ud83d\\ude00\", \"id\": 7}\r\n\r\n   \n"
       "{\"completion\": \"c\", \"prompt\": \"pp\"}\n"
       "{\"segments\": [{\"text\": \"u\", \"loss\": false}, {\"text\": \"\", \"loss\": true}, {\"text\": \"v\", "
@@ -83,8 +83,8 @@ TEST_CASE("a bad line is an error with its place, or is left out and counted") {
   CHECK(marked.find("a.jsonl:1: byte 14: ") != std::string::npos);
 
   all += "{\"text\": \"y\"}";
-  ExampleReader reader(all, "a.jsonl", BadLines::skip);
-  Example row;
+  JsonRowReader reader(all, "a.jsonl", BadLines::skip);
+  JsonRow row;
   REQUIRE(reader.next(row));
   REQUIRE(reader.next(row));
   CHECK(row.text == "y");
@@ -101,7 +101,7 @@ TEST_CASE("a bad line is an error with its place, or is left out and counted") {
 
 TEST_CASE("a line of 100 MB is a row; one of more than 256 MiB is a bad line") {
   const std::string long_line = "{\"text\": \"" + std::string(100'000'000, 'a') + "\"}";
-  const std::vector<Example> rows = rows_of(long_line);
+  const std::vector<JsonRow> rows = rows_of(long_line);
   REQUIRE(rows.size() == 1);
   CHECK(rows[0].text.size() == 100'000'000);
   const std::string too_long = std::string(kLongestLine + 1, ' ') + "{}\n{\"text\": \"b\"}";
@@ -113,29 +113,29 @@ TEST_CASE("ids that count: completions and their end, segments, and a token that
   SpecialTokens special;
   special.begin = {256};
   const Tokenizer tokenizer = bytes.with(special);
-  const auto encoded = [&](const Example& row) { return encode_example(tokenizer, end_symbol(tokenizer), row, "a"); };
+  const auto encoded = [&](const JsonRow& row) { return encode_row(tokenizer, end_symbol(tokenizer), row, "a"); };
   using Ids = std::vector<std::uint32_t>;
   using Marks = std::vector<std::uint8_t>;
-  const EncodedExample completion = encoded(example(Example::Form::completion, "abc", {2}));
+  const EncodedRow completion = encoded(row_of(JsonRow::Form::completion, "abc", {2}));
   CHECK(completion.ids == Ids{256, 'a', 'b', 'c', 257});
   CHECK(completion.counted == Marks{0, 0, 0, 1, 1});
-  const EncodedExample text = encoded(example(Example::Form::text, "ab", {0}));
+  const EncodedRow text = encoded(row_of(JsonRow::Form::text, "ab", {0}));
   CHECK(text.ids == Ids{256, 'a', 'b', 257});
   CHECK(text.counted == Marks{1, 1, 1, 1});
-  const EncodedExample segments = encoded(example(Example::Form::segments, "abcd", {1, 3}));
+  const EncodedRow segments = encoded(row_of(JsonRow::Form::segments, "abcd", {1, 3}));
   CHECK(segments.ids == Ids{'a', 'b', 'c', 'd'});
   CHECK(segments.counted == Marks{0, 1, 1, 0});
   CHECK(!segments.joined);
-  CHECK(encoded(example(Example::Form::text, "", {0})).ids.empty());
+  CHECK(encoded(row_of(JsonRow::Form::text, "", {0})).ids.empty());
   // An empty completion still says that the text ends.
-  CHECK(encoded(example(Example::Form::completion, "a", {1})).counted == Marks{0, 0, 1});
+  CHECK(encoded(row_of(JsonRow::Form::completion, "a", {1})).counted == Marks{0, 0, 1});
 
   // "b" and "c" are one token of the whole text.
   const Tokenizer pairs = Tokenizer::from_text(
       R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "bc": 3}, "merges": ["b c"]},
           "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}})",
       "pairs");
-  const EncodedExample joined = encode_example(pairs, -1, example(Example::Form::completion, "abca", {2}), "a");
+  const EncodedRow joined = encode_row(pairs, -1, row_of(JsonRow::Form::completion, "abca", {2}), "a");
   CHECK(joined.ids == Ids{0, 3, 0});
   CHECK(joined.counted == Marks{0, 1, 1});
   CHECK(joined.joined);
