@@ -91,6 +91,7 @@ CASES = [
     ("import cache/ctx_8 --output {out}", "cache/ctx_8/*"),
     ("lm tokenize text.txt --tokens bpe/tokenizer.json --output {out}", "text.txt bpe/*.json"),
     ("lm tokenize text.txt --tokens hf_tokenizer/tokenizer.json --output {out}", "hf_tokenizer/*"),
+    ("lm tokenize rows.jsonl --tokens bytes --output {out}", "rows.jsonl"),
     ("lm train language.toml --output {out}", "language.toml bpe/*"),
     ("lm train language.toml --output {out} --dry-run", "language.toml bpe/*"),
     ("lm train words.toml --output words --set run.steps=6", "words/*.json words/*.jsonl words/checkpoints/*/*"),
@@ -141,6 +142,7 @@ def prepare(weft):
     shutil.copy(SOURCES / "fuzz/corpus/compressed_activations/zstd", folder / "cache/ctx_8/activations_ctx_8_split_0.bin")
     write("text.txt", program.TEXT * 20)
     write("prompts.jsonl", '{"prompt": "The cat"}\n{"prompt": "The dog"}\n')
+    write("rows.jsonl", '{"prompt": "The cat", "completion": " sat"}\n{"segments": [{"text": "The", "loss": false}, {"text": " dog", "loss": true}]}\n')
     write("answers.jsonl", '{"prompt": "a", "text": "The cat"}\n{"prompt": "a", "text": "The dog"}\n{"prompt": "b", "answers": ["x y", "z"]}\n')
     weft.run("lm", "tokenize", "text.txt", "--train-bpe", 300, "--output", "bpe")
     (folder / "hf_tokenizer").mkdir()

@@ -38,6 +38,13 @@ METADATA = {"model_name": "m", "dataset": "t", "split": "train", "num_layers": 2
             "total_tokens": 87, "chunk_tokens": 80, "hook": ["a", {"b": None}]}
 
 
+def json_rows():
+    put("json_rows", "forms", '\ufeff{"text": "a\\u00e9\\ud83d\\ude00"}\r\n\n{"prompt": "p", "completion": "c", "more": [1]}\n'
+        '{"segments": [{"text": "a", "loss": false}, {"text": "b", "loss": true}, {"text": "", "loss": false}]}')
+    put("json_rows", "bad", '{"text": "a"\n{"text": "\\ud800"}\n[1]\n{"text": 1}\n{"segments": [{"text": "a"}]}\n{"text": "b"}')
+    put("json_rows", "deep", '{"text": ' + "[" * 3000 + "]" * 3000 + "}")
+
+
 def vocabulary():
     head = {"format": "weft-vocabulary", "format_version": 1}
     put("vocabulary", "good", json.dumps({**head, "texts": ["a", " the", "\ufffd", "\n", ""]}))
@@ -315,6 +322,6 @@ def compressed_activations():
 
 if __name__ == "__main__":
     ROOT = Path(sys.argv[1])
-    for write in (inputs, index, metadata, vocabulary, statistics, manifest, activations, shard, tokenizers, tokens, weights, foreign_activations,
+    for write in (inputs, index, metadata, json_rows, vocabulary, statistics, manifest, activations, shard, tokenizers, tokens, weights, foreign_activations,
                   compressed_activations):
         write()

@@ -25,7 +25,7 @@ if ! command -v clang++ >/dev/null; then
   echo "run.sh: clang++ is missing (it provides libFuzzer); install the packages clang and libomp-dev" >&2
   exit 2
 fi
-[[ ${#targets[@]} -gt 0 ]] || targets=(input index metadata vocabulary statistics manifest activation_layout shard activation_bytes tokenizer
+[[ ${#targets[@]} -gt 0 ]] || targets=(input index metadata vocabulary statistics manifest activation_layout shard activation_bytes tokenizer json_rows
   foreign_tokens token_bytes safetensors weights_config huggingface)
 
 cmake --preset fuzz -DWEFT_ENABLE_TESTS=ON >/dev/null

@@ -199,6 +199,23 @@ TEST_CASE("the document mask restarts positions and ignores targets across borde
   std::filesystem::remove(path);
 }
 
+TEST_CASE("ids that do not count in the loss are read and are no targets, with and without the document mask") {
+  std::vector<std::uint32_t> ids(8);
+  std::iota(ids.begin(), ids.end(), 0u);
+  const TokenSet set("marked", ids, 8, 0, {{0, 4}, {1, 0, 1, 1, 1, 0, 1, 0}});
+  for (const bool mask : {false, true}) {
+    TokenRows rows(2, 4, mask);
+    fill_windows(set, 0, rows.batch());
+    CHECK(std::vector(rows.batch().targets.begin(), rows.batch().targets.end()) ==
+          std::vector<std::int32_t>{kIgnored, 2, 3, mask ? kIgnored : 4, kIgnored, 6, kIgnored, kIgnored});
+    CHECK(rows.batch().counted == (mask ? 3 : 4));
+    CHECK(rows.batch().ids[5] == 5);
+  }
+  TokenRows rows(2, 4, false);
+  fill_windows(set.counting_all(), 0, rows.batch());
+  CHECK(rows.batch().counted == 7);
+}
+
 TEST_CASE("windows of records share no id, and the last one may be short") {
   for (const std::int64_t size : {21, 22, 23, 24, 27, 28}) {
     CAPTURE(size);

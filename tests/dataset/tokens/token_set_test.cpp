@@ -113,6 +113,50 @@ TEST_CASE("files of a directory are one stream in the order of their names; part
   set.check();
 }
 
+TEST_CASE("which ids count: of files that say so, of others all; damaged marks are refused") {
+  const Folder folder;
+  fs::create_directory(folder / "set");
+  const auto write_marked = [&](const char* name, std::vector<std::uint8_t> counted) {
+    storage::write_token_file(folder / name, Ids{1, 2, 3}, std::vector<std::int64_t>{0}, 10, 0, "", counted);
+  };
+  write_marked("set/a.h5", {0, 1, 0});
+  write_marked("set/b.h5", {});
+  const TokenSet set = TokenSet::open(folder / "set");
+  CHECK(set.has_counted());
+  std::vector<std::uint8_t> counted(5);
+  set.read_counted(1, counted);
+  CHECK(counted == std::vector<std::uint8_t>{1, 0, 1, 1, 1});
+  set.part(2, 4, 0).read_counted(0, std::span(counted).first(2));
+  CHECK(counted[0] == 0);
+  CHECK(counted[1] == 1);
+  set.check();
+  const TokenSet all = set.counting_all();
+  CHECK(!all.has_counted());
+  all.part(0, 3, 0).read_counted(0, std::span(counted).first(1));
+  CHECK(counted[0] == 1);
+  // The marks are a part of the fingerprint.
+  write_marked("a.h5", {0, 1, 1});
+  write_marked("b.h5", {1, 1, 0});
+  fs::create_directory(folder / "other");
+  fs::copy_file(folder / "a.h5", folder / "other/b.h5");
+  CHECK(TokenSet::open(folder / "other/b.h5").fingerprint() != TokenSet::open(folder / "b.h5").fingerprint());
+
+  write_marked("bad.h5", {0, 2, 1});
+  const TokenSet bad = TokenSet::open(folder / "bad.h5");
+  CHECK(testing::refusal(ExitCode::data, [&] { bad.check(); }).find("bad.h5: /counted [1] is 2") != std::string::npos);
+  write_marked("short.h5", {1, 0});
+  CHECK(refusal_of(folder / "short.h5").find("/counted has 2 entries for 3 tokens") != std::string::npos);
+
+  TokenWriter writer(folder / "written", 10, "{}", 4);
+  writer.append(Ids{1, 2, 3}, 3, std::vector<std::uint8_t>{0, 0, 1});
+  writer.append(Ids{4, 5}, 2);
+  writer.append(Ids{6, 7, 8}, 3, std::vector<std::uint8_t>{1, 1, 0});
+  CHECK(writer.finish().files == 2);
+  counted.resize(8);
+  TokenSet::open(folder / "written").read_counted(0, counted);
+  CHECK(counted == std::vector<std::uint8_t>{0, 0, 1, 1, 1, 1, 1, 0});
+}
+
 TEST_CASE("token files of llm.c are read; their documents begin with a fixed id") {
   const Folder folder;
   write_foreign<std::uint16_t>(folder / "gpt2.bin", 20240520, 1, {50256, 5, 6, 50256, 7});
