@@ -17,7 +17,8 @@ namespace {
 using kernels::Scalar;
 
 constexpr const char* kFormat = "weft-tokens";
-constexpr std::int64_t kFormatVersion = 1;
+// Files in which some tokens do not count have version 2: a program that does not know them would count all.
+constexpr std::int64_t kAllCount = 1, kFormatVersion = 2;
 constexpr std::int64_t kLargestVocabulary = (std::int64_t{1} << 31) - 1;  // targets are int32
 
 std::int64_t size_of(const std::string& path) {
@@ -66,10 +67,12 @@ TokenHeader read_token_header(const std::filesystem::path& path_of_file) {
       throw error(ExitCode::data,
                   "{}: is not a token file (attribute format is \"{}\", not \"{}\"); write one with weft lm tokenize",
                   path, printable(format), kFormat);
-    if (const std::int64_t version = integer(file, path, "format_version", 0, 1'000'000); version != kFormatVersion)
-      throw error(ExitCode::data,
-                  "{}: format_version is {} (this program reads {}); use the Weft version that wrote it or a newer one",
-                  path, version, kFormatVersion);
+    if (const std::int64_t version = integer(file, path, "format_version", 0, 1'000'000);
+        version < kAllCount || version > kFormatVersion)
+      throw error(
+          ExitCode::data,
+          "{}: format_version is {} (this program reads up to {}); use the Weft version that wrote it or a newer one",
+          path, version, kFormatVersion);
     TokenHeader header;
     header.vocabulary = integer(file, path, "vocabulary", 1, kLargestVocabulary);
     header.text_bytes = integer(file, path, "text_bytes", 0, std::int64_t{1} << 60);
@@ -97,7 +100,7 @@ void write_token_file(const std::filesystem::path& path, std::span<const std::ui
   const Lock lock;
   Handle file = create_file(path);
   write_attribute(file, "format", kFormat);
-  write_attribute(file, "format_version", kFormatVersion);
+  write_attribute(file, "format_version", counted.empty() ? kAllCount : kFormatVersion);
   write_attribute(file, "vocabulary", vocabulary);
   write_attribute(file, "text_bytes", text_bytes);
   write_array(file, name, "documents", Scalar::i64, static_cast<std::int64_t>(documents.size()), documents.data());

@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/format.hpp"
 #include "base/log.hpp"
+#include "base/progress.hpp"
 #include "dataset/activations/workers.hpp"
 #include "language_model/tokenizer/tokenizer_files.hpp"
 #include "storage/mapped_file.hpp"
@@ -14,7 +15,9 @@ namespace weft::language_model {
 namespace {
 
 /// Text that is encoded before it is taken, and rows.
-constexpr std::size_t kBytesAtATime = std::size_t{16} << 20, kRowsAtATime = std::size_t{1} << 16;
+constexpr std::size_t kBytesAtATime = std::size_t{64} << 20, kRowsAtATime = std::size_t{1} << 18;
+/// Groups of them, each of which a thread encodes with one cache.
+constexpr std::int64_t kGroups = 64;
 
 void log_counts(const std::string& path, const JsonRowReader& reader, const RowCounts& counts) {
   const auto of_form = [](std::int64_t rows, const char* form) {
@@ -42,12 +45,13 @@ std::int64_t end_symbol(const Tokenizer& tokenizer) {
   return tokenizer.special("EOS");
 }
 
-EncodedRow encode_row(const Tokenizer& tokenizer, std::int64_t last, const JsonRow& row, const std::string& source) {
+EncodedRow encode_row(const Tokenizer& tokenizer, std::int64_t last, const JsonRow& row, const std::string& source,
+                      PieceCache& cache) {
   EncodedRow encoded;
   if (row.text.empty()) return encoded;
   const std::string_view text = row.text;
   std::vector<std::uint32_t>& ids = encoded.ids;
-  ids = tokenizer.encode(text, source);
+  ids = tokenizer.encode(text, source, 0, cache);
   encoded.counted.assign(ids.size(), 0);
   std::size_t begin = 0;
   for (std::size_t i = 0; i < row.borders.size(); ++i) {
@@ -55,7 +59,7 @@ EncodedRow encode_row(const Tokenizer& tokenizer, std::int64_t last, const JsonR
     if (const std::size_t border = row.borders[i]; border == text.size()) {
       end = ids.size();
     } else if (border > 0) {
-      const std::vector<std::uint32_t> before = tokenizer.encode(text.substr(0, border), source);
+      const std::vector<std::uint32_t> before = tokenizer.encode(text.substr(0, border), source, 0, cache);
       const auto differs = std::mismatch(before.begin(), before.end(), ids.begin(), ids.end()).first;
       end = static_cast<std::size_t>(differs - before.begin());
       encoded.joined = encoded.joined || differs != before.end();
@@ -88,9 +92,15 @@ RowCounts encode_rows(const Tokenizer& tokenizer, const std::string& path, datas
   std::vector<EncodedRow> encoded;
   const auto encode = [&] {
     encoded.assign(rows.size(), {});
-    workers.run(static_cast<std::int64_t>(rows.size()), [&](std::int64_t i) {
-      const JsonRow& row = rows[static_cast<std::size_t>(i)];
-      encoded[static_cast<std::size_t>(i)] = encode_row(tokenizer, last, row, fmt::format("{}:{}", path, row.line));
+    const auto group_begin = [&](std::int64_t group) {
+      return rows.size() * static_cast<std::size_t>(group) / static_cast<std::size_t>(kGroups);
+    };
+    workers.run(kGroups, [&](std::int64_t group) {
+      PieceCache cache;
+      for (std::size_t i = group_begin(group); i < group_begin(group + 1); ++i) {
+        encoded[i] = encode_row(tokenizer, last, rows[i], fmt::format("{}:{}", path, rows[i].line), cache);
+        note_progress();
+      }
     });
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const EncodedRow& row = encoded[i];

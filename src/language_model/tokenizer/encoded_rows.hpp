@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "language_model/tokenizer/json_rows.hpp"
+#include "language_model/tokenizer/piece_cache.hpp"
 #include "language_model/tokenizer/tokenizer.hpp"
 
 namespace weft::language_model {
@@ -28,7 +29,8 @@ std::int64_t end_symbol(const Tokenizer&);
 /// Texts and completions get the ids that the tokeniser adds to a text, and `last` (end_symbol) if they do not end with
 /// it. Segments have what their template gives them. An empty text has no ids. Throws Error(data) "SOURCE: …" for a
 /// text that cannot be encoded.
-EncodedRow encode_row(const Tokenizer&, std::int64_t last, const JsonRow&, const std::string& source);
+EncodedRow encode_row(const Tokenizer&, std::int64_t last, const JsonRow&, const std::string& source,
+                      PieceCache& cache);
 
 struct RowCounts {
   std::int64_t texts = 0, completions = 0, segments = 0;  ///< rows of each form

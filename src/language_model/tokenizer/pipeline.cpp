@@ -2,7 +2,6 @@
 #include "language_model/tokenizer/pipeline.hpp"
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "base/error.hpp"
 
@@ -12,11 +11,6 @@ namespace {
 // Bounds of the memory of the cache: rare and long pieces are encoded again.
 constexpr std::size_t kMostCached = std::size_t{1} << 20, kLongestCached = 256;
 constexpr const char* kSentencePieceMark = "▁";
-
-struct ViewHash {
-  using is_transparent = void;
-  std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
-};
 
 }  // namespace
 
@@ -67,8 +61,8 @@ std::string Pipeline::text_of(std::uint32_t id, bool first) const {
 /// One text on its way through the parts.
 class Pipeline::Encoding {
  public:
-  Encoding(const Pipeline& parts, std::string_view text, std::string_view source, std::size_t offset)
-      : parts_(parts), text_(text), source_(source), offset_(offset) {}
+  Encoding(const Pipeline& parts, std::string_view text, std::string_view source, std::size_t offset, PieceCache& cache)
+      : parts_(parts), text_(text), source_(source), offset_(offset), cache_(cache) {}
 
   std::vector<std::uint32_t> ids() && {
     split(text_, false, [&](std::string_view part) { normalise_and_cut(part); });
@@ -104,27 +98,28 @@ class Pipeline::Encoding {
   }
 
   void encode(std::string_view piece, const TextPlace& place) {
-    if (const auto known = cache_.find(piece); known != cache_.end()) {
-      const auto [begin, count] = known->second;
-      for (std::size_t i = begin; i < begin + count; ++i) ids_.push_back(ids_[i]);
+    if (const auto known = cache_.places.find(piece); known != cache_.places.end()) {
+      const auto first = cache_.ids.begin() + static_cast<std::ptrdiff_t>(known->second.first);
+      ids_.insert(ids_.end(), first, first + static_cast<std::ptrdiff_t>(known->second.second));
       return;
     }
     const std::size_t begin = ids_.size();
     parts_.model_->encode(piece, place, ids_);
-    if (cache_.size() < kMostCached && piece.size() <= kLongestCached)
-      cache_.emplace(piece, std::pair(begin, ids_.size() - begin));
+    if (cache_.places.size() == kMostCached || piece.size() > kLongestCached) return;
+    cache_.places.emplace(piece, std::pair(cache_.ids.size(), ids_.size() - begin));
+    cache_.ids.insert(cache_.ids.end(), ids_.begin() + static_cast<std::ptrdiff_t>(begin), ids_.end());
   }
 
   const Pipeline& parts_;
   std::string_view text_, source_;
   std::size_t offset_;
   std::vector<std::uint32_t> ids_;
-  /// Piece -> place of its ids in the output.
-  std::unordered_map<std::string, std::pair<std::size_t, std::size_t>, ViewHash, std::equal_to<>> cache_;
+  PieceCache& cache_;
 };
 
-std::vector<std::uint32_t> Pipeline::encode(std::string_view text, std::string_view source, std::size_t offset) const {
-  return Encoding(*this, text, source, offset).ids();
+std::vector<std::uint32_t> Pipeline::encode(std::string_view text, std::string_view source, std::size_t offset,
+                                            PieceCache& cache) const {
+  return Encoding(*this, text, source, offset, cache).ids();
 }
 
 }  // namespace weft::language_model

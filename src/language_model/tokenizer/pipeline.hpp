@@ -13,6 +13,7 @@
 
 #include "language_model/tokenizer/added_tokens.hpp"
 #include "language_model/tokenizer/normaliser.hpp"
+#include "language_model/tokenizer/piece_cache.hpp"
 #include "language_model/tokenizer/piece_model.hpp"
 #include "language_model/tokenizer/pre_tokeniser.hpp"
 #include "language_model/tokenizer/token_decoder.hpp"
@@ -39,7 +40,8 @@ class Pipeline {
 
   /// Ids of a text, valid UTF-8; `offset`: of the text in its source, for messages. Throws Error(data) for a character
   /// without a token.
-  std::vector<std::uint32_t> encode(std::string_view text, std::string_view source, std::size_t offset = 0) const;
+  std::vector<std::uint32_t> encode(std::string_view text, std::string_view source, std::size_t offset,
+                                    PieceCache& cache) const;
   /// True if a text may be cut before a space after a visible ASCII character: the ids of the parts are its own.
   bool cuts_before_spaces() const;
   /// The bytes of an id; `first`: of a text.

@@ -117,6 +117,12 @@ std::int64_t Tokenizer::special(std::string_view name) const {
 }
 
 std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, std::string_view source, std::size_t offset) const {
+  PieceCache cache;
+  return encode(text, source, offset, cache);
+}
+
+std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, std::string_view source, std::size_t offset,
+                                             PieceCache& cache) const {
   std::vector<std::uint32_t> ids;
   if (std::holds_alternative<Bytes>(model_->kind)) {
     ids.reserve(text.size());
@@ -124,7 +130,8 @@ std::vector<std::uint32_t> Tokenizer::encode(std::string_view text, std::string_
     return ids;
   }
   require_utf8(text, source, offset);
-  if (const auto* learned = std::get_if<Learned>(&model_->kind)) return learned->pipeline.encode(text, source, offset);
+  if (const auto* learned = std::get_if<Learned>(&model_->kind))
+    return learned->pipeline.encode(text, source, offset, cache);
   const Characters& characters = std::get<Characters>(model_->kind);
   const std::int64_t unknown = special("UNK");
   for (std::size_t at = 0; at < text.size();) {

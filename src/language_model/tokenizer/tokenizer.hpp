@@ -25,6 +25,7 @@
 namespace weft::language_model {
 
 struct ByteLevelBpe;
+struct PieceCache;
 
 /// Throws Error(data) "SOURCE: byte N …" for invalid UTF-8.
 void require_utf8(std::string_view text, std::string_view source, std::size_t offset = 0);
@@ -73,6 +74,9 @@ class Tokenizer {
   /// the vocabulary, unless UNK is. `offset`: of the text in its source.
   std::vector<std::uint32_t> encode(std::string_view text, std::string_view source = "text",
                                     std::size_t offset = 0) const;
+  /// The same with what earlier texts of this tokeniser left in the cache, which makes short texts faster.
+  std::vector<std::uint32_t> encode(std::string_view text, std::string_view source, std::size_t offset,
+                                    PieceCache& cache) const;
   /// The text in parts of about `bytes` bytes, whose ids one after the other are those of the text. One part if the
   /// text cannot be cut.
   std::vector<std::string_view> parts(std::string_view text, std::size_t bytes) const;

@@ -113,7 +113,10 @@ TEST_CASE("ids that count: completions and their end, segments, and a token that
   SpecialTokens special;
   special.begin = {256};
   const Tokenizer tokenizer = bytes.with(special);
-  const auto encoded = [&](const JsonRow& row) { return encode_row(tokenizer, end_symbol(tokenizer), row, "a"); };
+  PieceCache cache;
+  const auto encoded = [&](const JsonRow& row) {
+    return encode_row(tokenizer, end_symbol(tokenizer), row, "a", cache);
+  };
   using Ids = std::vector<std::uint32_t>;
   using Marks = std::vector<std::uint8_t>;
   const EncodedRow completion = encoded(row_of(JsonRow::Form::completion, "abc", {2}));
@@ -135,7 +138,8 @@ TEST_CASE("ids that count: completions and their end, segments, and a token that
       R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2, "bc": 3}, "merges": ["b c"]},
           "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}})",
       "pairs");
-  const EncodedRow joined = encode_row(pairs, -1, row_of(JsonRow::Form::completion, "abca", {2}), "a");
+  PieceCache of_pairs;
+  const EncodedRow joined = encode_row(pairs, -1, row_of(JsonRow::Form::completion, "abca", {2}), "a", of_pairs);
   CHECK(joined.ids == Ids{0, 3, 0});
   CHECK(joined.counted == Marks{0, 1, 1});
   CHECK(joined.joined);
