@@ -141,10 +141,10 @@ class Preparer:
         return kept
 
     def prompt(self, messages, row):
-        reference = row.get("reference")
-        if messages[-1]["role"] == "assistant":
-            reference = messages[-1].get("content") if reference is None else reference
-            messages = messages[:-1]
+        last = messages_in(row, "completion")[-1] if "completion" in row else None
+        if last is None and messages[-1]["role"] == "assistant":
+            last, messages = messages[-1], messages[:-1]
+        reference = row.get("reference", (last or {}).get("content"))
         made = {"segments": [{"text": self.template.render(messages, True), "loss": False}]}
         return {**made, "reference": reference} if isinstance(reference, str) else made
 

@@ -64,7 +64,7 @@ def test(weft):
     (weft.folder / "rows.jsonl").write_text("\r\n".join(json.dumps(row) for row in ROWS))
     said, losses = train(weft, "rows", "rows.jsonl", BYTES)
     ids, counted, documents = expected_marks()
-    assert f"80 rows, 40 of prompt and completion, 40 of segments; {len(ids):,} tokens, of which {sum(counted)} are in completions" in said, said
+    assert f"80 rows, 40 of prompt and completion, 40 of segments; {len(ids):,} tokens, of which {sum(counted)} count with" in said, said
     assert 'data.train = "rows.jsonl": jsonl by its name' in said, said
 
     # Stopped after two steps and resumed: the same bits, on one and two ranks.

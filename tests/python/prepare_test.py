@@ -94,7 +94,8 @@ def check_program():
     made = {"segments": [{"text": prompt, "loss": False}, {"text": "Hello.<|im_end|>\n", "loss": True}]}
     assert rows("o.jsonl") == [made, {"text": "a"}, lines[2], made], rows("o.jsonl")
     prepare("a.jsonl", "--model", "model", "--output", "p.jsonl", "--generation-prompt")
-    assert rows("p.jsonl")[0] == {"segments": [{"text": prompt, "loss": False}], "reference": "Hello."}
+    assert rows("p.jsonl") == [{"segments": [{"text": prompt, "loss": False}], "reference": "Hello."}, {"text": "a"}, lines[2],
+                               {"segments": [{"text": prompt, "loss": False}], "reference": "Hello."}]
 
     # Rows that cannot be used: an error each, or left out together.
     bad = [b'{"text": "a"', b'{"text": "\xff"}', b'{"text": "\\ud800"}', b"[1]", b'{"other": 1}', b'{"messages": []}', b'{"messages": [{"content": "a"}]}',

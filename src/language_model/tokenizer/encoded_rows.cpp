@@ -23,10 +23,12 @@ void log_counts(const std::string& path, const JsonRowReader& reader, const RowC
   const auto of_form = [](std::int64_t rows, const char* form) {
     return rows == 0 ? "" : fmt::format(", {} {}", format::grouped(rows), form);
   };
-  log::info("{}: JSON Lines, {} rows{}{}{}; {} tokens, of which {} are in completions", path,
-            format::grouped(counts.rows()), of_form(counts.texts, "of text"),
-            of_form(counts.completions, "of prompt and completion"), of_form(counts.segments, "of segments"),
-            format::grouped(counts.tokens), format::grouped(counts.counted));
+  log::info("{}: JSON Lines, {} rows{}{}{}; {} tokens{}", path, format::grouped(counts.rows()),
+            of_form(counts.texts, "of text"), of_form(counts.completions, "of prompt and completion"),
+            of_form(counts.segments, "of segments"), format::grouped(counts.tokens),
+            counts.counted == counts.tokens ? ""
+                                            : fmt::format(", of which {} count with data.loss_on = \"completion\"",
+                                                          format::grouped(counts.counted)));
   if (counts.joined > 0)
     log::info(
         "{}: {} rows have a token that joins text that counts and text that does not; it belongs to the later one",
