@@ -29,7 +29,7 @@ MODES = ("cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ("me
 def made(model, *more, mode="mean", include_prompt=True, limit=None, **settings):
     """sentence-transformers of the directory of a model, with a pooling of its tokens, and `more` modules."""
     transformer = Transformer(str(model))
-    transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
+    transformer.tokenizer.pad_token = transformer.tokenizer.pad_token or transformer.tokenizer.eos_token
     if limit:
         transformer.max_seq_length = limit
     pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode=mode, include_prompt=include_prompt)
@@ -140,7 +140,8 @@ def encoders(weft):
         for count in (2, len(texts)):
             expected = distance(library.encode(texts[:count]))
             (weft.folder / "answers.jsonl").write_text("".join(json.dumps({"prompt": "", "text": text}) + "\n" for text in texts[:count]))
-            found = json.loads(weft.run("lm", "diversity", "answers.jsonl", "--embedder", name, "--json", "--quiet"))["mean"]["semantic"]
+            printed = weft.run("lm", "diversity", "answers.jsonl", "--embedder", name, "--json", "--quiet")
+            found = json.loads(printed[printed.index("{"):])["mean"]["semantic"]
             # As above; the library normalises in fp32.
             assert expected > 1e-3 and abs(found - expected) < 1e-6, (name, count, found, expected)
 
