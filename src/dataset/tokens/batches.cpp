@@ -8,6 +8,7 @@
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/progress.hpp"
+#include "dataset/tokens/segment_order.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/random.hpp"
 
@@ -159,14 +160,22 @@ void TokenBatches::fill(std::int64_t cursor, std::int64_t first, TokenBatch& bat
   for (std::int64_t s = 0; s < batch.sequences; ++s) {
     const std::int64_t token = cursor + (first + s) * length;  // number of the sequence's first token in the run
     std::int64_t begin = 0, predictions = length;
-    if (settings_.order == TokenOrder::sequential) {
-      begin = token / length % evaluation_windows(set_, length) * length;
+    if (settings_.order == TokenOrder::sequential || settings_.order == TokenOrder::shuffled) {
+      const std::int64_t segments = evaluation_windows(set_, length), epoch = token / length / segments,
+                         number = token / length % segments;
+      begin = length *
+              (settings_.order == TokenOrder::shuffled ? shuffled_segment(number, segments, seed_, epoch) : number);
       predictions = std::min(length, set_.size() - 1 - begin);
     } else {
       begin = random_begin(token, length);
     }
     fill_window(set_, begin, predictions, s, batch, window, starts);
   }
+}
+
+std::int64_t TokenBatches::epoch_tokens() const {
+  if (settings_.order != TokenOrder::sequential && settings_.order != TokenOrder::shuffled) return set_.size();
+  return evaluation_windows(set_, settings_.sequence) * settings_.sequence;
 }
 
 std::int64_t evaluation_windows(const TokenSet& set, std::int64_t length) {

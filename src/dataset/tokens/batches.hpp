@@ -6,6 +6,7 @@
 //   random_windows   text segments of length + 1 ids, which start at uniformly random positions of the set
 //   sequential       the set cut into segments of length + 1 ids with stride `length`, in order, again and again; each
 //                    prediction once per epoch, unless the length changes in it
+//   shuffled         the same segments, each epoch in a permutation of its own (segment_order.hpp)
 //   curriculum       at first segments drawn from the easiest fraction c of the set, which grows: after t of the T
 //                    steps of the curriculum c = sqrt(c0^2 + (1 - c0^2) t / T), c0 = 0.01 (Platanios et al. 2019,
 //                    arXiv 1903.09848); then as random_windows. Difficulty of a segment of `sequence` ids: the sum of
@@ -62,6 +63,9 @@ class TokenBatches {
   /// of all steps before it (cursor + first * length is the global number of the first token; the next step begins at
   /// cursor + batch_tokens). Their length is at most `sequence`. Throws Error(data) for an id out of range.
   void fill(std::int64_t cursor, std::int64_t first, TokenBatch& batch) const;
+
+  /// Tokens of the batches of an epoch, in which each segment occurs once; of random segments the size of the set.
+  std::int64_t epoch_tokens() const;
 
  private:
   std::int64_t random_begin(std::int64_t token, std::int64_t length) const;

@@ -67,12 +67,15 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
       .at_most(input::kMostSteps)
       .required_with("data.sequence_start")
       .changeable();
-  schema.add("data.order", data.order,
-             {{"random_windows", TokenOrder::random_windows},
-              {"sequential", TokenOrder::sequential},
-              {"curriculum", TokenOrder::curriculum}},
-             "segments at uniformly random positions; the stream cut into segments, in order; or random segments of "
-             "which the first steps draw the easiest, those whose tokens are frequent");
+  schema.add(
+      "data.order", data.order,
+      {{"random_windows", TokenOrder::random_windows},
+       {"sequential", TokenOrder::sequential},
+       {"shuffled", TokenOrder::shuffled},
+       {"curriculum", TokenOrder::curriculum}},
+      "segments at uniformly random positions; the stream cut into segments, each once per epoch, in stored order "
+      "or in a random one of each epoch; or random segments of which the first steps draw the easiest, those "
+      "whose tokens are frequent");
   schema.add("data.curriculum_steps", data.curriculum_steps, "steps after which segments of any difficulty are drawn")
       .in("steps")
       .at_least(0)

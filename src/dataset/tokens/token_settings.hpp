@@ -11,7 +11,7 @@ class Schema;
 
 namespace weft::dataset {
 
-enum class TokenOrder { random_windows, sequential, curriculum };
+enum class TokenOrder { random_windows, sequential, shuffled, curriculum };
 
 /// Table [data] of a language model.
 struct TokenSettings {

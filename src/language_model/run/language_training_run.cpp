@@ -195,7 +195,7 @@ std::vector<std::pair<std::string, double>> TrainingRun::phase_bytes() {
 run::Metrics TrainingRun::metrics() {
   const Trainer::Metrics now = trainer_.metrics();
   run::Metrics metrics = {
-      {.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(corpus_.train.size())},
+      {.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(batches_.epoch_tokens())},
       {.name = "learning_rate", .value = now.learning_rate}};
   // The loss on private data, without noise, is not released; the norm is that of the gradient with its noise.
   if (!account_) metrics.push_back({.name = "loss", .value = now.loss, .progress = "loss {:.4f}", .in_result = true});

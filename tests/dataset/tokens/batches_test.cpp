@@ -10,6 +10,7 @@
 #include <numeric>
 #include <set>
 
+#include "dataset/tokens/segment_order.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "storage/token_file.hpp"
 #include "tests/test.hpp"
@@ -65,7 +66,8 @@ TEST_CASE("random windows are windows of the set; their starts are uniform and r
 }
 
 TEST_CASE("a sequence depends on seed and position alone: any rank can fill any part of a step") {
-  for (const TokenOrder order : {TokenOrder::random_windows, TokenOrder::sequential, TokenOrder::curriculum}) {
+  for (const TokenOrder order :
+       {TokenOrder::random_windows, TokenOrder::sequential, TokenOrder::shuffled, TokenOrder::curriculum}) {
     TokenSettings data = settings(12, 5, order);
     data.curriculum_steps = order == TokenOrder::curriculum ? 20 : 0;
     const TokenBatches batches(counting(1000), data, 3);
@@ -144,6 +146,52 @@ TEST_CASE("sequential order counts each prediction once per epoch, then begins a
   CHECK(std::is_sorted(targets.begin(), targets.end()));
   batches.fill(25, 0, next.batch());
   CHECK(std::equal(next.batch().ids.begin(), next.batch().ids.end(), rows.batch().ids.begin()));
+}
+
+TEST_CASE("shuffled order has each segment once per epoch, in another order each time, on any number of ranks") {
+  constexpr std::int64_t kSize = 94, kLength = 5;  // 93 predictions: 18 segments of 5 and one of 3
+  constexpr std::int64_t kSegments = 19, kSequences = 8, kEpochs = 8;
+  const TokenBatches batches(counting(kSize), settings(kSequences, kLength, TokenOrder::shuffled), 7);
+  CHECK(batches.epoch_tokens() == kSegments * kLength);
+  std::vector<std::int64_t> expected(kSegments);
+  std::iota(expected.begin(), expected.end(), 0);
+  for (const std::int64_t ranks : {1, 2, 4}) {
+    std::vector<std::int64_t> segments;
+    const std::int64_t own = kSequences / ranks;
+    TokenRows rows(own, kLength, false);
+    std::int64_t counted = 0;
+    for (std::int64_t step = 0; step < kEpochs * kSegments / kSequences; ++step)  // batches span the ends of epochs
+      for (std::int64_t rank = 0; rank < ranks; ++rank) {
+        batches.fill(step * kSequences * kLength, rank * own, rows.batch());
+        counted += rows.batch().counted;
+        for (std::int64_t s = 0; s < own; ++s)
+          segments.push_back(rows.batch().ids[static_cast<std::size_t>(s * kLength)] / kLength);
+      }
+    CHECK(counted == kEpochs * (kSize - 1));
+    std::set<std::vector<std::int64_t>> orders;
+    for (std::int64_t epoch = 0; epoch < kEpochs; ++epoch) {
+      std::vector<std::int64_t> order(segments.begin() + epoch * kSegments, segments.begin() + (epoch + 1) * kSegments);
+      orders.insert(order);
+      std::sort(order.begin(), order.end());
+      CHECK(order == expected);
+    }
+    CHECK(orders.size() == kEpochs);
+  }
+}
+
+TEST_CASE("a shuffled segment is any segment with the same probability") {
+  // 20,000 permutations of 5: each number is 4,000 times at each place, with a standard deviation of 57.
+  std::vector<std::int64_t> counts(25, 0);
+  for (std::int64_t epoch = 0; epoch < 20000; ++epoch)
+    for (std::int64_t i = 0; i < 5; ++i) ++counts[static_cast<std::size_t>(5 * i + shuffled_segment(i, 5, 3, epoch))];
+  for (const std::int64_t count : counts) CHECK(std::abs(count - 4000) < 6 * 57);
+  for (const std::int64_t n : {1, 2, 3, 4, 5, 16, 17, 1000}) {
+    std::set<std::int64_t> seen;
+    for (std::int64_t i = 0; i < n; ++i) seen.insert(shuffled_segment(i, n, 1, 0));
+    CHECK(std::ssize(seen) == n);
+    CHECK(*seen.begin() == 0);
+    CHECK(*seen.rbegin() == n - 1);
+  }
 }
 
 TEST_CASE("evaluation windows count each prediction once, whatever their number per batch") {
