@@ -62,7 +62,9 @@ std::string summary(const Corpus& corpus) {
     return tokens.n_files() > 0 ? tokens.summary()
                                 : fmt::format("{}: {} tokens\n", tokens.name(), format::grouped(tokens.size()));
   };
-  return set(corpus.train) + (corpus.validation ? "validation: " + set(*corpus.validation) : "no validation data\n") +
+  const dataset::DocumentRows* const rows = corpus.segments.documents();
+  return set(corpus.train) + (rows != nullptr ? "training: " + rows->summary() + "\n" : "") +
+         (corpus.validation ? "validation: " + set(*corpus.validation) : "no validation data\n") +
          fmt::format("tokeniser: {}, vocabulary {}\n", corpus.tokenizer ? corpus.tokenizer->kind() : "none",
                      format::grouped(corpus.vocabulary));
 }
@@ -73,11 +75,12 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
       corpus_(corpus),
       world_(world),
       execution_(runtime.execution()),
-      batches_(corpus.train, configuration.data, static_cast<std::uint64_t>(configuration.run.seed)),
+      batches_(corpus.segments, configuration.data, static_cast<std::uint64_t>(configuration.run.seed)),
       data_ranks_(grid.axis(parallel::kDataAxis)),
       trainer_(
           make_trainer(configuration, architecture_of(configuration, corpus, found, world), grid, runtime.execution())),
       sample_arena_(runtime.execution(), grid) {
+  if (corpus.validation) validation_segments_.emplace(*corpus.validation, configuration.data);
   if (configuration.sample.tokens > 0 && corpus.tokenizer) {
     GenerationSettings samples = sample_settings(configuration, trainer_.model().architecture());
     samples.vocabulary = corpus.tokenizer->vocabulary_size();
@@ -209,7 +212,7 @@ run::Metrics TrainingRun::metrics() {
 const EvaluationResult& TrainingRun::validate() {
   if (validated_step_ != trainer_.steps_done())
     validation_ =
-        language_model::evaluate(*corpus_.validation, configuration_.data.sequence, configuration_.micro_tokens(),
+        language_model::evaluate(*validation_segments_, configuration_.data.sequence, configuration_.micro_tokens(),
                                  trainer_.transformer(), trainer_.staging(), execution_, &trainer_.ranks());
   validated_step_ = trainer_.steps_done();
   return *validation_;

@@ -67,6 +67,7 @@ class TrainingRun final : public run::Trainable {
   const parallel::World& world_;
   const kernels::Execution execution_;
   dataset::TokenBatches batches_;
+  std::optional<dataset::Segments> validation_segments_;
   const parallel::Communicator& data_ranks_;
   Trainer trainer_;
   std::optional<privacy::Account> account_;  // of private training

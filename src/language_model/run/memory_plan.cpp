@@ -202,7 +202,7 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   for (const model::StepArena::Bytes& bytes : step.bytes())
     plan.host.emplace_back(bytes.purpose == "tokens" ? "tokens staging" : bytes.purpose, bytes.host);
   plan.host.emplace_back(
-      "order of the curriculum",
+      "order of segments",
       train_tokens > 0 ? dataset::order_bytes(configuration.data, train_tokens, architecture.vocabulary) : 0);
   plan.checkpoint_bytes = model::checkpoint_bytes(specs, configuration.optimizer.state);
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
