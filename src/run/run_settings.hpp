@@ -21,6 +21,7 @@ enum class NonFinite { stop, skip };
 struct RunSettings {
   std::string output = "runs/weft";
   std::int64_t steps = 1000;
+  double epochs = 0;  ///< passes over the training data instead of `steps`; 0 = steps (use_epochs)
   std::int64_t seed = 1;
   std::string walltime = "";  ///< hh:mm:ss; "" = no limit
   std::int64_t lease = 60;    ///< seconds (checkpoint/lease.hpp)
@@ -44,6 +45,11 @@ struct ResumeSettings {
 void add_keys(input::Schema&, RunSettings&);
 void add_keys(input::Schema&, LogSettings&);
 void add_keys(input::Schema&, ResumeSettings&);
+
+/// Converts run.epochs, if it is given, into run.steps, the number of steps after which that many epochs are complete,
+/// and checks the rules of the schema that depend on it. From then on run.epochs is 0: the resolved input of a run
+/// states its steps. `steps_per_epoch`: 0 if it is not known. Throws a collective Error(usage).
+void use_epochs(RunSettings&, const input::Schema&, double steps_per_epoch);
 
 /// Seconds of "hh:mm:ss" (hours may exceed 99); nothing when the text is not of this form.
 std::optional<std::int64_t> parse_walltime(std::string_view text);

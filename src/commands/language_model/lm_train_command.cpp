@@ -16,6 +16,7 @@
 #include "language_model/run/initial_model.hpp"
 #include "language_model/run/language_training_run.hpp"
 #include "language_model/run/memory_plan.hpp"
+#include "language_model/run/private_plan.hpp"
 #include "polychromic/polychromic_run.hpp"
 #include "run/algorithms.hpp"
 #include "run/usable_memory.hpp"
@@ -53,6 +54,11 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   const polychromic::Configuration& configuration = input.configuration;
   const std::optional<language_model::InitialModel> initial = language_model::open_initial(configuration, world);
   const language_model::Corpus corpus = language_model::load_corpus(configuration, initial, world);
+  if (draws_answers && configuration.run.epochs > 0)
+    throw collective_error(ExitCode::usage,
+                           "run.epochs is for weft lm train (the steps of weft lm polychromic draw prompts, of which "
+                           "polychromic.every and polychromic.prompts say how many); give run.steps");
+  run::use_epochs(input.configuration.run, schema, language_model::steps_per_epoch(configuration, corpus.segments));
   if (world.is_root() && configuration.log.evaluate_every > 0 && !corpus.validation && configuration.sample.tokens == 0)
     log::warning("log.evaluate_every = {} has no effect (no validation data, and log.sample_tokens = 0)",
                  configuration.log.evaluate_every);

@@ -379,7 +379,9 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         micro, sequence, (micro / sequence + 1) * sequence);
   });
   schema.rule({"optimizer.warmup_steps", "run.steps"}, [&configuration]() -> std::string {
-    if (configuration.optimizer.warmup_steps <= configuration.run.steps) return {};
+    if (configuration.run.epochs > 0 || configuration.optimizer.warmup_fraction > 0 ||
+        configuration.optimizer.warmup_steps <= configuration.run.steps)
+      return {};
     return fmt::format(
         "optimizer.warmup_steps = {} is more than run.steps = {} (the learning rate would never be reached); shorten "
         "the warm-up",
@@ -388,6 +390,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   schema.rule({"data.sequence_growth_steps", "data.curriculum_steps", "run.steps"}, [&configuration]() -> std::string {
     const dataset::TokenSettings& data = configuration.data;
     const std::int64_t steps = configuration.run.steps;
+    if (configuration.run.epochs > 0) return {};  // converted into steps later
     if (data.sequence_growth_steps > steps)
       return fmt::format(
           "data.sequence_growth_steps = {} is more than run.steps = {} (sequences would never have their full length); "
@@ -480,6 +483,7 @@ input::Schema schema(Configuration& configuration) {
   add_initial_key(schema, configuration);
   optimizer::add_keys(schema, configuration.optimizer);
   optimizer::add_tuning_keys(schema, configuration.optimizer);
+  optimizer::add_warmup_fraction(schema, configuration.optimizer);
   privacy::add_keys(schema, configuration.privacy);
   add_keys(schema, configuration.lora, configuration.language_model);
   add_keys(schema, configuration.memory);
