@@ -9,6 +9,7 @@
 #include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/progress.hpp"
+#include "checkpoint/best.hpp"
 #include "checkpoint/checkpoint_directory.hpp"
 #include "checkpoint/lease.hpp"
 #include "device/memory.hpp"
@@ -285,7 +286,11 @@ bool is_run(const fs::path& path) {
 
 Found open(const parallel::Communicator& world, const fs::path& step_directory, Verify verify) {
   // "runs/a/checkpoints/step_00000100/" names the same directory.
-  const fs::path path = step_directory.has_filename() ? step_directory : step_directory.parent_path();
+  fs::path path = step_directory.has_filename() ? step_directory : step_directory.parent_path();
+  bool best = false;
+  parallel::on_root(world, [&] { best = names_best(path); });
+  world.broadcast(&best, sizeof best);
+  if (best) path = best_directory(world, path.parent_path());
   parallel::on_root(world, [&] { require_no_other_kind(path); });
   try {
     return examine(world, path, verify);

@@ -52,8 +52,8 @@ bool reaches(const parallel::Communicator& world, const std::filesystem::path& d
 /// True for the directory of a run, also of one that has not written a checkpoint.
 bool is_run(const std::filesystem::path& path);
 
-/// Reads and verifies one step directory. Collective. Throws a collective Error(io) that names the problem, and a
-/// collective Error(usage) if the path does not exist or is of something else.
+/// Reads and verifies one step directory, or RUN/best (best.hpp). Collective. Throws a collective Error(io) that names
+/// the problem, and a collective Error(usage) if the path does not exist or is of something else.
 Found open(const parallel::Communicator& world, const std::filesystem::path& step_directory, Verify verify);
 
 /// everything: the checkpoint and the registry name the same tensors. part: the registry may name fewer (evaluation).

@@ -29,6 +29,12 @@ void add_keys(input::Schema& schema, RunSettings& run) {
       .at_most(1e6)
       .not_with("run.steps", {}, "each is the length of the run")
       .free();
+  schema
+      .add("run.stop_after", run.stop_after,
+           "evaluations in a row without a lower validation loss after which the run is finished; 0 = no limit")
+      .in("evaluations")
+      .at_least(0)
+      .free();
   schema.add("run.seed", run.seed, "seed of every random number: initial weights, order of the rows, rounding")
       .at_least(0);
   schema
@@ -81,6 +87,8 @@ void add_keys(input::Schema& schema, LogSettings& log) {
       .in("steps")
       .at_least(0)
       .free();
+  for (const char* key : {"run.stop_after", "checkpoint.keep_best"})
+    schema.at(key).only_with("log.evaluate_every", {}, "evaluations are compared");
 }
 
 void add_keys(input::Schema& schema, ResumeSettings& resume) {
@@ -114,6 +122,14 @@ void use_epochs(RunSettings& run, const input::Schema& schema, double steps_per_
     if (const std::string problem = rule.problem(); !problem.empty())
       throw collective_error(ExitCode::usage, "{}", problem);
   }
+}
+
+void require_validation(const RunSettings& run, bool keep_best, bool has_validation) {
+  if (has_validation || (run.stop_after == 0 && !keep_best)) return;
+  throw collective_error(ExitCode::usage,
+                         "{} compares losses on validation data, and the input has none; give "
+                         "data.validation",
+                         run.stop_after > 0 ? "run.stop_after" : "checkpoint.keep_best");
 }
 
 std::optional<std::int64_t> parse_walltime(std::string_view text) {

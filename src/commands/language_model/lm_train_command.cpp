@@ -54,6 +54,7 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   const polychromic::Configuration& configuration = input.configuration;
   const std::optional<language_model::InitialModel> initial = language_model::open_initial(configuration, world);
   const language_model::Corpus corpus = language_model::load_corpus(configuration, initial, world);
+  run::require_validation(configuration.run, configuration.checkpoint.keep_best, corpus.validation.has_value());
   if (draws_answers && configuration.run.epochs > 0)
     throw collective_error(ExitCode::usage,
                            "run.epochs is for weft lm train (the steps of weft lm polychromic draw prompts, of which "

@@ -221,7 +221,8 @@ const EvaluationResult& TrainingRun::validate() {
 run::Metrics TrainingRun::evaluate() {
   run::Metrics metrics;
   if (corpus_.validation)
-    metrics.push_back({.name = "validation.loss", .value = validate().loss, .progress = "validation {:.4f}"});
+    metrics.push_back(
+        {.name = "validation.loss", .value = validate().loss, .progress = "validation {:.4f}", .compared = true});
   print_sample();
   return metrics;
 }
@@ -249,7 +250,8 @@ void TrainingRun::conclude(Json& result) {
   if (configuration_.log.evaluate_every == 0 || trainer_.steps_done() % configuration_.log.evaluate_every != 0)
     print_sample();
   if (!account_) return;
-  const privacy::Guarantee guarantee = account_->guarantee(world_.all());
+  const privacy::Guarantee guarantee =
+      account_->guarantee(world_.all(), configuration_.run.steps - trainer_.steps_done());
   result["privacy"] = privacy::to_json(guarantee);
   guarantee_ = privacy::to_text(guarantee);
 }

@@ -416,6 +416,17 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   schema.rule({"parallel.tensor", "language_model.kv_heads", "language_model.d_mlp"}, [&configuration, &model] {
     return obstacle_to_division({.model = model}, configuration.parallel.tensor);
   });
+  schema.rule({"run.stop_after", "checkpoint.keep_best", "data.validation_fraction"},
+              [&configuration]() -> std::string {
+                const bool stops = configuration.run.stop_after > 0, keeps = configuration.checkpoint.keep_best;
+                if (!configuration.privacy.enabled || configuration.data.validation_fraction == 0 || !(stops || keeps))
+                  return {};
+                return fmt::format(
+                    "{} with privacy.enabled and data.validation_fraction (the choice would follow the loss on a part "
+                    "of the private "
+                    "text); give public validation data (data.validation), or leave it out",
+                    stops ? "run.stop_after" : "checkpoint.keep_best");
+              });
   schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {
     if (configuration.optimizer.clip_mode == optimizer::ClipMode::exact) return {};
     return "optimizer.clip_mode = \"previous\" is for transcoders (a language model has its gradient in memory before "
