@@ -2,11 +2,8 @@
 #include "checkpoint/best.hpp"
 
 #include "base/error.hpp"
-#include "checkpoint/resume.hpp"
-#include "parallel/failure.hpp"
 
 namespace weft::checkpoint {
-namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kBest = "best";
@@ -41,33 +38,6 @@ std::optional<Best> best_of(const Manifest& manifest) {
   Best best{.step = integer("step"), .evaluations_since = integer("evaluations_since")};
   if (stored.contains("loss") && stored["loss"].is_number()) best.loss = stored["loss"].get<double>();
   return best;
-}
-
-bool names_best(const fs::path& path) {
-  std::error_code ignored;
-  return path.filename() == kBest && !fs::exists(path, ignored) && is_run(path.parent_path());
-}
-
-fs::path best_directory(const parallel::Communicator& world, const fs::path& run) {
-  const fs::path checkpoints = run / "checkpoints";
-  const std::optional<Found> newest = find(world, checkpoints, "auto", Verify::size, Leftovers::keep);
-  const std::optional<Best> best = newest ? best_of(newest->manifest) : std::nullopt;
-  if (!best || best->step < 0)
-    throw collective_error(
-        ExitCode::usage,
-        "{}: the run has no best checkpoint ({}); name one of its checkpoints, or the run for the "
-        "newest",
-        (run / kBest).string(),
-        newest ? "checkpoint.keep_best was not set, or it has not evaluated yet" : "it has written no checkpoint yet");
-  const fs::path path = checkpoints / directory_name(best->step);
-  parallel::on_root(world, [&] {
-    if (!fs::is_directory(path))
-      throw error(ExitCode::usage,
-                  "{}: does not exist (of step {}, with the lowest validation loss, {:.6g}; only a run with "
-                  "checkpoint.keep_best = true keeps it); name another checkpoint",
-                  path.string(), best->step, best->loss);
-  });
-  return path;
 }
 
 }  // namespace weft::checkpoint

@@ -5,12 +5,10 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <limits>
 #include <optional>
 
 #include "checkpoint/manifest.hpp"
-#include "parallel/communicator.hpp"
 #include "storage/json_file.hpp"
 
 namespace weft::checkpoint {
@@ -27,11 +25,5 @@ struct Best {
 /// The value of "best" in Manifest::extra, and back; nothing if there is none.
 Json to_json(const Best&);
 std::optional<Best> best_of(const Manifest&);
-
-/// True for RUN/best, a name of the checkpoint with the lowest validation loss of a run, unless there is such a file.
-bool names_best(const std::filesystem::path&);
-/// The directory of that checkpoint, as the newest valid one says. Collective. Throws a collective Error(usage) if the
-/// run has none, Error(io) as `find`.
-std::filesystem::path best_directory(const parallel::Communicator& world, const std::filesystem::path& run);
 
 }  // namespace weft::checkpoint

@@ -227,9 +227,11 @@ run::Metrics TrainingRun::evaluate() {
   return metrics;
 }
 
-/// Prints a text that begins like the training set; for private training with the first token of the vocabulary.
+/// Prints, once after a step, a text that begins like the training set; for private training with the first token of
+/// the vocabulary.
 void TrainingRun::print_sample() {
-  if (!generator_) return;
+  if (!generator_ || sampled_step_ == trainer_.steps_done()) return;
+  sampled_step_ = trainer_.steps_done();
   std::vector<std::uint32_t> text(1);
   if (!account_) corpus_.train.read(0, text);
   const std::uint32_t prompt = text.front();
@@ -247,8 +249,7 @@ void TrainingRun::conclude(Json& result) {
     result["validation"] = to_json(validate());
     log::info("validation data: {}", to_text(validate()));
   }
-  if (configuration_.log.evaluate_every == 0 || trainer_.steps_done() % configuration_.log.evaluate_every != 0)
-    print_sample();
+  print_sample();
   if (!account_) return;
   const privacy::Guarantee guarantee =
       account_->guarantee(world_.all(), configuration_.run.steps - trainer_.steps_done());

@@ -78,7 +78,7 @@ class TrainingRun final : public run::Trainable {
   std::int64_t token_ = 0;  // position in the data: tokens of all steps so far
   std::optional<EvaluationResult> validation_;
   std::string guarantee_;  // of a finished private run
-  std::int64_t validated_step_ = -1;
+  std::int64_t validated_step_ = -1, sampled_step_ = -1;
 };
 
 }  // namespace weft::language_model
