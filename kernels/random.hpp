@@ -28,6 +28,7 @@ enum class Purpose : std::uint32_t {
   model_initial = 12,
   dropout = 13,
   sampling = 14,
+  segment_order = 15,
 };
 
 struct Random4 {

@@ -85,11 +85,13 @@ void set_aside(const fs::path& step_directory) {
                target.filename().string());
 }
 
-std::vector<std::int64_t> expired(const std::vector<std::int64_t>& durable, const Settings& settings) {
+std::vector<std::int64_t> expired(const std::vector<std::int64_t>& durable, const Settings& settings,
+                                  std::int64_t best) {
   const std::size_t keep = kept(settings);
   std::vector<std::int64_t> old;
   for (std::size_t i = 0; i + keep < durable.size(); ++i)
-    if ((settings.keep_every <= 0 || durable[i] % settings.keep_every != 0) && durable[i] != settings.protected_step)
+    if ((settings.keep_every <= 0 || durable[i] % settings.keep_every != 0) && durable[i] != settings.protected_step &&
+        !(settings.keep_best && durable[i] == best))
       old.push_back(durable[i]);
   return old;
 }

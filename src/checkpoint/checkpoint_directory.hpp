@@ -33,9 +33,10 @@ void remove_leftovers(const std::filesystem::path& directory);
 /// Renames a checkpoint to *.abandoned and logs a warning.
 void set_aside(const std::filesystem::path& step_directory);
 
-/// The steps to delete (`durable` ascending): all except the newest max(2, keep), the multiples of keep_every and the
-/// protected one.
-std::vector<std::int64_t> expired(const std::vector<std::int64_t>& durable, const Settings& settings);
+/// The steps to delete (`durable` ascending): all except the newest max(2, keep), the multiples of keep_every, the
+/// protected one and, with keep_best, `best`.
+std::vector<std::int64_t> expired(const std::vector<std::int64_t>& durable, const Settings& settings,
+                                  std::int64_t best = -1);
 
 /// Every *.abandoned, in the order of steps; empty if the directory does not exist.
 std::vector<std::filesystem::path> abandoned_in(const std::filesystem::path& directory);

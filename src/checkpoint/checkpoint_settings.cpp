@@ -29,6 +29,11 @@ void add_keys(input::Schema& schema, Settings& checkpoint) {
       .at_least(0)
       .free();
   schema
+      .add("checkpoint.keep_best", checkpoint.keep_best,
+           "an evaluation with the lowest validation loss so far also writes a checkpoint, which is kept until one has "
+           "a lower loss; commands read it as RUN/best")
+      .free();
+  schema
       .add("checkpoint.verify", checkpoint.verify,
            {{"none", Verify::none}, {"size", Verify::size}, {"full", Verify::full}},
            "what is checked before a run resumes from a checkpoint: nothing, sizes, every digest")
@@ -48,6 +53,7 @@ void add_keys(input::Schema& schema, Settings& checkpoint) {
            "directory on a disk of each node: checkpoints are written there first, then copied to the run directory "
            "while training continues; \"\" = written to the run directory")
       .path_name()
+      .not_with("checkpoint.keep_best", {}, "only the newest checkpoint on the nodes is copied")
       .free();
   schema
       .add("checkpoint.scrub", checkpoint.scrub,

@@ -22,6 +22,7 @@ struct Settings {
   double mean_time_between_failures = 24;  ///< hours, of the whole job; every = "auto" derives its interval from it
   std::int64_t keep = 2;                   ///< newest checkpoints kept, at least 2
   std::int64_t keep_every = 0;             ///< also keep checkpoints whose step is a multiple of this; 0 = none
+  bool keep_best = false;                  ///< also write and keep the one with the lowest validation loss
   Verify verify = Verify::full;            ///< checks before resuming from a checkpoint
   Staging staging =
       Staging::full;  ///< full: one host copy of the state; chunked: less memory, training waits for the disk

@@ -16,6 +16,7 @@
 #include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/trace.hpp"
+#include "checkpoint/best.hpp"
 #include "checkpoint/checkpoint_directory.hpp"
 #include "checkpoint/shard.hpp"
 #include "device/memory.hpp"
@@ -287,7 +288,8 @@ struct Writer::State {
     storage::require_ownership();
     storage::write_text_atomically(directory / kLatestName, path.filename().string() + "\n");
     fs::remove_all(replaced_name(path));
-    for (const std::int64_t step : expired(durable, settings)) {
+    const std::int64_t best = best_of(manifest).value_or(Best()).step;
+    for (const std::int64_t step : expired(durable, settings, best)) {
       remove(directory / directory_name(step));
       durable.erase(std::find(durable.begin(), durable.end(), step));
     }

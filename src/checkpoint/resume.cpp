@@ -9,6 +9,7 @@
 #include "base/format.hpp"
 #include "base/log.hpp"
 #include "base/progress.hpp"
+#include "checkpoint/best.hpp"
 #include "checkpoint/checkpoint_directory.hpp"
 #include "checkpoint/lease.hpp"
 #include "device/memory.hpp"
@@ -26,6 +27,8 @@ namespace {
 
 /// Pieces of a tensor that are read at a time if it is copied to a device or unpacked: about 32 MiB.
 constexpr std::int64_t kPieces = 8;
+
+constexpr const char* kBestName = "best";
 
 std::string text_of(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
@@ -276,6 +279,30 @@ class ShardReader {
   std::string name_;  ///< name of dataset_
 };
 
+/// The directory of the checkpoint with the lowest validation loss of a run, as the newest valid one says. Collective.
+/// Throws a collective Error(usage) if the run has none, Error(io) as `find`.
+fs::path best_directory(const parallel::Communicator& world, const fs::path& run) {
+  const fs::path checkpoints = run / "checkpoints";
+  const std::optional<Found> newest = find(world, checkpoints, "auto", Verify::size, Leftovers::keep);
+  const std::optional<Best> best = newest ? best_of(newest->manifest) : std::nullopt;
+  if (!best || best->step < 0)
+    throw collective_error(
+        ExitCode::usage,
+        "{}: the run has no best checkpoint ({}); name one of its checkpoints, or the run for the "
+        "newest",
+        (run / kBestName).string(),
+        newest ? "checkpoint.keep_best was not set, or it has not evaluated yet" : "it has written no checkpoint yet");
+  const fs::path path = checkpoints / directory_name(best->step);
+  parallel::on_root(world, [&] {
+    if (!fs::is_directory(path))
+      throw error(ExitCode::usage,
+                  "{}: does not exist (of step {}, with the lowest validation loss, {:.6g}; only a run with "
+                  "checkpoint.keep_best = true keeps it); name another checkpoint",
+                  path.string(), best->step, best->loss);
+  });
+  return path;
+}
+
 }  // namespace
 
 bool is_run(const fs::path& path) {
@@ -283,9 +310,18 @@ bool is_run(const fs::path& path) {
   return fs::is_directory(path / "checkpoints", ignored) || fs::exists(path / "run.json", ignored);
 }
 
+bool names_best(const fs::path& path) {
+  std::error_code ignored;
+  return path.filename() == kBestName && !fs::exists(path, ignored) && is_run(path.parent_path());
+}
+
 Found open(const parallel::Communicator& world, const fs::path& step_directory, Verify verify) {
   // "runs/a/checkpoints/step_00000100/" names the same directory.
-  const fs::path path = step_directory.has_filename() ? step_directory : step_directory.parent_path();
+  fs::path path = step_directory.has_filename() ? step_directory : step_directory.parent_path();
+  bool best = false;
+  parallel::on_root(world, [&] { best = names_best(path); });
+  world.broadcast(&best, sizeof best);
+  if (best) path = best_directory(world, path.parent_path());
   parallel::on_root(world, [&] { require_no_other_kind(path); });
   try {
     return examine(world, path, verify);

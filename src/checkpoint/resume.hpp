@@ -52,8 +52,12 @@ bool reaches(const parallel::Communicator& world, const std::filesystem::path& d
 /// True for the directory of a run, also of one that has not written a checkpoint.
 bool is_run(const std::filesystem::path& path);
 
-/// Reads and verifies one step directory. Collective. Throws a collective Error(io) that names the problem, and a
-/// collective Error(usage) if the path does not exist or is of something else.
+/// True for RUN/best, the name of the checkpoint with the lowest validation loss of a run (best.hpp), unless there is
+/// such a file.
+bool names_best(const std::filesystem::path& path);
+
+/// Reads and verifies one step directory, or RUN/best. Collective. Throws a collective Error(io) that names
+/// the problem, and a collective Error(usage) if the path does not exist or is of something else.
 Found open(const parallel::Communicator& world, const std::filesystem::path& step_directory, Verify verify);
 
 /// everything: the checkpoint and the registry name the same tensors. part: the registry may name fewer (evaluation).

@@ -59,9 +59,9 @@ LearningRateTuning::Buffers::Buffers(const optimizer::Settings& settings, std::i
   workspace = arena.take<double>(kernels::total_workspace(n_losses));
 }
 
-LearningRateTuning::LearningRateTuning(const optimizer::Settings& settings, const kernels::Execution& execution,
-                                       const Buffers& buffers)
-    : settings_(settings), rule_(optimizer::tuning_rule(settings)), execution_(execution), buffers_(buffers) {
+LearningRateTuning::LearningRateTuning(const optimizer::Settings& settings, std::int64_t steps,
+                                       const kernels::Execution& execution, const Buffers& buffers)
+    : settings_(settings), rule_(optimizer::tuning_rule(settings, steps)), execution_(execution), buffers_(buffers) {
   initialise();
 }
 

@@ -32,7 +32,8 @@ class LearningRateTuning {
     kernels::Array<double> workspace;            ///< workspace of the sum
   };
 
-  LearningRateTuning(const optimizer::Settings&, const kernels::Execution&, const Buffers&);
+  /// `steps`: of the run, of which the warm-up may be a fraction.
+  LearningRateTuning(const optimizer::Settings&, std::int64_t steps, const kernels::Execution&, const Buffers&);
 
   /// Registers the state, if there is tuning. Owned by rank 0, the same on all ranks.
   void add_to(checkpoint::Registry&, int world_rank) const;

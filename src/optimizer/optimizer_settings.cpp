@@ -96,6 +96,22 @@ bool keep_epsilon(const input::Schema& schema, Settings& adam, std::string_view 
   return true;
 }
 
+void add_warmup_fraction(input::Schema& schema, Settings& adam) {
+  schema
+      .add("optimizer.warmup_fraction", adam.warmup_fraction,
+           "the same as optimizer.warmup_steps, in proportion to the schedule; 0 = warmup_steps")
+      .in("fraction of the schedule")
+      .at_least(0)
+      .at_most(1)
+      .not_with("optimizer.warmup_steps", {}, "each is the length of the warm-up")
+      .changeable();
+  input::Key& steps = schema.at("optimizer.warmup_steps");
+  if (steps.derive)
+    steps.derived(steps.derivation, [&adam, derive = steps.derive, initial = steps.initial] {
+      return adam.warmup_fraction > 0 ? initial : derive();
+    });
+}
+
 void add_tuning_keys(input::Schema& schema, Settings& adam) {
   schema.add(
       "optimizer.tuning", adam.tuning,

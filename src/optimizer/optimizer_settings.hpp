@@ -36,7 +36,8 @@ struct Settings {
   double weight_decay = 0.0;  ///< decoupled, weights only
   kernels::StorageType state = kernels::StorageType::fp32;
   Schedule schedule = Schedule::linear;
-  std::int64_t warmup_steps = 0;    ///< steps of linear warm-up of the learning rate
+  std::int64_t warmup_steps = 0;    ///< steps of linear warm-up of the learning rate, unless there is a fraction
+  double warmup_fraction = 0;       ///< the same as a fraction of the schedule; 0 = warmup_steps
   std::int64_t schedule_steps = 0;  ///< steps over which the schedule extends; 0 = run.steps
   double decay_begin = 0.8;         ///< start of the decay, as a fraction of the schedule, if not constant
   double final_fraction = 0.0;      ///< learning rate at the end, as a fraction of learning_rate, if not constant
@@ -45,6 +46,9 @@ struct Settings {
   Tuning tuning = Tuning::none;
   std::int64_t tuning_patience = 10;  ///< steps
 };
+
+/// Adds optimizer.warmup_fraction, after all defaults of warmup_steps.
+void add_warmup_fraction(input::Schema&, Settings&);
 
 /// The keys of the table, bound to the settings, which must outlive the schema. `of_loss`: with epsilon_scale, `loss`
 /// unless the input says otherwise.

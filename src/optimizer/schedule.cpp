@@ -10,14 +10,24 @@
 
 namespace weft::optimizer {
 
+namespace {
+
+double schedule_length(const Settings& settings, std::int64_t steps) {
+  return static_cast<double>(settings.schedule_steps > 0 ? settings.schedule_steps : std::max<std::int64_t>(1, steps));
+}
+
+}  // namespace
+
+double warmup(const Settings& settings, std::int64_t steps) {
+  return settings.warmup_fraction > 0 ? settings.warmup_fraction * schedule_length(settings, steps)
+                                      : static_cast<double>(settings.warmup_steps);
+}
+
 double learning_rate(const Settings& settings, std::int64_t step, std::int64_t steps) {
-  const double warm = settings.warmup_steps > 0
-                          ? std::min(1.0, static_cast<double>(step) / static_cast<double>(settings.warmup_steps))
-                          : 1.0;
-  const double length =
-      static_cast<double>(settings.schedule_steps > 0 ? settings.schedule_steps : std::max<std::int64_t>(1, steps));
+  const double rise = warmup(settings, steps), length = schedule_length(settings, steps);
+  const double warm = rise > 0 ? std::min(1.0, static_cast<double>(step) / rise) : 1.0;
   const double done = static_cast<double>(step - 1) / length;
-  const double begin = std::max(settings.decay_begin, static_cast<double>(settings.warmup_steps) / length);
+  const double begin = std::max(settings.decay_begin, rise / length);
   const double left = 1.0 - begin;
   const double q = left > 0 ? std::clamp((done - begin) / left, 0.0, 1.0) : 0.0;
   const double last = settings.final_fraction;

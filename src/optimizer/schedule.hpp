@@ -19,6 +19,9 @@ namespace weft::optimizer {
 /// wsd (warm-up, stable, decay) has the "1-sqrt" cooldown of Hägele et al., arXiv 2405.18392.
 double learning_rate(const Settings&, std::int64_t step, std::int64_t steps);
 
+/// Steps of the warm-up in a run of `steps`; with a fraction not always whole.
+double warmup(const Settings&, std::int64_t steps);
+
 /// A warning about a run that has done `done` steps and continues with another length of its schedule: "" if the next
 /// step has the learning rate that it would have had. Lengths are values of run.steps and optimizer.schedule_steps.
 struct ScheduleLength {

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "optimizer/schedule.hpp"
+
 namespace weft::optimizer {
 namespace {
 
@@ -19,9 +21,9 @@ constexpr double kLeastRate = 1e-7;
 
 }  // namespace
 
-kernels::TuningRule tuning_rule(const Settings& settings) {
+kernels::TuningRule tuning_rule(const Settings& settings, std::int64_t steps) {
   kernels::TuningRule rule;
-  rule.first_step = settings.warmup_steps + 1;
+  rule.first_step = static_cast<std::int64_t>(std::ceil(warmup(settings, steps))) + 1;
   rule.patience = settings.tuning_patience;
   switch (settings.tuning) {
     case Tuning::none:

@@ -22,7 +22,7 @@
 namespace weft::optimizer {
 
 /// The rule for `settings.tuning`; for `none` and `range` a constant factor.
-kernels::TuningRule tuning_rule(const Settings& settings);
+kernels::TuningRule tuning_rule(const Settings& settings, std::int64_t steps);
 
 /// The sweep of a learning-rate range test: kSteps steps with exponentially growing rates. Losses are smoothed by an
 /// exponential average with bias correction.

@@ -229,14 +229,14 @@ void Account::count_step() {
   phases_[all.size() - 1] = {last.sample_rate, last.noise_multiplier, static_cast<double>(last.steps)};
 }
 
-Guarantee Account::guarantee(const parallel::Communicator& ranks) const {
+Guarantee Account::guarantee(const parallel::Communicator& ranks, std::int64_t more) const {
   Guarantee guarantee{.delta = settings_.delta,
                       .accountant = settings_.accountant,
                       .clip = settings_.clip,
                       .key = settings_.noise_key,
                       .record = record_,
                       .initial = initial_,
-                      .history = history()};
+                      .history = more > 0 ? planned(more) : history()};
   guarantee.epsilon =
       from_root(ranks, [&] { return epsilon(settings_.accountant, guarantee.history, settings_.delta); });
   if (guarantee.history.empty()) guarantee.history.push_back({sample_rate_, noise_multiplier_, 0});

@@ -85,8 +85,9 @@ class Account {
 
   void count_step();
   std::vector<Phase> history() const;
-  /// Guarantee after the steps so far. May take seconds on rank 0. Collective.
-  Guarantee guarantee(const parallel::Communicator& ranks) const;
+  /// Guarantee after the steps so far and `more`: of a run that ended early, whose number of steps follows from what it
+  /// released, all that were planned. May take seconds on rank 0. Collective.
+  Guarantee guarantee(const parallel::Communicator& ranks, std::int64_t more = 0) const;
 
  private:
   static constexpr std::size_t kMostPhases = 64;

@@ -188,6 +188,7 @@ void add_sequence_rules(input::Schema& schema, const Settings& privacy) {
       .not_with("privacy.enabled", {},
                 "each step draws every record with the same probability: the guarantee depends on it; a curriculum "
                 "would also follow statistics of private data");
+  schema.at("data.pack").not_with("privacy.enabled", {}, "a record is a segment of sequence + 1 ids of the stream");
   schema.at("data.sequence_start")
       .not_with("privacy.enabled", {},
                 "a record is a sequence: its length, and with it what is protected, would change during the run");

@@ -8,11 +8,13 @@
 #include <utility>
 
 #include "base/clock.hpp"
+#include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/fault.hpp"
 #include "base/format.hpp"
 #include "base/log.hpp"
 #include "device/memory.hpp"
+#include "parallel/failure.hpp"
 #include "parallel/signals.hpp"
 #include "parallel/watchdog.hpp"
 #include "run/agreement.hpp"
@@ -102,6 +104,7 @@ Loop::Loop(Trainable& model, const LoopSettings& settings, Origin origin, const 
     model.resume_at(manifest.step, manifest.cursor);
     steps_done_ = manifest.step;
     work_ = manifest.tokens;
+    if (compares()) resume_best(*opened.found);
   } else {
     model.initialise();
   }
@@ -131,6 +134,7 @@ checkpoint::Manifest Loop::manifest() const {
   manifest.owner = directory_.lease->token();
   Json extra = origin_.extra;
   if (const Json algorithms = algorithms_in_use(); !algorithms.empty()) extra["algorithms"] = algorithms;
+  if (compares()) extra["best"] = checkpoint::to_json(best_);
   manifest.extra = finite_json_text(extra);
   return manifest;
 }
@@ -139,8 +143,59 @@ void Loop::begin_checkpoint() {
   parallel::note_phase("checkpoint");
   model_.wait();
   const Clock::time_point begin = Clock::now();
+  if (settings_.checkpoint.keep_best) settle_best();
   checkpoints_->start(manifest());
   checkpoint_seconds_ += seconds_since(begin);
+}
+
+/// Before a checkpoint is begun: waits for the one in progress. If it was to be kept for its loss and could not be
+/// written, the best one before stays. Collective.
+void Loop::settle_best() {
+  checkpoints_->finish();
+  if (best_in_progress_) {
+    const bool written = checkpoints_->last_durable() == best_in_progress_->step;
+    if (written) {
+      durable_best_ = *best_in_progress_;
+    } else if (best_.step == best_in_progress_->step) {
+      best_.step = durable_best_.step;
+      best_.loss = durable_best_.loss;
+    }
+    best_in_progress_.reset();
+  }
+  if (best_.step == steps_done_) best_in_progress_ = best_;
+}
+
+void Loop::resume_best(const checkpoint::Found& found) {
+  best_ = checkpoint::best_of(found.manifest).value_or(checkpoint::Best());
+  // The checkpoint may be another run's (--resume), or the best one was deleted.
+  bool missing = false;
+  if (settings_.checkpoint.keep_best && best_.step >= 0)
+    parallel::on_root(world_.all(), [&] {
+      missing = !std::filesystem::is_directory(directory_.checkpoints() / checkpoint::directory_name(best_.step));
+    });
+  world_.all().broadcast(&missing, sizeof missing);
+  if (missing) {
+    log::warning(
+        "the checkpoint of step {}, with the lowest validation loss so far, is not in {}: losses are compared "
+        "anew",
+        best_.step, directory_.checkpoints().string());
+    best_ = {};
+  }
+  durable_best_ = best_;
+}
+
+/// True if this evaluation has the lowest loss so far and its checkpoint is to be kept. The same on all ranks.
+bool Loop::note_validation(const Metrics& measured) {
+  if (!compares()) return false;
+  const auto compared =
+      std::find_if(measured.begin(), measured.end(), [](const Metric& metric) { return metric.compared; });
+  WEFT_ASSERT(compared != measured.end());
+  const bool lowest = best_.note(steps_done_, std::get<double>(compared->value));
+  return lowest && settings_.checkpoint.keep_best;
+}
+
+bool Loop::stops_early() const {
+  return settings_.run.stop_after > 0 && best_.evaluations_since >= settings_.run.stop_after;
 }
 
 /// Communication of the last step, which is complete: means over ranks. Collective.
@@ -160,7 +215,9 @@ device::MemoryUse Loop::memory_use() const {
   return {largest[0], largest[1], largest[2], largest[3]};
 }
 
-void Loop::log_step(double waited_for_data, bool evaluates) {
+/// True if the checkpoint of this step is to be kept for its validation loss.
+bool Loop::log_step(double waited_for_data, bool evaluates) {
+  bool keeps = false;
   Metrics metrics = model_.metrics();
   const Json communication = world_.size() > 1 ? step_communication() : Json();
   const device::MemoryUse memory = memory_use();
@@ -171,6 +228,7 @@ void Loop::log_step(double waited_for_data, bool evaluates) {
     const run::Timers::Whole evaluation(model_.timers(), "evaluation");
     const Metrics measured = model_.evaluate();
     metrics.insert(metrics.end(), measured.begin(), measured.end());
+    keeps = note_validation(measured);
     evaluation_seconds_ += seconds_since(begin);
   }
   const double rate = static_cast<double>(work_ - logged_work_) / seconds;
@@ -205,6 +263,7 @@ void Loop::log_step(double waited_for_data, bool evaluates) {
   logged_step_ = steps_done_;
   logged_work_ = work_;
   logged_at_ = Clock::now();
+  return keeps;
 }
 
 /// Steps until the last one is done or a stop is agreed on. Returns the exit code. Collective.
@@ -229,7 +288,7 @@ int Loop::make_steps() {
   logged_at_ = loop_begin;
   logged_step_ = steps_done_;
   logged_work_ = work_;
-  while (steps_done_ < steps && code == 0) {
+  while (!finished() && code == 0) {
     const Clock::time_point begin = Clock::now();
     const std::int64_t step = steps_done_ + 1;
     run::set_current_step(step);
@@ -241,8 +300,10 @@ int Loop::make_steps() {
     steps_done_ = step;
     work_ += done.work;
     waited += done.waited_for_data;
-    const bool evaluates = settings_.log.evaluate_every > 0 && step % settings_.log.evaluate_every == 0;
-    if (step % settings_.log.every == 0 || step == steps || evaluates) log_step(std::exchange(waited, 0.0), evaluates);
+    const bool evaluates =
+        (settings_.log.evaluate_every > 0 && step % settings_.log.evaluate_every == 0) || (compares() && step == steps);
+    const bool logs = step % settings_.log.every == 0 || step == steps || evaluates;
+    const bool keeps = logs && log_step(std::exchange(waited, 0.0), evaluates);
     const double seconds = seconds_since(begin);
     longest_step = std::max(longest_step, seconds);
     run::live(steps_done_, steps,
@@ -255,7 +316,7 @@ int Loop::make_steps() {
         checkpoints_->progress(), 2 * checkpoints_->expected_seconds() + 3 * longest_step, checkpoints_->requested());
     checkpoints_->advance(decision.phases);
     code = static_cast<int>(decision.stop);
-    if (code != 0 || step == steps || decision.checkpoint || checkpoints_->due_after(step)) begin_checkpoint();
+    if (code != 0 || finished() || keeps || decision.checkpoint || checkpoints_->due_after(step)) begin_checkpoint();
   }
   if (code != 0) stop_cause_ = agreement.cause(code);
   parallel::note_phase("the last checkpoint");
@@ -311,6 +372,8 @@ void Loop::record_result(std::int64_t planned_device_bytes) {
   record["result"][unit_ + "_per_second"] =
       trained_seconds_ > 0 ? static_cast<double>(work_ - first_work_) / trained_seconds_ : 0;
   record["result"]["checkpoint_pause_seconds"] = checkpoint_seconds_;
+  if (compares() && best_.step >= 0) record["result"]["best"] = {{"step", best_.step}, {"loss", best_.loss}};
+  if (stops_early()) record["result"]["stopped_early"] = early_stop_text();
   record["checkpoint"] = checkpoints_->record();
   record["timings"] = run::to_json(timings);
   if (world_.size() > 1) record["communication"] = run_communication();
@@ -330,6 +393,10 @@ void Loop::conclude() {
   log::info("trained {} steps, {} {} in {} ({} {}/s)", steps_done_ - first_step_, format::grouped(work_ - first_work_),
             unit_, format::duration(trained_seconds_),
             format::grouped(std::llround(result[unit_ + "_per_second"].get<double>())), unit_);
+  if (stops_early()) log::info("run.stop_after = {}: {}", settings_.run.stop_after, early_stop_text());
+  if (settings_.checkpoint.keep_best && best_.step >= 0)
+    log::info("lowest validation loss: {:.6g} at step {}; its checkpoint is {}", best_.loss, best_.step,
+              (directory_.path / "best").string());
   log::info("results in {}: log.txt, metrics.jsonl, run.json, checkpoints/", directory_.path.string());
   if (const std::string last = model_.last_line(); !last.empty()) log::info("{}", last);
 }
@@ -342,6 +409,11 @@ void Loop::log_stop(int code) const {
             newest < 0 ? "no step was made, there is no checkpoint"
                        : "its state is in " + (directory_.checkpoints() / checkpoint::directory_name(newest)).string(),
             code);
+}
+
+std::string Loop::early_stop_text() const {
+  return fmt::format("no validation loss below {:.6g}, that of step {}, in {} evaluations; stopped at step {} of {}",
+                     best_.loss, best_.step, best_.evaluations_since, steps_done_, settings_.run.steps);
 }
 
 /// Adds this start to starts.jsonl. Collective; throws a collective Error(no_progress).
@@ -365,13 +437,13 @@ int Loop::run(Profile* profile, std::int64_t planned_device_bytes) {
   record_result(planned_device_bytes);
   // Taken before the conclusion, whose evaluation would replace the bytes of the last step.
   const PhaseBytes phase_bytes = profile != nullptr && profile->active() ? model_.phase_bytes() : PhaseBytes();
-  if (steps_done_ >= settings_.run.steps) conclude();
+  if (finished()) conclude();
   if (profile != nullptr && profile->active())
     run::run_record()["profile"] = profile->conclude(directory_.path, phase_bytes);
   if (starts_) starts_->end(steps_done_);
   if (code == static_cast<int>(ExitCode::requeue) && steps_done_ == first_step_)
     code = static_cast<int>(ExitCode::no_progress);
-  if (steps_done_ < settings_.run.steps) log_stop(code);
+  if (!finished()) log_stop(code);
   return code;
 }
 

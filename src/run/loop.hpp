@@ -17,6 +17,7 @@
 #include <string>
 
 #include "base/clock.hpp"
+#include "checkpoint/best.hpp"
 #include "checkpoint/checkpoint_settings.hpp"
 #include "checkpoint/checkpoints.hpp"
 #include "checkpoint/starts.hpp"
@@ -69,7 +70,14 @@ class Loop {
 
  private:
   int make_steps();
-  void log_step(double waited_for_data, bool evaluates);
+  bool log_step(double waited_for_data, bool evaluates);
+  bool compares() const { return settings_.run.stop_after > 0 || settings_.checkpoint.keep_best; }
+  bool note_validation(const Metrics& measured);
+  bool stops_early() const;
+  bool finished() const { return steps_done_ >= settings_.run.steps || stops_early(); }
+  void settle_best();
+  void resume_best(const checkpoint::Found&);
+  std::string early_stop_text() const;
   void begin_start();
   void begin_checkpoint();
   checkpoint::Manifest manifest() const;
@@ -94,6 +102,9 @@ class Loop {
   std::optional<checkpoint::Starts> starts_;   // rank 0
   std::string stop_cause_;                     // rank 0
   std::optional<checkpoint::Checkpoints> checkpoints_;
+  checkpoint::Best best_;                             // if evaluations are compared
+  checkpoint::Best durable_best_;                     // the same, of those whose checkpoint is durable
+  std::optional<checkpoint::Best> best_in_progress_;  // its checkpoint is being written
   std::int64_t steps_done_ = 0, first_step_ = 0;
   std::int64_t work_ = 0;        // since the begin of the run, in units
   std::int64_t first_work_ = 0;  // before this start

@@ -10,6 +10,7 @@
 
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "checkpoint/best.hpp"
 #include "checkpoint/checkpoint_directory.hpp"
 #include "checkpoint/checkpoint_writer.hpp"
 #include "checkpoint/local.hpp"
@@ -162,8 +163,11 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
   }
   run.found = checkpoint::find(world.all(), run.directory.checkpoints(), resume_from, checkpoint.verify,
                                checkpoint::Leftovers::remove, run.directory.lease);
+  if (run.found && settings.stop_after > 0)
+    run.stopped_early =
+        checkpoint::best_of(run.found->manifest).value_or(checkpoint::Best()).evaluations_since >= settings.stop_after;
   run.complete = run.found && (run.found->manifest.step > settings.steps ||
-                               (run.found->manifest.step == settings.steps && finished));
+                               ((run.found->manifest.step == settings.steps || run.stopped_early) && finished));
   run.record_is_kept = run.complete || (run.found && finished);
   run::record_to(run.record_is_kept ? fs::path() : path / "run.json", lease->fence());
   if (!run.record_is_kept) run::record_running(world);
@@ -174,7 +178,13 @@ bool is_complete(const OpenedRun& run, const RunSettings& settings, const parall
   if (!run.complete) return false;
   keep_record(run.directory.path / "run.json", world);
   const std::int64_t done = run.found->manifest.step;
-  if (done > settings.steps)
+  if (run.stopped_early)
+    log::info(
+        "{}: the run is finished, it stopped at step {} of {} by run.stop_after = {}; its record is unchanged. A "
+        "larger "
+        "run.stop_after continues it",
+        run.directory.path.string(), done, settings.steps, settings.stop_after);
+  else if (done > settings.steps)
     log::info(
         "{}: nothing to do, {} steps are done and run.steps = {} asks for fewer; the record of the run is unchanged",
         run.directory.path.string(), done, settings.steps);

@@ -35,6 +35,7 @@ struct OpenedRun {
   std::int64_t protected_step = -1;        ///< step of the checkpoint of this run that --resume names; -1: none
   /// The run has at least run.steps steps, and its run record is complete or of more steps: nothing may be changed.
   bool complete = false;
+  bool stopped_early = false;  ///< run.stop_after has ended it
   /// run.json is still that of an earlier start, which finished the run.
   bool record_is_kept = false;
 };

@@ -3,6 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
 #include "input/schema.hpp"
 
 namespace weft::run {
@@ -14,6 +19,21 @@ void add_keys(input::Schema& schema, RunSettings& run) {
       .in("steps")
       .at_least(1)
       .at_most(input::kMostSteps)
+      .free();
+  schema
+      .add("run.epochs", run.epochs,
+           "the length of the run in passes over the training data, in place of run.steps; may be a fraction. The log "
+           "and the input.toml of the run state the steps; 0 = run.steps")
+      .in("epochs")
+      .at_least(0)
+      .at_most(1e6)
+      .not_with("run.steps", {}, "each is the length of the run")
+      .free();
+  schema
+      .add("run.stop_after", run.stop_after,
+           "evaluations in a row without a lower validation loss after which the run is finished; 0 = no limit")
+      .in("evaluations")
+      .at_least(0)
       .free();
   schema.add("run.seed", run.seed, "seed of every random number: initial weights, order of the rows, rounding")
       .at_least(0);
@@ -67,6 +87,8 @@ void add_keys(input::Schema& schema, LogSettings& log) {
       .in("steps")
       .at_least(0)
       .free();
+  for (const char* key : {"run.stop_after", "checkpoint.keep_best"})
+    schema.at(key).only_with("log.evaluate_every", {}, "evaluations are compared");
 }
 
 void add_keys(input::Schema& schema, ResumeSettings& resume) {
@@ -78,6 +100,36 @@ void add_keys(input::Schema& schema, ResumeSettings& resume) {
       .add("resume.ignore_no_progress", resume.ignore_no_progress,
            "start although the last two starts died at one step (exit code 93)")
       .free();
+}
+
+void use_epochs(RunSettings& run, const input::Schema& schema, double steps_per_epoch) {
+  if (run.epochs == 0) return;
+  if (steps_per_epoch <= 0)
+    throw collective_error(ExitCode::usage,
+                           "run.epochs = {} cannot be converted into steps (the size of the training data is not known "
+                           "yet); give run.steps",
+                           run.epochs);
+  // A product that should be whole may be larger by its rounding.
+  const double steps = std::ceil(run.epochs * steps_per_epoch * (1 - 1e-12));
+  if (steps > input::kMostSteps)
+    throw collective_error(ExitCode::usage, "run.epochs = {} is {:.3g} steps (at most {:g} are possible); take fewer",
+                           run.epochs, steps, input::kMostSteps);
+  run.steps = static_cast<std::int64_t>(steps);
+  log::info("run.epochs = {}: {} steps, {:.6g} per epoch", run.epochs, run.steps, steps_per_epoch);
+  run.epochs = 0;
+  for (const input::Rule& rule : schema.rules()) {
+    if (std::find(rule.paths.begin(), rule.paths.end(), "run.steps") == rule.paths.end()) continue;
+    if (const std::string problem = rule.problem(); !problem.empty())
+      throw collective_error(ExitCode::usage, "{}", problem);
+  }
+}
+
+void require_validation(const RunSettings& run, bool keep_best, bool has_validation) {
+  if (has_validation || (run.stop_after == 0 && !keep_best)) return;
+  throw collective_error(ExitCode::usage,
+                         "{} compares losses on validation data, and the input has none; give "
+                         "data.validation",
+                         run.stop_after > 0 ? "run.stop_after" : "checkpoint.keep_best");
 }
 
 std::optional<std::int64_t> parse_walltime(std::string_view text) {

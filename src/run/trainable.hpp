@@ -31,6 +31,7 @@ struct Metric {
   std::variant<double, std::int64_t, std::vector<double>, Group> value;
   std::string progress = {};  ///< format of a number in the progress line, "loss {:.4g}"; "" = not shown
   bool in_result = false;     ///< also in result.train of run.json
+  bool compared = false;      ///< of `evaluate`: the loss by which evaluations are compared, the same on all ranks
   bool optional = false;      ///< NaN means "not defined": null in metrics.jsonl, "-" in the progress line
 };
 /// The metrics of a step, in the order of the line of metrics.jsonl.

@@ -124,7 +124,7 @@ def grows_and_resumes(weft):
             "--set", "data.curriculum_steps=30", "--set", "language_model.attention_dropout=0.1",
             "--set", "language_model.sparse_blocks=1", "--set", "log.sample_tokens=0")
     whole, printed = train(weft, "growing", *more)
-    assert "order of the curriculum" in printed, printed
+    assert "order of segments" in printed, printed
     assert [line["sequence"] for line in program.metrics(whole)] == [8, 8, 16, 16, 32, 32, 32, 32]
     killed = weft.folder / "growing_killed"
     command = ["lm", "train", weft.folder / "growing.toml", "--output", killed, *more]

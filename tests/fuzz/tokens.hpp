@@ -16,9 +16,10 @@ inline void read_tokens(const std::string& path) {
   accepts({ExitCode::data}, [&] {
     const dataset::TokenSet set = dataset::TokenSet::open(path);
     set.fingerprint();
+    const dataset::Segments segments(set);
     dataset::TokenRows rows(2, 5, true);
-    for (std::int64_t first = 0; first < std::min<std::int64_t>(dataset::evaluation_windows(set, 5), 20); first += 2)
-      dataset::fill_windows(set, first, rows.batch());
+    for (std::int64_t first = 0; first < std::min<std::int64_t>(segments.count(5), 20); first += 2)
+      segments.fill(first, rows.batch());
     set.check();
   });
 }

@@ -300,11 +300,11 @@ TEST_CASE("a run that does not fit is refused with the micro-batch that fits") {
   settings.memory.micro_tokens = 20 * 16;
   const Plan fits = plan_of();
   const std::int64_t available = fits.device_total() + 100;
-  require_memory(fits, settings, 0, "", available);
+  require_memory(fits, settings, {.device = available});
   settings.memory.micro_tokens = 0;
   const auto message = [&](std::int64_t host, std::int64_t device) -> std::string {
     try {
-      require_memory(plan_of(), settings, host, "test", device);
+      require_memory(plan_of(), settings, {host, "test", device});
     } catch (const Error& error) {
       CHECK(error.code() == ExitCode::usage);
       return error.what();
@@ -315,6 +315,28 @@ TEST_CASE("a run that does not fit is refused with the micro-batch that fits") {
   CHECK(message(0, 1000).find("micro_tokens") == std::string::npos);  // the weights alone need more
   CHECK(message(1000, 0).find("host memory (test)") != std::string::npos);
   CHECK(message(0, 0).empty());
+}
+
+TEST_CASE("the micro-batch that is chosen is the largest divisor that fits") {
+  Configuration settings = configuration();
+  settings.data.batch_tokens = 60 * 16;
+  settings.memory.micro_tokens = 0;
+  const auto plan_of = [&](std::int64_t micro_tokens) {
+    Configuration with = settings;
+    with.memory.micro_tokens = micro_tokens;
+    return plan(with, {settings.language_model, kVocabulary, settings.data.sequence}, 0);
+  };
+  CHECK(largest_micro_tokens(settings, {}, plan_of) == 60 * 16);
+  // 20 sequences fit, then 19: of their divisors 15 is the largest. Nothing fits 1000 bytes: one sequence.
+  const std::int64_t bytes = plan_of(20 * 16).device_total();
+  CHECK(largest_micro_tokens(settings, {.device = bytes}, plan_of) == 20 * 16);
+  CHECK(largest_micro_tokens(settings, {.device = bytes - 1}, plan_of) == 15 * 16);
+  CHECK(largest_micro_tokens(settings, {.device = 1000}, plan_of) == 16);
+  // Without a GPU all of it is host memory.
+  const std::int64_t host = plan_of(20 * 16).host_total() + (kernels::kCudaBuild ? 0 : bytes);
+  CHECK(largest_micro_tokens(settings, {.host = host}, plan_of) == (kernels::kCudaBuild ? 60 : 20) * 16);
+  settings.parallel.data = 4;  // 15 sequences of each rank
+  CHECK(largest_micro_tokens(settings, {.device = plan_of(14 * 16).device_total()}, plan_of) == 5 * 16);
 }
 
 TEST_CASE("steps after the first allocate nothing") {

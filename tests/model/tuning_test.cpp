@@ -32,7 +32,7 @@ struct Model {
         numbers(arena.take<double>(1)),
         losses(arena.take<float>(3)),
         constants(arena.take<kernels::AdamStep>(1)),
-        tuning(settings, testing::execution(), LearningRateTuning::Buffers(settings, 2, arena)) {
+        tuning(settings, 1000, testing::execution(), LearningRateTuning::Buffers(settings, 2, arena)) {
     write(numbers.data, 1.0);
     write(losses.data + 2, 0.5f);
     const auto add = [&](const char* name, double* data, bool on_device) {

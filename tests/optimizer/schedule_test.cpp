@@ -48,6 +48,23 @@ TEST_CASE("cosine and wsd have the values of their definitions") {
     CHECK(rate(t) == doctest::Approx(expected).epsilon(1e-12));
 }
 
+TEST_CASE("a warm-up as a fraction of the schedule has the rates of one in steps") {
+  Settings settings;
+  settings.schedule = Schedule::cosine;
+  settings.decay_begin = 0;
+  Settings fraction = settings;
+  settings.warmup_steps = 12;
+  fraction.warmup_steps = 100;  // the default of language models has no effect then
+  fraction.warmup_fraction = 0.03;
+  for (const std::int64_t step : {1, 11, 12, 13, 200, 400})
+    CHECK(learning_rate(fraction, step, 400) == doctest::Approx(learning_rate(settings, step, 400)).epsilon(1e-12));
+  CHECK(learning_rate(fraction, 6, 200) == settings.learning_rate);
+  // It is a fraction of the schedule, which may be longer than the run.
+  fraction.schedule_steps = 400;
+  settings.schedule_steps = 400;
+  CHECK(learning_rate(fraction, 6, 200) == doctest::Approx(learning_rate(settings, 6, 200)).epsilon(1e-12));
+}
+
 TEST_CASE("the decay does not begin before the warm-up has ended") {
   for (const Schedule schedule : {Schedule::linear, Schedule::cosine, Schedule::step, Schedule::wsd}) {
     Settings settings;

@@ -31,7 +31,8 @@ std::vector<std::pair<int, double>> changes(const Settings& settings, int steps,
   std::vector<std::pair<int, double>> found;
   for (int step = 1; step <= steps; ++step) {
     const double before = state.factor;
-    if (kernels::tune(tuning_rule(settings), step, loss(step), state) != before) found.push_back({step, state.factor});
+    if (kernels::tune(tuning_rule(settings, 1000), step, loss(step), state) != before)
+      found.push_back({step, state.factor});
   }
   return found;
 }
@@ -91,7 +92,7 @@ TEST_CASE("steps of the warm-up are not judged") {
 
 TEST_CASE("a run that is resumed from its stored state at any step continues with the same factors") {
   for (const Tuning tuning : {Tuning::plateau, Tuning::greedy}) {
-    const kernels::TuningRule rule = tuning_rule(with(tuning));
+    const kernels::TuningRule rule = tuning_rule(with(tuning), 1000);
     kernels::TuningState whole, resumed;
     for (int step = 1; step <= 300; ++step) {
       const kernels::Random4 random =

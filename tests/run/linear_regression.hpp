@@ -92,7 +92,13 @@ class LinearRegression final : public run::Trainable {
     return {.exchanges = exchanges_, .step_bytes_sent = step_bytes_, .step_exposed_seconds = 0};
   }
   run::Timers& timers() override { return timers_; }
-  void conclude(Json& result) override {
+  run::Metrics evaluate() override {
+    return {{.name = "validation.loss", .value = validation_loss(), .compared = true}};
+  }
+  void conclude(Json& result) override { result["validation"] = {{"loss", validation_loss()}}; }
+
+ private:
+  double validation_loss() const {
     double sum = 0;  // examples that training never sees
     for (std::int64_t n = -kBatch; n < 0; ++n) {
       const std::vector<double> x = inputs(n);
@@ -102,10 +108,8 @@ class LinearRegression final : public run::Trainable {
       }
     }
     grid_.world().sum(std::span<double>(&sum, 1));
-    result["validation"] = {{"loss", sum}};
+    return sum;
   }
-
- private:
   double number(std::uint64_t purpose, std::uint64_t index) const {
     const kernels::Random4 random = kernels::philox(seed_, kernels::Purpose::test, purpose, index);
     return 2 * kernels::uniform_double(random.word[0], random.word[1]) - 1;

@@ -35,10 +35,11 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
     if (!std::filesystem::exists(path))
       throw error(ExitCode::usage, "{} = \"{}\": no such file or directory; correct the path", origin, path);
   });
-  const dataset::TokenSet text = held_out
-                                     ? training_text(loaded.opened, loaded.tokenizer, true, world)
-                                     : language_model::load_tokens(path, origin, configuration.data, loaded.tokenizer,
-                                                                   loaded.architecture().vocabulary, world);
+  const dataset::TokenSet whole = held_out
+                                      ? training_text(loaded.opened, loaded.tokenizer, true, world)
+                                      : language_model::load_tokens(path, origin, configuration.data, loaded.tokenizer,
+                                                                    loaded.architecture().vocabulary, world);
+  const dataset::Segments text(whole, configuration.data);
 
   // 2. Measure, print, record.
   if (!request.output.empty()) world.on_root([&] { storage::make_directory(request.output); });

@@ -16,6 +16,7 @@
 #include "language_model/run/initial_model.hpp"
 #include "language_model/run/language_training_run.hpp"
 #include "language_model/run/memory_plan.hpp"
+#include "language_model/run/private_plan.hpp"
 #include "polychromic/polychromic_run.hpp"
 #include "run/algorithms.hpp"
 #include "run/usable_memory.hpp"
@@ -53,32 +54,50 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   const polychromic::Configuration& configuration = input.configuration;
   const std::optional<language_model::InitialModel> initial = language_model::open_initial(configuration, world);
   const language_model::Corpus corpus = language_model::load_corpus(configuration, initial, world);
+  run::require_validation(configuration.run, configuration.checkpoint.keep_best, corpus.validation.has_value());
+  if (draws_answers && configuration.run.epochs > 0)
+    throw collective_error(ExitCode::usage,
+                           "run.epochs is for weft lm train (the steps of weft lm polychromic draw prompts, of which "
+                           "polychromic.every and polychromic.prompts say how many); give run.steps");
+  run::use_epochs(input.configuration.run, schema, language_model::steps_per_epoch(configuration, corpus.segments));
   if (world.is_root() && configuration.log.evaluate_every > 0 && !corpus.validation && configuration.sample.tokens == 0)
     log::warning("log.evaluate_every = {} has no effect (no validation data, and log.sample_tokens = 0)",
                  configuration.log.evaluate_every);
   const language_model::Architecture architecture = language_model::architecture_of(configuration, corpus, initial);
   run::use_recorded_algorithms(configuration.device.algorithms, world);
-  language_model::Plan plan = language_model::plan(configuration, architecture, corpus.train.size());
   std::optional<polychromic::Prompts> prompts;  // prompts of weft lm polychromic
-  if (draws_answers) {
+  if (draws_answers)
     prompts.emplace(configuration.polychromic, corpus, static_cast<std::uint64_t>(configuration.run.seed), world);
-    polychromic::require_settings(configuration, architecture, *prompts, *corpus.tokenizer, world);
-    polychromic::require_reward(configuration.polychromic, world);
-    polychromic::add_memory(plan, configuration, *prompts);
-  }
-  const std::string summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
-  const std::int64_t device_memory = static_cast<std::int64_t>(configuration.device.memory * 1e9);
+  const auto plan_of = [&](std::int64_t micro_tokens) {
+    polychromic::Configuration with = configuration;
+    with.memory.micro_tokens = micro_tokens;
+    language_model::Plan plan = language_model::plan(with, architecture, corpus.train.size());
+    if (prompts) polychromic::add_memory(plan, with, *prompts);
+    return plan;
+  };
   // The run is planned for another machine, whose host memory is not known, with --device-memory or parallel.world.
   const run::HostShare memory = options.device_memory.empty() && configuration.parallel.world == 0
                                     ? run::usable_host_memory(world)
                                     : run::HostShare{};
-  language_model::require_memory(plan, configuration, memory.bytes, memory.limit, device_memory);
+  language_model::MemoryLimits limits{memory.bytes, memory.limit,
+                                      static_cast<std::int64_t>(configuration.device.memory * 1e9)};
+  const bool chooses = configuration.memory.micro_tokens == 0;
+  language_model::Plan plan;
+  const auto take_micro_tokens = [&](std::int64_t micro_tokens) {
+    input.configuration.memory.micro_tokens = micro_tokens;
+    plan = plan_of(micro_tokens);
+  };
+  const auto choose_micro_tokens = [&] {
+    take_micro_tokens(chooses ? language_model::largest_micro_tokens(configuration, limits, plan_of)
+                              : configuration.memory.micro_tokens);
+  };
+  choose_micro_tokens();
+  if (draws_answers) {
+    polychromic::require_settings(configuration, architecture, *prompts, *corpus.tokenizer, world);
+    polychromic::require_reward(configuration.polychromic, world);
+  }
+  language_model::require_memory(plan, configuration, limits);
   language_model::require_worthwhile_swapping(plan);
-  const MemoryNeed need{.device = plan.device_total(),
-                        .device_available = device_memory,
-                        .host = plan.host_total() + (kernels::kCudaBuild ? 0 : plan.device_total()),
-                        .host_available = memory.bytes,
-                        .host_limit = memory.limit};
 
   // 2. The model, which the recipe makes when the run directory is open.
   PlannedModel planned{
@@ -88,17 +107,49 @@ int train_language_model(const Request& request, const TrainOptions& options, co
       .device = language_model::device_settings(configuration),
       .grid = language_model::grid_shape(configuration),
       .data = {corpus.train.name(), corpus.fingerprint, configuration.data.accept_changed},
-      .summary = summary,
-      .need = need,
-      .plan = plan_document(plan, need),
-      .device_bytes = plan.device_total(),
       .tensor = "embedding/tokens",
       .extra = language_model::manifest_extra(architecture)};
+  const auto describe_plan = [&] {
+    const std::int64_t micro = configuration.memory.micro_tokens;
+    planned.summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
+    planned.need = {.device = plan.device_total(),
+                    .device_available = limits.device,
+                    .host = plan.host_total() + (kernels::kCudaBuild ? 0 : plan.device_total()),
+                    .host_available = memory.bytes,
+                    .host_limit = memory.limit,
+                    .micro_tokens = chooses && micro < configuration.rank_tokens() ? micro : 0};
+    planned.plan = plan_document(plan, planned.need);
+    planned.device_bytes = plan.device_total();
+  };
+  describe_plan();
   planned.start = [&](const device::Runtime&) -> std::shared_ptr<void> {
-    language_model::require_memory(
-        plan, configuration, 0, "",
-        run::usable_device_bytes(configuration.device, language_model::kContextBytes, world));
+    const std::int64_t usable = run::usable_device_bytes(configuration.device, language_model::kContextBytes, world);
+    if (usable == 0) return nullptr;
+    limits.device = usable;
+    choose_micro_tokens();
+    language_model::require_memory(plan, configuration, limits);
+    describe_plan();
     return nullptr;
+  };
+  // Sums of gradients are rounded by micro-batch: on the same grid the choice of the first start stays.
+  planned.resume = [&](const checkpoint::Found& found) {
+    if (!chooses || found.manifest.grid != planned.grid.sizes()) return;
+    const auto recorded = std::get<std::int64_t>(
+        input::value_in(schema, "data.micro_tokens", found.manifest.input, checkpoint::kManifestName));
+    const std::int64_t before = recorded > 0 ? recorded : configuration.rank_tokens(),
+                       now = configuration.memory.micro_tokens;
+    if (before == now || before % configuration.data.sequence != 0) return;
+    if (!limits.allow(plan_of(before))) {
+      if (world.is_root())
+        log::warning(
+            "the micro-batches of {} tokens of the run so far do not fit into memory any more; with {} tokens the sums "
+            "of "
+            "gradients are rounded differently",
+            before, now);
+      return;
+    }
+    take_micro_tokens(before);
+    describe_plan();
   };
   planned.make = [&](const run::OpenedRun& opened, bool changed, const parallel::Grid& grid,
                      const device::Runtime& runtime) -> std::unique_ptr<run::Trainable> {

@@ -27,10 +27,10 @@ void inspect_checkpoint(const std::filesystem::path& path, const Request& reques
   const checkpoint::Manifest& manifest = found.manifest;
   std::string text =
       fmt::format("{}: checkpoint, format {}, step {}, {} tokens ({}), written by {} rank{} ({}), program {}\n",
-                  path.string(), manifest.format_version, manifest.step, format::grouped(manifest.tokens),
+                  found.path.string(), manifest.format_version, manifest.step, format::grouped(manifest.tokens),
                   printable(checkpoint::to_text(manifest.cursor, ", ")), manifest.world, manifest.world == 1 ? "" : "s",
                   printable(checkpoint::to_text(manifest.grid)), printable(manifest.code_revision));
-  for (const Family* family : families()) text += family->describe(path, manifest);
+  for (const Family* family : families()) text += family->describe(found.path, manifest);
   Json tensors = Json::array();
   std::int64_t total = 0;
   for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
@@ -105,6 +105,7 @@ void inspect_tokens(const std::string& path, const Request& request, const paral
 int run_inspect(const Request& request, const parallel::World& world) {
   const std::filesystem::path path = request.subject;
   const std::string kind = world.on_root([&]() -> std::string {
+    if (checkpoint::names_best(path)) return "checkpoint";
     if (!std::filesystem::exists(path))
       throw error(ExitCode::usage, "{}: no such file or directory; name a dataset, token files, a checkpoint or a run",
                   path.string());

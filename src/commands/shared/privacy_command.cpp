@@ -50,7 +50,8 @@ void add_input(PrivacyQuestion& question, const Request& request, const PrivacyO
   Request train = request;
   train.subject = options.input;
   train.input_text = world.on_root([&] { return input::load_text(train.subject); });
-  read_input(train, bench::language_training_keys(input), world);
+  const input::Schema schema = bench::language_training_keys(input);
+  read_input(train, schema, world);
   const language_model::Configuration& run = input.configuration;
   const privacy::Settings& given = run.privacy;
   if (question.epsilon == 0 && question.noise_multiplier == 0) {
@@ -63,15 +64,18 @@ void add_input(PrivacyQuestion& question, const Request& request, const PrivacyO
     question.noise_multiplier = given.noise_multiplier;
   }
   if (question.delta == 0) question.delta = given.delta;
-  if (question.steps < 0) question.steps = run.run.steps;
-  if (question.sample_rate < 0) {
+  const bool by_epochs = question.steps < 0 && run.run.epochs > 0;
+  if (question.sample_rate < 0 || by_epochs) {
     const language_model::Corpus corpus =
         language_model::load_corpus(run, language_model::open_initial(run, world), world);
     const language_model::PrivateRecords records = language_model::private_records(run, corpus.train.size());
-    question.sample_rate = records.rate();
+    if (by_epochs)
+      run::use_epochs(input.configuration.run, schema, language_model::steps_per_epoch(run, corpus.segments));
+    if (question.sample_rate < 0) question.sample_rate = records.rate();
     question.of = fmt::format("{}: {:g} of {} sequences per step on average", train.subject, records.expected,
                               format::grouped(records.count));
   }
+  if (question.steps < 0) question.steps = run.run.steps;
   if (options.accountant.empty()) question.accountants = {given.accountant};
 }
 

@@ -124,6 +124,7 @@ int train_model(const Request& request, const TrainOptions& options, const paral
       log::info(
           "a run of an earlier version: it continues with its epsilon of {:g} (optimizer.epsilon_scale = \"none\")",
           planned.optimizer.epsilon);
+    if (planned.resume) planned.resume(*opened.found);
     changed = run::check_same_run(planned.schema, planned.settings.resume, *opened.found, planned.data, world);
   }
   if (run::is_complete(opened, run, world)) {

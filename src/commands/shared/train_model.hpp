@@ -67,15 +67,17 @@ struct PlannedModel {
   optimizer::Settings& optimizer;
   device::Settings device;
   parallel::GridShape grid;
-  run::TrainingData data;  ///< the fingerprint may be set by `start`
-  std::string summary;     ///< data and plan, as text
-  MemoryNeed need;
-  Json plan;  ///< `need` and the plan, for --dry-run
+  run::TrainingData data;    ///< the fingerprint may be set by `start`
+  std::string summary = {};  ///< data and plan, as text
+  MemoryNeed need = {};
+  Json plan = {};  ///< `need` and the plan, for --dry-run
   std::int64_t device_bytes = 0;
   std::string_view tensor;      ///< a tensor that every checkpoint of the family has
   Json extra = Json::object();  ///< further entries of Manifest::extra
   /// Throws unless the run fits the device. Returns what the run needs and the model does not own.
   std::function<std::shared_ptr<void>(const device::Runtime&)> start = {};
+  /// Takes from the checkpoint what the input leaves to the program; before inputs are compared.
+  std::function<void(const checkpoint::Found&)> resume = {};
   /// `changed`: the steps from here on may not be those that the run would have made (check_same_run).
   std::function<std::unique_ptr<run::Trainable>(const run::OpenedRun&, bool changed, const parallel::Grid&,
                                                 const device::Runtime&)>

@@ -59,6 +59,9 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
   const std::string summary = without_files ? summary_without_files(data.train)
                               : rows        ? rows->summary()
                                             : dataset::summary(data.train);
+  run::require_validation(configuration.run, configuration.checkpoint.keep_best, data.validation.has_value());
+  run::use_epochs(configuration.run, schema,
+                  static_cast<double>(data.train.n_rows) / static_cast<double>(configuration.data.batch_tokens));
   transcoder::resolve_k(configuration, data.train.n_layers);
   transcoder::check_layers(configuration, data.train.n_layers);
   if (world.is_root())

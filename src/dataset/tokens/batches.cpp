@@ -8,6 +8,7 @@
 #include "base/contract.hpp"
 #include "base/error.hpp"
 #include "base/progress.hpp"
+#include "dataset/tokens/segment_order.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/random.hpp"
 
@@ -129,14 +130,50 @@ TokenRows::TokenRows(std::int64_t sequences, std::int64_t length, bool document_
   batch_ = {sequences, length, ids_, targets_, positions_, first_key_, 0};
 }
 
-TokenBatches::TokenBatches(const TokenSet& set, const TokenSettings& settings, std::uint64_t seed)
-    : set_(set), settings_(settings), seed_(seed) {
+Segments::Segments(TokenSet set, const TokenSettings& settings) : set_(std::move(set)) {
+  if (settings.pack == Pack::documents) rows_ = std::make_shared<const DocumentRows>(set_, settings);
+}
+
+std::int64_t Segments::count(std::int64_t length) const {
+  return rows_ ? std::ssize(rows_->rows()) : (set_.size() - 1 + length - 1) / length;
+}
+
+Segments::Place Segments::place(std::int64_t number, std::int64_t length) const {
+  if (rows_) {
+    const DocumentRows::Row& row = rows_->rows()[static_cast<std::size_t>(number)];
+    WEFT_ASSERT(row.ids <= length + 1);
+    return {row.begin, row.ids - 1};
+  }
+  return {number * length, std::min(length, set_.size() - 1 - number * length)};
+}
+
+void Segments::fill(std::int64_t first, TokenBatch& batch) const {
+  std::vector<std::uint32_t> window;
+  std::vector<std::int64_t> starts;
+  batch.counted = 0;
+  const std::int64_t end = count(batch.length);
+  for (std::int64_t s = 0; s < batch.sequences; ++s) {
+    const Place segment = first + s < end ? place(first + s, batch.length) : Place{};
+    fill_window(set_, segment.begin, segment.predictions, s, batch, window, starts);
+  }
+}
+
+std::int64_t epoch_tokens(const Segments& segments, const TokenSettings& settings) {
+  if (settings.order != TokenOrder::sequential && settings.order != TokenOrder::shuffled) return segments.set().size();
+  return segments.count(settings.sequence) * settings.sequence;
+}
+
+TokenBatches::TokenBatches(Segments segments, const TokenSettings& settings, std::uint64_t seed)
+    : segments_(std::move(segments)), settings_(settings), seed_(seed) {
+  const TokenSet& set = segments_.set();
   WEFT_ASSERT(set.size() > settings.sequence);
+  WEFT_ASSERT((settings.pack == Pack::documents) == (segments_.documents() != nullptr));
   if (settings.order == TokenOrder::curriculum)
     windows_ = std::make_shared<const std::vector<std::uint32_t>>(windows_by_difficulty(set, settings.sequence));
 }
 
 std::int64_t order_bytes(const TokenSettings& settings, std::int64_t tokens, std::int64_t vocabulary) {
+  if (settings.pack == Pack::documents) return document_rows_bytes(settings, tokens);
   if (settings.order != TokenOrder::curriculum) return 0;
   constexpr std::int64_t kWindowBytes = sizeof(RankedSegment) + sizeof(std::uint32_t);
   return (tokens - 1) / settings.sequence * kWindowBytes + 8 * vocabulary + 4 * kIdsRead;
@@ -152,7 +189,7 @@ std::int64_t TokenBatches::random_begin(std::int64_t token, std::int64_t length)
   const double done = windows_ ? static_cast<double>(token) / static_cast<double>(settings_.batch_tokens) /
                                      static_cast<double>(settings_.curriculum_steps)
                                : 1;
-  if (done >= 1) return below(random, set_.size() - length);
+  if (done >= 1) return below(random, segments_.set().size() - length);
   const double first = kFirstFraction * kFirstFraction, fraction = std::sqrt(first + (1 - first) * done);
   const auto easy =
       std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(fraction * static_cast<double>(windows_->size()))));
@@ -168,29 +205,16 @@ void TokenBatches::fill(std::int64_t cursor, std::int64_t first, TokenBatch& bat
   batch.counted = 0;
   for (std::int64_t s = 0; s < batch.sequences; ++s) {
     const std::int64_t token = cursor + (first + s) * length;  // number of the sequence's first token in the run
-    std::int64_t begin = 0, predictions = length;
-    if (settings_.order == TokenOrder::sequential) {
-      begin = token / length % evaluation_windows(set_, length) * length;
-      predictions = std::min(length, set_.size() - 1 - begin);
+    Segments::Place segment;
+    if (settings_.order == TokenOrder::sequential || settings_.order == TokenOrder::shuffled) {
+      const std::int64_t count = segments_.count(length), epoch = token / length / count,
+                         number = token / length % count;
+      segment = segments_.place(
+          settings_.order == TokenOrder::shuffled ? shuffled_segment(number, count, seed_, epoch) : number, length);
     } else {
-      begin = random_begin(token, length);
+      segment = {random_begin(token, length), length};
     }
-    fill_window(set_, begin, predictions, s, batch, window, starts);
-  }
-}
-
-std::int64_t evaluation_windows(const TokenSet& set, std::int64_t length) {
-  return (set.size() - 1 + length - 1) / length;
-}
-
-void fill_windows(const TokenSet& set, std::int64_t first, TokenBatch& batch) {
-  std::vector<std::uint32_t> window;
-  std::vector<std::int64_t> starts;
-  batch.counted = 0;
-  for (std::int64_t s = 0; s < batch.sequences; ++s) {
-    const std::int64_t begin = (first + s) * batch.length;
-    const std::int64_t predictions = std::clamp<std::int64_t>(set.size() - 1 - begin, 0, batch.length);
-    fill_window(set, begin, predictions, s, batch, window, starts);
+    fill_window(segments_.set(), segment.begin, segment.predictions, s, batch, window, starts);
   }
 }
 

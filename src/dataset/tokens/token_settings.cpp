@@ -93,18 +93,32 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
       .at_most(input::kMostSteps)
       .required_with("data.sequence_start")
       .changeable();
-  schema.add("data.order", data.order,
-             {{"random_windows", TokenOrder::random_windows},
-              {"sequential", TokenOrder::sequential},
-              {"curriculum", TokenOrder::curriculum}},
-             "segments at uniformly random positions; the stream cut into segments, in order; or random segments of "
-             "which the first steps draw the easiest, those whose tokens are frequent");
+  schema.add(
+      "data.order", data.order,
+      {{"random_windows", TokenOrder::random_windows},
+       {"sequential", TokenOrder::sequential},
+       {"shuffled", TokenOrder::shuffled},
+       {"curriculum", TokenOrder::curriculum}},
+      "segments at uniformly random positions; the stream cut into segments, each once per epoch, in stored order "
+      "or in a random one of each epoch; or random segments of which the first steps draw the easiest, those "
+      "whose tokens are frequent");
   schema.add("data.curriculum_steps", data.curriculum_steps, "steps after which segments of any difficulty are drawn")
       .in("steps")
       .at_least(0)
       .at_most(input::kMostSteps)
       .required_with("data.order", {"curriculum"})
       .changeable();
+  schema
+      .add("data.pack", data.pack, {{"stream", Pack::stream}, {"documents", Pack::documents}},
+           "what a sequence is: sequence + 1 ids of the stream of all documents; or consecutive whole documents of "
+           "together at most as many, and padding that does not count")
+      .not_with("data.order", {"random_windows", "curriculum"}, "they begin anywhere in a document")
+      .not_with("data.sequence_start", {}, "the rows of documents are laid out for one length");
+  schema
+      .add("data.long_documents", data.long_documents, {{"cut", LongDocuments::cut}, {"drop", LongDocuments::drop}},
+           "documents of more than sequence + 1 ids: keep the first sequence + 1 ids, or leave the document out; both "
+           "are counted in the log")
+      .only_with("data.pack", {"documents"});
   schema.add("data.document_mask", data.document_mask,
              "true: documents inside a sequence do not see each other, and positions restart with each");
   schema.add("data.validation_fraction", data.validation_fraction, "tail of train that is held out for validation")

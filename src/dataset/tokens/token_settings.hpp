@@ -11,7 +11,9 @@ class Schema;
 
 namespace weft::dataset {
 
-enum class TokenOrder { random_windows, sequential, curriculum };
+enum class TokenOrder { random_windows, sequential, shuffled, curriculum };
+enum class Pack { stream, documents };
+enum class LongDocuments { cut, drop };
 /// What the files are. by_name: by their names and first bytes.
 enum class DataFormat { by_name, text, jsonl, tokens };
 enum class LossOn { completion, all };
@@ -37,9 +39,11 @@ struct TokenSettings {
   std::int64_t sequence_growth_steps = 0;  ///< steps after which it is `sequence`
   TokenOrder order = TokenOrder::random_windows;
   std::int64_t curriculum_steps = 0;  ///< order = "curriculum": steps until all segments are drawn
-  bool document_mask = false;         ///< attention stays within a document
-  double validation_fraction = 0;     ///< tail of `train` that is held out, in [0, 1)
-  bool accept_changed = false;        ///< resume although the fingerprint changed
+  Pack pack = Pack::stream;
+  LongDocuments long_documents = LongDocuments::cut;
+  bool document_mask = false;      ///< attention stays within a document
+  double validation_fraction = 0;  ///< tail of `train` that is held out, in [0, 1)
+  bool accept_changed = false;     ///< resume although the fingerprint changed
 
   std::int64_t shortest() const { return sequence_start > 0 ? sequence_start : sequence; }
   /// Tokens per sequence in this step, from 1: sequence_start doubles in equal stretches of sequence_growth_steps.

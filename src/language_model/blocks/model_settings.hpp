@@ -71,7 +71,7 @@ struct ModelSettings {
 
 /// Table [memory].
 struct MemorySettings {
-  std::int64_t micro_tokens = 0;  ///< data.micro_tokens: tokens of a micro-batch; 0: a whole step
+  std::int64_t micro_tokens = 0;  ///< data.micro_tokens: tokens of a micro-batch; 0: a whole step, or to be chosen
   Recompute recompute = Recompute::none;
   bool offload_optimizer = false;  ///< optimizer state in host memory (model::Moments::on_host)
   bool swap_activations = false;   ///< kept activations of all but two blocks in host memory (ActivationSwap)

@@ -62,7 +62,9 @@ std::string summary(const Corpus& corpus) {
     return tokens.n_files() > 0 ? tokens.summary()
                                 : fmt::format("{}: {} tokens\n", tokens.name(), format::grouped(tokens.size()));
   };
-  return set(corpus.train) + (corpus.validation ? "validation: " + set(*corpus.validation) : "no validation data\n") +
+  const dataset::DocumentRows* const rows = corpus.segments.documents();
+  return set(corpus.train) + (rows != nullptr ? "training: " + rows->summary() + "\n" : "") +
+         (corpus.validation ? "validation: " + set(*corpus.validation) : "no validation data\n") +
          fmt::format("tokeniser: {}, vocabulary {}\n", corpus.tokenizer ? corpus.tokenizer->kind() : "none",
                      format::grouped(corpus.vocabulary));
 }
@@ -73,11 +75,12 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
       corpus_(corpus),
       world_(world),
       execution_(runtime.execution()),
-      batches_(corpus.train, configuration.data, static_cast<std::uint64_t>(configuration.run.seed)),
+      batches_(corpus.segments, configuration.data, static_cast<std::uint64_t>(configuration.run.seed)),
       data_ranks_(grid.axis(parallel::kDataAxis)),
       trainer_(
           make_trainer(configuration, architecture_of(configuration, corpus, found, world), grid, runtime.execution())),
       sample_arena_(runtime.execution(), grid) {
+  if (corpus.validation) validation_segments_.emplace(*corpus.validation, configuration.data);
   if (configuration.sample.tokens > 0 && corpus.tokenizer) {
     GenerationSettings samples = sample_settings(configuration, trainer_.model().architecture());
     samples.vocabulary = corpus.tokenizer->vocabulary_size();
@@ -195,7 +198,7 @@ std::vector<std::pair<std::string, double>> TrainingRun::phase_bytes() {
 run::Metrics TrainingRun::metrics() {
   const Trainer::Metrics now = trainer_.metrics();
   run::Metrics metrics = {
-      {.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(corpus_.train.size())},
+      {.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(batches_.epoch_tokens())},
       {.name = "learning_rate", .value = now.learning_rate}};
   // The loss on private data, without noise, is not released; the norm is that of the gradient with its noise.
   if (!account_) metrics.push_back({.name = "loss", .value = now.loss, .progress = "loss {:.4f}", .in_result = true});
@@ -209,7 +212,7 @@ run::Metrics TrainingRun::metrics() {
 const EvaluationResult& TrainingRun::validate() {
   if (validated_step_ != trainer_.steps_done())
     validation_ =
-        language_model::evaluate(*corpus_.validation, configuration_.data.sequence, configuration_.micro_tokens(),
+        language_model::evaluate(*validation_segments_, configuration_.data.sequence, configuration_.micro_tokens(),
                                  trainer_.transformer(), trainer_.staging(), execution_, &trainer_.ranks());
   validated_step_ = trainer_.steps_done();
   return *validation_;
@@ -218,14 +221,17 @@ const EvaluationResult& TrainingRun::validate() {
 run::Metrics TrainingRun::evaluate() {
   run::Metrics metrics;
   if (corpus_.validation)
-    metrics.push_back({.name = "validation.loss", .value = validate().loss, .progress = "validation {:.4f}"});
+    metrics.push_back(
+        {.name = "validation.loss", .value = validate().loss, .progress = "validation {:.4f}", .compared = true});
   print_sample();
   return metrics;
 }
 
-/// Prints a text that begins like the training set; for private training with the first token of the vocabulary.
+/// Prints, once after a step, a text that begins like the training set; for private training with the first token of
+/// the vocabulary.
 void TrainingRun::print_sample() {
-  if (!generator_) return;
+  if (!generator_ || sampled_step_ == trainer_.steps_done()) return;
+  sampled_step_ = trainer_.steps_done();
   std::vector<std::uint32_t> text(1);
   if (!account_) corpus_.train.read(0, text);
   const std::uint32_t prompt = text.front();
@@ -243,10 +249,10 @@ void TrainingRun::conclude(Json& result) {
     result["validation"] = to_json(validate());
     log::info("validation data: {}", to_text(validate()));
   }
-  if (configuration_.log.evaluate_every == 0 || trainer_.steps_done() % configuration_.log.evaluate_every != 0)
-    print_sample();
+  print_sample();
   if (!account_) return;
-  const privacy::Guarantee guarantee = account_->guarantee(world_.all());
+  const privacy::Guarantee guarantee =
+      account_->guarantee(world_.all(), configuration_.run.steps - trainer_.steps_done());
   result["privacy"] = privacy::to_json(guarantee);
   guarantee_ = privacy::to_text(guarantee);
 }

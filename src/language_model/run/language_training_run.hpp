@@ -67,6 +67,7 @@ class TrainingRun final : public run::Trainable {
   const parallel::World& world_;
   const kernels::Execution execution_;
   dataset::TokenBatches batches_;
+  std::optional<dataset::Segments> validation_segments_;
   const parallel::Communicator& data_ranks_;
   Trainer trainer_;
   std::optional<privacy::Account> account_;  // of private training
@@ -77,7 +78,7 @@ class TrainingRun final : public run::Trainable {
   std::int64_t token_ = 0;  // position in the data: tokens of all steps so far
   std::optional<EvaluationResult> validation_;
   std::string guarantee_;  // of a finished private run
-  std::int64_t validated_step_ = -1;
+  std::int64_t validated_step_ = -1, sampled_step_ = -1;
 };
 
 }  // namespace weft::language_model

@@ -156,7 +156,7 @@ SwapCost swap_cost(const Configuration& configuration, const Architecture& archi
 
 /// Largest number of tokens of a micro-batch with which `fits(plan)`, fewer than now; 0: none does.
 template <class Fits>
-std::int64_t largest_micro_tokens(const Plan& plan, Configuration configuration, const Fits& fits) {
+std::int64_t fitting_micro_tokens(const Plan& plan, Configuration configuration, const Fits& fits) {
   const std::int64_t sequence = configuration.data.sequence;
   std::int64_t fitting = 0, too_many = (configuration.micro_tokens() + sequence - 1) / sequence;
   while (fitting + 1 < too_many) {
@@ -165,6 +165,11 @@ std::int64_t largest_micro_tokens(const Plan& plan, Configuration configuration,
     (fits(language_model::plan(configuration, plan.architecture, plan.train_tokens)) ? fitting : too_many) = sequences;
   }
   return fitting * sequence;
+}
+
+/// Without a GPU the memory that the plan lists under the device is host memory.
+std::int64_t needed_on_host(const Plan& plan) {
+  return plan.host_total() + (kernels::kCudaBuild ? 0 : plan.device_total());
 }
 
 std::string milliseconds_text(double seconds) { return fmt::format("{:.3g} ms", 1e3 * seconds); }
@@ -202,7 +207,7 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   for (const model::StepArena::Bytes& bytes : step.bytes())
     plan.host.emplace_back(bytes.purpose == "tokens" ? "tokens staging" : bytes.purpose, bytes.host);
   plan.host.emplace_back(
-      "order of the curriculum",
+      "order of segments",
       train_tokens > 0 ? dataset::order_bytes(configuration.data, train_tokens, architecture.vocabulary) : 0);
   plan.checkpoint_bytes = model::checkpoint_bytes(specs, configuration.optimizer.state);
   plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
@@ -233,13 +238,24 @@ std::int64_t forward_bytes(const Configuration& configuration, const Architectur
   return state.weights + state.conversion + 4 * rotary_elements(architecture) + arena.device_bytes();
 }
 
-void require_memory(const Plan& plan, const Configuration& configuration, std::int64_t host,
-                    const std::string& host_limit, std::int64_t device) {
+bool MemoryLimits::allow(const Plan& plan) const {
+  return (host == 0 || needed_on_host(plan) <= host) && (device == 0 || plan.device_total() <= device);
+}
+
+std::int64_t largest_micro_tokens(const Configuration& configuration, const MemoryLimits& limits,
+                                  const std::function<Plan(std::int64_t micro_tokens)>& plan) {
+  const std::int64_t sequence = configuration.data.sequence, all = configuration.rank_tokens() / sequence;
+  for (std::int64_t parts = 1; parts < all; ++parts)
+    if (all % parts == 0 && limits.allow(plan(all / parts * sequence))) return all / parts * sequence;
+  return sequence;
+}
+
+void require_memory(const Plan& plan, const Configuration& configuration, const MemoryLimits& limits) {
   const auto require = [&](const auto& needed, std::int64_t available, const std::string& memory,
                            const std::string& advice) {
     if (available == 0 || needed(plan) <= available) return;
     const std::int64_t fits =
-        largest_micro_tokens(plan, configuration, [&](const Plan& smaller) { return needed(smaller) <= available; });
+        fitting_micro_tokens(plan, configuration, [&](const Plan& smaller) { return needed(smaller) <= available; });
     throw collective_error(
         ExitCode::usage,
         "the run needs {} of {}, {} are available; take {}{}a smaller optimizer.state or a smaller model",
@@ -252,14 +268,12 @@ void require_memory(const Plan& plan, const Configuration& configuration, std::i
   const bool recomputes = configuration.memory.recompute == Recompute::block,
              moves = configuration.memory.offload_optimizer || configuration.memory.swap_activations;
   const std::string recompute = recomputes ? "" : "memory.recompute = \"block\", ";
-  // Without a GPU the memory that the plan lists under the device is host memory.
-  require([](const Plan& p) { return p.host_total() + (kernels::kCudaBuild ? 0 : p.device_total()); }, host,
-          fmt::format("host memory ({})", host_limit),
+  require(needed_on_host, limits.host, fmt::format("host memory ({})", limits.host_limit),
           !kernels::kCudaBuild ? recompute
           : moves              ? "no memory.offload_optimizer or memory.swap_activations, "
                                : "checkpoint.staging = \"chunked\", ");
   require(
-      [](const Plan& p) { return p.device_total(); }, device, "device memory",
+      [](const Plan& p) { return p.device_total(); }, limits.device, "device memory",
       recompute +
           (kernels::kCudaBuild && !configuration.memory.offload_optimizer ? "memory.offload_optimizer = true, " : ""));
 }
@@ -304,6 +318,8 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   row("one checkpoint", format::binary_bytes_text(plan.checkpoint_bytes));
   row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep),
       format::binary_bytes_text(plan.disk_bytes));
+  const std::int64_t micro = configuration.micro_tokens(), rank = configuration.rank_tokens();
+  row("tokens of a micro-batch", fmt::format("{} x {}", (rank + micro - 1) / micro, format::grouped(micro)));
   row("work per token", fmt::format("{:.4g} MFLOP", plan.flops_per_token * 1e-6));
   text += types_text(plan, configuration) + attention_text(plan, configuration);
   if (const LoraSettings& lora = plan.architecture.lora; lora.rank > 0)

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -57,11 +58,24 @@ TransformerSettings forward_settings(const Configuration&, const Architecture&, 
 /// Bytes of the model, without moments, and of a Transformer for forward passes, where the kernels run.
 std::int64_t forward_bytes(const Configuration&, const Architecture&, std::int64_t rows);
 
-/// Throws a collective Error(usage) if the run needs more than `host` bytes of host memory or `device` bytes of device
-/// memory, with the largest micro-batch that fits and what else reduces the need; 0: not known. `host_limit`: what
-/// limits host memory, for the message.
-void require_memory(const Plan&, const Configuration&, std::int64_t host, const std::string& host_limit,
-                    std::int64_t device);
+/// Memory per rank, in bytes; 0: not known.
+struct MemoryLimits {
+  std::int64_t host = 0;
+  std::string host_limit = {};  ///< what limits host memory, for messages
+  std::int64_t device = 0;
+
+  bool allow(const Plan&) const;
+};
+
+/// Throws a collective Error(usage) if the run needs more memory, with the largest micro-batch that fits and what else
+/// reduces the need.
+void require_memory(const Plan&, const Configuration&, const MemoryLimits&);
+
+/// data.micro_tokens for an input that leaves the choice to the program: the largest divisor of the sequences of a rank
+/// with which a step fits, in tokens; where none does, one sequence. A function of its arguments: the same on all
+/// ranks. `plan`: of the run with that many tokens.
+std::int64_t largest_micro_tokens(const Configuration&, const MemoryLimits&,
+                                  const std::function<Plan(std::int64_t micro_tokens)>& plan);
 
 /// Throws a collective Error(usage) if memory.swap_activations costs more time than recomputation would.
 void require_worthwhile_swapping(const Plan&);

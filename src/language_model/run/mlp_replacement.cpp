@@ -164,12 +164,11 @@ std::string to_table(const ReplacementResult& result) {
   return text;
 }
 
-ReplacementResult evaluate_replaced(const dataset::TokenSet& set, std::int64_t length, std::int64_t rows,
+ReplacementResult evaluate_replaced(const dataset::Segments& segments, std::int64_t length, std::int64_t rows,
                                     const ModelSettings& model, Scalar type, const Reconstruction& reconstruction,
                                     Transformer& transformer, Staging& staging, const kernels::Execution& execution,
                                     const parallel::Communicator* ranks) {
-  const std::int64_t windows = dataset::evaluation_windows(set, length),
-                     together = std::max<std::int64_t>(1, rows / length);
+  const std::int64_t windows = segments.count(length), together = std::max<std::int64_t>(1, rows / length);
   Passes passes(together * length, type, model, reconstruction, transformer, staging, execution);
   // The sums of a batch: of the model, of each layer alone, of all together, with error terms.
   const std::int64_t n_sums = 3 * model.layers + 5, batches = (windows + together - 1) / together;
@@ -181,7 +180,7 @@ ReplacementResult evaluate_replaced(const dataset::TokenSet& set, std::int64_t l
     if (!is_own_batch(number, ranks)) continue;
     const std::int64_t first = number * together;
     dataset::TokenBatch batch = staging.next(std::min(together, windows - first), length);
-    dataset::fill_windows(set, first, batch);
+    segments.fill(first, batch);
     staging.send(batch);
     const Tokens tokens = staging.tokens(0, batch.sequences, length);
     result.tokens += batch.counted;
@@ -217,7 +216,7 @@ ReplacementResult evaluate_replaced(const dataset::TokenSet& set, std::int64_t l
       throw collective_error(ExitCode::numeric,
                              "{}: a loss with replaced MLPs is not finite (the model or the transcoder has "
                              "weights that are not, or too large)",
-                             set.name());
+                             segments.set().name());
   };
   const auto finish_all = [&](ReplacedLosses& losses) {
     finish(losses.replaced);
@@ -233,7 +232,7 @@ ReplacementResult evaluate_replaced(const dataset::TokenSet& set, std::int64_t l
         ExitCode::numeric,
         "{}: with error terms the loss is {:.6f}, that of the model {:.6f} (they are equal but for rounding); is "
         "the transcoder's selection unstable? Try --set device.precision=\"fp32\"",
-        set.name(), result.with_errors, result.original);
+        segments.set().name(), result.with_errors, result.original);
   return result;
 }
 

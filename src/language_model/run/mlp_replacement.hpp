@@ -56,7 +56,7 @@ std::string to_table(const ReplacementResult&);
 /// reconstruction gets min(rows, the rest) rows at a time. Runs 3 * layers + 5 forward passes. Collective. Throws, on
 /// all ranks, Error(numeric) if a loss is not finite, or if the loss with error terms is not that of the model. Leaves
 /// no tap.
-ReplacementResult evaluate_replaced(const dataset::TokenSet&, std::int64_t length, std::int64_t rows,
+ReplacementResult evaluate_replaced(const dataset::Segments&, std::int64_t length, std::int64_t rows,
                                     const ModelSettings&, kernels::Scalar type, const Reconstruction&, Transformer&,
                                     Staging&, const kernels::Execution&, const parallel::Communicator* ranks = nullptr);
 

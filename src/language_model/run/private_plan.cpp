@@ -2,7 +2,6 @@
 #include "language_model/run/private_plan.hpp"
 
 #include "base/error.hpp"
-#include "dataset/tokens/batches.hpp"
 #include "language_model/run/planned_bytes.hpp"
 #include "privacy/mode_choice.hpp"
 
@@ -41,6 +40,12 @@ PrivateRecords private_records(const Configuration& configuration, std::int64_t 
                            configuration.data.batch_tokens, records.expected, records.count,
                            configuration.data.sequence + 1);
   return records;
+}
+
+double steps_per_epoch(const Configuration& configuration, const dataset::Segments& train) {
+  if (configuration.privacy.enabled) return 1 / private_records(configuration, train.set().size()).rate();
+  return static_cast<double>(dataset::epoch_tokens(train, configuration.data)) /
+         static_cast<double>(configuration.data.batch_tokens);
 }
 
 Configuration with_clipping_mode(Configuration configuration, const Architecture& architecture,

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "dataset/tokens/batches.hpp"
 #include "kernels/execution.hpp"
 #include "language_model/settings/configuration.hpp"
 #include "parallel/grid.hpp"
@@ -21,6 +22,10 @@ struct PrivateRecords {
   double rate() const { return expected / static_cast<double>(count); }
 };
 PrivateRecords private_records(const Configuration&, std::int64_t train_tokens);
+
+/// Steps of an epoch: after which all segments of the training data have been used once; of private training after
+/// which each record is expected to have been used once.
+double steps_per_epoch(const Configuration&, const dataset::Segments& train);
 
 /// The configuration with the mode that privacy.mode = "auto" means: the first of materialise, book_keeping and
 /// two_pass whose planned bytes fit (privacy/mode_choice.hpp).

@@ -55,14 +55,14 @@ void share(std::span<double> values, const parallel::Communicator* ranks) {
   }
 }
 
-EvaluationResult evaluate(const dataset::TokenSet& set, std::int64_t length, std::int64_t rows,
+EvaluationResult evaluate(const dataset::Segments& segments, std::int64_t length, std::int64_t rows,
                           Transformer& transformer, Staging& staging, const kernels::Execution& execution,
                           const parallel::Communicator* ranks) {
+  const dataset::TokenSet& set = segments.set();
   if (set.size() < 2)
     throw collective_error(ExitCode::data, "{}: {} token{} (a prediction needs two); give a longer text", set.name(),
                            set.size(), set.size() == 1 ? "" : "s");
-  const std::int64_t windows = dataset::evaluation_windows(set, length),
-                     together = std::max<std::int64_t>(1, rows / length);
+  const std::int64_t windows = segments.count(length), together = std::max<std::int64_t>(1, rows / length);
   std::vector<double> losses(static_cast<std::size_t>(windows));
   EvaluationResult result;
   transformer.complete_weights();
@@ -70,7 +70,7 @@ EvaluationResult evaluate(const dataset::TokenSet& set, std::int64_t length, std
   for (std::int64_t first = 0; first < windows; first += together) {
     if (!is_own_batch(first / together, ranks)) continue;
     dataset::TokenBatch batch = staging.next(std::min(together, windows - first), length);
-    dataset::fill_windows(set, first, batch);
+    segments.fill(first, batch);
     staging.send(batch);
     add_losses(staging.tokens(0, batch.sequences, length), transformer, staging.losses(),
                std::span(losses).subspan(static_cast<std::size_t>(first)), execution);
@@ -92,8 +92,10 @@ EvaluationResult evaluate(const dataset::TokenSet& set, std::int64_t length, std
     throw collective_error(ExitCode::numeric,
                            "{}: the loss is not finite (the model has parameters that are not, or too large)",
                            set.name());
-  result.bits_per_byte = set.text_bytes() > 0 ? sum / std::numbers::ln2 / static_cast<double>(set.text_bytes())
-                                              : std::numeric_limits<double>::quiet_NaN();
+  // Rows of documents do not have all of the text.
+  result.bits_per_byte = set.text_bytes() > 0 && segments.documents() == nullptr
+                             ? sum / std::numbers::ln2 / static_cast<double>(set.text_bytes())
+                             : std::numeric_limits<double>::quiet_NaN();
   return result;
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "dataset/tokens/token_set.hpp"
+#include "dataset/tokens/batches.hpp"
 #include "language_model/step/staging.hpp"
 #include "language_model/step/transformer.hpp"
 #include "parallel/communicator.hpp"
@@ -34,12 +34,12 @@ inline bool is_own_batch(std::int64_t batch, const parallel::Communicator* ranks
 /// Each value has been formed by one rank and is 0 on the others: all ranks get all of them, bit for bit. Collective.
 void share(std::span<double> values, const parallel::Communicator* ranks);
 
-/// The whole set in segments of `length` + 1 tokens with stride `length`: every token but the first is predicted once.
+/// All segments, of at most `length` + 1 tokens: in those of the stream every token but the first is predicted once.
 /// `rows`: most rows that the staging memory and the Transformer take. `ranks`: all of them hold the whole model and
 /// divide the batches; null: this one alone. Losses are added in the order of rows, then of segments: with the same
 /// `rows` the result has the same bits on any number of ranks; with others products may round differently. Collective.
 /// Throws a collective Error(data) if there is nothing to predict, Error(numeric) if the loss is not finite.
-EvaluationResult evaluate(const dataset::TokenSet&, std::int64_t length, std::int64_t rows, Transformer&, Staging&,
+EvaluationResult evaluate(const dataset::Segments&, std::int64_t length, std::int64_t rows, Transformer&, Staging&,
                           const kernels::Execution&, const parallel::Communicator* ranks = nullptr);
 
 }  // namespace weft::language_model

@@ -179,8 +179,10 @@ void add_keys(input::Schema& schema, MemorySettings& memory) {
   schema
       .add(
           "data.micro_tokens", memory.micro_tokens,
-          "tokens of a micro-batch, a multiple of sequence: a step adds up the gradients of its micro-batches; 0 = one "
-          "micro-batch")
+          "tokens of a micro-batch, a multiple of sequence: a step adds up the gradients of its micro-batches; 0 = the "
+          "largest divisor of the sequences of a rank that fits into memory; the input.toml of the run states it, and "
+          "a "
+          "resumed run keeps it (weft benchmark: one micro-batch)")
       .in("tokens")
       .at_least(0)
       .at_most(kMostRows)
@@ -381,7 +383,9 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         micro, sequence, (micro / sequence + 1) * sequence);
   });
   schema.rule({"optimizer.warmup_steps", "run.steps"}, [&configuration]() -> std::string {
-    if (configuration.optimizer.warmup_steps <= configuration.run.steps) return {};
+    if (configuration.run.epochs > 0 || configuration.optimizer.warmup_fraction > 0 ||
+        configuration.optimizer.warmup_steps <= configuration.run.steps)
+      return {};
     return fmt::format(
         "optimizer.warmup_steps = {} is more than run.steps = {} (the learning rate would never be reached); shorten "
         "the warm-up",
@@ -390,6 +394,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   schema.rule({"data.sequence_growth_steps", "data.curriculum_steps", "run.steps"}, [&configuration]() -> std::string {
     const dataset::TokenSettings& data = configuration.data;
     const std::int64_t steps = configuration.run.steps;
+    if (configuration.run.epochs > 0) return {};  // converted into steps later
     if (data.sequence_growth_steps > steps)
       return fmt::format(
           "data.sequence_growth_steps = {} is more than run.steps = {} (sequences would never have their full length); "
@@ -415,6 +420,17 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   schema.rule({"parallel.tensor", "language_model.kv_heads", "language_model.d_mlp"}, [&configuration, &model] {
     return obstacle_to_division({.model = model}, configuration.parallel.tensor);
   });
+  schema.rule({"run.stop_after", "checkpoint.keep_best", "data.validation_fraction"},
+              [&configuration]() -> std::string {
+                const bool stops = configuration.run.stop_after > 0, keeps = configuration.checkpoint.keep_best;
+                if (!configuration.privacy.enabled || configuration.data.validation_fraction == 0 || !(stops || keeps))
+                  return {};
+                return fmt::format(
+                    "{} with privacy.enabled and data.validation_fraction (the choice would follow the loss on a part "
+                    "of the private "
+                    "text); give public validation data (data.validation), or leave it out",
+                    stops ? "run.stop_after" : "checkpoint.keep_best");
+              });
   schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {
     if (configuration.optimizer.clip_mode == optimizer::ClipMode::exact) return {};
     return "optimizer.clip_mode = \"previous\" is for transcoders (a language model has its gradient in memory before "
@@ -482,6 +498,7 @@ input::Schema schema(Configuration& configuration) {
   add_initial_key(schema, configuration);
   optimizer::add_keys(schema, configuration.optimizer);
   optimizer::add_tuning_keys(schema, configuration.optimizer);
+  optimizer::add_warmup_fraction(schema, configuration.optimizer);
   privacy::add_keys(schema, configuration.privacy);
   add_keys(schema, configuration.lora, configuration.language_model);
   add_keys(schema, configuration.memory);

@@ -126,7 +126,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                 return model::StepRunner::ExchangeGroups{update_.exchange().exchanges(),
                                                          tensor_ ? tensor_->exchanges() : parallel::Exchanges()};
               }),
-      tuning_(configuration.optimizer, execution, buffers_.tuning) {
+      tuning_(configuration.optimizer, configuration.run.steps, execution, buffers_.tuning) {
   if (configuration_.privacy.enabled)
     private_.emplace(
         privacy::PrivateStep::Parts{*this, update_, runner_, timers_},

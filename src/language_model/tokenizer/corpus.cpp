@@ -299,7 +299,7 @@ Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& wo
                            "smaller data.sequence or a longer text",
                            train->name(), train->size(), data.sequence);
   if (validation) require_prediction(*validation);
-  return {*train, validation, vocabulary, tokenizer, fingerprint};
+  return {*train, validation, vocabulary, tokenizer, fingerprint, {*train, data}};
 }
 
 }  // namespace weft::language_model

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "dataset/tokens/token_set.hpp"
+#include "dataset/tokens/batches.hpp"
 #include "dataset/tokens/token_settings.hpp"
 #include "language_model/tokenizer/tokenizer.hpp"
 #include "parallel/world.hpp"
@@ -19,6 +19,7 @@ struct Corpus {
   std::int64_t vocabulary = 0;         ///< without padding
   std::optional<Tokenizer> tokenizer;  ///< none: token files that have none
   std::string fingerprint;             ///< of train and tokeniser (dataset/fingerprint.hpp)
+  dataset::Segments segments;          ///< of train
 };
 
 /// Text is read and encoded by rank 0 and broadcast; token files are mapped by every rank. Collective; errors are known

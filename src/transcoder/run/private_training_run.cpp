@@ -119,7 +119,8 @@ void PrivateTrainingRun::conclude(Json& result) {
   if (world_.is_root()) warn_of_constant_layers(*data_.validation, measured);
   result["validation"] = to_json(measured);
   log::info("validation data, {} tokens:\n{}", format::grouped(measured.tokens), to_table(measured));
-  const privacy::Guarantee guarantee = account_.guarantee(world_.all());
+  const privacy::Guarantee guarantee =
+      account_.guarantee(world_.all(), configuration_.run.steps - trainer_.steps_done());
   result["privacy"] = privacy::to_json(guarantee);
   guarantee_ = privacy::to_text(guarantee);
 }

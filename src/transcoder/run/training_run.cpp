@@ -182,8 +182,9 @@ run::Metrics validation_metrics(const EvaluationResult& measured) {
   const auto mean = [](const char* name, const std::vector<double>& by_layer, const char* progress = "") {
     return run::Metric{.name = name, .value = mean_over_layers(by_layer), .progress = progress, .optional = true};
   };
-  return {mean("validation.nmse_standardised", measured.nmse_standardised, "validation {:.4f}"),
-          mean("validation.explained_variance", measured.explained_variance), mean("validation.l0", measured.l0),
+  run::Metric error = mean("validation.nmse_standardised", measured.nmse_standardised, "validation {:.4f}");
+  error.compared = true;
+  return {error, mean("validation.explained_variance", measured.explained_variance), mean("validation.l0", measured.l0),
           mean("validation.dead_fraction", measured.dead_fraction)};
 }
 

@@ -86,7 +86,9 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
               });
   add_decoder_rules(schema, model);
   schema.rule({"optimizer.warmup_steps", "run.steps"}, [&configuration]() -> std::string {
-    if (configuration.optimizer.warmup_steps <= configuration.run.steps) return {};
+    if (configuration.run.epochs > 0 || configuration.optimizer.warmup_fraction > 0 ||
+        configuration.optimizer.warmup_steps <= configuration.run.steps)
+      return {};
     return fmt::format(
         "optimizer.warmup_steps = {} is more than run.steps = {} (the learning rate would never be reached); shorten "
         "the warm-up",

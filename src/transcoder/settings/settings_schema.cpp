@@ -29,6 +29,7 @@ input::Schema schema(Configuration& configuration) {
   add_rules(schema, configuration);
   add_private_keys(schema, configuration);
   add_preset(schema, configuration.transcoder);
+  optimizer::add_warmup_fraction(schema, configuration.optimizer);
   return schema;
 }
 

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <set>
 
+#include "dataset/tokens/segment_order.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "storage/token_file.hpp"
 #include "tests/test.hpp"
@@ -65,7 +66,8 @@ TEST_CASE("random windows are windows of the set; their starts are uniform and r
 }
 
 TEST_CASE("a sequence depends on seed and position alone: any rank can fill any part of a step") {
-  for (const TokenOrder order : {TokenOrder::random_windows, TokenOrder::sequential, TokenOrder::curriculum}) {
+  for (const TokenOrder order :
+       {TokenOrder::random_windows, TokenOrder::sequential, TokenOrder::shuffled, TokenOrder::curriculum}) {
     TokenSettings data = settings(12, 5, order);
     data.curriculum_steps = order == TokenOrder::curriculum ? 20 : 0;
     const TokenBatches batches(counting(1000), data, 3);
@@ -146,16 +148,62 @@ TEST_CASE("sequential order counts each prediction once per epoch, then begins a
   CHECK(std::equal(next.batch().ids.begin(), next.batch().ids.end(), rows.batch().ids.begin()));
 }
 
+TEST_CASE("shuffled order has each segment once per epoch, in another order each time, on any number of ranks") {
+  constexpr std::int64_t kSize = 94, kLength = 5;  // 93 predictions: 18 segments of 5 and one of 3
+  constexpr std::int64_t kSegments = 19, kSequences = 8, kEpochs = 8;
+  const TokenBatches batches(counting(kSize), settings(kSequences, kLength, TokenOrder::shuffled), 7);
+  CHECK(batches.epoch_tokens() == kSegments * kLength);
+  std::vector<std::int64_t> expected(kSegments);
+  std::iota(expected.begin(), expected.end(), 0);
+  for (const std::int64_t ranks : {1, 2, 4}) {
+    std::vector<std::int64_t> segments;
+    const std::int64_t own = kSequences / ranks;
+    TokenRows rows(own, kLength, false);
+    std::int64_t counted = 0;
+    for (std::int64_t step = 0; step < kEpochs * kSegments / kSequences; ++step)  // batches span the ends of epochs
+      for (std::int64_t rank = 0; rank < ranks; ++rank) {
+        batches.fill(step * kSequences * kLength, rank * own, rows.batch());
+        counted += rows.batch().counted;
+        for (std::int64_t s = 0; s < own; ++s)
+          segments.push_back(rows.batch().ids[static_cast<std::size_t>(s * kLength)] / kLength);
+      }
+    CHECK(counted == kEpochs * (kSize - 1));
+    std::set<std::vector<std::int64_t>> orders;
+    for (std::int64_t epoch = 0; epoch < kEpochs; ++epoch) {
+      std::vector<std::int64_t> order(segments.begin() + epoch * kSegments, segments.begin() + (epoch + 1) * kSegments);
+      orders.insert(order);
+      std::sort(order.begin(), order.end());
+      CHECK(order == expected);
+    }
+    CHECK(orders.size() == kEpochs);
+  }
+}
+
+TEST_CASE("a shuffled segment is any segment with the same probability") {
+  // 20,000 permutations of 5: each number is 4,000 times at each place, with a standard deviation of 57.
+  std::vector<std::int64_t> counts(25, 0);
+  for (std::int64_t epoch = 0; epoch < 20000; ++epoch)
+    for (std::int64_t i = 0; i < 5; ++i) ++counts[static_cast<std::size_t>(5 * i + shuffled_segment(i, 5, 3, epoch))];
+  for (const std::int64_t count : counts) CHECK(std::abs(count - 4000) < 6 * 57);
+  for (const std::int64_t n : {1, 2, 3, 4, 5, 16, 17, 1000}) {
+    std::set<std::int64_t> seen;
+    for (std::int64_t i = 0; i < n; ++i) seen.insert(shuffled_segment(i, n, 1, 0));
+    CHECK(std::ssize(seen) == n);
+    CHECK(*seen.begin() == 0);
+    CHECK(*seen.rbegin() == n - 1);
+  }
+}
+
 TEST_CASE("evaluation windows count each prediction once, whatever their number per batch") {
   const TokenSet set = counting(38);
-  CHECK(evaluation_windows(set, 9) == 5);   // 37 predictions: four windows of 9 and one of 1
-  CHECK(evaluation_windows(set, 37) == 1);  // the whole set
-  CHECK(evaluation_windows(set, 100) == 1);
+  CHECK(Segments(set).count(9) == 5);   // 37 predictions: four windows of 9 and one of 1
+  CHECK(Segments(set).count(37) == 1);  // the whole set
+  CHECK(Segments(set).count(100) == 1);
   for (const std::int64_t sequences : {1, 2, 3, 7}) {
     TokenRows rows(sequences, 9, false);
     std::vector<std::int32_t> targets;
-    for (std::int64_t first = 0; first < evaluation_windows(set, 9); first += sequences) {
-      fill_windows(set, first, rows.batch());
+    for (std::int64_t first = 0; first < Segments(set).count(9); first += sequences) {
+      Segments(set).fill(first, rows.batch());
       const std::size_t before = targets.size();
       for (const std::int32_t target : rows.batch().targets)
         if (target != kIgnored) targets.push_back(target);
@@ -184,7 +232,7 @@ TEST_CASE("the document mask restarts positions and ignores targets across borde
   CHECK(starts == std::vector<std::int64_t>{1, 2, 7});
 
   TokenRows masked(2, 6, true), plain(2, 6, false);
-  fill_windows(set, 0, masked.batch());  // rows 0..5 and 6..11 of ids 0..11
+  Segments(set).fill(0, masked.batch());  // rows 0..5 and 6..11 of ids 0..11
   CHECK(std::vector(masked.batch().positions.begin(), masked.batch().positions.end()) ==
         std::vector<std::int32_t>{0, 1, 2, 0, 0, 1, 0, 1, 2, 0, 1, 2});
   CHECK(std::vector(masked.batch().first_key.begin(), masked.batch().first_key.end()) ==
@@ -192,7 +240,7 @@ TEST_CASE("the document mask restarts positions and ignores targets across borde
   CHECK(std::vector(masked.batch().targets.begin(), masked.batch().targets.end()) ==
         std::vector<std::int32_t>{1, 2, kIgnored, kIgnored, 5, 6, 7, 8, kIgnored, 10, 11, kIgnored});
   CHECK(masked.batch().counted == 8);
-  fill_windows(set, 0, plain.batch());
+  Segments(set).fill(0, plain.batch());
   CHECK(plain.batch().counted == 11);
   CHECK(plain.batch().positions[5] == 5);
   CHECK(plain.batch().targets[2] == 3);
@@ -214,6 +262,58 @@ TEST_CASE("ids that do not count in the loss are read and are no targets, with a
   TokenRows rows(2, 4, false);
   fill_windows(set.counting_all(), 0, rows.batch());
   CHECK(rows.batch().counted == 7);
+}
+
+TEST_CASE("rows of documents have whole documents, each once per epoch; longer ones are cut or dropped, and counted") {
+  const std::filesystem::path path = std::filesystem::temp_directory_path() / fmt::format("weft_rows_{}.h5", getpid());
+  // Documents of 3, 4, 1, 9, 2, 7, 8 and 5 ids, in rows of at most 8.
+  std::vector<std::uint32_t> ids(39);
+  std::iota(ids.begin(), ids.end(), 0u);
+  const std::vector<std::int64_t> documents{0, 3, 7, 8, 17, 19, 26, 34};
+  storage::write_token_file(path, ids, documents, 39, 0, "");
+  TokenSettings data = settings(6, 7, TokenOrder::shuffled);
+  data.pack = Pack::documents;
+  const auto rows_of = [&](const Segments& segments) {
+    std::vector<std::vector<std::int64_t>> rows;
+    for (const DocumentRows::Row& row : segments.documents()->rows()) rows.push_back({row.begin, row.ids});
+    return rows;
+  };
+  const Segments cut(TokenSet::open(path.string()), data);
+  CHECK(rows_of(cut) == std::vector<std::vector<std::int64_t>>{{0, 8}, {8, 8}, {17, 2}, {19, 7}, {26, 8}, {34, 5}});
+  CHECK(cut.documents()->summary() ==
+        "8 documents in 6 rows of 8 ids, 79 % filled; longer documents cut: 1; ids left out: 1");
+  CHECK(epoch_tokens(cut, data) == 6 * 7);
+
+  // Two epochs over 6 rows: the document mask counts a prediction of each id that is not the first of its document.
+  TokenRows batch(6, 7, true);
+  std::vector<std::vector<std::uint32_t>> orders;
+  for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
+    TokenBatches(cut, data, 4).fill(epoch * 6 * 7, 0, batch.batch());
+    CHECK(batch.batch().counted == 39 - 1 - 8);
+    std::vector<std::int32_t> targets;
+    for (std::size_t i = 0; i < 42; ++i) {
+      if (batch.batch().targets[i] == kIgnored) continue;
+      targets.push_back(batch.batch().targets[i]);
+      CHECK(targets.back() == static_cast<std::int32_t>(batch.batch().ids[i]) + 1);
+    }
+    std::sort(targets.begin(), targets.end());
+    CHECK(std::adjacent_find(targets.begin(), targets.end()) == targets.end());
+    for (const std::int64_t start : documents)
+      CHECK(!std::binary_search(targets.begin(), targets.end(), static_cast<std::int32_t>(start)));
+    orders.emplace_back(batch.batch().ids.begin(), batch.batch().ids.end());
+  }
+  CHECK(orders[0] != orders[1]);
+
+  data.long_documents = LongDocuments::drop;
+  const Segments dropped(TokenSet::open(path.string()), data);
+  CHECK(rows_of(dropped) == std::vector<std::vector<std::int64_t>>{{0, 8}, {17, 2}, {19, 7}, {26, 8}, {34, 5}});
+  CHECK(dropped.documents()->summary() ==
+        "8 documents in 5 rows of 8 ids, 75 % filled; longer documents dropped: 1; ids left out: 9");
+  data.sequence = 1;
+  data.batch_tokens = 6;
+  CHECK(rows_of(Segments(TokenSet::open(path.string()), data)) == std::vector<std::vector<std::int64_t>>{{17, 2}});
+  std::filesystem::remove(path);
+  CHECK_THROWS_WITH_AS(Segments(counting(9), data), doctest::Contains("no row of whole documents"), Error);
 }
 
 TEST_CASE("windows of records share no id, and the last one may be short") {
