@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "language_model/huggingface/config.hpp"
 #include "language_model/huggingface/names.hpp"
 #include "language_model/tokenizer/tokenizer.hpp"
 #include "storage/safetensors.hpp"

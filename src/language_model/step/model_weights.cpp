@@ -9,8 +9,8 @@
 namespace weft::language_model {
 namespace {
 
-/// Key of the context in Manifest::extra.
-constexpr const char* kContext = "context";
+/// Keys in Manifest::extra.
+constexpr const char *kContext = "context", *kFamily = "family";
 /// Limits for untrusted manifests: no product of sizes exceeds 64 bits.
 constexpr std::int64_t kLongestContext = 1 << 28;
 
@@ -44,6 +44,8 @@ Architecture stored_architecture(const Configuration& configuration, const check
   const Json extra = parse_json(manifest.extra);
   if (const auto context = extra.find(kContext); context != extra.end() && context->is_number_integer())
     architecture.context = std::min(context->get<std::int64_t>(), kLongestContext);
+  if (const auto family = extra.find(kFamily); family != extra.end() && family->is_string())
+    architecture.family = family->get<std::string>();
   for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
     if (tensor.name == "embedding/tokens" && tensor.shape.size() == 2) architecture.vocabulary = tensor.shape[0];
     if (tensor.name == "embedding/positions" && tensor.shape.size() == 2) architecture.context = tensor.shape[0];
@@ -54,6 +56,10 @@ Architecture stored_architecture(const Configuration& configuration, const check
   return architecture;
 }
 
-Json manifest_extra(const Architecture& architecture) { return {{kContext, architecture.longest_text()}}; }
+Json manifest_extra(const Architecture& architecture) {
+  Json extra = {{kContext, architecture.longest_text()}};
+  if (!architecture.family.empty()) extra[kFamily] = architecture.family;
+  return extra;
+}
 
 }  // namespace weft::language_model

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_model/huggingface/families/families.hpp"
+
+namespace weft::language_model::families {
+
+std::span<const Family* const> all() {
+  static const Family* const kAll[] = {&gpt2(), &llama(), &qwen3(), &olmo2(), &gemma2()};
+  return kAll;
+}
+
+}  // namespace weft::language_model::families

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Llama: RMSNorm, rotary positions, a gated MLP, heads of keys that serve several heads of queries.
+#include "language_model/huggingface/decoder_keys.hpp"
+#include "language_model/huggingface/families/decoder_tensors.hpp"
+#include "language_model/huggingface/families/families.hpp"
+
+namespace weft::language_model::families {
+namespace {
+
+void read_llama(ConfigKeys& keys, HuggingfaceConfig& out) {
+  read_decoder(keys, out);
+  read_gated_mlp(keys, out);
+  keys.require("mlp_bias", false);
+}
+
+Json write_llama(const Architecture& architecture) { return decoder_keys(architecture); }
+
+constexpr Family kLlama{.name = "llama",
+                        .class_name = "LlamaForCausalLM",
+                        .features = {},
+                        .read = read_llama,
+                        .write = write_llama,
+                        .tensors = kDecoderTensors,
+                        .norms = kPreNorms};
+
+}  // namespace
+
+const Family& llama() { return kLlama; }
+
+}  // namespace weft::language_model::families
