@@ -261,6 +261,11 @@ def weights():
                               "original_max_position_embeddings": 32}}
     gemma = {**model, "model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 4,
              "layer_types": ["sliding_attention"], "rope_scaling": None}
+    phi = {**model, "model_type": "phi3", "sliding_window": 4, "rope_scaling": None}
+    put("huggingface", "phi3", b"\0" + json.dumps(phi).encode())
+    qwen = {**model, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 4}
+    put("huggingface", "qwen2", b"\0" + json.dumps(qwen).encode())
+    put("huggingface", "biases", b"\0" + json.dumps({**model, "attention_bias": True, "mlp_bias": False}).encode())
     put("huggingface", "llama", b"\0" + json.dumps(model).encode())
     put("huggingface", "gemma2", b"\0" + json.dumps(gemma).encode())
     put("huggingface", "index", b"\1" + json.dumps({"weight_map": {"model.norm.weight": "a.safetensors"}}).encode())

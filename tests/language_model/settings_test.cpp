@@ -98,6 +98,9 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[language_model]\nd_model = 36\nheads = 3\n", "heads of 12 (the size of a head is a multiple of 8");
   refused("[language_model]\nd_model = 768\nheads = 2\n", "at most 256");
   refused("[language_model]\nkv_heads = 5\n", "does not divide language_model.heads = 12");
+  refused("[language_model]\nbiases = [\"query\"]\n", "some of query, key, value (they are one product)");
+  refused("[language_model]\nbiases = [\"up\", \"up\"]\n", "\"up\" twice");
+  refused("[language_model]\nbiases = [\"gate\"]\n", "\"gate\", which is no product");
   refused("[language_model]\nkv_heads = 0\n", "language_model.kv_heads");
   refused("[language_model]\ndropout = 1.0\n", "language_model.dropout");
   refused("[language_model]\nnorm = \"batch\"\n", "batch");

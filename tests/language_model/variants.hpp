@@ -76,6 +76,10 @@ inline std::vector<std::pair<std::string, TransformerSettings>> variants() {
     model.tied = true;
     model.bias = true;
   });
+  add("llama, grouped queries, biases of queries, keys and values, and of down", llama(), [](ModelSettings& model) {
+    model.kv_heads = 2;
+    model.biases = {"query", "key", "value", "down"};
+  });
   add("llama, dropout of attention, grouped queries", llama(), [](ModelSettings& model) {
     model.attention_dropout = 0.2;
     model.kv_heads = 2;

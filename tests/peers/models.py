@@ -14,13 +14,17 @@ VOCABULARY, END = 400, 1       # END: id of <|endoftext|>. circuit-tracer takes 
 SIZES = dict(vocab_size=VOCABULARY, bos_token_id=END, eos_token_id=END, pad_token_id=None)
 ROTARY = dict(hidden_size=16, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
               max_position_embeddings=256, head_dim=8, **SIZES)
-OLMO2 = {key: value for key, value in ROTARY.items() if key != "head_dim"}
+NO_HEAD_SIZE = {key: value for key, value in ROTARY.items() if key != "head_dim"}
 CONFIGURATIONS = {
     "gpt2": lambda: transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
                                             **SIZES),
     "llama": lambda: transformers.LlamaConfig(**ROTARY),
+    "llama_biases": lambda: transformers.LlamaConfig(attention_bias=True, mlp_bias=True, **ROTARY),
+    "mistral": lambda: transformers.MistralConfig(sliding_window=16, **ROTARY),
+    "qwen2": lambda: transformers.Qwen2Config(**NO_HEAD_SIZE),
+    "phi3": lambda: transformers.Phi3Config(sliding_window=16, **NO_HEAD_SIZE),
     "qwen3": lambda: transformers.Qwen3Config(**dict(ROTARY, head_dim=16)),
-    "olmo2": lambda: transformers.Olmo2Config(**OLMO2),
+    "olmo2": lambda: transformers.Olmo2Config(**NO_HEAD_SIZE),
     # Windows that are shorter than the texts, and both caps.
     "gemma2": lambda: transformers.Gemma2Config(query_pre_attn_scalar=24, sliding_window=16, attn_logit_softcapping=50.0,
                                                 final_logit_softcapping=30.0, **ROTARY),

@@ -19,7 +19,7 @@ TEXT = "In the beginning God created the heaven and the earth."
 
 LLAMA = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=4,
              num_key_value_heads=2, intermediate_size=HIDDEN, max_position_embeddings=CONTEXT, rms_norm_eps=1e-5,
-             rope_theta=1000.0, attention_bias=False, torch_dtype="float32")
+             rope_theta=1000.0, torch_dtype="float32")
 CONFIGS = {
     "gpt2": dict(model_type="gpt2", vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=CONTEXT,
                  n_ctx=CONTEXT, n_inner=HIDDEN, activation_function="gelu_new", layer_norm_epsilon=1e-5),
@@ -29,10 +29,25 @@ CONFIGS = {
     "qwen3": dict(LLAMA, model_type="qwen3", hidden_act="silu", head_dim=16, use_sliding_window=False, sliding_window=None,
                   max_window_layers=3),
     "olmo2": dict(LLAMA, model_type="olmo2", hidden_act="silu"),
+    "llama_biases": dict(LLAMA, model_type="llama", hidden_act="silu", attention_bias=True, mlp_bias=True),
+    "qwen2": dict(LLAMA, model_type="qwen2", hidden_act="silu", use_sliding_window=True, sliding_window=6, max_window_layers=0),
+    "mistral": dict(LLAMA, model_type="mistral", hidden_act="silu", sliding_window=6),
+    "phi3": dict(LLAMA, model_type="phi3", hidden_act="silu", sliding_window=5, original_max_position_embeddings=CONTEXT),
     "gemma2": dict(LLAMA, model_type="gemma2", hidden_activation="gelu_pytorch_tanh", head_dim=16, query_pre_attn_scalar=24,
                    sliding_window=6, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
 }
-TIED = {"gpt2": True, "llama": True, "qwen3": False, "olmo2": False, "gemma2": True}
+TIED = ("gpt2", "gemma2")           # without the key tie_word_embeddings
+
+
+def tied(c):
+    return c.get("tie_word_embeddings", c["model_type"] in TIED)
+
+
+def biases(c):
+    """Names of the products with a bias."""
+    attention = [f"self_attn.{side}_proj" for side in "qkvo"]
+    return (attention[:3] if c["model_type"] == "qwen2" else attention if c.get("attention_bias") else []) + \
+        ([f"mlp.{name}_proj" for name in ("gate", "up", "down")] if c.get("mlp_bias") else [])
 
 
 def tensors_of(c):
@@ -52,7 +67,7 @@ def tensors_of(c):
     size = c.get("head_dim", WIDTH // 4)
     queries, keys = 4 * size, 2 * size
     shapes = {"model.embed_tokens.weight": (VOCABULARY, WIDTH), "model.norm.weight": (WIDTH,)}
-    if not TIED[kind]:
+    if not tied(c):
         shapes["lm_head.weight"] = (VOCABULARY, WIDTH)
     norms = {"olmo2": ("post_attention", "post_feedforward"),
              "gemma2": ("input", "post_attention", "pre_feedforward", "post_feedforward")}
@@ -60,11 +75,17 @@ def tensors_of(c):
         at = f"model.layers.{layer}."
         for name in norms.get(kind, ("input", "post_attention")):
             shapes[f"{at}{name}_layernorm.weight"] = (WIDTH,)
+        if kind == "phi3":
+            shapes |= {f"{at}self_attn.qkv_proj.weight": (queries + 2 * keys, WIDTH), f"{at}self_attn.o_proj.weight": (WIDTH, queries),
+                       f"{at}mlp.gate_up_proj.weight": (2 * HIDDEN, WIDTH), f"{at}mlp.down_proj.weight": (WIDTH, HIDDEN)}
+            continue
         for name, outputs, inputs in (("self_attn.q_proj", queries, WIDTH), ("self_attn.k_proj", keys, WIDTH),
                                       ("self_attn.v_proj", keys, WIDTH), ("self_attn.o_proj", WIDTH, queries),
                                       ("mlp.gate_proj", HIDDEN, WIDTH), ("mlp.up_proj", HIDDEN, WIDTH),
                                       ("mlp.down_proj", WIDTH, HIDDEN)):
             shapes[f"{at}{name}.weight"] = (outputs, inputs)
+            if name in biases(c):
+                shapes[f"{at}{name}.bias"] = (outputs,)
         if kind in ("qwen3", "olmo2"):
             shapes[f"{at}self_attn.q_norm.weight"] = (size if kind == "qwen3" else queries,)
             shapes[f"{at}self_attn.k_norm.weight"] = (size if kind == "qwen3" else keys,)
@@ -124,6 +145,18 @@ def logits_gpt2(c, t, ids):
     return norm(h, "transformer.ln_f") @ t["transformer.wte.weight"].T
 
 
+def apart(t, size):
+    """The tensors of Phi 3 under the names of Llama."""
+    t = dict(t)
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        qkv = np.split(t.pop(f"{at}self_attn.qkv_proj.weight"), [4 * size, 6 * size])
+        t |= {f"{at}self_attn.{side}_proj.weight": part for side, part in zip("qkv", qkv)}
+        gate_up = np.split(t.pop(f"{at}mlp.gate_up_proj.weight"), 2)
+        t |= {f"{at}mlp.{name}_proj.weight": part for name, part in zip(("gate", "up"), gate_up)}
+    return t
+
+
 def logits_llama(c, t, ids):
     kind, size = c["model_type"], c.get("head_dim", WIDTH // 4)
     gemma = kind == "gemma2"
@@ -135,25 +168,31 @@ def logits_llama(c, t, ids):
         a, b = np.split(x, 2, axis=-1)
         return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], axis=-1)
 
+    if kind == "phi3":
+        t = apart(t, size)
+
+    def product(x, name):
+        return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0)
+
     h = t["model.embed_tokens.weight"][ids] * (np.sqrt(WIDTH) if gemma else 1)
     for layer in range(LAYERS):
         at = f"model.layers.{layer}."
         x = h if kind == "olmo2" else norm(h, at + "input_layernorm")
-        q, k, v = (x @ t[f"{at}self_attn.{side}_proj.weight"].T for side in "qkv")
+        q, k, v = (product(x, f"{at}self_attn.{side}_proj") for side in "qkv")
         if kind == "olmo2":
             q, k = norm(q, at + "self_attn.q_norm"), norm(k, at + "self_attn.k_norm")
         q, k, v = (y.reshape(len(ids), -1, size) for y in (q, k, v))
         if kind == "qwen3":
             q, k = norm(q, at + "self_attn.q_norm"), norm(k, at + "self_attn.k_norm")
         scale = c["query_pre_attn_scalar"] ** -0.5 if gemma else size ** -0.5
-        window = c["sliding_window"] if gemma and layer % 2 == 0 else None
-        y = attend(turn(q), turn(k), v, scale, c.get("attn_logit_softcapping"), window) @ t[at + "self_attn.o_proj.weight"].T
+        window = c.get("sliding_window") if layer % 2 == 0 or not gemma else None
+        y = product(attend(turn(q), turn(k), v, scale, c.get("attn_logit_softcapping"), window), at + "self_attn.o_proj")
         h = h + (norm(y, at + "post_attention_layernorm") if kind in ("olmo2", "gemma2") else y)
         x = h if kind == "olmo2" else norm(h, at + ("pre_feedforward_layernorm" if gemma else "post_attention_layernorm"))
-        gate = x @ t[at + "mlp.gate_proj.weight"].T
-        y = ((gelu if gemma else silu)(gate) * (x @ t[at + "mlp.up_proj.weight"].T)) @ t[at + "mlp.down_proj.weight"].T
+        gate = product(x, at + "mlp.gate_proj")
+        y = product((gelu if gemma else silu)(gate) * product(x, at + "mlp.up_proj"), at + "mlp.down_proj")
         h = h + (norm(y, at + "post_feedforward_layernorm") if kind in ("olmo2", "gemma2") else y)
-    z = norm(h, "model.norm") @ t["model.embed_tokens.weight" if TIED[kind] else "lm_head.weight"].T
+    z = norm(h, "model.norm") @ t["model.embed_tokens.weight" if tied(c) else "lm_head.weight"].T
     cap = c.get("final_logit_softcapping")
     return cap * np.tanh(z / cap) if cap else z
 
@@ -240,13 +279,14 @@ def everything_in(folder):
 def test_families(program):
     # Three blocks in fp32: about 75 operations of 6e-8 each.
     for kind, dtype, parts in (("gpt2", "F32", 1), ("llama", "BF16", 3), ("qwen3", "F16", 1), ("olmo2", "F32", 2),
-                               ("gemma2", "BF16", 1)):
+                               ("gemma2", "BF16", 1), ("llama_biases", "F32", 1), ("qwen2", "F16", 1), ("mistral", "BF16", 1),
+                               ("phi3", "F16", 2)):
         folder, config = program.folder / kind, CONFIGS[kind]
         tensors = make(folder, config, dtype, parts)
         expected, found = loss_of(config, tensors, TEXT), evaluate(program, folder)
         print(f"{kind}: loss {found:.7f}, formulas {expected:.7f}")
         assert abs(found / expected - 1) < 5e-6, kind
-        assert f"{kind} of Hugging Face" in program.run("inspect", folder)
+        assert f"{config['model_type']} of Hugging Face" in program.run("inspect", folder)
 
         # Written again, in its type: the same loss; read and written once more: the same files.
         kept = "bf16" if dtype == "BF16" else "fp32"
@@ -280,7 +320,7 @@ def test_refusals(program):
     # What Weft lacks: by name.
     for changes, part in (({"model_type": "mamba"}, '"mamba"'), ({"new_trick": 1}, '"new_trick"'),
                           ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
-                          ({"attention_bias": True}, "attention_bias"), ({"hidden_activation": "relu"}, '"relu"'),
+                          ({"hidden_activation": "relu"}, '"relu"'),
                           ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, '"yarn"'),
                           ({"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}, "sliding"),
                           ({"num_attention_heads": 3, "num_key_value_heads": 2}, "num_key_value_heads")):

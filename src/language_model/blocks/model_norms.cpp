@@ -80,7 +80,7 @@ OutputGradient Norms::backward(const Pass& pass, const NormLayer& norm, AnyMatri
   kernels::NormSums sums = buffers_.sums;
   sums.blocks = norm_blocks(context_.settings, h.rows);
   if (norm.bias == kNoParameter) sums.bias = {};
-  if (!context_.model().bias) sums.input = {};
+  if (!context_.model().has_biases()) sums.input = {};
   kernels::norm_backward(context_.execution, norm.values, h, statistics, dy, addend, dh, sums);
   const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
     if (parameter == kNoParameter) return;

@@ -46,7 +46,9 @@ struct ModelSettings {
   QueryKeyNorm qk_norm = QueryKeyNorm::none;
   NormPosition norm_position = NormPosition::pre;
   bool tied = true;  ///< the head is the transpose of the token embedding
-  bool bias = true;  ///< of products and, with norm = "layer", of norms
+  bool bias = true;  ///< of all products and, with norm = "layer", of norms
+  /// Products that have a bias; empty: all or none, as `bias` states.
+  std::vector<std::string> biases = {};
   double dropout = 0;
   double attention_dropout = 0;  ///< of the probabilities of attention
   double logit_softcap = 0;      ///< 0: none
@@ -65,6 +67,11 @@ struct ModelSettings {
   std::int64_t window_of(std::int64_t layer) const {
     return full_every > 0 && (layer + 1) % full_every == 0 ? 0 : window;
   }
+  bool has_bias(const std::string& product) const {
+    return biases.empty() ? bias : std::find(biases.begin(), biases.end(), product) != biases.end();
+  }
+  /// True if any product has one.
+  bool has_biases() const { return bias || !biases.empty(); }
   bool normalises_inputs() const { return norm_position != NormPosition::post; }
   bool normalises_outputs() const { return norm_position != NormPosition::pre; }
 };

@@ -21,6 +21,7 @@ constexpr const char* kHarmless[] = {"_attn_implementation",
                                      "attention_dropout",
                                      "attn_implementation",
                                      "attn_pdrop",
+                                     "auto_map",
                                      "begin_suppress_tokens",
                                      "bos_token_id",
                                      "cache_implementation",
@@ -35,6 +36,7 @@ constexpr const char* kHarmless[] = {"_attn_implementation",
                                      "hidden_dropout",
                                      "id2label",
                                      "initializer_range",
+                                     "is_llama_config",
                                      "label2id",
                                      "max_length",
                                      "n_ctx",
@@ -57,6 +59,7 @@ constexpr const char* kHarmless[] = {"_attn_implementation",
                                      "task_specific_params",
                                      "tokenizer_class",
                                      "torch_dtype",
+                                     "transformers.js_config",
                                      "transformers_version",
                                      "use_cache"};
 
@@ -92,7 +95,8 @@ std::vector<std::string_view> lacking(const Family& family, const ModelSettings&
   require(model.norm == features.norm, "norm");
   require(model.position == features.position, "position");
   require(std::find(features.mlp.begin(), features.mlp.end(), model.mlp) != features.mlp.end(), "mlp");
-  require(model.bias == features.bias, "bias");
+  require(std::find(features.biases.begin(), features.biases.end(), biases_of(model)) != features.biases.end(),
+          model.biases.empty() ? "bias" : "biases");
   require(model.qk_norm == features.qk_norm, "qk_norm");
   require(model.norm_position == features.norm_position, "norm_position");
   require(features.grouped_keys || model.kv_heads == model.heads, "kv_heads");
@@ -103,6 +107,7 @@ std::vector<std::string_view> lacking(const Family& family, const ModelSettings&
   require(features.caps_and_scale || model.attention_softcap == 0, "attention_softcap");
   require(features.caps_and_scale || model.logit_softcap == 0, "logit_softcap");
   require(features.windows != BlockWindows::none || model.window == 0, "window");
+  require(features.windows != BlockWindows::all || model.full_every == 0, "full_every");
   require(model.sparse_blocks == 0, "sparse_blocks");
   return missing;
 }

@@ -13,11 +13,11 @@ const SortedJson* ConfigKeys::find(const char* key) {
   return found == object_.end() || found->is_null() ? nullptr : &*found;
 }
 
-std::int64_t ConfigKeys::integer(const char* key, std::int64_t most) {
+std::int64_t ConfigKeys::integer(const char* key, std::int64_t most, std::int64_t least) {
   const SortedJson* const value = find(key);
   if (value == nullptr) throw damaged("\"{}\" is missing; is it the config.json of a language model?", key);
-  if (!value->is_number_unsigned() || *value < 1 || *value > most)
-    throw damaged("\"{}\" is not an integer from 1 to {}", key, most);
+  if (!value->is_number_unsigned() || *value < least || *value > most)
+    throw damaged("\"{}\" is not an integer from {} to {}", key, least, most);
   return value->get<std::int64_t>();
 }
 

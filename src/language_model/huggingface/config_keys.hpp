@@ -45,9 +45,9 @@ class ConfigKeys {
   bool has(const char* key) const { return object_.contains(key); }
   /// Value of a member; nullptr if the member is missing or null.
   const SortedJson* find(const char* key);
-  std::int64_t integer(const char* key, std::int64_t most);
-  std::int64_t integer_or(const char* key, std::int64_t absent, std::int64_t most) {
-    return find(key) == nullptr ? absent : integer(key, most);
+  std::int64_t integer(const char* key, std::int64_t most, std::int64_t least = 1);
+  std::int64_t integer_or(const char* key, std::int64_t absent, std::int64_t most, std::int64_t least = 1) {
+    return find(key) == nullptr ? absent : integer(key, most, least);
   }
   double number(const char* key, NumberRange);
   double number_or(const char* key, double absent, NumberRange);

@@ -55,12 +55,28 @@ void read_decoder(ConfigKeys& keys, HuggingfaceConfig& out, bool needs_head_size
   }
   require_heads(keys, model, "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim");
   read_rotary(keys, model);
-  keys.require("attention_bias", false);
 }
 
 void read_gated_mlp(ConfigKeys& keys, HuggingfaceConfig& out) {
   out.model.mlp = activation(keys, "hidden_act", "silu", true);
   out.model.tied = keys.flag("tie_word_embeddings", out.family->tied_by_default);
+}
+
+void read_biases(ConfigKeys& keys, HuggingfaceConfig& out) {
+  const std::span<const Biases> possible = out.family->features.biases;
+  const bool attention = keys.flag("attention_bias", false),
+             has_mlp = std::find(possible.begin(), possible.end(), Biases::mlp) != possible.end(),
+             mlp = has_mlp && keys.flag("mlp_bias", false);
+  set_biases(out.model, attention && mlp ? Biases::all
+                        : attention      ? Biases::attention
+                        : mlp            ? Biases::mlp
+                                         : Biases::none);
+}
+
+void write_biases(const ModelSettings& model, Json& config) {
+  const Biases biases = biases_of(model);
+  config["attention_bias"] = biases == Biases::attention || biases == Biases::all;
+  if (biases == Biases::mlp || biases == Biases::all) config["mlp_bias"] = true;
 }
 
 Json decoder_keys(const Architecture& architecture, const char* activation_key) {
@@ -75,13 +91,13 @@ Json decoder_keys(const Architecture& architecture, const char* activation_key) 
                  {"rms_norm_eps", model.norm_epsilon},
                  {"max_position_embeddings", architecture.longest_text()}};
   write_rotary(model, config);
-  config["attention_bias"] = false;
   return config;
 }
 
 void read_gemma(ConfigKeys& keys, HuggingfaceConfig& out, double attention_cap, double logit_cap) {
   ModelSettings& model = out.model;
   model.norm_position = NormPosition::both;
+  read_biases(keys, out);
   keys.find("hidden_act");  // the library reads hidden_activation
   model.mlp = activation(keys, "hidden_activation", "gelu_pytorch_tanh", true);
   model.tied = keys.flag("tie_word_embeddings", out.family->tied_by_default);
@@ -106,6 +122,7 @@ Json gemma_keys(const Architecture& architecture) {
                                                                     : Json(exact);
   config["attn_logit_softcapping"] = model.attention_softcap > 0 ? Json(model.attention_softcap) : Json();
   config["final_logit_softcapping"] = model.logit_softcap > 0 ? Json(model.logit_softcap) : Json();
+  write_biases(model, config);
   write_windows(model, config);
   return config;
 }
@@ -142,15 +159,25 @@ void read_windows(ConfigKeys& keys, ModelSettings& model, const std::vector<bool
           "layer {} breaks the pattern of the sliding windows (every n-th layer without one is supported)", layer);
 }
 
+void read_window(ConfigKeys& keys, ModelSettings& model, std::int64_t absent) {
+  model.window = keys.integer_or("sliding_window", keys.has("sliding_window") ? 0 : absent, kMostRows);
+}
+
 void read_windows_of_last_layers(ConfigKeys& keys, ModelSettings& model) {
   const bool slides = keys.flag("use_sliding_window", false);
-  const std::int64_t first = keys.integer_or("max_window_layers", 28, kMostLayers);
+  const std::int64_t first = keys.integer_or("max_window_layers", 28, kMostLayers, 0);
   std::vector<bool> blocks;
   for (std::int64_t layer = 0; layer < model.layers; ++layer) blocks.push_back(slides && layer >= first);
   if (slides) return read_windows(keys, model, blocks);
   keys.find("sliding_window");  // not read
   for (const bool sliding : sliding_blocks(keys, model, blocks))
     if (sliding) throw keys.lacking("\"layer_types\" has sliding_attention, and \"use_sliding_window\" is false");
+}
+
+void write_windows_of_last_layers(const ModelSettings& model, Json& config) {
+  if (model.window == 0) return;
+  write_windows(model, config);
+  config["use_sliding_window"] = true;
 }
 
 void write_windows(const ModelSettings& model, Json& config) {

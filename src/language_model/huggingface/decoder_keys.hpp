@@ -22,7 +22,10 @@ const char* activation_name(MlpActivation);
 void read_decoder(ConfigKeys&, HuggingfaceConfig&, bool needs_head_size = false);
 /// Reads "hidden_act" and "tie_word_embeddings", which most of these families have.
 void read_gated_mlp(ConfigKeys&, HuggingfaceConfig&);
-/// The inverse of both.
+/// Reads "attention_bias" and, if the family can have biases of the MLP, "mlp_bias".
+void read_biases(ConfigKeys&, HuggingfaceConfig&);
+void write_biases(const ModelSettings&, Json& config);
+/// The inverse of read_decoder and read_gated_mlp.
 Json decoder_keys(const Architecture&, const char* activation_key = "hidden_act");
 
 /// Reads what Gemma 2 and 3 share besides: scaled embedding, scale and caps of attention, cap of the logits. The caps
@@ -35,8 +38,11 @@ Json gemma_keys(const Architecture&);
 std::vector<bool> sliding_blocks(ConfigKeys&, const ModelSettings&, const std::vector<bool>& by_rule);
 /// Reads the windows of these blocks: null is none, and without the key the library has one of 4096.
 void read_windows(ConfigKeys&, ModelSettings&, const std::vector<bool>& by_rule);
+/// Reads "sliding_window" of all blocks: null is none; `absent` without the key, 0 for none.
+void read_window(ConfigKeys&, ModelSettings&, std::int64_t absent);
 /// "use_sliding_window" and "max_window_layers" of Qwen.
 void read_windows_of_last_layers(ConfigKeys&, ModelSettings&);
+void write_windows_of_last_layers(const ModelSettings&, Json& config);
 /// Adds "layer_types" and "sliding_window".
 void write_windows(const ModelSettings&, Json& config);
 

@@ -25,15 +25,22 @@ struct HuggingfaceConfig {
 
 inline constexpr MlpActivation kGatedActivations[] = {MlpActivation::swiglu, MlpActivation::geglu};
 
-/// Blocks that can have a window.
-enum class BlockWindows { none, by_block };
+/// Blocks that can have a window: the same in all, or by a pattern.
+enum class BlockWindows { none, all, by_block };
+
+/// Products with a bias: query, key and value; these and output; gate, up and down.
+enum class Biases { none, query_key_value, attention, mlp, all, other };
+Biases biases_of(const ModelSettings&);
+void set_biases(ModelSettings&, Biases);
+inline constexpr Biases kNoBiases[] = {Biases::none}, kAllBiases[] = {Biases::all},
+                        kAttentionBiases[] = {Biases::none, Biases::attention};
 
 /// The values of [language_model] that a family can express. The other settings are free.
 struct Features {
   Norm norm = Norm::rms;
   Position position = Position::rope;
   std::span<const MlpActivation> mlp = kGatedActivations;
-  bool bias = false;
+  std::span<const Biases> biases = kNoBiases;
   QueryKeyNorm qk_norm = QueryKeyNorm::none;
   NormPosition norm_position = NormPosition::pre;
   bool grouped_keys = true;   ///< fewer heads of keys than of queries

@@ -23,6 +23,8 @@ struct Rotary {
 Rotary read_rotary_object(const ConfigKeys& keys, const char* key, const SortedJson& object, double base) {
   if (!object.is_object()) throw keys.damaged("\"{}\" is not an object", key);
   ConfigKeys inner(object, fmt::format("{}, \"{}\"", keys.path(), key));
+  if (const double share = inner.number_or("partial_rotary_factor", 1, kFactors); share != 1)
+    throw inner.lacking("\"partial_rotary_factor\" = {} (whole heads are rotated)", share);
   Rotary model;
   model.base = inner.number_or("rope_theta", base, kBases);
   const std::string old = inner.text_or("type", "default"), type = inner.text_or("rope_type", old.c_str());

@@ -8,6 +8,7 @@
 #include "kernels/language/attention/attention_cudnn.hpp"
 #include "language_model/blocks/activation_swap.hpp"
 #include "language_model/blocks/architecture.hpp"
+#include "language_model/blocks/model_parameters.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -108,6 +109,10 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
   });
   schema.add("language_model.bias", model.bias, "biases of products, and of norms if norm = \"layer\"")
       .derived(of_preset, [=] { return input::Value(!is_llama()); });
+  schema.add(
+      "language_model.biases", model.biases,
+      "products with a bias, of query, key, value (all three or none), output, gate and up (both or none), down; "
+      "[] = all, or none, as bias states");
   schema
       .add("language_model.dropout", model.dropout,
            "probability with which an element of the embedding and of each sublayer's output is dropped in training")
@@ -320,6 +325,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "heads); take a divisor",
         model.kv_heads, model.heads);
   });
+  schema.rule({"language_model.biases"}, [&model] { return biases_problem(model); });
   schema.rule({"language_model.logit_softcap", "language_model.attention_softcap"}, [&model]() -> std::string {
     for (const auto& [name, cap] :
          {std::pair{"logit_softcap", model.logit_softcap}, std::pair{"attention_softcap", model.attention_softcap}})

@@ -4,7 +4,7 @@
 namespace weft::language_model::families {
 
 std::span<const Family* const> all() {
-  static const Family* const kAll[] = {&gpt2(), &llama(), &qwen3(), &olmo2(), &gemma2()};
+  static const Family* const kAll[] = {&gpt2(), &llama(), &mistral(), &qwen2(), &qwen3(), &olmo2(), &gemma2(), &phi3()};
   return kAll;
 }
 

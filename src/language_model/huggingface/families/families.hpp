@@ -11,7 +11,10 @@ namespace weft::language_model::families {
 
 const Family& gpt2();
 const Family& llama();
+const Family& mistral();
+const Family& qwen2();
 const Family& qwen3();
+const Family& phi3();
 const Family& olmo2();
 const Family& gemma2();
 

@@ -21,7 +21,8 @@ Json write_gemma2(const Architecture& architecture) { return gemma_keys(architec
 
 constexpr Family kGemma2{.name = "gemma2",
                          .class_name = "Gemma2ForCausalLM",
-                         .features = {.norm_position = NormPosition::both,
+                         .features = {.biases = kAttentionBiases,
+                                      .norm_position = NormPosition::both,
                                       .windows = BlockWindows::by_block,
                                       .caps_and_scale = true,
                                       .scaled_embedding = true},

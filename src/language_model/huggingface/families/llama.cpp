@@ -11,14 +11,21 @@ namespace {
 void read_llama(ConfigKeys& keys, HuggingfaceConfig& out) {
   read_decoder(keys, out);
   read_gated_mlp(keys, out);
-  keys.require("mlp_bias", false);
+  read_biases(keys, out);
+  keys.require("rope_interleaved", false);
 }
 
-Json write_llama(const Architecture& architecture) { return decoder_keys(architecture); }
+Json write_llama(const Architecture& architecture) {
+  Json config = decoder_keys(architecture);
+  write_biases(architecture.model, config);
+  return config;
+}
+
+constexpr Biases kLlamaBiases[] = {Biases::none, Biases::attention, Biases::mlp, Biases::all};
 
 constexpr Family kLlama{.name = "llama",
                         .class_name = "LlamaForCausalLM",
-                        .features = {},
+                        .features = {.biases = kLlamaBiases},
                         .read = read_llama,
                         .write = write_llama,
                         .tensors = kDecoderTensors,

@@ -11,20 +11,27 @@ namespace {
 void read_olmo2(ConfigKeys& keys, HuggingfaceConfig& out) {
   read_decoder(keys, out);
   read_gated_mlp(keys, out);
+  read_biases(keys, out);
   out.model.qk_norm = QueryKeyNorm::width;
   out.model.norm_position = NormPosition::post;
 }
 
-Json write_olmo2(const Architecture& architecture) { return decoder_keys(architecture); }
+Json write_olmo2(const Architecture& architecture) {
+  Json config = decoder_keys(architecture);
+  write_biases(architecture.model, config);
+  return config;
+}
 
-constexpr Family kOlmo2{
-    .name = "olmo2",
-    .class_name = "Olmo2ForCausalLM",
-    .features = {.qk_norm = QueryKeyNorm::width, .norm_position = NormPosition::post, .own_head_size = false},
-    .read = read_olmo2,
-    .write = write_olmo2,
-    .tensors = kDecoderTensors,
-    .norms = kPostNorms};
+constexpr Family kOlmo2{.name = "olmo2",
+                        .class_name = "Olmo2ForCausalLM",
+                        .features = {.biases = kAttentionBiases,
+                                     .qk_norm = QueryKeyNorm::width,
+                                     .norm_position = NormPosition::post,
+                                     .own_head_size = false},
+                        .read = read_olmo2,
+                        .write = write_olmo2,
+                        .tensors = kDecoderTensors,
+                        .norms = kPostNorms};
 
 }  // namespace
 

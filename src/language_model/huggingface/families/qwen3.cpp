@@ -12,25 +12,25 @@ void read_qwen3(ConfigKeys& keys, HuggingfaceConfig& out) {
   read_decoder(keys, out, true);
   out.model.qk_norm = QueryKeyNorm::head;
   read_gated_mlp(keys, out);
+  read_biases(keys, out);
   read_windows_of_last_layers(keys, out.model);
 }
 
 Json write_qwen3(const Architecture& architecture) {
   Json config = decoder_keys(architecture);
-  if (architecture.model.window > 0) {
-    write_windows(architecture.model, config);
-    config["use_sliding_window"] = true;
-  }
+  write_biases(architecture.model, config);
+  write_windows_of_last_layers(architecture.model, config);
   return config;
 }
 
-constexpr Family kQwen3{.name = "qwen3",
-                        .class_name = "Qwen3ForCausalLM",
-                        .features = {.qk_norm = QueryKeyNorm::head, .windows = BlockWindows::by_block},
-                        .read = read_qwen3,
-                        .write = write_qwen3,
-                        .tensors = kDecoderTensors,
-                        .norms = kPreNorms};
+constexpr Family kQwen3{
+    .name = "qwen3",
+    .class_name = "Qwen3ForCausalLM",
+    .features = {.biases = kAttentionBiases, .qk_norm = QueryKeyNorm::head, .windows = BlockWindows::by_block},
+    .read = read_qwen3,
+    .write = write_qwen3,
+    .tensors = kDecoderTensors,
+    .norms = kPreNorms};
 
 }  // namespace
 
