@@ -24,6 +24,10 @@ WEFT_HOST_DEVICE inline ValueAndSlope with_slope(float x) {
   } else if constexpr (kind == MlpActivation::swiglu) {
     const float s = sigmoid(x);
     return {x * s, s * (1.0f + x * (1.0f - s))};
+  } else if constexpr (kind == MlpActivation::gelu_exact) {
+    constexpr float kRootHalf = 0.70710678f, kDensity = 0.39894228f;  // 1 / sqrt(2), 1 / sqrt(2 pi)
+    const float share = 0.5f * erfcf(-kRootHalf * x);                 // of the normal distribution below x
+    return {x * share, share + x * kDensity * exponential(-0.5f * x * x)};
   } else {
     const float square = x * x;
     const float s = sigmoid(x * (kGeluLinear + kGeluCubic * square));

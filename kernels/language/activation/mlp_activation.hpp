@@ -2,10 +2,11 @@
 //
 // Activations of the MLP of a transformer block, applied to every element of its pre-activations:
 //
-//   gelu    y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))     (Hendrycks & Gimpel 2016, the tanh form)
-//   relu2   y = max(x, 0)^2                                       (So et al. 2021)
-//   swiglu  y = u g sigmoid(g)                                    (Shazeer 2020)
-//   geglu   y = u gelu(g)
+//   gelu        y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))   (Hendrycks & Gimpel 2016, the tanh form)
+//   gelu_exact  y = x/2 (1 + erf(x / sqrt(2)))                      (the same, as BERT and GPT-NeoX have it)
+//   relu2       y = max(x, 0)^2                                     (So et al. 2021)
+//   swiglu      y = u g sigmoid(g)                                  (Shazeer 2020)
+//   geglu       y = u gelu(g)
 //
 // The gated ones read twice as many columns as they write: [g | u].
 #pragma once
@@ -15,7 +16,7 @@
 
 namespace weft::kernels {
 
-enum class MlpActivation : int { gelu, swiglu, geglu, relu2 };
+enum class MlpActivation : int { gelu, swiglu, geglu, relu2, gelu_exact };
 
 constexpr bool is_gated(MlpActivation activation) {
   return activation == MlpActivation::swiglu || activation == MlpActivation::geglu;

@@ -74,6 +74,8 @@ void mlp_activation(const Execution& execution, MlpActivation activation, AnyMat
       return run_forward<MlpActivation::geglu>(execution, x, y);
     case MlpActivation::relu2:
       return run_forward<MlpActivation::relu2>(execution, x, y);
+    case MlpActivation::gelu_exact:
+      return run_forward<MlpActivation::gelu_exact>(execution, x, y);
   }
 }
 
@@ -88,6 +90,8 @@ void mlp_activation_backward(const Execution& execution, MlpActivation activatio
       return run_backward<MlpActivation::geglu>(execution, x, dy, dx);
     case MlpActivation::relu2:
       return run_backward<MlpActivation::relu2>(execution, x, dy, dx);
+    case MlpActivation::gelu_exact:
+      return run_backward<MlpActivation::gelu_exact>(execution, x, dy, dx);
   }
 }
 

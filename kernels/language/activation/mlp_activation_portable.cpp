@@ -62,6 +62,8 @@ void mlp_activation(const Execution& execution, MlpActivation activation, AnyMat
       return forward<MlpActivation::geglu>(execution, x, y);
     case MlpActivation::relu2:
       return forward<MlpActivation::relu2>(execution, x, y);
+    case MlpActivation::gelu_exact:
+      return forward<MlpActivation::gelu_exact>(execution, x, y);
   }
 }
 
@@ -76,6 +78,8 @@ void mlp_activation_backward(const Execution& execution, MlpActivation activatio
       return backward<MlpActivation::geglu>(execution, x, dy, dx);
     case MlpActivation::relu2:
       return backward<MlpActivation::relu2>(execution, x, dy, dx);
+    case MlpActivation::gelu_exact:
+      return backward<MlpActivation::gelu_exact>(execution, x, dy, dx);
   }
 }
 

@@ -214,7 +214,8 @@ bool multiply_few_rows(const Execution& execution, const LinearWeights& weights,
 
 bool multiply_few_rows_activated(const Execution& execution, const LinearWeights& weights, const LinearInput& x,
                                  MlpActivation activation, AnyMatrix activated) {
-  if (is_gated(activation) || !fits_few_rows(weights, x, activated)) return false;
+  if (is_gated(activation) || activation == MlpActivation::gelu_exact || !fits_few_rows(weights, x, activated))
+    return false;
   multiply_fitting(execution, weights, x, activated,
                    activation == MlpActivation::gelu ? FewRowsAfter::gelu : FewRowsAfter::relu2);
   return true;

@@ -20,7 +20,8 @@ bool joins_norms(const Execution&, Scalar type, std::int64_t rows, std::int64_t 
 /// False, and nothing is enqueued, if the operands do not fit.
 bool multiply_few_rows(const Execution&, const LinearWeights& weights, const LinearInput& x, const LinearOutput& y);
 
-/// Computes activated = activation(y), for y rounded as it would be stored. False also for gated activations.
+/// Computes activated = activation(y), for y rounded as it would be stored. False also for gated activations and
+/// gelu_exact.
 bool multiply_few_rows_activated(const Execution&, const LinearWeights& weights, const LinearInput& x, MlpActivation,
                                  AnyMatrix activated);
 

@@ -39,8 +39,9 @@ kernels::Array<kernels::Moments> Norms::joining(const Pass& pass) const {
   const ModelSettings& model = context_.model();
   const std::int64_t rows = pass.tokens.rows();
   if (pass.backward_follows || context_.drops(pass) || context_.tensor != nullptr || settings.fp8_forward ||
-      (settings.adapters && !context_.layers.adapters().empty()) || !model.normalises_inputs() ||
-      model.normalises_outputs() || !kernels::joins_norms(context_.execution, settings.type, rows, model.d_model))
+      (settings.adapters && !context_.layers.adapters().empty()) || model.residual == Residual::parallel ||
+      !model.normalises_inputs() || model.normalises_outputs() ||
+      !kernels::joins_norms(context_.execution, settings.type, rows, model.d_model))
     return {};
   return {buffers_.moments.data, rows * kernels::moment_groups(model.d_model)};
 }

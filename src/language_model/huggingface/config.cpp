@@ -106,8 +106,20 @@ std::vector<std::string_view> lacking(const Family& family, const ModelSettings&
   require(features.caps_and_scale || model.attention_scale == 0, "attention_scale");
   require(features.caps_and_scale || model.attention_softcap == 0, "attention_softcap");
   require(features.caps_and_scale || model.logit_softcap == 0, "logit_softcap");
+  require(features.parallel_residual || model.residual == Residual::sequential, "residual");
   require(features.windows != BlockWindows::none || model.window == 0, "window");
   require(features.windows != BlockWindows::all || model.full_every == 0, "full_every");
+  const kernels::RopeScaling& rope = model.rope_scaling;
+  const bool has_method =
+      std::find(features.rope_methods.begin(), features.rope_methods.end(), rope.method) != features.rope_methods.end();
+  require((rope.method == kernels::RopeMethod::bands && rope.factor == 1) || has_method, "rope_method");
+  require(
+      rope.amplitude == 0 || rope.method == kernels::RopeMethod::yarn || rope.method == kernels::RopeMethod::longrope,
+      "rope_amplitude");
+  require(features.partial_rotary || model.rope_columns == 0, "rope_columns");
+  require(features.unrotated_blocks || model.unrotated_every == 0, "unrotated_every");
+  require(features.window_base ? model.rope_window_base > 0 || rope.factor == 1 : model.rope_window_base == 0,
+          "rope_window_base");
   require(model.sparse_blocks == 0, "sparse_blocks");
   return missing;
 }

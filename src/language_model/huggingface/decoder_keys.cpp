@@ -28,15 +28,17 @@ MlpActivation activation(ConfigKeys& keys, const char* key, const char* absent, 
   const bool silu = name == "silu" || name == "swish", gelu = name == "gelu_pytorch_tanh" || name == "gelu_new";
   if (gated && silu) return MlpActivation::swiglu;
   if (gelu) return gated ? MlpActivation::geglu : MlpActivation::gelu;
-  throw keys.lacking("\"{}\" = \"{}\" (activations: {}gelu_pytorch_tanh, gelu_new)", key, printable(name),
-                     gated ? "silu, " : "");
+  if (!gated && name == "gelu") return MlpActivation::gelu_exact;
+  throw keys.lacking("\"{}\" = \"{}\" (activations: {}, gelu_pytorch_tanh, gelu_new)", key, printable(name),
+                     gated ? "silu" : "gelu");
 }
 
 const char* activation_name(MlpActivation activation) {
-  return activation == MlpActivation::swiglu ? "silu" : "gelu_pytorch_tanh";
+  if (activation == MlpActivation::swiglu) return "silu";
+  return activation == MlpActivation::gelu_exact ? "gelu" : "gelu_pytorch_tanh";
 }
 
-void read_decoder(ConfigKeys& keys, HuggingfaceConfig& out, bool needs_head_size) {
+void read_sizes(ConfigKeys& keys, HuggingfaceConfig& out, bool needs_head_size) {
   ModelSettings& model = out.model;
   model.preset = Preset::llama;
   model.norm = Norm::rms;
@@ -54,7 +56,11 @@ void read_decoder(ConfigKeys& keys, HuggingfaceConfig& out, bool needs_head_size
     if (model.d_model % model.heads == 0 && model.own_head_size == model.d_model / model.heads) model.own_head_size = 0;
   }
   require_heads(keys, model, "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim");
-  read_rotary(keys, model);
+}
+
+void read_decoder(ConfigKeys& keys, HuggingfaceConfig& out, bool needs_head_size) {
+  read_sizes(keys, out, needs_head_size);
+  read_rotary(keys, out);
 }
 
 void read_gated_mlp(ConfigKeys& keys, HuggingfaceConfig& out) {
@@ -90,7 +96,6 @@ Json decoder_keys(const Architecture& architecture, const char* activation_key) 
                  {activation_key, activation_name(model.mlp)},
                  {"rms_norm_eps", model.norm_epsilon},
                  {"max_position_embeddings", architecture.longest_text()}};
-  write_rotary(model, config);
   return config;
 }
 

@@ -17,21 +17,23 @@ void require_heads(ConfigKeys&, const ModelSettings&, const char* width, const c
 MlpActivation activation(ConfigKeys&, const char* key, const char* absent, bool gated);
 const char* activation_name(MlpActivation);
 
-/// Reads the keys of a decoder with RMSNorm and rotary positions: sizes, norms, rotary positions.
-/// needs_head_size: without "head_dim" the config is damaged; else it is d_model / heads.
+/// Reads the keys of a decoder with RMSNorm: sizes and norms. needs_head_size: without "head_dim" the config is
+/// damaged; else it is d_model / heads.
+void read_sizes(ConfigKeys&, HuggingfaceConfig&, bool needs_head_size = false);
+/// These keys, and rotary positions.
 void read_decoder(ConfigKeys&, HuggingfaceConfig&, bool needs_head_size = false);
 /// Reads "hidden_act" and "tie_word_embeddings", which most of these families have.
 void read_gated_mlp(ConfigKeys&, HuggingfaceConfig&);
 /// Reads "attention_bias" and, if the family can have biases of the MLP, "mlp_bias".
 void read_biases(ConfigKeys&, HuggingfaceConfig&);
 void write_biases(const ModelSettings&, Json& config);
-/// The inverse of read_decoder and read_gated_mlp.
+/// The inverse of read_sizes and read_gated_mlp.
 Json decoder_keys(const Architecture&, const char* activation_key = "hidden_act");
 
 /// Reads what Gemma 2 and 3 share besides: scaled embedding, scale and caps of attention, cap of the logits. The caps
 /// are the library's without their keys; 0: none.
 void read_gemma(ConfigKeys&, HuggingfaceConfig&, double attention_cap, double logit_cap);
-/// The inverse of read_decoder, read_gemma and read_windows.
+/// The inverse of read_sizes, read_gemma and read_windows.
 Json gemma_keys(const Architecture&);
 
 /// True for each block that has a window, from layer_types or `by_rule`.

@@ -23,6 +23,8 @@ struct HuggingfaceConfig {
   std::int64_t positions = 0;  ///< longest context of the training; learned positions: rows of their table
 };
 
+inline constexpr kernels::RopeMethod kRopeMethods[] = {kernels::RopeMethod::bands, kernels::RopeMethod::yarn,
+                                                       kernels::RopeMethod::dynamic, kernels::RopeMethod::longrope};
 inline constexpr MlpActivation kGatedActivations[] = {MlpActivation::swiglu, MlpActivation::geglu};
 
 /// Blocks that can have a window: the same in all, or by a pattern.
@@ -46,8 +48,13 @@ struct Features {
   bool grouped_keys = true;   ///< fewer heads of keys than of queries
   bool own_head_size = true;  ///< other than d_model / heads
   BlockWindows windows = BlockWindows::none;
-  bool caps_and_scale = false;    ///< attention_scale, attention_softcap, logit_softcap
-  bool scaled_embedding = false;  ///< by sqrt(d_model)
+  std::span<const kernels::RopeMethod> rope_methods = kRopeMethods;
+  bool partial_rotary = false;  ///< rotary positions of a part of a head
+  bool unrotated_blocks = false;
+  bool parallel_residual = false;  ///< besides the sequential one
+  bool window_base = false;        ///< rotary positions of their own in blocks with a window
+  bool caps_and_scale = false;     ///< attention_scale, attention_softcap, logit_softcap
+  bool scaled_embedding = false;   ///< by sqrt(d_model)
 };
 
 /// The name of a parameter, and of the tensor that it is in or is a part of, without "/weight" or ".weight". {}: number
@@ -55,6 +62,7 @@ struct Features {
 /// embedding.
 struct TensorName {
   std::string_view own, library;
+  std::string_view other = {};  ///< of other versions of the library: read too
 };
 
 inline constexpr std::string_view kRotaryFrequencies[] = {".self_attn.rotary_emb.inv_freq"};
@@ -74,6 +82,7 @@ struct Family {
   std::span<const std::string_view> redundant = kRotaryFrequencies;
   bool tied_by_default = false;  ///< without the key tie_word_embeddings
   bool inputs_first = false;     ///< matrices of the blocks are [inputs, outputs]
+  bool heads_together = false;   ///< outputs of a head follow one another in a tensor of several projections
   float norm_offset = 0;         ///< norms multiply by this + weight
 };
 

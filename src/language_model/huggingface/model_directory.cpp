@@ -43,8 +43,6 @@ std::string read_file(const fs::path& path) {
 
 std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-constexpr const char* kHead = "lm_head.weight";
-
 /// True for a tensor of older files that follows from the architecture.
 bool is_redundant(std::string_view name, const HuggingfaceConfig& config, std::string_view prefix) {
   std::string_view blocks = config.family->blocks;
@@ -272,7 +270,8 @@ void HuggingfaceDirectory::require(const ModelSettings& settings) const {
 const HuggingfaceDirectory::Stored& HuggingfaceDirectory::stored(const Place& place) const {
   std::string_view name = place.tensor;
   if (name.starts_with(prefix_)) name.remove_prefix(prefix_.size());
-  const auto found = tensors_.find(name);
+  auto found = tensors_.find(name);
+  if (found == tensors_.end() && !place.other.empty()) found = tensors_.find(place.other);
   if (found == tensors_.end())
     throw error(ExitCode::data, "{}: tensor \"{}\" is missing ({} has its sizes); is the directory complete?",
                 path_.string(), place.tensor, kConfig);
@@ -299,20 +298,29 @@ void HuggingfaceDirectory::check() {
                   entry.name, printable(entry.dtype));
     used.insert(entry.name);
   }
-  const bool has_head = config_.model.tied && tensors_.contains(kHead);
-  if (has_head) require_same_head();
+  const std::string head = config_.model.tied ? stored_head() : "";
+  if (!head.empty()) require_same_head(head);
   for (const auto& [tensor, place] : tensors_)
-    if (!used.contains(tensor) && !is_redundant(tensor, config_, prefix_) && !(has_head && tensor == kHead))
+    if (!used.contains(tensor) && !is_redundant(tensor, config_, prefix_) && tensor != head)
       throw error(ExitCode::data, "{}: tensor \"{}\" belongs to no {} of {} layers (its {} has other sizes?)",
                   files_[place.file].path(), printable(tensor), config_.family->name, config_.model.layers, kConfig);
 }
 
+/// Name of the tensor of the head; "": there is none.
+std::string HuggingfaceDirectory::stored_head() const {
+  for (const TensorName& name : config_.family->tensors)
+    for (const std::string_view head : {name.library, name.other})
+      if (const std::string tensor = fmt::format("{}.weight", head); name.own == "head" && tensors_.contains(tensor))
+        return tensor;
+  return {};
+}
+
 /// Requires that the head of a tied model equals its embedding, if the file contains both.
-void HuggingfaceDirectory::require_same_head() const {
+void HuggingfaceDirectory::require_same_head(const std::string& head_name) const {
   const std::vector<Place> all = places(*config_.family, architecture(1));
   const std::string name = fmt::format("{}.weight", config_.family->tensors.front().library);
   const auto embedding = std::find_if(all.begin(), all.end(), [&](const Place& place) { return place.tensor == name; });
-  const Stored &head = tensors_.find(kHead)->second, &tokens = stored(*embedding);
+  const Stored &head = tensors_.find(head_name)->second, &tokens = stored(*embedding);
   bool same = head.entry.shape == tokens.entry.shape && head.entry.type && *head.entry.type != kernels::Scalar::fp64;
   std::vector<float> of_head(static_cast<std::size_t>(same ? std::min(kPiece, head.entry.elements()) : 0)),
       of_tokens(of_head.size());
@@ -325,7 +333,7 @@ void HuggingfaceDirectory::require_same_head() const {
   throw error(ExitCode::usage,
               "{}: tensor \"{}\" is not \"{}\" ({} says that it is: tie_word_embeddings is true{}); set "
               "tie_word_embeddings to false there if the model has a head of its own, or else remove the tensor",
-              files_[head.file].path(), kHead, tokens.entry.name, kConfig,
+              files_[head.file].path(), head_name, tokens.entry.name, kConfig,
               config_.family->tied_by_default ? ", as it is if it is not given" : "");
 }
 

@@ -57,7 +57,8 @@ class HuggingfaceDirectory {
   void open_parts(const std::filesystem::path& index);
   const Stored& stored(const Place&) const;
   void check();
-  void require_same_head() const;
+  std::string stored_head() const;
+  void require_same_head(const std::string& name) const;
 
   std::filesystem::path path_;
   HuggingfaceConfig config_;

@@ -17,10 +17,10 @@ std::string_view in_block(std::string_view name) {
   return name.starts_with("block_") ? name.substr(name.find('/') + 1) : name;
 }
 
-std::string_view library_name(const Family& family, std::string_view own) {
+const TensorName& library_name(const Family& family, std::string_view own) {
   for (const std::span<const TensorName> names : {family.tensors, family.norms})
     for (const TensorName& name : names)
-      if (name.own == own) return name.library;
+      if (name.own == own) return name;
   throw collective_error(
       ExitCode::usage,
       "the parameter {} of this model has no counterpart in the transformers library's {}; it cannot "
@@ -32,13 +32,16 @@ Place place(const Family& family, const ParameterSpec& spec) {
   const std::string_view rest = in_block(spec.name);
   const bool embedding = rest.starts_with("embedding/");
   const std::string_view own = embedding ? rest : rest.substr(0, rest.rfind('/'));
-  Place place{.tensor = std::string(library_name(family, own)), .shape = spec.shape};
+  const TensorName& name = library_name(family, own);
+  Place place{.tensor = std::string(name.library), .other = std::string(name.other), .shape = spec.shape};
   if (const std::size_t hole = place.tensor.find("{}"); hole != std::string::npos) {
     constexpr std::string_view kBlock = "block_";
     place.tensor.replace(hole, 2, spec.name.substr(kBlock.size(), spec.name.find('/') - kBlock.size()));
     place.inputs_first = family.inputs_first && spec.is_matrix();
   }
-  place.tensor += rest.ends_with("/bias") ? ".bias" : ".weight";
+  const char* const suffix = rest.ends_with("/bias") ? ".bias" : ".weight";
+  place.tensor += suffix;
+  if (!place.other.empty()) place.other += suffix;
   if (own.ends_with("norm")) place.offset = family.norm_offset;
   return place;
 }
@@ -63,6 +66,11 @@ std::vector<Place> places(const Family& family, const Architecture& architecture
       outputs += all[i].shape[0];
     }
     for (const std::size_t i : places) {
+      if (family.heads_together && places.size() > 1) {
+        all[i].unit = architecture.model.head_size();
+        all[i].pitch = std::ssize(places) * all[i].unit;
+        all[i].first_output = all[i].part * all[i].unit;
+      }
       all[i].shape[0] = outputs;
       if (all[i].inputs_first) std::swap(all[i].shape[0], all[i].shape[1]);
     }

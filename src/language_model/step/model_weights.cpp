@@ -25,15 +25,18 @@ Model::Model(const Architecture& architecture, kernels::StorageType storage, con
       layers_(parameters_, declared_parameters(architecture).products, architecture.model, execution, rotary_.array()) {
   if (rotary_.size() == 0) return;
   const device::HostBuffer<float> host(rotary_.size());
-  kernels::rotary_table(architecture.model.rope_base, architecture.model.rope_scaling, architecture.model.head_size(),
-                        architecture.positions, host.data());
+  const ModelSettings& settings = architecture.model;
+  const std::int64_t columns = settings.rotated_columns(), positions = architecture.positions;
+  kernels::rotary_table(settings.rope_base, settings.rope_scaling, columns, positions, host.data());
+  if (settings.rotary_tables() > 1)
+    kernels::rotary_table(settings.rope_window_base, {}, columns, positions, host.data() + positions * columns);
   device::copy(execution, rotary_.data(), host.data(), host.bytes(), device::Direction::to_device);
   kernels::fence(execution);
 }
 
 std::int64_t rotary_elements(const Architecture& architecture) {
-  if (architecture.model.position != Position::rope) return 0;
-  return architecture.positions * architecture.model.head_size();
+  const ModelSettings& model = architecture.model;
+  return model.rotary_tables() * architecture.positions * model.rotated_columns();
 }
 
 Architecture stored_architecture(const Configuration& configuration, const checkpoint::Manifest& manifest) {

@@ -35,7 +35,7 @@ class Model {
   const Layers layers_;
 };
 
-/// Elements of the table of rotary positions.
+/// Elements of the tables of rotary positions.
 std::int64_t rotary_elements(const Architecture&);
 
 /// Architecture of the model in a checkpoint, from its input and its manifest. Throws a collective Error(io) if they

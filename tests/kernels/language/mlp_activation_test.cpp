@@ -10,12 +10,13 @@ using namespace weft::kernels;
 namespace {
 
 constexpr MlpActivation kAll[] = {MlpActivation::gelu, MlpActivation::swiglu, MlpActivation::geglu,
-                                  MlpActivation::relu2};
+                                  MlpActivation::relu2, MlpActivation::gelu_exact};
 
 /// The activation of g and its derivative, by the formulas of mlp_activation.hpp.
 double value64(MlpActivation kind, double g) {
   if (kind == MlpActivation::relu2) return g > 0 ? g * g : 0;
   if (kind == MlpActivation::swiglu) return g / (1 + std::exp(-g));
+  if (kind == MlpActivation::gelu_exact) return g / 2 * std::erfc(-g / std::sqrt(2));
   return g / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g)));
 }
 double slope64(MlpActivation kind, double g) {
@@ -24,6 +25,8 @@ double slope64(MlpActivation kind, double g) {
     const double s = 1 / (1 + std::exp(-g));
     return s * (1 + g * (1 - s));
   }
+  if (kind == MlpActivation::gelu_exact)
+    return std::erfc(-g / std::sqrt(2)) / 2 + g * std::exp(-g * g / 2) / std::sqrt(2 * M_PI);
   const double c = std::sqrt(2 / M_PI), t = std::tanh(c * (g + 0.044715 * g * g * g));
   return (1 + t) / 2 + g / 2 * (1 - t * t) * c * (1 + 0.134145 * g * g);
 }
@@ -79,6 +82,9 @@ TEST_CASE("activations: reference values, and far from zero") {
     // A large argument: the identity and 0, without overflow of the exponential or the cube.
     CHECK(at(MlpActivation::gelu, {1e6f}) == std::vector<float>{1e6f, 1});
     CHECK(at(MlpActivation::gelu, {-1e6f}) == std::vector<float>{0, 0});
+    CHECK(relative_error(at(MlpActivation::gelu_exact, {1}), {.84134475, 1.08331547}) <= 2e-7);
+    CHECK(at(MlpActivation::gelu_exact, {1e6f}) == std::vector<float>{1e6f, 1});
+    CHECK(at(MlpActivation::gelu_exact, {-1e6f}) == std::vector<float>{0, 0});
     CHECK(at(MlpActivation::swiglu, {1e6f, 2}) == std::vector<float>{2e6f, 2, 1e6f});
     CHECK(at(MlpActivation::swiglu, {-1e6f, 2}) == std::vector<float>{0, 0, 0});
     CHECK(at(MlpActivation::geglu, {-1e6f, 2}) == std::vector<float>{0, 0, 0});

@@ -4,7 +4,8 @@
 namespace weft::language_model::families {
 
 std::span<const Family* const> all() {
-  static const Family* const kAll[] = {&gpt2(), &llama(), &mistral(), &qwen2(), &qwen3(), &olmo2(), &gemma2(), &phi3()};
+  static const Family* const kAll[] = {&gpt2(),   &llama(),       &mistral(), &qwen2(),   &qwen3(),   &olmo2(),
+                                       &gemma2(), &gemma3_text(), &phi3(),    &smollm3(), &gpt_neox()};
   return kAll;
 }
 

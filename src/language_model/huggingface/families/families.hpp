@@ -10,11 +10,14 @@
 namespace weft::language_model::families {
 
 const Family& gpt2();
+const Family& gpt_neox();
 const Family& llama();
 const Family& mistral();
 const Family& qwen2();
 const Family& qwen3();
+const Family& gemma3_text();
 const Family& phi3();
+const Family& smollm3();
 const Family& olmo2();
 const Family& gemma2();
 

@@ -5,6 +5,7 @@
 #include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/decoder_tensors.hpp"
 #include "language_model/huggingface/families/families.hpp"
+#include "language_model/huggingface/rotary_keys.hpp"
 
 namespace weft::language_model::families {
 namespace {
@@ -17,7 +18,11 @@ void read_gemma2(ConfigKeys& keys, HuggingfaceConfig& out) {
   read_windows(keys, out.model, blocks);
 }
 
-Json write_gemma2(const Architecture& architecture) { return gemma_keys(architecture); }
+Json write_gemma2(const Architecture& architecture) {
+  Json config = gemma_keys(architecture);
+  write_rotary(architecture.model, config);
+  return config;
+}
 
 constexpr Family kGemma2{.name = "gemma2",
                          .class_name = "Gemma2ForCausalLM",

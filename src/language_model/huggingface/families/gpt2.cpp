@@ -34,11 +34,11 @@ Json write_gpt2(const Architecture& architecture) {
           {"n_inner", model.d_mlp},
           {"n_positions", architecture.longest_text()},
           {"n_ctx", architecture.longest_text()},
-          {"activation_function", "gelu_new"},
+          {"activation_function", model.mlp == MlpActivation::gelu ? "gelu_new" : activation_name(model.mlp)},
           {"layer_norm_epsilon", model.norm_epsilon}};
 }
 
-constexpr MlpActivation kActivations[] = {MlpActivation::gelu};
+constexpr MlpActivation kActivations[] = {MlpActivation::gelu, MlpActivation::gelu_exact};
 constexpr std::string_view kMasks[] = {".attn.bias", ".attn.masked_bias"};
 // clang-format off
 constexpr TensorName kGpt2Tensors[] = {

@@ -4,6 +4,7 @@
 #include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/decoder_tensors.hpp"
 #include "language_model/huggingface/families/families.hpp"
+#include "language_model/huggingface/rotary_keys.hpp"
 
 namespace weft::language_model::families {
 namespace {
@@ -17,6 +18,7 @@ void read_llama(ConfigKeys& keys, HuggingfaceConfig& out) {
 
 Json write_llama(const Architecture& architecture) {
   Json config = decoder_keys(architecture);
+  write_rotary(architecture.model, config);
   write_biases(architecture.model, config);
   return config;
 }

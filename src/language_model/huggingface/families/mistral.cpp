@@ -4,6 +4,7 @@
 #include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/decoder_tensors.hpp"
 #include "language_model/huggingface/families/families.hpp"
+#include "language_model/huggingface/rotary_keys.hpp"
 
 namespace weft::language_model::families {
 namespace {
@@ -16,6 +17,7 @@ void read_mistral(ConfigKeys& keys, HuggingfaceConfig& out) {
 
 Json write_mistral(const Architecture& architecture) {
   Json config = decoder_keys(architecture);
+  write_rotary(architecture.model, config);
   config["sliding_window"] = architecture.model.window > 0 ? Json(architecture.model.window) : Json();
   return config;
 }

@@ -4,6 +4,7 @@
 #include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/decoder_tensors.hpp"
 #include "language_model/huggingface/families/families.hpp"
+#include "language_model/huggingface/rotary_keys.hpp"
 
 namespace weft::language_model::families {
 namespace {
@@ -18,6 +19,7 @@ void read_qwen3(ConfigKeys& keys, HuggingfaceConfig& out) {
 
 Json write_qwen3(const Architecture& architecture) {
   Json config = decoder_keys(architecture);
+  write_rotary(architecture.model, config);
   write_biases(architecture.model, config);
   write_windows_of_last_layers(architecture.model, config);
   return config;
