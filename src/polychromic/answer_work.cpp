@@ -61,7 +61,7 @@ run::PhaseBytes answer_bytes(const AnswerWork& answers, const language_model::Co
                trained = forward + bytes_of(phases, ", backward", rows, architecture) + loss +
                          work_of("weight gradients", rows, architecture).bytes;
   run::PhaseBytes all = {{"generate", answers.drawn * generation_bytes(configuration, drawn)},
-                         {"embed", answers.drawn * generation_bytes(configuration, embedded)},
+                         {"embed", answers.embedded * generation_bytes(configuration, embedded)},
                          {"policy forward", answers.scored * (forward + loss / 2)},
                          {"policy backward", answers.trained * trained}};
   std::erase_if(all, [](const auto& phase) { return phase.second == 0; });

@@ -18,6 +18,7 @@ struct AnswerWork {
   std::int64_t prompt_tokens = 0;  ///< mean over the prompts
   std::int64_t answer_tokens = 0;  ///< mean over the answers
   double drawn = 0;                ///< batches per step
+  double embedded = 0;             ///< batches per step that pass the frozen model: embeddings, likelihoods
   double scored = 0;               ///< forward passes over a batch per step, of the trained and of the frozen model
   double trained = 0;              ///< forward and backward passes over a batch per step
 };

@@ -107,15 +107,17 @@ TransformerSettings Judge::forward_settings(const Configuration& configuration, 
 Judge::Buffers::Buffers(const Configuration& configuration, const Architecture& architecture, std::int64_t answers,
                         model::StepArena& arena) {
   arena.purpose("diversity");
-  const std::int64_t width = architecture.model.d_model, samples = configuration.polychromic.samples,
-                     prompts = answers / samples;
+  const Settings& settings = configuration.polychromic;
+  const std::int64_t width = settings.embedder.empty() ? architecture.model.d_model
+                                                       : SentenceEncoder::size(settings.embedder).width,
+                     samples = settings.samples, prompts = answers / samples;
   embeddings = {arena.take<float>(answers * width).data, answers, width, width};
   rewards = arena.take<double>(answers);
   workspace = arena.take<double>(kernels::set_advantages_workspace(prompts, samples));
   advantages = {arena.take<std::int64_t>(prompts), arena.take<double>(prompts), arena.take<double>(prompts),
                 arena.take<double>(answers), arena.take<double>(answers)};
   host_rewards = arena.take_host<double>(answers);
-  if (configuration.polychromic.semantic_weight > 0)
+  if (settings.semantic_weight > 0)
     host_embeddings = {arena.take_host<float>(answers * width).data, answers, width, width};
   host_advantages = {arena.take_host<std::int64_t>(prompts), arena.take_host<double>(prompts),
                      arena.take_host<double>(prompts), arena.take_host<double>(answers),
@@ -136,15 +138,17 @@ Judge::Judge(const Configuration& configuration, const Model& trained, const Tok
       embedder_(forward_settings(configuration, trained.architecture()), transformer_, staging_, execution, arena,
                 configuration.polychromic.embed_together, tokenizer.vocabulary_size()),
       reward_(make_reward(settings_, [this](std::span<const AnsweredPrompt>) { return log_probabilities_; })) {
+  if (!settings_.embedder.empty()) encoder_.emplace(settings_.embedder, execution);
   if (!own_) return;  // the weights of the run are not there yet
   initial.load(own_->parameters(), world, execution);
   transformer_.prepare_weights();
 }
 
 std::string Judge::digest() const {
+  if (!own_ && !encoder_) return "";
+  std::string digests = encoder_ ? encoder_->digest() : "";
   checkpoint::Registry registry;
-  own_->parameters().add_to(registry);
-  std::string digests;
+  if (own_) own_->parameters().add_to(registry);
   std::string bytes;
   for (const checkpoint::Tensor& tensor : registry.tensors()) {
     bytes.resize(static_cast<std::size_t>(tensor.held.size() * tensor.row_bytes()));
@@ -171,9 +175,20 @@ void Judge::embed(std::span<const Answers> answers) {
     for (std::size_t i = 0; i < of_prompt.ids.size(); ++i, ++row)
       rows.push_back({texts[row], std::ssize(of_prompt.prompt.ids)});
   log_probabilities_.assign(rows.size(), 0.0);
-  embedder_.embed(rows,
-                  {buffers_.embeddings.data, std::ssize(rows), buffers_.embeddings.columns, buffers_.embeddings.stride},
-                  log_probabilities_);
+  const kernels::Matrix<float> all = buffers_.embeddings,
+                               embeddings = {all.data, std::ssize(rows), all.columns, all.stride};
+  if (!encoder_) return embedder_.embed(rows, embeddings, log_probabilities_);
+  std::vector<std::string> sentences;
+  for (const Answers& of_prompt : answers)
+    for (std::string& text : texts_of(of_prompt)) sentences.push_back(std::move(text));
+  encoder_->embed(sentences, embeddings);
+  if (settings_.reward == RewardKind::likelihood) embedder_.embed(rows, {}, log_probabilities_);
+}
+
+std::vector<std::string> Judge::texts_of(const Answers& answers) const {
+  std::vector<std::string> texts;
+  for (const AnswerIds& ids : answers.ids) texts.push_back(valid_utf8(tokenizer_.detokenise(ids, true)));
+  return texts;
 }
 
 std::vector<std::vector<double>> Judge::scores(std::span<const Answers> answers) {
@@ -185,7 +200,7 @@ std::vector<std::vector<double>> Judge::scores(std::span<const Answers> answers)
     prompt.reference = of_prompt.prompt.reference;
     prompt.prompt_ids = of_prompt.prompt.ids;
     prompt.answer_ids = of_prompt.ids;
-    for (const AnswerIds& ids : of_prompt.ids) prompt.answers.push_back(valid_utf8(tokenizer_.detokenise(ids, true)));
+    prompt.answers = texts_of(of_prompt);
   }
   return reward_->scores(prompts);
 }

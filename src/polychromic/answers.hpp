@@ -2,9 +2,9 @@
 //
 // Answers to prompts, and what they are worth.
 //
-// A Judge has the frozen model: the weights with which the training began. It gives each answer its embedding and, as
-// a reward, its likelihood. Of a model with adapters ([lora]) these are the weights of the run itself, with the
-// adapters left out: no second copy is needed.
+// A Judge has the frozen model: the weights with which the training began. It gives each answer its embedding, unless
+// there is an encoder for that (polychromic.embedder), and, as a reward, its likelihood. Of a model with adapters
+// ([lora]) these are the weights of the run itself, with the adapters left out: no second copy is needed.
 #pragma once
 
 #include <memory>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/language/diversity/set_advantages.hpp"
+#include "language_model/encoder/sentence_encoder.hpp"
 #include "language_model/generation/generator.hpp"
 #include "language_model/run/initial_model.hpp"
 #include "polychromic/advantage.hpp"
@@ -60,7 +61,7 @@ class Judge {
  public:
   struct Buffers {
     Buffers(const Configuration&, const language_model::Architecture&, std::int64_t answers, model::StepArena&);
-    kernels::Matrix<float> embeddings;  ///< [answers, C]
+    kernels::Matrix<float> embeddings;  ///< [answers, C], or as wide as those of the encoder
     kernels::Array<double> rewards, workspace;
     kernels::SetAdvantages advantages;
     kernels::Array<double> host_rewards;
@@ -83,7 +84,8 @@ class Judge {
   bool shares_weights() const { return own_ == nullptr; }
   /// Transformer of the frozen model. If weights are shared, prepare_weights must be called after they are loaded.
   language_model::Transformer& transformer() { return transformer_; }
-  /// Digest (sha256) of the frozen weights, unless they are shared.
+  /// Digest (sha256) of the frozen weights that are not in checkpoints: those of the model unless they are shared, and
+  /// those of the encoder; "" if there are none.
   std::string digest() const;
 
   /// Settings of a transformer for forward passes of the frozen model.
@@ -92,6 +94,7 @@ class Judge {
 
  private:
   void embed(std::span<const Answers>);
+  std::vector<std::string> texts_of(const Answers&) const;
   std::vector<std::vector<double>> scores(std::span<const Answers>);
   std::vector<double> token_distances(const Answers&, std::int64_t prompt) const;
 
@@ -104,6 +107,7 @@ class Judge {
   language_model::Transformer transformer_;
   language_model::Staging staging_;
   Embedder embedder_;
+  std::optional<language_model::SentenceEncoder> encoder_;
   std::vector<double> log_probabilities_;  // of the answers in `buffers_`, under the frozen model
   std::unique_ptr<Reward> reward_;
 };

@@ -64,11 +64,12 @@ std::int64_t Embedder::padded(std::int64_t size) const {
 
 void Embedder::embed(std::span<const EmbeddedText> texts, kernels::Matrix<float> out,
                      std::span<double> log_probabilities) {
-  if (out.rows != std::ssize(texts) || out.columns != settings_.architecture.model.d_model ||
-      out.stride != out.columns || (!log_probabilities.empty() && log_probabilities.size() != texts.size()))
+  const bool fits =
+      out.rows == std::ssize(texts) && out.columns == settings_.architecture.model.d_model && out.stride == out.columns;
+  if ((out.data != nullptr && !fits) || (!log_probabilities.empty() && log_probabilities.size() != texts.size()))
     throw error(ExitCode::internal, "embeddings of {} texts do not fit a matrix of {} x {}", texts.size(), out.rows,
                 out.columns);
-  device::zero(execution_, out.data, out.rows * out.columns * 4);
+  if (out.data != nullptr) device::zero(execution_, out.data, out.rows * out.columns * 4);
   std::fill(log_probabilities.begin(), log_probabilities.end(), 0.0);
   transformer_.prepare_weights();
   // Piece k of every text, for each k: no two pieces of a forward pass add to the same row.
@@ -128,18 +129,7 @@ void Embedder::run(std::span<const EmbeddedText> texts, std::span<const Piece> p
   tokens.vocabulary = vocabulary_;
   transformer_.forward(tokens, nullptr);
 
-  for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const Piece& piece = pieces[i];
-    const EmbeddedText& text = texts[piece.text];
-    const std::int64_t row = static_cast<std::int64_t>(i) * length - piece.begin;
-    buffers_.host_pooled[static_cast<std::int64_t>(i)] = {
-        row + piece.first, row + piece.end, static_cast<std::int64_t>(piece.text),
-        static_cast<float>(1.0 / static_cast<double>(std::ssize(text.ids) - text.first))};
-  }
-  const kernels::Array<kernels::PooledRows> pooled{buffers_.pooled.data, std::ssize(pieces)};
-  device::copy(execution_, pooled.data, buffers_.host_pooled.data,
-               pooled.size * static_cast<std::int64_t>(sizeof(kernels::PooledRows)), device::Direction::to_device);
-  kernels::pool_rows(execution_, transformer_.hidden_states(tokens), {pooled.data, pooled.size}, out);
+  if (out.data != nullptr) pool(texts, pieces, tokens, out);
   if (!sums.empty()) {
     transformer_.losses(tokens, staging_.losses());
     std::vector<float> losses(static_cast<std::size_t>(tokens.rows()));
@@ -149,6 +139,23 @@ void Embedder::run(std::span<const EmbeddedText> texts, std::span<const Piece> p
       sums[pieces[row / static_cast<std::size_t>(length)].text] -= static_cast<double>(losses[row]);
   }
   kernels::fence(execution_);  // host memory is filled again
+}
+
+/// Adds the means of the hidden states of a forward pass to rows of `out`.
+void Embedder::pool(std::span<const EmbeddedText> texts, std::span<const Piece> pieces, const Tokens& tokens,
+                    kernels::Matrix<float> out) {
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    const EmbeddedText& text = texts[piece.text];
+    const std::int64_t row = static_cast<std::int64_t>(i) * tokens.length - piece.begin;
+    buffers_.host_pooled[static_cast<std::int64_t>(i)] = {
+        row + piece.first, row + piece.end, static_cast<std::int64_t>(piece.text),
+        static_cast<float>(1.0 / static_cast<double>(std::ssize(text.ids) - text.first))};
+  }
+  const kernels::Array<kernels::PooledRows> pooled{buffers_.pooled.data, std::ssize(pieces)};
+  device::copy(execution_, pooled.data, buffers_.host_pooled.data,
+               pooled.size * static_cast<std::int64_t>(sizeof(kernels::PooledRows)), device::Direction::to_device);
+  kernels::pool_rows(execution_, transformer_.hidden_states(tokens), {pooled.data, pooled.size}, out);
 }
 
 }  // namespace weft::polychromic

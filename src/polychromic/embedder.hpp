@@ -40,10 +40,10 @@ class Embedder {
            const kernels::Execution&, model::StepArena&, std::int64_t together = 0, std::int64_t vocabulary = 0);
 
   /// Embeds the texts. out: [texts, C], where the kernels run: the mean over the pooled tokens, zeros for an empty
-  /// text. A text that is longer than settings.length is cut into pieces that the model sees one by one.
-  /// log_probabilities: empty, or [texts]: mean log-probability of the pooled tokens, in nats per token, each given the
-  /// tokens before it; the first token of a piece has none before it and is left out; 0 if no token is left.
-  /// Waits for the results. Throws Error(numeric) if a log-probability is not finite.
+  /// text; without data: not formed. A text that is longer than settings.length is cut into pieces that the model sees
+  /// one by one. log_probabilities: empty, or [texts]: mean log-probability of the pooled tokens, in nats per token,
+  /// each given the tokens before it; the first token of a piece has none before it and is left out; 0 if no token is
+  /// left. Waits for the results. Throws Error(numeric) if a log-probability is not finite.
   void embed(std::span<const EmbeddedText>, kernels::Matrix<float> out, std::span<double> log_probabilities = {});
 
  private:
@@ -57,6 +57,8 @@ class Embedder {
   std::int64_t padded(std::int64_t size) const;
   void run(std::span<const EmbeddedText>, std::span<const Piece>, std::int64_t length, kernels::Matrix<float> out,
            std::span<double> sums);
+  void pool(std::span<const EmbeddedText>, std::span<const Piece>, const language_model::Tokens&,
+            kernels::Matrix<float> out);
 
   const language_model::TransformerSettings settings_;
   language_model::Transformer& transformer_;

@@ -133,6 +133,8 @@ void require_settings(const Configuration& configuration, const Architecture& ar
         fmt::format("prompts of {} tokens are computed in {} rows, more than the {} tokens of a micro-batch; raise "
                     "data.micro_tokens or data.batch_tokens",
                     prompts.longest(), settings.most_rows(), configuration.micro_tokens()));
+  if (const std::string& embedder = configuration.polychromic.embedder; !embedder.empty())
+    return world.on_root([&] { language_model::SentenceEncoder::size(embedder); });
   if (configuration.polychromic.diversity != DiversityMeasure::semantic &&
       configuration.polychromic.semantic_weight == 0)
     return;
@@ -164,6 +166,8 @@ void add_memory(Plan& plan, const Configuration& configuration, const Prompts& p
                                  configuration.optimizer.state, backend, model::Moments::none);
   if (plan.architecture.lora.rank == 0)  // else that of the run
     plan.device.emplace_back("frozen model", state.total() + 4 * rotary_elements(plan.architecture));
+  if (const std::string& embedder = configuration.polychromic.embedder; !embedder.empty())
+    plan.device.emplace_back("embedder", language_model::SentenceEncoder::size(embedder).bytes);
   plan.device.emplace_back("answers: generation, judgement", arena.device_bytes());
   plan.host.emplace_back("answers", arena.host_bytes());
 }
@@ -213,10 +217,10 @@ PolychromicRun::PolychromicRun(const Configuration& configuration, const Corpus&
   if (settings_.holds_reward()) constraint_.add_to(base_.registry(), world_.is_root());
 }
 
-/// A frozen model of its own is not in checkpoints: its digest is, so that a resumed run has the same one.
+/// Frozen weights that are not in checkpoints have their digest there, so that a resumed run has the same ones.
 void PolychromicRun::keep_reference(const checkpoint::Found* found) {
-  if (judge_.shares_weights()) return;
   const std::string digest = judge_.digest();
+  if (digest.empty()) return;
   const auto size = std::ssize(digest);
   reference_.resize(digest.size());
   const auto tensor = [&](std::vector<std::uint8_t>& text, bool writes) -> checkpoint::Tensor {
@@ -234,9 +238,10 @@ void PolychromicRun::keep_reference(const checkpoint::Found* found) {
     if (!std::equal(digest.begin(), digest.end(), reference_.begin()))
       throw collective_error(
           ExitCode::usage,
-          "language_model.initial = \"{}\": has other weights than when this run began (the frozen model would be "
-          "another); name the checkpoint that it began with",
-          configuration_.initial);
+          "language_model.initial = \"{}\"{}: has other weights than when this run began (the frozen model would be "
+          "another); name what it began with",
+          configuration_.initial,
+          settings_.embedder.empty() ? "" : fmt::format(" or polychromic.embedder = \"{}\"", settings_.embedder));
   }
   std::copy(digest.begin(), digest.end(), reference_.begin());
   base_.registry().add(tensor(reference_, world_.is_root()));
@@ -416,6 +421,7 @@ std::vector<std::pair<std::string, double>> PolychromicRun::phase_bytes() {
   work.prompt_tokens /= answers;
   work.answer_tokens /= answers;
   work.drawn = 1 / static_cast<double>(settings_.every);
+  work.embedded = settings_.embedder.empty() || settings_.reward == RewardKind::likelihood ? work.drawn : 0;
   const bool trains = settings_.weight > 0 || settings_.kl > 0;
   const auto uses = static_cast<double>(trains ? std::min(settings_.epochs, settings_.every) : 0);
   work.trained = work.drawn * uses;

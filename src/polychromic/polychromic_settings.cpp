@@ -64,8 +64,10 @@ void add_sampling_keys(input::Schema& schema, Settings& polychromic) {
       .at_most(1 << 20)
       .free();
   schema
-      .add("polychromic.embed_together", polychromic.embed_together,
-           "answers that pass the initial model at the same time; 0 = as many as a micro-batch has tokens for")
+      .add(
+          "polychromic.embed_together", polychromic.embed_together,
+          "answers that pass the initial model at the same time for their embeddings and likelihoods; 0 = as many as a "
+          "micro-batch has tokens for")
       .at_least(0)
       .at_most(1 << 20)
       .free();
@@ -160,8 +162,13 @@ void add_objective_keys(input::Schema& schema, Settings& polychromic) {
              {{"semantic", DiversityMeasure::semantic},
               {"distinct", DiversityMeasure::distinct},
               {"self_bleu", DiversityMeasure::self_bleu}},
-             "distance of two answers: 1 - cosine of their embeddings by the initial model; different bigrams of both; "
-             "1 - BLEU-2 of one against the other");
+             "distance of two answers: 1 - cosine of their embeddings; different bigrams of both; 1 - BLEU-2 of one "
+             "against the other");
+  schema
+      .add("polychromic.embedder", polychromic.embedder,
+           "what forms the embeddings of answers: the directory of an encoder of sentences (model_type bert) that "
+           "sentence-transformers has saved; \"\" = the initial model")
+      .path_name();
   schema
       .add("polychromic.semantic_weight", polychromic.semantic_weight,
            "factor of the semantic distance that is added to the diversity")

@@ -15,7 +15,7 @@ namespace weft::polychromic {
 
 using kernels::SetObjective;
 
-/// Distance of two answers: of embeddings by the frozen model, or of their tokens (text_diversity.hpp).
+/// Distance of two answers: of embeddings, or of their tokens (text_diversity.hpp).
 enum class DiversityMeasure { semantic, distinct, self_bleu };
 /// Score of an answer (reward.hpp).
 enum class RewardKind { constant, likelihood, exact, regex, file, command };
@@ -44,6 +44,7 @@ struct Settings {
   double hold_gain = 6;            ///< change of log alpha per unit of reward
   std::int64_t hold_horizon = 40;  ///< batches of answers after which the integral has the weight of the error
   DiversityMeasure diversity = DiversityMeasure::semantic;
+  std::string embedder;        ///< directory of an encoder; "": the frozen model forms embeddings
   double semantic_weight = 0;  ///< factor of the semantic distance, added to another distance
   RewardKind reward = RewardKind::constant;
   std::string reward_pattern, reward_file, reward_command;

@@ -160,6 +160,8 @@ std::int64_t SafetensorsEntry::elements() const {
   return count;
 }
 
+std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
 std::vector<SafetensorsEntry> parse_safetensors_header(const std::string& path, std::string_view header,
                                                        std::int64_t data_begin, std::int64_t file_bytes,
                                                        std::map<std::string, std::string>& metadata) {

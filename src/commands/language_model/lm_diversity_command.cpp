@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft lm diversity FILE [--model MODEL]: how much the answers to each prompt differ.
+// weft lm diversity FILE [--model MODEL] [--embedder DIR]: how much the answers to each prompt differ.
 #include <cmath>
 #include <map>
 
@@ -9,9 +9,12 @@
 #include "commands/commands.hpp"
 #include "commands/language_model/loaded_language_model.hpp"
 #include "kernels/language/diversity/set_advantages.hpp"
+#include "language_model/encoder/sentence_encoder.hpp"
 #include "language_model/huggingface/sentence_transformers.hpp"
+#include "language_model/run/memory_plan.hpp"
 #include "language_model/tokenizer/json_lines.hpp"
 #include "language_model/tokenizer/lines.hpp"
+#include "parallel/affinity.hpp"
 #include "polychromic/embedder.hpp"
 #include "polychromic/text_diversity.hpp"
 #include "storage/json_file.hpp"
@@ -87,10 +90,28 @@ class Words {
   std::map<std::string, std::uint32_t> numbers_;
 };
 
-/// Mean cosine distance of the embeddings, from the tokens of the answers with the prompt as their context.
-class SemanticDiversity {
+/// Mean cosine distance of the pairs of rows, [answers, width], of those that are not zero; NaN if these are fewer than
+/// two.
+double mean_distance(const kernels::Execution& execution, kernels::Matrix<float> embeddings) {
+  const std::int64_t count = embeddings.rows;
+  const device::Buffer<std::int64_t> counts(1);
+  const device::Buffer<double> rewards(count), workspace(kernels::set_advantages_workspace(1, count)), diversity(1),
+      objective(1), distances(count), advantages(count);
+  device::zero(execution, rewards.array());
+  kernels::set_advantages(
+      execution, {},
+      {1,
+       count,
+       {embeddings.data, kernels::Scalar::fp32, count, embeddings.columns, embeddings.stride},
+       {rewards.data(), count}},
+      workspace.array(), {counts.array(), diversity.array(), objective.array(), distances.array(), advantages.array()});
+  return device::read(execution, counts.data()) < 2 ? std::nan("") : device::read(execution, diversity.data());
+}
+
+/// Distance of embeddings by a language model, from the tokens of the answers with the prompt as their context.
+class ModelDiversity {
  public:
-  explicit SemanticDiversity(const LoadedLanguageModel& loaded)
+  explicit ModelDiversity(const LoadedLanguageModel& loaded)
       : loaded_(loaded),
         settings_(polychromic::embedding_settings(
             language_model::transformer_settings(loaded.configuration(), loaded.architecture()), kRows)),
@@ -107,19 +128,9 @@ class SemanticDiversity {
       texts[i].insert(texts[i].end(), answers[i].begin(), answers[i].end());
       given.push_back({texts[i], std::ssize(prompt)});
     }
-    const kernels::Execution& execution = loaded_.execution();
     const device::Buffer<float> embeddings(count * width);
     embedder_.embed(given, embeddings.matrix(count, width));
-    const device::Buffer<std::int64_t> counts(1);
-    const device::Buffer<double> rewards(count), workspace(kernels::set_advantages_workspace(1, count)), diversity(1),
-        objective(1), distances(count), advantages(count);
-    device::zero(execution, rewards.array());
-    kernels::set_advantages(
-        execution, {},
-        {1, count, {embeddings.data(), kernels::Scalar::fp32, count, width, width}, {rewards.data(), count}},
-        workspace.array(),
-        {counts.array(), diversity.array(), objective.array(), distances.array(), advantages.array()});
-    return device::read(execution, counts.data()) < 2 ? std::nan("") : device::read(execution, diversity.data());
+    return mean_distance(loaded_.execution(), embeddings.matrix(count, width));
   }
 
  private:
@@ -130,6 +141,24 @@ class SemanticDiversity {
   language_model::Transformer transformer_;
   language_model::Staging staging_;
   polychromic::Embedder embedder_;
+};
+
+/// Distance of embeddings by an encoder of sentences, from the answers alone.
+class SentenceDiversity {
+ public:
+  SentenceDiversity(const std::string& directory, const kernels::Execution& execution)
+      : execution_(execution), encoder_(directory, execution) {}
+
+  double operator()(const std::vector<std::string>& answers) {
+    const std::int64_t count = std::ssize(answers), width = encoder_.width();
+    const device::Buffer<float> embeddings(count * width);
+    encoder_.embed(answers, embeddings.matrix(count, width));
+    return mean_distance(execution_, embeddings.matrix(count, width));
+  }
+
+ private:
+  const kernels::Execution execution_;
+  language_model::SentenceEncoder encoder_;
 };
 
 /// Means over the prompts, of each value over those that have it.
@@ -175,28 +204,43 @@ std::string table(const Json& prompts, const Json& mean, const char* unit) {
   return text;
 }
 
-/// `model`: "" or MODEL.
-int run_diversity(const Request& request, const std::string& model, const parallel::World& world) {
+struct DiversityOptions {
+  std::string model;     ///< "": none
+  std::string embedder;  ///< directory of an encoder; "": the model, if there is one
+};
+
+int run_diversity(const Request& request, const DiversityOptions& options, const parallel::World& world) {
   if (world.size() > 1)
     throw collective_error(ExitCode::usage, "weft lm diversity with {} processes (one is supported); start one process",
                            world.size());
-  // 1. The answers, and the model whose tokens they are measured in. Without one: in words.
+  // 1. The answers, the model whose tokens they are measured in, without one in words, and what forms embeddings.
   const std::vector<Answered> prompts = read_answers(request.subject);
   std::optional<LoadedLanguageModel> loaded;
-  std::optional<SemanticDiversity> semantic;
+  std::optional<device::Runtime> runtime;
+  std::optional<ModelDiversity> by_model;
+  std::optional<SentenceDiversity> by_encoder;
   std::optional<std::int64_t> longest;  // most tokens of a prompt and an answer, where the model has such a limit
-  if (!model.empty()) {
+  if (!options.model.empty()) {
     Request of_model = request;
-    of_model.subject = model;
+    of_model.subject = options.model;
     loaded.emplace(of_model, world);
     if (!loaded->tokenizer)
       throw collective_error(ExitCode::usage,
                              "{}: the model has no tokeniser (it was trained on token files without one), so that "
                              "answers have no tokens; name another",
                              loaded->opened.name());
-    if (loaded->opened.directory)
-      longest = language_model::require_mean_embedding(loaded->opened.directory->path(), *loaded->tokenizer);
-    semantic.emplace(*loaded);
+    if (options.embedder.empty()) {
+      if (loaded->opened.directory)
+        longest = language_model::require_mean_embedding(loaded->opened.directory->path(), *loaded->tokenizer);
+      by_model.emplace(*loaded);
+    }
+  }
+  if (!options.embedder.empty()) {
+    if (!loaded) {
+      const device::Settings settings = language_model::device_settings({});
+      runtime.emplace(settings, world.node_rank(), parallel::bind_to_cpus(world, settings));
+    }
+    by_encoder.emplace(options.embedder, loaded ? loaded->execution() : runtime->execution());
   }
 
   // 2. The metrics of each prompt, and their means.
@@ -210,7 +254,8 @@ int run_diversity(const Request& request, const std::string& model, const parall
     for (const std::string& answer : one.answers) answers.push_back(encode(answer));
     Json entry = {{"prompt", one.name}};
     entry.update(polychromic::to_json(polychromic::text_diversity(answers)));
-    if (semantic) {
+    if (by_encoder) entry["semantic"] = (*by_encoder)(one.answers);
+    if (by_model) {
       const AnswerIds prompt = loaded->tokenizer->with_begin(encode(one.prompt));
       for (const AnswerIds& answer : answers)
         if (longest && std::ssize(prompt) + std::ssize(answer) > *longest)
@@ -220,13 +265,15 @@ int run_diversity(const Request& request, const std::string& model, const parall
               "sentence-transformers cuts after {} tokens; shorten them, or name a copy of the directory without "
               "modules.json",
               one.source, prompt.size(), answer.size(), loaded->opened.name(), *longest);
-      const double value = (*semantic)(prompt, answers);
+      entry["semantic"] = (*by_model)(prompt, answers);
+    }
+    if (entry.contains("semantic")) {
+      const double value = entry["semantic"];
       if (std::isinf(value) || (std::isnan(value) && entry["answers"].get<int>() - entry["empty"].get<int>() >= 2))
         throw error(ExitCode::numeric,
                     "{}: the embeddings of the answers are not finite (the model has parameters that are not, or too "
-                    "large); use another checkpoint",
-                    loaded->opened.name());
-      entry["semantic"] = value;
+                    "large); use another one",
+                    by_encoder ? options.embedder : loaded->opened.name());
     }
     list.push_back(std::move(entry));
   }
@@ -237,6 +284,7 @@ int run_diversity(const Request& request, const std::string& model, const parall
   const std::string text = table(list, mean, unit);
   Json document = {{"file", request.subject}, {"unit", unit}};
   if (loaded) document["model"] = loaded->opened.name();
+  if (by_encoder) document["embedder"] = options.embedder;
   document["prompts"] = std::move(list);
   document["mean"] = mean;
   print_result(request, text, document);
@@ -247,13 +295,17 @@ int run_diversity(const Request& request, const std::string& model, const parall
 
 extern const Command lm_diversity_command = with_options(
     {"lm diversity", "FILE", "how much the answers to each prompt differ",
-     "Measures how much the answers to each prompt differ: distinct n-grams, self-BLEU and, with --model, the "
-     "distance of their embeddings. FILE.jsonl (or .ndjson, .json) has {\"prompt\": TEXT, \"text\": TEXT} per line, "
+     "Measures how much the answers to each prompt differ: distinct n-grams, self-BLEU and, with --model or "
+     "--embedder, the distance of their embeddings. FILE.jsonl (or .ndjson, .json) has {\"prompt\": TEXT, \"text\": "
+     "TEXT} per line, "
      "as weft lm generate writes, or {\"prompt\": TEXT, \"answers\": [TEXT]}; other files have one answer per "
      "line."},
-    run_diversity, [](Options& options, std::string& model) {
-      options.add("--model", model, "MODEL",
+    run_diversity, [](Options& options, DiversityOptions& own) {
+      options.add("--model", own.model, "MODEL",
                   "measure in its tokens, not in words, and add the distance of the answers' embeddings by this model");
+      options.add("--embedder", own.embedder, "DIR",
+                  "add the distance of the answers' embeddings by this encoder, a directory that sentence-transformers "
+                  "has saved (model_type bert)");
       options.set();
     });
 

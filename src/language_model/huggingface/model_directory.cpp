@@ -41,8 +41,6 @@ std::string read_file(const fs::path& path) {
   return storage::read_text(file, path, kLargestConfig);
 }
 
-std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
-
 /// True for a tensor of older files that follows from the architecture.
 bool is_redundant(std::string_view name, const HuggingfaceConfig& config, std::string_view prefix) {
   std::string_view blocks = config.family->blocks;
@@ -292,7 +290,7 @@ void HuggingfaceDirectory::check() {
     const std::string where = files_[file].path();
     if (entry.shape != place.shape)
       throw error(ExitCode::data, "{}: tensor \"{}\" has shape {}, a model of the sizes in {} {}", where, entry.name,
-                  shape_text(entry.shape), kConfig, shape_text(place.shape));
+                  storage::shape_text(entry.shape), kConfig, storage::shape_text(place.shape));
     if (!entry.type || *entry.type == kernels::Scalar::fp64)
       throw error(ExitCode::usage, "{}: tensor \"{}\" is stored as {} (F32, F16 and BF16 are read); convert it", where,
                   entry.name, printable(entry.dtype));

@@ -22,7 +22,7 @@ constexpr std::int64_t kLargestModules = std::int64_t{1} << 20, kLongestText = s
 
 [[noreturn]] void refuse_embedding(const fs::path& file, std::string_view why) {
   throw error(ExitCode::usage,
-              "{}: {} (the embedding of a text is the mean over its tokens); to measure with the language model alone, "
+              "{}: {} (the embedding of a text is the mean over its tokens); to measure with this mean all the same, "
               "name a copy of the directory without modules.json",
               file.string(), why);
 }
@@ -33,7 +33,7 @@ constexpr const char* kOtherModeFlags[] = {"pooling_mode_cls_token", "pooling_mo
                                            "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens",
                                            "pooling_mode_lasttoken"};
 
-void require_mean_pooling(const fs::path& file) {
+void require_mean_mode(const fs::path& file) {
   ForeignSettings config(file);
   // Whether the tokens of a prompt count: here they are context.
   constexpr const char* kUnused[] = {"embedding_dimension", "word_embedding_dimension", "include_prompt", kMeanFlag};
@@ -75,7 +75,7 @@ void require_modules(const fs::path& directory) {
       type.erase(0, type.rfind('.') + 1);
       const fs::path config = directory / part / "config.json";
       if (type == "Pooling" && !pooled)
-        require_mean_pooling(config);
+        require_mean_mode(config);
       else if (type == "Normalize" && pooled)
         require_plain_normalisation(config);
       else if (type != "Transformer" || pooled || !part.empty())
@@ -134,15 +134,20 @@ std::optional<std::int64_t> longest_text_of(const fs::path& directory) {
 
 }  // namespace
 
-std::optional<std::int64_t> require_mean_embedding(const fs::path& directory, const Tokenizer& tokenizer) {
+std::optional<std::int64_t> require_mean_pooling(const fs::path& directory) {
   if (!fs::exists(directory / "modules.json")) return std::nullopt;
   require_modules(directory);
   require_no_prompt(directory / "config_sentence_transformers.json");
+  return longest_text_of(directory);
+}
+
+std::optional<std::int64_t> require_mean_embedding(const fs::path& directory, const Tokenizer& tokenizer) {
+  const std::optional<std::int64_t> longest = require_mean_pooling(directory);
   const SpecialTokens& added = tokenizer.special_tokens();
-  if (!added.begin.empty() || !added.end.empty())
+  if (fs::exists(directory / "modules.json") && (!added.begin.empty() || !added.end.empty()))
     refuse_embedding(directory / "tokenizer.json",
                      "its post-processor adds tokens, which sentence-transformers takes for those of the text");
-  return longest_text_of(directory);
+  return longest;
 }
 
 }  // namespace weft::language_model

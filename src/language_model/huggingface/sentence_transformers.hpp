@@ -15,7 +15,10 @@ namespace weft::language_model {
 
 /// Returns the number of tokens after which sentence-transformers cuts a text; none if the directory does not state
 /// one, or has no modules.json, like most. Throws Error(usage) that names the first setting with which the embedding
-/// is not the mean over the tokens of the text; Error(data).
+/// is not the mean over the tokens of the text and those that the tokeniser adds; Error(data).
+std::optional<std::int64_t> require_mean_pooling(const std::filesystem::path& directory);
+/// The same for a language model, whose embedding is the mean over the tokens of the text alone: Error(usage) also for
+/// a tokeniser that adds tokens.
 std::optional<std::int64_t> require_mean_embedding(const std::filesystem::path& directory, const Tokenizer&);
 
 }  // namespace weft::language_model

@@ -85,7 +85,8 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
             {"geglu", MlpActivation::geglu},
             {"relu2", MlpActivation::relu2},
             {"gelu_exact", MlpActivation::gelu_exact}},
-           "activation of the MLP; gelu: the tanh form; swiglu and geglu have a gate, a third matrix")
+           "activation of the MLP: gelu has the tanh form, gelu_exact the error function; swiglu and geglu have a "
+           "gate, a third matrix")
       .derived(of_preset, [=] { return input::Value(is_llama() ? "swiglu" : "gelu"); });
   schema.add("language_model.d_mlp", model.d_mlp, "width of the MLP")
       .at_least(1)
