@@ -22,7 +22,7 @@ struct NumberRange {
   double least, most;
 };
 inline constexpr NumberRange kEpsilons{1.2e-38, 1}, kCaps{1e-3, 3e38}, kBases{1 + 1e-9, 3e38}, kFactors{1, 1e6},
-    kFrequencies{1e-30, 1e6}, kScalars{1e-12, 1e12};
+    kFrequencies{1e-30, 1e6}, kScalars{1e-12, 1e12}, kShares{1e-6, 1};
 
 class ConfigKeys {
  public:

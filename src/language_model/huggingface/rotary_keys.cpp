@@ -55,13 +55,12 @@ Rotary read_object(const ConfigKeys& outer, const std::string& name, const Sorte
   ConfigKeys keys(object, fmt::format("{}, \"{}\"", outer.path(), name));
   Rotary rotary;
   rotary.base = keys.number_or("rope_theta", absent.base, kBases);
-  rotary.share = keys.number_or("partial_rotary_factor", absent.share, kFactors);
+  rotary.share = keys.number_or("partial_rotary_factor", absent.share, kShares);
   const std::string old = keys.text_or("type", "default");
   std::string type = keys.text_or("rope_type", old.c_str());
   if (phi3 && (type == "su" || type == "yarn")) type = "longrope";  // its names in earlier versions
   RopeScaling& scaling = rotary.scaling;
-  const auto columns =
-      static_cast<std::int64_t>(static_cast<double>(out.model.head_size()) * std::min(rotary.share, 1.0));
+  const auto columns = static_cast<std::int64_t>(static_cast<double>(out.model.head_size()) * rotary.share);
   scaling.length = keys.integer_or("original_max_position_embeddings", out.positions, kMostRows);
   if (length > 0) scaling.length = length;
   const double longer = static_cast<double>(out.positions) / static_cast<double>(scaling.length);
@@ -106,7 +105,7 @@ bool is_empty(const SortedJson* object) { return object == nullptr || (object->i
 /// Rotated columns in the settings, from the share of a head.
 void set_columns(const ConfigKeys& keys, HuggingfaceConfig& out, double share) {
   if (share == 1) return;
-  if (!out.family->features.partial_rotary || share > 1)
+  if (!out.family->features.partial_rotary)
     throw keys.lacking("\"partial_rotary_factor\" = {} (the {} of the library rotates whole heads)", share,
                        out.family->name);
   out.model.rope_columns = static_cast<std::int64_t>(static_cast<double>(out.model.head_size()) * share);
@@ -121,7 +120,7 @@ void read_rotary(ConfigKeys& keys, HuggingfaceConfig& out, const RotaryKeys& nam
   const SortedJson *parameters = keys.find("rope_parameters"), *scaling = keys.find("rope_scaling");
   const bool has_base = keys.find(names.base) != nullptr;
   const Rotary absent{.base = keys.number_or(names.base, names.default_base, kBases),
-                      .share = keys.number_or(names.share, names.default_share, kFactors)};
+                      .share = keys.number_or(names.share, names.default_share, kShares)};
   const std::int64_t length =
       names.length == nullptr ? 0 : keys.integer_or(names.length, names.default_length, kMostRows);
   const auto read = [&](const char* name, const SortedJson& object) {
@@ -152,8 +151,12 @@ void read_rotary(ConfigKeys& keys, HuggingfaceConfig& out, const RotaryKeys& nam
 
 void write_rotary(const ModelSettings& model, Json& config, const RotaryKeys& names) {
   config[names.base] = model.rope_base;
-  if (model.rope_columns > 0)
-    config[names.share] = static_cast<double>(model.rope_columns) / static_cast<double>(model.head_size());
+  if (model.rope_columns > 0) {
+    const auto columns = static_cast<double>(model.rope_columns), size = static_cast<double>(model.head_size());
+    const double share = columns / size;
+    // Readers round the product down.
+    config[names.share] = size * share < columns ? std::nextafter(share, 1.0) : share;
+  }
   const RopeScaling& scaling = model.rope_scaling;
   Json object;
   if (scaling.method == RopeMethod::yarn) {
