@@ -6,6 +6,7 @@ launch.py transformers5 transformers_test.py WEFT
 """
 import json
 import math
+import re
 import shutil
 
 import torch
@@ -44,8 +45,9 @@ def generates(weft, name, directory, ends=(models.END,)):
     ended = ids[-1].item() in ends
     text = transformers.AutoTokenizer.from_pretrained(directory).decode(ids[:-1] if ended else ids)
     printed = weft.run("lm", "generate", directory, "--prompt", PROMPT, "--max-new-tokens", GREEDY, "--temperature", 0, "--jsonl", "--quiet")
-    found = json.loads(printed.splitlines()[-1])
-    assert found["text"] == text and found["finish"] == ("end" if ended else "length"), (name, found, text)
+    found, marks = json.loads(printed.splitlines()[-1]), re.compile("\ufffd+")
+    # Bytes that are no UTF-8: a mark for each in Weft, for each sequence of them in the library.
+    assert marks.sub("\ufffd", found["text"]) == marks.sub("\ufffd", text) and found["finish"] == ("end" if ended else "length"), (name, found, text)
     # A sum of 40 logarithms, from fp32 logits.
     assert math.isclose(found["log_probability"], log_probability, rel_tol=5e-6), (name, found, log_probability)
     return ids.tolist()
