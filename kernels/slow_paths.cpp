@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <bit>
+
 namespace weft::kernels {
 
 std::string slow_attention(std::int64_t head_size, Scalar type, bool dropout) {
@@ -12,10 +14,14 @@ std::string slow_attention(std::int64_t head_size, Scalar type, bool dropout) {
   return dropout ? "dropout of its probabilities" : "";
 }
 
-std::string slow_query_key(std::int64_t head_size) {
-  for (std::int64_t size = 16; size <= 256; size *= 2)
-    if (head_size == size) return {};
-  return fmt::format("head size {} (powers of two from 16 to 256 are taken)", head_size);
+std::string slow_query_key(std::int64_t head_size, std::int64_t rotated) {
+  const auto is_taken = [](std::int64_t columns) {
+    return columns >= 16 && columns <= 256 && std::has_single_bit(static_cast<std::uint64_t>(columns));
+  };
+  if (!is_taken(head_size)) return fmt::format("head size {} (powers of two from 16 to 256 are taken)", head_size);
+  if (rotated > 0 && !is_taken(rotated))
+    return fmt::format("rotary positions of {} columns (powers of two from 16 on are taken)", rotated);
+  return {};
 }
 
 std::string slow_norm(std::int64_t columns) {

@@ -20,8 +20,8 @@ constexpr std::int64_t kMostNormColumns = 8192;
 /// Tensor cores, for own kernels; cuDNN takes other sizes. dropout: of the probabilities.
 std::string slow_attention(std::int64_t head_size, Scalar type, bool dropout);
 
-/// Rotary positions and norms of queries and keys.
-std::string slow_query_key(std::int64_t head_size);
+/// Rotary positions and norms of queries and keys. rotated: columns of a head; 0: none.
+std::string slow_query_key(std::int64_t head_size, std::int64_t rotated);
 
 std::string slow_norm(std::int64_t columns);
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "input/print.hpp"
 #include "input/strings.hpp"
@@ -16,7 +17,8 @@ namespace {
 constexpr std::size_t kLongestList = 1024;
 
 std::string expected(const Key& key) {
-  constexpr const char* names[] = {"true or false", "an integer", "a number", "a string", "a list of strings"};
+  constexpr const char* names[] = {"true or false", "an integer",        "a number",
+                                   "a string",      "a list of strings", "a list of numbers"};
   if (key.choices.empty() || !std::holds_alternative<std::int64_t>(key.initial)) return names[key.initial.index()];
   return fmt::format("{} or \"{}\"", names[key.initial.index()], fmt::join(key.choices, "\", \""));
 }
@@ -114,6 +116,19 @@ Value convert(const Key& key, const toml::node& node, std::string& problem) {
   if (node.as_array()->size() > kLongestList) {
     problem = fmt::format("{} has more than {} entries", key.path(), kLongestList);
     return key.initial;
+  }
+  if (std::holds_alternative<std::vector<double>>(key.initial)) {
+    std::vector<double> numbers;
+    for (const toml::node& entry : *node.as_array()) {
+      const std::optional<double> number = entry.value<double>();  // of integers too
+      if (!number || !entry.is_number() || !std::isfinite(*number) || !in_range(key, *number)) {
+        problem = fmt::format("{} must be a list of numbers{}, but has {}", key.path(),
+                              range_text(key).empty() ? "" : fmt::format(" ({})", range_text(key)), what_is(entry));
+        return key.initial;
+      }
+      numbers.push_back(*number);
+    }
+    return numbers;
   }
   std::vector<std::string> list;
   for (const toml::node& entry : *node.as_array()) {

@@ -93,14 +93,19 @@ std::string toml_value(const Value& value) {
   }
   if (const auto* text = std::get_if<std::string>(&value)) return quote(*text);
   std::vector<std::string> entries;
-  for (const std::string& entry : std::get<std::vector<std::string>>(value)) entries.push_back(quote(entry));
+  if (const auto* numbers = std::get_if<std::vector<double>>(&value)) {
+    for (const double number : *numbers) entries.push_back(toml_value(number));
+  } else {
+    for (const std::string& entry : std::get<std::vector<std::string>>(value)) entries.push_back(quote(entry));
+  }
   return fmt::format("[{}]", fmt::join(entries, ", "));
 }
 
 std::string type_name(const Key& key) {
   if (!key.choices.empty() && std::holds_alternative<std::string>(key.initial)) return "name";
   if (key.is_path) return std::holds_alternative<std::string>(key.initial) ? "path" : "list of paths";
-  constexpr const char* names[] = {"true or false", "integer", "number", "string", "list of strings"};
+  constexpr const char* names[] = {"true or false", "integer",         "number",
+                                   "string",        "list of strings", "list of numbers"};
   return names[key.initial.index()];
 }
 

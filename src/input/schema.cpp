@@ -205,6 +205,10 @@ Key& Schema::add(std::string_view path, std::string& member, std::string_view he
 Key& Schema::add(std::string_view path, std::vector<std::string>& member, std::string_view help) {
   return bind(append(path, member, help), member);
 }
+
+Key& Schema::add(std::string_view path, std::vector<double>& member, std::string_view help) {
+  return bind(append(path, member, help), member);
+}
 Key& Schema::add(std::string_view path, int& member, std::string_view help) {
   Key& key = append(path, static_cast<std::int64_t>(member), help);
   key.store = [&member](const Value& value) { member = static_cast<int>(std::get<std::int64_t>(value)); };

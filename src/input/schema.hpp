@@ -34,7 +34,7 @@ namespace weft::input {
 inline constexpr double kMostSteps = 1e12;
 
 /// Value of a key. Enums are strings with `choices`.
-using Value = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>>;
+using Value = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>, std::vector<double>>;
 
 /// Whether a resumed run may change a key.
 enum class Resume {
@@ -141,6 +141,7 @@ class Schema {
   Key& add(std::string_view path, double& member, std::string_view help);
   Key& add(std::string_view path, std::string& member, std::string_view help);
   Key& add(std::string_view path, std::vector<std::string>& member, std::string_view help);
+  Key& add(std::string_view path, std::vector<double>& member, std::string_view help);
   /// An enum with its names in an input. Every enumerator must have a name.
   template <class Enum>
   requires std::is_enum_v<Enum> Key& add(std::string_view path, Enum& member,

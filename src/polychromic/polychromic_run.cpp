@@ -94,7 +94,7 @@ void require_settings(const Configuration& configuration, const Architecture& ar
     refuse(
         "weft lm polychromic without language_model.initial (it trains a model further that can already write); give a "
         "run, a checkpoint or a directory of Hugging Face");
-  if (const std::string why = generation_obstacle(model); !why.empty())
+  if (const std::string why = generation_obstacle(model, architecture.positions); !why.empty())
     refuse(fmt::format("weft lm polychromic: text of this model cannot be generated ({})", why));
   if (model.dropout > 0 || model.attention_dropout > 0)
     refuse(

@@ -19,7 +19,7 @@ struct Directories {
     const language_model::HuggingfaceConfig config = language_model::read_config(kConfig, "config.json");
     const language_model::Architecture architecture{config.model, config.vocabulary, config.positions};
     std::vector<storage::SafetensorsWriter::Tensor> tensors;
-    for (const language_model::Place& place : language_model::places(config.family, architecture))
+    for (const language_model::Place& place : language_model::places(*config.family, architecture))
       tensors.push_back({place.tensor, kernels::Scalar::fp32, place.shape});
     for (const char* name : {"one/model.safetensors", "parts/a.safetensors"}) {
       const std::filesystem::path path = scratch / name;

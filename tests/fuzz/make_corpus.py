@@ -268,6 +268,23 @@ def weights():
                               "original_max_position_embeddings": 32}}
     gemma = {**model, "model_type": "gemma2", "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 4,
              "layer_types": ["sliding_attention"], "rope_scaling": None}
+    phi = {**model, "model_type": "phi3", "sliding_window": 4, "rope_scaling": None}
+    put("huggingface", "phi3", b"\0" + json.dumps(phi).encode())
+    qwen = {**model, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 4}
+    put("huggingface", "qwen2", b"\0" + json.dumps(qwen).encode())
+    longrope = {**phi, "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+                "original_max_position_embeddings": 2, "sliding_window": None}
+    put("huggingface", "longrope", b"\0" + json.dumps(longrope).encode())
+    yarn = {"rope_type": "yarn", "factor": 8.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.5}
+    put("huggingface", "yarn", b"\0" + json.dumps({**model, "rope_scaling": yarn}).encode())
+    put("huggingface", "smollm3", b"\0" + json.dumps({**model, "model_type": "smollm3", "no_rope_layers": [0]}).encode())
+    gemma3 = {**model, "model_type": "gemma3_text", "head_dim": 8, "query_pre_attn_scalar": 24, "sliding_window": 4, "rope_scaling": None,
+              "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {"rope_theta": 1e4}}}
+    put("huggingface", "gemma3", b"\0" + json.dumps(gemma3).encode())
+    neox = {"model_type": "gpt_neox", "vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+            "intermediate_size": 3, "max_position_embeddings": 4, "rotary_pct": 0.5, "rotary_emb_base": 100, "hidden_act": "gelu"}
+    put("huggingface", "neox", b"\0" + json.dumps(neox).encode())
+    put("huggingface", "biases", b"\0" + json.dumps({**model, "attention_bias": True, "mlp_bias": False}).encode())
     put("huggingface", "llama", b"\0" + json.dumps(model).encode())
     put("huggingface", "gemma2", b"\0" + json.dumps(gemma).encode())
     put("huggingface", "index", b"\1" + json.dumps({"weight_map": {"model.norm.weight": "a.safetensors"}}).encode())

@@ -344,9 +344,9 @@ TEST_CASE("generation of a model with parameters that are not finite ends with a
 
 TEST_CASE("sparse attention has no cache") {
   ModelSettings model;
-  CHECK(generation_obstacle(model).empty());
+  CHECK(generation_obstacle(model, 1).empty());
   model.sparse_blocks = 2;
-  CHECK(generation_obstacle(model).find("sparse_blocks") != std::string::npos);
+  CHECK(generation_obstacle(model, 1).find("sparse_blocks") != std::string::npos);
 }
 
 }  // namespace weft::language_model

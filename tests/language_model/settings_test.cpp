@@ -98,6 +98,22 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[language_model]\nd_model = 36\nheads = 3\n", "heads of 12 (the size of a head is a multiple of 8");
   refused("[language_model]\nd_model = 768\nheads = 2\n", "at most 256");
   refused("[language_model]\nkv_heads = 5\n", "does not divide language_model.heads = 12");
+  refused("[language_model]\nrope_columns = 8\n", "rope_columns");
+  const std::string rope = "[language_model]\nposition = \"rope\"\n";
+  refused(rope + "rope_columns = 7\n", "take an even number up to 64");
+  refused(rope + "rope_length = 64\n", "no effect without rope_factor");
+  refused(rope + "rope_method = \"yarn\"\nrope_factor = 2\n", "rope_length = 0");
+  refused(rope + "rope_method = \"longrope\"\nrope_length = 64\nrope_short = [1, 2.5]\nrope_long = [1, 2]\n",
+          "rope_short has 2 numbers for 32 pairs");
+  refused(rope + "rope_short = [1]\n", "rope_short");
+  refused(rope + "rope_long = [\"a\"]\n", "must be a list of numbers");
+  refused(rope + "rope_window_base = 100\n", "rope_window_base");
+  refused(rope + "rope_method = \"dynamic\"\nrope_factor = 2\nrope_length = 64\n[log]\nsample_tokens = 5\n",
+          "shorter texts have others");
+  refused("[language_model]\nresidual = \"parallel\"\nnorm_position = \"post\"\n", "no memory of its input");
+  refused("[language_model]\nbiases = [\"query\"]\n", "some of query, key, value (they are one product)");
+  refused("[language_model]\nbiases = [\"up\", \"up\"]\n", "\"up\" twice");
+  refused("[language_model]\nbiases = [\"gate\"]\n", "\"gate\", which is no product");
   refused("[language_model]\nkv_heads = 0\n", "language_model.kv_heads");
   refused("[language_model]\ndropout = 1.0\n", "language_model.dropout");
   refused("[language_model]\nnorm = \"batch\"\n", "batch");

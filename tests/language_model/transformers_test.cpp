@@ -189,9 +189,10 @@ void compare(const std::string& name, Scalar type, const Tolerance& tolerance) {
 
 }  // namespace
 
-TEST_CASE("fp32: the transformers library's GPT-2, Llama, Qwen3 and OLMo 2") {
+TEST_CASE("fp32: models of the transformers library") {
   // Two blocks are some 50 operations with sums of up to 72 terms: 1e-5 is 170 roundings of fp32.
-  for (const char* name : {"gpt2", "llama", "qwen3", "olmo2"})
+  for (const char* name : {"gpt2", "llama", "qwen3", "olmo2", "families/qwen2", "families/phi3", "families/smollm3",
+                           "families/gemma3_text", "families/gpt_neox"})
     compare(name, Scalar::fp32,
             {.loss = 1e-6, .logits = 1e-5, .matrices = 1e-5, .vectors = 1e-5, .cosine = 1 - 1e-9, .key_bias = 1e-7});
 }

@@ -76,6 +76,34 @@ inline std::vector<std::pair<std::string, TransformerSettings>> variants() {
     model.tied = true;
     model.bias = true;
   });
+  add("llama, grouped queries, biases of queries, keys and values, and of down", llama(), [](ModelSettings& model) {
+    model.kv_heads = 2;
+    model.biases = {"query", "key", "value", "down"};
+  });
+  add("gpt-neox: parallel sublayers, rotary positions of a part of a head, exact gelu, untied", gpt2(),
+      [](ModelSettings& model) {
+        model.position = Position::rope;
+        model.rope_columns = 4;
+        model.residual = Residual::parallel;
+        model.mlp = MlpActivation::gelu_exact;
+        model.tied = false;
+      });
+  add("llama, parallel sublayers, both norms, dropout", llama(), [](ModelSettings& model) {
+    model.residual = Residual::parallel;
+    model.norm_position = NormPosition::both;
+    model.dropout = 0.1;
+  });
+  add("gemma 3 and smollm 3: two bases, norms of partly rotated heads, blocks without positions", llama(),
+      [](ModelSettings& model) {
+        model.layers = 3;
+        model.qk_norm = QueryKeyNorm::head;
+        model.window = 4;
+        model.full_every = 2;
+        model.rope_window_base = 100;
+        model.rope_columns = 6;
+        model.unrotated_every = 3;
+        model.rope_scaling = {.factor = 2, .length = 8, .low = 1, .high = 32, .method = kernels::RopeMethod::yarn};
+      });
   add("llama, dropout of attention, grouped queries", llama(), [](ModelSettings& model) {
     model.attention_dropout = 0.2;
     model.kv_heads = 2;

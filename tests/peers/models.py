@@ -14,13 +14,32 @@ VOCABULARY, END = 400, 1       # END: id of <|endoftext|>. circuit-tracer takes 
 SIZES = dict(vocab_size=VOCABULARY, bos_token_id=END, eos_token_id=END, pad_token_id=None)
 ROTARY = dict(hidden_size=16, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
               max_position_embeddings=256, head_dim=8, **SIZES)
-OLMO2 = {key: value for key, value in ROTARY.items() if key != "head_dim"}
+NO_HEAD_SIZE = {key: value for key, value in ROTARY.items() if key != "head_dim"}
+NEOX = {key: value for key, value in NO_HEAD_SIZE.items() if key != "num_key_value_heads"}
 CONFIGURATIONS = {
     "gpt2": lambda: transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
                                             **SIZES),
     "llama": lambda: transformers.LlamaConfig(**ROTARY),
+    "llama_biases": lambda: transformers.LlamaConfig(attention_bias=True, mlp_bias=True, **ROTARY),
+    "mistral": lambda: transformers.MistralConfig(sliding_window=16, **ROTARY),
+    "qwen2": lambda: transformers.Qwen2Config(**NO_HEAD_SIZE),
+    "phi3": lambda: transformers.Phi3Config(sliding_window=16, **NO_HEAD_SIZE),
+    # Texts are shorter than the contexts of the training, so that the short factors hold.
+    "phi3_longrope": lambda: transformers.Phi3Config(original_max_position_embeddings=256, rope_parameters=dict(
+        rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.5, short_factor=[1.0, 1.5], long_factor=[2.0, 8.0],
+        attention_factor=1.25), **NO_HEAD_SIZE),
+    "llama_yarn": lambda: transformers.LlamaConfig(rope_parameters=dict(
+        rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=64, beta_fast=8.0), **ROTARY),
+    "smollm3": lambda: transformers.SmolLM3Config(no_rope_layer_interval=2, **NO_HEAD_SIZE),
+    "gemma3_text": lambda: transformers.Gemma3TextConfig(
+        query_pre_attn_scalar=24, sliding_window=16, layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(
+            full_attention=dict(rope_type="linear", factor=4.0, rope_theta=1e5),
+            sliding_attention=dict(rope_type="default", rope_theta=1e4)), **ROTARY),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5),
+                                                   **NEOX),
+    "gpt_neox_sequential": lambda: transformers.GPTNeoXConfig(use_parallel_residual=False, tie_word_embeddings=True, **NEOX),
     "qwen3": lambda: transformers.Qwen3Config(**dict(ROTARY, head_dim=16)),
-    "olmo2": lambda: transformers.Olmo2Config(**OLMO2),
+    "olmo2": lambda: transformers.Olmo2Config(**NO_HEAD_SIZE),
     # Windows that are shorter than the texts, and both caps.
     "gemma2": lambda: transformers.Gemma2Config(query_pre_attn_scalar=24, sliding_window=16, attn_logit_softcapping=50.0,
                                                 final_logit_softcapping=30.0, **ROTARY),

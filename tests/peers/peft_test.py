@@ -37,6 +37,14 @@ READ = {
     "qwen3": ("qwen3", ALL, (4, 8), list(ROTARY)),
     "olmo2": ("olmo2", ALL, (4, 8), list(ROTARY)),
     "gemma2": ("gemma2", ALL, (4, 8), list(ROTARY)),
+    "llama_biases": ("llama_biases", ALL, (4, 8), list(ROTARY)),
+    "mistral": ("mistral", ALL, (4, 8), list(ROTARY)),
+    "qwen2": ("qwen2", ALL, (4, 8), list(ROTARY)),
+    "phi3": ("phi3", dict(RANDOM, target_modules=["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]), (4, 8), list(ROTARY)),
+    "smollm3": ("smollm3", ALL, (4, 8), list(ROTARY)),
+    "gemma3_text": ("gemma3_text", ALL, (4, 8), list(ROTARY)),
+    "gpt_neox": ("gpt_neox", dict(RANDOM, target_modules=["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]), (4, 8),
+                 ["query", "key", "value", "output", "up", "down"]),
     "gpt2": ("gpt2", dict(RANDOM, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True), (4, 8),
              ["query", "key", "value", "output", "up", "down"]),
     "default_of_gpt2": ("gpt2", dict(RANDOM, fan_in_fan_out=True), (4, 8), ["query", "key", "value"]),
@@ -85,7 +93,7 @@ def writes(weft, name, directory, ids):
     adapted = models.loss(model, ids)
     assert abs(adapted / models.loss(models.load(directory), ids) - 1) > 1e-3, "training has changed the loss"
     close(name, loss(weft, run), adapted)
-    targets = ["query", "key", "value", "output", *(["gate"] if name != "gpt2" else []), "up", "down"]
+    targets = ["query", "key", "value", "output", *([] if name.startswith("gpt") else ["gate"]), "up", "down"]
     close(name, loss(weft, directory, *adapter(4, 12, targets, exported)), adapted)
     # The weights of a merge: one product and one sum of fp32 on both sides, in another order.
     theirs, ours = model.merge_and_unload().state_dict(), models.load(weft.folder / merged).state_dict()

@@ -8,6 +8,7 @@ language_model.py: GPT-2 (Radford et al. 2019), Llama 3 (Meta 2024), Qwen3 (2025
 are random and large, so that every option changes the loss by far more than the tolerance.
 """
 import json
+import math
 import struct
 
 import numpy as np
@@ -19,7 +20,7 @@ TEXT = "In the beginning God created the heaven and the earth."
 
 LLAMA = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=4,
              num_key_value_heads=2, intermediate_size=HIDDEN, max_position_embeddings=CONTEXT, rms_norm_eps=1e-5,
-             rope_theta=1000.0, attention_bias=False, torch_dtype="float32")
+             rope_theta=1000.0, torch_dtype="float32")
 CONFIGS = {
     "gpt2": dict(model_type="gpt2", vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=CONTEXT,
                  n_ctx=CONTEXT, n_inner=HIDDEN, activation_function="gelu_new", layer_norm_epsilon=1e-5),
@@ -29,10 +30,36 @@ CONFIGS = {
     "qwen3": dict(LLAMA, model_type="qwen3", hidden_act="silu", head_dim=16, use_sliding_window=False, sliding_window=None,
                   max_window_layers=3),
     "olmo2": dict(LLAMA, model_type="olmo2", hidden_act="silu"),
+    "llama_biases": dict(LLAMA, model_type="llama", hidden_act="silu", attention_bias=True, mlp_bias=True),
+    "qwen2": dict(LLAMA, model_type="qwen2", hidden_act="silu", use_sliding_window=True, sliding_window=6, max_window_layers=0),
+    "mistral": dict(LLAMA, model_type="mistral", hidden_act="silu", sliding_window=6),
+    "phi3": dict(LLAMA, model_type="phi3", hidden_act="silu", sliding_window=5, original_max_position_embeddings=CONTEXT,
+                 partial_rotary_factor=0.5, rope_scaling=dict(type="longrope", short_factor=[1.25, 4.0], long_factor=[2.0, 8.0],
+                                                              attention_factor=1.5)),
+    "yarn": dict(LLAMA, model_type="llama", hidden_act="silu",
+                 rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0)),
+    "smollm3": dict(LLAMA, model_type="smollm3", hidden_act="silu", no_rope_layer_interval=2),
+    "gemma3_text": dict(LLAMA, model_type="gemma3_text", hidden_activation="gelu_pytorch_tanh", head_dim=16, query_pre_attn_scalar=24,
+                        sliding_window=6, sliding_window_pattern=2, rope_local_base_freq=50.0,
+                        rope_scaling=dict(rope_type="linear", factor=4.0)),
+    "gpt_neox": dict(model_type="gpt_neox", vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=4,
+                     intermediate_size=HIDDEN, max_position_embeddings=CONTEXT, layer_norm_eps=1e-5, hidden_act="gelu", rotary_pct=0.5,
+                     rotary_emb_base=1000, use_parallel_residual=True),
     "gemma2": dict(LLAMA, model_type="gemma2", hidden_activation="gelu_pytorch_tanh", head_dim=16, query_pre_attn_scalar=24,
                    sliding_window=6, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
 }
-TIED = {"gpt2": True, "llama": True, "qwen3": False, "olmo2": False, "gemma2": True}
+TIED = ("gpt2", "gemma2", "gemma3_text", "smollm3")           # without the key tie_word_embeddings
+
+
+def tied(c):
+    return c.get("tie_word_embeddings", c["model_type"] in TIED)
+
+
+def biases(c):
+    """Names of the products with a bias."""
+    attention = [f"self_attn.{side}_proj" for side in "qkvo"]
+    return (attention[:3] if c["model_type"] == "qwen2" else attention if c.get("attention_bias") else []) + \
+        ([f"mlp.{name}_proj" for name in ("gate", "up", "down")] if c.get("mlp_bias") else [])
 
 
 def tensors_of(c):
@@ -49,25 +76,42 @@ def tensors_of(c):
                                           ("mlp.c_fc", WIDTH, HIDDEN), ("mlp.c_proj", HIDDEN, WIDTH)):
                 shapes |= {f"{at}{name}.weight": (inputs, outputs), f"{at}{name}.bias": (outputs,)}
         return shapes
+    if kind == "gpt_neox":
+        shapes = {"gpt_neox.embed_in.weight": (VOCABULARY, WIDTH), "embed_out.weight": (VOCABULARY, WIDTH)}
+        shapes |= {f"gpt_neox.final_layer_norm.{part}": (WIDTH,) for part in ("weight", "bias")}
+        for layer in range(LAYERS):
+            at = f"gpt_neox.layers.{layer}."
+            shapes |= {f"{at}{name}_layernorm.{part}": (WIDTH,) for name in ("input", "post_attention") for part in ("weight", "bias")}
+            for name, outputs, inputs in (("attention.query_key_value", 3 * WIDTH, WIDTH), ("attention.dense", WIDTH, WIDTH),
+                                          ("mlp.dense_h_to_4h", HIDDEN, WIDTH), ("mlp.dense_4h_to_h", WIDTH, HIDDEN)):
+                shapes |= {f"{at}{name}.weight": (outputs, inputs), f"{at}{name}.bias": (outputs,)}
+        return shapes
     size = c.get("head_dim", WIDTH // 4)
     queries, keys = 4 * size, 2 * size
     shapes = {"model.embed_tokens.weight": (VOCABULARY, WIDTH), "model.norm.weight": (WIDTH,)}
-    if not TIED[kind]:
+    if not tied(c):
         shapes["lm_head.weight"] = (VOCABULARY, WIDTH)
     norms = {"olmo2": ("post_attention", "post_feedforward"),
+             "gemma3_text": ("input", "post_attention", "pre_feedforward", "post_feedforward"),
              "gemma2": ("input", "post_attention", "pre_feedforward", "post_feedforward")}
     for layer in range(LAYERS):
         at = f"model.layers.{layer}."
         for name in norms.get(kind, ("input", "post_attention")):
             shapes[f"{at}{name}_layernorm.weight"] = (WIDTH,)
+        if kind == "phi3":
+            shapes |= {f"{at}self_attn.qkv_proj.weight": (queries + 2 * keys, WIDTH), f"{at}self_attn.o_proj.weight": (WIDTH, queries),
+                       f"{at}mlp.gate_up_proj.weight": (2 * HIDDEN, WIDTH), f"{at}mlp.down_proj.weight": (WIDTH, HIDDEN)}
+            continue
         for name, outputs, inputs in (("self_attn.q_proj", queries, WIDTH), ("self_attn.k_proj", keys, WIDTH),
                                       ("self_attn.v_proj", keys, WIDTH), ("self_attn.o_proj", WIDTH, queries),
                                       ("mlp.gate_proj", HIDDEN, WIDTH), ("mlp.up_proj", HIDDEN, WIDTH),
                                       ("mlp.down_proj", WIDTH, HIDDEN)):
             shapes[f"{at}{name}.weight"] = (outputs, inputs)
-        if kind in ("qwen3", "olmo2"):
-            shapes[f"{at}self_attn.q_norm.weight"] = (size if kind == "qwen3" else queries,)
-            shapes[f"{at}self_attn.k_norm.weight"] = (size if kind == "qwen3" else keys,)
+            if name in biases(c):
+                shapes[f"{at}{name}.bias"] = (outputs,)
+        if kind in ("qwen3", "olmo2", "gemma3_text"):
+            shapes[f"{at}self_attn.q_norm.weight"] = (queries if kind == "olmo2" else size,)
+            shapes[f"{at}self_attn.k_norm.weight"] = (keys if kind == "olmo2" else size,)
     return shapes
 
 
@@ -82,16 +126,38 @@ def rms(x, w, epsilon):
     return w * x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon)
 
 
-def frequencies(c, size):
+def frequencies(c, size, window=False):
+    """(Angles per position, amplitude); window: of a block of Gemma 3 with a window."""
+    if window:
+        return c["rope_local_base_freq"] ** (-np.arange(0, size, 2) / size), 1
     f = c["rope_theta"] ** (-np.arange(0, size, 2) / size)
     scaling = c.get("rope_scaling")
     if not scaling:
-        return f
-    length, low, high = (scaling[k] for k in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"))
+        return f, 1
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind == "linear":
+        return f / scaling["factor"], 1
+    if kind == "longrope":
+        return f / np.array(scaling["short_factor"]), scaling["attention_factor"]
+    length, factor = scaling["original_max_position_embeddings"], scaling["factor"]
     wavelength = 2 * np.pi / f
+    if kind == "yarn":      # Peng et al. 2023, with the bounds of their program
+        first, last = (size * np.log(length / (2 * np.pi * turns)) / (2 * np.log(c["rope_theta"])) for turns in (scaling["beta_fast"], 1))
+        first, last = max(np.floor(first), 0), min(np.ceil(last), size - 1)
+        multiplied = np.clip((np.arange(size // 2) - first) / (last - first), 0, 1)
+        return f * (1 - multiplied) + f / factor * multiplied, 0.1 * np.log(factor) + 1
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     smooth = (length / wavelength - low) / (high - low)
-    between = (1 - smooth) * f / scaling["factor"] + smooth * f
-    return np.where(wavelength > length / low, f / scaling["factor"], np.where(wavelength < length / high, f, between))
+    between = (1 - smooth) * f / factor + smooth * f
+    return np.where(wavelength > length / low, f / factor, np.where(wavelength < length / high, f, between)), 1
+
+
+def turned(x, f, amplitude):
+    """Rotates the first 2 len(f) columns of x [T, heads, d]."""
+    angle, rotated = np.arange(len(x))[:, None, None] * f, 2 * len(f)
+    a, b = np.split(x[..., :rotated], 2, axis=-1)
+    cosine, sine = amplitude * np.cos(angle), amplitude * np.sin(angle)
+    return np.concatenate([a * cosine - b * sine, b * cosine + a * sine, x[..., rotated:]], axis=-1)
 
 
 def attend(q, k, v, scale, cap=None, window=None):
@@ -124,43 +190,79 @@ def logits_gpt2(c, t, ids):
     return norm(h, "transformer.ln_f") @ t["transformer.wte.weight"].T
 
 
+def logits_neox(c, t, ids):
+    def norm(x, name):
+        h = x - x.mean(-1, keepdims=True)
+        return h / np.sqrt((h * h).mean(-1, keepdims=True) + c["layer_norm_eps"]) * t[f"{name}.weight"] + t[f"{name}.bias"]
+
+    def product(x, name):
+        return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
+
+    h, size = t["gpt_neox.embed_in.weight"][ids], WIDTH // 4
+    f = c["rotary_emb_base"] ** (-np.arange(0, size * c["rotary_pct"], 2) / (size * c["rotary_pct"]))
+    for layer in range(LAYERS):
+        at = f"gpt_neox.layers.{layer}."
+        heads = product(norm(h, at + "input_layernorm"), at + "attention.query_key_value").reshape(len(ids), 4, 3, size)
+        q, k, v = (heads[:, :, part] for part in range(3))
+        attention = product(attend(turned(q, f, 1), turned(k, f, 1), v, size ** -0.5), at + "attention.dense")
+        hidden = product(norm(h if c["use_parallel_residual"] else h + attention, at + "post_attention_layernorm"), at + "mlp.dense_h_to_4h")
+        exact = hidden * (1 + np.vectorize(math.erf)(hidden / np.sqrt(2))) / 2
+        h = h + attention + product(exact, at + "mlp.dense_4h_to_h")
+    return norm(h, "gpt_neox.final_layer_norm") @ t["embed_out.weight"].T
+
+
+def apart(t, size):
+    """The tensors of Phi 3 under the names of Llama."""
+    t = dict(t)
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        qkv = np.split(t.pop(f"{at}self_attn.qkv_proj.weight"), [4 * size, 6 * size])
+        t |= {f"{at}self_attn.{side}_proj.weight": part for side, part in zip("qkv", qkv)}
+        gate_up = np.split(t.pop(f"{at}mlp.gate_up_proj.weight"), 2)
+        t |= {f"{at}mlp.{name}_proj.weight": part for name, part in zip(("gate", "up"), gate_up)}
+    return t
+
+
 def logits_llama(c, t, ids):
     kind, size = c["model_type"], c.get("head_dim", WIDTH // 4)
-    gemma = kind == "gemma2"
+    gemma = kind.startswith("gemma")
     norm = lambda x, name: rms(x, t[f"{name}.weight"] + (1 if gemma else 0), c["rms_norm_eps"])
     silu = lambda x: x / (1 + np.exp(-x))
-    angle = np.arange(len(ids))[:, None, None] * frequencies(c, size)
+    if kind == "phi3":
+        t = apart(t, size)
 
-    def turn(x):
-        a, b = np.split(x, 2, axis=-1)
-        return np.concatenate([a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], axis=-1)
+    def product(x, name):
+        return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0)
 
     h = t["model.embed_tokens.weight"][ids] * (np.sqrt(WIDTH) if gemma else 1)
     for layer in range(LAYERS):
         at = f"model.layers.{layer}."
         x = h if kind == "olmo2" else norm(h, at + "input_layernorm")
-        q, k, v = (x @ t[f"{at}self_attn.{side}_proj.weight"].T for side in "qkv")
+        q, k, v = (product(x, f"{at}self_attn.{side}_proj") for side in "qkv")
         if kind == "olmo2":
             q, k = norm(q, at + "self_attn.q_norm"), norm(k, at + "self_attn.k_norm")
         q, k, v = (y.reshape(len(ids), -1, size) for y in (q, k, v))
-        if kind == "qwen3":
+        if kind in ("qwen3", "gemma3_text"):
             q, k = norm(q, at + "self_attn.q_norm"), norm(k, at + "self_attn.k_norm")
         scale = c["query_pre_attn_scalar"] ** -0.5 if gemma else size ** -0.5
-        window = c["sliding_window"] if gemma and layer % 2 == 0 else None
-        y = attend(turn(q), turn(k), v, scale, c.get("attn_logit_softcapping"), window) @ t[at + "self_attn.o_proj.weight"].T
-        h = h + (norm(y, at + "post_attention_layernorm") if kind in ("olmo2", "gemma2") else y)
+        window = c.get("sliding_window") if layer % 2 == 0 or not gemma else None
+        if kind != "smollm3" or layer % 2 == 0:
+            rotated = int(size * c.get("partial_rotary_factor", 1))
+            q, k = (turned(x, *frequencies(c, rotated, kind == "gemma3_text" and window is not None)) for x in (q, k))
+        y = product(attend(q, k, v, scale, c.get("attn_logit_softcapping"), window), at + "self_attn.o_proj")
+        h = h + (norm(y, at + "post_attention_layernorm") if (gemma or kind == "olmo2") else y)
         x = h if kind == "olmo2" else norm(h, at + ("pre_feedforward_layernorm" if gemma else "post_attention_layernorm"))
-        gate = x @ t[at + "mlp.gate_proj.weight"].T
-        y = ((gelu if gemma else silu)(gate) * (x @ t[at + "mlp.up_proj.weight"].T)) @ t[at + "mlp.down_proj.weight"].T
-        h = h + (norm(y, at + "post_feedforward_layernorm") if kind in ("olmo2", "gemma2") else y)
-    z = norm(h, "model.norm") @ t["model.embed_tokens.weight" if TIED[kind] else "lm_head.weight"].T
+        gate = product(x, at + "mlp.gate_proj")
+        y = product((gelu if gemma else silu)(gate) * product(x, at + "mlp.up_proj"), at + "mlp.down_proj")
+        h = h + (norm(y, at + "post_feedforward_layernorm") if (gemma or kind == "olmo2") else y)
+    z = norm(h, "model.norm") @ t["model.embed_tokens.weight" if tied(c) else "lm_head.weight"].T
     cap = c.get("final_logit_softcapping")
     return cap * np.tanh(z / cap) if cap else z
 
 
 def logits_of(c, tensors, ids):
     t = {name: array.astype(np.float64) for name, array in tensors.items()}
-    return (logits_gpt2 if c["model_type"] == "gpt2" else logits_llama)(c, t, np.asarray(ids))
+    return {"gpt2": logits_gpt2, "gpt_neox": logits_neox}.get(c["model_type"], logits_llama)(c, t, np.asarray(ids))
 
 
 def loss_of(c, tensors, text):
@@ -198,7 +300,7 @@ def write_safetensors(path, tensors, dtype="F32"):
 def random_tensors(config):
     random, tensors = np.random.default_rng(1), {}
     for name, shape in tensors_of(config).items():
-        gain = len(shape) == 1 and name.endswith("weight") and config["model_type"] != "gemma2"
+        gain = len(shape) == 1 and name.endswith("weight") and not config["model_type"].startswith("gemma")
         tensors[name] = random.normal(1 if gain else 0, 0.3, shape)
     return tensors
 
@@ -240,13 +342,15 @@ def everything_in(folder):
 def test_families(program):
     # Three blocks in fp32: about 75 operations of 6e-8 each.
     for kind, dtype, parts in (("gpt2", "F32", 1), ("llama", "BF16", 3), ("qwen3", "F16", 1), ("olmo2", "F32", 2),
-                               ("gemma2", "BF16", 1)):
+                               ("gemma2", "BF16", 1), ("llama_biases", "F32", 1), ("qwen2", "F16", 1), ("mistral", "BF16", 1),
+                               ("phi3", "F16", 2), ("yarn", "F32", 1), ("smollm3", "BF16", 1), ("gemma3_text", "F16", 1),
+                               ("gpt_neox", "F16", 2)):
         folder, config = program.folder / kind, CONFIGS[kind]
         tensors = make(folder, config, dtype, parts)
         expected, found = loss_of(config, tensors, TEXT), evaluate(program, folder)
         print(f"{kind}: loss {found:.7f}, formulas {expected:.7f}")
         assert abs(found / expected - 1) < 5e-6, kind
-        assert f"{kind} of Hugging Face" in program.run("inspect", folder)
+        assert f"{config['model_type']} of Hugging Face" in program.run("inspect", folder)
 
         # Written again, in its type: the same loss; read and written once more: the same files.
         kept = "bf16" if dtype == "BF16" else "fp32"
@@ -260,7 +364,8 @@ def test_options_matter(program):
     """Each of these options changes the loss: a reader that ignored it would fail the comparison above."""
     for kind, key, value in (("llama", "rope_scaling", None), ("gemma2", "sliding_window", 9), ("qwen3", "rms_norm_eps", 0.1),
                              ("gemma2", "query_pre_attn_scalar", 16), ("gemma2", "attn_logit_softcapping", None),
-                             ("gemma2", "final_logit_softcapping", 9.0), ("olmo2", "rope_theta", 50.0)):
+                             ("gemma2", "final_logit_softcapping", 9.0), ("gpt_neox", "use_parallel_residual", False),
+                             ("gpt_neox", "rotary_pct", 0.25), ("gemma3_text", "rope_local_base_freq", 500.0), ("yarn", "rope_scaling", None), ("olmo2", "rope_theta", 50.0)):
         config = CONFIGS[kind]
         tensors = random_tensors(config)
         assert abs(loss_of(config, tensors, TEXT) / loss_of(dict(config, **{key: value}), tensors, TEXT) - 1) > 1e-4, key
@@ -280,8 +385,10 @@ def test_refusals(program):
     # What Weft lacks: by name.
     for changes, part in (({"model_type": "mamba"}, '"mamba"'), ({"new_trick": 1}, '"new_trick"'),
                           ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
-                          ({"attention_bias": True}, "attention_bias"), ({"hidden_activation": "relu"}, '"relu"'),
-                          ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, '"yarn"'),
+                          ({"hidden_activation": "relu"}, '"relu"'),
+                          ({"rope_scaling": {"rope_type": "axial", "factor": 4.0}}, '"axial"'),
+                          ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}}, '"truncate"'),
+                          ({"partial_rotary_factor": 0.5}, "rotates whole heads"),
                           ({"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}, "sliding"),
                           ({"num_attention_heads": 3, "num_key_value_heads": 2}, "num_key_value_heads")):
         config(**changes)

@@ -6,7 +6,8 @@
 // come from the first-level cache: all heads of a row share them. With `width` a row is read twice, the second time
 // from the cache.
 //
-// Head sizes 16, 32, 64, 128 and 256 in rows that can be read 16 bytes at a time; others take the portable kernels.
+// Head sizes 16, 32, 64, 128 and 256, of which 16, 32, … columns are rotated, in rows that can be read 16 bytes at a
+// time; others take the portable kernels.
 #include "kernels/language/rope/query_key.hpp"
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/slow_paths.hpp"
@@ -43,17 +44,17 @@ __device__ __forceinline__ float head_sum(float value, int group) {
 }
 
 /// Rotates the eight columns by the angles of the row, times `direction` (1 or -1). Every lane of the warp calls it;
-/// lanes of values keep theirs.
-__device__ __forceinline__ void rotate(const QueryKey& q, std::int64_t row, const Place& p, int group, float direction,
+/// lanes of values, and of columns that are not rotated, keep theirs.
+__device__ __forceinline__ void rotate(const QueryKey& q, std::int64_t row, const Place& p, float direction,
                                        float (&x)[8]) {
   if (q.rotary.data == nullptr) return;
+  const int half = static_cast<int>(q.rotated()) / 2;
   float partner[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) partner[i] = __shfl_xor_sync(kAllLanes, x[i], group / 2);
-  if (p.side == 2) return;
-  const int half = static_cast<int>(q.head_size) / 2;
+  for (int i = 0; i < 8; ++i) partner[i] = __shfl_xor_sync(kAllLanes, x[i], half / 8);
+  if (p.side == 2 || p.column >= 2 * half) return;
   const bool first = p.column < half;
-  const float* table = q.rotary.data + q.positions[row] * q.head_size + (first ? p.column : p.column - half);
+  const float* table = q.rotary.data + q.positions[row] * (2 * half) + (first ? p.column : p.column - half);
   float cosine[8], sine[8];
   load_shared_by_rows(table, cosine);
   load_shared_by_rows(table + half, sine);
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) forward(const __grid_constant__ Forw
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i] *= weight[i];
     }
-    rotate(q, row, p, a.group, 1.0f, x);
+    rotate(q, row, p, 1.0f, x);
     if (active) store_columns(a.out, row, vector * 8, x);
   });
 }
@@ -155,7 +156,7 @@ __device__ __forceinline__ void load_backward(const Backward& a, std::int64_t ro
   for (int i = 0; i < 8; ++i) dy[i] = x[i] = 0.0f;
   if (active) load_columns_again(a.gradient, row, vector * 8, dy);
   if (active && a.q.norm != QueryKeyNorm::none) load_columns_again(a.packed, row, vector * 8, x);
-  rotate(a.q, row, p, a.group, -1.0f, dy);
+  rotate(a.q, row, p, -1.0f, dy);
 }
 
 __global__ void __launch_bounds__(kThreads) backward(const __grid_constant__ Backward a) {
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(kThreads) backward(const __grid_constant__ Bac
 }
 
 bool fits(const QueryKey& q) {
-  return slow_query_key(q.head_size).empty() && is_aligned(q.query_weight.data, 16) &&
+  return slow_query_key(q.head_size, q.rotated()).empty() && is_aligned(q.query_weight.data, 16) &&
          is_aligned(q.key_weight.data, 16) && is_aligned(q.rotary.data, 16);
 }
 

@@ -52,20 +52,35 @@ KOKKOS_INLINE_FUNCTION float sum_of_squares(const Team& team, const AnyMatrix& m
 }
 
 KOKKOS_INLINE_FUNCTION const float* rotary_of(const QueryKey& q, std::int64_t row) {
-  return q.rotary.data + q.positions[row] * q.head_size;
+  return q.rotary.data + q.positions[row] * q.rotated();
 }
 
-/// buffer.y = the gradient of a head before its rotation: columns [column, column + count) of each part.
+/// Columns of a head: the rotated ones, in two parts, and those after them in one.
+struct HeadColumns {
+  std::int64_t begin;
+  int parts;
+  std::int64_t size;  ///< of a part
+};
+
+template <class Body>
+KOKKOS_INLINE_FUNCTION void for_head_columns(const QueryKey& q, const Body& body) {
+  const std::int64_t rotated = q.rotated();
+  if (rotated > 0) body(HeadColumns{0, 2, rotated / 2});
+  if (rotated < q.head_size) body(HeadColumns{rotated, 1, q.head_size - rotated});
+}
+
+/// buffer.y = the gradient of a head before its rotation: columns [column, column + count) of each part. first: column
+/// of the parts in the row.
 KOKKOS_INLINE_FUNCTION void rotate_back(const Team& team, const QueryKey& q, const AnyMatrix& gradient,
-                                        std::int64_t row, std::int64_t head_column, std::int64_t column, int count,
-                                        QueryKeyScratch& buffer) {
-  const float* a = row_chunk(team, gradient, row, head_column + column, count, buffer.x[0]);
-  if (q.rotary.data == nullptr) {
+                                        std::int64_t row, std::int64_t first, const HeadColumns& columns,
+                                        std::int64_t column, int count, QueryKeyScratch& buffer) {
+  const float* a = row_chunk(team, gradient, row, first + column, count, buffer.x[0]);
+  if (columns.parts == 1) {
     for_columns(team, count, [&](int c) { buffer.y[0][c] = a[c]; });
     return;
   }
-  const std::int64_t half = q.head_size / 2;
-  const float* b = row_chunk(team, gradient, row, head_column + half + column, count, buffer.x[1]);
+  const std::int64_t half = columns.size;
+  const float* b = row_chunk(team, gradient, row, first + half + column, count, buffer.x[1]);
   const float *cosine = rotary_of(q, row) + column, *sine = cosine + half;
   for_columns(team, count, [&](int c) {
     buffer.y[0][c] = a[c] * cosine[c] + b[c] * sine[c];
@@ -78,8 +93,6 @@ KOKKOS_INLINE_FUNCTION void rotate_back(const Team& team, const QueryKey& q, con
 void query_key(const Execution& execution, const QueryKey& options, AnyMatrix packed, AnyMatrix out,
                Array<float> inverse) {
   const QueryKey q = options;
-  const int parts = q.rotary.data == nullptr ? 1 : 2;
-  const std::int64_t part = q.head_size / parts;
   for_rows<QueryKeyScratch>(
       execution, "query_key", packed.rows, KOKKOS_LAMBDA(const Team& team, QueryKeyScratch& buffer, std::int64_t row) {
         float* inverses = inverse.data + row * q.inverses_per_row();
@@ -101,26 +114,29 @@ void query_key(const Execution& execution, const QueryKey& options, AnyMatrix pa
               factor *= own;
             }
             const float* weight = weight_of(q, side, head);
-            for_chunks(part, part, [&](std::int64_t column, int count) {
-              for (int p = 0; p < parts; ++p) {
-                const float* x = row_chunk(team, packed, row, at + p * part + column, count, buffer.x[p]);
-                if (weight == nullptr) {
-                  for_columns(team, count, [&](int c) { buffer.y[p][c] = x[c] * factor; });
-                } else {
-                  const float* w = weight + p * part + column;
-                  for_columns(team, count, [&](int c) { buffer.y[p][c] = w[c] * (x[c] * factor); });
+            for_head_columns(q, [&](const HeadColumns& columns) {
+              const std::int64_t part = columns.size, first = at + columns.begin;
+              for_chunks(part, part, [&](std::int64_t column, int count) {
+                for (int p = 0; p < columns.parts; ++p) {
+                  const float* x = row_chunk(team, packed, row, first + p * part + column, count, buffer.x[p]);
+                  if (weight == nullptr) {
+                    for_columns(team, count, [&](int c) { buffer.y[p][c] = x[c] * factor; });
+                  } else {
+                    const float* w = weight + columns.begin + p * part + column;
+                    for_columns(team, count, [&](int c) { buffer.y[p][c] = w[c] * (x[c] * factor); });
+                  }
                 }
-              }
-              const float *a = buffer.y[0], *b = buffer.y[1];
-              if (parts == 1) {
-                store_chunk(team, out, row, at + column, count, [&](int c) { return a[c]; });
-              } else {
-                const float *cosine = rotary_of(q, row) + column, *sine = cosine + part;
-                store_chunk(team, out, row, at + column, count,
-                            [&](int c) { return a[c] * cosine[c] - b[c] * sine[c]; });
-                store_chunk(team, out, row, at + part + column, count,
-                            [&](int c) { return b[c] * cosine[c] + a[c] * sine[c]; });
-              }
+                const float *a = buffer.y[0], *b = buffer.y[1];
+                if (columns.parts == 1) {
+                  store_chunk(team, out, row, first + column, count, [&](int c) { return a[c]; });
+                } else {
+                  const float *cosine = rotary_of(q, row) + column, *sine = cosine + part;
+                  store_chunk(team, out, row, first + column, count,
+                              [&](int c) { return a[c] * cosine[c] - b[c] * sine[c]; });
+                  store_chunk(team, out, row, first + part + column, count,
+                              [&](int c) { return b[c] * cosine[c] + a[c] * sine[c]; });
+                }
+              });
             });
           }
         }
@@ -138,8 +154,6 @@ void query_key_backward(const Execution& execution, const QueryKey& options, Any
                         Matrix<float> key_rows, Matrix<float> temperature_rows) {
   const QueryKey q = options;
   if (q.norm == QueryKeyNorm::none && q.rotary.data == nullptr) return;
-  const int parts = q.rotary.data == nullptr ? 1 : 2;
-  const std::int64_t part = q.head_size / parts;
   for_rows<QueryKeyScratch>(
       execution, "query_key_backward", gradient.rows,
       KOKKOS_LAMBDA(const Team& team, QueryKeyScratch& buffer, std::int64_t row) {
@@ -154,18 +168,21 @@ void query_key_backward(const Execution& execution, const QueryKey& options, Any
             const std::int64_t at = side.column + head * q.head_size;
             const float* weight = weight_of(q, side, head);
             float sum = 0.0f;
-            for_chunks(part, part, [&](std::int64_t column, int count) {
-              rotate_back(team, q, gradient, row, at, column, count, buffer);
-              for (int p = 0; p < parts; ++p) {
-                const float* x = row_chunk(team, packed, row, at + p * part + column, count, buffer.x[0]);
-                const float* dy = buffer.y[p];
-                if (weight == nullptr) {
-                  sum += sum_columns<float>(team, count, [&](int c) { return dy[c] * (x[c] * own); });
-                } else {
-                  const float* w = weight + p * part + column;
-                  sum += sum_columns<float>(team, count, [&](int c) { return w[c] * dy[c] * (x[c] * own); });
+            for_head_columns(q, [&](const HeadColumns& columns) {
+              const std::int64_t part = columns.size, first = at + columns.begin;
+              for_chunks(part, part, [&](std::int64_t column, int count) {
+                rotate_back(team, q, gradient, row, first, columns, column, count, buffer);
+                for (int p = 0; p < columns.parts; ++p) {
+                  const float* x = row_chunk(team, packed, row, first + p * part + column, count, buffer.x[0]);
+                  const float* dy = buffer.y[p];
+                  if (weight == nullptr) {
+                    sum += sum_columns<float>(team, count, [&](int c) { return dy[c] * (x[c] * own); });
+                  } else {
+                    const float* w = weight + columns.begin + p * part + column;
+                    sum += sum_columns<float>(team, count, [&](int c) { return w[c] * dy[c] * (x[c] * own); });
+                  }
                 }
-              }
+              });
             });
             return sum;
           };
@@ -189,30 +206,33 @@ void query_key_backward(const Execution& execution, const QueryKey& options, Any
             }
             const float* weight = weight_of(q, side, head);
             const float factor = side.factor * own;
-            for_chunks(part, part, [&](std::int64_t column, int count) {
-              rotate_back(team, q, gradient, row, at, column, count, buffer);
-              for (int p = 0; p < parts; ++p) {
-                const std::int64_t in_head = p * part + column;
-                const float* dy = buffer.y[p];
-                if (q.norm == QueryKeyNorm::none) {
-                  store_chunk(team, gradient, row, at + in_head, count, [&](int c) { return dy[c]; });
-                  continue;
-                }
-                const float* x = row_chunk(team, packed, row, at + in_head, count, buffer.x[0]);
-                if (weight == nullptr) {
+            for_head_columns(q, [&](const HeadColumns& columns) {
+              const std::int64_t part = columns.size, first = at + columns.begin;
+              for_chunks(part, part, [&](std::int64_t column, int count) {
+                rotate_back(team, q, gradient, row, first, columns, column, count, buffer);
+                for (int p = 0; p < columns.parts; ++p) {
+                  const std::int64_t in_head = columns.begin + p * part + column;
+                  const float* dy = buffer.y[p];
+                  if (q.norm == QueryKeyNorm::none) {
+                    store_chunk(team, gradient, row, at + in_head, count, [&](int c) { return dy[c]; });
+                    continue;
+                  }
+                  const float* x = row_chunk(team, packed, row, at + in_head, count, buffer.x[0]);
+                  if (weight == nullptr) {
+                    store_chunk(team, gradient, row, at + in_head, count,
+                                [&](int c) { return factor * (dy[c] - (x[c] * own) * along); });
+                    continue;
+                  }
+                  const float* w = weight + in_head;
                   store_chunk(team, gradient, row, at + in_head, count,
-                              [&](int c) { return factor * (dy[c] - (x[c] * own) * along); });
-                  continue;
+                              [&](int c) { return factor * (w[c] * dy[c] - (x[c] * own) * along); });
+                  if (weight_rows.data != nullptr) {
+                    float* to =
+                        wide ? weight_rows.row(row) + head * q.head_size : weight_rows.row(row * side.heads + head);
+                    for_columns(team, count, [&](int c) { to[in_head + c] = dy[c] * (x[c] * own); });
+                  }
                 }
-                const float* w = weight + in_head;
-                store_chunk(team, gradient, row, at + in_head, count,
-                            [&](int c) { return factor * (w[c] * dy[c] - (x[c] * own) * along); });
-                if (weight_rows.data != nullptr) {
-                  float* to =
-                      wide ? weight_rows.row(row) + head * q.head_size : weight_rows.row(row * side.heads + head);
-                  for_columns(team, count, [&](int c) { to[in_head + c] = dy[c] * (x[c] * own); });
-                }
-              }
+              });
             });
           }
         }

@@ -84,7 +84,9 @@ class GenerationSubject final : public ForwardSubject {
 
 std::string generation_case_obstacle(const language_model::Configuration& configuration,
                                      const LanguageSettings& settings) {
-  if (std::string why = language_model::generation_obstacle(configuration.language_model); !why.empty()) return why;
+  if (std::string why = language_model::generation_obstacle(configuration.language_model, configuration.data.sequence);
+      !why.empty())
+    return why;
   if (settings.generate_prompt + settings.generate_tokens > configuration.data.sequence)
     return fmt::format("a prompt of {} and {} new tokens do not fit data.sequence = {}", settings.generate_prompt,
                        settings.generate_tokens, configuration.data.sequence);

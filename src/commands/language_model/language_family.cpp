@@ -49,7 +49,7 @@ std::optional<std::pair<std::string, Json>> inspect_huggingface(const std::files
   return std::pair<std::string, Json>{directory.summary(),
                                       {{"kind", "huggingface"},
                                        {"path", path.string()},
-                                       {"family", language_model::name(config.family)},
+                                       {"family", config.family->name},
                                        {"layers", config.model.layers},
                                        {"d_model", config.model.d_model},
                                        {"heads", config.model.heads},

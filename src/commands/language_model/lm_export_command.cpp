@@ -48,7 +48,7 @@ int run_language_export(const Request& request, const LanguageExportOptions& opt
   if (world.size() > 1)
     throw collective_error(ExitCode::usage, "weft lm export runs on one process (it is bound by the disk); use one");
   const OpenedModel opened(request, world);
-  language_model::family_of(opened.architecture.model);
+  language_model::family_of(opened.architecture);
   const bool bf16 = options.stored_type == "bf16";
   const kernels::Scalar type = bf16 ? kernels::Scalar::bf16 : kernels::Scalar::fp32;
 
@@ -73,7 +73,7 @@ int run_language_export(const Request& request, const LanguageExportOptions& opt
   print_written(request, written.summary(),
                 {{"output", request.output},
                  {"model", opened.name()},
-                 {"family", language_model::name(written.config().family)},
+                 {"family", written.config().family->name},
                  {"type", bf16 ? "bf16" : "fp32"}});
   if (!tokenizer)
     log::warning("{}: has no tokeniser (the model was trained on token files without one)", request.output);

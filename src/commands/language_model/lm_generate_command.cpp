@@ -113,7 +113,8 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
   const OpenedModel opened(request, world);
   const language_model::Configuration& configuration = opened.configuration();
   language_model::Architecture architecture = opened.architecture;
-  if (const std::string why = language_model::generation_obstacle(architecture.model); !why.empty())
+  if (const std::string why = language_model::generation_obstacle(architecture.model, architecture.positions);
+      !why.empty())
     throw collective_error(ExitCode::usage, "{}: text of this model cannot be generated ({})", opened.name(), why);
   const device::Runtime runtime(language_model::device_settings(configuration), world.node_rank(),
                                 parallel::bind_to_cpus(world, configuration.device));

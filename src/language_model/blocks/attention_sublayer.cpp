@@ -136,7 +136,8 @@ void AttentionSublayer::bind(const Layers& layers, Products& products) {
                 .query_weight = layers.values(query_norm_),
                 .key_weight = layers.values(key_norm_),
                 .temperature = layers.values(temperature_).data,
-                .rotary = layers.rotary(),
+                .rotary = layers.rotary(block()),
+                .rotary_columns = model().rotated_columns(),
                 .positions = {}};
 }
 

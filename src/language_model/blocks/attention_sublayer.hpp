@@ -36,7 +36,7 @@ class AttentionSublayer final : public Sublayer {
   };
   Heads heads() const;
   bool transforms_queries() const {
-    return model().qk_norm != QueryKeyNorm::none || model().position == Position::rope;
+    return model().qk_norm != QueryKeyNorm::none || model().rotary_table_of(block()) >= 0;
   }
   kernels::Attention attention(const Pass&) const;
   kernels::Array<std::uint8_t> kept_of(const Pass&) const;

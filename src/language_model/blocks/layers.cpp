@@ -34,6 +34,13 @@ Layers::Layers(const model::Parameters& parameters, std::span<const Product> pro
   for (std::size_t i = 0; i <= n_products_; ++i) linears_[i].index = i;
 }
 
+kernels::Array<const float> Layers::rotary(std::int64_t block) const {
+  const std::int64_t table = model_.rotary_table_of(block);
+  if (table < 0) return {};
+  const std::int64_t size = rotary_.size / model_.rotary_tables();
+  return {rotary_.data + table * size, size};
+}
+
 /// The weights as products read them: of fp32 matrices that are stored as two planes, the bf16 one.
 kernels::AnyMatrix Layers::matrix(std::size_t parameter) const {
   const kernels::ParameterRows& rows = parameters_.matrix(parameter);

@@ -51,12 +51,13 @@ struct NormLayer {
 
 class Layers {
  public:
-  /// `parameters` must outlive the object. products: those of the blocks. rotary: table of rotary positions, or empty.
+  /// `parameters` must outlive the object. products: those of the blocks. rotary: tables of rotary positions, or empty.
   Layers(const model::Parameters& parameters, std::span<const Product> products, const ModelSettings&,
          const kernels::Execution&, kernels::Array<const float> rotary);
 
   const model::Parameters& parameters() const { return parameters_; }
-  kernels::Array<const float> rotary() const { return rotary_; }
+  /// The rotary table of a block; empty if its queries and keys are not rotated.
+  kernels::Array<const float> rotary(std::int64_t block) const;
   std::size_t token_table() const { return tokens_; }        ///< number of the parameter
   std::size_t position_table() const { return positions_; }  ///< kNoParameter: rotary positions
   kernels::AnyMatrix token_embedding() const { return matrix(tokens_); }

@@ -120,7 +120,7 @@ void Products::place_biases() {
   for (const Linear& linear : context_.layers.linears().first(context_.layers.n_block_products())) {
     const kernels::Array<const float> bias = linear.bias_values;
     *copy++ = {bias.data, to, bias.size};
-    rounded_biases_[linear.bias] = {to, bias.size};
+    if (linear.bias != kNoParameter) rounded_biases_[linear.bias] = {to, bias.size};
     largest_bias_ = std::max(largest_bias_, bias.size);
     to += aligned_columns(bias.size);
   }

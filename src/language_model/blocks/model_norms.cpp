@@ -39,8 +39,9 @@ kernels::Array<kernels::Moments> Norms::joining(const Pass& pass) const {
   const ModelSettings& model = context_.model();
   const std::int64_t rows = pass.tokens.rows();
   if (pass.backward_follows || context_.drops(pass) || context_.tensor != nullptr || settings.fp8_forward ||
-      (settings.adapters && !context_.layers.adapters().empty()) || !model.normalises_inputs() ||
-      model.normalises_outputs() || !kernels::joins_norms(context_.execution, settings.type, rows, model.d_model))
+      (settings.adapters && !context_.layers.adapters().empty()) || model.residual == Residual::parallel ||
+      !model.normalises_inputs() || model.normalises_outputs() ||
+      !kernels::joins_norms(context_.execution, settings.type, rows, model.d_model))
     return {};
   return {buffers_.moments.data, rows * kernels::moment_groups(model.d_model)};
 }
@@ -80,7 +81,7 @@ OutputGradient Norms::backward(const Pass& pass, const NormLayer& norm, AnyMatri
   kernels::NormSums sums = buffers_.sums;
   sums.blocks = norm_blocks(context_.settings, h.rows);
   if (norm.bias == kNoParameter) sums.bias = {};
-  if (!context_.model().bias) sums.input = {};
+  if (!context_.model().has_biases()) sums.input = {};
   kernels::norm_backward(context_.execution, norm.values, h, statistics, dy, addend, dh, sums);
   const auto give = [&](std::size_t parameter, const kernels::Matrix<float>& values) {
     if (parameter == kNoParameter) return;

@@ -55,6 +55,28 @@ std::vector<LoraTarget> lora_targets(const ModelSettings& model) {
   return targets;
 }
 
+std::string biases_problem(const ModelSettings& model) {
+  ParameterList list(model);
+  for (const ResidualSublayer& sublayer : make_sublayers({.model = model})) sublayer.declare(list, model);
+  std::vector<std::string> known;
+  for (const Product& product : list.products) {
+    std::vector<std::string> names;
+    for (const Outputs& part : product.parts) names.push_back(part.name);
+    for (const std::string& name : names)
+      if (model.has_bias(name) != model.has_bias(names.front()))
+        return fmt::format("language_model.biases has some of {} (they are one product); name all of them, or none",
+                           fmt::join(names, ", "));
+    known.insert(known.end(), names.begin(), names.end());
+  }
+  for (auto name = model.biases.begin(); name != model.biases.end(); ++name) {
+    if (std::find(known.begin(), known.end(), *name) == known.end())
+      return fmt::format("language_model.biases contains \"{}\", which is no product of this model; remove it", *name);
+    if (std::find(model.biases.begin(), name, *name) != name)
+      return fmt::format("language_model.biases contains \"{}\" twice; remove one", *name);
+  }
+  return {};
+}
+
 std::int64_t parameters_of(const Architecture& architecture) {
   return model::elements_of(parameter_specs(architecture));
 }

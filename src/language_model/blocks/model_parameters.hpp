@@ -32,6 +32,9 @@ struct LoraTarget {
 /// Targets of adapters in a model, in the order of its parameters.
 std::vector<LoraTarget> lora_targets(const ModelSettings&);
 
+/// Why the products of the blocks cannot have ModelSettings::biases; "": they can.
+std::string biases_problem(const ModelSettings&);
+
 /// Number of parameters, with those of adapters.
 std::int64_t parameters_of(const Architecture&);
 

@@ -25,6 +25,8 @@ enum class Position { learned, rope };
 /// Position of the norms of a block: the input of a sublayer (Xiong et al. 2020), its output before it is added to the
 /// residual stream (OLMo 2, 2024), or both (Gemma 2, 2024).
 enum class NormPosition { pre, post, both };
+/// The input of a block's MLP: the residual stream after the attention, or before it (GPT-J, 2021).
+enum class Residual { sequential, parallel };
 /// Activations that the backward pass forms again instead of keeping: those of the MLP's activation function; these and
 /// the outputs of norms; everything of a block but its input.
 enum class Recompute { none, activation, norm, block };
@@ -43,10 +45,16 @@ struct ModelSettings {
   Position position = Position::learned;
   double rope_base = 10'000;
   kernels::RopeScaling rope_scaling;
+  std::int64_t rope_columns = 0;     ///< of a head that are rotated; 0: all
+  double rope_window_base = 0;       ///< of blocks with a window, whose wavelengths stay as they are; 0: as in others
+  std::int64_t unrotated_every = 0;  ///< every such block has no positions; 0: none
   QueryKeyNorm qk_norm = QueryKeyNorm::none;
   NormPosition norm_position = NormPosition::pre;
+  Residual residual = Residual::sequential;
   bool tied = true;  ///< the head is the transpose of the token embedding
-  bool bias = true;  ///< of products and, with norm = "layer", of norms
+  bool bias = true;  ///< of all products and, with norm = "layer", of norms
+  /// Products that have a bias; empty: all or none, as `bias` states.
+  std::vector<std::string> biases = {};
   double dropout = 0;
   double attention_dropout = 0;  ///< of the probabilities of attention
   double logit_softcap = 0;      ///< 0: none
@@ -65,6 +73,19 @@ struct ModelSettings {
   std::int64_t window_of(std::int64_t layer) const {
     return full_every > 0 && (layer + 1) % full_every == 0 ? 0 : window;
   }
+  std::int64_t rotated_columns() const { return rope_columns > 0 ? rope_columns : head_size(); }
+  /// Rotary tables: that of blocks with a window is the second if they have one of their own.
+  std::int64_t rotary_tables() const { return position != Position::rope ? 0 : rope_window_base > 0 ? 2 : 1; }
+  /// The table of a block; -1: its queries and keys are not rotated.
+  std::int64_t rotary_table_of(std::int64_t layer) const {
+    if (position != Position::rope || (unrotated_every > 0 && (layer + 1) % unrotated_every == 0)) return -1;
+    return rope_window_base > 0 && window_of(layer) > 0 ? 1 : 0;
+  }
+  bool has_bias(const std::string& product) const {
+    return biases.empty() ? bias : std::find(biases.begin(), biases.end(), product) != biases.end();
+  }
+  /// True if any product has one.
+  bool has_biases() const { return bias || !biases.empty(); }
   bool normalises_inputs() const { return norm_position != NormPosition::post; }
   bool normalises_outputs() const { return norm_position != NormPosition::pre; }
 };

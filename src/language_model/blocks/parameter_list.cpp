@@ -95,7 +95,8 @@ void ParameterList::product(const std::string& prefix, std::vector<Outputs> part
   for (const Outputs& part : parts) group += part.name + "_";
   for (const auto& [name, width, unit] : parts)
     matrix(prefix + name + "/weight", width, model_.d_model, by_output(unit), group + "weight", kDeviation);
-  if (model_.bias)
+  // They are one product: all parts have a bias or none.
+  if (model_.has_bias(parts.front().name))
     for (const auto& [name, width, unit] : parts)
       vector(prefix + name + "/bias", width, 0, by_output(unit), group + "bias");
   products.push_back({.prefix = prefix, .parts = std::move(parts), .inputs = model_.d_model, .share = share});
@@ -105,7 +106,7 @@ void ParameterList::output(const std::string& prefix, const std::string& name, s
                            double share) {
   const double deviation = kDeviation / std::sqrt(2.0 * static_cast<double>(model_.layers));
   matrix(prefix + name + "/weight", model_.d_model, inputs, by_input(unit), "", deviation);
-  if (model_.bias) vector(prefix + name + "/bias", model_.d_model, 0);
+  if (model_.has_bias(name)) vector(prefix + name + "/bias", model_.d_model, 0);
   products.push_back(
       {.prefix = prefix, .parts = {{name, model_.d_model}}, .inputs = inputs, .writes_residual = true, .share = share});
 }

@@ -49,10 +49,11 @@ void ResidualSublayer::bind(const Context& context, Products& products, const No
 
 void ResidualSublayer::enter(const Pass& pass, AnyMatrix before, AnyMatrix addend) {
   context_->timers.phase("norms");
+  const bool joins = norm_ && source_.data == nullptr && addend.data != nullptr;
+  if (!joins && addend.data != nullptr) kernels::add_rows(context_->execution, before, addend, pass.rows_of(residual_));
   if (norm_)
-    norms_->forward(*norm_, before, addend, pass.rows_of(residual_), pass.rows_of(input_), pass.rows_of(statistics_));
-  else if (addend.data != nullptr)
-    kernels::add_rows(context_->execution, before, addend, pass.rows_of(residual_));
+    norms_->forward(*norm_, joins ? before : pass.rows_of(source()), joins ? addend : AnyMatrix{},
+                    pass.rows_of(residual_), pass.rows_of(input_), pass.rows_of(statistics_));
 }
 
 /// x, or in a joined pass h with its norm.
@@ -82,14 +83,14 @@ void ResidualSublayer::recompute(const Pass& pass, Recompute plan) {
   sublayer_->recompute(pass);
 }
 
-OutputGradient ResidualSublayer::backward(const Pass& pass, OutputGradient after, AnyMatrix before,
-                                          const GradientMemory& memory) {
+OutputGradient ResidualSublayer::backward(const Pass& pass, const OutputGradient& output, AnyMatrix after,
+                                          AnyMatrix before, const GradientMemory& memory) {
   const AnyMatrix dx = pass.rows_of(memory.input);
-  sublayer_->backward(pass, pass.rows_of(input_), output_gradient(pass, after, memory), dx);
+  sublayer_->backward(pass, pass.rows_of(input_), output_gradient(pass, output, memory), dx);
   context_->await_sum(dx);
   if (norm_)
-    return norms_->backward(pass, *norm_, pass.rows_of(residual_), pass.rows_of(statistics_), dx, after.rows, before);
-  kernels::add_rows(context_->execution, after.rows, dx, before);
+    return norms_->backward(pass, *norm_, pass.rows_of(source()), pass.rows_of(statistics_), dx, after, before);
+  kernels::add_rows(context_->execution, after, dx, before);
   return {before};
 }
 

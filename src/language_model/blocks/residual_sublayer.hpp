@@ -7,6 +7,8 @@
 // Norms that the model does not have are left out (language_model.norm_position). The sum with y and the norm after it
 // are one kernel: that of the next sublayer, or of the head. In a joined pass (Pass::moments) neither has a kernel: the
 // last product of a sublayer forms h, and the first one of the next sublayer applies the norm.
+//
+// With language_model.residual = "parallel" x of the later sublayers of a block is the norm of h before the first one.
 #pragma once
 
 #include <memory>
@@ -41,6 +43,8 @@ class ResidualSublayer {
   void declare(ParameterList&, const ModelSettings&) const;
   /// later: as for Sublayer::take.
   void take(BlockMemory&, const ResidualSublayer* later);
+  /// x is a norm of the residual stream before this sublayer, an earlier one of the block, which has taken its memory.
+  void read_before(const ResidualSublayer& first) { source_ = first.residual_; }
   void bind(const Context&, Products&, const Norms&);
 
   // Forward pass, over the tokens of the pass. y [rows, C]: memory of the output of each sublayer; in a joined pass, of
@@ -49,7 +53,7 @@ class ResidualSublayer {
   /// joined pass only the first sublayer of the model is entered.
   void enter(const Pass&, kernels::AnyMatrix before, kernels::AnyMatrix addend);
   /// Forms x from h.
-  void enter(const Pass& pass) { enter(pass, pass.rows_of(residual_), {}); }
+  void enter(const Pass& pass) { enter(pass, {}, {}); }
   /// Computes the sublayer up to its last product.
   void forward(const Pass& pass) { sublayer_->forward(pass, input(pass)); }
   /// Starts the last product of the sublayer.
@@ -62,8 +66,10 @@ class ResidualSublayer {
   /// True if the backward pass reads the output of the sublayer.
   bool keeps_output() const { return post_norm_.has_value(); }
 
-  /// The gradient of h before the sublayer, in `before`, from that after it.
-  OutputGradient backward(const Pass&, OutputGradient after, kernels::AnyMatrix before, const GradientMemory&);
+  /// The gradient of h before the sublayer, in `before`: the sum of `after` and what the sublayer adds. output: that of
+  /// y. `before` may be `after`, and with sequential sublayers all three are gradients of h.
+  OutputGradient backward(const Pass&, const OutputGradient& output, kernels::AnyMatrix after,
+                          kernels::AnyMatrix before, const GradientMemory&);
 
  private:
   std::string norm_name(const char* norm) const { return block_name(block()) + sublayer_->kind() + norm; }
@@ -81,7 +87,11 @@ class ResidualSublayer {
   const Context* context_ = nullptr;
   const Norms* norms_ = nullptr;
   std::optional<NormLayer> norm_, post_norm_;
+  /// [rows, C] what the norm reads: h, or that before the first sublayer of the block.
+  const kernels::AnyMatrix& source() const { return source_.data != nullptr ? source_ : residual_; }
+
   kernels::AnyMatrix residual_;  // [rows, C] h
+  kernels::AnyMatrix source_;    // without data: residual_
   kernels::AnyMatrix input_;     // [rows, C] x, or h without norm
   kernels::AnyMatrix raw_;       // [rows, C] before the post norm
   kernels::NormStatistics statistics_, post_statistics_;

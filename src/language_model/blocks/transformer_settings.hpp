@@ -41,7 +41,7 @@ struct TransformerSettings {
   bool keeps_head_rows() const { return gradients && head_rows_stay; }
   /// True if products add their bias in bf16 (kernels/language/linear/linear.hpp).
   bool rounds_biases(kernels::Backend backend) const {
-    return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 && architecture.model.bias;
+    return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 && architecture.model.has_biases();
   }
 };
 

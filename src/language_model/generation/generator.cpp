@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/generation/generator.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -81,7 +83,12 @@ GenerationSettings sample_settings(const Configuration& configuration, const Arc
           .graphs = configuration.device.graphs};
 }
 
-std::string generation_obstacle(const ModelSettings& model) {
+std::string generation_obstacle(const ModelSettings& model, std::int64_t positions) {
+  if (model.rope_scaling.depends_on_length() && positions > model.rope_scaling.length)
+    return fmt::format(
+        "the wavelengths of language_model.rope_method follow the length of the text, which grows beyond rope_length = "
+        "{}; take data.sequence = {} or less",
+        model.rope_scaling.length, model.rope_scaling.length);
   return model.sparse_blocks == 0 ? ""
                                   : "language_model.sparse_blocks chooses keys for blocks of queries, which do not "
                                     "exist yet while a text is written";
@@ -125,7 +132,7 @@ Generator::Generator(const GenerationSettings& settings, Transformer& transforme
       regions_(static_cast<std::size_t>(n_regions(settings))),
       capturable_(settings.graphs && device::Graph::possible(execution)),
       captures_(capturable_) {
-  if (const std::string why = generation_obstacle(settings.architecture.model); !why.empty())
+  if (const std::string why = generation_obstacle(settings.architecture.model, settings.context()); !why.empty())
     throw collective_error(ExitCode::usage, "text of this model cannot be generated ({})", why);
   attention_.sequences = buffers_.device.sequences;
   attention_.positions = buffers_.device.positions;

@@ -65,8 +65,8 @@ struct GenerationSettings {
 /// Settings of the samples that a run prints (log.sample_tokens).
 GenerationSettings sample_settings(const Configuration&, const Architecture&);
 
-/// Why text of this model cannot be generated; "": it can.
-std::string generation_obstacle(const ModelSettings&);
+/// Why text of this model cannot be generated, in contexts of `positions` tokens; "": it can.
+std::string generation_obstacle(const ModelSettings&, std::int64_t positions);
 
 struct GenerationRequest {
   std::span<const std::uint32_t> prompt;  ///< at least one token, at most longest_prompt

@@ -41,21 +41,19 @@ std::string read_file(const fs::path& path) {
   return storage::read_text(file, path, kLargestConfig);
 }
 
-constexpr const char* kHead = "lm_head.weight";
-
-/// Buffers of older files, which follow from the architecture: masks of GPT-2, frequencies of rotary positions.
+/// True for a tensor of older files that follows from the architecture.
 bool is_redundant(std::string_view name, const HuggingfaceConfig& config, std::string_view prefix) {
-  const bool gpt2 = config.family == Family::gpt2;
-  std::string_view block = gpt2 ? "transformer.h." : "model.layers.";
-  if (!prefix.empty()) block.remove_prefix(prefix.size());
-  if (!name.starts_with(block)) return false;
-  name.remove_prefix(block.size());
+  std::string_view blocks = config.family->blocks;
+  if (!prefix.empty()) blocks.remove_prefix(prefix.size());
+  if (!name.starts_with(blocks)) return false;
+  name.remove_prefix(blocks.size());
   const std::string_view layer = name.substr(0, name.find('.'));
   std::int64_t number = -1;
   std::from_chars(layer.data(), layer.data() + layer.size(), number);
   if (number < 0 || number >= config.model.layers) return false;
   name.remove_prefix(layer.size());
-  return gpt2 ? name == ".attn.bias" || name == ".attn.masked_bias" : name == ".self_attn.rotary_emb.inv_freq";
+  const std::span<const std::string_view> redundant = config.family->redundant;
+  return std::find(redundant.begin(), redundant.end(), name) != redundant.end();
 }
 
 /// Number of parts in a file name, 3 for "model-00001-of-00003.safetensors"; 0 for another name.
@@ -130,31 +128,36 @@ class Copy {
 
 /// Position of element (output, input) of a parameter in its tensor and in the array that Parameters store. A vector
 /// has one input.
-struct Layout {
-  std::int64_t outputs, inputs;
-  std::int64_t tensor_first, tensor_output, tensor_input;  // first element and strides
-  std::int64_t own_output, own_input;
-
+class Layout {
+ public:
   Layout(const ParameterSpec& spec, const Place& place)
-      : outputs(spec.shape[0]), inputs(spec.is_matrix() ? spec.shape[1] : 1) {
+      : place_(place), outputs_(spec.shape[0]), inputs_(spec.is_matrix() ? spec.shape[1] : 1) {
     const std::int64_t columns = place.shape.size() == 2 ? place.shape[1] : 1;
-    tensor_output = place.inputs_first ? 1 : columns;
-    tensor_input = place.inputs_first ? columns : 1;
-    tensor_first = place.part * outputs * tensor_output;
-    own_output = spec.transposed() ? 1 : inputs;
-    own_input = spec.transposed() ? outputs : 1;
+    tensor_output_ = place.inputs_first ? 1 : columns;
+    tensor_input_ = place.inputs_first ? columns : 1;
+    own_output_ = spec.transposed() ? 1 : inputs_;
+    own_input_ = spec.transposed() ? outputs_ : 1;
   }
   /// Calls each(index in the tensor, index in the own array), along the rows of the tensor.
   template <class Each>
   void for_each(const Each& each) const {
-    const bool by_output = tensor_input == 1;
-    const std::int64_t outer = by_output ? outputs : inputs, inner = by_output ? inputs : outputs;
-    for (std::int64_t i = 0; i < outer; ++i)
-      for (std::int64_t j = 0; j < inner; ++j) {
-        const std::int64_t output = by_output ? i : j, input = by_output ? j : i;
-        each(tensor_first + output * tensor_output + input * tensor_input, output * own_output + input * own_input);
-      }
+    const auto element = [&](std::int64_t output, std::int64_t input) {
+      each(place_.output(output) * tensor_output_ + input * tensor_input_, output * own_output_ + input * own_input_);
+    };
+    if (place_.inputs_first) {
+      for (std::int64_t input = 0; input < inputs_; ++input)
+        for (std::int64_t output = 0; output < outputs_; ++output) element(output, input);
+    } else {
+      for (std::int64_t output = 0; output < outputs_; ++output)
+        for (std::int64_t input = 0; input < inputs_; ++input) element(output, input);
+    }
   }
+
+ private:
+  const Place& place_;
+  std::int64_t outputs_, inputs_;
+  std::int64_t tensor_output_, tensor_input_;  // strides
+  std::int64_t own_output_, own_input_;
 };
 
 }  // namespace
@@ -237,7 +240,11 @@ Architecture HuggingfaceDirectory::architecture(std::int64_t length) const {
                            "{}: sequences of {} tokens (the model has {} learned positions); take a smaller "
                            "data.sequence",
                            path_.string(), length, config_.positions);
-  return {.model = config_.model, .vocabulary = config_.vocabulary, .positions = length, .context = config_.positions};
+  return {.model = config_.model,
+          .vocabulary = config_.vocabulary,
+          .positions = length,
+          .context = config_.positions,
+          .family = std::string(config_.family->name)};
 }
 
 void HuggingfaceDirectory::require(const ModelSettings& settings) const {
@@ -261,7 +268,8 @@ void HuggingfaceDirectory::require(const ModelSettings& settings) const {
 const HuggingfaceDirectory::Stored& HuggingfaceDirectory::stored(const Place& place) const {
   std::string_view name = place.tensor;
   if (name.starts_with(prefix_)) name.remove_prefix(prefix_.size());
-  const auto found = tensors_.find(name);
+  auto found = tensors_.find(name);
+  if (found == tensors_.end() && !place.other.empty()) found = tensors_.find(place.other);
   if (found == tensors_.end())
     throw error(ExitCode::data, "{}: tensor \"{}\" is missing ({} has its sizes); is the directory complete?",
                 path_.string(), place.tensor, kConfig);
@@ -271,13 +279,13 @@ const HuggingfaceDirectory::Stored& HuggingfaceDirectory::stored(const Place& pl
 /// Checks names, types and shapes of the tensors, not their values.
 void HuggingfaceDirectory::check() {
   // Files of the model without its head have names without the first word.
-  const std::string first = config_.family == Family::gpt2 ? "transformer." : "model.";
+  const std::string first(config_.family->prefix);
   if (std::none_of(tensors_.begin(), tensors_.end(),
                    [&](const auto& tensor) { return tensor.first.starts_with(first); }))
     prefix_ = first;
 
   std::set<std::string_view> used;
-  for (const Place& place : places(config_.family, architecture(1))) {
+  for (const Place& place : places(*config_.family, architecture(1))) {
     const auto& [file, entry] = stored(place);
     const std::string where = files_[file].path();
     if (entry.shape != place.shape)
@@ -288,21 +296,29 @@ void HuggingfaceDirectory::check() {
                   entry.name, printable(entry.dtype));
     used.insert(entry.name);
   }
-  const bool has_head = config_.model.tied && tensors_.contains(kHead);
-  if (has_head) require_same_head();
+  const std::string head = config_.model.tied ? stored_head() : "";
+  if (!head.empty()) require_same_head(head);
   for (const auto& [tensor, place] : tensors_)
-    if (!used.contains(tensor) && !is_redundant(tensor, config_, prefix_) && !(has_head && tensor == kHead))
+    if (!used.contains(tensor) && !is_redundant(tensor, config_, prefix_) && tensor != head)
       throw error(ExitCode::data, "{}: tensor \"{}\" belongs to no {} of {} layers (its {} has other sizes?)",
-                  files_[place.file].path(), printable(tensor), name(config_.family), config_.model.layers, kConfig);
+                  files_[place.file].path(), printable(tensor), config_.family->name, config_.model.layers, kConfig);
+}
+
+/// Name of the tensor of the head; "": there is none.
+std::string HuggingfaceDirectory::stored_head() const {
+  for (const TensorName& name : config_.family->tensors)
+    for (const std::string_view head : {name.library, name.other})
+      if (const std::string tensor = fmt::format("{}.weight", head); name.own == "head" && tensors_.contains(tensor))
+        return tensor;
+  return {};
 }
 
 /// Requires that the head of a tied model equals its embedding, if the file contains both.
-void HuggingfaceDirectory::require_same_head() const {
-  const std::vector<Place> all = places(config_.family, architecture(1));
-  const auto embedding = std::find_if(all.begin(), all.end(), [](const Place& place) {
-    return place.tensor.ends_with("wte.weight") || place.tensor.ends_with("embed_tokens.weight");
-  });
-  const Stored &head = tensors_.find(kHead)->second, &tokens = stored(*embedding);
+void HuggingfaceDirectory::require_same_head(const std::string& head_name) const {
+  const std::vector<Place> all = places(*config_.family, architecture(1));
+  const std::string name = fmt::format("{}.weight", config_.family->tensors.front().library);
+  const auto embedding = std::find_if(all.begin(), all.end(), [&](const Place& place) { return place.tensor == name; });
+  const Stored &head = tensors_.find(head_name)->second, &tokens = stored(*embedding);
   bool same = head.entry.shape == tokens.entry.shape && head.entry.type && *head.entry.type != kernels::Scalar::fp64;
   std::vector<float> of_head(static_cast<std::size_t>(same ? std::min(kPiece, head.entry.elements()) : 0)),
       of_tokens(of_head.size());
@@ -312,19 +328,18 @@ void HuggingfaceDirectory::require_same_head() const {
     same = same && std::equal(of_head.begin(), of_head.begin() + count, of_tokens.begin());
   });
   if (same) return;
-  throw error(
-      ExitCode::usage,
-      "{}: tensor \"{}\" is not \"{}\" ({} says that it is: tie_word_embeddings is true{}); set "
-      "tie_word_embeddings to false there if the model has a head of its own, or else remove the tensor",
-      files_[head.file].path(), kHead, tokens.entry.name, kConfig,
-      config_.family == Family::gpt2 || config_.family == Family::gemma2 ? ", as it is if it is not given" : "");
+  throw error(ExitCode::usage,
+              "{}: tensor \"{}\" is not \"{}\" ({} says that it is: tie_word_embeddings is true{}); set "
+              "tie_word_embeddings to false there if the model has a head of its own, or else remove the tensor",
+              files_[head.file].path(), head_name, tokens.entry.name, kConfig,
+              config_.family->tied_by_default ? ", as it is if it is not given" : "");
 }
 
 void HuggingfaceDirectory::load(const model::Parameters& parameters, const kernels::Execution& execution) const {
   // Adapters are not in the directory.
   std::vector<ParameterSpec> specs(parameters.specs().begin(), parameters.specs().end());
   std::erase_if(specs, [&](const ParameterSpec& spec) { return is_adapter(spec); });
-  const std::vector<Place> all = places(config_.family, architecture(1));
+  const std::vector<Place> all = places(*config_.family, architecture(1));
   std::vector<float> tensor, own;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const ParameterSpec& spec = specs[i];
@@ -362,7 +377,7 @@ std::string HuggingfaceDirectory::summary() const {
   return fmt::format(
       "{}: {} of Hugging Face, {} parameters, vocabulary {}, contexts of {} tokens\n"
       "  tensors: {}; {} in {} file{}; all present\n  tokeniser: {}\n\n{}",
-      path_.string(), name(config_.family), format::grouped(parameters_of(architecture)), config_.vocabulary,
+      path_.string(), config_.family->name, format::grouped(parameters_of(architecture)), config_.vocabulary,
       config_.positions, stored, format::binary_bytes_text(bytes), files_.size(), files_.size() == 1 ? "" : "s",
       fs::exists(tokenizer_file(path_)) ? tokenizer_file(path_).filename().string() : "none", table_of(model));
 }
@@ -370,6 +385,12 @@ std::string HuggingfaceDirectory::summary() const {
 // --- Writing --------------------------------------------------------------------------------------------------------
 
 namespace {
+
+std::size_t elements_of(const std::vector<std::int64_t>& shape) {
+  std::size_t elements = 1;
+  for (const std::int64_t extent : shape) elements *= static_cast<std::size_t>(extent);
+  return elements;
+}
 
 /// Tensors of one file.
 struct Part {
@@ -382,14 +403,13 @@ std::vector<Part> divide(const std::vector<Place>& all, kernels::Scalar type, st
   std::vector<Part> parts(1);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Place& place = all[i];
-    if (place.part > 0) {  // follows part 0: query, key and value are neighbours in the list of matrices and of vectors
+    if (place.part > 0) {  // follows part 0
       for (Part& part : parts)
         for (std::size_t t = 0; t < part.tensors.size(); ++t)
           if (part.tensors[t].name == place.tensor) part.parameters[t].push_back(i);
       continue;
     }
-    std::int64_t bytes = kernels::bytes_of(type);
-    for (const std::int64_t extent : place.shape) bytes *= extent;
+    const std::int64_t bytes = kernels::bytes_of(type) * static_cast<std::int64_t>(elements_of(place.shape));
     if (parts.back().bytes > 0 && parts.back().bytes + bytes > file_bytes) parts.emplace_back();
     parts.back().tensors.push_back({place.tensor, type, place.shape});
     parts.back().parameters.push_back({i});
@@ -403,7 +423,7 @@ std::vector<Part> divide(const std::vector<Place>& all, kernels::Scalar type, st
 void write_huggingface(const model::Parameters& parameters, const Architecture& architecture,
                        const std::optional<Tokenizer>& tokenizer, kernels::Scalar type, std::int64_t file_bytes,
                        const kernels::Execution& execution, const fs::path& directory) {
-  const Family family = family_of(architecture.model);
+  const Family& family = family_of(architecture);
   const std::span<const ParameterSpec> specs = parameters.specs();
   const std::vector<Place> all = places(family, architecture);
   const std::vector<Part> parts = divide(all, type, file_bytes);
@@ -419,7 +439,7 @@ void write_huggingface(const model::Parameters& parameters, const Architecture& 
         for (const std::size_t i : parts[p].parameters[t]) {
           own.resize(static_cast<std::size_t>(specs[i].elements()));
           Copy(parameters, i, execution).to_host(own.data());
-          tensor.resize(own.size() * static_cast<std::size_t>(all[i].parts));
+          tensor.resize(elements_of(all[i].shape));
           Layout(specs[i], all[i]).for_each([&](std::int64_t to, std::int64_t from) {
             const float value = own[static_cast<std::size_t>(from)];
             if (!std::isfinite(value))

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "language_model/huggingface/config.hpp"
 #include "language_model/huggingface/names.hpp"
 #include "language_model/tokenizer/tokenizer.hpp"
 #include "storage/safetensors.hpp"
@@ -56,7 +57,8 @@ class HuggingfaceDirectory {
   void open_parts(const std::filesystem::path& index);
   const Stored& stored(const Place&) const;
   void check();
-  void require_same_head() const;
+  std::string stored_head() const;
+  void require_same_head(const std::string& name) const;
 
   std::filesystem::path path_;
   HuggingfaceConfig config_;

@@ -17,6 +17,7 @@
 #include "interchange/checkpoint.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
+#include "language_model/huggingface/config.hpp"
 #include "language_model/huggingface/names.hpp"
 #include "language_model/huggingface/peft_config.hpp"
 #include "storage/durable.hpp"
@@ -41,7 +42,7 @@ struct AdaptedLayer {
   std::int64_t outputs = 0, inputs = 0;  ///< of the whole layer
   struct Part {
     ParameterSpec a, b;
-    std::int64_t first_output = 0;
+    Place place;
   };
   std::vector<Part> parts = {};
 
@@ -52,7 +53,7 @@ struct AdaptedLayer {
 std::vector<AdaptedLayer> modules_of(const Architecture& architecture) {
   const Architecture base = base_of(architecture);
   const std::vector<ParameterSpec> targets = parameter_specs(base), adapters = adapter_specs(architecture);
-  const std::vector<Place> all = places(family_of(base.model), base);
+  const std::vector<Place> all = places(family_of(base), base);
   std::map<std::string, const ParameterSpec*> by_name;
   for (const ParameterSpec& spec : adapters) by_name.emplace(spec.name, &spec);
   std::vector<AdaptedLayer> modules;
@@ -61,19 +62,11 @@ std::vector<AdaptedLayer> modules_of(const Architecture& architecture) {
     const auto a = by_name.find(layer + "/lora_a");
     if (a == by_name.end() || !targets[i].is_matrix()) continue;
     const std::string name = all[i].tensor.substr(0, all[i].tensor.size() - kWeightSuffix.size());
-    const std::int64_t outputs = targets[i].shape[0];
     if (modules.empty() || modules.back().name != name)
-      modules.push_back({.name = name, .outputs = all[i].parts * outputs, .inputs = targets[i].shape[1]});
-    modules.back().parts.push_back({*a->second, *by_name.at(layer + "/lora_b"), all[i].part * outputs});
+      modules.push_back({.name = name, .outputs = all[i].outputs(), .inputs = targets[i].shape[1]});
+    modules.back().parts.push_back({*a->second, *by_name.at(layer + "/lora_b"), all[i]});
   }
   return modules;
-}
-
-/// The name by which PEFT finds the module in each block: GPT-2 has a "c_proj" in the attention and one in the MLP.
-std::string target_of(const AdaptedLayer& module, Family family) {
-  std::size_t dot = module.name.rfind('.');
-  if (family == Family::gpt2) dot = module.name.rfind('.', dot - 1);
-  return module.name.substr(dot + 1);
 }
 
 /// The values of a matrix as its spec has it, [shape[0], shape[1]].
@@ -131,11 +124,11 @@ Json whole_or_decimal(double value) {
 std::string adapter_config_text(const std::vector<AdaptedLayer>& modules, const Architecture& architecture,
                                 const std::string& base) {
   const LoraSettings& lora = architecture.lora;
-  const Family family = family_of(architecture.model);
+  const Family& family = family_of(architecture);
   std::vector<std::string> targets;
   Json ranks = Json::object(), alphas = Json::object();
   for (const AdaptedLayer& module : modules) {
-    const std::string target = target_of(module, family);
+    const std::string target = peft_target(family, module.name);
     if (std::find(targets.begin(), targets.end(), target) != targets.end()) continue;
     targets.push_back(target);
     if (module.parts.size() == 1) continue;
@@ -151,7 +144,7 @@ std::string adapter_config_text(const std::vector<AdaptedLayer>& modules, const 
                        {"target_modules", targets},
                        {"rank_pattern", ranks},
                        {"alpha_pattern", alphas},
-                       {"fan_in_fan_out", family == Family::gpt2},  // of its matrices: [inputs, outputs]
+                       {"fan_in_fan_out", family.inputs_first},  // of its matrices: [inputs, outputs]
                        {"bias", "none"},
                        {"modules_to_save", Json()},
                        {"use_rslora", false},
@@ -191,8 +184,7 @@ void write_peft(const model::Parameters& adapters, const Architecture& architect
         first += std::ssize(a);
         const std::int64_t column = static_cast<std::int64_t>(i) * rank;
         for (std::int64_t output = 0; output < part.b.shape[0]; ++output)
-          std::copy_n(of_part.begin() + output * rank, rank,
-                      b.begin() + (part.first_output + output) * columns + column);
+          std::copy_n(of_part.begin() + output * rank, rank, b.begin() + part.place.output(output) * columns + column);
       }
       writer.write(tensor + 1, 0, b);
       tensor += 2;
@@ -236,7 +228,7 @@ class PeftDirectory {
                    {a.begin() + column * module.inputs, a.begin() + (column + lora_.rank) * module.inputs}, execution);
         std::vector<float> of_part(static_cast<std::size_t>(part.b.elements()));
         for (std::int64_t output = 0; output < part.b.shape[0]; ++output)
-          std::copy_n(b.begin() + (part.first_output + output) * columns + column, lora_.rank,
+          std::copy_n(b.begin() + part.place.output(output) * columns + column, lora_.rank,
                       of_part.begin() + output * lora_.rank);
         set_values(parameters, part.b, of_part, execution);
       }
@@ -289,7 +281,7 @@ class PeftDirectory {
       const AdaptedLayer::Part& part = module.parts[i];
       const auto [column, count] = columns_of(i, columns);
       for (std::int64_t output = 0; output < part.b.shape[0]; ++output)
-        std::fill_n(b.begin() + (part.first_output + output) * columns + column, count, 0.0f);
+        std::fill_n(b.begin() + part.place.output(output) * columns + column, count, 0.0f);
     }
     if (std::any_of(b.begin(), b.end(), [](float value) { return value != 0; }))
       refuse(

@@ -36,6 +36,7 @@ InitialModel::InitialModel(const Configuration& configuration, const parallel::W
     parallel::on_all(world.all(), [&] { directory_.emplace(configuration.initial); });
     vocabulary_ = directory_->config().vocabulary;
     context_ = directory_->config().positions;
+    family_ = directory_->config().family->name;
     if (is_peft_directory(configuration.initial) && configuration.lora.initial.empty())
       throw collective_error(ExitCode::usage,
                              "language_model.initial = \"{}\": has adapters beside its weights (adapter_config.json); "
@@ -56,6 +57,7 @@ InitialModel::InitialModel(const Configuration& configuration, const parallel::W
     const Architecture stored = stored_architecture(own, found_->manifest);
     vocabulary_ = stored.vocabulary;
     context_ = stored.longest_text();
+    family_ = stored.family;
     for (const checkpoint::TensorEntry& tensor : found_->manifest.tensors)
       if (tensor.name.ends_with("/lora_a"))
         throw collective_error(ExitCode::usage,

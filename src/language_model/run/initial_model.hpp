@@ -25,6 +25,8 @@ class InitialModel {
   std::int64_t vocabulary() const { return vocabulary_; }
   /// Length in tokens of the longest text of the initial model, which training keeps if data.sequence is shorter.
   std::int64_t context() const { return context_; }
+  /// Architecture::family
+  const std::string& family() const { return family_; }
   /// True if the checkpoint states that the initial model was trained privately.
   bool is_private() const;
   /// Tokeniser of the initial model; none if it was trained on token files without one, or its directory has none.
@@ -42,6 +44,7 @@ class InitialModel {
   std::optional<checkpoint::Found> found_;         // or
   std::optional<HuggingfaceDirectory> directory_;  // of Hugging Face
   std::int64_t vocabulary_ = 0, context_ = 0;
+  std::string family_;
 };
 
 /// The model of configuration.initial; none if that is "". Collective; throws as InitialModel.

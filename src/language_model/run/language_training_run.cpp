@@ -25,6 +25,7 @@ Architecture architecture_of(const Configuration& configuration, const Corpus& c
                            "lora.rank = {} without language_model.initial (random weights would stay as they are); "
                            "name the model to adapt",
                            configuration.lora.rank);
+  if (initial) architecture.family = initial->family();
   if (!configuration.lora.initial.empty()) require_peft(architecture, configuration.lora.initial);
   if (!initial) return architecture;
   architecture.vocabulary = initial->vocabulary();
@@ -40,11 +41,14 @@ Architecture architecture_of(const Configuration& configuration, const Corpus& c
 
 namespace {
 
-/// Architecture of a run. A resumed run has the longest text of its checkpoint.
+/// Architecture of a run. A resumed run has the longest text and the family of its checkpoint.
 Architecture architecture_of(const Configuration& configuration, const Corpus& corpus, const checkpoint::Found* found,
                              const parallel::World& world) {
   Architecture architecture = architecture_of(configuration, corpus, open_initial(configuration, world));
-  if (found != nullptr) architecture.context = stored_architecture(configuration, found->manifest).context;
+  if (found == nullptr) return architecture;
+  Architecture stored = stored_architecture(configuration, found->manifest);
+  architecture.context = stored.context;
+  architecture.family = std::move(stored.family);
   return architecture;
 }
 

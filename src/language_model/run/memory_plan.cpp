@@ -299,7 +299,8 @@ std::string slow_paths_text(const Architecture& architecture, kernels::Scalar ty
   };
   if (!library) slow("attention", kernels::slow_attention(model.head_size(), type, model.attention_dropout > 0));
   if (model.position == Position::rope || model.qk_norm != QueryKeyNorm::none)
-    slow("queries and keys", kernels::slow_query_key(model.head_size()));
+    slow("queries and keys",
+         kernels::slow_query_key(model.head_size(), model.position == Position::rope ? model.rotated_columns() : 0));
   slow("norms", kernels::slow_norm(model.d_model));
   return text;
 }

@@ -8,6 +8,7 @@
 #include "kernels/language/attention/attention_cudnn.hpp"
 #include "language_model/blocks/activation_swap.hpp"
 #include "language_model/blocks/architecture.hpp"
+#include "language_model/blocks/model_parameters.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -22,6 +23,34 @@ constexpr double kMostScale = 1e6;
 std::int64_t usual_width(const ModelSettings& model) {
   if (!kernels::is_gated(model.mlp)) return 4 * model.d_model;
   return (8 * model.d_model / 3 + 63) / 64 * 64;
+}
+
+/// Why RopeScaling is none that its method has; "": it is.
+std::string rope_method_problem(const ModelSettings& model) {
+  using kernels::RopeMethod;
+  const kernels::RopeScaling& scaling = model.rope_scaling;
+  if (scaling.method == RopeMethod::bands) {
+    if (scaling.length == 0 || scaling.factor > 1) return {};
+    return fmt::format("language_model.rope_length = {} has no effect without rope_factor; leave it out",
+                       scaling.length);
+  }
+  // ln(1) is 0: the amplitude of longrope would be infinite.
+  if (scaling.length < 2)
+    return fmt::format(
+        "language_model.rope_length = {} (rope_method compares sequences and wavelengths with it); give the length of "
+        "the contexts of the training",
+        scaling.length);
+  const std::int64_t pairs = model.rotated_columns() / 2;
+  if (scaling.method == RopeMethod::dynamic && pairs < 2)
+    return "language_model.rope_method = \"dynamic\" with one pair of rotated columns (its base would be infinite); "
+           "take rope_columns = 4 or more";
+  if (scaling.method != RopeMethod::longrope) return {};
+  for (const auto& [name, factors] :
+       {std::pair{"rope_short", &scaling.short_factors}, std::pair{"rope_long", &scaling.long_factors}})
+    if (std::ssize(*factors) != pairs)
+      return fmt::format("language_model.{} has {} numbers for {} pairs of columns; give one for each", name,
+                         factors->size(), pairs);
+  return {};
 }
 
 void add_keys(input::Schema& schema, ModelSettings& model) {
@@ -72,19 +101,39 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .more_than(1)
       .at_most(kLargest);
   schema
+      .add("language_model.rope_columns", model.rope_columns,
+           "columns of a head that rotary positions rotate, the first ones, an even number; 0 = all")
+      .at_least(0)
+      .at_most(kernels::kLargestHead)
+      .only_with("language_model.position", {"rope"});
+  schema
+      .add("language_model.unrotated_every", model.unrotated_every,
+           "every unrotated_every-th block has no rotary positions; 0 = none")
+      .in("blocks")
+      .at_least(0)
+      .at_most(kMostLayers)
+      .only_with("language_model.position", {"rope"});
+  schema
       .add(
           "language_model.rope_factor", model.rope_scaling.factor,
           "long wavelengths of rotary positions are multiplied by this, for contexts longer than those of the training")
       .at_least(1)
       .at_most(kMostScale)
       .only_with("language_model.position", {"rope"});
+  schema.add("language_model.rope_method", model.rope_scaling.method,
+             {{"bands", kernels::RopeMethod::bands},
+              {"yarn", kernels::RopeMethod::yarn},
+              {"dynamic", kernels::RopeMethod::dynamic},
+              {"longrope", kernels::RopeMethod::longrope}},
+             "how rope_factor makes wavelengths longer: by bands of wavelengths (Llama 3.1; all with rope_length = 0), "
+             "with a ramp over the columns (YaRN), a base that follows data.sequence (dynamic), or factors of their "
+             "own (LongRoPE)");
   schema
       .add("language_model.rope_length", model.rope_scaling.length,
-           "length of the contexts of the training; 0 = all wavelengths are multiplied")
+           "length of the contexts of the training; 0 = all wavelengths are multiplied (bands)")
       .in("tokens")
       .at_least(0)
-      .at_most(kMostRows)
-      .only_with("language_model.rope_factor");
+      .at_most(kMostRows);
   schema
       .add("language_model.rope_low", model.rope_scaling.low,
            "with rope_length: wavelengths that fit into it less often than this are multiplied")
@@ -95,6 +144,24 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
            "with rope_length: wavelengths that fit into it more often than this are not; between both in part")
       .more_than(0)
       .at_most(kMostScale);
+  schema
+      .add("language_model.rope_amplitude", model.rope_scaling.amplitude,
+           "factor of cosines and sines; 0 = 1, with yarn 0.1 ln(rope_factor) + 1, with longrope sqrt(1 + "
+           "ln(rope_factor) / ln(rope_length))")
+      .at_least(0)
+      .at_most(kMostScale);
+  schema
+      .add("language_model.rope_short", model.rope_scaling.short_factors,
+           "factors of the wavelengths, one per pair of columns")
+      .more_than(0)
+      .at_most(kMostScale)
+      .required_with("language_model.rope_method", {"longrope"});
+  schema
+      .add("language_model.rope_long", model.rope_scaling.long_factors,
+           "the same if data.sequence is more than rope_length")
+      .more_than(0)
+      .at_most(kMostScale)
+      .required_with("language_model.rope_method", {"longrope"});
   schema.add("language_model.qk_norm", model.qk_norm,
              {{"none", QueryKeyNorm::none},
               {"head", QueryKeyNorm::head},
@@ -105,11 +172,21 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
   schema.add("language_model.norm_position", model.norm_position,
              {{"pre", NormPosition::pre}, {"post", NormPosition::post}, {"both", NormPosition::both}},
              "a block normalises the inputs of its sublayers, their outputs before they are added, or both");
+  schema
+      .add("language_model.residual", model.residual,
+           {{"sequential", Residual::sequential}, {"parallel", Residual::parallel}},
+           "what the MLP of a block reads: the residual stream after the attention, or (parallel) that before it, as "
+           "the attention does")
+      .not_with("language_model.norm_position", {"post"}, "the MLP would have no memory of its input");
   schema.add("language_model.tied", model.tied, "the head is the token embedding").derived(of_preset, [=] {
     return input::Value(!is_llama());
   });
   schema.add("language_model.bias", model.bias, "biases of products, and of norms if norm = \"layer\"")
       .derived(of_preset, [=] { return input::Value(!is_llama()); });
+  schema.add(
+      "language_model.biases", model.biases,
+      "products with a bias, of query, key, value (all three or none), output, gate and up (both or none), down; "
+      "[] = all, or none, as bias states");
   schema
       .add("language_model.dropout", model.dropout,
            "probability with which an element of the embedding and of each sublayer's output is dropped in training")
@@ -153,6 +230,12 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       .at_least(0)
       .at_most(kMostLayers)
       .only_with("language_model.window", {}, "all blocks read all positions");
+  schema
+      .add("language_model.rope_window_base", model.rope_window_base,
+           "rope_base of the blocks with a window, whose wavelengths rope_factor does not change; 0 = as in the others")
+      .at_least(0)
+      .at_most(kLargest)
+      .only_with("language_model.window", {}, "no block has one");
   schema
       .add("language_model.sparse_blocks", model.sparse_blocks,
            "sparse attention: earlier blocks of 64 keys that a block of 64 queries reads, those with the largest "
@@ -324,6 +407,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         "heads); take a divisor",
         model.kv_heads, model.heads);
   });
+  schema.rule({"language_model.biases"}, [&model] { return biases_problem(model); });
   schema.rule({"language_model.logit_softcap", "language_model.attention_softcap"}, [&model]() -> std::string {
     for (const auto& [name, cap] :
          {std::pair{"logit_softcap", model.logit_softcap}, std::pair{"attention_softcap", model.attention_softcap}})
@@ -339,6 +423,39 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return fmt::format("language_model.rope_low = {} is not less than rope_high = {}; swap them",
                        model.rope_scaling.low, model.rope_scaling.high);
   });
+  schema.rule(
+      {"language_model.rope_columns", "language_model.head_size", "language_model.d_model"}, [&model]() -> std::string {
+        if (model.rope_columns % 2 == 0 && model.rope_columns <= model.head_size()) return {};
+        return fmt::format(
+            "language_model.rope_columns = {} with heads of {} (pairs of columns of a head are rotated); take an "
+            "even number up to {}",
+            model.rope_columns, model.head_size(), model.head_size());
+      });
+  schema.rule({"language_model.rope_window_base"}, [&model]() -> std::string {
+    if (model.rope_window_base == 0 || (model.rope_window_base > 1 && model.position == Position::rope)) return {};
+    return fmt::format(
+        "language_model.rope_window_base = {} is not the base of rotary positions (more than 1, with position = "
+        "\"rope\"); correct it",
+        model.rope_window_base);
+  });
+  schema.rule({"language_model.rope_method", "language_model.rope_length", "language_model.rope_factor",
+               "language_model.rope_short", "language_model.rope_long"},
+              [&model] { return rope_method_problem(model); });
+  schema.rule({"data.sequence_start", "log.sample_tokens", "language_model.rope_method"},
+              [&configuration]() -> std::string {
+                const kernels::RopeScaling& scaling = configuration.language_model.rope_scaling;
+                const bool starts_shorter = configuration.data.shortest() != configuration.data.sequence;
+                if (!scaling.depends_on_length() || configuration.data.sequence <= scaling.length ||
+                    (!starts_shorter && configuration.sample.tokens == 0))
+                  return {};
+                return fmt::format(
+                    "{} with language_model.rope_method = \"{}\" and data.sequence = {} above rope_length = {} "
+                    "(wavelengths follow "
+                    "data.sequence, and shorter texts have others); leave it out",
+                    starts_shorter ? "data.sequence_start" : "log.sample_tokens",
+                    scaling.method == kernels::RopeMethod::dynamic ? "dynamic" : "longrope",
+                    configuration.data.sequence, scaling.length);
+              });
   schema.rule({"memory.offload_optimizer", "memory.swap_activations"}, [&configuration]() -> std::string {
     const MemorySettings& memory = configuration.memory;
     if (kernels::kCudaBuild || (!memory.offload_optimizer && !memory.swap_activations)) return {};

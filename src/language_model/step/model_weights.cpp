@@ -9,8 +9,8 @@
 namespace weft::language_model {
 namespace {
 
-/// Key of the context in Manifest::extra.
-constexpr const char* kContext = "context";
+/// Keys in Manifest::extra.
+constexpr const char *kContext = "context", *kFamily = "family";
 /// Limits for untrusted manifests: no product of sizes exceeds 64 bits.
 constexpr std::int64_t kLongestContext = 1 << 28;
 
@@ -25,15 +25,18 @@ Model::Model(const Architecture& architecture, kernels::StorageType storage, con
       layers_(parameters_, declared_parameters(architecture).products, architecture.model, execution, rotary_.array()) {
   if (rotary_.size() == 0) return;
   const device::HostBuffer<float> host(rotary_.size());
-  kernels::rotary_table(architecture.model.rope_base, architecture.model.rope_scaling, architecture.model.head_size(),
-                        architecture.positions, host.data());
+  const ModelSettings& settings = architecture.model;
+  const std::int64_t columns = settings.rotated_columns(), positions = architecture.positions;
+  kernels::rotary_table(settings.rope_base, settings.rope_scaling, columns, positions, host.data());
+  if (settings.rotary_tables() > 1)
+    kernels::rotary_table(settings.rope_window_base, {}, columns, positions, host.data() + positions * columns);
   device::copy(execution, rotary_.data(), host.data(), host.bytes(), device::Direction::to_device);
   kernels::fence(execution);
 }
 
 std::int64_t rotary_elements(const Architecture& architecture) {
-  if (architecture.model.position != Position::rope) return 0;
-  return architecture.positions * architecture.model.head_size();
+  const ModelSettings& model = architecture.model;
+  return model.rotary_tables() * architecture.positions * model.rotated_columns();
 }
 
 Architecture stored_architecture(const Configuration& configuration, const checkpoint::Manifest& manifest) {
@@ -44,6 +47,8 @@ Architecture stored_architecture(const Configuration& configuration, const check
   const Json extra = parse_json(manifest.extra);
   if (const auto context = extra.find(kContext); context != extra.end() && context->is_number_integer())
     architecture.context = std::min(context->get<std::int64_t>(), kLongestContext);
+  if (const auto family = extra.find(kFamily); family != extra.end() && family->is_string())
+    architecture.family = family->get<std::string>();
   for (const checkpoint::TensorEntry& tensor : manifest.tensors) {
     if (tensor.name == "embedding/tokens" && tensor.shape.size() == 2) architecture.vocabulary = tensor.shape[0];
     if (tensor.name == "embedding/positions" && tensor.shape.size() == 2) architecture.context = tensor.shape[0];
@@ -54,6 +59,10 @@ Architecture stored_architecture(const Configuration& configuration, const check
   return architecture;
 }
 
-Json manifest_extra(const Architecture& architecture) { return {{kContext, architecture.longest_text()}}; }
+Json manifest_extra(const Architecture& architecture) {
+  Json extra = {{kContext, architecture.longest_text()}};
+  if (!architecture.family.empty()) extra[kFamily] = architecture.family;
+  return extra;
+}
 
 }  // namespace weft::language_model

@@ -35,13 +35,14 @@ class Model {
   const Layers layers_;
 };
 
-/// Elements of the table of rotary positions.
+/// Elements of the tables of rotary positions.
 std::int64_t rotary_elements(const Architecture&);
 
 /// Architecture of the model in a checkpoint, from its input and its manifest. Throws a collective Error(io) if they
 /// are not those of a language model.
 Architecture stored_architecture(const Configuration&, const checkpoint::Manifest&);
-/// Manifest::extra of a checkpoint of this model: its longest text, which no tensor shows if positions are rotary.
+/// Manifest::extra of a checkpoint of this model: its longest text, which no tensor shows if positions are rotary,
+/// and its family.
 Json manifest_extra(const Architecture&);
 
 }  // namespace weft::language_model

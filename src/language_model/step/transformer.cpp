@@ -38,6 +38,12 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
 
 namespace {
 
+/// Number of the first sublayer of the block that has this one.
+std::size_t first_of_block(const std::vector<ResidualSublayer>& sublayers, std::size_t number) {
+  while (!sublayers[number].is_first()) --number;
+  return number;
+}
+
 /// The sublayers of a model with their memory.
 std::vector<ResidualSublayer> sublayers_in(model::StepArena& arena, const TransformerSettings& settings,
                                            ActivationSwap::Buffers& swap) {
@@ -54,6 +60,9 @@ std::vector<ResidualSublayer> sublayers_in(model::StepArena& arena, const Transf
     sublayer->take(memory, of_kind);
     of_kind = &*sublayer;
   }
+  if (settings.architecture.model.residual == Residual::parallel)
+    for (std::size_t i = 1; i < sublayers.size(); ++i)
+      if (!sublayers[i].is_first()) sublayers[i].read_before(sublayers[first_of_block(sublayers, i)]);
   return sublayers;
 }
 
@@ -76,7 +85,10 @@ Transformer::Buffers::Buffers(const TransformerSettings& settings, model::StepAr
   if (!settings.gradients) return;
   arena.purpose("backward pass");
   // Products before a norm have other gradients than those of the residual stream.
-  const std::size_t residuals = settings.keeps_block_rows() && !model.normalises_outputs() ? sublayers.size() + 1 : 1;
+  // Parallel sublayers need the gradient after the block until the first one has read it.
+  const std::size_t shared = model.residual == Residual::parallel ? 2 : 1,
+                    residuals =
+                        settings.keeps_block_rows() && !model.normalises_outputs() ? sublayers.size() + 1 : shared;
   while (residual_gradients.size() < residuals) residual_gradients.push_back(take());
   gradients.input = take();
   if (model.dropout > 0 || model.normalises_outputs()) gradients.output = take();
@@ -243,16 +255,28 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   OutputGradient gradient =
       norms_.backward(pass, final_norm_, pass.rows_of(buffers_.final_residual), pass.rows_of(buffers_.final_norm),
                       pass.rows_of(buffers_.gradients.input), {}, pass.rows_of(buffers_.residual_gradients.front()));
+  const bool parallel = context_.model().residual == Residual::parallel,
+             stay = buffers_.residual_gradients.size() > sublayers.size();
+  OutputGradient after_block = gradient;
+  std::size_t memory = 0;  // of the gradient
   for (std::size_t i = sublayers.size(); i-- > 0;) {
     const auto block = static_cast<std::size_t>(sublayers[i].block());
     if (sublayers[i].is_last()) {
       if (swap_) swap_->before_backward(block);
       recompute(i, pass);
     }
-    // The gradient before a sublayer has memory of its own or is that after it.
-    const std::size_t left = std::min(sublayers.size() - i, buffers_.residual_gradients.size() - 1);
-    gradient =
-        sublayers[i].backward(pass, gradient, pass.rows_of(buffers_.residual_gradients[left]), buffers_.gradients);
+    // The gradient before a sublayer has memory of its own or that of the gradient after it, unless another sublayer of
+    // the block reads that. Parallel sublayers have the same gradient of their outputs; the sums that the norm of one
+    // has left are those of another gradient.
+    if (sublayers[i].is_last()) after_block = gradient;
+    if (stay)
+      ++memory;
+    else if (parallel && !sublayers[i].is_first())
+      memory = 1 - memory;
+    OutputGradient output = parallel ? after_block : gradient;
+    if (parallel && !sublayers[i].is_last()) output.sums = {};
+    gradient = sublayers[i].backward(pass, output, gradient.rows, pass.rows_of(buffers_.residual_gradients[memory]),
+                                     buffers_.gradients);
     if (sublayers[i].is_first()) {
       if (swap_) swap_->after_backward(block);
       sink.complete_from(first_parameters_[block]);
@@ -268,8 +292,7 @@ void Transformer::recompute(std::size_t last, const Pass& pass) {
   std::vector<ResidualSublayer>& sublayers = buffers_.sublayers;
   const Recompute plan = settings_.memory.recompute;
   if (plan == Recompute::none || last + 1 == sublayers.size()) return;
-  std::size_t first = last;
-  while (!sublayers[first].is_first()) --first;
+  const std::size_t first = first_of_block(sublayers, last);
   if (plan != Recompute::block) {
     for (std::size_t i = first; i <= last; ++i) sublayers[i].recompute(pass, plan);
     return;

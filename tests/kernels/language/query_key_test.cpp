@@ -16,7 +16,8 @@ constexpr std::int64_t kLongest = 50;
 constexpr QueryKeyNorm kNorms[] = {QueryKeyNorm::none, QueryKeyNorm::head, QueryKeyNorm::width, QueryKeyNorm::scaled};
 
 struct Shape {
-  std::int64_t heads, kv_heads, head_size;
+  std::int64_t heads, kv_heads, head_size, rotary_columns = 0;  ///< 0: all
+  std::int64_t rotated() const { return rotary_columns > 0 ? rotary_columns : head_size; }
 };
 
 /// The parameters of a case in float64.
@@ -26,12 +27,13 @@ struct Options64 {
   bool rotary = false;
   std::vector<double> query_weight, key_weight;
   double temperature = 1, epsilon = 1e-6f;
-  std::vector<std::complex<double>> turns;  ///< [kLongest, head_size / 2]: exp(i position base^(-2 j / head_size))
+  std::vector<std::complex<double>> turns;  ///< [kLongest, r / 2]: exp(i position base^(-2 j / r)), r = rotated()
 };
 
 /// One row of query_key in float64: norms by their definition, rotations as products of complex numbers.
 std::vector<double> row64(const Options64& o, std::vector<double> row, std::int64_t position) {
-  const auto [heads, kv_heads, d] = o.shape;
+  const std::int64_t heads = o.shape.heads, kv_heads = o.shape.kv_heads, d = o.shape.head_size;
+  const std::int64_t half = o.shape.rotated() / 2;
   for (int side = 0; side < 2; ++side) {
     const std::int64_t n = side == 0 ? heads : kv_heads, first = side == 0 ? 0 : heads * d;
     const std::vector<double>& weight = side == 0 ? o.query_weight : o.key_weight;
@@ -52,11 +54,11 @@ std::vector<double> row64(const Options64& o, std::vector<double> row, std::int6
         if (o.norm == QueryKeyNorm::scaled)
           x *= own > 0 ? std::sqrt(static_cast<double>(d) / own) * (side == 0 ? 1 : o.temperature) : 0;
       }
-      for (std::int64_t j = 0; j < d / 2 && o.rotary; ++j) {
+      for (std::int64_t j = 0; j < half && o.rotary; ++j) {
         const std::complex<double> z =
-            std::complex<double>(row[at + j], row[at + d / 2 + j]) * o.turns[position * (d / 2) + j];
+            std::complex<double>(row[at + j], row[at + half + j]) * o.turns[position * half + j];
         row[at + j] = z.real();
-        row[at + d / 2 + j] = z.imag();
+        row[at + half + j] = z.imag();
       }
     }
   }
@@ -105,10 +107,11 @@ struct Case {
     exact.shape = shape;
     exact.norm = norm;
     exact.rotary = rotary;
-    for (std::int64_t i = 0; i < kLongest * (d / 2); ++i)
+    const std::int64_t rotated = shape.rotated(), half = rotated / 2;
+    for (std::int64_t i = 0; i < kLongest * half; ++i)
       exact.turns.push_back(
-          std::polar(1.0, static_cast<double>(i / (d / 2)) *
-                              std::pow(kBase, -2.0 * static_cast<double>(i % (d / 2)) / static_cast<double>(d))));
+          std::polar(1.0, static_cast<double>(i / half) *
+                              std::pow(kBase, -2.0 * static_cast<double>(i % half) / static_cast<double>(rotated))));
     const std::vector<float> query = random_floats(weights ? (wide ? shape.heads * d : d) : 0, 21),
                              key = random_floats(weights ? (wide ? shape.kv_heads * d : d) : 0, 22);
     exact.query_weight = widened(query);
@@ -117,8 +120,8 @@ struct Case {
     query_weight = DeviceArray<float>(query);
     key_weight = DeviceArray<float>(key);
     temperature = DeviceArray<float>(std::vector<float>{1.25f});
-    std::vector<float> host_table(static_cast<std::size_t>(kLongest * d));
-    rotary_table(kBase, {}, d, kLongest, host_table.data());
+    std::vector<float> host_table(static_cast<std::size_t>(kLongest * rotated));
+    rotary_table(kBase, {}, rotated, kLongest, host_table.data());
     table = DeviceArray<float>(host_table);
     for (std::int64_t n = 0; n < rows; ++n) position.push_back(static_cast<std::int32_t>((n * 17 + 3) % kLongest));
     positions = DeviceArray<std::int32_t>(position);
@@ -136,6 +139,7 @@ struct Case {
     }
     q.temperature = temperature.data();
     if (exact.rotary) q.rotary = table.array();
+    q.rotary_columns = exact.shape.rotary_columns;
     q.positions = positions.array();
     return q;
   }
@@ -157,7 +161,8 @@ std::vector<double> column_sums(const std::vector<float>& values, std::int64_t c
 TEST_CASE("norm and rotation of queries and keys agree with float64, and so do all gradients") {
   for_each_backend([&](const Execution& execution) {
     int margins = 0;
-    for (const Shape& shape : {Shape{1, 1, 2}, {4, 2, 16}, {3, 1, 64}, {2, 2, 24}, {2, 1, 128}, {1, 1, 264}})
+    for (const Shape& shape :
+         {Shape{1, 1, 2}, {4, 2, 16}, {3, 1, 64}, {2, 2, 24}, {2, 1, 128}, {1, 1, 264}, {3, 1, 64, 16}, {2, 1, 24, 6}})
       for (const QueryKeyNorm norm : kNorms)
         for (const bool rotary : {false, true})
           for (const Scalar type : kRowTypes) {
