@@ -17,6 +17,14 @@ std::int64_t most_rows(const TokenSettings& settings, std::int64_t tokens) {
   return 2 * tokens / (settings.sequence + 1) + 1;
 }
 
+/// True if an id of the row that can be a target counts in the loss.
+bool any_counts(const TokenSet& set, const DocumentRows::Row& row) {
+  if (!set.has_counted()) return true;
+  std::vector<std::uint8_t> counted(static_cast<std::size_t>(row.ids - 1));
+  set.read_counted(row.begin + 1, counted);
+  return std::any_of(counted.begin(), counted.end(), [](std::uint8_t one) { return one != 0; });
+}
+
 }  // namespace
 
 DocumentRows::DocumentRows(const TokenSet& set, const TokenSettings& settings)
@@ -29,13 +37,13 @@ DocumentRows::DocumentRows(const TokenSet& set, const TokenSettings& settings)
     // Starts after `from`, up to the first position of the next piece.
     set.document_starts(from, std::min(from + kIdsSearched + 1, set.size()), starts);
     for (const std::int64_t start : starts) {
-      add({begin, from + start - begin});
+      add(set, {begin, from + start - begin});
       begin = from + start;
     }
     note_progress();
   }
-  add({begin, set.size() - begin});
-  close();
+  add(set, {begin, set.size() - begin});
+  close(set);
   if (rows_.empty())
     throw collective_error(ExitCode::data,
                            "{}: no row of whole documents ({}); take a longer data.sequence or data.long_documents = "
@@ -43,25 +51,28 @@ DocumentRows::DocumentRows(const TokenSet& set, const TokenSettings& settings)
                            set.name(), summary());
 }
 
-void DocumentRows::add(const Row& document) {
+void DocumentRows::add(const TokenSet& set, const Row& document) {
   ++documents_;
   const bool fits = document.ids <= most_;
-  if (!fits || open_.begin + open_.ids != document.begin || open_.ids + document.ids > most_) close();
+  if (!fits || open_.begin + open_.ids != document.begin || open_.ids + document.ids > most_) close(set);
   if (!fits) {
     ++long_;
     left_out_ += document.ids - (cut_ ? most_ : 0);
     if (!cut_) return;
     open_ = {document.begin, most_};
-    return close();
+    return close(set);
   }
   open_ = open_.ids == 0 ? document : Row{open_.begin, open_.ids + document.ids};
 }
 
 /// Ends the present row. One id alone predicts nothing.
-void DocumentRows::close() {
+void DocumentRows::close(const TokenSet& set) {
   if (open_.ids == 1) {
     ++single_;
     ++left_out_;
+  } else if (open_.ids > 1 && !any_counts(set, open_)) {
+    ++without_loss_;
+    left_out_ += open_.ids;
   } else if (open_.ids > 1) {
     rows_.push_back(open_);
     kept_ += open_.ids;
@@ -78,6 +89,8 @@ std::string DocumentRows::summary() const {
                         100 * static_cast<double>(kept_) / static_cast<double>(most_) / static_cast<double>(n_rows));
   if (long_ > 0) text += fmt::format("; longer documents {}: {}", cut_ ? "cut" : "dropped", format::grouped(long_));
   if (single_ > 0) text += fmt::format("; rows of a single id left out: {}", format::grouped(single_));
+  if (without_loss_ > 0)
+    text += fmt::format("; rows in which no token counts left out: {}", format::grouped(without_loss_));
   if (left_out_ > 0) text += fmt::format("; ids left out: {}", format::grouped(left_out_));
   return text;
 }

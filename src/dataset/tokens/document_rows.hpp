@@ -2,7 +2,8 @@
 //
 // The documents of a set in rows of at most length + 1 ids. A row has as many consecutive whole documents as it can
 // hold; a document that does not fit into the rest of a row begins the next one. Longer documents have their own row
-// and lose what does not fit, or are left out. A function of the set and the settings: the same on every rank.
+// and lose what does not fit, or are left out. A row in which no id counts in the loss is left out: of a long prompt
+// the completion may be what does not fit. A function of the set and the settings: the same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +30,13 @@ class DocumentRows {
   std::string summary() const;
 
  private:
-  void add(const Row& document);
-  void close();
+  void add(const TokenSet&, const Row& document);
+  void close(const TokenSet&);
 
   std::int64_t most_;  // ids of a row
   Row open_;
   std::vector<Row> rows_;
-  std::int64_t documents_ = 0, long_ = 0, single_ = 0, left_out_ = 0, kept_ = 0;
+  std::int64_t documents_ = 0, long_ = 0, single_ = 0, without_loss_ = 0, left_out_ = 0, kept_ = 0;
   bool cut_;
 };
 

@@ -264,6 +264,26 @@ TEST_CASE("ids that do not count in the loss are read and are no targets, with a
   CHECK(rows.batch().counted == 7);
 }
 
+TEST_CASE("rows of documents in which no id counts are left out, and counted") {
+  std::vector<std::uint32_t> ids(20);
+  std::iota(ids.begin(), ids.end(), 0u);
+  // Documents of 6, 4 and 10 ids, in rows of at most 6: of the last one what counts does not fit.
+  std::vector<std::uint8_t> counted(20);
+  counted[5] = counted[8] = counted[17] = 1;
+  TokenSettings data = settings(5, 5, TokenOrder::sequential);
+  data.pack = Pack::documents;
+  const Segments rows(TokenSet("marked", ids, 20, 0, {{0, 6, 10}, counted}), data);
+  CHECK(rows.documents()->rows().size() == 2);
+  CHECK(rows.documents()->summary() ==
+        "3 documents in 2 rows of 6 ids, 83 % filled; longer documents cut: 1; rows in which no token counts left out: "
+        "1; "
+        "ids left out: 10");
+  std::fill(counted.begin(), counted.end(), std::uint8_t{0});
+  counted[17] = 1;
+  CHECK_THROWS_WITH_AS(Segments(TokenSet("marked", ids, 20, 0, {{0, 6, 10}, counted}), data),
+                       doctest::Contains("no row of whole documents"), Error);
+}
+
 TEST_CASE("rows of documents have whole documents, each once per epoch; longer ones are cut or dropped, and counted") {
   const std::filesystem::path path = std::filesystem::temp_directory_path() / fmt::format("weft_rows_{}.h5", getpid());
   // Documents of 3, 4, 1, 9, 2, 7, 8 and 5 ids, in rows of at most 8.
