@@ -30,6 +30,9 @@ struct Settings {
   std::string local;  ///< directory of each node that receives checkpoints first; "" = write to the run directory
   double scrub = 0;   ///< hours between verifications of the kept checkpoints; 0 = none
 
+  /// Most checkpoints in the run directory between two steps, but for those of keep_every.
+  std::int64_t kept() const { return keep + (keep_best ? 1 : 0); }
+
   std::int64_t protected_step = -1;  ///< no key: the checkpoint that --resume names is never deleted; -1: none
 };
 

@@ -176,8 +176,7 @@ void Loop::resume_best(const checkpoint::Found& found) {
   world_.all().broadcast(&missing, sizeof missing);
   if (missing) {
     log::warning(
-        "the checkpoint of step {}, with the lowest validation loss so far, is not in {}: losses are compared "
-        "anew",
+        "the checkpoint of step {}, with the lowest validation loss so far, is not in {}: losses are compared anew",
         best_.step, directory_.checkpoints().string());
     best_ = {};
   }
@@ -190,12 +189,15 @@ bool Loop::note_validation(const Metrics& measured) {
   const auto compared =
       std::find_if(measured.begin(), measured.end(), [](const Metric& metric) { return metric.compared; });
   WEFT_ASSERT(compared != measured.end());
-  const bool lowest = best_.note(steps_done_, std::get<double>(compared->value));
+  double loss = std::get<double>(compared->value);
+  world_.all().broadcast(&loss, sizeof loss);  // decisions must not depend on the rounding of a rank
+  const bool lowest = best_.note(steps_done_, loss);
   return lowest && settings_.checkpoint.keep_best;
 }
 
 bool Loop::stops_early() const {
-  return settings_.run.stop_after > 0 && best_.evaluations_since >= settings_.run.stop_after;
+  return settings_.run.stop_after > 0 && best_.evaluations_since >= settings_.run.stop_after &&
+         steps_done_ < settings_.run.steps;
 }
 
 /// Communication of the last step, which is complete: means over ranks. Collective.

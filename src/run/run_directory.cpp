@@ -163,7 +163,7 @@ OpenedRun open_run(const RunSettings& settings, const input::Schema& schema, con
   }
   run.found = checkpoint::find(world.all(), run.directory.checkpoints(), resume_from, checkpoint.verify,
                                checkpoint::Leftovers::remove, run.directory.lease);
-  if (run.found && settings.stop_after > 0)
+  if (run.found && settings.stop_after > 0 && run.found->manifest.step < settings.steps)
     run.stopped_early =
         checkpoint::best_of(run.found->manifest).value_or(checkpoint::Best()).evaluations_since >= settings.stop_after;
   run.complete = run.found && (run.found->manifest.step > settings.steps ||
@@ -181,8 +181,7 @@ bool is_complete(const OpenedRun& run, const RunSettings& settings, const parall
   if (run.stopped_early)
     log::info(
         "{}: the run is finished, it stopped at step {} of {} by run.stop_after = {}; its record is unchanged. A "
-        "larger "
-        "run.stop_after continues it",
+        "larger run.stop_after continues it",
         run.directory.path.string(), done, settings.steps, settings.stop_after);
   else if (done > settings.steps)
     log::info(

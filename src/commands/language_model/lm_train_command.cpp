@@ -143,8 +143,7 @@ int train_language_model(const Request& request, const TrainOptions& options, co
       if (world.is_root())
         log::warning(
             "the micro-batches of {} tokens of the run so far do not fit into memory any more; with {} tokens the sums "
-            "of "
-            "gradients are rounded differently",
+            "of gradients are rounded differently",
             before, now);
       return;
     }

@@ -210,7 +210,7 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
       "order of segments",
       train_tokens > 0 ? dataset::order_bytes(configuration.data, train_tokens, architecture.vocabulary) : 0);
   plan.checkpoint_bytes = model::checkpoint_bytes(specs, configuration.optimizer.state);
-  plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
+  plan.disk_bytes = (configuration.checkpoint.kept() + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
     plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes);
   plan.flops_per_token = flops_per_token(architecture, configuration.data.sequence);
@@ -317,7 +317,7 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
     if (bytes > 0) row(name, format::binary_bytes_text(bytes));
   row("on the host", format::binary_bytes_text(plan.host_total()));
   row("one checkpoint", format::binary_bytes_text(plan.checkpoint_bytes));
-  row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep),
+  row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.kept()),
       format::binary_bytes_text(plan.disk_bytes));
   const std::int64_t micro = configuration.micro_tokens(), rank = configuration.rank_tokens();
   row("tokens of a micro-batch", fmt::format("{} x {}", (rank + micro - 1) / micro, format::grouped(micro)));

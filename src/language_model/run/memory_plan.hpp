@@ -39,7 +39,7 @@ struct Plan {
   std::vector<std::pair<std::string, std::int64_t>> device;  ///< bytes by purpose: weights, moments, activations, …
   std::vector<std::pair<std::string, std::int64_t>> host;
   std::int64_t checkpoint_bytes = 0;
-  std::int64_t disk_bytes = 0;    ///< (keep + 1) checkpoints
+  std::int64_t disk_bytes = 0;    ///< the checkpoints kept, and one
   double flops_per_token = 0;     ///< forward and backward pass, without recomputation
   std::int64_t train_tokens = 0;  ///< of the training set; 0: unknown
   /// Bytes of the activations with each memory.recompute, in its order; without swapping.

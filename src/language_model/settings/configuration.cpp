@@ -264,8 +264,7 @@ void add_keys(input::Schema& schema, MemorySettings& memory) {
           "data.micro_tokens", memory.micro_tokens,
           "tokens of a micro-batch, a multiple of sequence: a step adds up the gradients of its micro-batches; 0 = the "
           "largest divisor of the sequences of a rank that fits into memory; the input.toml of the run states it, and "
-          "a "
-          "resumed run keeps it (weft benchmark: one micro-batch)")
+          "a resumed run keeps it (weft benchmark: one micro-batch)")
       .in("tokens")
       .at_least(0)
       .at_most(kMostRows)

@@ -159,7 +159,7 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
   if (configuration.data.validates() && configuration.log.evaluate_every > 0)
     plan.host.emplace_back("evaluation", 2 * grid.largest_part(batch) * description.row_bytes());
   plan.checkpoint_bytes = model::checkpoint_bytes(parameters, storage);
-  plan.disk_bytes = (configuration.checkpoint.keep + 1) * plan.checkpoint_bytes;
+  plan.disk_bytes = (configuration.checkpoint.kept() + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
     plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes / (grid.ranks()));
 
@@ -272,7 +272,7 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
     if (bytes > 0) row(name, format::binary_bytes_text(bytes));
   row("on the host, per rank", format::binary_bytes_text(plan.host_total()));
   row("one checkpoint", format::binary_bytes_text(plan.checkpoint_bytes));
-  row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.keep),
+  row(fmt::format("checkpoints on disk, {} + 1", configuration.checkpoint.kept()),
       format::binary_bytes_text(plan.disk_bytes));
   row("read per step", format::binary_bytes_text(plan.read_bytes_per_step));
   row("optimizer traffic per step and rank", format::binary_bytes_text(plan.optimizer_bytes_per_step));

@@ -22,7 +22,7 @@ struct Plan {
   std::vector<std::pair<std::string, std::int64_t>> device;  ///< by purpose: weights, moments, step buffers
   std::vector<std::pair<std::string, std::int64_t>> host;    ///< loader, staging of the step and of checkpoints
   std::int64_t checkpoint_bytes = 0;                         ///< one checkpoint, all ranks together
-  std::int64_t disk_bytes = 0;                               ///< (keep + 1) checkpoints
+  std::int64_t disk_bytes = 0;                               ///< the checkpoints kept, and one
   std::int64_t read_bytes_per_step = 0;                      ///< activation rows, all ranks together
   std::int64_t optimizer_bytes_per_step = 0;                 ///< weights and moments read and written, per rank
   std::int64_t feature_bytes_per_step = 0;                   ///< sent by one rank on the feature axis
