@@ -65,6 +65,8 @@ d_mlp = 64
 [optimizer]
 warmup_steps = 1
 """
+NEOX = 'position = "rope"\nrope_columns = 4\nrope_method = "yarn"\nrope_factor = 2\nrope_length = 16\nresidual = "parallel"\n' \
+       'mlp = "gelu_exact"\ntied = false\n'
 POLYCHROMIC = "[polychromic]\nprompts = 2\nsamples = 4\nset_size = 2\nprompt_tokens = 4\nmax_new_tokens = 4\n"
 # Command -> the files that it reads, by patterns. {out} does not exist.
 CASES = [
@@ -103,6 +105,8 @@ CASES = [
     ("lm generate words --prompts prompts.jsonl --max-new-tokens 4", "prompts.jsonl"),
     ("inspect gpt2", "gpt2/*"),
     ("inspect llama", "llama/*"),
+    ("inspect neox", "neox/*"),
+    ("lm evaluate neox --text text.txt --set data.sequence=32", "neox/*"),
     ("lm evaluate llama --text text.txt --set data.sequence=32", "llama/*"),
     ("lm evaluate symbols --text bpe", "bpe/* symbols/checkpoints/*/*"),
     ("lm harvest gpt2 --text text.txt --tokens 256 --output {out}", "gpt2/*"),
@@ -150,6 +154,7 @@ def prepare(weft):
     for name, values in (("words", dict(train="text.txt", tokens="bytes", preset="gpt2", more="")),
                          ("language", dict(train="bpe", tokens="bpe/tokenizer.json", preset="gpt2", more="")),
                          ("llama_run", dict(train="text.txt", tokens="bytes", preset="llama", more="")),
+                         ("neox_run", dict(train="text.txt", tokens="bytes", preset="gpt2", more=NEOX)),
                          ("peft", dict(train="text.txt", tokens="bytes", preset="gpt2",
                                        more='initial = "gpt2"\n[lora]\nrank = 2\ninitial = "adapters"')),
                          ("adapted", dict(train="text.txt", tokens="bytes", preset="gpt2", more='initial = "gpt2"\n[lora]\nrank = 2'))):
@@ -166,6 +171,8 @@ def prepare(weft):
     weft.run("lm", "train", "llama_run.toml", "--output", "llama_run")
     weft.run("lm", "export", "words", "--output", "gpt2")
     weft.run("lm", "export", "llama_run", "--output", "llama")
+    weft.run("lm", "train", "neox_run.toml", "--output", "neox_run")
+    weft.run("lm", "export", "neox_run", "--output", "neox")
     weft.run("lm", "train", "private.toml", "--output", "private", *program.sets("run.steps=4"))
     weft.run("lm", "train", "adapted.toml", "--output", "adapted")
     weft.run("lm", "export", "adapted", "--adapters", "--output", "adapters")

@@ -26,6 +26,8 @@ constexpr Variant kVariants[] = {
     {"", "document_mask = true\n"},
     {"tied = false\nmlp = \"relu2\"\nnorm_position = \"post\"\n", ""},
     {"preset = \"llama\"\nkv_heads = 1\nqk_norm = \"head\"\n", ""},
+    {"position = \"rope\"\nrope_columns = 4\nresidual = \"parallel\"\nmlp = \"gelu_exact\"\ntied = false\n", ""},
+    {"preset = \"llama\"\nkv_heads = 1\nbiases = [\"query\", \"key\", \"value\"]\n", ""},
     {"preset = \"llama\"\nqk_norm = \"width\"\nlogit_softcap = 8\n", ""},
     {"preset = \"llama\"\nqk_norm = \"scaled\"\nnorm_position = \"both\"\ntied = true\nbias = true\n"
      "embedding_scale = 3\n",

@@ -58,6 +58,10 @@ TEST_CASE("every grid learns what one rank learns, with the same bits when repea
         Case{"preset = \"llama\"\nheads = 8\nkv_heads = 4\nnorm_position = \"both\"\nlogit_softcap = 8.0\n", "", 1e-6},
         Case{"qk_norm = \"scaled\"\ntied = false\nmlp = \"relu2\"\nnorm_position = \"post\"\n", "", 1e-6},
         Case{"dropout = 0.2\nattention_dropout = 0.1\n", "", 1e-6},
+        Case{"position = \"rope\"\nrope_columns = 4\nresidual = \"parallel\"\nmlp = \"gelu_exact\"\n", "", 1e-6},
+        Case{"preset = \"llama\"\nbiases = [\"query\", \"key\", \"value\", \"down\"]\nwindow = 8\nfull_every = 2\n"
+             "rope_window_base = 100.0\nunrotated_every = 2\n",
+             "", 1e-6},
         Case{"", "[memory]\nrecompute = \"block\"\nhead_chunk = 27\n", 1e-6, 3, 32},
         Case{"", "[lora]\nrank = 16\nalpha = 64\n", 1e-6},
         Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 1e-6},

@@ -73,7 +73,7 @@ def test_models(weft):
     loss(weft, llama, name="llama with rope_scaling")
     # The library would take the base 10,000 with the first, not the base of rope_parameters.
     for changes, part in ((dict(rope_scaling=linear), "rope_theta 10000 and 1000"), (dict(rope_theta=7.0), '"rope_theta" = 7'),
-                          (dict(rope_theta=1000.0, rope_scaling=dict(linear, rope_type="yarn")), '"yarn"'),
+                          (dict(rope_theta=1000.0, rope_scaling=dict(linear, rope_type="axial")), '"axial"'),
                           (dict(rope_parameters=dict(linear, rope_theta=1000.0), rope_theta=1000.0,
                                 rope_scaling=dict(linear, factor=2.0)), "scaling differs")):
         config.write_text(written)

@@ -19,7 +19,8 @@ struct Architecture {
   std::int64_t positions = 0;  ///< longest sequence that is computed: rows of the table of rotary positions
   LoraSettings lora = {};      ///< adapters of the model's linear layers (step/adapters.hpp)
   std::int64_t context = 0;    ///< longest text of the model, where that is more (longest_text)
-  /// Family of the files of Hugging Face that the model came from (huggingface/family.hpp); "": none. Exports keep it.
+  /// Family of the files of Hugging Face that the model came from (huggingface/keys/model_family.hpp); "": none.
+  /// Exports keep it.
   std::string family = {};
   /// Position of a part of a model (part_of): number of ranks, rank, first token of its vocabulary, first query head.
   std::int64_t tensor_ranks = 1, tensor_rank = 0, first_token = 0, first_head = 0;

@@ -2,7 +2,7 @@
 //
 // config.json of the transformers library of Hugging Face <-> settings of a model.
 //
-// What is common to all families; family.hpp describes one.
+// What is common to all families; keys/model_family.hpp describes one.
 //
 // An unknown key is an error: it may change what the model computes.
 #pragma once
@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "kernels/array.hpp"
-#include "language_model/huggingface/family.hpp"
+#include "language_model/huggingface/keys/model_family.hpp"
 
 namespace weft::language_model {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/huggingface/model_directory.hpp"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>

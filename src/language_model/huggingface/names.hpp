@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "language_model/blocks/model_parameters.hpp"
-#include "language_model/huggingface/family.hpp"
+#include "language_model/huggingface/keys/model_family.hpp"
 
 namespace weft::language_model {
 

@@ -36,8 +36,8 @@ class Transformer {
     kernels::AnyMatrix final_residual;  ///< [rows, C]
     kernels::AnyMatrix final_output;    ///< [rows, C] input of the head
     kernels::NormStatistics final_norm;
-    /// [rows, C] of the residual stream: one that each sublayer overwrites, or where rows stay one after each sublayer,
-    /// from the last one on, and that of the embedding.
+    /// [rows, C] of the residual stream: one that each sublayer overwrites, two in turn with parallel sublayers, or
+    /// where rows stay one after each sublayer, from the last one on, and that of the embedding.
     std::vector<kernels::AnyMatrix> residual_gradients;
     GradientMemory gradients;
     OutputHead::Buffers head;

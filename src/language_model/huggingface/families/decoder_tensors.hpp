@@ -3,7 +3,7 @@
 // Names of tensors that most families share.
 #pragma once
 
-#include "language_model/huggingface/family.hpp"
+#include "language_model/huggingface/keys/model_family.hpp"
 
 namespace weft::language_model::families {
 

@@ -5,7 +5,7 @@
 
 #include <span>
 
-#include "language_model/huggingface/family.hpp"
+#include "language_model/huggingface/keys/model_family.hpp"
 
 namespace weft::language_model::families {
 

@@ -2,10 +2,10 @@
 //
 // Gemma 2: norms before and after the sublayers, which multiply by 1 + weight, soft caps, windows in every second
 // block, an embedding that is scaled by sqrt(d_model).
-#include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/decoder_tensors.hpp"
 #include "language_model/huggingface/families/families.hpp"
-#include "language_model/huggingface/rotary_keys.hpp"
+#include "language_model/huggingface/keys/decoder_keys.hpp"
+#include "language_model/huggingface/keys/rotary_keys.hpp"
 
 namespace weft::language_model::families {
 namespace {

@@ -2,10 +2,10 @@
 //
 // Gemma 3: as Gemma 2, with norms of queries and keys by head, a base of rotary positions for the blocks with a window
 // and another one, whose wavelengths can be longer, for every sixth block.
-#include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/decoder_tensors.hpp"
 #include "language_model/huggingface/families/families.hpp"
-#include "language_model/huggingface/rotary_keys.hpp"
+#include "language_model/huggingface/keys/decoder_keys.hpp"
+#include "language_model/huggingface/keys/rotary_keys.hpp"
 #include "language_model/settings/configuration.hpp"
 
 namespace weft::language_model::families {

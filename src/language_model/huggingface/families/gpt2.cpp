@@ -2,8 +2,8 @@
 //
 // GPT-2: LayerNorm, learned positions, biases, GELU in the tanh form. The three projections of attention are one
 // tensor, and matrices are [inputs, outputs].
-#include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/families.hpp"
+#include "language_model/huggingface/keys/decoder_keys.hpp"
 #include "language_model/settings/configuration.hpp"
 
 namespace weft::language_model::families {

@@ -2,9 +2,9 @@
 //
 // GPT-NeoX, such as Pythia: LayerNorm, biases, GELU, rotary positions of a part of a head, parallel sublayers. The
 // projections of attention are one tensor, in which those of each head are together.
-#include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/families.hpp"
-#include "language_model/huggingface/rotary_keys.hpp"
+#include "language_model/huggingface/keys/decoder_keys.hpp"
+#include "language_model/huggingface/keys/rotary_keys.hpp"
 #include "language_model/settings/configuration.hpp"
 
 namespace weft::language_model::families {

@@ -2,10 +2,10 @@
 //
 // Phi 3: as Llama, with a window in all blocks, and rotary positions of a part of a head, of which LongRoPE makes the
 // wavelengths longer. The projections of attention are one tensor, gate and up another.
-#include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/decoder_tensors.hpp"
 #include "language_model/huggingface/families/families.hpp"
-#include "language_model/huggingface/rotary_keys.hpp"
+#include "language_model/huggingface/keys/decoder_keys.hpp"
+#include "language_model/huggingface/keys/rotary_keys.hpp"
 
 namespace weft::language_model::families {
 namespace {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Qwen 2 and 2.5: as Llama, with biases of queries, keys and values, and windows in the last blocks.
-#include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/decoder_tensors.hpp"
 #include "language_model/huggingface/families/families.hpp"
-#include "language_model/huggingface/rotary_keys.hpp"
+#include "language_model/huggingface/keys/decoder_keys.hpp"
+#include "language_model/huggingface/keys/rotary_keys.hpp"
 
 namespace weft::language_model::families {
 namespace {
@@ -19,7 +19,7 @@ void read_qwen2(ConfigKeys& keys, HuggingfaceConfig& out) {
 Json write_qwen2(const Architecture& architecture) {
   Json config = decoder_keys(architecture);
   write_rotary(architecture.model, config);
-  write_windows_of_last_layers(architecture.model, config);
+  write_used_windows(architecture.model, config);
   return config;
 }
 

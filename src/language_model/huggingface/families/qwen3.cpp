@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Qwen 3: as Llama, with norms of queries and keys by head, and windows in the last blocks.
-#include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/decoder_tensors.hpp"
 #include "language_model/huggingface/families/families.hpp"
-#include "language_model/huggingface/rotary_keys.hpp"
+#include "language_model/huggingface/keys/decoder_keys.hpp"
+#include "language_model/huggingface/keys/rotary_keys.hpp"
 
 namespace weft::language_model::families {
 namespace {
@@ -21,7 +21,7 @@ Json write_qwen3(const Architecture& architecture) {
   Json config = decoder_keys(architecture);
   write_rotary(architecture.model, config);
   write_biases(architecture.model, config);
-  write_windows_of_last_layers(architecture.model, config);
+  write_used_windows(architecture.model, config);
   return config;
 }
 

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "base/text.hpp"
-#include "language_model/huggingface/decoder_keys.hpp"
 #include "language_model/huggingface/families/decoder_tensors.hpp"
 #include "language_model/huggingface/families/families.hpp"
-#include "language_model/huggingface/rotary_keys.hpp"
+#include "language_model/huggingface/keys/decoder_keys.hpp"
+#include "language_model/huggingface/keys/rotary_keys.hpp"
 #include "language_model/settings/configuration.hpp"
 
 namespace weft::language_model::families {
@@ -45,7 +45,12 @@ void read_smollm3(ConfigKeys& keys, HuggingfaceConfig& out) {
   read_gated_mlp(keys, out);
   read_biases(keys, out);
   read_unrotated(keys, out.model);
-  read_windows_of_last_layers(keys, out.model);
+  // Blocks without rotary positions have the windows, if there are any.
+  std::vector<bool> blocks;
+  for (std::int64_t layer = 0; layer < out.model.layers; ++layer)
+    blocks.push_back(keys.find("sliding_window") != nullptr && out.model.rotary_table_of(layer) < 0);
+  read_used_windows(keys, out.model, blocks);
+  keys.find("max_window_layers");  // not read
 }
 
 Json write_smollm3(const Architecture& architecture) {
@@ -57,7 +62,7 @@ Json write_smollm3(const Architecture& architecture) {
   for (std::int64_t layer = 0; layer < model.layers; ++layer)
     rotated.push_back(model.rotary_table_of(layer) < 0 ? 0 : 1);
   config["no_rope_layers"] = rotated;
-  write_windows_of_last_layers(model, config);
+  write_used_windows(model, config);
   return config;
 }
 

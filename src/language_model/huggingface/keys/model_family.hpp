@@ -10,7 +10,7 @@
 
 #include "base/json.hpp"
 #include "language_model/blocks/architecture.hpp"
-#include "language_model/huggingface/config_keys.hpp"
+#include "language_model/huggingface/keys/config_keys.hpp"
 
 namespace weft::language_model {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/huggingface/rotary_keys.hpp"
+#include "language_model/huggingface/keys/rotary_keys.hpp"
 
 #include <algorithm>
 #include <cmath>

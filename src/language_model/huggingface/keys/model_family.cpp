@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/huggingface/family.hpp"
+#include "language_model/huggingface/keys/model_family.hpp"
 
 #include <algorithm>
 #include <string>

@@ -3,7 +3,7 @@
 // Rotary positions in config.json of the transformers library.
 #pragma once
 
-#include "language_model/huggingface/family.hpp"
+#include "language_model/huggingface/keys/model_family.hpp"
 
 namespace weft::language_model {
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/huggingface/decoder_keys.hpp"
+#include "language_model/huggingface/keys/decoder_keys.hpp"
 
 #include <algorithm>
 #include <cmath>
 
 #include "base/text.hpp"
-#include "language_model/huggingface/rotary_keys.hpp"
+#include "language_model/huggingface/keys/rotary_keys.hpp"
 #include "language_model/settings/configuration.hpp"
 
 namespace weft::language_model {
@@ -168,18 +168,21 @@ void read_window(ConfigKeys& keys, ModelSettings& model, std::int64_t absent) {
   model.window = keys.integer_or("sliding_window", keys.has("sliding_window") ? 0 : absent, kMostRows);
 }
 
-void read_windows_of_last_layers(ConfigKeys& keys, ModelSettings& model) {
-  const bool slides = keys.flag("use_sliding_window", false);
-  const std::int64_t first = keys.integer_or("max_window_layers", 28, kMostLayers, 0);
-  std::vector<bool> blocks;
-  for (std::int64_t layer = 0; layer < model.layers; ++layer) blocks.push_back(slides && layer >= first);
-  if (slides) return read_windows(keys, model, blocks);
+void read_used_windows(ConfigKeys& keys, ModelSettings& model, const std::vector<bool>& by_rule) {
+  if (keys.flag("use_sliding_window", false)) return read_windows(keys, model, by_rule);
   keys.find("sliding_window");  // not read
-  for (const bool sliding : sliding_blocks(keys, model, blocks))
+  for (const bool sliding : sliding_blocks(keys, model, std::vector<bool>(by_rule.size())))
     if (sliding) throw keys.lacking("\"layer_types\" has sliding_attention, and \"use_sliding_window\" is false");
 }
 
-void write_windows_of_last_layers(const ModelSettings& model, Json& config) {
+void read_windows_of_last_layers(ConfigKeys& keys, ModelSettings& model) {
+  const std::int64_t first = keys.integer_or("max_window_layers", 28, kMostLayers, 0);
+  std::vector<bool> blocks;
+  for (std::int64_t layer = 0; layer < model.layers; ++layer) blocks.push_back(layer >= first);
+  read_used_windows(keys, model, blocks);
+}
+
+void write_used_windows(const ModelSettings& model, Json& config) {
   if (model.window == 0) return;
   write_windows(model, config);
   config["use_sliding_window"] = true;

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "language_model/huggingface/family.hpp"
+#include "language_model/huggingface/keys/model_family.hpp"
 
 namespace weft::language_model {
 
@@ -42,9 +42,11 @@ std::vector<bool> sliding_blocks(ConfigKeys&, const ModelSettings&, const std::v
 void read_windows(ConfigKeys&, ModelSettings&, const std::vector<bool>& by_rule);
 /// Reads "sliding_window" of all blocks: null is none; `absent` without the key, 0 for none.
 void read_window(ConfigKeys&, ModelSettings&, std::int64_t absent);
-/// "use_sliding_window" and "max_window_layers" of Qwen.
+/// read_windows where "use_sliding_window" is true, else none.
+void read_used_windows(ConfigKeys&, ModelSettings&, const std::vector<bool>& by_rule);
+void write_used_windows(const ModelSettings&, Json& config);
+/// read_used_windows of the blocks from "max_window_layers" on, as Qwen has them.
 void read_windows_of_last_layers(ConfigKeys&, ModelSettings&);
-void write_windows_of_last_layers(const ModelSettings&, Json& config);
 /// Adds "layer_types" and "sliding_window".
 void write_windows(const ModelSettings&, Json& config);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "language_model/huggingface/config_keys.hpp"
+#include "language_model/huggingface/keys/config_keys.hpp"
 
 #include <cmath>
 
