@@ -133,7 +133,7 @@ def takes_files_and_directories(weft):
     rows = json.loads((run / "statistics.txt").read_text().split("\n", 1)[1])["n_rows"]
     assert rows == 200, rows
 
-    plan = weft.run("train", weft.folder / "of_directory.toml", "--dry-run", "--json", "--quiet")
+    plan = weft.run("train", weft.folder / "of_directory.toml", "--dry-run", "--json")
     parts = {name: size for name, size in json.loads(plan)["device"].items()}
     assert parts["language model"] > 0, parts
 
