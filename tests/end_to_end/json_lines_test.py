@@ -65,7 +65,7 @@ def test(weft):
     said, losses = train(weft, "rows", "rows.jsonl", BYTES)
     ids, counted, documents = expected_marks()
     assert f"80 rows, 40 of prompt and completion, 40 of segments; {len(ids):,} tokens, of which {sum(counted)} count with" in said, said
-    assert 'data.train = "rows.jsonl": jsonl by its name' in said, said
+    assert f"rows.jsonl: JSON Lines, {len(ids):,} tokens\nvalidation: rows.jsonl: JSON Lines" in said, said
 
     # Stopped after two steps and resumed: the same bits, on one and two ranks.
     for ranks in (1, 2):

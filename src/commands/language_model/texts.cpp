@@ -68,7 +68,8 @@ Texts load_texts(const TextChoice& choice, const OpenedModel& opened,
                                         : "";
                            })
                            .empty();
-    const TokenSet set = language_model::load_tokens(path, choice.option, data, tokenizer, vocabulary, world);
+    const TokenSet set = language_model::load_tokens(path, choice.option.substr(0, choice.option.find(' ')), data,
+                                                     tokenizer, vocabulary, world);
     texts.sets.push_back(text ? with_end(set, tokenizer, vocabulary) : set);
     texts.names += (texts.names.empty() ? "" : ", ") + path;
   }

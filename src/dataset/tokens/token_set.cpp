@@ -320,6 +320,11 @@ void TokenSet::document_starts(std::int64_t begin, std::int64_t end, std::vector
   }
 }
 
+bool TokenSet::has_documents() const {
+  const Shard& first = store_->shards.front();
+  return first.documents != nullptr || first.document_start >= 0;
+}
+
 bool TokenSet::has_counted() const {
   return !all_count_ && std::any_of(store_->shards.begin(), store_->shards.end(),
                                     [](const Shard& shard) { return shard.counted != nullptr; });

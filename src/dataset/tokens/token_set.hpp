@@ -55,6 +55,8 @@ class TokenSet {
   /// Positions in (begin, end) at which a document starts, ascending, relative to `begin`. Replaces `starts`.
   void document_starts(std::int64_t begin, std::int64_t end, std::vector<std::int64_t>& starts) const;
 
+  /// True if it is known where documents start; of ids in memory: of JSON Lines, not of a text.
+  bool has_documents() const;
   /// True if some ids may not count in the loss.
   bool has_counted() const;
   /// Fills [begin, begin + out.size()) with 1 for ids that count in the loss, 0 for others. Throws Error(data) with

@@ -63,8 +63,10 @@ Trainer make_trainer(const Configuration& configuration, const Architecture& arc
 std::string summary(const Corpus& corpus) {
   const auto set = [](const dataset::TokenSet& tokens) {
     // A text in memory has no files to describe: its size suffices.
-    return tokens.n_files() > 0 ? tokens.summary()
-                                : fmt::format("{}: {} tokens\n", tokens.name(), format::grouped(tokens.size()));
+    return tokens.n_files() > 0
+               ? tokens.summary()
+               : fmt::format("{}: {}, {} tokens\n", tokens.name(), tokens.has_documents() ? "JSON Lines" : "text",
+                             format::grouped(tokens.size()));
   };
   const dataset::DocumentRows* const rows = corpus.segments.documents();
   return set(corpus.train) + (rows != nullptr ? "training: " + rows->summary() + "\n" : "") +

@@ -27,15 +27,10 @@ namespace {
 using dataset::DataFormat;
 using dataset::TokenSet;
 
-/// Rank 0 says and logs what a path is. Collective.
+/// What a path is. Collective.
 DataFormat shared_format(const std::string& path, std::string_view key, const dataset::TokenSettings& data,
                          const parallel::World& world) {
-  const std::string name = world.on_root([&] {
-    const std::string_view name = name_of(format_of(path, key, data.format));
-    log::info("{} = \"{}\": {}{}", key, path, name,
-              data.format == DataFormat::by_name ? " by its name (data.format)" : "");
-    return std::string(name);
-  });
+  const std::string name = world.on_root([&] { return std::string(name_of(format_of(path, key, data.format))); });
   return name == "tokens" ? DataFormat::tokens : name == "jsonl" ? DataFormat::jsonl : DataFormat::text;
 }
 
