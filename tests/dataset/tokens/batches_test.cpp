@@ -253,14 +253,14 @@ TEST_CASE("ids that do not count in the loss are read and are no targets, with a
   const TokenSet set("marked", ids, 8, 0, {{0, 4}, {1, 0, 1, 1, 1, 0, 1, 0}});
   for (const bool mask : {false, true}) {
     TokenRows rows(2, 4, mask);
-    fill_windows(set, 0, rows.batch());
+    Segments(set, settings(4, 4, TokenOrder::sequential)).fill(0, rows.batch());
     CHECK(std::vector(rows.batch().targets.begin(), rows.batch().targets.end()) ==
           std::vector<std::int32_t>{kIgnored, 2, 3, mask ? kIgnored : 4, kIgnored, 6, kIgnored, kIgnored});
     CHECK(rows.batch().counted == (mask ? 3 : 4));
     CHECK(rows.batch().ids[5] == 5);
   }
   TokenRows rows(2, 4, false);
-  fill_windows(set.counting_all(), 0, rows.batch());
+  Segments(set.counting_all(), settings(4, 4, TokenOrder::sequential)).fill(0, rows.batch());
   CHECK(rows.batch().counted == 7);
 }
 
