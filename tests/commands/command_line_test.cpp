@@ -279,7 +279,8 @@ TEST_CASE("--set does not swallow the input") {
   scratch.file("a.toml", good);
   const Outcome outcome = weft_with(scratch, "train --print-config --set run.steps=5 --set run.seed=6 a.toml");
   CHECK(outcome.code == 0);
-  CHECK(outcome.out.find("steps = 5\nseed = 6\n") != std::string::npos);
+  CHECK(outcome.out.find("\nsteps = 5\n") != std::string::npos);
+  CHECK(outcome.out.find("\nseed = 6\n") != std::string::npos);
 }
 
 TEST_CASE("a wrong input ends with 2 and reports every problem with its position") {

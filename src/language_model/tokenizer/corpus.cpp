@@ -294,6 +294,11 @@ Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& wo
                            "smaller data.sequence or a longer text",
                            train->name(), train->size(), data.sequence);
   if (validation) require_prediction(*validation);
+  if (train->has_counted() && data.pack == dataset::Pack::stream && world.is_root())
+    log::info(
+        "{}: a sequence may begin inside a row, without the prompt of its completion; data.pack = \"documents\" keeps "
+        "rows whole",
+        data.train);
   return {*train, validation, vocabulary, tokenizer, fingerprint, {*train, data}};
 }
 
