@@ -344,9 +344,13 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
       format::grouped(run), static_cast<double>(run) / static_cast<double>(best), format::grouped(best));
   text += grids_text(configuration, plan.architecture);
   if (configuration.privacy.enabled) text += private_text(plan, configuration);
-  if (plan.train_tokens > 0)
-    text += fmt::format("  the training set has {} tokens: {:.3g} epochs\n", format::grouped(plan.train_tokens),
-                        static_cast<double>(run) / static_cast<double>(plan.train_tokens));
+  if (plan.train_tokens > 0) {
+    text += fmt::format("  the training set has {} tokens", format::grouped(plan.train_tokens));
+    // Rows of documents have padding: their number is in the log.
+    if (configuration.data.pack == dataset::Pack::stream)
+      text += fmt::format(": {:.3g} epochs", static_cast<double>(run) / static_cast<double>(plan.train_tokens));
+    text += '\n';
+  }
   return text;
 }
 
