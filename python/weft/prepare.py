@@ -68,8 +68,8 @@ def parquet_rows(path):
     try:
         import pyarrow
         import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise WeftError(USAGE, f"{path}: Parquet needs the package pyarrow, which is not installed; pip install pyarrow") from None
+    except ImportError as failure:  # not installed, or for another NumPy
+        raise WeftError(USAGE, f"{path}: Parquet needs the package pyarrow ({printable(str(failure), 200)}); pip install pyarrow") from None
     try:
         file = pyarrow.parquet.ParquetFile(path)
         wanted = [name for name in file.schema_arrow.names if name in (*COPIED, "messages", "tools")]

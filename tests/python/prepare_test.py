@@ -137,7 +137,7 @@ def check_parquet():
     try:
         import pyarrow
         import pyarrow.parquet
-    except ModuleNotFoundError:
+    except ImportError:
         (FOLDER / "a.parquet").write_bytes(b"PAR1")
         assert "pip install pyarrow" in prepare("a.parquet", "--output", "r.jsonl", code=2)
         return
