@@ -20,8 +20,8 @@ std::recursive_mutex& mutex() {
   return m;
 }
 
-/// HDF5 1.10 frees twice what an object holds when it is closed after an operation on it found no memory: valgrind
-/// shows it for a property list whose H5Pset_chunk failed. From the first such failure on, nothing is closed.
+/// HDF5 1.10 reads what it has freed when an object is closed after an operation on it found no memory: valgrind shows
+/// it for a property list whose H5Pset_chunk failed. From the first such failure on, nothing is closed.
 std::atomic<bool> without_memory = false;
 
 /// Why the library failed: the innermost message of its error stack, and the errno of the system call, or 0.
