@@ -20,7 +20,7 @@ double scaled(double frequency, const RopeScaling& scaling) {
   return (1 - share) * frequency / scaling.factor + share * frequency;
 }
 
-/// Of yarn: the pair whose wavelength fits `periods` times into the contexts of the training.
+/// Returns the number of the pair whose wavelength fits `periods` times into the contexts of the training (YaRN).
 double pair_of(double periods, double base, const RopeScaling& scaling, std::int64_t columns) {
   return static_cast<double>(columns) *
          std::log(static_cast<double>(scaling.length) / (periods * 2 * std::numbers::pi)) / (2 * std::log(base));

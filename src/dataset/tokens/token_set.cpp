@@ -104,6 +104,20 @@ struct TokenSet::Store {
                                         [](std::int64_t at, const Shard& shard) { return at < shard.begin; });
     return static_cast<std::size_t>(after - shards.begin()) - 1;
   }
+  /// Calls visit(shard, first, i, n) for the parts of `count` positions from `begin` on: n positions of the shard from
+  /// its position `first` on are those from `begin` + i on.
+  template <class Visit>
+  void for_parts(std::int64_t begin, std::size_t count, const Visit& visit) const {
+    std::size_t done = 0;
+    for (std::size_t s = shard_of(begin); done < count; ++s) {
+      const Shard& shard = shards[s];
+      if (shard.file) shard.file->require_whole();
+      const std::int64_t first = begin + static_cast<std::int64_t>(done) - shard.begin;
+      const std::size_t n = std::min(count - done, static_cast<std::size_t>(shard.count - first));
+      visit(shard, first, done, n);
+      done += n;
+    }
+  }
 };
 
 namespace {
@@ -264,32 +278,26 @@ std::int64_t TokenSet::n_files() const {
 }
 
 void TokenSet::read(std::int64_t begin, std::span<std::uint32_t> out) const {
-  std::int64_t position = begin_ + begin;
-  std::size_t filled = 0;
-  for (std::size_t s = store_->shard_of(position); filled < out.size(); ++s) {
-    const Shard& shard = store_->shards[s];
-    if (shard.file) shard.file->require_whole();
-    const std::int64_t first = position - shard.begin;
-    const std::size_t n = std::min(out.size() - filled, static_cast<std::size_t>(shard.count - first));
-    const auto copy = [&]<class Id>(Id) {
-      const std::byte* const ids = shard.ids + first * static_cast<std::int64_t>(sizeof(Id));
-      std::uint32_t largest = 0;
-      for (std::size_t i = 0; i < n; ++i) {
-        out[filled + i] = load<Id>(ids + i * sizeof(Id));
-        largest = std::max(largest, out[filled + i]);
-      }
-      return largest;
-    };
-    const std::uint32_t largest = shard.type == Scalar::u16 ? copy(std::uint16_t{}) : copy(std::uint32_t{});
-    if (static_cast<std::int64_t>(largest) >= store_->vocabulary) {
-      std::size_t i = filled;
-      while (static_cast<std::int64_t>(out[i]) < store_->vocabulary) ++i;
-      throw error(ExitCode::data, "{}: token {} is {} (the vocabulary has {}); was it written with another tokeniser?",
-                  shard.name, first + static_cast<std::int64_t>(i - filled), out[i], store_->vocabulary);
-    }
-    filled += n;
-    position += static_cast<std::int64_t>(n);
-  }
+  store_->for_parts(
+      begin_ + begin, out.size(), [&](const Shard& shard, std::int64_t first, std::size_t filled, std::size_t n) {
+        const auto copy = [&]<class Id>(Id) {
+          const std::byte* const ids = shard.ids + first * static_cast<std::int64_t>(sizeof(Id));
+          std::uint32_t largest = 0;
+          for (std::size_t i = 0; i < n; ++i) {
+            out[filled + i] = load<Id>(ids + i * sizeof(Id));
+            largest = std::max(largest, out[filled + i]);
+          }
+          return largest;
+        };
+        const std::uint32_t largest = shard.type == Scalar::u16 ? copy(std::uint16_t{}) : copy(std::uint32_t{});
+        if (static_cast<std::int64_t>(largest) >= store_->vocabulary) {
+          std::size_t i = filled;
+          while (static_cast<std::int64_t>(out[i]) < store_->vocabulary) ++i;
+          throw error(ExitCode::data,
+                      "{}: token {} is {} (the vocabulary has {}); was it written with another tokeniser?", shard.name,
+                      first + static_cast<std::int64_t>(i - filled), out[i], store_->vocabulary);
+        }
+      });
 }
 
 void TokenSet::document_starts(std::int64_t begin, std::int64_t end, std::vector<std::int64_t>& starts) const {
@@ -333,21 +341,15 @@ bool TokenSet::has_counted() const {
 void TokenSet::read_counted(std::int64_t begin, std::span<std::uint8_t> out) const {
   std::fill(out.begin(), out.end(), std::uint8_t{1});
   if (all_count_) return;
-  std::int64_t position = begin_ + begin;
-  std::size_t filled = 0;
-  for (std::size_t s = store_->shard_of(position); filled < out.size(); ++s) {
-    const Shard& shard = store_->shards[s];
-    if (shard.file) shard.file->require_whole();
-    const std::int64_t first = position - shard.begin;
-    const std::size_t n = std::min(out.size() - filled, static_cast<std::size_t>(shard.count - first));
-    if (shard.counted != nullptr) std::memcpy(out.data() + filled, shard.counted + first, n);
-    for (std::size_t i = filled; i < filled + n; ++i)
-      if (out[i] > 1)
-        throw error(ExitCode::data, "{}: /counted [{}] is {} (1: the token counts in the loss, 0: not); is it damaged?",
-                    shard.name, first + static_cast<std::int64_t>(i - filled), out[i]);
-    filled += n;
-    position += static_cast<std::int64_t>(n);
-  }
+  store_->for_parts(
+      begin_ + begin, out.size(), [&](const Shard& shard, std::int64_t first, std::size_t filled, std::size_t n) {
+        if (shard.counted != nullptr) std::memcpy(out.data() + filled, shard.counted + first, n);
+        for (std::size_t i = filled; i < filled + n; ++i)
+          if (out[i] > 1)
+            throw error(ExitCode::data,
+                        "{}: /counted [{}] is {} (1: the token counts in the loss, 0: not); is it damaged?", shard.name,
+                        first + static_cast<std::int64_t>(i - filled), out[i]);
+      });
 }
 
 TokenSet TokenSet::counting_all() const {

@@ -115,7 +115,7 @@ void set_columns(const ConfigKeys& keys, HuggingfaceConfig& out, double share) {
 
 }  // namespace
 
-/// Of both objects the library takes rope_scaling and ignores all of the other, including its rope_theta.
+/// If both objects are there, the library takes rope_scaling and ignores all of rope_parameters, its rope_theta too.
 void read_rotary(ConfigKeys& keys, HuggingfaceConfig& out, const RotaryKeys& names) {
   const SortedJson *parameters = keys.find("rope_parameters"), *scaling = keys.find("rope_scaling");
   const bool has_base = keys.find(names.base) != nullptr;
