@@ -1,20 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/language/attention/attention.hpp"
+#include "kernels/language/attention/attend_row.hpp"
 #include "kernels/language/decode/cached_attention.hpp"
-#include "kernels/language/exponential.hpp"
-#include "kernels/language/rows_portable.hpp"
 
 namespace weft::kernels {
 namespace {
-
-/// Keys whose probabilities are formed together. Blocks begin at multiples of this position.
-constexpr int kBlock = 64;
-
-struct CachedAttentionScratch {
-  float query[kLargestHead], row[kLargestHead], sum[kLargestHead];
-  float score[kBlock];
-};
-static_assert(kLargestHead <= kChunkColumns);
 
 struct StoreScratch {
   float row[kChunkColumns];
@@ -38,9 +27,9 @@ void store_rows(const Execution& execution, AnyMatrix in, Array<const std::int64
 void cached_attention(const Execution& execution, const CachedAttention& shape, AnyMatrix queries, AnyMatrix keys,
                       AnyMatrix values, AnyMatrix cached_keys, AnyMatrix cached_values, AnyMatrix out) {
   const CachedAttention a = shape;
-  for_rows<CachedAttentionScratch>(
+  for_rows<AttendScratch>(
       execution, "cached_attention", queries.rows * a.heads,
-      KOKKOS_LAMBDA(const Team& team, CachedAttentionScratch& buffer, std::int64_t index) {
+      KOKKOS_LAMBDA(const Team& team, AttendScratch& buffer, std::int64_t index) {
         const std::int64_t row = index / a.heads, head = index % a.heads, group = a.heads / a.kv_heads;
         const std::int64_t column = head * a.head_size, key_column = head / group * a.head_size;
         const int size = static_cast<int>(a.head_size);
@@ -65,32 +54,14 @@ void cached_attention(const Execution& execution, const CachedAttention& shape, 
         const float* query = row_chunk(team, queries, row, column, size, buffer.query);
         const std::int32_t lower =
             a.window > 0 && position >= a.window ? position - static_cast<std::int32_t>(a.window) + 1 : 0;
-        float largest = bits_float(0xff800000u), total = 0.0f;
-        for_columns(team, size, [&](int c) { buffer.sum[c] = 0.0f; });
-        for (std::int32_t block = lower / kBlock * kBlock; block <= position; block += kBlock) {
-          const std::int32_t begin = block > lower ? block : lower,
-                             end = block + kBlock <= position ? block + kBlock : position + 1;
-          float most = largest;
-          for (std::int32_t key = begin; key < end; ++key) {
-            const float* k = read(keys, cached_keys, key);
-            float score = a.scale * sum_columns<float>(team, size, [&](int c) { return query[c] * k[c]; });
-            if (a.softcap > 0) score = a.softcap * hyperbolic_tangent(score / a.softcap);
-            once(team, [&] { buffer.score[key - begin] = score; });
-            most = score > most ? score : most;
-          }
-          team.team_barrier();
-          const float factor = exponential(largest - most);
-          largest = most;
-          total *= factor;
-          for_columns(team, size, [&](int c) { buffer.sum[c] *= factor; });
-          for (std::int32_t key = begin; key < end; ++key) {
-            const float probability = exponential(buffer.score[key - begin] - largest);
-            total += probability;
-            const float* v = read(values, cached_values, key);
-            for_columns(team, size, [&](int c) { buffer.sum[c] += probability * v[c]; });
-          }
-          team.team_barrier();
-        }
+        const float total = attend(
+            team, buffer, size, query, lower, position + 1,
+            [&](float product) {
+              const float score = a.scale * product;
+              return a.softcap > 0 ? a.softcap * hyperbolic_tangent(score / a.softcap) : score;
+            },
+            [&](std::int32_t key) { return read(keys, cached_keys, key); },
+            [&](std::int32_t key) { return read(values, cached_values, key); });
         store_chunk(team, out, row, column, size, [&](int c) { return buffer.sum[c] / total; });
       });
 }
