@@ -85,9 +85,10 @@ std::unique_ptr<Reward> make_reward(const Settings& settings, MeanLogProbabiliti
   throw error(ExitCode::internal, "a reward without a function");
 }
 
+/// Null if the frozen model is that of the run without its adapters, or if nothing uses it.
 std::unique_ptr<const Model> own_model(const Model& trained, const Configuration& configuration,
                                        const parallel::Grid& grid) {
-  if (trained.architecture().lora.rank > 0) return nullptr;
+  if (trained.architecture().lora.rank > 0 || !configuration.polychromic.uses_frozen_model()) return nullptr;
   return std::make_unique<const Model>(trained.architecture(), configuration.optimizer.state, grid.shape(),
                                        grid.world().rank(), trained.execution(), model::Moments::none);
 }

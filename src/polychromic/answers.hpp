@@ -80,7 +80,7 @@ class Judge {
   /// Judges the answers, polychromic.samples for each prompt; one judgement per prompt.
   std::vector<Judgement> judge(std::span<const Answers>, const kernels::SetRule&, Timing);
 
-  /// True if the frozen model is that of the run without its adapters: its weights are then in checkpoints.
+  /// True if there is no frozen model but that of the run without its adapters, whose weights are in checkpoints.
   bool shares_weights() const { return own_ == nullptr; }
   /// Transformer of the frozen model. If weights are shared, prepare_weights must be called after they are loaded.
   language_model::Transformer& transformer() { return transformer_; }
@@ -102,7 +102,7 @@ class Judge {
   const language_model::Tokenizer& tokenizer_;
   const kernels::Execution execution_;
   run::Timers& timers_;
-  const std::unique_ptr<const language_model::Model> own_;  // frozen, without moments; none: shared
+  const std::unique_ptr<const language_model::Model> own_;  // frozen, without moments; none: shared or not used
   Buffers buffers_;
   language_model::Transformer transformer_;
   language_model::Staging staging_;

@@ -164,7 +164,7 @@ void add_memory(Plan& plan, const Configuration& configuration, const Prompts& p
   const model::StateBytes state =
       model::largest_state_bytes(parameter_specs(plan.architecture), grid_shape(configuration),
                                  configuration.optimizer.state, backend, model::Moments::none);
-  if (plan.architecture.lora.rank == 0)  // else that of the run
+  if (plan.architecture.lora.rank == 0 && configuration.polychromic.uses_frozen_model())  // else that of the run
     plan.device.emplace_back("frozen model", state.total() + 4 * rotary_elements(plan.architecture));
   if (const std::string& embedder = configuration.polychromic.embedder; !embedder.empty())
     plan.device.emplace_back("embedder", language_model::SentenceEncoder::size(embedder).bytes);

@@ -56,6 +56,8 @@ struct Settings {
   kernels::SetRule set_rule() const {
     return {.objective = objective, .set_size = set_size, .diversity_weight = diversity_weight};
   }
+  /// True if answers pass the initial model: for embeddings, likelihoods or the divergence from it.
+  bool uses_frozen_model() const { return embedder.empty() || reward == RewardKind::likelihood || kl > 0; }
   bool holds_reward() const { return hold_reward != HoldReward::none && weight > 0; }
 };
 

@@ -135,7 +135,7 @@ def tunes(weft):
     assert "resuming after step 2" in tune("pieces")
     assert program.shard(weft.folder / "whole", 4) == program.shard(weft.folder / "pieces", 4)
     # Two ranks; the likelihood needs the frozen model besides.
-    for sets in ((), ("polychromic.reward=likelihood",)):
+    for sets in ((), ("polychromic.reward=likelihood", "polychromic.kl=0.1")):
         runs = [f"ranks_{ranks}_{len(sets)}" for ranks in (1, 2)]
         tune(runs[0], *sets)
         tune(runs[1], *sets, ranks=2)
@@ -144,7 +144,10 @@ def tunes(weft):
                 # Rounding of sums; a token drawn at the border of two intervals would show as more.
                 assert abs(one[key] - two[key]) <= 1e-4 * abs(one[key]), (sets, key, one[key], two[key])
     printed = weft.run("lm", "polychromic", "tune.toml", "--output", "dry", "--dry-run")
-    assert "embedder" in printed, printed
+    assert "embedder" in printed and "frozen model" not in printed, printed
+    for key in ("polychromic.reward=likelihood", "polychromic.kl=0.1"):
+        printed = weft.run("lm", "polychromic", "tune.toml", "--output", "dry", "--dry-run", *program.sets(key))
+        assert "frozen model" in printed, (key, printed)
     printed = tune("no", "polychromic.embedder=base", code=3)
     assert "config.json" in printed, printed
 
