@@ -107,7 +107,9 @@ def refusals(weft):
         assert "model.safetensors" in measured(weft, "torn", TEXTS, code=3)
     (weft.folder / "torn/config.json").write_text("{")
     assert "config.json" in measured(weft, "torn", TEXTS, code=3)
-    assert "config.json" in measured(weft, "missing", TEXTS, code=3)
+    assert "missing: has no config.json" in measured(weft, "missing", TEXTS, code=3)
+    (weft.folder / "sizes/tokenizer.json").unlink()
+    assert "sizes: has no tokenizer.json" in measured(weft, "sizes", TEXTS, code=3)
 
 
 def tunes(weft):

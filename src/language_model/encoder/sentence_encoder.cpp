@@ -21,6 +21,18 @@ constexpr std::int64_t kRows = 4096;
 
 std::int64_t rows_of(std::int64_t longest) { return std::max(kRows, longest); }
 
+/// Throws unless the directory of an encoder has its configuration and its tokeniser.
+const fs::path& complete(const fs::path& directory) {
+  for (const char* const file : {"config.json", kHuggingFaceTokenizer})
+    if (!fs::exists(directory / file))
+      throw error(
+          ExitCode::data,
+          "{}: has no {} (an encoder is a directory that sentence-transformers has saved); correct the path, or "
+          "complete it",
+          directory.string(), file);
+  return directory;
+}
+
 Tokenizer tokenizer_of(const fs::path& directory, const EncoderShape& shape) {
   Tokenizer tokenizer = load_tokenizer((directory / kHuggingFaceTokenizer).string(), {}, "the tokeniser of an encoder");
   if (tokenizer.vocabulary_size() > shape.vocabulary)
@@ -42,7 +54,7 @@ std::int64_t longest_of(const fs::path& directory, const EncoderShape& shape, co
 }  // namespace
 
 SentenceEncoder::SentenceEncoder(const fs::path& directory, const kernels::Execution& execution)
-    : SentenceEncoder(BertDirectory(directory), directory, execution) {}
+    : SentenceEncoder(BertDirectory(complete(directory)), directory, execution) {}
 
 SentenceEncoder::SentenceEncoder(const BertDirectory& files, const fs::path& directory,
                                  const kernels::Execution& execution)
@@ -55,7 +67,7 @@ SentenceEncoder::SentenceEncoder(const BertDirectory& files, const fs::path& dir
       pooled_(rows_of(longest_)) {}
 
 SentenceEncoder::Size SentenceEncoder::size(const fs::path& directory) {
-  const BertDirectory files(directory);
+  const BertDirectory files(complete(directory));
   const EncoderShape& shape = files.shape();
   const std::int64_t rows = rows_of(longest_of(directory, shape, tokenizer_of(directory, shape)));
   return {shape.d_model, Encoder::bytes(shape, rows) + rows * static_cast<std::int64_t>(sizeof(kernels::PooledRows))};
