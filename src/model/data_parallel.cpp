@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/language/residual/residual.hpp"
 #include "kernels/reduce/reduce.hpp"
 
 namespace weft::model {
@@ -74,10 +75,12 @@ DataParallel::DataParallel(const Parameters& parameters, AccumulatingSink& gradi
     arrived_.resize(parameters.size());
   }
   ranks_.emplace(grid.axis(parallel::kDataAxis), communication(), buffers_.largest_message);
+  host_ranks_ = &grid.axis(parallel::kDataAxis);
 }
 
 void DataParallel::begin_step() {
   idle_.restart();
+  adds_ = false;
   changed_ = active();
   in_step_ = true;
 }
@@ -127,23 +130,46 @@ void DataParallel::reduce_matrix(std::size_t parameter) {
   for (std::int64_t rank = 0; rank < ranks_->size(); ++rank)
     bytes.push_back(4 * held.columns * parallel::part(held.rows, ranks_->size(), rank).size());
   ranks_->send_to_owners(held.data, bytes, buffers_.received.data(), "gradients");
-  add_up(owned.rows * owned.columns, owned.data);
+  if (!adds_) return add_up(owned.rows * owned.columns, owned.data);
+  const kernels::AnyMatrix sum{owned.data, kernels::Scalar::fp32, owned.rows, owned.columns, owned.columns};
+  kernels::AnyMatrix added = sum;
+  added.data = buffers_.received.data();
+  add_up(owned.rows * owned.columns, reinterpret_cast<float*>(buffers_.received.data()));
+  kernels::add_rows(communication(), sum, added, sum);
 }
 
-void DataParallel::reduce_from(std::size_t first) {
-  if (!active() || !overlap_ || first >= complete_) return;
+void DataParallel::reduce_matrices(std::size_t first) {
   begin();
   while (complete_ > first)
     if (is_exchanged(parameters_.specs()[--complete_])) reduce_matrix(complete_);
   end();
 }
 
+void DataParallel::reduce_from(std::size_t first) {
+  if (!active() || first >= complete_) return;
+  if (!in_micro_batches()) {
+    if (overlap_) reduce_matrices(first);
+    return;
+  }
+  await_reductions();  // the next unit is formed where the last one was
+  reduce_matrices(first);
+  if (stream_) reduced_.record(communication());
+  if (first > 0) return;
+  complete_ = parameters_.size();
+  adds_ = true;
+}
+
+void DataParallel::await_reductions() {
+  if (active() && in_micro_batches()) await(reduced_);
+}
+
 void DataParallel::reduce() {
   if (!active()) return;
+  if (!in_micro_batches()) {
+    reduce_matrices(0);
+    complete_ = parameters_.size();
+  }
   begin();
-  while (complete_ > 0)
-    if (is_exchanged(parameters_.specs()[--complete_])) reduce_matrix(complete_);
-  complete_ = parameters_.size();
   const kernels::Array<float> vectors = gradients_.vectors();
   if (vectors.size > 0) {  // none if all are frozen
     const std::vector<std::int64_t> bytes(static_cast<std::size_t>(ranks_->size()), 4 * vectors.size);
@@ -179,6 +205,11 @@ void DataParallel::all_gather(void* all, std::span<const std::int64_t> bytes, co
   ranks_->all_gather(all, bytes, name);
   end();
   await_exchanges();
+}
+
+std::int64_t DataParallel::most(std::int64_t value) const {
+  if (active()) host_ranks_->maximum({&value, 1});
+  return value;
 }
 
 void DataParallel::sum(kernels::Array<double> values, const char* name) {

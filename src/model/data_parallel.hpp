@@ -20,6 +20,9 @@
 // on the host they take place at the same points, and the computation waits. Otherwise reduce_from does nothing. The
 // bits are the same.
 //
+// With KeptGradients::of_owned_rows (stage 2) gradients are reduced in every micro-batch, unit by unit, and added to
+// those of the owned rows. All ranks then have equally many micro-batches, some of them without examples.
+//
 // Contributions are added in rank order, in fp32: the same bits in every run and on every rank. With D ranks and P
 // elements of matrices a rank sends 4 P (D - 1) / D bytes of gradients, and as many of fp32 weights; half of bf16
 // weights, and of fp32 weights in two planes of which products read one.
@@ -71,6 +74,10 @@ class DataParallel {
   /// matrices with number >= first. reduce: of those that remain, and of all vectors. Collective.
   void reduce_from(std::size_t first);
   void reduce();
+  /// True if matrices are reduced in every micro-batch, from `first` = 0 on at its end.
+  bool in_micro_batches() const { return gradients_.kept() == KeptGradients::of_owned_rows; }
+  /// Later work may form gradients where those were that have been reduced.
+  void await_reductions();
 
   /// Before the work of a step, where it is not replayed.
   void begin_step();
@@ -86,6 +93,8 @@ class DataParallel {
   /// Collective.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name);
   void sum(kernels::Array<double> values, const char* name);
+  /// The largest of the values of the ranks, on the host. Collective.
+  std::int64_t most(std::int64_t value) const;
   bool leaves_the_host_free() const { return ranks_->leaves_the_host_free(); }
 
   /// When the computation waits for exchanges.
@@ -101,6 +110,7 @@ class DataParallel {
   void await(const device::Event& event);
   void await_exchanges();
   void reduce_matrix(std::size_t parameter);
+  void reduce_matrices(std::size_t first);
   void add_up(std::int64_t elements, float* out);
 
   const Parameters& parameters_;
@@ -111,10 +121,12 @@ class DataParallel {
   device::IdleClock idle_;
   std::optional<device::Stream> stream_;  // stream of the exchanges; empty: that of the computation
   std::optional<parallel::DeviceCommunicator> ranks_;
+  const parallel::Communicator* host_ranks_ = nullptr;
   Buffers buffers_;
-  device::Event computed_, exchanged_;
+  device::Event computed_, exchanged_, reduced_;
   std::vector<device::Event> arrived_;  // by parameter: its weights, and those of all before it
   bool changed_ = false;                // weights, since they were gathered
+  bool adds_ = false;                   // reduced gradients: to those of the micro-batches before
   bool in_step_ = false;                // waits count as idle time of the step
   std::size_t complete_;                // gradients from here on are reduced
   std::size_t awaited_;                 // the computation waits for the weights of parameters below

@@ -96,6 +96,7 @@ struct ParameterSpec {
   /// are no rows of the parameter: not updated, not in checkpoints. On a GPU products over 50,257 rows take 8 times as
   /// long as those over 50,304.
   std::int64_t row_multiple = 1;
+  std::size_t unit = 0;          ///< part of the model that is computed as a whole (model/unit_memory.hpp)
   std::string export_name = {};  ///< in files of other projects; "" = `name`
   std::vector<RowState> row_state = {};
 

@@ -30,6 +30,8 @@ class PrivateModel : public Passes {
   virtual void prepare_weights() = 0;
   /// Makes records [first, first + count) of those of this rank the micro-batch of the passes that follow.
   virtual MicroBatch load(std::int64_t first, std::int64_t count) = 0;
+  /// The exchanges of the passes over a micro-batch, where this rank has no more records and others have.
+  virtual void pass_without_records() {}
   /// True for a vector that the model has updated itself, from its noisy gradient.
   virtual bool update(std::size_t /*parameter*/, kernels::Array<const float> /*gradient*/) { return false; }
 };
@@ -50,8 +52,8 @@ class PrivateStep {
 
   /// Sets the noise of all steps. Call it before the first step.
   void set_noise(const Noise& noise) { noise_ = noise; }
-  /// One step on `records` records on this rank, which may be none. No group of the data axis waits for another between
-  /// micro-batches, so that they may have different numbers of them. Collective. Throws Error(numeric) if the sum with
+  /// One step on `records` records on this rank, which may be none. Unless gradients are reduced in every micro-batch, no
+  /// group of the data axis waits for another between micro-batches: they have different numbers of them. Collective. Throws Error(numeric) if the sum with
   /// its noise is not finite, in this step or one of the two before it.
   void run(const kernels::AdamStep& constants, std::int64_t records);
 
@@ -72,6 +74,7 @@ class PrivateStep {
   const kernels::Array<kernels::StepFlags> flags_;
   const std::unique_ptr<Clipping> clipping_;
   Noise noise_;
+  std::int64_t most_records_ = 0;  // of this step, on any rank of the data axis
 };
 
 }  // namespace weft::privacy

@@ -229,6 +229,15 @@ void add_parallel_keys(input::Schema& schema, parallel::Settings& parallel) {
       .at_most(1 << 10)
       .not_with("language_model.qk_norm", {"width"}, "its norm is over all heads, which are on several ranks")
       .free();
+  using parallel::Shard;
+  schema
+      .add("parallel.shard", parallel.shard,
+           {{"state", Shard::state}, {"gradients", Shard::gradients}, {"full", Shard::full}},
+           "what ranks that divide the batch also divide among them: the state of the optimizer; gradients as well, "
+           "which are then exchanged in every micro-batch; or all, with the weights of the matrices, which are "
+           "gathered block by block in every pass")
+      .not_with("privacy.algorithm", {"naive"}, "which forms the gradients of all parameters for each record")
+      .free();
   parallel::add_world_key(schema, parallel);
 }
 

@@ -73,6 +73,11 @@ model::GatheredWeights gathered_weights(const Configuration& configuration) {
   return configuration.precision == Precision::fp16 ? model::GatheredWeights::all : model::GatheredWeights::upper_plane;
 }
 
+model::KeptGradients kept_gradients(const Configuration& configuration) {
+  return configuration.shard() == parallel::Shard::state ? model::KeptGradients::of_held_rows
+                                                         : model::KeptGradients::of_owned_rows;
+}
+
 /// Bytes of the losses of all tokens of a step, fp32.
 std::int64_t loss_bytes(const Configuration& configuration) { return 4 * configuration.data.batch_tokens; }
 
@@ -87,12 +92,13 @@ model::StepArena measure_step(const Configuration& configuration, const Architec
   const Transformer::Buffers transformer(transformer_settings(configuration, architecture, grid, last), arena);
   const Architecture part = part_of(architecture, grid, last);
   const Trainer::Buffers trainer(configuration, part, arena);
+  const model::KeptGradients kept = kept_gradients(configuration);
   const model::ParameterUpdate::Buffers update(
-      model::AccumulatingSink::elements(specs, grid, last), arena, state_buffers(configuration, specs, arena),
+      model::AccumulatingSink::elements(specs, grid, last, kept), arena, state_buffers(configuration, specs, arena),
       model::DataParallel::Buffers(specs, grid, loss_bytes(configuration), arena));
   arena.purpose("gradients");
   arena.count(model::StepArena::Where::device,
-              model::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens()));
+              model::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens(), kept));
   if (configuration.privacy.enabled)
     arena.count(model::StepArena::Where::device,
                 privacy::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, part)));
@@ -111,11 +117,12 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
       tensor_(tensor_axis(configuration, architecture, grid, execution, arena_)),
       transformer_(model_, transformer_settings(configuration_, architecture, grid.shape(), grid.world().rank()),
                    timers_, arena_, tensor_ ? &*tensor_ : nullptr),
-      sink_(model_.parameters(), execution, configuration.micro_tokens()),
+      sink_(model_.parameters(), execution, configuration.micro_tokens(), kept_gradients(configuration)),
       buffers_(configuration_, part_of(architecture, grid.shape(), grid.world().rank()), arena_),
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
               model::ParameterUpdate::Buffers(
-                  model::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
+                  model::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank(),
+                                                    kept_gradients(configuration)),
                   arena_, state_buffers(configuration, model_.parameters().specs(), arena_),
                   model::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), loss_bytes(configuration_),
                                                arena_)),
@@ -252,6 +259,7 @@ privacy::MicroBatch Trainer::load(std::int64_t first, std::int64_t count) {
 void Trainer::pass(parallel::Range examples, model::GradientSink& sink) {
   const Tokens tokens = staging_.tokens(examples.begin, examples.size(), length_);
   transformer_.forward(tokens, runner_.constants());
+  update_.exchange().await_reductions();
   transformer_.losses_and_gradient(tokens, {buffers_.losses.data, tokens.rows()}, sink);
   transformer_.backward(tokens, runner_.constants(), sink);
 }
@@ -291,15 +299,23 @@ void Trainer::compute() {
   }
   transformer_.prepare_weights();
   if (objective_) objective_(runner_.constants(), sink_);
-  for (std::int64_t first = 0; first < sequences; first += micro) {
-    if (first + micro >= sequences && update_.exchange().active())
+  model::DataParallel& exchange = update_.exchange();
+  const std::int64_t most_sequences = parallel::largest_part(configuration_.data.batch_tokens / length, ranks_.size()),
+                     end = exchange.in_micro_batches() ? most_sequences : sequences;
+  for (std::int64_t first = 0; first < end; first += micro) {
+    if (exchange.active() && (exchange.in_micro_batches() || first + micro >= end))
       sink_.when_complete([this](std::size_t parameter) {
         timers_.phase("exchange");
         update_.exchange().reduce_from(parameter);
       });
+    if (first >= sequences) {
+      transformer_.pass_without_tokens(sink_);
+      continue;
+    }
     Tokens tokens = staging_.tokens(first, std::min(micro, sequences - first), length);
     tokens.scale = factor;
     transformer_.forward(tokens, runner_.constants());
+    exchange.await_reductions();
     transformer_.losses_and_gradient(tokens, {losses.data + first * length, tokens.rows()}, sink_);
     transformer_.backward(tokens, runner_.constants(), sink_);
   }

@@ -154,6 +154,8 @@ class Trainer : private privacy::PrivateModel {
 /// Weights that ranks gather from the owners of their rows: copies in fp16 are made of whole weights, all other
 /// products read the upper plane.
 model::GatheredWeights gathered_weights(const Configuration&);
+/// Gradients that ranks keep with parallel.shard.
+model::KeptGradients kept_gradients(const Configuration&);
 
 /// Memory of a step in a Trainer, by purpose, with settings as there. Needs no device.
 model::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&, kernels::Backend);

@@ -286,6 +286,8 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   sink.end_micro_batch();
 }
 
+void Transformer::pass_without_tokens(GradientSink& sink) { sink.end_micro_batch(); }
+
 /// Recomputes activations of the block that ends with sublayer `last` and that memory.recompute did not keep. Those of
 /// the last block are still in memory.
 void Transformer::recompute(std::size_t last, const Pass& pass) {

@@ -86,6 +86,9 @@ class Transformer {
   /// Backward pass of everything below the head, after `losses_and_gradient`. `step` as in `forward`.
   void backward(const Tokens&, const kernels::AdamStep* step, model::GradientSink&);
 
+  /// The exchanges of a micro-batch in which other ranks have tokens and this one has none.
+  void pass_without_tokens(model::GradientSink&);
+
   /// Logits of all rows after `forward`, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
   /// next call of this object.
   kernels::AnyMatrix logits(const Tokens& tokens) { return head_.logits({tokens}, hidden_states(tokens)); }
