@@ -6,6 +6,7 @@
 
 #include "kernels/language/residual/residual.hpp"
 #include "kernels/reduce/reduce.hpp"
+#include "model/weight_slots.hpp"
 
 namespace weft::model {
 namespace {
@@ -73,6 +74,11 @@ DataParallel::DataParallel(const Parameters& parameters, AccumulatingSink& gradi
   if (overlap && device::is_asynchronous(execution)) {
     stream_.emplace(execution);
     arrived_.resize(parameters.size());
+  }
+  if (const WeightSlots* slots = parameters.slots(); slots != nullptr) in_slot_.assign(slots->units().slots(), kNoUnit);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    unit_end_.resize(std::max(unit_end_.size(), parameters.specs()[i].unit + 1));
+    unit_end_[parameters.specs()[i].unit] = i + 1;
   }
   ranks_.emplace(grid.axis(parallel::kDataAxis), communication(), buffers_.largest_message);
   host_ranks_ = &grid.axis(parallel::kDataAxis);
@@ -184,6 +190,10 @@ void DataParallel::reduce() {
 void DataParallel::start_weights() {
   if (!changed_) return;
   changed_ = false;
+  if (parameters_.slots() != nullptr) {
+    std::fill(in_slot_.begin(), in_slot_.end(), kNoUnit);
+    return;
+  }
   begin();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (is_exchanged(parameters_.specs()[i])) gather_updated_rows(*ranks_, parameters_.matrix(i), gathered_);
@@ -193,8 +203,43 @@ void DataParallel::start_weights() {
   awaited_ = 0;
 }
 
-void DataParallel::await_weights(std::size_t end) {
-  end = std::min(end, parameters_.size());
+void DataParallel::use_weights(std::size_t unit, std::size_t next) {
+  if (!active()) return;
+  if (parameters_.slots() == nullptr) return await_weights_below(unit_end_[unit]);
+  gather_unit(unit);
+  if (stream_) await(arrived_[parameters_.slots()->units().slot_of(unit)]);
+  if (next != kNoUnit) gather_unit(next);
+}
+
+void DataParallel::await_weights() {
+  if (active() && parameters_.slots() == nullptr) await_weights_below(parameters_.size());
+}
+
+void DataParallel::gather_unit(std::size_t unit) {
+  const std::size_t slot = parameters_.slots()->units().slot_of(unit);
+  if (in_slot_[slot] == unit) return;
+  in_slot_[slot] = unit;
+  begin();  // what was in the slot has been read
+  for (std::size_t i = unit == 0 ? 0 : unit_end_[unit - 1]; i < unit_end_[unit]; ++i)
+    if (parameters_.specs()[i].is_matrix()) gather_matrix(i);
+  if (stream_) arrived_[slot].record(communication());
+  end();
+}
+
+void DataParallel::gather_matrix(std::size_t parameter) {
+  const kernels::ParameterRows &all = parameters_.matrix(parameter), &owned = parameters_.owned_matrix(parameter);
+  const std::int64_t row_bytes = all.columns * kernels::bytes_of(parameters_.read_type(parameter));
+  std::vector<std::int64_t> bytes;
+  for (std::int64_t r = 0; r < ranks_->size(); ++r)
+    bytes.push_back(row_bytes * parallel::part(all.rows, ranks_->size(), r).size());
+  ranks_->all_gather(owned.weight, all.weight, bytes, "weights");
+  // Another unit may have written over the rows of zeros.
+  if (const std::int64_t rows = parameters_.rows_in_memory(parameter); rows > all.rows)
+    device::zero(communication(), static_cast<std::byte*>(all.weight) + all.rows * row_bytes,
+                 (rows - all.rows) * row_bytes);
+}
+
+void DataParallel::await_weights_below(std::size_t end) {
   if (end <= awaited_) return;
   awaited_ = end;
   if (stream_) await(arrived_[end - 1]);

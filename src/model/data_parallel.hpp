@@ -5,8 +5,8 @@
 // and updates them; then the new weights are gathered (ZeRO stage 1; Rajbhandari et al. 2020, arXiv 1910.02054).
 //
 //   exchange.begin_step();
-//   exchange.start_weights();      // those that the last step has updated
-//   exchange.await_weights(end);   // before parameters below `end` are read
+//   exchange.start_weights();          // those that the last step has updated
+//   exchange.use_weights(unit, next);  // before the weights of a unit are read
 //   …
 //   exchange.reduce_from(first);   // in the last micro-batch: gradients from `first` on are complete
 //   exchange.reduce();             // after it: of the others
@@ -23,6 +23,9 @@
 // With KeptGradients::of_owned_rows (stage 2) gradients are reduced in every micro-batch, unit by unit, and added to
 // those of the owned rows. All ranks then have equally many micro-batches, some of them without examples.
 //
+// With WeightSlots (stage 3) a rank keeps the weights of its owned rows. Those of a unit are gathered before each use
+// unless they are still in their slot, while the unit before is computed.
+//
 // Contributions are added in rank order, in fp32: the same bits in every run and on every rank. With D ranks and P
 // elements of matrices a rank sends 4 P (D - 1) / D bytes of gradients, and as many of fp32 weights; half of bf16
 // weights, and of fp32 weights in two planes of which products read one.
@@ -30,6 +33,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -53,6 +57,8 @@ void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels:
 
 class DataParallel {
  public:
+  static constexpr std::size_t kNoUnit = std::numeric_limits<std::size_t>::max();
+
   /// Memory of the exchanges; empty if the axis has one rank.
   struct Buffers {
     Buffers() = default;
@@ -84,10 +90,14 @@ class DataParallel {
   /// After each step: each rank has updated the weights of its rows.
   void end_step();
   /// Sends every rank the weights of the rows that the others own, in the order of the parameters, if they have
-  /// changed. Collective.
+  /// changed. With slots, those that are there are no longer valid. Collective.
   void start_weights();
-  /// Later work of the computation waits for the weights of parameters below `end`.
-  void await_weights(std::size_t end);
+  /// Later work of the computation finds the weights of `unit`. With slots: gathers them, unless they are there, and
+  /// begins to gather those of `next` (kNoUnit: of none). Units that have one of these slots may no longer be read.
+  /// Collective.
+  void use_weights(std::size_t unit, std::size_t next);
+  /// Later work finds all weights; with slots: nothing, since every pass gathers them.
+  void await_weights();
 
   /// Collectives of DeviceCommunicator over the ranks of the axis, in the order of the computation. `active()` only.
   /// Collective.
@@ -112,6 +122,9 @@ class DataParallel {
   void reduce_matrix(std::size_t parameter);
   void reduce_matrices(std::size_t first);
   void add_up(std::int64_t elements, float* out);
+  void await_weights_below(std::size_t end);
+  void gather_unit(std::size_t unit);
+  void gather_matrix(std::size_t parameter);
 
   const Parameters& parameters_;
   AccumulatingSink& gradients_;
@@ -124,7 +137,9 @@ class DataParallel {
   const parallel::Communicator* host_ranks_ = nullptr;
   Buffers buffers_;
   device::Event computed_, exchanged_, reduced_;
-  std::vector<device::Event> arrived_;  // by parameter: its weights, and those of all before it
+  std::vector<device::Event> arrived_;  // by parameter: its weights, and those of all before it; or by slot
+  std::vector<std::size_t> in_slot_;    // by slot: the unit whose weights are there
+  std::vector<std::size_t> unit_end_;   // by unit: number of the parameter after it
   bool changed_ = false;                // weights, since they were gathered
   bool adds_ = false;                   // reduced gradients: to those of the micro-batches before
   bool in_step_ = false;                // waits count as idle time of the step

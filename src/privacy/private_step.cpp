@@ -44,10 +44,8 @@ void PrivateStep::compute(std::int64_t records) {
   const std::int64_t end = meets ? most_records_ : records;
   for (std::int64_t first = 0; first < end; first += micro_records_) {
     reduce_beside_sums(meets || (context_.settings.overlap && first + micro_records_ >= end));
-    if (first < records)
-      add(parts_.model.load(first, std::min(micro_records_, records - first)), parts_.model);
-    else
-      parts_.model.pass_without_records();
+    const std::int64_t count = std::min(micro_records_, records - first);
+    add(count > 0 ? parts_.model.load(first, count) : MicroBatch(), parts_.model);
     context_.sum.end_micro_batch();
   }
   reduce_beside_sums(false);

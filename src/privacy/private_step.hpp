@@ -30,8 +30,6 @@ class PrivateModel : public Passes {
   virtual void prepare_weights() = 0;
   /// Makes records [first, first + count) of those of this rank the micro-batch of the passes that follow.
   virtual MicroBatch load(std::int64_t first, std::int64_t count) = 0;
-  /// The exchanges of the passes over a micro-batch, where this rank has no more records and others have.
-  virtual void pass_without_records() {}
   /// True for a vector that the model has updated itself, from its noisy gradient.
   virtual bool update(std::size_t /*parameter*/, kernels::Array<const float> /*gradient*/) { return false; }
 };

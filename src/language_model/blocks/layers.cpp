@@ -44,8 +44,7 @@ kernels::Array<const float> Layers::rotary(std::int64_t block) const {
 /// The weights as products read them: of fp32 matrices that are stored as two planes, the bf16 one.
 kernels::AnyMatrix Layers::matrix(std::size_t parameter) const {
   const kernels::ParameterRows& rows = parameters_.matrix(parameter);
-  const bool whole = rows.storage == kernels::StorageType::fp32 && rows.weight_rest == nullptr;
-  return {rows.weight, whole ? kernels::Scalar::fp32 : kernels::Scalar::bf16, rows.rows, rows.columns, rows.columns};
+  return {rows.weight, parameters_.read_type(parameter), rows.rows, rows.columns, rows.columns};
 }
 
 std::size_t Layers::find(const std::string& name) const {

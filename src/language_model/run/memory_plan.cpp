@@ -186,7 +186,8 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   const parallel::GridShape grid = grid_shape(configuration);
   const std::vector<model::ParameterSpec> specs = parameter_specs(architecture);
   const model::StateBytes state =
-      model::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments());
+      model::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments(),
+                                 stored_weights(configuration));
   const OtherBytes other(configuration, architecture, backend);
   Plan plan;
   plan.architecture = architecture;

@@ -17,6 +17,8 @@ namespace {
 
 /// Largest loss that counts as finite.
 constexpr float kLargestLoss = 1e30f;
+/// Blocks whose gathered weights have memory at a time: those of one arrive while another is computed.
+constexpr std::int64_t kWeightSlots = 2;
 
 model::StateStream::Buffers state_buffers(const Configuration& configuration,
                                           std::span<const model::ParameterSpec> specs, model::StepArena& arena) {
@@ -78,8 +80,21 @@ model::KeptGradients kept_gradients(const Configuration& configuration) {
                                                          : model::KeptGradients::of_owned_rows;
 }
 
-/// Bytes of the losses of all tokens of a step, fp32.
-std::int64_t loss_bytes(const Configuration& configuration) { return 4 * configuration.data.batch_tokens; }
+model::StoredWeights stored_weights(const Configuration& configuration) {
+  return configuration.shard() == parallel::Shard::full ? model::StoredWeights::of_owned_rows
+                                                        : model::StoredWeights::of_held_rows;
+}
+
+/// Bytes that are gathered at a time: the losses of all tokens of a step, fp32, or a matrix.
+std::int64_t gathered_bytes(const Configuration& configuration, const model::WeightSlots& slots) {
+  return std::max(4 * configuration.data.batch_tokens, slots.largest());
+}
+
+model::WeightSlots weight_slots(const Configuration& configuration, std::span<const model::ParameterSpec> specs,
+                                const parallel::GridShape& grid, std::int64_t rank, model::StepArena& arena) {
+  if (stored_weights(configuration) == model::StoredWeights::of_held_rows) return {};
+  return {specs, grid, rank, configuration.optimizer.state, kWeightSlots, arena};
+}
 
 model::StepArena measure_step(const Configuration& configuration, const Architecture& architecture,
                               const parallel::GridShape& grid, kernels::Backend backend) {
@@ -88,6 +103,7 @@ model::StepArena measure_step(const Configuration& configuration, const Architec
   const Staging::Buffers staging(configuration.rank_tokens(), configuration.data.document_mask,
                                  configuration.privacy.enabled, arena);
   const std::int64_t last = grid.ranks() - 1;  // its parts are the largest
+  const model::WeightSlots slots = weight_slots(configuration, specs, grid, last, arena);
   const model::TensorAxis::Buffers tensor = Trainer::tensor_buffers(configuration, architecture, grid, arena);
   const Transformer::Buffers transformer(transformer_settings(configuration, architecture, grid, last), arena);
   const Architecture part = part_of(architecture, grid, last);
@@ -95,7 +111,7 @@ model::StepArena measure_step(const Configuration& configuration, const Architec
   const model::KeptGradients kept = kept_gradients(configuration);
   const model::ParameterUpdate::Buffers update(
       model::AccumulatingSink::elements(specs, grid, last, kept), arena, state_buffers(configuration, specs, arena),
-      model::DataParallel::Buffers(specs, grid, loss_bytes(configuration), arena));
+      model::DataParallel::Buffers(specs, grid, gathered_bytes(configuration, slots), arena));
   arena.purpose("gradients");
   arena.count(model::StepArena::Where::device,
               model::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens(), kept));
@@ -110,8 +126,11 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
     : configuration_(configuration),
       execution_(execution),
       arena_(execution, grid),
+      slots_(
+          weight_slots(configuration, parameter_specs(architecture), grid.shape(), grid.world().rank(), arena_)),
       model_(architecture, configuration.optimizer.state, grid.shape(), grid.world().rank(), execution,
-             configuration.moments()),
+             configuration.moments(),
+             stored_weights(configuration) == model::StoredWeights::of_owned_rows ? &slots_ : nullptr),
       staging_(configuration.rank_tokens(), configuration.data.document_mask, execution, arena_,
                configuration.privacy.enabled),
       tensor_(tensor_axis(configuration, architecture, grid, execution, arena_)),
@@ -124,8 +143,8 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                   model::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank(),
                                                     kept_gradients(configuration)),
                   arena_, state_buffers(configuration, model_.parameters().specs(), arena_),
-                  model::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), loss_bytes(configuration_),
-                                               arena_)),
+                  model::DataParallel::Buffers(model_.parameters().specs(), grid.shape(),
+                                               gathered_bytes(configuration_, slots_), arena_)),
               configuration.parallel.overlap, tensor_ ? &*tensor_ : nullptr, gathered_weights(configuration)),
       ranks_(grid.axis(parallel::kDataAxis)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
@@ -173,10 +192,15 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                                    timers_.phase("exchange");
                                    update_.exchange().start_weights();
                                  },
-                             .await =
-                                 [this](std::size_t end) {
+                             .use =
+                                 [this](std::size_t unit, std::size_t next) {
                                    timers_.phase("exchange");
-                                   update_.exchange().await_weights(end);
+                                   update_.exchange().use_weights(unit, next);
+                                 },
+                             .complete =
+                                 [this] {
+                                   timers_.phase("exchange");
+                                   update_.exchange().await_weights();
                                  }});
 }
 
@@ -257,6 +281,7 @@ privacy::MicroBatch Trainer::load(std::int64_t first, std::int64_t count) {
 }
 
 void Trainer::pass(parallel::Range examples, model::GradientSink& sink) {
+  if (examples.size() == 0) return transformer_.pass_without_tokens(sink);
   const Tokens tokens = staging_.tokens(examples.begin, examples.size(), length_);
   transformer_.forward(tokens, runner_.constants());
   update_.exchange().await_reductions();
