@@ -14,22 +14,45 @@ namespace {
 /// A matrix that ranks update by rows.
 bool is_exchanged(const ParameterSpec& spec) { return spec.is_matrix() && !spec.frozen; }
 
-/// Bytes of fp32 that a rank receives at once at most: of a matrix a part from each rank, or the vectors of all.
-std::int64_t received_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid) {
+/// Elements that a rank receives at once of each rank, where the memory for exchanges is to be small. Larger parts are
+/// as fast.
+constexpr std::int64_t kReducedElements = std::int64_t{4} << 20;
+
+/// Rows of its part that a rank receives at once of a gradient of `held` rows.
+std::int64_t reduced_rows(std::int64_t held, std::int64_t columns, std::int64_t n_ranks, KeptGradients kept) {
+  const std::int64_t part = parallel::largest_part(held, n_ranks);
+  if (kept == KeptGradients::of_held_rows) return part;
+  return std::min(part, std::max<std::int64_t>(1, kReducedElements / columns));
+}
+
+/// Bytes of fp32 that a rank receives at once at most: of a matrix rows from each rank, or the vectors of all.
+std::int64_t received_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid, KeptGradients kept) {
   const std::int64_t n_ranks = grid.size(parallel::kDataAxis);
   std::int64_t part = 0;
-  for (const ParameterSpec& spec : specs) {
-    const std::int64_t held = most_held_rows(spec, grid);
-    if (is_exchanged(spec)) part = std::max(part, parallel::largest_part(held, n_ranks) * spec.columns());
-  }
+  for (const ParameterSpec& spec : specs)
+    if (is_exchanged(spec))
+      part = std::max(part, reduced_rows(most_held_rows(spec, grid), spec.columns(), n_ranks, kept) * spec.columns());
   for (std::int64_t rank = 0; rank < grid.ranks(); ++rank)
     part = std::max(part, AccumulatingSink::vector_elements(specs, grid, rank));
   return 4 * n_ranks * part;
 }
 
+/// Bytes of the packed rows of gradients for all ranks; 0 if every matrix is sent at once.
+std::int64_t packed_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid, KeptGradients kept) {
+  const std::int64_t n_ranks = grid.size(parallel::kDataAxis);
+  std::int64_t bytes = 0;
+  for (const ParameterSpec& spec : specs) {
+    const std::int64_t held = most_held_rows(spec, grid), rows = reduced_rows(held, spec.columns(), n_ranks, kept);
+    if (is_exchanged(spec) && rows < parallel::largest_part(held, n_ranks))
+      bytes = std::max(bytes, 4 * n_ranks * rows * spec.columns());
+  }
+  return bytes;
+}
+
 /// The largest matrix, as weights or as gradients.
-std::int64_t largest_exchange(std::span<const ParameterSpec> specs, const parallel::GridShape& grid) {
-  std::int64_t bytes = received_bytes(specs, grid);
+std::int64_t largest_exchange(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
+                              KeptGradients kept) {
+  std::int64_t bytes = received_bytes(specs, grid, kept);
   for (const ParameterSpec& spec : specs)
     if (is_exchanged(spec)) bytes = std::max(bytes, 4 * most_held_rows(spec, grid) * spec.columns());
   return bytes;
@@ -50,12 +73,13 @@ void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels:
 }
 
 DataParallel::Buffers::Buffers(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
-                               std::int64_t gathered_bytes, StepArena& arena) {
+                               std::int64_t gathered_bytes, StepArena& arena, KeptGradients kept) {
   const std::int64_t n_ranks = grid.size(parallel::kDataAxis);
   if (n_ranks == 1) return;
   arena.purpose("exchange of gradients");
-  received = arena.exchange(parallel::kDataAxis, received_bytes(specs, grid));
-  largest_message = std::max(gathered_bytes, largest_exchange(specs, grid));
+  received = arena.exchange(parallel::kDataAxis, received_bytes(specs, grid, kept));
+  packed = arena.take<std::byte>(packed_bytes(specs, grid, kept));
+  largest_message = std::max(gathered_bytes, largest_exchange(specs, grid, kept));
   arena.communicator(n_ranks, largest_message);
 }
 
@@ -131,17 +155,41 @@ void DataParallel::add_up(std::int64_t elements, float* out) {
 }
 
 void DataParallel::reduce_matrix(std::size_t parameter) {
-  const kernels::Matrix<float> held = gradients_.held(parameter), owned = gradients_.matrix(parameter);
+  const kernels::Matrix<float> held = gradients_.held(parameter);
+  const std::int64_t part = parallel::largest_part(held.rows, ranks_->size()),
+                     rows = reduced_rows(held.rows, held.columns, ranks_->size(), gradients_.kept());
+  for (std::int64_t first = 0; first < part; first += rows)
+    reduce_rows(parameter, {first, std::min(part, first + rows)}, rows < part);
+}
+
+/// Reduces rows of the parts of all owners. packed: these do not follow one another in the gradient.
+void DataParallel::reduce_rows(std::size_t parameter, parallel::Range rows, bool packed) {
+  const kernels::Matrix<float> held = gradients_.held(parameter);
+  kernels::Matrix<float> owned = gradients_.matrix(parameter);
+  const std::int64_t row_bytes = 4 * held.columns;
   std::vector<std::int64_t> bytes;
-  for (std::int64_t rank = 0; rank < ranks_->size(); ++rank)
-    bytes.push_back(4 * held.columns * parallel::part(held.rows, ranks_->size(), rank).size());
-  ranks_->send_to_owners(held.data, bytes, buffers_.received.data(), "gradients");
-  if (!adds_) return add_up(owned.rows * owned.columns, owned.data);
-  const kernels::AnyMatrix sum{owned.data, kernels::Scalar::fp32, owned.rows, owned.columns, owned.columns};
-  kernels::AnyMatrix added = sum;
-  added.data = buffers_.received.data();
-  add_up(owned.rows * owned.columns, reinterpret_cast<float*>(buffers_.received.data()));
-  kernels::add_rows(communication(), sum, added, sum);
+  std::byte* to = buffers_.packed.data;
+  for (std::int64_t rank = 0; rank < ranks_->size(); ++rank) {
+    const parallel::Range part = parallel::part(held.rows, ranks_->size(), rank),
+                          sent = parallel::intersection({part.begin + rows.begin, part.begin + rows.end}, part);
+    bytes.push_back(row_bytes * sent.size());
+    if (!packed) continue;
+    device::copy(communication(), to, held.data + sent.begin * held.columns, bytes.back(),
+                 device::Direction::on_device);
+    to += bytes.back();
+  }
+  ranks_->send_to_owners(packed ? static_cast<const void*>(buffers_.packed.data) : held.data, bytes,
+                         buffers_.received.data(), "gradients");
+  rows = parallel::intersection(rows, {0, owned.rows});
+  float* const sum = owned.data + rows.begin * owned.columns;
+  const std::int64_t elements = rows.size() * owned.columns;
+  if (!adds_) return add_up(elements, sum);
+  float* const added = reinterpret_cast<float*>(buffers_.received.data());
+  add_up(elements, added);
+  const auto view = [&](float* data) {
+    return kernels::AnyMatrix{data, kernels::Scalar::fp32, rows.size(), owned.columns, owned.columns};
+  };
+  kernels::add_rows(communication(), view(sum), view(added), view(sum));
 }
 
 void DataParallel::reduce_matrices(std::size_t first) {

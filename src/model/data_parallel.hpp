@@ -63,8 +63,10 @@ class DataParallel {
   struct Buffers {
     Buffers() = default;
     /// gathered_bytes: the most that `all_gather` brings together.
-    Buffers(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t gathered_bytes, StepArena&);
-    parallel::ExchangeBuffer received;  ///< [data ranks, largest part] fp32: a matrix, or all vectors
+    Buffers(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t gathered_bytes, StepArena&,
+            KeptGradients kept = KeptGradients::of_held_rows);
+    parallel::ExchangeBuffer received;  ///< [data ranks, largest part] fp32: rows of a matrix, or all vectors
+    kernels::Array<std::byte> packed;   ///< rows for all ranks of a matrix that is sent in several parts; or empty
     std::int64_t largest_message = 0;   ///< bytes
   };
 
@@ -120,6 +122,7 @@ class DataParallel {
   void await(const device::Event& event);
   void await_exchanges();
   void reduce_matrix(std::size_t parameter);
+  void reduce_rows(std::size_t parameter, parallel::Range rows, bool packed);
   void reduce_matrices(std::size_t first);
   void add_up(std::int64_t elements, float* out);
   void await_weights_below(std::size_t end);

@@ -25,8 +25,8 @@ std::int64_t aligned(std::int64_t elements, std::int64_t unit = kAlignedElements
 /// on, all vectors. Those of one group follow one another, so that one product can form them. Where a rank owns a part
 /// of its rows, the gradients of owned rows lie closer together, towards the end of the matrices; never before the held
 /// rows from which they are formed, since a backward pass completes the last parameters first. With
-/// KeptGradients::of_owned_rows the matrices here are the owned rows; the held rows of units, which share memory, follow
-/// after `elements`.
+/// KeptGradients::of_owned_rows the matrices here are the owned rows; the held rows of units, which share memory,
+/// follow after `elements`.
 ///
 /// On a grid that cuts parameters, those that nothing cuts share no row of kRow numbers with others, and of the vectors
 /// they are the last, those with partial gradients at the end.

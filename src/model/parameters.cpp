@@ -445,7 +445,8 @@ void Parameters::initialise(std::uint64_t seed) {
     note_progress();
     const Initial& initial = specs_[i].initial;
     if (initial.kind == Initial::Kind::uniform && specs_[i].is_matrix()) {
-      kernels::initialise_uniform(execution_, stored_matrix(i), static_cast<float>(initial.value), seed, initial.purpose);
+      kernels::initialise_uniform(execution_, stored_matrix(i), static_cast<float>(initial.value), seed,
+                                  initial.purpose);
     } else if (initial.kind == Initial::Kind::constant && initial.value == 0) {
       for (const Placed& placed : planes_[i]) {
         if (placed.plane.part != Part::weight) continue;
@@ -476,7 +477,8 @@ void Parameters::fill(std::size_t parameter, std::uint64_t seed) {
   const device::Buffer<float> staged(elements);
   by_pieces(stored, columns, elements, [&](std::int64_t row, std::int64_t count) {
     kernels::initial_values(execution_, spec.initial, seed, element(row), {staged.data(), count * columns});
-    kernels::weights_from_float(execution_, stored_matrix(parameter), row - stored.begin, staged.matrix(count, columns));
+    kernels::weights_from_float(execution_, stored_matrix(parameter), row - stored.begin,
+                                staged.matrix(count, columns));
   });
   kernels::fence(execution_);  // before `staged` is freed
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of the weights of a model of which every rank of the data axis keeps a part (parallel.shard = "full"): those of
-// a unit are gathered before it is computed and may be overwritten by those of another unit afterwards (UnitMemory).
+// Memory of the weights of a model of which every rank of the data axis keeps a part (parallel.shard = "full"): those
+// of a unit are gathered before it is computed and may be overwritten by those of another unit afterwards (UnitMemory).
 // Only the plane that products read is gathered: of fp32 weights in two planes the upper one.
 #pragma once
 

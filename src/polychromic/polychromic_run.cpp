@@ -118,6 +118,10 @@ void require_settings(const Configuration& configuration, const Architecture& ar
         fmt::format("weft lm polychromic with parallel.tensor = {} (answers are drawn by a rank that has the whole "
                     "model); take parallel.tensor = 1",
                     configuration.parallel.tensor));
+  if (configuration.parallel.shard != parallel::Shard::state)
+    refuse(
+        "weft lm polychromic with parallel.shard (ranks have different numbers of answers, and draw them with a whole "
+        "model each); leave parallel.shard out");
   if (configuration.precision == Precision::fp16)
     refuse(
         "weft lm polychromic with device.precision = \"fp16\" (the gradient of the objective has no loss scale); take "

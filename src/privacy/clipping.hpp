@@ -55,8 +55,8 @@ class Passes {
 class Clipping {
  public:
   virtual ~Clipping() = default;
-  /// Adds the clipped gradients of a micro-batch; without records, where other ranks have some. Throws Error(internal) if a parameter is not
-  /// covered. Collective over the tensor axis.
+  /// Adds the clipped gradients of a micro-batch; without records, where other ranks have some. Throws Error(internal)
+  /// if a parameter is not covered. Collective over the tensor axis.
   virtual void add(const MicroBatch&, Passes&) = 0;
 };
 

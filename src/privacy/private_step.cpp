@@ -70,8 +70,7 @@ void PrivateStep::clear() {
 
 /// Sends sums to the owners of their rows as soon as they are complete: in the last micro-batch, or in every one.
 void PrivateStep::reduce_beside_sums(bool wanted) {
-  if (!wanted || !parts_.update.exchange().active())
-    return context_.sum.when_complete({});
+  if (!wanted || !parts_.update.exchange().active()) return context_.sum.when_complete({});
   context_.sum.when_complete([this](std::size_t parameter) {
     parts_.timers.phase("exchange");
     parts_.update.exchange().reduce_from(parameter);

@@ -254,6 +254,7 @@ void add_device_keys(input::Schema& schema, Configuration& configuration) {
            "pass, with a scale per row; the backward pass stays bf16")
       .only_with("device.precision", {"bf16"}, "the backward pass and all other operations compute in it")
       .not_with("parallel.tensor", {}, "a row is scaled by all of its columns")
+      .not_with("parallel.shard", {"full"}, "every rank would keep all weights in 8 bits")
       .free();
   schema
       .add("device.attention", configuration.attention_kernels,
@@ -287,6 +288,8 @@ void add_keys(input::Schema& schema, SampleSettings& sample) {
       .not_with("parallel.tensor", {},
                 "tokens are drawn by a rank that has the logits of the whole vocabulary; weft lm generate reads any "
                 "checkpoint")
+      .not_with("parallel.shard", {"full"},
+                "all weights would be gathered for each token; weft lm generate reads any checkpoint")
       .free();
   schema
       .add("log.sample_temperature", sample.temperature,
@@ -428,6 +431,12 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                 return "device.attention = \"cudnn\" with a cap, dropout, sparse blocks, a document mask or heads of "
                        "more than 128 (which its kernels do not have); take \"auto\"";
               });
+  schema.rule({"parallel.shard", "device.precision"}, [&configuration]() -> std::string {
+    if (configuration.parallel.shard != parallel::Shard::full || configuration.precision != Precision::fp16) return {};
+    return "parallel.shard = \"full\" with device.precision = \"fp16\" (every rank would keep all weights in fp16); "
+           "take "
+           "\"bf16\", or shard = \"gradients\"";
+  });
   schema.rule({"parallel.tensor", "language_model.kv_heads", "language_model.d_mlp"}, [&configuration, &model] {
     return obstacle_to_division({.model = model}, configuration.parallel.tensor);
   });

@@ -17,8 +17,6 @@ namespace {
 
 /// Largest loss that counts as finite.
 constexpr float kLargestLoss = 1e30f;
-/// Blocks whose gathered weights have memory at a time: those of one arrive while another is computed.
-constexpr std::int64_t kWeightSlots = 2;
 
 model::StateStream::Buffers state_buffers(const Configuration& configuration,
                                           std::span<const model::ParameterSpec> specs, model::StepArena& arena) {
@@ -93,7 +91,7 @@ std::int64_t gathered_bytes(const Configuration& configuration, const model::Wei
 model::WeightSlots weight_slots(const Configuration& configuration, std::span<const model::ParameterSpec> specs,
                                 const parallel::GridShape& grid, std::int64_t rank, model::StepArena& arena) {
   if (stored_weights(configuration) == model::StoredWeights::of_held_rows) return {};
-  return {specs, grid, rank, configuration.optimizer.state, kWeightSlots, arena};
+  return {specs, grid, rank, configuration.optimizer.state, configuration.parallel.gathered_blocks, arena};
 }
 
 model::StepArena measure_step(const Configuration& configuration, const Architecture& architecture,
@@ -111,7 +109,7 @@ model::StepArena measure_step(const Configuration& configuration, const Architec
   const model::KeptGradients kept = kept_gradients(configuration);
   const model::ParameterUpdate::Buffers update(
       model::AccumulatingSink::elements(specs, grid, last, kept), arena, state_buffers(configuration, specs, arena),
-      model::DataParallel::Buffers(specs, grid, gathered_bytes(configuration, slots), arena));
+      model::DataParallel::Buffers(specs, grid, gathered_bytes(configuration, slots), arena, kept));
   arena.purpose("gradients");
   arena.count(model::StepArena::Where::device,
               model::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens(), kept));
@@ -126,8 +124,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
     : configuration_(configuration),
       execution_(execution),
       arena_(execution, grid),
-      slots_(
-          weight_slots(configuration, parameter_specs(architecture), grid.shape(), grid.world().rank(), arena_)),
+      slots_(weight_slots(configuration, parameter_specs(architecture), grid.shape(), grid.world().rank(), arena_)),
       model_(architecture, configuration.optimizer.state, grid.shape(), grid.world().rank(), execution,
              configuration.moments(),
              stored_weights(configuration) == model::StoredWeights::of_owned_rows ? &slots_ : nullptr),
@@ -144,7 +141,8 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                                                     kept_gradients(configuration)),
                   arena_, state_buffers(configuration, model_.parameters().specs(), arena_),
                   model::DataParallel::Buffers(model_.parameters().specs(), grid.shape(),
-                                               gathered_bytes(configuration_, slots_), arena_)),
+                                               gathered_bytes(configuration_, slots_), arena_,
+                                               kept_gradients(configuration_))),
               configuration.parallel.overlap, tensor_ ? &*tensor_ : nullptr, gathered_weights(configuration)),
       ranks_(grid.axis(parallel::kDataAxis)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,

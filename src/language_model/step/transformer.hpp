@@ -113,7 +113,8 @@ class Transformer {
   kernels::Examples examples(const Tokens& tokens) const { return examples_.of(tokens.rows()); }
 
  private:
-  /// Weights of the embedding (0), of block number - 1, or of the head (after the blocks), in forward and backward pass.
+  /// Weights of the embedding (0), of block number - 1, or of the head (after the blocks), in forward and backward
+  /// pass.
   void use_forward(std::size_t number) { use(number, number + 1 < units_.size() ? units_[number + 1] : kNoUnit); }
   void use_backward(std::size_t number) { use(number, number > 1 ? units_[number - 1] : kNoUnit); }
   void use(std::size_t number, std::size_t next) {
