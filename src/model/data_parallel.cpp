@@ -110,7 +110,7 @@ DataParallel::DataParallel(const Parameters& parameters, AccumulatingSink& gradi
 
 void DataParallel::begin_step() {
   idle_.restart();
-  adds_ = false;
+  adds_ = reducing_ = false;
   changed_ = active();
   in_step_ = true;
 }
@@ -208,13 +208,16 @@ void DataParallel::reduce_from(std::size_t first) {
   await_reductions();  // the next unit is formed where the last one was
   reduce_matrices(first);
   if (stream_) reduced_.record(communication());
+  reducing_ = true;
   if (first > 0) return;
   complete_ = parameters_.size();
   adds_ = true;
 }
 
 void DataParallel::await_reductions() {
-  if (active() && in_micro_batches()) await(reduced_);
+  if (!reducing_) return;
+  reducing_ = false;
+  await(reduced_);
 }
 
 void DataParallel::reduce() {

@@ -145,6 +145,7 @@ class DataParallel {
   std::vector<std::size_t> unit_end_;   // by unit: number of the parameter after it
   bool changed_ = false;                // weights, since they were gathered
   bool adds_ = false;                   // reduced gradients: to those of the micro-batches before
+  bool reducing_ = false;               // the computation has not waited for the last reduction of this step
   bool in_step_ = false;                // waits count as idle time of the step
   std::size_t complete_;                // gradients from here on are reduced
   std::size_t awaited_;                 // the computation waits for the weights of parameters below
