@@ -61,7 +61,7 @@ TEST_CASE("ranks that divide more of the model learn the same") {
   // then rounds otherwise, now and then.
   for (const Case& one :
        {Case{"", "", 96}, Case{"", "", 16, 1e-6},
-        Case{"preset = \"llama\"\nkv_heads = 1\nqk_norm = \"head\"\n", "", 16, 1e-6, 2},
+        Case{"preset = \"llama\"\nqk_norm = \"head\"\n", "", 16, 1e-6, 2},
         Case{"dropout = 0.2\n", "[memory]\nrecompute = \"block\"\n", 16, 1e-6},
         Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 16, 1e-6},
         Case{"tied = false\n", "state = \"8bit\"\n", 16, 1e-3}, Case{"", "[device]\nprecision = \"bf16\"\n", 96}}) {
