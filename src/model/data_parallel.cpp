@@ -6,7 +6,6 @@
 
 #include "kernels/language/residual/residual.hpp"
 #include "kernels/reduce/reduce.hpp"
-#include "model/weight_slots.hpp"
 
 namespace weft::model {
 namespace {
@@ -85,12 +84,13 @@ DataParallel::Buffers::Buffers(std::span<const ParameterSpec> specs, const paral
 
 DataParallel::DataParallel(const Parameters& parameters, AccumulatingSink& gradients, const parallel::Grid& grid,
                            const kernels::Execution& execution, Buffers&& buffers, bool overlap,
-                           GatheredWeights gathered)
+                           GatheredWeights gathered, const WeightSlots* slots)
     : parameters_(parameters),
       gradients_(gradients),
       execution_(execution),
       overlap_(overlap),
       gathered_(gathered),
+      slots_(slots),
       buffers_(std::move(buffers)),
       complete_(parameters.size()),
       awaited_(parameters.size()) {
@@ -99,7 +99,7 @@ DataParallel::DataParallel(const Parameters& parameters, AccumulatingSink& gradi
     stream_.emplace(execution);
     arrived_.resize(parameters.size());
   }
-  if (const WeightSlots* slots = parameters.slots(); slots != nullptr) in_slot_.assign(slots->units().slots(), kNoUnit);
+  if (slots != nullptr) in_slot_.assign(slots->units().slots(), kNoUnit);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     unit_end_.resize(std::max(unit_end_.size(), parameters.specs()[i].unit + 1));
     unit_end_[parameters.specs()[i].unit] = i + 1;
@@ -241,7 +241,7 @@ void DataParallel::reduce() {
 void DataParallel::start_weights() {
   if (!changed_) return;
   changed_ = false;
-  if (parameters_.slots() != nullptr) {
+  if (slots_ != nullptr) {
     std::fill(in_slot_.begin(), in_slot_.end(), kNoUnit);
     return;
   }
@@ -256,18 +256,18 @@ void DataParallel::start_weights() {
 
 void DataParallel::use_weights(std::size_t unit, std::size_t next) {
   if (!active()) return;
-  if (parameters_.slots() == nullptr) return await_weights_below(unit_end_[unit]);
+  if (slots_ == nullptr) return await_weights_below(unit_end_[unit]);
   gather_unit(unit);
-  if (stream_) await(arrived_[parameters_.slots()->units().slot_of(unit)]);
+  if (stream_) await(arrived_[slots_->units().slot_of(unit)]);
   if (next != kNoUnit) gather_unit(next);
 }
 
 void DataParallel::await_weights() {
-  if (active() && parameters_.slots() == nullptr) await_weights_below(parameters_.size());
+  if (active() && slots_ == nullptr) await_weights_below(parameters_.size());
 }
 
 void DataParallel::gather_unit(std::size_t unit) {
-  const std::size_t slot = parameters_.slots()->units().slot_of(unit);
+  const std::size_t slot = slots_->units().slot_of(unit);
   if (in_slot_[slot] == unit) return;
   in_slot_[slot] = unit;
   begin();  // what was in the slot has been read

@@ -42,6 +42,7 @@
 #include "model/gradient_sink.hpp"
 #include "model/parameters.hpp"
 #include "model/step_arena.hpp"
+#include "model/weight_slots.hpp"
 #include "parallel/device_communicator.hpp"
 
 namespace weft::model {
@@ -70,9 +71,10 @@ class DataParallel {
     std::int64_t largest_message = 0;   ///< bytes
   };
 
-  /// References must outlive the object. Collective.
+  /// References must outlive the object. slots: of the parameters; null: their weights are not gathered in passes.
+  /// Collective.
   DataParallel(const Parameters&, AccumulatingSink&, const parallel::Grid&, const kernels::Execution&, Buffers&&,
-               bool overlap, GatheredWeights);
+               bool overlap, GatheredWeights, const WeightSlots* slots = nullptr);
 
   bool active() const { return ranks_.has_value(); }
   /// True on rank 0 of the axis, which alone counts what is the same on all its ranks.
@@ -134,6 +136,7 @@ class DataParallel {
   const kernels::Execution execution_;
   const bool overlap_;
   const GatheredWeights gathered_;
+  const WeightSlots* const slots_;  // null: none
   device::IdleClock idle_;
   std::optional<device::Stream> stream_;  // stream of the exchanges; empty: that of the computation
   std::optional<parallel::DeviceCommunicator> ranks_;

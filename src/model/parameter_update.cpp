@@ -19,13 +19,13 @@ ParameterUpdate::Buffers::Buffers(std::int64_t elements, StepArena& arena, const
 ParameterUpdate::ParameterUpdate(const Parameters& parameters, AccumulatingSink& gradients,
                                  const optimizer::Settings& settings, const parallel::Grid& grid,
                                  const kernels::Execution& execution, Buffers&& buffers, bool overlap,
-                                 TensorAxis* tensor, GatheredWeights gathered)
+                                 TensorAxis* tensor, GatheredWeights gathered, const WeightSlots* slots)
     : parameters_(parameters),
       gradients_(gradients),
       settings_(settings),
       execution_(execution),
       buffers_(std::move(buffers)),
-      exchange_(parameters, gradients, grid, execution, std::move(buffers_.exchange), overlap, gathered),
+      exchange_(parameters, gradients, grid, execution, std::move(buffers_.exchange), overlap, gathered, slots),
       tensor_(tensor) {
   device::zero(execution, buffers_.norm);
   if (parameters.moments() == Moments::on_host) state_.emplace(execution, buffers_.state);

@@ -38,11 +38,11 @@ class ParameterUpdate {
     DataParallel::Buffers exchange;
   };
 
-  /// All references must outlive the object. overlap, gathered: of DataParallel. tensor: the ranks among which matrices
-  /// are divided; null: none. Collective.
+  /// All references must outlive the object. overlap, gathered, slots: of DataParallel. tensor: the ranks among which
+  /// matrices are divided; null: none. Collective.
   ParameterUpdate(const Parameters&, AccumulatingSink&, const optimizer::Settings&, const parallel::Grid&,
                   const kernels::Execution&, Buffers&&, bool overlap = false, TensorAxis* tensor = nullptr,
-                  GatheredWeights gathered = GatheredWeights::all);
+                  GatheredWeights gathered = GatheredWeights::all, const WeightSlots* slots = nullptr);
 
   /// Adds up the gradients of all ranks of the data axis, and partial ones of the tensor axis: in owned rows and in the
   /// vectors. Collective.

@@ -12,7 +12,6 @@
 #include "base/progress.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
-#include "model/weight_slots.hpp"
 
 namespace weft::model {
 
@@ -276,8 +275,12 @@ std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, StorageType 
 
 Parameters::Parameters(std::vector<ParameterSpec> specs, StorageType storage, const parallel::GridShape& grid,
                        std::int64_t rank, const kernels::Execution& execution, Moments moments,
-                       const WeightSlots* slots)
-    : specs_(std::move(specs)), storage_(storage), execution_(execution), moments_(moments), slots_(slots) {
+                       std::vector<std::byte*> gathered)
+    : specs_(std::move(specs)),
+      storage_(storage),
+      execution_(execution),
+      moments_(moments),
+      gathered_(std::move(gathered)) {
   check(specs_);
   for (const ParameterSpec& spec : specs_) {
     parts_.push_back(row_parts(spec, grid, rank));
@@ -371,7 +374,7 @@ Parameters::View Parameters::view_of(std::size_t parameter) const {
   if (is_gathered(parameter)) {  // `all` is where they are gathered, without the plane that products do not read
     owned.weight = all.weight;
     owned.weight_rest = all.weight_rest;
-    all.weight = slots_->place(parameter);
+    all.weight = gathered_[parameter];
     all.weight_rest = nullptr;
   }
   owned.first_moment = data(parameter, "first_moment");

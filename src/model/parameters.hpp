@@ -42,8 +42,6 @@
 
 namespace weft::model {
 
-class WeightSlots;
-
 /// Bytes of the weights, and of both moments with their scales, of one matrix in its storage type.
 std::int64_t weight_bytes(kernels::StorageType, std::int64_t rows, std::int64_t columns);
 std::int64_t moment_bytes(kernels::StorageType, std::int64_t rows, std::int64_t columns, std::int64_t segment);
@@ -183,10 +181,11 @@ std::int64_t most_held_rows(const ParameterSpec&, const parallel::GridShape&);
 /// checkpoint fills it. Parameters are numbered in the order of their specs.
 class Parameters {
  public:
-  /// The storage of `rank` of a grid. Allocates on the device. `slots`: where weights of matrices are gathered; null:
-  /// the rank keeps those of held rows. Throws Error(internal) for specs that contradict each other.
+  /// The storage of `rank` of a grid. Allocates on the device. gathered: by parameter, where the weights of its held
+  /// rows are gathered if it is a matrix (WeightSlots); empty: the rank keeps them. Throws Error(internal) for specs
+  /// that contradict each other.
   Parameters(std::vector<ParameterSpec> specs, kernels::StorageType, const parallel::GridShape&, std::int64_t rank,
-             const kernels::Execution&, Moments, const WeightSlots* slots = nullptr);
+             const kernels::Execution&, Moments, std::vector<std::byte*> gathered = {});
 
   /// Fills the weights with their initial values: of all stored rows, the same on any grid.
   void initialise(std::uint64_t seed);
@@ -213,7 +212,6 @@ class Parameters {
   const kernels::ParameterRows& stored_matrix(std::size_t parameter) const {
     return is_gathered(parameter) ? owned_matrix(parameter) : matrix(parameter);
   }
-  const WeightSlots* slots() const { return slots_; }
   /// The owned rows of a matrix with their moments. Row 0 is held row owned.begin - held.begin. With Moments::on_host
   /// its state is in host memory, which kernels of a GPU reach, slowly.
   const kernels::ParameterRows& owned_matrix(std::size_t parameter) const;
@@ -243,7 +241,7 @@ class Parameters {
     kernels::ParameterRows rows, owned_rows;        // views of a matrix
     kernels::ParameterVector vector, owned_vector;  // views of a vector
   };
-  bool is_gathered(std::size_t parameter) const { return slots_ != nullptr && specs_[parameter].is_matrix(); }
+  bool is_gathered(std::size_t parameter) const { return !gathered_.empty() && specs_[parameter].is_matrix(); }
   void allocate(std::span<const std::size_t> members);
   View view_of(std::size_t parameter) const;
   std::vector<std::size_t> members_of(std::string_view group) const;
@@ -262,7 +260,7 @@ class Parameters {
   kernels::StorageType storage_;
   kernels::Execution execution_;
   Moments moments_;
-  const WeightSlots* slots_;
+  const std::vector<std::byte*> gathered_;
   std::vector<RowParts> parts_;  // the following three: by parameter
   std::vector<std::vector<Placed>> planes_;
   std::vector<View> views_;

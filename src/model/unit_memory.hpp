@@ -29,6 +29,8 @@ class UnitMemory {
 
   /// Bytes of all slots.
   std::int64_t bytes() const { return bytes_; }
+  /// Number of parameters.
+  std::size_t size() const { return begin_.size(); }
   /// First byte of a parameter.
   std::int64_t begin(std::size_t parameter) const { return begin_[parameter]; }
   std::size_t slots() const { return slots_; }

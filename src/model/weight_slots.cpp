@@ -19,4 +19,10 @@ WeightSlots::WeightSlots(std::span<const ParameterSpec> specs, const parallel::G
   memory_ = arena.exchange(parallel::kDataAxis, units_.bytes());
 }
 
+std::vector<std::byte*> WeightSlots::places() const {
+  std::vector<std::byte*> places;
+  for (std::size_t i = 0; i < units_.size(); ++i) places.push_back(memory_.data() + units_.begin(i));
+  return places;
+}
+
 }  // namespace weft::model

@@ -23,7 +23,8 @@ class WeightSlots {
   const UnitMemory& units() const { return units_; }
   /// Bytes of the largest matrix.
   std::int64_t largest() const { return largest_; }
-  std::byte* place(std::size_t parameter) const { return memory_.data() + units_.begin(parameter); }
+  /// Where the weights of each parameter are gathered: for Parameters.
+  std::vector<std::byte*> places() const;
 
  private:
   std::int64_t largest_ = 0;

@@ -60,8 +60,7 @@ TEST_CASE("ranks that divide more of the model learn the same") {
   // In one micro-batch the sums are the same. Several are added up in another order; an update of bf16 or 8-bit state
   // then rounds otherwise, now and then.
   for (const Case& one :
-       {Case{"", "", 96}, Case{"", "", 16, 1e-6},
-        Case{"preset = \"llama\"\nqk_norm = \"head\"\n", "", 16, 1e-6, 2},
+       {Case{"", "", 96}, Case{"", "", 16, 1e-6}, Case{"preset = \"llama\"\nqk_norm = \"head\"\n", "", 16, 1e-6, 2},
         Case{"dropout = 0.2\n", "[memory]\nrecompute = \"block\"\n", 16, 1e-6},
         Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 16, 1e-6},
         Case{"tied = false\n", "state = \"8bit\"\n", 16, 1e-3}, Case{"", "[device]\nprecision = \"bf16\"\n", 96}}) {
