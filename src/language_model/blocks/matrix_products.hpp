@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The products of a transformer with its parameters: forward, backward, and the rows of their gradients. What a product
-// reads in place of a parameter (weights in fp16 or 8 bits, biases in bf16) and its low-rank adapters are known here
-// alone.
+// reads in place of a parameter (weights in fp16 or 8 bits, packed weights in bf16, biases in bf16) and its low-rank
+// adapters are known here alone.
 #pragma once
 
 #include <vector>
@@ -28,6 +28,7 @@ class Products {
     /// fp8_forward those of the blocks in codes. In the order of Layers::linears.
     std::vector<kernels::Array<std::byte>> coded_weights;
     kernels::Array<std::byte> workspace;
+    kernels::Array<kernels::bf16> unpacked_weights;  ///< of one product, if those of the blocks are packed
     kernels::Array<kernels::half> half_weights;
     kernels::Array<kernels::bf16> rounded_biases;      ///< of all products, where their kernels take them in bf16
     kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed
@@ -66,6 +67,7 @@ class Products {
   const LoraSettings& lora() const { return context_.settings.architecture.lora; }
   bool adapts(const Linear& linear) const { return context_.settings.adapters && linear.adapter != kNoParameter; }
   bool is_coded(const Linear& linear) const { return linear.index < coded_weights_.size(); }
+  /// What a product reads. Packed weights are unpacked first: they are valid until the next call.
   kernels::LinearWeights weights_of(const Linear&) const;
   void place_biases();
 

@@ -99,6 +99,20 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
                             privacy::to_text(settings, parameter_specs(part), clipping_shape(configuration, part)));
 }
 
+const char* base_text(LoraBase base) {
+  switch (base) {
+    case LoraBase::stored:
+      return "";
+    case LoraBase::bf16:
+      return ", in bf16";
+    case LoraBase::int8:
+      return ", in bf16 and those of the linear layers in int8";
+    case LoraBase::nf4:
+      return ", in bf16 and those of the linear layers in nf4";
+  }
+  return "";
+}
+
 constexpr std::pair<const char*, Recompute> kRecompute[] = {{"none", Recompute::none},
                                                             {"activation", Recompute::activation},
                                                             {"norm", Recompute::norm},
@@ -324,8 +338,8 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   row("work per token", fmt::format("{:.4g} MFLOP", plan.flops_per_token * 1e-6));
   text += types_text(plan, configuration) + attention_text(plan, configuration);
   if (const LoraSettings& lora = plan.architecture.lora; lora.rank > 0)
-    text += fmt::format("  adapters of rank {} for {}: {} of the parameters are trained, the others are frozen\n",
-                        lora.rank, fmt::join(lora.targets, ", "), format::grouped(plan.trained));
+    text += fmt::format("  adapters of rank {} for {}: {} of the parameters are trained, the others are frozen{}\n",
+                        lora.rank, fmt::join(lora.targets, ", "), format::grouped(plan.trained), base_text(lora.base));
   text += "  activations by memory.recompute:";
   for (const auto& [name, bytes] : plan.activations)
     text += fmt::format("{} {} {}", name == plan.activations.front().first ? "" : ",", name,
