@@ -63,6 +63,10 @@ __global__ void __launch_bounds__(kThreads) unpack_words(ParameterRows p, std::i
   }
 }
 
+/// Kernels that start early read weights before they wait for the kernel before them (launch_cuda.cuh). After this one,
+/// which starts when the unpacked weights are in memory, they may.
+__global__ void unpacked() {}
+
 /// Any number of columns, any alignment.
 __global__ void __launch_bounds__(kThreads) unpack_any(ParameterRows p, std::int64_t row_begin, AnyMatrix out) {
   const std::int64_t total = out.rows * p.columns, bytes = packed_bytes(p.packing, p.columns);
@@ -89,6 +93,7 @@ void unpack_weights(const Execution& execution, const ParameterRows& p, std::int
   } else {
     unpack_any<<<blocks_for(out.rows * p.columns, kThreads), kThreads, 0, queue>>>(p, row_begin, out);
   }
+  unpacked<<<1, 1, 0, queue>>>();
   require_launch("unpack_weights");
 }
 

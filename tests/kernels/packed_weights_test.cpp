@@ -79,7 +79,8 @@ void pack(const Execution& execution, const Packed& packed, const std::vector<fl
 std::vector<float> uneven_weights(std::int64_t rows, std::int64_t columns) {
   std::vector<float> weights = random_floats(rows * columns, 3);
   for (std::int64_t i = 0; i < rows * columns; ++i)
-    weights[i] *= 0.02f * static_cast<float>(1 + i % columns / kPackedColumns % 5) * static_cast<float>(1 + i / columns);
+    weights[i] *=
+        0.02f * static_cast<float>(1 + i % columns / kPackedColumns % 5) * static_cast<float>(1 + i / columns);
   return weights;
 }
 
@@ -144,9 +145,9 @@ TEST_CASE("unpacked weights are the codes times their unit, in the order of the 
                                  wide = packed.unpacked(execution, Scalar::fp32);
         for (std::int64_t i = 0; i < rows * columns; ++i) {
           const std::int64_t row = i / columns, c = i % columns;
-          const float scale = std::fma(pairs[row * 2 + 1],
-                                       static_cast<float>(scales[row * blocks + c / kPackedColumns]) - 127.0f,
-                                       pairs[row * 2]);
+          const float scale =
+              std::fma(pairs[row * 2 + 1], static_cast<float>(scales[row * blocks + c / kPackedColumns]) - 127.0f,
+                       pairs[row * 2]);
           const std::uint8_t byte = codes[row * bytes + (packing == Packing::nf4 ? c / 2 : c)];
           const float expected = packing == Packing::nf4
                                      ? scale * normal_value(c % 2 == 0 ? byte >> 4 : byte & 15)

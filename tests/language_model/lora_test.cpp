@@ -218,7 +218,8 @@ TEST_CASE("merged weights give the logits of the adapters") {
   }
 }
 
-// --- Packed weights of the frozen model ---------------------------------------------------------------------------------
+// --- Packed weights of the frozen model
+// ---------------------------------------------------------------------------------
 
 namespace {
 
@@ -390,11 +391,12 @@ TEST_CASE("adapters learn over a packed model, with a loss near that over bf16 w
 TEST_CASE("the plan of a model of 8 B parameters has at most 6.5 GB of weights with nf4") {
   Configuration settings;
   const input::Schema keys = schema(settings);
-  input::read(keys,
-              "[data]\nbatch_tokens = 8192\nsequence = 4096\nmicro_tokens = 4096\n[language_model]\npreset = \"llama\"\n"
-              "layers = 32\nheads = 32\nkv_heads = 8\nd_model = 4096\nd_mlp = 14336\ntied = false\n"
-              "[lora]\nrank = 16\nbase = \"nf4\"\n[optimizer]\nstate = \"bf16\"\n[device]\nprecision = \"bf16\"\n",
-              "test.toml");
+  input::read(
+      keys,
+      "[data]\nbatch_tokens = 8192\nsequence = 4096\nmicro_tokens = 4096\n[language_model]\npreset = \"llama\"\n"
+      "layers = 32\nheads = 32\nkv_heads = 8\nd_model = 4096\nd_mlp = 14336\ntied = false\n"
+      "[lora]\nrank = 16\nbase = \"nf4\"\n[optimizer]\nstate = \"bf16\"\n[device]\nprecision = \"bf16\"\n",
+      "test.toml");
   const Architecture architecture{settings.language_model, 128256, settings.data.sequence, settings.lora};
   const Plan planned = plan(settings, architecture, 0);
   CHECK(planned.parameters - planned.trained == 8'030'261'248);
