@@ -58,7 +58,7 @@ void weights_to_float(const Execution& execution, const ParameterRows& parameter
                       Matrix<float> out) {
   if (parameters.packing != Packing::none)
     return portable::unpack_weights(execution, parameters, row_begin,
-                          {out.data, Scalar::fp32, out.rows, out.columns, out.stride});
+                                    {out.data, Scalar::fp32, out.rows, out.columns, out.stride});
   require_portable_storage(parameters);
   for_teams(
       execution, "weights_to_float", out.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {

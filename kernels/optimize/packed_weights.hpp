@@ -77,7 +77,6 @@ WEFT_HOST_DEVICE inline float packed_unit(Packing packing, float scale) {
 void pack_weights(const Execution&, const ParameterRows& packed, std::int64_t row_begin, Matrix<const float> in);
 
 /// Unpacks rows [row_begin, row_begin + out.rows); out: fp32 or bf16, [n, columns].
-WEFT_KERNEL(unpack_weights,
-            void(const Execution&, const ParameterRows& packed, std::int64_t row_begin, AnyMatrix out));
+WEFT_KERNEL(unpack_weights, void(const Execution&, const ParameterRows& packed, std::int64_t row_begin, AnyMatrix out));
 
 }  // namespace weft::kernels

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Limit: memory. nf4 reads 0.5 bytes per weight and writes 2, int8 reads 1. Threads of a warp read and write adjacent
-// words of 8 columns, several before the first is written; the 16 values of nf4 lie in different banks of shared memory.
+// words of 8 columns, several before the first is written; the 16 values of nf4 lie in different banks of shared
+// memory.
 #include "kernels/matrix_cuda.cuh"
 #include "kernels/optimize/packed_weights.hpp"
 
@@ -9,8 +10,8 @@ namespace weft::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWidth = 8;         // columns of a word
-constexpr int kWordsAtOnce = 4;   // that a thread reads before it writes one
+constexpr int kWidth = 8;        // columns of a word
+constexpr int kWordsAtOnce = 4;  // that a thread reads before it writes one
 static_assert(kPackedColumns % kWidth == 0, "a word has one scale");
 
 template <Packing kPacking>
@@ -74,9 +75,8 @@ __global__ void __launch_bounds__(kThreads) unpack_any(ParameterRows p, std::int
   if (at >= total) return;
   const std::int64_t row = at / p.columns, column = at - row * p.columns;
   const std::uint8_t* const codes = static_cast<const std::uint8_t*>(p.weight) + (row_begin + row) * bytes;
-  const float code = p.packing == Packing::nf4
-                         ? normal_value(codes[column / 2] >> (column % 2 == 0 ? 4 : 0) & 15)
-                         : static_cast<float>(static_cast<std::int8_t>(codes[column]));
+  const float code = p.packing == Packing::nf4 ? normal_value(codes[column / 2] >> (column % 2 == 0 ? 4 : 0) & 15)
+                                               : static_cast<float>(static_cast<std::int8_t>(codes[column]));
   const float value[1] = {float{to_bf16(__fmul_rn(unit_of(p, row_begin + row, column), code))}};
   store_columns(out, row, column, value);
 }

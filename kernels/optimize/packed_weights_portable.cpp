@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/optimize/packed_weights.hpp"
-
 #include <cfloat>
 
+#include "kernels/optimize/packed_weights.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels {
@@ -48,8 +47,8 @@ void pack_weights(const Execution& execution, const ParameterRows& packed, std::
         const int n_blocks = static_cast<int>(blocks);
         const float most = max_columns(team, n_blocks, 0.0f, largest);
         const float least = -max_columns(team, n_blocks, -FLT_MAX, [&](int block) { return -largest(block); });
-        const int bad = sum_columns<int>(team, static_cast<int>(p.columns),
-                                         [&](int c) { return is_finite(weight[c]) ? 0 : 1; });
+        const int bad =
+            sum_columns<int>(team, static_cast<int>(p.columns), [&](int c) { return is_finite(weight[c]) ? 0 : 1; });
         const float nan = bits_float(0x7fc00000u);
         // Halves of both: their sum is finite.
         const float middle = bad != 0 ? nan : 0.5f * most + 0.5f * least;

@@ -153,7 +153,8 @@ std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, kernels::Sto
 struct Plane {
   /// Weights are there for the held rows, the others for the owned rows.
   enum class Part { weight, moment, row_state } part = Part::weight;
-  /// "weight", "weight_rest", "block_scales", "row_scales", "first_moment", "second_scale", …, or the name of a RowState
+  /// "weight", "weight_rest", "block_scales", "row_scales", "first_moment", "second_scale", …, or the name of a
+  /// RowState
   std::string key;
   kernels::Scalar type = kernels::Scalar::fp32;
   std::int64_t columns = 1;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The work of one rank in a step. It has n tokens in m micro-batches of sequences of T; C = d_model, V ids, e bytes of
-// an activation, w of a weight (of frozen ones: BaseBytes). Matrices and rows of the blocks are those of the products that their sublayers declare,
-// and what sublayers compute besides is in Sublayer::work; the head has V C parameters. Each datum counts once per
-// phase, and twice where it is read and written. With adapters the matrices are frozen; theirs have P parameters, which
-// pass forward, again, and twice backward.
+// an activation, w of a weight (of frozen ones: BaseBytes). Matrices and rows of the blocks are those of the products
+// that their sublayers declare, and what sublayers compute besides is in Sublayer::work; the head has V C parameters.
+// Each datum counts once per phase, and twice where it is read and written. With adapters the matrices are frozen;
+// theirs have P parameters, which pass forward, again, and twice backward.
 #include "language_model/run/pass_work.hpp"
 
 #include <fmt/format.h>
@@ -40,9 +40,8 @@ struct BaseBytes {
   double read;          ///< that a product or the embedding reads
   double unpacked = 0;  ///< of a packed one, before each product: codes are read, bf16 is written
   BaseBytes(const Configuration& c, const Architecture& a)
-      : read(number(a.lora.rank > 0 && a.lora.base != LoraBase::stored
-                        ? 2
-                        : model::weight_bytes(c.optimizer.state, 1, 1))) {
+      : read(number(
+            a.lora.rank > 0 && a.lora.base != LoraBase::stored ? 2 : model::weight_bytes(c.optimizer.state, 1, 1))) {
     if (const kernels::Packing packing = a.lora.packing(); packing != kernels::Packing::none)
       unpacked = 2 + (packing == kernels::Packing::nf4 ? 0.5 : 1) + 1.0 / number(kernels::kPackedColumns);
   }

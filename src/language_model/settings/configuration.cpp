@@ -365,7 +365,8 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   schema.rule({"lora.base", "device.precision", "device.fp8_forward"}, [&configuration]() -> std::string {
     if (configuration.lora.packing() == kernels::Packing::none) return {};
     if (configuration.precision == Precision::fp16)
-      return "lora.base = \"int8\" or \"nf4\" with device.precision = \"fp16\" (packed weights are multiplied in bf16); "
+      return "lora.base = \"int8\" or \"nf4\" with device.precision = \"fp16\" (packed weights are multiplied in "
+             "bf16); "
              "take device.precision = \"bf16\", or lora.base = \"bf16\"";
     if (configuration.fp8_forward)
       return "lora.base = \"int8\" or \"nf4\" with device.fp8_forward (it keeps all weights in 8 bits besides); leave "
