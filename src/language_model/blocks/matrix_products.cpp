@@ -10,7 +10,6 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
 #include "kernels/optimize/half_weights.hpp"
-#include "kernels/optimize/packed_weights.hpp"
 
 namespace weft::language_model {
 
@@ -170,8 +169,8 @@ kernels::LinearWeights Products::weights_of(const Linear& linear) const {
     weights.matrix = {half.data, Scalar::fp16, half.rows, half.columns, half.stride};
   }
   if (linear.is_packed()) {
+    weights.packed = &linear.packed;
     weights.matrix.data = buffers_.unpacked_weights.data;
-    kernels::unpack_weights(context_.execution, linear.packed, 0, weights.matrix);
   }
   if (weights.bias.size > 0 && linear.bias < rounded_biases_.size())
     weights.rounded_bias = rounded_biases_[linear.bias];

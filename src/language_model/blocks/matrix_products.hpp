@@ -28,7 +28,7 @@ class Products {
     /// fp8_forward those of the blocks in codes. In the order of Layers::linears.
     std::vector<kernels::Array<std::byte>> coded_weights;
     kernels::Array<std::byte> workspace;
-    kernels::Array<kernels::bf16> unpacked_weights;  ///< of one product, if those of the blocks are packed
+    kernels::Array<kernels::bf16> unpacked_weights;  ///< memory for those of one product, if the blocks' are packed
     kernels::Array<kernels::half> half_weights;
     kernels::Array<kernels::bf16> rounded_biases;      ///< of all products, where their kernels take them in bf16
     kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed
@@ -67,7 +67,6 @@ class Products {
   const LoraSettings& lora() const { return context_.settings.architecture.lora; }
   bool adapts(const Linear& linear) const { return context_.settings.adapters && linear.adapter != kNoParameter; }
   bool is_coded(const Linear& linear) const { return linear.index < coded_weights_.size(); }
-  /// What a product reads. Packed weights are unpacked first: they are valid until the next call.
   kernels::LinearWeights weights_of(const Linear&) const;
   void place_biases();
 
