@@ -27,7 +27,9 @@ __global__ void __launch_bounds__(kThreads) unpack_words(ParameterRows p, std::i
   for (int i = 0; i < kWordsAtOnce; ++i) {
     const std::int64_t at = first + i * kThreads;
     if (at >= total) return;
-    const std::int64_t row = at / per_row, column = (at - row * per_row) * kWordColumns;
+    // 32 bits: a division of 64 takes as long as the rest of the word.
+    const std::int64_t row = static_cast<std::uint32_t>(at) / static_cast<std::uint32_t>(per_row),
+                       column = (at - row * per_row) * kWordColumns;
     float value[kWordColumns];
     unpack_word<kPacking>(word[i], packed_unit_at<kPacking>(p, row_begin + row, column), normal, value);
     store_columns(out, row, column, value);
@@ -50,7 +52,8 @@ __global__ void __launch_bounds__(kThreads) unpack_any(ParameterRows p, std::int
 
 template <Packing kPacking>
 void launch(cudaStream_t queue, const ParameterRows& p, std::int64_t row_begin, const AnyMatrix& out) {
-  if (has_packed_words(p) && has_vectors(out))
+  constexpr std::int64_t kMostWords = std::int64_t{1} << 32;
+  if (has_packed_words(p) && has_vectors(out) && out.rows * p.columns / kWordColumns < kMostWords)
     unpack_words<kPacking>
         <<<blocks_for(out.rows * p.columns / kWordColumns, kThreads * kWordsAtOnce), kThreads, 0, queue>>>(p, row_begin,
                                                                                                            out);
