@@ -52,6 +52,8 @@ class TensorAxis {
   void start_sum(kernels::AnyMatrix rows, const char* name);
   /// No effect if no sum of these rows is under way. Collective.
   void await(kernels::AnyMatrix rows);
+  /// Most bytes of a rank that `gather` takes.
+  std::int64_t most_gathered() const { return buffers_.largest_message / size(); }
   /// The values of all ranks, in rank order, `size` each; until the next call. Collective.
   template <class T>
   kernels::Array<const T> gather(kernels::Array<T> values, const char* name) {

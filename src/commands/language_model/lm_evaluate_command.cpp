@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft lm evaluate MODEL [--text FILE] [--transcoder CHECKPOINT]: loss, perplexity and bits per byte of a language
-// model on a text, also with its MLPs replaced by a transcoder. Each rank has the whole model and some of the batches.
+// model on a text, also with its MLPs replaced by a transcoder. Each group of parallel.tensor ranks has the model and
+// some of the batches.
 #include <filesystem>
 
 #include "commands/language_model/loaded_language_model.hpp"
@@ -46,7 +47,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
   ForwardOnly forward(loaded, configuration.micro_tokens());
   const language_model::EvaluationResult result =
       language_model::evaluate(text, configuration.data.sequence, forward.settings.rows, forward.transformer,
-                               forward.staging, loaded.execution(), &world.all());
+                               forward.staging, loaded.execution(), &loaded.part.ranks.peers);
   std::string printed = fmt::format("{} on {}: {}", loaded.opened.name(), path, language_model::to_text(result));
   Json record;
   if (loaded.opened.found)
@@ -59,7 +60,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
     TranscoderReplacement transcoder(options.transcoder, loaded, forward.settings.rows, world);
     const language_model::ReplacementResult replaced = language_model::evaluate_replaced(
         text, configuration.data.sequence, forward.settings.rows, loaded.architecture().model, forward.settings.type,
-        transcoder.reconstruction(), forward.transformer, forward.staging, loaded.execution(), &world.all());
+        transcoder.reconstruction(), forward.transformer, forward.staging, loaded.execution(), &loaded.part.ranks.peers);
     parallel::on_all(world.all(), [&] { transcoder.require_valid_selections(); });
     printed += fmt::format("\nMLP outputs replaced by {} (step {}):\n{}", transcoder.found().path.string(),
                            transcoder.found().manifest.step, language_model::to_table(replaced));

@@ -131,14 +131,15 @@ int run_harvest(const Request& request, const HarvestOptions& options, const par
     return present;
   });
 
-  // 3. The files that are missing, in turn by the ranks.
+  // 3. The files that are missing, in turn by the groups of ranks, of which one rank writes.
+  const ModelRanks& ranks = loaded.part.ranks;
   ForwardOnly forward(loaded, settings.together * settings.length);
   Harvester harvester(settings, stream, model, forward.transformer, forward.staging, loaded.execution());
   std::int64_t missing = 0;
   std::vector<std::int64_t> own;
   for (std::int64_t file = 0; file < settings.files(); ++file)
-    if (there[static_cast<std::size_t>(file)] == '0' && missing++ % world.size() == world.rank()) own.push_back(file);
-  harvester.write(own, files);
+    if (there[static_cast<std::size_t>(file)] == '0' && missing++ % ranks.peers.size() == ranks.peers.rank()) own.push_back(file);
+  harvester.write(own, files, ranks.leads());
   world.all().barrier();
 
   // 4. What completes the dataset.

@@ -221,8 +221,8 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
 }
 
 TransformerSettings forward_settings(const Configuration& configuration, const Architecture& architecture,
-                                     std::int64_t rows) {
-  TransformerSettings settings = transformer_settings(configuration, architecture);
+                                     std::int64_t rows, const parallel::GridShape& grid, std::int64_t rank) {
+  TransformerSettings settings = transformer_settings(configuration, architecture, grid, rank);
   settings.gradients = false;
   settings.rows = rows;
   return settings;
@@ -230,10 +230,13 @@ TransformerSettings forward_settings(const Configuration& configuration, const A
 
 std::int64_t forward_bytes(const Configuration& configuration, const Architecture& architecture, std::int64_t rows) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
+  const parallel::GridShape grid = one_copy(configuration.parallel.tensor);
   const model::StateBytes state = model::largest_state_bytes(
-      parameter_specs(architecture), single_process(), configuration.optimizer.state, backend, model::Moments::none);
+      parameter_specs(architecture), grid, configuration.optimizer.state, backend, model::Moments::none);
   model::StepArena arena(backend);
-  const Transformer::Buffers transformer(forward_settings(configuration, architecture, rows), arena);
+  const TransformerSettings settings = forward_settings(configuration, architecture, rows, grid, grid.ranks() - 1);
+  const model::TensorAxis::Buffers tensor = tensor_buffers(settings, grid, arena);
+  const Transformer::Buffers transformer(settings, arena);
   const Staging::Buffers staging(rows, configuration.data.document_mask, false, arena);
   return state.weights + state.conversion + 4 * rotary_elements(architecture) + arena.device_bytes();
 }
