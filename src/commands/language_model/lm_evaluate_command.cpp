@@ -20,6 +20,10 @@ struct LanguageEvaluateOptions {
 
 int run_language_evaluate(const Request& request, const LanguageEvaluateOptions& options,
                           const parallel::World& world) {
+  if (request.dry_run) {
+    const OpenedModel opened(request, world);
+    return print_plan(request, opened, ForwardModel::plan(opened, opened.configuration().micro_tokens()));
+  }
   // 1. The model, and the text: that of the command line, else the validation data of the run, else the part of its
   //    text that it held out.
   const LoadedLanguageModel loaded(request, world);
@@ -85,7 +89,7 @@ extern const Command lm_evaluate_command = with_options(
       options.add("--transcoder", own.transcoder, "CHECKPOINT",
                   "also the loss with MLP outputs replaced by a transcoder's reconstructions, all layers together and "
                   "each alone");
-      options.set().output("receives evaluation.json");
+      options.set().dry_run().output("receives evaluation.json");
     });
 
 }  // namespace weft::commands

@@ -115,10 +115,7 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
   if (const std::string why = language_model::generation_obstacle(architecture.model, architecture.positions);
       !why.empty())
     throw collective_error(ExitCode::usage, "{}: text of this model cannot be generated ({})", opened.name(), why);
-  const device::Runtime runtime(language_model::device_settings(configuration), world.node_rank(),
-                                parallel::bind_to_cpus(world, configuration.device));
-  const kernels::Execution& execution = runtime.execution();
-  const std::optional<Tokenizer> tokenizer = opened.tokenizer(world, execution);
+  const std::optional<Tokenizer> tokenizer = opened.tokenizer(world, {});
   if (!tokenizer)
     throw collective_error(ExitCode::usage,
                            "{}: the model has no tokeniser (it was trained on token files without one), so that "
@@ -141,11 +138,10 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
   for (const Prompt& prompt : prompts) longest_prompt = std::max(longest_prompt, std::ssize(prompt.ids));
   architecture.positions =
       std::min(architecture.longest_text(), std::max(architecture.positions, longest_prompt + options.new_tokens));
-  const bool on_device = execution.backend == kernels::Backend::cuda;
-  const ModelRanks ranks(configuration.parallel.tensor, world);
-  const parallel::GridShape& shape = ranks.grid.shape();
-  const language_model::GenerationSettings generation{
-      .architecture = language_model::part_of(architecture, shape, ranks.copy.rank()),
+  const bool on_device =
+      device::planned_backend(language_model::device_settings(configuration)) == kernels::Backend::cuda;
+  language_model::GenerationSettings generation{
+      .architecture = {},
       .type = language_model::activation_type(configuration),
       .rows = options.rows > 0 ? options.rows
               : on_device      ? kDeviceRows
@@ -159,17 +155,32 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
       .top_k = options.top_k,
       .top_p = options.top_p,
       .graphs = configuration.device.graphs};
+  // Of a rank of a group.
+  const parallel::GridShape shape = language_model::one_copy(configuration.parallel.tensor);
+  const auto transformer_settings = [&](std::int64_t rank) {
+    generation.architecture = language_model::part_of(architecture, shape, rank);
+    language_model::TransformerSettings settings =
+        language_model::transformer_settings(configuration, architecture, shape, rank);
+    settings.gradients = false;
+    if (architecture.positions > settings.length) settings.length = settings.shortest = architecture.positions;
+    settings.rows = generation.most_rows();
+    settings.memory.head_chunk = generation.rows;
+    return settings;
+  };
+  const language_model::Plan plan =
+      language_model::forward_plan(configuration, architecture, transformer_settings(shape.ranks() - 1), &generation);
+  if (request.dry_run) return print_plan(request, opened, plan);
+  const device::Runtime runtime(language_model::device_settings(configuration), world.node_rank(),
+                                parallel::bind_to_cpus(world, configuration.device));
+  const kernels::Execution& execution = runtime.execution();
+  require_memory(opened, plan, world);
+  const ModelRanks ranks(configuration.parallel.tensor, world);
+  const language_model::TransformerSettings settings = transformer_settings(ranks.copy.rank());
   const language_model::Model model(architecture, configuration.optimizer.state, shape, ranks.copy.rank(), execution,
                                     model::Moments::none);
   opened.load(model, world, execution);
   run::Timers timers;
   model::StepArena arena(execution, ranks.grid);
-  language_model::TransformerSettings settings =
-      language_model::transformer_settings(configuration, architecture, shape, ranks.copy.rank());
-  settings.gradients = false;
-  if (architecture.positions > settings.length) settings.length = settings.shortest = architecture.positions;
-  settings.rows = generation.most_rows();
-  settings.memory.head_chunk = generation.rows;
   std::optional<model::TensorAxis> tensor =
       tensor_axis(settings, ranks, execution, arena, false, generation.gathered_bytes());
   language_model::Transformer transformer(model, settings, timers, arena, tensor ? &*tensor : nullptr);
@@ -243,7 +254,7 @@ extern const Command lm_generate_command = with_options(
       options.add("--seed", own.seed, "N", "of the random numbers (default 1)");
       options.add("--rows", own.rows, "N", "texts computed together (default 64, without a GPU 16)", 1, 1 << 14);
       options.flag("--jsonl", own.json_lines, "print one JSON object per text, each as soon as it is complete");
-      options.set();
+      options.set().dry_run();
     });
 
 }  // namespace weft::commands

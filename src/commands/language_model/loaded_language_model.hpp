@@ -7,6 +7,7 @@
 
 #include "commands/language_model/opened.hpp"
 #include "device/runtime.hpp"
+#include "language_model/run/memory_plan.hpp"
 #include "language_model/step/staging.hpp"
 #include "language_model/step/transformer.hpp"
 
@@ -24,10 +25,17 @@ struct ModelRanks {
   bool leads() const { return copy.rank() == 0; }  ///< true for one rank of each group
 };
 
+/// Prints the plan of a command that forms no gradients, for --dry-run; returns 0.
+int print_plan(const Request&, const OpenedModel&, const language_model::Plan&);
+/// Throws a collective Error(usage) that names parallel.tensor unless each rank has the memory of the plan.
+void require_memory(const OpenedModel&, const language_model::Plan&, const parallel::World&);
+
 /// This rank's part of a language model, for forward passes; without a tensor axis all of it.
 struct ForwardModel {
   /// Collective.
   ForwardModel(const OpenedModel&, const parallel::World&, const kernels::Execution&);
+  /// The plan of forward passes over `rows` rows, on the rank that needs most.
+  static language_model::Plan plan(const OpenedModel&, std::int64_t rows);
 
   const ModelRanks ranks;
   const language_model::Model model;  ///< without moments

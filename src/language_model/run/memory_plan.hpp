@@ -57,6 +57,13 @@ Plan plan(const Configuration&, const Architecture&, std::int64_t train_tokens);
 TransformerSettings forward_settings(const Configuration&, const Architecture&, std::int64_t rows,
                                      const parallel::GridShape& = {}, std::int64_t rank = 0);
 
+struct GenerationSettings;
+
+/// Memory of a model without moments and of a Transformer, of the rank of parallel.tensor whose part has these settings;
+/// with the cache of a Generator if `generation` is given. architecture: of the whole model.
+Plan forward_plan(const Configuration&, const Architecture&, const TransformerSettings& part,
+                  const GenerationSettings* generation = nullptr);
+
 /// Bytes of a model, without moments, and of a Transformer for forward passes, where the kernels run: of the rank of
 /// parallel.tensor that needs most.
 std::int64_t forward_bytes(const Configuration&, const Architecture&, std::int64_t rows);
