@@ -68,8 +68,8 @@ def resumes_with_the_same_bits(weft):
     shutil.copytree(weft.folder / "whole", weft.folder / "resumed")
     shutil.rmtree(weft.folder / "resumed" / "checkpoints" / "step_00000012")
     train(weft, "resumed", 2, 2, "--set", "log.sample_tokens=12")
-    samples = [(weft.folder / run / "log.txt").read_text().split("sample after step 12:\n")[1].split("\n")[0] for run in ("whole", "resumed")]
-    assert samples[0] == samples[1] and len(samples[0]) >= 12, samples
+    samples = [(weft.folder / run / "log.txt").read_text().split("sample after step 12:\n")[1][:12] for run in ("whole", "resumed")]
+    assert samples[0] == samples[1], samples
     for rank in range(4):
         assert program.shard(weft.folder / "whole", 12, rank) == program.shard(weft.folder / "resumed", 12, rank), rank
     # The last validation of the training, and that of one process that has the whole model.

@@ -42,7 +42,9 @@ OutputHead::Buffers::Buffers(const TransformerSettings& settings, model::StepAre
 }
 
 kernels::CrossEntropy OutputHead::loss(const Tokens& tokens) const {
-  return {.vocabulary = tokens.vocabulary == 0 ? context_.settings.architecture.vocabulary : tokens.vocabulary,
+  const Architecture& part = context_.settings.architecture;
+  const std::int64_t all = tokens.vocabulary == 0 ? part.whole_vocabulary() : tokens.vocabulary;
+  return {.vocabulary = std::clamp<std::int64_t>(all - part.first_token, 0, part.vocabulary),
           .softcap = static_cast<float>(context_.model().logit_softcap),
           .temperature = tokens.temperature};
 }
