@@ -26,8 +26,9 @@ __device__ std::uint32_t read_word(const std::uint32_t* at) {
   return value;
 }
 
-/// Barrier of all ranks, called by all threads of the block. words: place in a page of the words of all ranks. Writes before it are visible to the peers' threads after
-/// it. After a barrier that was aborted, this rank no longer lets its peers pass: its data are not complete.
+/// Barrier of all ranks, called by all threads of the block. words: place in a page of the words of all ranks. Writes
+/// before it are visible to the peers' threads after it. After a barrier that was aborted, this rank no longer lets its
+/// peers pass: its data are not complete.
 __device__ void exchange_words(const PeerGroup& group, std::size_t words, std::uint32_t number) {
   const auto words_of = [&](int rank) {
     return reinterpret_cast<std::uint32_t*>(reinterpret_cast<std::byte*>(group.page[rank]) + words);

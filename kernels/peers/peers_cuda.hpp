@@ -36,8 +36,8 @@ struct PeerPage {
   std::uint32_t blocks_done;        ///< of a sum of rows that is under way
   std::uint32_t unused[30];         ///< what follows begins at multiples of 256 bytes
   std::uint32_t rows_begun[kRowBlocks][kMostPeers];  ///< by block and rank: the last sum of rows that it has begun
-  std::byte stage[2][kPeerStage];   ///< values of this rank in exchanges with even and odd numbers
-  std::byte rows[2][kPeerRows];     ///< likewise, of sums of rows
+  std::byte stage[2][kPeerStage];                    ///< values of this rank in exchanges with even and odd numbers
+  std::byte rows[2][kPeerRows];                      ///< likewise, of sums of rows
 };
 
 /// The ranks of one sequence of exchanges. Used by one stream at a time.

@@ -72,9 +72,9 @@ class Judge {
 
   /// Judges at most `answers` answers at a time. References must outlive the object. Collective.
   /// A divided model is frozen in the parts in which `trainer` has it; one rank of its ranks asks for the rewards.
-  Judge(const Configuration&, language_model::Trainer& trainer, const language_model::Tokenizer&,
-        std::int64_t answers, const language_model::InitialModel&, const parallel::World&, const parallel::Grid&,
-        const kernels::Execution&, run::Timers&, model::StepArena&);
+  Judge(const Configuration&, language_model::Trainer& trainer, const language_model::Tokenizer&, std::int64_t answers,
+        const language_model::InitialModel&, const parallel::World&, const parallel::Grid&, const kernels::Execution&,
+        run::Timers&, model::StepArena&);
 
   /// by_stage: each stage is a phase of the timers.
   enum class Timing { none, by_stage };
@@ -104,7 +104,7 @@ class Judge {
   const language_model::Tokenizer& tokenizer_;
   const kernels::Execution execution_;
   run::Timers& timers_;
-  const parallel::Communicator& copy_;  // the ranks that have one copy of the model
+  const parallel::Communicator& copy_;                      // the ranks that have one copy of the model
   const std::unique_ptr<const language_model::Model> own_;  // frozen, without moments; none: shared or not used
   Buffers buffers_;
   language_model::Transformer transformer_;

@@ -158,8 +158,8 @@ void add_memory(Plan& plan, const Configuration& configuration, const Prompts& p
   const Transformer::Buffers transformer(frozen, arena);
   const Staging::Buffers staging(frozen.rows, false, false, arena);
   const Embedder::Buffers embedder(frozen, arena);
-  const model::StateBytes state =
-      model::largest_state_bytes(parameter_specs(plan.architecture), grid, configuration.optimizer.state, backend, model::Moments::none);
+  const model::StateBytes state = model::largest_state_bytes(
+      parameter_specs(plan.architecture), grid, configuration.optimizer.state, backend, model::Moments::none);
   if (plan.architecture.lora.rank == 0 && configuration.polychromic.uses_frozen_model())  // else that of the run
     plan.device.emplace_back("frozen model", state.total() + 4 * rotary_elements(plan.architecture));
   if (const std::string& embedder = configuration.polychromic.embedder; !embedder.empty())

@@ -14,8 +14,8 @@
 // has the mean over answers of sum_t r - log r - 1, r = p_frozen / p (Schulman 2020).
 //
 // All gradients are added up and applied by one update. The sets of a prompt exclude empty answers: N is
-// then the number of the others. Prompts are divided over the groups of parallel.tensor ranks, all of which draw the same
-// answers; which ones depends on the number of a prompt, not on its ranks.
+// then the number of the others. Prompts are divided over the groups of parallel.tensor ranks, all of which draw the
+// same answers; which ones depends on the number of a prompt, not on its ranks.
 #pragma once
 
 #include <optional>

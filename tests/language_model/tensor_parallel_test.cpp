@@ -226,8 +226,8 @@ TEST_CASE("ranks that divide a model write the texts of one rank, and each has t
   const auto write = [&](Run& run, double temperature, std::int64_t top_k) {
     run::Timers timers;
     model::StepArena arena(testing::execution(), run.grid);
-    GenerationSettings settings = sample_settings(run.settings, run.trainer.model().architecture(), run.grid.shape(),
-                                                  run.grid.world().rank());
+    GenerationSettings settings =
+        sample_settings(run.settings, run.trainer.model().architecture(), run.grid.shape(), run.grid.world().rank());
     settings.rows = 2;
     settings.prompts = std::ssize(prompts);
     settings.vocabulary = kVocabulary - 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstring>
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <vector>
 

@@ -41,8 +41,8 @@ class ForwardSubject : public BenchmarkSubject {
     model_->initialise(static_cast<std::uint64_t>(configuration_.run.seed));
     model_->parameters().add_to(registry_);
     if (grid_.size(parallel::kTensorAxis) > 1)
-      tensor_.emplace(grid_, execution_,
-                      language_model::tensor_buffers(settings, grid_.shape(), *arena_, gathered), false);
+      tensor_.emplace(grid_, execution_, language_model::tensor_buffers(settings, grid_.shape(), *arena_, gathered),
+                      false);
     transformer_.emplace(*model_, settings, timers_, *arena_, tensor_ ? &*tensor_ : nullptr);
   }
 

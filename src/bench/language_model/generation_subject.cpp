@@ -28,9 +28,9 @@ class GenerationSubject final : public ForwardSubject {
                     const language_model::Architecture& architecture, const parallel::Grid& grid,
                     const kernels::Execution& execution)
       : ForwardSubject(configuration, architecture, grid, execution),
-        generation_(generation_case(
-            configuration, settings,
-            language_model::part_of(architecture, grid.shape(), grid.world().rank()), execution_.backend)) {
+        generation_(generation_case(configuration, settings,
+                                    language_model::part_of(architecture, grid.shape(), grid.world().rank()),
+                                    execution_.backend)) {
     for (std::int64_t i = 0; i < generation_.prompts * generation_.longest_prompt; ++i)
       ids_.push_back(static_cast<std::uint32_t>(
           kernels::uniform_below(kernels::philox(static_cast<std::uint64_t>(configuration.run.seed),
@@ -117,8 +117,8 @@ language_model::Plan generation_plan(const language_model::Configuration& config
                                      const language_model::Architecture& architecture) {
   const kernels::Backend backend = device::planned_backend(language_model::device_settings(configuration));
   const parallel::GridShape grid = language_model::one_copy(configuration.parallel.tensor);
-  const language_model::GenerationSettings generation = generation_case(
-      configuration, settings, language_model::part_of(architecture, grid, grid.ranks() - 1), backend);
+  const language_model::GenerationSettings generation =
+      generation_case(configuration, settings, language_model::part_of(architecture, grid, grid.ranks() - 1), backend);
   return language_model::forward_plan(configuration, architecture, transformer_case(configuration, generation),
                                       &generation);
 }

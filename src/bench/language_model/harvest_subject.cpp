@@ -81,8 +81,7 @@ class HarvestSubject final : public ForwardSubject {
   run::Work work_of(std::string_view phase) const override {
     return language_model::generation_work(
         phase, configuration_,
-        forward_passes(configuration_,
-                       language_model::part_of(architecture_, grid_.shape(), grid_.world().rank())));
+        forward_passes(configuration_, language_model::part_of(architecture_, grid_.shape(), grid_.world().rank())));
   }
   run::PhaseBytes phase_bytes() const override {
     run::PhaseBytes all;

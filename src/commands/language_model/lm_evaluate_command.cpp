@@ -64,7 +64,8 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
     TranscoderReplacement transcoder(options.transcoder, loaded, forward.settings.rows, world);
     const language_model::ReplacementResult replaced = language_model::evaluate_replaced(
         text, configuration.data.sequence, forward.settings.rows, loaded.architecture().model, forward.settings.type,
-        transcoder.reconstruction(), forward.transformer, forward.staging, loaded.execution(), &loaded.part.ranks.peers);
+        transcoder.reconstruction(), forward.transformer, forward.staging, loaded.execution(),
+        &loaded.part.ranks.peers);
     parallel::on_all(world.all(), [&] { transcoder.require_valid_selections(); });
     printed += fmt::format("\nMLP outputs replaced by {} (step {}):\n{}", transcoder.found().path.string(),
                            transcoder.found().manifest.step, language_model::to_table(replaced));

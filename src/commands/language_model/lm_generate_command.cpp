@@ -140,21 +140,20 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
       std::min(architecture.longest_text(), std::max(architecture.positions, longest_prompt + options.new_tokens));
   const bool on_device =
       device::planned_backend(language_model::device_settings(configuration)) == kernels::Backend::cuda;
-  language_model::GenerationSettings generation{
-      .architecture = {},
-      .type = language_model::activation_type(configuration),
-      .rows = options.rows > 0 ? options.rows
-              : on_device      ? kDeviceRows
-                               : kHostRows,
-      .prompts = std::ssize(prompts),
-      .vocabulary = tokenizer->vocabulary_size(),
-      .longest_prompt = longest_prompt,
-      .new_tokens = options.new_tokens,
-      .prefill_rows = on_device ? language_model::kDevicePrefillRows : 0,
-      .temperature = options.temperature,
-      .top_k = options.top_k,
-      .top_p = options.top_p,
-      .graphs = configuration.device.graphs};
+  language_model::GenerationSettings generation{.architecture = {},
+                                                .type = language_model::activation_type(configuration),
+                                                .rows = options.rows > 0 ? options.rows
+                                                        : on_device      ? kDeviceRows
+                                                                         : kHostRows,
+                                                .prompts = std::ssize(prompts),
+                                                .vocabulary = tokenizer->vocabulary_size(),
+                                                .longest_prompt = longest_prompt,
+                                                .new_tokens = options.new_tokens,
+                                                .prefill_rows = on_device ? language_model::kDevicePrefillRows : 0,
+                                                .temperature = options.temperature,
+                                                .top_k = options.top_k,
+                                                .top_p = options.top_p,
+                                                .graphs = configuration.device.graphs};
   // Of a rank of a group.
   const parallel::GridShape shape = language_model::one_copy(configuration.parallel.tensor);
   const auto transformer_settings = [&](std::int64_t rank) {
@@ -186,7 +185,8 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
   language_model::Transformer transformer(model, settings, timers, arena, tensor ? &*tensor : nullptr);
   language_model::Generator generator(generation, transformer, execution, timers, arena);
 
-  // 3. The texts of this group of ranks, in the order of prompts and samples. Rank 0 prints its own as soon as they are complete,
+  // 3. The texts of this group of ranks, in the order of prompts and samples. Rank 0 prints its own as soon as they are
+  // complete,
   //    then those of the others.
   const std::vector<std::uint32_t> ends = language_model::end_symbols(*tokenizer);
   const std::int64_t all = std::ssize(prompts) * options.samples;

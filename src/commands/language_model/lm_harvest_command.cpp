@@ -52,8 +52,8 @@ int print_harvest_plan(const Request& request, const HarvestOptions& options, co
   const Configuration& configuration = opened.configuration();
   const std::int64_t rows = windows_together(options, configuration) * configuration.data.sequence;
   Plan plan = ForwardModel::plan(opened, rows);
-  plan.device.emplace_back(
-      "recorded rows", MlpRecorder::bytes(rows, stored_type(options, configuration), configuration.language_model));
+  plan.device.emplace_back("recorded rows",
+                           MlpRecorder::bytes(rows, stored_type(options, configuration), configuration.language_model));
   return print_plan(request, opened, plan);
 }
 
@@ -153,7 +153,8 @@ int run_harvest(const Request& request, const HarvestOptions& options, const par
   std::int64_t missing = 0;
   std::vector<std::int64_t> own;
   for (std::int64_t file = 0; file < settings.files(); ++file)
-    if (there[static_cast<std::size_t>(file)] == '0' && missing++ % ranks.peers.size() == ranks.peers.rank()) own.push_back(file);
+    if (there[static_cast<std::size_t>(file)] == '0' && missing++ % ranks.peers.size() == ranks.peers.rank())
+      own.push_back(file);
   harvester.write(own, files, ranks.leads());
   world.all().barrier();
 

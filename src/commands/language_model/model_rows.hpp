@@ -4,8 +4,9 @@
 // data.validation_text) while training runs.
 //
 // Every rank has the model, or with parallel.tensor its part of it, and computes the blocks of rows that it would
-// otherwise read from files (dataset/activations/row_source.hpp): order, statistics and results do not depend on the number of ranks beyond
-// rounding, and are those of `weft lm harvest` followed by `weft train` with the same data.block_rows.
+// otherwise read from files (dataset/activations/row_source.hpp): order, statistics and results do not depend on the
+// number of ranks beyond rounding, and are those of `weft lm harvest` followed by `weft train` with the same
+// data.block_rows.
 #pragma once
 
 #include <optional>

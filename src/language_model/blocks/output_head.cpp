@@ -130,7 +130,8 @@ AnyMatrix OutputHead::all_logits(const Pass& pass, AnyMatrix hidden, AnyMatrix a
       const parallel::Range tokens = parallel::part(part.whole_vocabulary(), part.tensor_ranks, rank);
       const AnyMatrix of_rank{const_cast<std::byte*>(parts.data) + rank * bytes, own.type, count, tokens.size(),
                               own.stride};
-      kernels::copy_rows(context_.execution, of_rank, all.rows_from(begin, count).columns_from(tokens.begin, tokens.size()));
+      kernels::copy_rows(context_.execution, of_rank,
+                         all.rows_from(begin, count).columns_from(tokens.begin, tokens.size()));
     }
   }
   return all.rows_from(0, own.rows);

@@ -20,8 +20,8 @@
 // kStepsBetweenChecks steps while the GPU computes the next ones. A sequence that ends on the host, at a text of
 // --stop, is therefore computed for up to twice as many steps more.
 //
-// Of a model that is divided over ranks each has the cache of its heads. The ranks gather the logits of a step, and each
-// draws the same tokens from the same bits: what follows is decided alike, without a message.
+// Of a model that is divided over ranks each has the cache of its heads. The ranks gather the logits of a step, and
+// each draws the same tokens from the same bits: what follows is decided alike, without a message.
 #pragma once
 
 #include <array>
@@ -100,7 +100,7 @@ class Generator {
     kernels::Matrix<kernels::Drawn> drawn;                      ///< [rows, most new positions]
     std::array<kernels::Matrix<kernels::Drawn>, 2> host_drawn;  ///< one is read while the other is written
     kernels::Matrix<kernels::BlockSum> sums;                    ///< [rows, draw_blocks(vocabulary)]
-    kernels::AnyMatrix logits;  ///< [rows, whole vocabulary], of a divided model
+    kernels::AnyMatrix logits;                                  ///< [rows, whole vocabulary], of a divided model
     /// A forward pass over prompts.
     struct Prefill {
       kernels::Array<std::uint32_t> ids;

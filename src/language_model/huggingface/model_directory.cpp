@@ -362,7 +362,8 @@ void HuggingfaceDirectory::read_rows(const ParameterSpec& spec, const Place& pla
                                  : spec.is_matrix() ? parallel::Range{0, spec.shape[1]}
                                                     : parallel::Range{0, 1};
   const bool by_inputs = place.inputs_first && spec.is_matrix();
-  // Rows of the tensor, and the columns of them that are read. Outputs of the tensor ascend with those of the parameter.
+  // Rows of the tensor, and the columns of them that are read. Outputs of the tensor ascend with those of the
+  // parameter.
   const parallel::Range of_outputs{place.output(outputs.begin), place.output(outputs.end - 1) + 1},
       lines = by_inputs ? inputs : of_outputs, columns = by_inputs ? of_outputs : inputs;
   const std::int64_t width = place.shape.size() == 2 ? place.shape[1] : 1,
@@ -375,8 +376,8 @@ void HuggingfaceDirectory::read_rows(const ParameterSpec& spec, const Place& pla
     files_[found.file].read(found.entry, read.begin * width + columns.begin, read.size() * columns.size(),
                             piece.data());
     const auto take = [&](std::int64_t of_line, std::int64_t of_column, std::int64_t own_output, std::int64_t input) {
-      const float value = piece[static_cast<std::size_t>((of_line - read.begin) * columns.size() + of_column -
-                                                         columns.begin)];
+      const float value =
+          piece[static_cast<std::size_t>((of_line - read.begin) * columns.size() + of_column - columns.begin)];
       rows[static_cast<std::size_t>(layout.own(own_output, input) - held.begin * spec.columns())] =
           value + place.offset;
     };

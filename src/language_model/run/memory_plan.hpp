@@ -59,8 +59,8 @@ TransformerSettings forward_settings(const Configuration&, const Architecture&, 
 
 struct GenerationSettings;
 
-/// Memory of a model without moments and of a Transformer, of the rank of parallel.tensor whose part has these settings;
-/// with the cache of a Generator if `generation` is given. architecture: of the whole model.
+/// Memory of a model without moments and of a Transformer, of the rank of parallel.tensor whose part has these
+/// settings; with the cache of a Generator if `generation` is given. architecture: of the whole model.
 Plan forward_plan(const Configuration&, const Architecture&, const TransformerSettings& part,
                   const GenerationSettings* generation = nullptr);
 

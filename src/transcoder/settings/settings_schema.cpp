@@ -15,7 +15,8 @@ input::Schema schema(Configuration& configuration) {
   parallel::add_keys(schema, configuration.parallel);
   schema
       .add("parallel.tensor", configuration.parallel.tensor,
-           "ranks that share the weights of data.model, neighbours and a divisor of the number of ranks; all ranks train "
+           "ranks that share the weights of data.model, neighbours and a divisor of the number of ranks; all ranks "
+           "train "
            "the transcoder. For models that do not fit one GPU")
       .in("ranks")
       .at_least(1)
