@@ -137,6 +137,9 @@ Generator::Generator(const GenerationSettings& settings, Transformer& transforme
       captures_(capturable_) {
   if (const std::string why = generation_obstacle(settings.architecture.model, settings.context()); !why.empty())
     throw collective_error(ExitCode::usage, "text of this model cannot be generated ({})", why);
+  // Kernels may read columns beyond the vocabulary, which are never written.
+  if (const AnyMatrix& all = buffers_.logits; all.data != nullptr)
+    device::zero(execution, all.data, all.rows * all.stride * kernels::bytes_of(all.type));
   attention_.sequences = buffers_.device.sequences;
   attention_.positions = buffers_.device.positions;
   for (std::int64_t row = 0; row < settings.rows; ++row) {
