@@ -30,6 +30,7 @@ class ForwardSubject : public BenchmarkSubject {
     timers_.before_switch(one_by_one ? std::function<void()>([this] { wait(); }) : std::function<void()>());
   }
   double row_bytes() const override { return 0; }  // nothing is read
+  parallel::Exchanges exchanges() const override { return tensor_ ? tensor_->exchanges() : parallel::Exchanges(); }
   std::int64_t state_bytes() const override { return model_->parameters().bytes().weights; }
 
  protected:
