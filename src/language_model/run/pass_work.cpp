@@ -266,7 +266,7 @@ run::Work generation_work(std::string_view phase, const Configuration& configura
         if (work.phase == phase) bytes += work.forward.bytes;
     return {through * e * bytes, 0};
   }
-  if (phase == "sampling") return {rows * steps * vocabulary * e, 0};
+  if (phase == "sampling") return {rows * steps * number(a.whole_vocabulary()) * e, 0};
   return {};
 }
 

@@ -275,9 +275,6 @@ void add_keys(input::Schema& schema, SampleSettings& sample) {
       .at_most(1 << 16)
       .not_with("language_model.sparse_blocks", {},
                 "which chooses keys for blocks of queries, which do not exist yet while a text is written")
-      .not_with("parallel.tensor", {},
-                "tokens are drawn by a rank that has the logits of the whole vocabulary; weft lm generate reads any "
-                "checkpoint")
       .free();
   schema
       .add("log.sample_temperature", sample.temperature,
@@ -472,16 +469,26 @@ parallel::GridShape grid_shape(const Configuration& configuration) {
                               {std::string(parallel::kTensorAxis), configuration.parallel.tensor}});
 }
 
-parallel::GridShape single_process() { return grid_shape({}); }
+parallel::GridShape one_copy(std::int64_t n_ranks) {
+  Configuration configuration;
+  configuration.parallel.tensor = n_ranks;
+  return grid_shape(configuration);
+}
 
-void use_ranks(Configuration& configuration, std::int64_t n_ranks) {
-  const std::int64_t sequences = configuration.data.batch_tokens / configuration.data.sequence,
-                     tensor = configuration.parallel.tensor;
+parallel::GridShape single_process() { return one_copy(1); }
+
+void require_groups(std::int64_t tensor, std::int64_t n_ranks) {
   if (n_ranks % tensor != 0)
     throw collective_error(ExitCode::usage,
                            "{} ranks do not divide into groups of parallel.tensor = {} (a group has one copy of the "
                            "model); start a multiple of {} ranks",
                            n_ranks, tensor, tensor);
+}
+
+void use_ranks(Configuration& configuration, std::int64_t n_ranks) {
+  const std::int64_t sequences = configuration.data.batch_tokens / configuration.data.sequence,
+                     tensor = configuration.parallel.tensor;
+  require_groups(tensor, n_ranks);
   if (n_ranks / tensor > sequences)
     throw collective_error(ExitCode::usage,
                            "{} {} for the {} sequences of a step (data.batch_tokens = {}, data.sequence = {}: each "
