@@ -45,9 +45,9 @@ kernels::Array<const float> Layers::rotary(std::int64_t block) const {
 /// the size and the type to which it is unpacked.
 kernels::AnyMatrix Layers::matrix(std::size_t parameter) const {
   const kernels::ParameterRows& rows = parameters_.matrix(parameter);
-  const bool whole = rows.storage == kernels::StorageType::fp32 && rows.weight_rest == nullptr;
-  void* const weight = rows.packing == kernels::Packing::none ? rows.weight : nullptr;
-  return {weight, whole ? kernels::Scalar::fp32 : kernels::Scalar::bf16, rows.rows, rows.columns, rows.columns};
+  const bool packed = rows.packing != kernels::Packing::none;
+  return {packed ? nullptr : rows.weight, packed ? kernels::Scalar::bf16 : parameters_.read_type(parameter), rows.rows,
+          rows.columns, rows.columns};
 }
 
 std::size_t Layers::find(const std::string& name) const {

@@ -30,12 +30,14 @@ struct AdapterSpecs {
          .cut = by_input ? target.cut : Cut{},
          .initial = model::uniform(1 / std::sqrt(static_cast<double>(inputs)), kernels::Purpose::model_initial),
          .weight_decay = true,
-         .group = target.group.empty() ? "" : target.group + "_lora_a"};
+         .group = target.group.empty() ? "" : target.group + "_lora_a",
+         .unit = target.unit};
     b = {.name = name + std::string(kAdapterB),
          .shape = {outputs, rank},
          .cut = by_input ? Cut{} : target.cut,
          .initial = model::constant(0),
-         .weight_decay = true};
+         .weight_decay = true,
+         .unit = target.unit};
   }
 };
 
@@ -113,6 +115,17 @@ void ParameterList::output(const std::string& prefix, const std::string& name, s
 
 void ParameterList::describe(const std::string& words) {
   if (std::find(sizes.begin(), sizes.end(), words) == sizes.end()) sizes.push_back(words);
+}
+
+void ParameterList::number_units() {
+  std::string block;
+  std::size_t unit = 0;
+  for (ParameterSpec& spec : specs) {
+    const std::string of_spec = block_of(spec);
+    if (of_spec != block) ++unit;
+    block = of_spec;
+    spec.unit = unit;
+  }
 }
 
 void ParameterList::add_adapters(const LoraSettings& lora) {
