@@ -12,6 +12,7 @@
 #include "base/progress.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
+#include "kernels/optimize/packed_weights.hpp"
 
 namespace weft::model {
 
@@ -38,7 +39,8 @@ std::int64_t scales_per_row(std::int64_t columns, std::int64_t segment) {
 
 /// Hand-written kernels keep fp32 weights as two 16-bit planes (ParameterRows::weight_rest).
 bool is_split(const ParameterSpec& spec, StorageType storage, kernels::Backend backend) {
-  return spec.is_matrix() && spec.storage.value_or(storage) == StorageType::fp32 && backend == kernels::Backend::cuda;
+  return spec.is_matrix() && spec.packing == kernels::Packing::none &&
+         spec.storage.value_or(storage) == StorageType::fp32 && backend == kernels::Backend::cuda;
 }
 
 std::int64_t conversion_elements(std::span<const ParameterSpec> specs, StorageType storage, kernels::Backend backend) {
@@ -125,6 +127,8 @@ void check(std::span<const ParameterSpec> specs) {
     if (spec.cut.unit < 1 || spec.rows() % spec.cut.unit != 0) refuse("the unit of its cut does not divide its rows");
     if (spec.partial_gradient && (spec.is_matrix() || !spec.cut.over.empty())) refuse("it is no vector without a cut");
     if (spec.columns() % segment_of(spec) != 0) refuse("its segment does not divide its columns");
+    if (spec.packing != kernels::Packing::none && (!spec.is_matrix() || !spec.frozen || spec.row_multiple > 1))
+      refuse("only a frozen matrix without rows of zeros may be packed");
     if (spec.row_multiple < 1 || (spec.row_multiple > 1 && (!spec.is_matrix() || !spec.group.empty())))
       refuse("only a matrix without a group may be followed by rows of zeros");
     if (spec.is_matrix() || spec.initial.kind != Initial::Kind::constant)
@@ -180,7 +184,11 @@ std::vector<Plane> planes_of(const ParameterSpec& spec, StorageType storage, ker
   storage = spec.storage.value_or(storage);
   const std::int64_t columns = spec.columns();
   std::vector<Plane> planes;
-  if (is_split(spec, storage, backend)) {
+  if (spec.packing != kernels::Packing::none) {
+    planes.push_back({Part::weight, "weight", Scalar::u8, kernels::packed_bytes(spec.packing, columns)});
+    planes.push_back({Part::weight, "block_scales", Scalar::u8, kernels::packed_blocks(columns)});
+    planes.push_back({Part::weight, "row_scales", Scalar::fp32, kernels::kRowScales});
+  } else if (is_split(spec, storage, backend)) {
     planes.push_back({Part::weight, "weight", Scalar::bf16, columns});
     planes.push_back({Part::weight, "weight_rest", Scalar::i16, columns});
   } else {
@@ -356,21 +364,29 @@ Parameters::View Parameters::view_of(std::size_t parameter) const {
     return view;
   }
   ParameterRows& all = view.rows;
-  all = {.storage = spec.storage.value_or(storage_),
+  const bool packed = spec.packing != kernels::Packing::none;
+  all = {.storage = packed ? StorageType::bf16 : spec.storage.value_or(storage_),
          .rows = parts.held.size(),
          .columns = spec.columns(),
          .segment = segment_of(spec),
          .first_row = parts.held.begin,
          .element_base = spec.first_element,
          .weight = data(parameter, "weight"),
-         .weight_rest = reinterpret_cast<std::int16_t*>(data(parameter, "weight_rest"))};
+         .weight_rest = reinterpret_cast<std::int16_t*>(data(parameter, "weight_rest")),
+         .packing = spec.packing,
+         .block_scales = reinterpret_cast<std::uint8_t*>(data(parameter, "block_scales")),
+         .row_scales = floats("row_scales")};
   ParameterRows& owned = view.owned_rows;
   owned = all;
   owned.rows = parts.owned.size();
   owned.first_row = parts.owned.begin;
-  const std::int64_t element = all.weight_rest != nullptr ? 2 : kernels::bytes_of(weight_type(all.storage));
-  owned.weight = static_cast<std::byte*>(all.weight) + before * element;
+  const std::int64_t rows_before = parts.owned.begin - parts.held.begin;
+  owned.weight = static_cast<std::byte*>(all.weight) + rows_before * bytes_per_row(planes_[parameter].front().plane);
   if (all.weight_rest != nullptr) owned.weight_rest += before;
+  if (packed) {
+    owned.block_scales += rows_before * kernels::packed_blocks(spec.columns());
+    owned.row_scales += rows_before * kernels::kRowScales;
+  }
   if (is_gathered(parameter)) {  // `all` is where they are gathered, without the plane that products do not read
     owned.weight = all.weight;
     owned.weight_rest = all.weight_rest;
@@ -447,7 +463,8 @@ void Parameters::initialise(std::uint64_t seed) {
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     note_progress();
     const Initial& initial = specs_[i].initial;
-    if (initial.kind == Initial::Kind::uniform && specs_[i].is_matrix()) {
+    if (initial.kind == Initial::Kind::uniform && specs_[i].is_matrix() &&
+        specs_[i].packing == kernels::Packing::none) {
       kernels::initialise_uniform(execution_, stored_matrix(i), static_cast<float>(initial.value), seed,
                                   initial.purpose);
     } else if (initial.kind == Initial::Kind::constant && initial.value == 0) {
@@ -465,7 +482,7 @@ void Parameters::initialise(std::uint64_t seed) {
   }
 }
 
-/// Fills a matrix from fp32 rows, which its storage then rounds or divides.
+/// Fills a matrix from fp32 rows, which its storage then rounds, divides or packs.
 void Parameters::fill(std::size_t parameter, std::uint64_t seed) {
   const ParameterSpec& spec = specs_[parameter];
   const parallel::Range stored = this->stored(parameter);

@@ -81,6 +81,8 @@ struct ParameterSpec {
   Cut cut = {};
   Update update = Update::own_rows;
   std::optional<kernels::StorageType> storage = {};  ///< storage type of a matrix, instead of that of the run
+  /// Codes of a frozen matrix. A block lies in one row, so that no cut divides it.
+  kernels::Packing packing = kernels::Packing::none;
   std::int64_t segment = 0;  ///< stored columns that a block of 8-bit moments does not cross; 0: all of a row
   Initial initial = {};
   /// Global index of the first element. Keys the initial values and stochastic rounding: ranges of matrices must not
@@ -159,7 +161,9 @@ std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, kernels::Sto
 struct Plane {
   /// Weights are there for the held rows, the others for the owned rows.
   enum class Part { weight, moment, row_state } part = Part::weight;
-  std::string key;  ///< "weight", "weight_rest", "first_moment", "second_scale", …, or the name of a RowState
+  /// "weight", "weight_rest", "block_scales", "row_scales", "first_moment", "second_scale", …, or the name of a
+  /// RowState
+  std::string key;
   kernels::Scalar type = kernels::Scalar::fp32;
   std::int64_t columns = 1;
 };

@@ -130,10 +130,13 @@ void ParameterList::number_units() {
 
 void ParameterList::add_adapters(const LoraSettings& lora) {
   auto next = static_cast<std::uint64_t>(model::elements_of(specs));
-  std::set<std::string> targets;
+  std::set<std::string> targets, multiplied;
   for (const Product& product : products)
-    for (const Outputs& part : product.parts)
-      if (lora.adapts(part.name)) targets.insert(product.prefix + part.name + std::string(kAdapterTarget));
+    for (const Outputs& part : product.parts) {
+      std::string name = product.prefix + part.name + std::string(kAdapterTarget);
+      if (lora.adapts(part.name)) targets.insert(name);
+      multiplied.insert(std::move(name));
+    }
   std::vector<ParameterSpec> all, as, bs;  // `as` and `bs`: of this block
   const auto end_block = [&] {
     for (std::vector<ParameterSpec>* adapters : {&as, &bs}) {
@@ -157,6 +160,10 @@ void ParameterList::add_adapters(const LoraSettings& lora) {
       bs.push_back(std::move(adapter.b));
     }
     spec.frozen = true;
+    if (lora.base != LoraBase::stored && spec.is_matrix()) {
+      spec.storage = kernels::StorageType::bf16;
+      if (multiplied.contains(spec.name)) spec.packing = lora.packing();
+    }
     all.push_back(std::move(spec));
   }
   end_block();

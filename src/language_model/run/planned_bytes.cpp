@@ -11,7 +11,8 @@ OtherBytes::OtherBytes(const Configuration& configuration, const Architecture& a
     : positions(4 * rotary_elements(architecture)) {
   if (configuration.sample.tokens == 0) return;
   model::StepArena arena(backend);
-  const Generator::Buffers generator(sample_settings(configuration, architecture), arena);
+  const parallel::GridShape grid = grid_shape(configuration);
+  const Generator::Buffers generator(sample_settings(configuration, architecture, grid, grid.ranks() - 1), arena);
   samples = arena.device_bytes();
   samples_on_host = arena.host_bytes();
 }

@@ -55,18 +55,15 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture
 
 model::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& configuration, const Architecture& architecture,
                                                    const parallel::GridShape& grid, model::StepArena& arena) {
-  const std::int64_t rows = configuration.micro_tokens(), last = grid.ranks() - 1;
-  std::int64_t gathered =
-      std::max(rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
-               4 * model::AccumulatingSink::partial_elements(parameter_specs(architecture), grid, last));
+  const std::int64_t last = grid.ranks() - 1;
+  std::int64_t gathered = 4 * model::AccumulatingSink::partial_elements(parameter_specs(architecture), grid, last);
   if (configuration.privacy.enabled) {
     const Architecture part = part_of(architecture, grid, last);
     gathered = std::max(gathered, privacy::gathered_bytes(configuration.privacy, parameter_specs(part),
                                                           clipping_shape(configuration, part)));
   }
-  return {grid,     activation_type(configuration),
-          rows,     std::max(architecture.model.d_model, kMostAdapters * architecture.lora.rank),
-          gathered, arena};
+  return language_model::tensor_buffers(transformer_settings(configuration, architecture, grid, last), grid, arena,
+                                        gathered);
 }
 
 model::GatheredWeights gathered_weights(const Configuration& configuration) {

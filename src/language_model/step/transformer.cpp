@@ -36,6 +36,19 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .attention = attention};
 }
 
+model::TensorAxis::Buffers tensor_buffers(const TransformerSettings& settings, const parallel::GridShape& grid,
+                                          model::StepArena& arena, std::int64_t gathered) {
+  const Architecture& part = settings.architecture;
+  const std::int64_t softmax = settings.rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
+                     logits = aligned_columns(part.largest_vocabulary()) * kernels::bytes_of(settings.type);
+  return {grid,
+          settings.type,
+          settings.rows,
+          std::max(part.model.d_model, kMostAdapters * part.lora.rank),
+          std::max({softmax, logits, gathered}),
+          arena};
+}
+
 namespace {
 
 /// Number of the first sublayer of the block that has this one.

@@ -27,6 +27,11 @@ namespace weft::language_model {
 TransformerSettings transformer_settings(const Configuration&, const Architecture&, const parallel::GridShape& = {},
                                          std::int64_t rank = 0);
 
+/// Memory of the exchanges of a transformer with these settings along the tensor axis, for sums of its rows and for
+/// gathering up to `gathered` bytes of a rank, at least a row of logits; empty if the axis has one rank.
+model::TensorAxis::Buffers tensor_buffers(const TransformerSettings&, const parallel::GridShape&, model::StepArena&,
+                                          std::int64_t gathered = 0);
+
 class Transformer {
  public:
   struct Buffers {
@@ -98,7 +103,11 @@ class Transformer {
   /// Logits of all rows after `forward`, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
   /// next call of this object.
   kernels::AnyMatrix logits(const Tokens& tokens) { return head_.logits({tokens}, hidden_states(tokens)); }
-  /// Logits of one row on the host, soft-capped, after `forward`. Waits.
+  /// Logits of the whole vocabulary: of a divided model gathered in `all` [rows, whole vocabulary].
+  kernels::AnyMatrix all_logits(const Tokens& tokens, kernels::AnyMatrix all) {
+    return head_.all_logits({tokens}, hidden_states(tokens), all);
+  }
+  /// Logits of one row on the host, soft-capped, after `forward`. Of a divided model those of this rank. Waits.
   std::vector<float> logits(std::int64_t row);
 
   using Tap = language_model::Tap;
@@ -108,6 +117,8 @@ class Transformer {
   void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }
 
   std::int64_t head_chunk() const { return buffers_.head.chunk; }
+  /// True if no call waits on the host for other ranks: then a graph can contain it.
+  bool leaves_the_host_free() const { return context_.tensor == nullptr || context_.tensor->leaves_the_host_free(); }
 
   /// The sequences of `tokens` as sinks get them. Empty without TransformerSettings::examples.
   kernels::Examples examples(const Tokens& tokens) const { return examples_.of(tokens.rows()); }
