@@ -113,6 +113,10 @@ void require_settings(const Configuration& configuration, const Architecture& ar
         "weft lm polychromic with privacy (the gradient of the answers is not clipped per record: the guarantee would "
         "not "
         "hold); set privacy.enabled to false");
+  if (configuration.parallel.shard != parallel::Shard::state)
+    refuse(
+        "weft lm polychromic with parallel.shard (ranks have different numbers of answers, and draw them with a whole "
+        "model each); leave parallel.shard out");
   if (configuration.precision == Precision::fp16)
     refuse(
         "weft lm polychromic with device.precision = \"fp16\" (the gradient of the objective has no loss scale); take "

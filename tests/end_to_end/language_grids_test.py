@@ -41,7 +41,8 @@ keep = 9
 [device]
 threads = 1
 """
-GRIDS = ((2, 2), (4, 1), (1, 2), (2, 1), (1, 4), (1, 1))  # tensor x data; five heads of keys: an uneven cut
+# tensor x data, parallel.shard; five heads of keys: an uneven cut
+GRIDS = ((2, 2, "full"), (4, 1, "state"), (1, 2, "full"), (2, 1, "full"), (1, 4, "gradients"), (1, 1, "state"))
 
 
 def train(weft, output, tensor, data, *options):
@@ -53,8 +54,8 @@ def losses(weft, output):
 
 
 def passes_from_grid_to_grid(weft, expected):
-    for leg, (tensor, data) in enumerate(GRIDS):
-        train(weft, "moving", tensor, data, "--set", f"run.steps={2 * leg + 2}")
+    for leg, (tensor, data, shard) in enumerate(GRIDS):
+        train(weft, "moving", tensor, data, *program.sets(f"run.steps={2 * leg + 2}", f"parallel.shard={shard}"))
         grid = json.loads((weft.folder / f"moving/checkpoints/step_{2 * leg + 2:08}/manifest.json").read_text())["grid"]
         assert grid == {"tensor": tensor, "data": data}, grid
     found = losses(weft, "moving")

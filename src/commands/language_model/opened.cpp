@@ -110,11 +110,22 @@ std::optional<language_model::Tokenizer> OpenedModel::tokenizer(const parallel::
 void OpenedModel::load(const language_model::Model& model, const parallel::World& world,
                        const kernels::Execution& execution) const {
   const bool adapted = model.architecture().lora.rank > 0;
-  if (directory) {
-    directory->load(model.parameters(), execution);
-    if (adapted) language_model::load_peft(model.parameters(), architecture, execution, architecture.lora.initial);
+  const auto load_weights = [&](const model::Parameters& parameters) {
+    if (directory)
+      directory->load(parameters, execution);
+    else
+      load_part(parameters, *found, world, execution);
+  };
+  if (adapted || architecture.lora.base == language_model::LoraBase::stored) {
+    load_weights(model.parameters());
+    if (adapted && directory)
+      language_model::load_peft(model.parameters(), architecture, execution, architecture.lora.initial);
   } else {
-    load_part(model.parameters(), *found, world, execution);
+    // The model without adapters is stored in another type than the frozen one, which adapters were trained with.
+    const model::Parameters frozen(language_model::frozen_specs(architecture), configuration().optimizer.state,
+                                   language_model::single_process(), 0, execution, model::Moments::none);
+    load_weights(frozen);
+    language_model::copy_weights(frozen, model.parameters(), execution);
   }
   if (architecture.lora.rank > 0 && !adapted)
     language_model::merge(adapters(world, execution), architecture, model.parameters(), execution);

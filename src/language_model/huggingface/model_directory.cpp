@@ -76,34 +76,35 @@ void by_pieces(std::int64_t rows, std::int64_t columns, const Piece& piece) {
   }
 }
 
-/// Copies between the host and the rows that this rank holds.
+/// Copies between the host and the rows whose weights this rank keeps.
 class Copy {
  public:
   Copy(const model::Parameters& parameters, std::size_t parameter, const kernels::Execution& execution)
       : parameters_(parameters),
         parameter_(parameter),
         spec_(parameters.specs()[parameter]),
-        held_(parameters.parts(parameter).held),
+        stored_(parameters.stored(parameter)),
         execution_(execution) {
     if (spec_.is_matrix())
-      staged_ = device::Buffer<float>(std::min(held_.size(), std::max<std::int64_t>(1, kPiece / spec_.columns())) *
+      staged_ = device::Buffer<float>(std::min(stored_.size(), std::max<std::int64_t>(1, kPiece / spec_.columns())) *
                                       spec_.columns());
   }
 
   /// from: the held rows.
   void to_device(const float* from) const {
+    from += (stored_.begin - parameters_.parts(parameter_).held.begin) * spec_.columns();
     if (!spec_.is_matrix())
-      return copy(parameters_.vector(parameter_).weight.data, from, held_.size(), device::Direction::to_device);
-    by_pieces(held_.size(), spec_.columns(), [&](std::int64_t row, std::int64_t count) {
+      return copy(parameters_.vector(parameter_).weight.data, from, stored_.size(), device::Direction::to_device);
+    by_pieces(stored_.size(), spec_.columns(), [&](std::int64_t row, std::int64_t count) {
       copy(staged_.data(), from + row * spec_.columns(), count * spec_.columns(), device::Direction::to_device);
-      kernels::weights_from_float(execution_, parameters_.matrix(parameter_), row,
+      kernels::weights_from_float(execution_, parameters_.stored_matrix(parameter_), row,
                                   staged_.matrix(count, spec_.columns()));
       kernels::fence(execution_);
     });
   }
   /// Copies all rows to the host. For one process only.
   void to_host(float* to) const {
-    if (held_.size() != spec_.rows()) throw error(ExitCode::internal, "{} is on several ranks", spec_.name);
+    if (stored_.size() != spec_.rows()) throw error(ExitCode::internal, "{} is on several ranks", spec_.name);
     if (!spec_.is_matrix())
       return copy(to, parameters_.vector(parameter_).weight.data, spec_.rows(), device::Direction::to_host);
     by_pieces(spec_.rows(), spec_.columns(), [&](std::int64_t row, std::int64_t count) {
@@ -121,7 +122,7 @@ class Copy {
   const model::Parameters& parameters_;
   const std::size_t parameter_;
   const ParameterSpec& spec_;
-  const parallel::Range held_;
+  const parallel::Range stored_;
   const kernels::Execution execution_;
   device::Buffer<float> staged_;
 };

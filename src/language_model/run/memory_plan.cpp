@@ -100,6 +100,20 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
                             privacy::to_text(settings, parameter_specs(part), clipping_shape(configuration, part)));
 }
 
+const char* base_text(LoraBase base) {
+  switch (base) {
+    case LoraBase::stored:
+      return "";
+    case LoraBase::bf16:
+      return ", in bf16";
+    case LoraBase::int8:
+      return ", in bf16 and those of the linear layers in int8";
+    case LoraBase::nf4:
+      return ", in bf16 and those of the linear layers in nf4";
+  }
+  return "";
+}
+
 constexpr std::pair<const char*, Recompute> kRecompute[] = {{"none", Recompute::none},
                                                             {"activation", Recompute::activation},
                                                             {"norm", Recompute::norm},
@@ -186,8 +200,8 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   const parallel::GridShape grid = grid_shape(configuration);
   const std::vector<model::ParameterSpec> specs = parameter_specs(architecture);
-  const model::StateBytes state =
-      model::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments());
+  const model::StateBytes state = model::largest_state_bytes(specs, grid, configuration.optimizer.state, backend,
+                                                             configuration.moments(), stored_weights(configuration));
   const OtherBytes other(configuration, architecture, backend);
   Plan plan;
   plan.architecture = architecture;
@@ -355,8 +369,15 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   row("work per token", fmt::format("{:.4g} MFLOP", plan.flops_per_token * 1e-6));
   text += types_text(plan, configuration) + attention_text(plan, configuration);
   if (const LoraSettings& lora = plan.architecture.lora; lora.rank > 0)
-    text += fmt::format("  adapters of rank {} for {}: {} of the parameters are trained, the others are frozen\n",
-                        lora.rank, fmt::join(lora.targets, ", "), format::grouped(plan.trained));
+    text += fmt::format("  adapters of rank {} for {}: {} of the parameters are trained, the others are frozen{}\n",
+                        lora.rank, fmt::join(lora.targets, ", "), format::grouped(plan.trained), base_text(lora.base));
+  if (configuration.shard() == parallel::Shard::full) {
+    const std::int64_t blocks = std::min(configuration.parallel.gathered_blocks, plan.architecture.model.layers);
+    text += fmt::format(
+        "  weights: gathered {}, with memory for {} of {} blocks\n",
+        blocks == plan.architecture.model.layers ? "once per step" : "in each forward and backward pass of a block",
+        blocks, plan.architecture.model.layers);
+  }
   text += "  activations by memory.recompute:";
   for (const auto& [name, bytes] : plan.activations)
     text += fmt::format("{} {} {}", name == plan.activations.front().first ? "" : ",", name,

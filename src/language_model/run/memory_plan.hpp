@@ -75,6 +75,8 @@ struct MemoryLimits {
   std::int64_t device = 0;
 
   bool allow(const Plan&) const;
+  /// True if the memory where the kernels run has a limit.
+  bool known() const { return (kernels::kCudaBuild ? device : host) > 0; }
 };
 
 /// Throws a collective Error(usage) if the run needs more memory, with the largest micro-batch that fits and what else

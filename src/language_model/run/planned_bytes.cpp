@@ -20,7 +20,7 @@ OtherBytes::OtherBytes(const Configuration& configuration, const Architecture& a
 std::int64_t device_bytes(const Configuration& configuration, const Architecture& architecture,
                           const parallel::GridShape& grid, kernels::Backend backend) {
   return model::largest_state_bytes(parameter_specs(architecture), grid, configuration.optimizer.state, backend,
-                                    configuration.moments())
+                                    configuration.moments(), stored_weights(configuration))
              .total() +
          OtherBytes(configuration, architecture, backend).on_device() +
          measure_step(configuration, architecture, grid, backend).device_bytes();

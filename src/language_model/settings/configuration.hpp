@@ -58,6 +58,8 @@ struct Configuration {
 
   /// Storage of the optimizer state.
   model::Moments moments() const { return memory.offload_optimizer ? model::Moments::on_host : model::Moments::held; }
+  /// parallel.shard, where ranks divide the batch.
+  parallel::Shard shard() const { return parallel.data > 1 ? parallel.shard : parallel::Shard::state; }
   /// Most tokens of a step on one rank: whole sequences.
   std::int64_t rank_tokens() const {
     return parallel::largest_part(data.batch_tokens / data.sequence, parallel.data) * data.sequence;

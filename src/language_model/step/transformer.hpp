@@ -19,6 +19,7 @@
 #include "language_model/blocks/output_head.hpp"
 #include "language_model/blocks/token_embedding.hpp"
 #include "language_model/step/model_weights.hpp"
+#include "model/data_parallel.hpp"
 
 namespace weft::language_model {
 
@@ -59,8 +60,11 @@ class Transformer {
 
   /// Weights that other ranks have updated and that may still be in transit.
   struct WeightSource {
-    std::function<void()> start;                 ///< called by `prepare_weights`: requests all weights
-    std::function<void(std::size_t end)> await;  ///< before parameters below `end` are read
+    std::function<void()> start;  ///< called by `prepare_weights`: the parameters have changed
+    /// Called before the weights of a unit are read (ParameterSpec::unit), with the unit after it. Other weights may no
+    /// longer be there.
+    std::function<void(std::size_t unit, std::size_t next)> use;
+    std::function<void()> complete;  ///< later work finds all weights, as far as they are not gathered in every pass
   };
   void weights_from(WeightSource source) { source_ = std::move(source); }
 
@@ -71,7 +75,7 @@ class Transformer {
   /// and a replayed graph contains no wait.
   void complete_weights() {
     prepare_weights();
-    await_weights(kNoParameter);
+    if (source_.complete) source_.complete();
   }
 
   /// last_keys: a forward pass may end when the hook of the attention has the keys and values of the last layer.
@@ -90,6 +94,11 @@ class Transformer {
   void losses_and_gradient(const Tokens&, kernels::Array<float> losses, model::GradientSink&);
   /// Backward pass of everything below the head, after `losses_and_gradient`. `step` as in `forward`.
   void backward(const Tokens&, const kernels::AdamStep* step, model::GradientSink&);
+
+  /// The exchanges of `forward`, or of all passes over a micro-batch, in which other ranks have tokens and this one has
+  /// none.
+  void forward_without_tokens();
+  void pass_without_tokens(model::GradientSink&);
 
   /// Logits of all rows after `forward`, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
   /// next call of this object.
@@ -115,8 +124,12 @@ class Transformer {
   kernels::Examples examples(const Tokens& tokens) const { return examples_.of(tokens.rows()); }
 
  private:
-  void await_weights(std::size_t end) {
-    if (source_.await) source_.await(end);
+  /// Weights of the embedding (0), of block number - 1, or of the head (after the blocks), in forward and backward
+  /// pass.
+  void use_forward(std::size_t number) { use(number, number + 1 < units_.size() ? units_[number + 1] : kNoUnit); }
+  void use_backward(std::size_t number) { use(number, number > 1 ? units_[number - 1] : kNoUnit); }
+  void use(std::size_t number, std::size_t next) {
+    if (source_.use) source_.use(units_[number], next);
   }
   /// The pass over the tokens of a micro-batch.
   Pass pass_over(const Tokens&, const kernels::AdamStep*) const;
@@ -127,6 +140,8 @@ class Transformer {
   void start_output(std::size_t number, const Pass& part);
   void leave(const Pass&);
   void recompute(std::size_t last, const Pass&);
+
+  static constexpr std::size_t kNoUnit = model::DataParallel::kNoUnit;
 
   const TransformerSettings settings_;
   Buffers buffers_;
@@ -139,6 +154,7 @@ class Transformer {
   const OutputHead head_;
   std::optional<ActivationSwap> swap_;
   std::vector<std::size_t> first_parameters_;  // by block, then of the final norm
+  std::vector<std::size_t> units_;             // of the embedding, the blocks and the head
   Tap tap_;
   AttentionHook attention_hook_;
   WeightSource source_;
