@@ -352,6 +352,15 @@ def test_families(program):
         assert abs(found / expected - 1) < 5e-6, kind
         assert f"{config['model_type']} of Hugging Face" in program.run("inspect", folder)
 
+        # Two ranks read their parts of each tensor.
+        axis = ("--set", "parallel.tensor=2")
+        if kind == "olmo2":
+            assert 'does not go with language_model.qk_norm = "width"' in evaluate(program, folder, *axis, ranks=2, code=2)
+        else:
+            program.run("lm", "evaluate", folder, "--text", program.folder / "text.txt", "--output", program.folder / "divided", *axis, ranks=2)
+            divided = json.loads((program.folder / "divided/evaluation.json").read_text())["validation"]["loss"]
+            assert abs(divided / expected - 1) < 5e-6, (kind, divided, expected)
+
         # Written again, in its type: the same loss; read and written once more: the same files.
         kept = "bf16" if dtype == "BF16" else "fp32"
         program.run("lm", "export", folder, "--output", program.folder / f"{kind}_once", "--type", kept)
