@@ -100,6 +100,11 @@ class Transformer {
 
   std::int64_t head_chunk() const { return buffers_.head.chunk; }
 
+  // For passes that freeze what the last forward pass formed.
+  const std::vector<ResidualSublayer>& sublayers() const { return buffers_.sublayers; }
+  const NormLayer& final_norm() const { return final_norm_; }
+  const kernels::NormStatistics& final_statistics() const { return buffers_.final_norm; }
+
   /// The sequences of `tokens` as sinks get them. Empty without TransformerSettings::examples.
   kernels::Examples examples(const Tokens& tokens) const { return examples_.of(tokens.rows()); }
 
