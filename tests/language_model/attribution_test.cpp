@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "language_model/attribution/attribution.hpp"
+
 #include <array>
 #include <cmath>
 #include <numeric>
 
-#include "language_model/attribution/attribution.hpp"
 #include "language_model/attribution/graph_files.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/language_model/variants.hpp"
@@ -192,8 +193,10 @@ TEST_CASE("effects are gradients times what features, errors and tokens write") 
       if (target == n)
         for (std::int64_t i = 0; i < width; ++i) {
           double mean = 0;
-          for (std::int64_t id = 0; id < 29; ++id) mean += static_cast<double>(head[static_cast<std::size_t>(id * width + i)]) / 29;
-          dx[static_cast<std::size_t>(i)] = static_cast<float>(static_cast<double>(head[static_cast<std::size_t>(7 * width + i)]) - mean);
+          for (std::int64_t id = 0; id < 29; ++id)
+            mean += static_cast<double>(head[static_cast<std::size_t>(id * width + i)]) / 29;
+          dx[static_cast<std::size_t>(i)] =
+              static_cast<float>(static_cast<double>(head[static_cast<std::size_t>(7 * width + i)]) - mean);
         }
       Values gradient(1, width, 0);
       gradient.host = dx;
@@ -211,10 +214,10 @@ TEST_CASE("effects are gradients times what features, errors and tokens write") 
         Sum expected;
         if (feature.layer < block) {
           const std::int64_t strips = per_layer ? 1 : layers - feature.layer, number = source % (2 * (kLength - 1));
-          const std::vector<float>
-              g = values_of(backward.output_gradients(feature.token)),
-              w = to_host(features.decoders[static_cast<std::size_t>(feature.layer)].data() + number * strips * width,
-                          strips * width);
+          const std::vector<float> g = values_of(backward.output_gradients(feature.token)),
+                                   w = to_host(features.decoders[static_cast<std::size_t>(feature.layer)].data() +
+                                                   number * strips * width,
+                                               strips * width);
           expected.add(g.data() + feature.layer * width, w.data(), (per_layer ? 1 : block - feature.layer) * width);
         }
         check(source, expected);
@@ -224,7 +227,8 @@ TEST_CASE("effects are gradients times what features, errors and tokens write") 
                                  e = values_of(backward.embedding_gradients(token));
         for (std::int64_t layer = 0; layer < layers; ++layer) {
           Sum expected;
-          if (layer < block && token > 0) expected.add(g.data() + layer * width, errors.row(token) + layer * width, width);
+          if (layer < block && token > 0)
+            expected.add(g.data() + layer * width, errors.row(token) + layer * width, width);
           check(graph.first_error() + layer * kLength + token, expected);
         }
         Sum expected;
@@ -249,9 +253,8 @@ TEST_CASE("effects are gradients times what features, errors and tokens write") 
       weakest.push_back(direct[static_cast<std::size_t>(at - features.list.begin())]);
       CHECK(fewer.row(9).back() == graph.row(n).back());
     }
-    CHECK(std::count_if(direct.begin(), direct.begin() + n, [&](double value) {
-            return value > *std::min_element(weakest.begin(), weakest.end());
-          }) == 8);
+    CHECK(std::count_if(direct.begin(), direct.begin() + n,
+                        [&](double value) { return value > *std::min_element(weakest.begin(), weakest.end()); }) == 8);
   }
 }
 

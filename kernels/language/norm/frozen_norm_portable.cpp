@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/language/norm/frozen_norm.hpp"
-
 #include "kernels/language/rows_portable.hpp"
 
 namespace weft::kernels {
@@ -14,13 +13,13 @@ void frozen_norm_backward(const Execution& execution, const NormWeights& weights
                           std::int64_t group, Matrix<const float> dy, Matrix<const float> addend, Matrix<float> dh) {
   const NormWeights w = weights;
   for_rows<FrozenNormScratch>(
-      execution, "frozen_norm_backward", dy.rows, KOKKOS_LAMBDA(const Team& team, FrozenNormScratch&, std::int64_t row) {
+      execution, "frozen_norm_backward", dy.rows,
+      KOKKOS_LAMBDA(const Team& team, FrozenNormScratch&, std::int64_t row) {
         const float* gradient = dy.row(row);
         float mean = 0.0f;
         if (w.kind == Norm::layer) {
           for_chunks(dy.columns, dy.columns, [&](std::int64_t column, int count) {
-            mean += sum_columns<float>(team, count,
-                                       [&](int c) { return w.weight[column + c] * gradient[column + c]; });
+            mean += sum_columns<float>(team, count, [&](int c) { return w.weight[column + c] * gradient[column + c]; });
           });
           mean /= static_cast<float>(dy.columns);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft attribute MODEL --transcoder CHECKPOINT --prompt TEXT --output FILE: attribution graphs of prompts. Each rank has
-// the whole model and the whole transcoder and forms some rows of the matrix of effects.
+// weft attribute MODEL --transcoder CHECKPOINT --prompt TEXT --output FILE: attribution graphs of prompts. Each rank
+// has the whole model and the whole transcoder and forms some rows of the matrix of effects.
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
@@ -57,7 +57,8 @@ void require_options(const Request& request, const AttributeOptions& options) {
     throw refuse(fmt::format("--logit-probability {} is not above 0 and at most 1", probability));
 }
 
-std::vector<TracedPrompt> prompts_of(const AttributeOptions& options, const Tokenizer& tokenizer, std::int64_t longest) {
+std::vector<TracedPrompt> prompts_of(const AttributeOptions& options, const Tokenizer& tokenizer,
+                                     std::int64_t longest) {
   std::vector<TracedPrompt> prompts;
   for (const std::string& text : options.prompts) prompts.push_back({text, "--prompt"});
   if (!options.file.empty())
@@ -191,8 +192,7 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
     const TracedPrompt& prompt = prompts[number];
     const std::int64_t tokens = std::ssize(prompt.ids);
     freeze(prompt, work, transcoder, world, execution);
-    const std::vector<Graph::Logit> logits =
-        salient_logits(work.transformer.logits(tokens - 1), options.attribution);
+    const std::vector<Graph::Logit> logits = salient_logits(work.transformer.logits(tokens - 1), options.attribution);
     std::vector<ActiveFeature> active = transcoder.active_features();
     const std::int64_t n_active = std::ssize(active);
     require_memory(transcoder.vector_bytes(active) +
@@ -214,18 +214,18 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
       const Pruned pruned = prune(graph, of_nodes, options.prune_nodes, options.prune_edges);
       std::vector<std::uint32_t> ids;
       for (const Graph::Logit& logit : graph.logits) ids.push_back(logit.id);
-      GraphFacts facts{.slug = path.stem().string(),
-                       .scan = options.scan.empty() ? std::filesystem::path(request.subject).filename().string()
-                                                    : options.scan,
-                       .prompt = tokenizer.detokenise(prompt.ids),
-                       .tokens = texts_of(tokenizer, prompt.ids),
-                       .logits = texts_of(tokenizer, ids),
-                       .model = loaded.opened.name(),
-                       .transcoder = transcoder.found().path.string(),
-                       .generation = {{"max_n_logits", options.attribution.max_logits},
-                                      {"desired_logit_prob", options.attribution.logit_probability}},
-                       .prune_nodes = options.prune_nodes,
-                       .prune_edges = options.prune_edges};
+      GraphFacts facts{
+          .slug = path.stem().string(),
+          .scan = options.scan.empty() ? std::filesystem::path(request.subject).filename().string() : options.scan,
+          .prompt = tokenizer.detokenise(prompt.ids),
+          .tokens = texts_of(tokenizer, prompt.ids),
+          .logits = texts_of(tokenizer, ids),
+          .model = loaded.opened.name(),
+          .transcoder = transcoder.found().path.string(),
+          .generation = {{"max_n_logits", options.attribution.max_logits},
+                         {"desired_logit_prob", options.attribution.logit_probability}},
+          .prune_nodes = options.prune_nodes,
+          .prune_edges = options.prune_edges};
       if (options.attribution.max_nodes > 0) facts.generation["max_feature_nodes"] = options.attribution.max_nodes;
       storage::make_parents(path);
       storage::write_json_text(path, graph_json(graph, pruned, measured, facts));
@@ -247,10 +247,9 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
                            {"edges", pruned.edges.size()}});
     });
   }
-  print_written(request, printed,
-                {{"model", loaded.opened.name()},
-                 {"transcoder", transcoder.found().path.string()},
-                 {"graphs", documents}});
+  print_written(
+      request, printed,
+      {{"model", loaded.opened.name()}, {"transcoder", transcoder.found().path.string()}, {"graphs", documents}});
   return 0;
 }
 
@@ -258,7 +257,8 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
 
 extern const Command attribute_command = with_options(
     {"attribute", "MODEL", "which features made the model predict a token: graphs of prompts",
-     "Writes attribution graphs: the direct effects of features of a transcoder, of its errors and of the tokens on one "
+     "Writes attribution graphs: the direct effects of features of a transcoder, of its errors and of the tokens on "
+     "one "
      "another and on the most probable next tokens, with attention patterns and norm denominators frozen."},
     run_attribute, [](Options& options, AttributeOptions& own) {
       options.add("--transcoder", own.transcoder, "CHECKPOINT", "the transcoder whose features are nodes");
@@ -271,11 +271,12 @@ extern const Command attribute_command = with_options(
       options.flag("--matrix", own.matrix, "also write all effects as HDF5, beside the JSON file");
       options.add("--max-nodes", own.attribution.max_nodes, "N",
                   "features of the graph, those with most influence (default: all that are active)", 1, 1 << 24);
-      options.add("--max-logits", own.attribution.max_logits, "N", "next tokens that are nodes, at most (default 10)", 1,
-                  1024);
+      options.add("--max-logits", own.attribution.max_logits, "N", "next tokens that are nodes, at most (default 10)",
+                  1, 1024);
       options.add("--logit-probability", own.attribution.logit_probability, "P",
                   "the fewest next tokens that hold it are nodes (default 0.95)");
-      options.add("--prune", own.prune_nodes, "P", "nodes of the JSON file hold this part of the influence (default 0.8)");
+      options.add("--prune", own.prune_nodes, "P",
+                  "nodes of the JSON file hold this part of the influence (default 0.8)");
       options.add("--prune-edges", own.prune_edges, "P", "and its edges this part (default 0.98)");
       options.add("--scan", own.scan, "NAME", "name of model and transcoder in the file (default: that of MODEL)");
       options.set();

@@ -135,8 +135,7 @@ std::vector<language_model::ActiveFeature> TranscoderReplacement::active_feature
          ++i) {
       const auto at = static_cast<std::size_t>(i);
       if (values[at] != 0)
-        features.push_back(
-            {keys[at] / activations.n_features, token, keys[at] % activations.n_features, values[at]});
+        features.push_back({keys[at] / activations.n_features, token, keys[at] % activations.n_features, values[at]});
     }
   std::sort(features.begin(), features.end(), [](const auto& a, const auto& b) {
     return std::tie(a.layer, a.token, a.index) < std::tie(b.layer, b.token, b.index);

@@ -69,14 +69,14 @@ Attribution::Buffers::Buffers(const ModelSettings& model, std::int64_t vocabular
   mean = take(1, model.d_model);
   ones = arena.take<float>(vocabulary);
   const Scalar weight = arena.backend() == kernels::Backend::cuda ? Scalar::bf16 : Scalar::fp32;
-  workspace = arena.take<std::byte>(std::max(
-      kernels::gemm_workspace(Scalar::fp32, weight, Scalar::fp32, 1, model.d_model, vocabulary),
-      kernels::gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::fp32, targets, sources,
-                              model.layers * model.d_model)));
+  workspace = arena.take<std::byte>(
+      std::max(kernels::gemm_workspace(Scalar::fp32, weight, Scalar::fp32, 1, model.d_model, vocabulary),
+               kernels::gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::fp32, targets, sources,
+                                       model.layers * model.d_model)));
 }
 
-Attribution::Attribution(FrozenBackward& backward, const Model& model, const ActiveFeatures& features,
-                         AnyMatrix errors, const std::vector<std::uint32_t>& ids, std::int64_t targets,
+Attribution::Attribution(FrozenBackward& backward, const Model& model, const ActiveFeatures& features, AnyMatrix errors,
+                         const std::vector<std::uint32_t>& ids, std::int64_t targets,
                          const kernels::Execution& execution, model::StepArena& arena)
     : backward_(backward),
       model_(model),

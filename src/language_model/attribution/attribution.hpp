@@ -37,11 +37,11 @@ class Attribution {
   struct Buffers {
     Buffers(const ModelSettings&, std::int64_t vocabulary, std::int64_t tokens, std::int64_t sources,
             std::int64_t targets, model::StepArena&);
-    kernels::Matrix<float> gradients;     ///< dx, [targets, C]
-    kernels::Matrix<float> effects;       ///< [targets, sources]
-    kernels::Matrix<float> embeddings;    ///< [tokens, C]
-    kernels::Matrix<float> mean;          ///< [1, C] of the rows of the head
-    kernels::Array<float> ones;           ///< [vocabulary]
+    kernels::Matrix<float> gradients;   ///< dx, [targets, C]
+    kernels::Matrix<float> effects;     ///< [targets, sources]
+    kernels::Matrix<float> embeddings;  ///< [tokens, C]
+    kernels::Matrix<float> mean;        ///< [1, C] of the rows of the head
+    kernels::Array<float> ones;         ///< [vocabulary]
     kernels::Array<std::byte> workspace;
   };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients through a frozen text, of many targets at once: a target is a linear function of the input of one MLP, or of
-// the hidden states before the head, at one token. With h the residual stream, g its gradient, block by block from the
-// last one on, and n the backward pass of a norm with frozen denominators (kernels/language/norm/frozen_norm.hpp):
+// Gradients through a frozen text, of many targets at once: a target is a linear function of the input of one MLP, or
+// of the hidden states before the head, at one token. With h the residual stream, g its gradient, block by block from
+// the last one on, and n the backward pass of a norm with frozen denominators (kernels/language/norm/frozen_norm.hpp):
 //
 //   final norm   g  = n(dx)                     dx: gradient of the hidden states
 //   MLP          G  = n_post(g)                 gradient of its output: features and errors read it; nothing passes
@@ -29,8 +29,8 @@ class FrozenBackward {
  public:
   struct Buffers {
     Buffers(const ModelSettings&, std::int64_t tokens, std::int64_t targets, kernels::Backend, model::StepArena&);
-    kernels::Array<float> outputs;                        ///< G, [rows, L * C]
-    kernels::Array<float> stream, input, mixed, values;   ///< [rows, C], [rows, C], [rows, H d], [rows, H_kv d]
+    kernels::Array<float> outputs;                       ///< G, [rows, L * C]
+    kernels::Array<float> stream, input, mixed, values;  ///< [rows, C], [rows, C], [rows, H d], [rows, H_kv d]
     kernels::Array<std::byte> workspace;
   };
 
@@ -40,9 +40,9 @@ class FrozenBackward {
                  std::span<const kernels::AnyMatrix> skip, const kernels::Execution&, model::StepArena&);
 
   struct Targets {
-    std::int64_t block = 0;                  ///< of the MLP; L: the hidden states
-    std::span<const std::int64_t> tokens;    ///< of each target
-    kernels::AnyMatrix gradients;            ///< dx, [targets, C]
+    std::int64_t block = 0;                ///< of the MLP; L: the hidden states
+    std::span<const std::int64_t> tokens;  ///< of each target
+    kernels::AnyMatrix gradients;          ///< dx, [targets, C]
   };
   void run(const Targets&);
 

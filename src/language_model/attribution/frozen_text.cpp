@@ -54,7 +54,9 @@ FrozenText::FrozenText(const ModelSettings& model, std::int64_t tokens, Transfor
 void FrozenText::freeze(const Tokens& tokens) {
   tokens_ = tokens.rows();
   transformer_.tap([&](std::int64_t block, const AnyMatrix& input, const AnyMatrix& output) {
-    const auto of_block = [&](const AnyMatrix& all) { return all.columns_from(block * model_.d_model, model_.d_model); };
+    const auto of_block = [&](const AnyMatrix& all) {
+      return all.columns_from(block * model_.d_model, model_.d_model);
+    };
     kernels::affine_rows(execution_, input, {}, {}, {}, of_block(mlp_inputs()));
     kernels::affine_rows(execution_, output, {}, {}, {}, of_block(mlp_outputs()));
   });

@@ -24,9 +24,9 @@ class FrozenText {
  public:
   struct Buffers {
     Buffers(const ModelSettings&, std::int64_t tokens, model::StepArena&);
-    kernels::Matrix<float> inputs, outputs;         ///< [tokens, L * C]
-    std::vector<kernels::Array<float>> patterns;    ///< by block, [H * tokens * tokens]
-    kernels::Array<float> log_sum;                  ///< [H * tokens]
+    kernels::Matrix<float> inputs, outputs;       ///< [tokens, L * C]
+    std::vector<kernels::Array<float>> patterns;  ///< by block, [H * tokens * tokens]
+    kernels::Array<float> log_sum;                ///< [H * tokens]
     kernels::Array<std::byte> workspace;
   };
 

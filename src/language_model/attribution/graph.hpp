@@ -31,7 +31,8 @@ struct Graph {
   std::int64_t active = 0;              ///< active features of the text, of which
   std::vector<ActiveFeature> features;  ///< these are nodes
   std::vector<Logit> logits;            ///< descending by probability
-  /// [targets(), sources()]: targets are features, then logits; sources are features, errors by layer and token, tokens.
+  /// [targets(), sources()]: targets are features, then logits; sources are features, errors by layer and token,
+  /// tokens.
   std::vector<float> effects;
 
   std::int64_t tokens() const { return std::ssize(ids); }

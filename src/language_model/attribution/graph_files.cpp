@@ -80,10 +80,9 @@ class Nodes {
   static Json node(const std::string& id, std::int64_t feature, const std::string& layer, std::int64_t token,
                    const char* type, const std::string& js_id, const std::string& label, const Json& influence,
                    const Json& activation) {
-    return {{"node_id", id},         {"feature", feature},   {"layer", layer},
-            {"ctx_idx", token},      {"feature_type", type}, {"token_prob", 0.0},
-            {"is_target_logit", false}, {"run_idx", 0},      {"reverse_ctx_idx", 0},
-            {"jsNodeId", js_id},     {"clerp", label},       {"influence", influence},
+    return {{"node_id", id},           {"feature", feature}, {"layer", layer},           {"ctx_idx", token},
+            {"feature_type", type},    {"token_prob", 0.0},  {"is_target_logit", false}, {"run_idx", 0},
+            {"reverse_ctx_idx", 0},    {"jsNodeId", js_id},  {"clerp", label},           {"influence", influence},
             {"activation", activation}};
   }
 
@@ -111,9 +110,9 @@ std::string graph_json(const Graph& graph, const Pruned& pruned, const GraphScor
       {"generation_settings", facts.generation},
       {"pruning_settings", {{"node_threshold", facts.prune_nodes}, {"edge_threshold", facts.prune_edges}}},
       {"scores", {{"replacement", scores.replacement}, {"completeness", scores.completeness}}}};
-  std::string text = fmt::format(
-      "{{\n\"metadata\": {},\n\"qParams\": {},\n\"nodes\": [", json_text(metadata),
-      R"({"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""})");
+  std::string text =
+      fmt::format("{{\n\"metadata\": {},\n\"qParams\": {},\n\"nodes\": [", json_text(metadata),
+                  R"({"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""})");
   const char* separator = "\n";
   const auto add = [&](const Json& node) {
     text += separator + json_text(node);
@@ -141,9 +140,8 @@ void write_graph_matrix(const std::filesystem::path& path, const Graph& graph, s
     storage::Handle file = storage::create_file(output.place());
     storage::write_attribute(file, "format", "weft-graph");
     storage::write_attribute(file, "format_version", std::int64_t{1});
-    for (const auto& [name, value] : {std::pair{"prompt", &facts.prompt},
-                                      {"model", &facts.model},
-                                      {"transcoder", &facts.transcoder}})
+    for (const auto& [name, value] :
+         {std::pair{"prompt", &facts.prompt}, {"model", &facts.model}, {"transcoder", &facts.transcoder}})
       storage::write_attribute(file, name, *value);
     storage::write_attribute(file, "layers", graph.layers);
     storage::write_attribute(file, "active_features", graph.active);
