@@ -3,6 +3,7 @@
 // weft attribute MODEL --transcoder CHECKPOINT --prompt TEXT --output FILE: attribution graphs of prompts. Each rank
 // has the whole model and the whole transcoder and forms some rows of the matrix of effects.
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <numeric>
 
@@ -192,7 +193,12 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
     const TracedPrompt& prompt = prompts[number];
     const std::int64_t tokens = std::ssize(prompt.ids);
     freeze(prompt, work, transcoder, world, execution);
-    const std::vector<Graph::Logit> logits = salient_logits(work.transformer.logits(tokens - 1), options.attribution);
+    const std::vector<float> of_tokens = work.transformer.logits(tokens - 1);
+    if (!std::all_of(of_tokens.begin(), of_tokens.end(), [](float logit) { return std::isfinite(logit); }))
+      throw collective_error(ExitCode::numeric,
+                             "{}: a logit of the model is not finite (it has weights that are not, or too large)",
+                             prompt.source);
+    const std::vector<Graph::Logit> logits = salient_logits(of_tokens, options.attribution);
     std::vector<ActiveFeature> active = transcoder.active_features();
     const std::int64_t n_active = std::ssize(active);
     require_memory(transcoder.vector_bytes(active) +

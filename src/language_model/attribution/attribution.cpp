@@ -21,7 +21,7 @@ using kernels::Scalar;
 namespace {
 
 /// Memory of the gradients of MLP outputs, from which the number of targets follows.
-constexpr std::int64_t kGradientBytes = std::int64_t{512} << 20, kMostTargets = 256;
+constexpr std::int64_t kGradientBytes = std::int64_t{512} << 20, kMostTargets = 128;
 /// Features that are added at a time, the strongest of those whose influence is known: as circuit-tracer with batches
 /// of 128.
 constexpr std::int64_t kAddedTogether = 512;
@@ -120,10 +120,12 @@ std::int64_t Attribution::matrix_bytes(std::int64_t active, std::int64_t layers,
                                        const AttributionSettings& settings) {
   const std::int64_t nodes = settings.max_nodes > 0 ? std::min(settings.max_nodes, active) : active;
   const auto bytes = [&](std::int64_t rows, std::int64_t features) {
-    return (rows + settings.max_logits) * (features + (layers + 1) * tokens) * 4;
+    return 4.0 * static_cast<double>(rows + settings.max_logits) *
+           static_cast<double>(features + (layers + 1) * tokens);
   };
-  // The matrix of a selection is a copy.
-  return bytes(nodes, active) + (nodes < active ? bytes(nodes, nodes) : 0);
+  // The matrix of a selection is a copy. The square of a number of features may exceed 64 bits.
+  constexpr double kMost = 4e18;
+  return static_cast<std::int64_t>(std::min(kMost, bytes(nodes, active) + (nodes < active ? bytes(nodes, nodes) : 0)));
 }
 
 /// Targets of one layer in each, in the order of the list.
