@@ -6,6 +6,7 @@
 #include "kernels/matrix_cuda.cuh"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/optimize/adam_cuda.cuh"
+#include "kernels/optimize/packed_weights.hpp"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -214,6 +215,8 @@ void initialise_uniform(const Execution& execution, const ParameterRows& p, floa
 }
 
 void weights_to_float(const Execution& execution, const ParameterRows& p, std::int64_t row_begin, Matrix<float> out) {
+  if (p.packing != Packing::none)
+    return cuda::unpack_weights(execution, p, row_begin, {out.data, Scalar::fp32, out.rows, out.columns, out.stride});
   require_cuda_storage(p);
   if (out.rows == 0) return;
   join_planes<<<blocks_of(out.rows * p.columns), kThreads, 0, stream_of(execution)>>>(p, row_begin, out);
@@ -222,6 +225,7 @@ void weights_to_float(const Execution& execution, const ParameterRows& p, std::i
 
 void weights_from_float(const Execution& execution, const ParameterRows& p, std::int64_t row_begin,
                         Matrix<const float> in) {
+  if (p.packing != Packing::none) return pack_weights(execution, p, row_begin, in);
   require_cuda_storage(p);
   if (in.rows == 0) return;
   split_planes<<<blocks_of(in.rows * p.columns), kThreads, 0, stream_of(execution)>>>(p, row_begin, in);

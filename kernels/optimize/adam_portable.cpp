@@ -3,6 +3,7 @@
 
 #include "kernels/optimize/adam.hpp"
 #include "kernels/optimize/adam_row.hpp"
+#include "kernels/optimize/packed_weights.hpp"
 #include "kernels/portable.hpp"
 
 namespace weft::kernels::portable {
@@ -55,6 +56,9 @@ void initialise_uniform(const Execution& execution, const ParameterRows& paramet
 
 void weights_to_float(const Execution& execution, const ParameterRows& parameters, std::int64_t row_begin,
                       Matrix<float> out) {
+  if (parameters.packing != Packing::none)
+    return portable::unpack_weights(execution, parameters, row_begin,
+                                    {out.data, Scalar::fp32, out.rows, out.columns, out.stride});
   require_portable_storage(parameters);
   for_teams(
       execution, "weights_to_float", out.rows, kChunkColumns * sizeof(float), KOKKOS_LAMBDA(const Team& team) {
@@ -70,6 +74,7 @@ void weights_to_float(const Execution& execution, const ParameterRows& parameter
 
 void weights_from_float(const Execution& execution, const ParameterRows& parameters, std::int64_t row_begin,
                         Matrix<const float> in) {
+  if (parameters.packing != Packing::none) return pack_weights(execution, parameters, row_begin, in);
   require_portable_storage(parameters);
   const bool wide = parameters.storage == StorageType::fp32;
   for_teams(

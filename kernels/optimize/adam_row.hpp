@@ -186,7 +186,7 @@ KOKKOS_FORCEINLINE_FUNCTION void adam_bias(const ParameterVector& parameters, st
 
 /// Asserts, on the host, that the storage is one that these kernels read.
 inline void require_portable_storage(const ParameterRows& parameters) {
-  WEFT_ASSERT(parameters.weight_rest == nullptr);
+  WEFT_ASSERT(parameters.weight_rest == nullptr && parameters.packing == Packing::none);
   WEFT_ASSERT(parameters.segment > 0 && parameters.columns % parameters.segment == 0);
   static_cast<void>(parameters);
 }

@@ -12,6 +12,9 @@
 //
 // A block is at most 256 columns and never crosses the border of a target layer inside a row: with d columns per
 // target, a target has ceil(d / 256) blocks, the last one short.
+//
+// Weights that are not trained may be packed, in 8 or 4 bits (packed_weights.hpp); their storage type is bf16, to which
+// they are unpacked.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +24,9 @@
 namespace weft::kernels {
 
 enum class StorageType : int { fp32, bf16, eight_bit };
+
+/// Codes of weights that are not trained (packed_weights.hpp).
+enum class Packing : int { none, int8, nf4 };
 
 constexpr std::int64_t kBlockColumns = 256;
 
@@ -41,6 +47,10 @@ struct ParameterRows {
   void* second_moment = nullptr;        ///< float | bf16 | u8 (codes of the square root)
   float* first_scale = nullptr;         ///< 8bit: [rows, blocks_per_row()]
   float* second_scale = nullptr;
+
+  Packing packing = Packing::none;  ///< else `weight` are codes; there are no moments
+  std::uint8_t* block_scales = nullptr;
+  float* row_scales = nullptr;
 
   WEFT_HOST_DEVICE std::int64_t blocks_per_segment() const { return (segment + kBlockColumns - 1) / kBlockColumns; }
   WEFT_HOST_DEVICE std::int64_t blocks_per_row() const { return columns / segment * blocks_per_segment(); }

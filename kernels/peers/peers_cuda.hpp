@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Barriers in stream order between ranks whose GPUs access each other's memory, and reductions of a few values. The
-// host is not involved, so all of it can be captured in a graph.
+// Barriers in stream order between ranks whose GPUs access each other's memory, and reductions of a few values or rows.
+// The host is not involved, so all of it can be captured in a graph.
 //
 // Each rank has a page that all others have mapped. Exchanges are numbered; every rank counts for itself, and the
 // counts agree because all ranks make the same sequence of calls. To enter a barrier a rank writes the number into its
@@ -24,14 +24,20 @@ namespace weft::kernels::cuda {
 constexpr int kMostPeers = 16;
 /// Values of a reduction, in bytes, at most.
 constexpr std::int64_t kPeerStage = 256 << 10;
+/// The same of a sum of rows, and its blocks.
+constexpr std::int64_t kPeerRows = 512 << 10;
+constexpr int kRowBlocks = 32;
 
 /// Contents of a page. Initially zero.
 struct PeerPage {
   std::uint32_t begun[kMostPeers];  ///< by rank: the last exchange that it has begun
   std::uint32_t ended[kMostPeers];  ///< by rank: the last exchange in which it has written all its data
   std::uint32_t completed;          ///< exchanges completed by the page's own rank
-  std::uint32_t unused[31];         ///< stages begin at a multiple of 256 bytes
-  std::byte stage[2][kPeerStage];   ///< values of this rank in exchanges with even and odd numbers
+  std::uint32_t blocks_done;        ///< of a sum of rows that is under way
+  std::uint32_t unused[30];         ///< what follows begins at multiples of 256 bytes
+  std::uint32_t rows_begun[kRowBlocks][kMostPeers];  ///< by block and rank: the last sum of rows that it has begun
+  std::byte stage[2][kPeerStage];                    ///< values of this rank in exchanges with even and odd numbers
+  std::byte rows[2][kPeerRows];                      ///< likewise, of sums of rows
 };
 
 /// The ranks of one sequence of exchanges. Used by one stream at a time.
@@ -62,6 +68,9 @@ void end_exchange(const Execution&, const PeerGroup&);
 void sum(const Execution&, const PeerGroup&, Array<std::int64_t> values);
 void sum(const Execution&, const PeerGroup&, Array<double> values);
 void maximum(const Execution&, const PeerGroup&, Array<std::int32_t> values);
+/// A complete exchange: rows become their sum over the ranks, added in fp32 in rank order. Contiguous, of at most
+/// kPeerRows bytes, a multiple of 16; fp32, bf16 or fp16.
+void sum_rows(const Execution&, const PeerGroup&, AnyMatrix rows);
 /// Complete exchanges, one for each kPeerStage bytes of a piece: `all` consists of one piece of equal size per
 /// rank, in rank order; each rank provides its own. None if *needed, on the device and the same on all ranks, is 0.
 void all_gather_if(const Execution&, const PeerGroup&, const std::uint32_t* needed, Array<std::uint32_t> all);

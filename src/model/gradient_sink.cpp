@@ -2,10 +2,12 @@
 #include "model/gradient_sink.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/gradient/gradient.hpp"
+#include "model/unit_memory.hpp"
 
 namespace weft::model {
 namespace {
@@ -22,7 +24,9 @@ std::int64_t aligned(std::int64_t elements, std::int64_t unit = kAlignedElements
 /// Where the gradients of the trained parameters begin, in elements. First all matrices, then, from a multiple of kRow
 /// on, all vectors. Those of one group follow one another, so that one product can form them. Where a rank owns a part
 /// of its rows, the gradients of owned rows lie closer together, towards the end of the matrices; never before the held
-/// rows from which they are formed, since a backward pass completes the last parameters first.
+/// rows from which they are formed, since a backward pass completes the last parameters first. With
+/// KeptGradients::of_owned_rows the matrices here are the owned rows; the held rows of units, which share memory,
+/// follow after `elements`.
 ///
 /// On a grid that cuts parameters, those that nothing cuts share no row of kRow numbers with others, and of the vectors
 /// they are the last, those with partial gradients at the end.
@@ -34,6 +38,7 @@ struct Layout {
   parallel::Range partial;                ///< vectors with partial gradients
   std::vector<parallel::Range> repeated;  ///< owned rows of matrices, then vectors, that other ranks have as well
   std::int64_t elements = 0;              ///< a multiple of kRow
+  std::int64_t shared = 0;                ///< elements of memory that units share
   std::int64_t workspace = 0;             ///< bytes
 };
 
@@ -52,9 +57,25 @@ std::int64_t workspace_bytes(const ParameterSpec& spec, std::int64_t held, std::
   return bytes;
 }
 
+/// Blocks whose gradients have memory at a time: one is computed while that of the block before is reduced.
+constexpr std::int64_t kGradientSlots = 2;
+
+/// Elements of the owned rows of all trained matrices, with those between them.
+template <class Parts, class IsRepeated>
+std::int64_t owned_elements(std::span<const ParameterSpec> specs, const Parts& parts, const IsRepeated& is_repeated) {
+  std::int64_t elements = 0;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].frozen || !specs[i].is_matrix()) continue;
+    const std::int64_t size = parts(i).owned.size() * specs[i].columns();
+    elements += is_repeated(i) ? whole_rows(size) + AccumulatingSink::kRow : aligned(size);
+  }
+  return whole_rows(elements);
+}
+
 /// parts(i): of parameter i.
 template <class Parts>
-Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, const Parts& parts) {
+Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, KeptGradients kept, const Parts& parts) {
+  const bool keeps_owned = kept == KeptGradients::of_owned_rows;
   Layout layout;
   layout.begin.resize(specs.size());
   layout.owned.resize(specs.size());
@@ -78,6 +99,15 @@ Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, co
     }
   };
   place([&](std::size_t i) { return specs[i].is_matrix(); });
+  std::optional<UnitMemory> shared;
+  if (keeps_owned) {
+    shared.emplace(specs, kGradientSlots, [&](std::size_t i) -> std::int64_t {
+      if (specs[i].frozen || !specs[i].is_matrix()) return 0;
+      return 4 * specs[i].rows_in_memory(parts(i).held.size()) * specs[i].columns();
+    });
+    std::fill(layout.begin.begin(), layout.begin.end(), 0);
+    end = owned_elements(specs, parts, is_repeated);
+  }
   layout.owned_begin = layout.matrices_end = end;
   for (std::size_t i = specs.size(); i-- > 0;) {
     if (specs[i].frozen || !specs[i].is_matrix()) continue;
@@ -85,7 +115,7 @@ Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, co
     const std::int64_t size = owned * specs[i].columns();
     constexpr std::int64_t kRow = AccumulatingSink::kRow;
     std::int64_t first = layout.begin[i];  // where all held rows are, if all are owned
-    if (owned < held)
+    if (owned < held || keeps_owned)
       first = std::max(first, is_repeated(i) ? layout.owned_begin / kRow * kRow - whole_rows(size)
                                              : (layout.owned_begin - size) / kAlignedElements * kAlignedElements);
     layout.owned[i] = layout.owned_begin = first;
@@ -103,12 +133,17 @@ Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, co
   }
   layout.vectors_end = end;
   layout.elements = whole_rows(end);
+  if (shared) {
+    layout.shared = shared->bytes() / 4;
+    for (std::size_t i = 0; i < specs.size(); ++i)
+      if (specs[i].is_matrix()) layout.begin[i] = layout.elements + shared->begin(i) / 4;
+  }
   return layout;
 }
 
 Layout layout_of(std::span<const ParameterSpec> specs, std::int64_t max_rows, const parallel::GridShape& grid,
-                 std::int64_t rank) {
-  return layout_of(specs, max_rows, [&](std::size_t i) { return row_parts(specs[i], grid, rank); });
+                 std::int64_t rank, KeptGradients kept = KeptGradients::of_held_rows) {
+  return layout_of(specs, max_rows, kept, [&](std::size_t i) { return row_parts(specs[i], grid, rank); });
 }
 
 /// Why rows do not fit the part [held, columns] of a parameter; "" if they do.
@@ -141,10 +176,10 @@ const char* misfit(const GradientRows& rows, const ParameterSpec& spec, std::int
 }  // namespace
 
 AccumulatingSink::AccumulatingSink(const Parameters& parameters, const kernels::Execution& execution,
-                                   std::int64_t max_rows)
-    : parameters_(parameters), execution_(execution) {
-  Layout layout =
-      layout_of(parameters.specs(), max_rows, [&](std::size_t i) -> const RowParts& { return parameters.parts(i); });
+                                   std::int64_t max_rows, KeptGradients kept)
+    : parameters_(parameters), execution_(execution), kept_(kept) {
+  Layout layout = layout_of(parameters.specs(), max_rows, kept,
+                            [&](std::size_t i) -> const RowParts& { return parameters.parts(i); });
   begin_ = std::move(layout.begin);
   owned_ = std::move(layout.owned);
   owned_begin_ = layout.owned_begin;
@@ -152,21 +187,22 @@ AccumulatingSink::AccumulatingSink(const Parameters& parameters, const kernels::
   vectors_ = {layout.vectors, layout.vectors_end};
   partial_ = layout.partial;
   repeated_ = std::move(layout.repeated);
-  gradients_ = device::Buffer<float>(layout.elements);
+  elements_ = layout.elements;
+  gradients_ = device::Buffer<float>(layout.elements + layout.shared);
   workspace_ = device::Buffer<std::byte>(layout.workspace);
   device::zero(execution_, gradients_.data(), gradients_.bytes());
   clear();
 }
 
 std::int64_t AccumulatingSink::bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
-                                     std::int64_t rank, std::int64_t max_rows) {
-  const Layout layout = layout_of(specs, max_rows, grid, rank);
-  return 4 * layout.elements + layout.workspace;
+                                     std::int64_t rank, std::int64_t max_rows, KeptGradients kept) {
+  const Layout layout = layout_of(specs, max_rows, grid, rank, kept);
+  return 4 * (layout.elements + layout.shared) + layout.workspace;
 }
 
 std::int64_t AccumulatingSink::elements(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
-                                        std::int64_t rank) {
-  return layout_of(specs, 0, grid, rank).elements;
+                                        std::int64_t rank, KeptGradients kept) {
+  return layout_of(specs, 0, grid, rank, kept).elements;
 }
 
 std::int64_t AccumulatingSink::vector_elements(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
@@ -178,18 +214,30 @@ std::int64_t AccumulatingSink::vector_elements(std::span<const ParameterSpec> sp
 void AccumulatingSink::clear() {
   cleared_.resize(parameters_.size());
   for (std::size_t i = 0; i < cleared_.size(); ++i) cleared_[i] = !parameters_.specs()[i].frozen;
+  complete_ = cleared_.size();
 }
 
 void AccumulatingSink::complete_from(std::size_t first) {
-  if (!when_complete_) return;
-  for (std::size_t i = first; i < cleared_.size(); ++i)
+  if (!when_complete_ || first >= complete_) return;
+  for (std::size_t i = first; i < complete_; ++i)
     if (cleared_[i]) zero(i);
   when_complete_(first);
+  for (std::size_t i = first; i < complete_; ++i)
+    if (is_shared(i)) cleared_[i] = true;
+  complete_ = first;
 }
 
 void AccumulatingSink::end_micro_batch() {
   for (std::size_t i = 0; i < cleared_.size(); ++i)
-    if (cleared_[i]) zero(i);
+    if (cleared_[i] && !is_shared(i)) zero(i);
+  if (kept_ == KeptGradients::of_owned_rows) complete_from(0);
+  complete_ = cleared_.size();
+}
+
+/// True if the gradient of the held rows is in memory of other parameters as well.
+bool AccumulatingSink::is_shared(std::size_t parameter) const {
+  const ParameterSpec& spec = parameters_.specs()[parameter];
+  return kept_ == KeptGradients::of_owned_rows && spec.is_matrix() && !spec.frozen;
 }
 
 void AccumulatingSink::zero(std::size_t parameter) {
@@ -262,6 +310,12 @@ kernels::Matrix<float> AccumulatingSink::held(std::size_t parameter) const {
   return {gradients_.data() + begin_[parameter], parameters_.parts(parameter).held.size(), columns, columns};
 }
 
+kernels::Matrix<float> AccumulatingSink::begin_sum(std::size_t parameter, std::size_t count) {
+  for (std::size_t i = parameter; i < parameter + count; ++i)
+    if (cleared_[i]) zero(i);
+  return held(parameter);
+}
+
 kernels::Matrix<float> AccumulatingSink::matrix(std::size_t parameter) const {
   const std::int64_t columns = parameters_.specs()[parameter].columns();
   return {gradients_.data() + owned_[parameter], parameters_.parts(parameter).owned.size(), columns, columns};
@@ -295,6 +349,7 @@ std::vector<parallel::Range> AccumulatingSink::repeated_rows() const {
 }
 
 void AccumulatingSink::clear_gaps() {
+  if (kept_ == KeptGradients::of_owned_rows) return;  // nothing else was there
   std::int64_t end = first_owned_row() * kRow;
   const auto clear_until = [&](std::int64_t next) {
     if (next > end) device::zero(execution_, gradients_.data() + end, 4 * (next - end));
@@ -313,7 +368,7 @@ kernels::Matrix<const float> AccumulatingSink::matrix_rows() const {
 }
 
 kernels::Matrix<const float> AccumulatingSink::vector_rows() const {
-  return {gradients_.data() + vectors_.begin, (gradients_.size() - vectors_.begin) / kRow, kRow, kRow};
+  return {gradients_.data() + vectors_.begin, (elements_ - vectors_.begin) / kRow, kRow, kRow};
 }
 
 }  // namespace weft::model

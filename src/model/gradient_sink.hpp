@@ -76,6 +76,12 @@ class GradientSink {
   virtual bool takes_sums() const { return false; }
 };
 
+/// Gradients of matrices that a rank keeps during a step.
+enum class KeptGradients {
+  of_held_rows,   ///< reduced once per step
+  of_owned_rows,  ///< reduced in every micro-batch; those of held rows are in memory that units share (UnitMemory)
+};
+
 /// Adds the gradients of all micro-batches of a step in fp32; those of frozen parameters are not formed. Gradients have
 /// the stored shape of their parameters (parameters.hpp). Deterministic: the same rows give the same bits. Products are
 /// those of the dense library (kernels/gemm/gemm.hpp), so a part of a cut matrix differs from the whole one by
@@ -84,14 +90,16 @@ class AccumulatingSink final : public GradientSink {
  public:
   /// Allocates gradients for all trained parameters on the device and clears them. `max_rows`: the most rows that one
   /// `take` brings. `parameters` must outlive the sink.
-  AccumulatingSink(const Parameters& parameters, const kernels::Execution&, std::int64_t max_rows);
+  AccumulatingSink(const Parameters& parameters, const kernels::Execution&, std::int64_t max_rows,
+                   KeptGradients kept = KeptGradients::of_held_rows);
 
   /// What the constructor allocates on a rank.
   static std::int64_t bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank,
-                            std::int64_t max_rows);
+                            std::int64_t max_rows, KeptGradients kept = KeptGradients::of_held_rows);
 
-  /// Floats of the gradients of all trained parameters on a rank, a multiple of kRow.
-  static std::int64_t elements(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank);
+  /// Floats of the gradients that a rank keeps, a multiple of kRow.
+  static std::int64_t elements(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank,
+                               KeptGradients kept = KeptGradients::of_held_rows);
 
   /// Floats of `vectors`.
   static std::int64_t vector_elements(std::span<const ParameterSpec> specs, const parallel::GridShape&,
@@ -100,8 +108,9 @@ class AccumulatingSink final : public GradientSink {
   /// Before the first micro-batch of a step. The first rows of a parameter then overwrite its gradient instead of
   /// adding to it; gradients are defined again after `end_micro_batch`, which clears those that got no rows.
   void clear();
+  KeptGradients kept() const { return kept_; }
   /// `then(first)` is called when the gradients of parameters from `first` on are complete: in the last micro-batch of
-  /// a step they may be reduced from there. Null: nothing.
+  /// a step they may be reduced from there; with KeptGradients::of_owned_rows they must be in every one. Null: nothing.
   void when_complete(std::function<void(std::size_t first)> then) { when_complete_ = std::move(then); }
   /// No effect for a frozen parameter. Throws Error(internal) if the rows do not fit the parameter.
   void take(const GradientRows&) override;
@@ -115,6 +124,9 @@ class AccumulatingSink final : public GradientSink {
   kernels::Matrix<float> matrix(std::size_t parameter) const;
   /// Gradient of all held rows, from the rows that this rank took.
   kernels::Matrix<float> held(std::size_t parameter) const;
+  /// Begins a sum that is formed without `take`: that of the held rows of parameters [parameter, parameter + count) is
+  /// zero if nothing has been added to it yet. Returns the memory of the first one, as `held`.
+  kernels::Matrix<float> begin_sum(std::size_t parameter, std::size_t count = 1);
   /// Gradient of a vector [held].
   kernels::Array<float> vector(std::size_t parameter) const;
   /// Gradients of all vectors, with zeros between them.
@@ -140,13 +152,17 @@ class AccumulatingSink final : public GradientSink {
   std::int64_t held_by(const GradientRows&) const;
   bool is_first(const GradientRows&);
   void zero(std::size_t parameter);
+  bool is_shared(std::size_t parameter) const;
   std::int64_t first_owned_row() const { return owned_begin_ / kRow; }
 
+  const KeptGradients kept_;
   std::vector<std::int64_t> begin_, owned_;  // by parameter, of held and owned rows, in elements of gradients_
+  std::int64_t elements_ = 0;                // of gradients_ that are kept: the first ones
   std::int64_t owned_begin_ = 0, matrices_end_ = 0;
   parallel::Range vectors_, partial_;      // elements of gradients_
   std::vector<parallel::Range> repeated_;  // likewise
   std::vector<bool> cleared_;              // by parameter: the next rows overwrite its gradient
+  std::size_t complete_ = 0;               // parameters from here on get no more rows of this micro-batch
   std::function<void(std::size_t first)> when_complete_;
   device::Buffer<float> gradients_;
   device::Buffer<std::byte> workspace_;  // workspace of products

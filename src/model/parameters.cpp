@@ -12,6 +12,8 @@
 #include "base/progress.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
+#include "kernels/optimize/packed_weights.hpp"
+#include "model/weight_slots.hpp"
 
 namespace weft::model {
 
@@ -38,7 +40,8 @@ std::int64_t scales_per_row(std::int64_t columns, std::int64_t segment) {
 
 /// Hand-written kernels keep fp32 weights as two 16-bit planes (ParameterRows::weight_rest).
 bool is_split(const ParameterSpec& spec, StorageType storage, kernels::Backend backend) {
-  return spec.is_matrix() && spec.storage.value_or(storage) == StorageType::fp32 && backend == kernels::Backend::cuda;
+  return spec.is_matrix() && spec.packing == kernels::Packing::none &&
+         spec.storage.value_or(storage) == StorageType::fp32 && backend == kernels::Backend::cuda;
 }
 
 std::int64_t conversion_elements(std::span<const ParameterSpec> specs, StorageType storage, kernels::Backend backend) {
@@ -93,14 +96,16 @@ std::vector<RowBytes> row_bytes_of(std::span<const ParameterSpec> specs, Storage
 }
 
 StateBytes bytes_on_rank(std::span<const ParameterSpec> specs, std::span<const RowBytes> per_row,
-                         const parallel::GridShape& grid, std::int64_t rank) {
+                         const parallel::GridShape& grid, std::int64_t rank, StoredWeights weights) {
   StateBytes bytes;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const RowParts parts = row_parts(specs[i], grid, rank);
-    bytes.weights += specs[i].rows_in_memory(parts.held.size()) * per_row[i].weights;
+    const bool whole = weights == StoredWeights::of_held_rows || !specs[i].is_matrix();
+    const std::int64_t stored = whole ? specs[i].rows_in_memory(parts.held.size()) : parts.owned.size();
+    bytes.weights += stored * per_row[i].weights;
     bytes.moments += parts.owned.size() * per_row[i].moments;
     bytes.row_state += parts.owned.size() * per_row[i].row_state;
-    bytes.host += parts.held.size() * per_row[i].host_weights + parts.owned.size() * per_row[i].host_moments;
+    bytes.host += stored * per_row[i].host_weights + parts.owned.size() * per_row[i].host_moments;
   }
   return bytes;
 }
@@ -123,6 +128,8 @@ void check(std::span<const ParameterSpec> specs) {
     if (spec.cut.unit < 1 || spec.rows() % spec.cut.unit != 0) refuse("the unit of its cut does not divide its rows");
     if (spec.partial_gradient && (spec.is_matrix() || !spec.cut.over.empty())) refuse("it is no vector without a cut");
     if (spec.columns() % segment_of(spec) != 0) refuse("its segment does not divide its columns");
+    if (spec.packing != kernels::Packing::none && (!spec.is_matrix() || !spec.frozen || spec.row_multiple > 1))
+      refuse("only a frozen matrix without rows of zeros may be packed");
     if (spec.row_multiple < 1 || (spec.row_multiple > 1 && (!spec.is_matrix() || !spec.group.empty())))
       refuse("only a matrix without a group may be followed by rows of zeros");
     if (spec.is_matrix() || spec.initial.kind != Initial::Kind::constant)
@@ -178,7 +185,11 @@ std::vector<Plane> planes_of(const ParameterSpec& spec, StorageType storage, ker
   storage = spec.storage.value_or(storage);
   const std::int64_t columns = spec.columns();
   std::vector<Plane> planes;
-  if (is_split(spec, storage, backend)) {
+  if (spec.packing != kernels::Packing::none) {
+    planes.push_back({Part::weight, "weight", Scalar::u8, kernels::packed_bytes(spec.packing, columns)});
+    planes.push_back({Part::weight, "block_scales", Scalar::u8, kernels::packed_blocks(columns)});
+    planes.push_back({Part::weight, "row_scales", Scalar::fp32, kernels::kRowScales});
+  } else if (is_split(spec, storage, backend)) {
     planes.push_back({Part::weight, "weight", Scalar::bf16, columns});
     planes.push_back({Part::weight, "weight_rest", Scalar::i16, columns});
   } else {
@@ -247,18 +258,18 @@ RowParts row_parts(const ParameterSpec& spec, const parallel::GridShape& grid, s
 }
 
 StateBytes state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid, std::int64_t rank,
-                       StorageType storage, kernels::Backend backend, Moments moments) {
-  StateBytes bytes = bytes_on_rank(specs, row_bytes_of(specs, storage, backend, moments), grid, rank);
+                       StorageType storage, kernels::Backend backend, Moments moments, StoredWeights stored) {
+  StateBytes bytes = bytes_on_rank(specs, row_bytes_of(specs, storage, backend, moments), grid, rank, stored);
   bytes.conversion = 4 * conversion_elements(specs, storage, backend);
   return bytes;
 }
 
 StateBytes largest_state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape& grid,
-                               StorageType storage, kernels::Backend backend, Moments moments) {
+                               StorageType storage, kernels::Backend backend, Moments moments, StoredWeights stored) {
   const std::vector<RowBytes> per_row = row_bytes_of(specs, storage, backend, moments);
   StateBytes largest;
   for (std::int64_t rank = 0; rank < grid.ranks(); ++rank) {
-    const StateBytes bytes = bytes_on_rank(specs, per_row, grid, rank);
+    const StateBytes bytes = bytes_on_rank(specs, per_row, grid, rank, stored);
     if (bytes.total() + bytes.host > largest.total() + largest.host) largest = bytes;
   }
   largest.conversion = 4 * conversion_elements(specs, storage, backend);
@@ -272,8 +283,9 @@ std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, StorageType 
 }
 
 Parameters::Parameters(std::vector<ParameterSpec> specs, StorageType storage, const parallel::GridShape& grid,
-                       std::int64_t rank, const kernels::Execution& execution, Moments moments)
-    : specs_(std::move(specs)), storage_(storage), execution_(execution), moments_(moments) {
+                       std::int64_t rank, const kernels::Execution& execution, Moments moments,
+                       const WeightSlots* slots)
+    : specs_(std::move(specs)), storage_(storage), execution_(execution), moments_(moments), slots_(slots) {
   check(specs_);
   for (const ParameterSpec& spec : specs_) {
     parts_.push_back(row_parts(spec, grid, rank));
@@ -303,8 +315,8 @@ void Parameters::allocate(std::span<const std::size_t> members) {
     const Part part = first[p].plane.part;
     const auto bytes_of_member = [&](std::size_t member) {
       const RowParts& parts = parts_[member];
-      return (part == Part::weight ? rows_in_memory(member) : parts.owned.size()) *
-             bytes_per_row(planes_[member][p].plane);
+      const bool whole = part == Part::weight && !is_gathered(member);
+      return (whole ? rows_in_memory(member) : parts.owned.size()) * bytes_per_row(planes_[member][p].plane);
     };
     std::int64_t total = 0;
     for (const std::size_t member : members) {
@@ -349,26 +361,40 @@ Parameters::View Parameters::view_of(std::size_t parameter) const {
     return view;
   }
   ParameterRows& all = view.rows;
-  all = {.storage = spec.storage.value_or(storage_),
+  const bool packed = spec.packing != kernels::Packing::none;
+  all = {.storage = packed ? StorageType::bf16 : spec.storage.value_or(storage_),
          .rows = parts.held.size(),
          .columns = spec.columns(),
          .segment = segment_of(spec),
          .first_row = parts.held.begin,
          .element_base = spec.first_element,
          .weight = data(parameter, "weight"),
-         .weight_rest = reinterpret_cast<std::int16_t*>(data(parameter, "weight_rest"))};
+         .weight_rest = reinterpret_cast<std::int16_t*>(data(parameter, "weight_rest")),
+         .packing = spec.packing,
+         .block_scales = reinterpret_cast<std::uint8_t*>(data(parameter, "block_scales")),
+         .row_scales = floats("row_scales")};
   ParameterRows& owned = view.owned_rows;
   owned = all;
   owned.rows = parts.owned.size();
   owned.first_row = parts.owned.begin;
-  const std::int64_t element = all.weight_rest != nullptr ? 2 : kernels::bytes_of(weight_type(all.storage));
-  owned.weight = static_cast<std::byte*>(all.weight) + before * element;
+  const std::int64_t rows_before = parts.owned.begin - parts.held.begin;
+  owned.weight = static_cast<std::byte*>(all.weight) + rows_before * bytes_per_row(planes_[parameter].front().plane);
   if (all.weight_rest != nullptr) owned.weight_rest += before;
+  if (packed) {
+    owned.block_scales += rows_before * kernels::packed_blocks(spec.columns());
+    owned.row_scales += rows_before * kernels::kRowScales;
+  }
+  if (is_gathered(parameter)) {  // `all` is where they are gathered, without the plane that products do not read
+    owned.weight = all.weight;
+    owned.weight_rest = all.weight_rest;
+    all.weight = slots_->place(parameter);
+    all.weight_rest = nullptr;
+  }
   owned.first_moment = data(parameter, "first_moment");
   owned.second_moment = data(parameter, "second_moment");
   owned.first_scale = floats("first_scale");
   owned.second_scale = floats("second_scale");
-  if (all_are_owned) all = owned;
+  if (all_are_owned && !is_gathered(parameter)) all = owned;
   return view;
 }
 
@@ -434,12 +460,14 @@ void Parameters::initialise(std::uint64_t seed) {
   for (std::size_t i = 0; i < specs_.size(); ++i) {
     note_progress();
     const Initial& initial = specs_[i].initial;
-    if (initial.kind == Initial::Kind::uniform && specs_[i].is_matrix()) {
-      kernels::initialise_uniform(execution_, matrix(i), static_cast<float>(initial.value), seed, initial.purpose);
+    if (initial.kind == Initial::Kind::uniform && specs_[i].is_matrix() &&
+        specs_[i].packing == kernels::Packing::none) {
+      kernels::initialise_uniform(execution_, stored_matrix(i), static_cast<float>(initial.value), seed,
+                                  initial.purpose);
     } else if (initial.kind == Initial::Kind::constant && initial.value == 0) {
       for (const Placed& placed : planes_[i]) {
         if (placed.plane.part != Part::weight) continue;
-        const std::int64_t bytes = parts_[i].held.size() * bytes_per_row(placed.plane);
+        const std::int64_t bytes = stored(i).size() * bytes_per_row(placed.plane);
         if (!is_on_host(specs_[i], placed.plane, moments_))
           device::zero(execution_, placed.data, bytes);
         else if (bytes > 0)
@@ -451,22 +479,23 @@ void Parameters::initialise(std::uint64_t seed) {
   }
 }
 
-/// Fills a matrix from fp32 rows, which its storage then rounds or divides.
+/// Fills a matrix from fp32 rows, which its storage then rounds, divides or packs.
 void Parameters::fill(std::size_t parameter, std::uint64_t seed) {
   const ParameterSpec& spec = specs_[parameter];
-  const parallel::Range held = parts_[parameter].held;
+  const parallel::Range stored = this->stored(parameter);
   const std::int64_t columns = spec.columns();
-  if (held.size() == 0) return;
+  if (stored.size() == 0) return;
   const auto element = [&](std::int64_t row) { return spec.first_element + static_cast<std::uint64_t>(row * columns); };
   if (!spec.is_matrix()) {
-    kernels::initial_values(execution_, spec.initial, seed, element(held.begin), vector(parameter).weight);
+    kernels::initial_values(execution_, spec.initial, seed, element(stored.begin), vector(parameter).weight);
     return;
   }
-  const std::int64_t elements = std::min(std::max(kPieceElements, columns), held.size() * columns);
+  const std::int64_t elements = std::min(std::max(kPieceElements, columns), stored.size() * columns);
   const device::Buffer<float> staged(elements);
-  by_pieces(held, columns, elements, [&](std::int64_t row, std::int64_t count) {
+  by_pieces(stored, columns, elements, [&](std::int64_t row, std::int64_t count) {
     kernels::initial_values(execution_, spec.initial, seed, element(row), {staged.data(), count * columns});
-    kernels::weights_from_float(execution_, matrix(parameter), row - held.begin, staged.matrix(count, columns));
+    kernels::weights_from_float(execution_, stored_matrix(parameter), row - stored.begin,
+                                staged.matrix(count, columns));
   });
   kernels::fence(execution_);  // before `staged` is freed
 }
@@ -479,7 +508,7 @@ void Parameters::add_to(checkpoint::Registry& registry) const {
       checkpoint::Tensor tensor{.name = tensor_name(spec, plane),
                                 .type = plane.type,
                                 .shape = tensor_shape(spec, plane),
-                                .held = plane.part == Part::weight ? parts.held : parts.owned,
+                                .held = plane.part == Part::weight ? stored(i) : parts.owned,
                                 .owned = parts.writes ? parts.owned : parallel::Range{},
                                 .data = data(i, plane.key),
                                 .on_device = !is_on_host(spec, plane, moments_)};
@@ -495,7 +524,7 @@ void Parameters::add_to(checkpoint::Registry& registry) const {
 void Parameters::add_split_weights_to(checkpoint::Registry& registry, std::size_t parameter,
                                       checkpoint::Tensor tensor) const {
   const kernels::Execution execution = execution_;
-  const ParameterRows all = matrix(parameter);
+  const ParameterRows all = stored_matrix(parameter);
   const kernels::Array<float> buffer = conversion_.array();
   const auto convert = [=](parallel::Range rows, auto&& piece) {
     by_pieces(rows, all.columns, buffer.size, [&](std::int64_t row, std::int64_t count) {

@@ -18,8 +18,9 @@
 // element of a vector.
 //
 // On a rank. `held` rows: the part of this rank's coordinate on the cutting axis, all rows if none cuts. Weights of
-// held rows are complete on every rank of the data axis. `owned` rows: those that this rank updates, with their moments
-// and further state (enum Update).
+// held rows are complete on every rank of the data axis, unless they are gathered while they are read (WeightSlots).
+// `owned` rows: those that this rank updates, with their moments and further state (enum Update). `stored` rows: those
+// whose weights this rank keeps, held or owned.
 #pragma once
 
 #include <cstddef>
@@ -40,6 +41,8 @@
 #include "parallel/grid.hpp"
 
 namespace weft::model {
+
+class WeightSlots;
 
 /// Bytes of the weights, and of both moments with their scales, of one matrix in its storage type.
 std::int64_t weight_bytes(kernels::StorageType, std::int64_t rows, std::int64_t columns);
@@ -80,6 +83,8 @@ struct ParameterSpec {
   Cut cut = {};
   Update update = Update::own_rows;
   std::optional<kernels::StorageType> storage = {};  ///< storage type of a matrix, instead of that of the run
+  /// Codes of a frozen matrix. A block lies in one row, so that no cut divides it.
+  kernels::Packing packing = kernels::Packing::none;
   std::int64_t segment = 0;  ///< stored columns that a block of 8-bit moments does not cross; 0: all of a row
   Initial initial = {};
   /// Global index of the first element. Keys the initial values and stochastic rounding: ranges of matrices must not
@@ -96,6 +101,7 @@ struct ParameterSpec {
   /// are no rows of the parameter: not updated, not in checkpoints. On a GPU products over 50,257 rows take 8 times as
   /// long as those over 50,304.
   std::int64_t row_multiple = 1;
+  std::size_t unit = 0;          ///< part of the model that is computed as a whole (model/unit_memory.hpp)
   std::string export_name = {};  ///< in files of other projects; "" = `name`
   std::vector<RowState> row_state = {};
 
@@ -138,12 +144,18 @@ struct StateBytes {
   std::int64_t total() const { return weights + moments + row_state + conversion; }
   bool operator==(const StateBytes&) const = default;
 };
+/// Rows whose weights a rank keeps.
+enum class StoredWeights {
+  of_held_rows,
+  of_owned_rows,  ///< the others are gathered while they are read (WeightSlots)
+};
 /// What Parameters allocates on a rank; needs no device and no MPI, so the grid may be that of another machine.
 StateBytes state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank,
-                       kernels::StorageType, kernels::Backend, Moments);
+                       kernels::StorageType, kernels::Backend, Moments,
+                       StoredWeights stored = StoredWeights::of_held_rows);
 /// Bytes of the state on the rank with the largest total.
 StateBytes largest_state_bytes(std::span<const ParameterSpec> specs, const parallel::GridShape&, kernels::StorageType,
-                               kernels::Backend, Moments);
+                               kernels::Backend, Moments, StoredWeights stored = StoredWeights::of_held_rows);
 /// Payload of one checkpoint, all ranks together.
 std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, kernels::StorageType);
 
@@ -151,7 +163,9 @@ std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, kernels::Sto
 struct Plane {
   /// Weights are there for the held rows, the others for the owned rows.
   enum class Part { weight, moment, row_state } part = Part::weight;
-  std::string key;  ///< "weight", "weight_rest", "first_moment", "second_scale", …, or the name of a RowState
+  /// "weight", "weight_rest", "block_scales", "row_scales", "first_moment", "second_scale", …, or the name of a
+  /// RowState
+  std::string key;
   kernels::Scalar type = kernels::Scalar::fp32;
   std::int64_t columns = 1;
 };
@@ -173,12 +187,12 @@ std::int64_t most_held_rows(const ParameterSpec&, const parallel::GridShape&);
 /// checkpoint fills it. Parameters are numbered in the order of their specs.
 class Parameters {
  public:
-  /// The storage of `rank` of a grid. Allocates on the device. Throws Error(internal) for specs that contradict each
-  /// other.
+  /// The storage of `rank` of a grid. Allocates on the device. `slots`: where weights of matrices are gathered; null:
+  /// the rank keeps those of held rows. Throws Error(internal) for specs that contradict each other.
   Parameters(std::vector<ParameterSpec> specs, kernels::StorageType, const parallel::GridShape&, std::int64_t rank,
-             const kernels::Execution&, Moments);
+             const kernels::Execution&, Moments, const WeightSlots* slots = nullptr);
 
-  /// Fills the weights with their initial values: of all held rows, the same on any grid.
+  /// Fills the weights with their initial values: of all stored rows, the same on any grid.
   void initialise(std::uint64_t seed);
 
   /// Registers every tensor of `tensors_of`. The registry refers to this object's memory, not to the object.
@@ -191,8 +205,19 @@ class Parameters {
   std::size_t index(std::string_view name) const;
   const RowParts& parts(std::size_t parameter) const { return parts_[parameter]; }
 
-  /// A matrix: all held rows, [held, columns]. It has moments if all held rows are owned.
+  /// A matrix: all held rows, [held, columns]. It has moments if all held rows are owned. In a WeightSlot only what
+  /// products read is there, while the unit is used.
   const kernels::ParameterRows& matrix(std::size_t parameter) const;
+  /// Type of the plane that products read.
+  kernels::Scalar read_type(std::size_t parameter) const { return planes_[parameter].front().plane.type; }
+  /// Rows of a matrix or vector whose weights this rank keeps, and those of a matrix.
+  parallel::Range stored(std::size_t parameter) const {
+    return is_gathered(parameter) ? parts_[parameter].owned : parts_[parameter].held;
+  }
+  const kernels::ParameterRows& stored_matrix(std::size_t parameter) const {
+    return is_gathered(parameter) ? owned_matrix(parameter) : matrix(parameter);
+  }
+  const WeightSlots* slots() const { return slots_; }
   /// The owned rows of a matrix with their moments. Row 0 is held row owned.begin - held.begin. With Moments::on_host
   /// its state is in host memory, which kernels of a GPU reach, slowly.
   const kernels::ParameterRows& owned_matrix(std::size_t parameter) const;
@@ -222,6 +247,7 @@ class Parameters {
     kernels::ParameterRows rows, owned_rows;        // views of a matrix
     kernels::ParameterVector vector, owned_vector;  // views of a vector
   };
+  bool is_gathered(std::size_t parameter) const { return slots_ != nullptr && specs_[parameter].is_matrix(); }
   void allocate(std::span<const std::size_t> members);
   View view_of(std::size_t parameter) const;
   std::vector<std::size_t> members_of(std::string_view group) const;
@@ -240,6 +266,7 @@ class Parameters {
   kernels::StorageType storage_;
   kernels::Execution execution_;
   Moments moments_;
+  const WeightSlots* slots_;
   std::vector<RowParts> parts_;  // the following three: by parameter
   std::vector<std::vector<Placed>> planes_;
   std::vector<View> views_;

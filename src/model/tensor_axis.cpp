@@ -10,6 +10,9 @@
 namespace weft::model {
 namespace {
 
+/// Largest contribution of a rank that the others receive whole: one exchange, of more bytes, takes less time than two.
+constexpr std::int64_t kFewBytes = parallel::Peers::Channel::kMostRows;
+
 std::optional<device::Stream> exchange_stream(const kernels::Execution& computation, bool overlap) {
   if (!overlap || !device::is_asynchronous(computation)) return std::nullopt;
   return std::optional<device::Stream>(std::in_place, computation);
@@ -84,7 +87,9 @@ void TensorAxis::await(kernels::AnyMatrix rows) {
 }
 
 void TensorAxis::exchange(kernels::AnyMatrix rows, const char* name) {
-  const std::int64_t row_bytes = rows.columns * kernels::bytes_of(rows.type);
+  const std::int64_t row_bytes = rows.columns * kernels::bytes_of(rows.type), all_bytes = rows.rows * row_bytes;
+  if (all_bytes <= kFewBytes && size() * all_bytes <= buffers_.largest_message)
+    return ranks_.sum_rows(rows, buffers_.received.data(), name);
   std::vector<std::int64_t> bytes;
   for (std::int64_t r = 0; r < size(); ++r) bytes.push_back(row_bytes * parallel::part(rows.rows, size(), r).size());
   ranks_.send_to_owners(rows.data, bytes, buffers_.received.data(), name);

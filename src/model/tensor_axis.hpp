@@ -4,7 +4,8 @@
 // 1909.08053). What they exchange within a layer.
 //
 // Contributions are added in rank order, in fp32: every rank gets the same bits. With T ranks, of R rows of C elements
-// a rank sends 2 R C (T - 1) / T elements: each rank sums a part of the rows, then all receive it.
+// a rank sends 2 R C (T - 1) / T elements: each rank sums a part of the rows, then all receive it. Of few rows each
+// rank sends all, R C (T - 1) elements, and all ranks form the same sums: one exchange in place of two.
 //
 // A sum of rows has a start and an end, between which the computation can do other work:
 //
@@ -52,6 +53,8 @@ class TensorAxis {
   void start_sum(kernels::AnyMatrix rows, const char* name);
   /// No effect if no sum of these rows is under way. Collective.
   void await(kernels::AnyMatrix rows);
+  /// Most bytes of a rank that `gather` takes.
+  std::int64_t most_gathered() const { return buffers_.largest_message / size(); }
   /// The values of all ranks, in rank order, `size` each; until the next call. Collective.
   template <class T>
   kernels::Array<const T> gather(kernels::Array<T> values, const char* name) {

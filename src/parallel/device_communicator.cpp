@@ -187,6 +187,16 @@ void DeviceCommunicator::send_to_owners(const void* send, std::span<const std::i
   channel_->end(execution_);
 }
 
+void DeviceCommunicator::sum_rows(const kernels::AnyMatrix& rows, void* gathered, const char* name) {
+  const std::int64_t bytes = rows.rows * rows.columns * kernels::bytes_of(rows.type);
+  if (is_direct() && bytes <= Peers::Channel::kMostRows && bytes % 16 == 0) {
+    const Measured measured(*this, name, bytes * (size() - 1));
+    return channel_->sum_rows(execution_, rows);
+  }
+  all_gather(rows.data, gathered, std::vector<std::int64_t>(static_cast<std::size_t>(size()), bytes), name);
+  kernels::sum_parts(execution_, {gathered, rows.type, size() * rows.rows, rows.columns, rows.columns}, size(), rows);
+}
+
 void DeviceCommunicator::all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
                                     std::span<const std::int64_t> receive_bytes, const char* name) {
   const Measured measured(*this, name, total(send_bytes) - send_bytes[static_cast<std::size_t>(rank())]);

@@ -86,6 +86,9 @@ class DeviceCommunicator {
   void send_to_owners(const void* send, std::span<const std::int64_t> bytes, void* receive,
                       const char* name = kUnnamed);
 
+  /// rows, contiguous, fp32, bf16 or fp16, become their sums over the ranks, added in fp32 in rank order. In one
+  /// exchange, with all rows of all ranks gathered in `gathered` unless exchanges are direct: for few rows.
+  void sum_rows(const kernels::AnyMatrix& rows, void* gathered, const char* name = kUnnamed);
   /// Sums over the ranks, in place, elementwise; all ranks get the same result.
   void sum(kernels::Array<std::int64_t> values, const char* name = kUnnamed);
   void sum(kernels::Array<double> values, const char* name = kUnnamed);  ///< in rank order; at most kMostValues

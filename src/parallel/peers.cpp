@@ -241,6 +241,10 @@ void Peers::Channel::maximum(const kernels::Execution& execution, kernels::Array
   fault::point("collective");
   kernels::cuda::maximum(execution, group(), values);
 }
+void Peers::Channel::sum_rows(const kernels::Execution& execution, kernels::AnyMatrix rows) {
+  fault::point("collective");
+  kernels::cuda::sum_rows(execution, group(), rows);
+}
 void Peers::Channel::all_gather_if(const kernels::Execution& execution, const std::uint32_t* needed,
                                    kernels::Array<std::uint32_t> all) {
   fault::point("collective");
@@ -293,6 +297,7 @@ void Peers::Channel::end(const kernels::Execution&) { not_built(); }
 void Peers::Channel::sum(const kernels::Execution&, kernels::Array<std::int64_t>) { not_built(); }
 void Peers::Channel::sum(const kernels::Execution&, kernels::Array<double>) { not_built(); }
 void Peers::Channel::maximum(const kernels::Execution&, kernels::Array<std::int32_t>) { not_built(); }
+void Peers::Channel::sum_rows(const kernels::Execution&, kernels::AnyMatrix) { not_built(); }
 void Peers::Channel::all_gather_if(const kernels::Execution&, const std::uint32_t*, kernels::Array<std::uint32_t>) {
   not_built();
 }

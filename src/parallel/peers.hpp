@@ -57,6 +57,8 @@ class Peers {
    public:
     /// Most bytes of a reduction.
     static constexpr std::int64_t kMostReduced = kernels::cuda::kPeerStage;
+    /// Most bytes of a sum of rows.
+    static constexpr std::int64_t kMostRows = kernels::cuda::kPeerRows;
 
     explicit Channel(Peers&);
     Channel(const Channel&) = delete;
@@ -71,6 +73,7 @@ class Peers {
     void sum(const kernels::Execution&, kernels::Array<std::int64_t> values);
     void sum(const kernels::Execution&, kernels::Array<double> values);
     void maximum(const kernels::Execution&, kernels::Array<std::int32_t> values);
+    void sum_rows(const kernels::Execution&, kernels::AnyMatrix rows);
     /// Gathers like kernels::cuda::all_gather_if, for any size.
     void all_gather_if(const kernels::Execution&, const std::uint32_t* needed, kernels::Array<std::uint32_t> all);
     /// Between `begin` and `end`: copies `rows` rows of `row_bytes` from own memory to `rank`, to the address that

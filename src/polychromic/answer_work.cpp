@@ -39,7 +39,7 @@ run::PhaseBytes answer_bytes(const AnswerWork& answers, const language_model::Co
                              const Architecture& architecture) {
   const std::int64_t count = answers.prompts * answers.samples, length = answers.prompt_tokens + answers.answer_tokens;
   if (count == 0 || answers.answer_tokens == 0) return {};
-  const GenerationSettings drawn{.architecture = architecture,
+  const GenerationSettings drawn{.architecture = part_of(architecture, grid_shape(configuration), 0),
                                  .type = activation_type(configuration),
                                  .rows = count,
                                  .prompts = answers.prompts,

@@ -2,10 +2,12 @@
 #include "polychromic/answers.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "language_model/generation/growing_text.hpp"
+#include "parallel/failure.hpp"
 #include "storage/digest.hpp"
 
 namespace weft::polychromic {
@@ -99,8 +101,9 @@ void require_reward(const Settings& settings, const parallel::World& world) {
   world.on_root([&] { make_reward(settings, {}); });
 }
 
-TransformerSettings Judge::forward_settings(const Configuration& configuration, const Architecture& architecture) {
-  TransformerSettings settings = transformer_settings(configuration, architecture);
+TransformerSettings Judge::forward_settings(const Configuration& configuration, const Architecture& architecture,
+                                            const parallel::GridShape& grid, std::int64_t rank) {
+  TransformerSettings settings = transformer_settings(configuration, architecture, grid, rank);
   settings.adapters = false;
   return embedding_settings(settings, configuration.micro_tokens());
 }
@@ -125,18 +128,29 @@ Judge::Buffers::Buffers(const Configuration& configuration, const Architecture& 
                      arena.take_host<double>(answers)};
 }
 
-Judge::Judge(const Configuration& configuration, const Model& trained, const Tokenizer& tokenizer, std::int64_t answers,
+namespace {
+
+TransformerSettings frozen_settings(const Configuration& configuration, const Model& trained,
+                                    const parallel::Grid& grid) {
+  return Judge::forward_settings(configuration, trained.architecture(), grid.shape(), grid.world().rank());
+}
+
+}  // namespace
+
+Judge::Judge(const Configuration& configuration, Trainer& trainer, const Tokenizer& tokenizer, std::int64_t answers,
              const InitialModel& initial, const parallel::World& world, const parallel::Grid& grid,
              const kernels::Execution& execution, run::Timers& timers, model::StepArena& arena)
     : settings_(configuration.polychromic),
       tokenizer_(tokenizer),
       execution_(execution),
       timers_(timers),
-      own_(own_model(trained, configuration, grid)),
-      buffers_(configuration, trained.architecture(), answers, arena),
-      transformer_(own_ ? *own_ : trained, forward_settings(configuration, trained.architecture()), timers, arena),
-      staging_(forward_settings(configuration, trained.architecture()).rows, false, execution, arena),
-      embedder_(forward_settings(configuration, trained.architecture()), transformer_, staging_, execution, arena,
+      copy_(grid.axis(parallel::kTensorAxis)),
+      own_(own_model(trainer.model(), configuration, grid)),
+      buffers_(configuration, trainer.model().architecture(), answers, arena),
+      transformer_(own_ ? *own_ : trainer.model(), frozen_settings(configuration, trainer.model(), grid), timers, arena,
+                   trainer.tensor()),
+      staging_(frozen_settings(configuration, trainer.model(), grid).rows, false, execution, arena),
+      embedder_(frozen_settings(configuration, trainer.model(), grid), transformer_, staging_, execution, arena,
                 configuration.polychromic.embed_together, tokenizer.vocabulary_size()),
       reward_(make_reward(settings_, [this](std::span<const AnsweredPrompt>) { return log_probabilities_; })) {
   if (!settings_.embedder.empty()) encoder_.emplace(settings_.embedder, execution);
@@ -158,9 +172,20 @@ std::string Judge::digest() const {
     else
       device::copy(execution_, bytes.data(), tensor.data, std::ssize(bytes), device::Direction::to_host);
     kernels::fence(execution_);
-    digests += storage::sha256(bytes);
+    digests += storage::sha256(whole(std::move(bytes), tensor));
   }
   return storage::sha256(digests);
+}
+
+/// The bytes of a whole tensor from those that this rank holds: a digest is the same on any grid. Collective.
+std::string Judge::whole(std::string held, const checkpoint::Tensor& tensor) const {
+  if (tensor.held.size() == tensor.shape.front()) return held;
+  std::vector<std::int64_t> bytes(static_cast<std::size_t>(copy_.size()));
+  const std::int64_t own = std::ssize(held);
+  copy_.all_gather(&own, bytes.data(), sizeof own);
+  std::string all(static_cast<std::size_t>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0})), '\0');
+  copy_.all_gather_uneven(held.data(), all.data(), bytes);
+  return all;
 }
 
 void Judge::embed(std::span<const Answers> answers) {
@@ -203,7 +228,19 @@ std::vector<std::vector<double>> Judge::scores(std::span<const Answers> answers)
     prompt.answer_ids = of_prompt.ids;
     prompt.answers = texts_of(of_prompt);
   }
-  return reward_->scores(prompts);
+  if (copy_.size() == 1) return reward_->scores(prompts);
+  // A function of the user need not return the same twice.
+  std::vector<std::vector<double>> scores;
+  if (const auto failure = parallel::attempt_on_root(copy_, [&] { scores = reward_->scores(prompts); }))
+    throw Error(failure->code, failure->message);  // other groups do not know it
+  std::vector<double> all;
+  for (const std::vector<double>& of_prompt : scores) all.insert(all.end(), of_prompt.begin(), of_prompt.end());
+  all.resize(answers.size() * static_cast<std::size_t>(settings_.samples));
+  copy_.broadcast(all.data(), std::ssize(all) * std::int64_t{sizeof(double)});
+  scores.clear();
+  for (auto from = all.begin(); from != all.end(); from += settings_.samples)
+    scores.emplace_back(from, from + settings_.samples);
+  return scores;
 }
 
 /// Distances between the answers to prompt p of the batch: those of their tokens, and semantic_weight times those of

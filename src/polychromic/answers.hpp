@@ -17,6 +17,7 @@
 #include "language_model/encoder/sentence_encoder.hpp"
 #include "language_model/generation/generator.hpp"
 #include "language_model/run/initial_model.hpp"
+#include "language_model/step/language_trainer.hpp"
 #include "polychromic/advantage.hpp"
 #include "polychromic/embedder.hpp"
 #include "polychromic/prompts.hpp"
@@ -70,10 +71,10 @@ class Judge {
   };
 
   /// Judges at most `answers` answers at a time. References must outlive the object. Collective.
-  /// `trained`: the model of the run.
-  Judge(const Configuration&, const language_model::Model& trained, const language_model::Tokenizer&,
-        std::int64_t answers, const language_model::InitialModel&, const parallel::World&, const parallel::Grid&,
-        const kernels::Execution&, run::Timers&, model::StepArena&);
+  /// A divided model is frozen in the parts in which `trainer` has it; one rank of its ranks asks for the rewards.
+  Judge(const Configuration&, language_model::Trainer& trainer, const language_model::Tokenizer&, std::int64_t answers,
+        const language_model::InitialModel&, const parallel::World&, const parallel::Grid&, const kernels::Execution&,
+        run::Timers&, model::StepArena&);
 
   /// by_stage: each stage is a phase of the timers.
   enum class Timing { none, by_stage };
@@ -89,11 +90,12 @@ class Judge {
   std::string digest() const;
 
   /// Settings of a transformer for forward passes of the frozen model.
-  static language_model::TransformerSettings forward_settings(const Configuration&,
-                                                              const language_model::Architecture&);
+  static language_model::TransformerSettings forward_settings(const Configuration&, const language_model::Architecture&,
+                                                              const parallel::GridShape&, std::int64_t rank);
 
  private:
   void embed(std::span<const Answers>);
+  std::string whole(std::string held, const checkpoint::Tensor&) const;
   std::vector<std::string> texts_of(const Answers&) const;
   std::vector<std::vector<double>> scores(std::span<const Answers>);
   std::vector<double> token_distances(const Answers&, std::int64_t prompt) const;
@@ -102,6 +104,7 @@ class Judge {
   const language_model::Tokenizer& tokenizer_;
   const kernels::Execution execution_;
   run::Timers& timers_;
+  const parallel::Communicator& copy_;                      // the ranks that have one copy of the model
   const std::unique_ptr<const language_model::Model> own_;  // frozen, without moments; none: shared or not used
   Buffers buffers_;
   language_model::Transformer transformer_;

@@ -35,14 +35,14 @@ std::int64_t largest_prompts(const Configuration& configuration) {
 std::int64_t longest_text(const Configuration& configuration, const Prompts& prompts) {
   return prompts.longest() + configuration.polychromic.max_new_tokens;
 }
-std::int64_t logit_rows(const Configuration& configuration, const Architecture& architecture) {
-  return head_chunk(transformer_settings(configuration, architecture));
-}
 
+/// Of a rank of the grid.
 GenerationSettings generation(const Configuration& configuration, const Architecture& architecture,
-                              const Prompts& prompts) {
-  GenerationSettings settings = answer_settings(configuration, architecture, largest_prompts(configuration),
-                                                prompts.longest(), logit_rows(configuration, architecture));
+                              const Prompts& prompts, std::int64_t rank) {
+  const parallel::GridShape grid = grid_shape(configuration);
+  GenerationSettings settings =
+      answer_settings(configuration, part_of(architecture, grid, rank), largest_prompts(configuration),
+                      prompts.longest(), head_chunk(transformer_settings(configuration, architecture, grid, rank)));
   settings.vocabulary = prompts.vocabulary();
   return settings;
 }
@@ -55,7 +55,7 @@ PolicyBatch::Settings batch_settings(const Configuration& configuration, const P
           .temperature = configuration.polychromic.temperature};
 }
 
-/// The texts of all ranks, in rank order. Collective.
+/// The texts of these ranks, in rank order. Collective.
 std::vector<std::string> gather(const std::string& text, const parallel::Communicator& ranks) {
   const auto count = static_cast<std::size_t>(ranks.size());
   std::vector<std::int64_t> bytes(count);
@@ -113,11 +113,10 @@ void require_settings(const Configuration& configuration, const Architecture& ar
         "weft lm polychromic with privacy (the gradient of the answers is not clipped per record: the guarantee would "
         "not "
         "hold); set privacy.enabled to false");
-  if (configuration.parallel.tensor > 1)
+  if (configuration.parallel.shard != parallel::Shard::state)
     refuse(
-        fmt::format("weft lm polychromic with parallel.tensor = {} (answers are drawn by a rank that has the whole "
-                    "model); take parallel.tensor = 1",
-                    configuration.parallel.tensor));
+        "weft lm polychromic with parallel.shard (ranks have different numbers of answers, and draw them with a whole "
+        "model each); leave parallel.shard out");
   if (configuration.precision == Precision::fp16)
     refuse(
         "weft lm polychromic with device.precision = \"fp16\" (the gradient of the objective has no loss scale); take "
@@ -127,7 +126,7 @@ void require_settings(const Configuration& configuration, const Architecture& ar
         fmt::format("the longest prompt has {} tokens, and polychromic.max_new_tokens = {}: together they do not fit "
                     "data.sequence = {}; take shorter ones",
                     prompts.longest(), configuration.polychromic.max_new_tokens, configuration.data.sequence));
-  const GenerationSettings settings = generation(configuration, architecture, prompts);
+  const GenerationSettings settings = generation(configuration, architecture, prompts, 0);
   if (settings.most_rows() > configuration.micro_tokens())
     refuse(
         fmt::format("prompts of {} tokens are computed in {} rows, more than the {} tokens of a micro-batch; raise "
@@ -153,17 +152,18 @@ void require_settings(const Configuration& configuration, const Architecture& ar
 void add_memory(Plan& plan, const Configuration& configuration, const Prompts& prompts) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   model::StepArena arena(backend);
-  const TransformerSettings frozen = Judge::forward_settings(configuration, plan.architecture);
-  const Generator::Buffers generator(generation(configuration, plan.architecture, prompts), arena);
+  const parallel::GridShape grid = grid_shape(configuration);
+  const std::int64_t last = grid.ranks() - 1;  // its parts are the largest
+  const TransformerSettings frozen = Judge::forward_settings(configuration, plan.architecture, grid, last);
+  const Generator::Buffers generator(generation(configuration, plan.architecture, prompts, last), arena);
   const PolicyBatch::Buffers batch(batch_settings(configuration, prompts), arena);
   const Judge::Buffers judge(configuration, plan.architecture,
                              largest_prompts(configuration) * configuration.polychromic.samples, arena);
   const Transformer::Buffers transformer(frozen, arena);
   const Staging::Buffers staging(frozen.rows, false, false, arena);
   const Embedder::Buffers embedder(frozen, arena);
-  const model::StateBytes state =
-      model::largest_state_bytes(parameter_specs(plan.architecture), grid_shape(configuration),
-                                 configuration.optimizer.state, backend, model::Moments::none);
+  const model::StateBytes state = model::largest_state_bytes(
+      parameter_specs(plan.architecture), grid, configuration.optimizer.state, backend, model::Moments::none);
   if (plan.architecture.lora.rank == 0 && configuration.polychromic.uses_frozen_model())  // else that of the run
     plan.device.emplace_back("frozen model", state.total() + 4 * rotary_elements(plan.architecture));
   if (const std::string& embedder = configuration.polychromic.embedder; !embedder.empty())
@@ -200,12 +200,14 @@ PolychromicRun::PolychromicRun(const Configuration& configuration, const Corpus&
       tokenizer_(*corpus.tokenizer),
       world_(world),
       execution_(runtime.execution()),
-      own_(parallel::part(settings_.prompts, world.size(), world.rank())),
+      groups_(grid.axis(parallel::kDataAxis)),
+      leads_(grid.index(parallel::kTensorAxis) == 0),
+      own_(grid.part(parallel::kDataAxis, settings_.prompts)),
       base_(configuration, corpus, found, world, grid, runtime),
       arena_(runtime.execution(), grid),
-      judge_(configuration, base_.trainer().model(), tokenizer_, largest_prompts(configuration) * settings_.samples,
+      judge_(configuration, base_.trainer(), tokenizer_, largest_prompts(configuration) * settings_.samples,
              initial_model(configuration, corpus, world, execution_), world, grid, execution_, base_.timers(), arena_),
-      generator_(generation(configuration, base_.trainer().model().architecture(), prompts),
+      generator_(generation(configuration, base_.trainer().model().architecture(), prompts, grid.world().rank()),
                  base_.trainer().transformer(), execution_, base_.timers(), arena_),
       batch_(batch_settings(configuration, prompts), execution_, arena_),
       present_(own_.size() * settings_.samples, longest_text(configuration, prompts)),
@@ -213,7 +215,7 @@ PolychromicRun::PolychromicRun(const Configuration& configuration, const Corpus&
   keep_reference(found);
   if (settings_.epochs > 1)
     present_.add_to(base_.registry(), {own_.begin * settings_.samples, own_.end * settings_.samples},
-                    settings_.prompts * settings_.samples);
+                    settings_.prompts * settings_.samples, leads_);
   if (settings_.holds_reward()) constraint_.add_to(base_.registry(), world_.is_root());
 }
 
@@ -254,13 +256,14 @@ PolychromicRun::Present::Present(std::int64_t answers, std::int64_t longest_)
       factors(static_cast<std::size_t>(answers)),
       first(static_cast<std::size_t>(answers * longest_)) {}
 
-void PolychromicRun::Present::add_to(checkpoint::Registry& registry, parallel::Range own, std::int64_t all) {
+void PolychromicRun::Present::add_to(checkpoint::Registry& registry, parallel::Range own, std::int64_t all,
+                                     bool writes) {
   const auto add = [&](const char* name, kernels::Scalar type, std::vector<std::int64_t> shape, void* data) {
     registry.add({.name = std::string("policy/") + name,
                   .type = type,
                   .shape = std::move(shape),
                   .held = own,
-                  .owned = own,
+                  .owned = {own.begin, writes ? own.end : own.begin},
                   .data = data});
   };
   add("tokens", kernels::Scalar::u32, {all, longest}, tokens.data());
@@ -287,7 +290,7 @@ run::Step PolychromicRun::step() {
   return done;
 }
 
-/// Draws the answers of this rank to the prompts of a step.
+/// Draws the answers of this group of ranks to the prompts of a step.
 void PolychromicRun::draw(std::int64_t step) {
   std::vector<Prompt> prompts;
   for (std::int64_t number = own_.begin; number < own_.end; ++number)
@@ -324,7 +327,7 @@ void PolychromicRun::draw(std::int64_t step) {
   if (!settings_.holds_reward()) return;
   AnswerMeasures drawn;
   for (std::size_t p = 0; p < answers.size(); ++p) drawn.add(answers[p], judgements[p]);
-  drawn.sum_over(world_.all());
+  drawn.sum_over(groups_);
   constraint_.observe(drawn.mean(AnswerMeasures::reward));
 }
 
@@ -341,7 +344,7 @@ void PolychromicRun::begin_constraint() {
       prompts.push_back(prompts_.training(batch, number));
     add_measures(measures, std::move(prompts), batch * settings_.prompts + own_.begin + 1, nullptr);
   }
-  measures.sum_over(world_.all());
+  measures.sum_over(groups_);
   constraint_.begin(measures.mean(AnswerMeasures::reward));
   log::info("mean reward of answers of the initial model: {:.4f}; it is held", constraint_.target());
 }
@@ -434,7 +437,7 @@ std::vector<std::pair<std::string, double>> PolychromicRun::phase_bytes() {
 
 run::Metrics PolychromicRun::metrics() {
   run::Metrics metrics = base_.metrics();
-  measures_.sum_over(world_.all());
+  measures_.sum_over(groups_);
   const run::Metrics of_answers = measures_.of_training();
   metrics.insert(metrics.end(), of_answers.begin(), of_answers.end());
   measures_ = {};
@@ -462,7 +465,7 @@ void PolychromicRun::add_measures(AnswerMeasures& measures, std::vector<Prompt> 
 /// Measures answers to the evaluation prompts with the present weights; random numbers are the same every time.
 /// samples: receives the answers to the first ones. Collective.
 AnswerMeasures PolychromicRun::measure(Json* samples) {
-  const parallel::Range own = parallel::part(prompts_.n_evaluation(), world_.size(), world_.rank());
+  const parallel::Range own = parallel::part(prompts_.n_evaluation(), groups_.size(), groups_.rank());
   const std::int64_t at_once = largest_prompts(configuration_);
   AnswerMeasures measures;
   Json texts = Json::array();
@@ -473,10 +476,10 @@ AnswerMeasures PolychromicRun::measure(Json* samples) {
       prompts.push_back(prompts_.evaluation(number));
     add_measures(measures, std::move(prompts), kEvaluationNumbers + begin, &texts);
   }
-  measures.sum_over(world_.all());
+  measures.sum_over(groups_);
   if (samples != nullptr) {
     *samples = Json::array();
-    for (const std::string& text : gather(json_text(texts), world_.all()))
+    for (const std::string& text : gather(json_text(texts), groups_))
       for (const Json& one : parse_json(text))
         if (std::ssize(*samples) < kShownPrompts) samples->push_back(one);
   }

@@ -14,8 +14,8 @@
 // has the mean over answers of sum_t r - log r - 1, r = p_frozen / p (Schulman 2020).
 //
 // All gradients are added up and applied by one update. The sets of a prompt exclude empty answers: N is
-// then the number of the others. Prompts are divided over the ranks; which answers are drawn depends on the number of a
-// prompt, not on its rank.
+// then the number of the others. Prompts are divided over the groups of parallel.tensor ranks, all of which draw the
+// same answers; which ones depends on the number of a prompt, not on its ranks.
 #pragma once
 
 #include <optional>
@@ -83,16 +83,18 @@ class PolychromicRun final : public run::Trainable {
   const language_model::Tokenizer& tokenizer_;
   const parallel::World& world_;
   const kernels::Execution execution_;
-  const parallel::Range own_;  // prompts of a batch that are drawn on this rank
+  const parallel::Communicator& groups_;  // of parallel.tensor ranks: the ranks with the same part of the model
+  const bool leads_;                      // one rank of each group
+  const parallel::Range own_;             // prompts of a batch whose answers this group draws
   language_model::TrainingRun base_;
   model::StepArena arena_;
   Judge judge_;
   language_model::Generator generator_;
   PolicyBatch batch_;
-  /// The answers of this rank in the present batch: state of the run if several steps use it.
+  /// The answers of this group in the present batch: state of the run if several steps use it.
   struct Present {
     Present(std::int64_t answers, std::int64_t longest_);
-    void add_to(checkpoint::Registry&, parallel::Range own, std::int64_t all);
+    void add_to(checkpoint::Registry&, parallel::Range own, std::int64_t all, bool writes);
     std::int64_t longest;
     std::vector<std::uint32_t> tokens;  ///< [answers, longest] prompt, then answer
     std::vector<std::int64_t> sizes;    ///< [answers, 2] tokens of both

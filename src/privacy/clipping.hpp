@@ -48,15 +48,15 @@ class Passes {
  public:
   virtual ~Passes() = default;
   /// Forward and backward pass over records [begin, end) of the micro-batch, with the gradients of their losses. It may
-  /// be called twice with the same range, and gives the same bits.
+  /// be called twice with the same range, and gives the same bits. An empty range: other ranks have records.
   virtual void pass(parallel::Range records, model::GradientSink&) = 0;
 };
 
 class Clipping {
  public:
   virtual ~Clipping() = default;
-  /// Adds the clipped gradients of a micro-batch, which has records. Throws Error(internal) if a parameter is not
-  /// covered. Collective over the tensor axis.
+  /// Adds the clipped gradients of a micro-batch; without records, where other ranks have some. Throws Error(internal)
+  /// if a parameter is not covered. Collective over the tensor axis.
   virtual void add(const MicroBatch&, Passes&) = 0;
 };
 

@@ -39,7 +39,7 @@ class Materialise final : public Clipping, private model::GradientSink {
     pass_over_all(passes, batch, *this, norms_.context().settings.release, kept_);
     norms_.form_factors();
     for (std::size_t i = 0; i < rows_.size(); ++i) {
-      rows_[i].form == Form::product ? add_stored(rows_[i].parameter) : norms_.add_clipped(rows_[i]);
+      rows_[i].form == Form::product ? add_stored(rows_[i]) : norms_.add_clipped(rows_[i]);
       norms_.complete_before(std::span(rows_).subspan(i + 1));
     }
   }
@@ -88,11 +88,11 @@ class Materialise final : public Clipping, private model::GradientSink {
     kernels::add_stored_norms(norms_.context().execution, view(all), norms_.squares(rows), norms_.buffers().workspace);
   }
 
-  void add_stored(std::size_t parameter) {
+  void add_stored(const GradientRows& rows) {
     norms_.context().phase("clipped sums");
-    const Matrix<bf16> all = stored(parameter);
-    kernels::add_clipped_examples(norms_.context().execution, view(all), norms_.factors(parameter, 0, all.rows),
-                                  {norms_.context().sum.held(parameter).data, all.columns});
+    const Matrix<bf16> all = stored(rows.parameter);
+    kernels::add_clipped_examples(norms_.context().execution, view(all), norms_.factors(rows.parameter, 0, all.rows),
+                                  {norms_.context().sum.begin_sum(rows.parameter, rows.count).data, all.columns});
   }
 
   RecordNorms norms_;

@@ -25,6 +25,7 @@ void PrivateStep::run(const kernels::AdamStep& constants, std::int64_t records) 
   model::DataParallel& exchange = parts_.update.exchange();
   parts_.runner.begin(constants);
   exchange.begin_step();
+  most_records_ = exchange.in_micro_batches() ? exchange.most(std::max<std::int64_t>(1, records)) : records;
   if (context_.tensor != nullptr) context_.tensor->mark(&exchange.idle());
   parts_.runner.run([&] { compute(records); });
   exchange.end_step();
@@ -39,10 +40,13 @@ void PrivateStep::compute(std::int64_t records) {
   parts_.timers.phase(sums_phase_);
   clear();
   parts_.model.prepare_weights();
-  for (std::int64_t first = 0; first < records; first += micro_records_) {
-    const MicroBatch batch = parts_.model.load(first, std::min(micro_records_, records - first));
-    reduce_beside_sums(first + micro_records_ >= records);
-    add(batch, parts_.model);
+  const bool meets = parts_.update.exchange().in_micro_batches();
+  const std::int64_t end = meets ? most_records_ : records;
+  for (std::int64_t first = 0; first < end; first += micro_records_) {
+    reduce_beside_sums(meets || (context_.settings.overlap && first + micro_records_ >= end));
+    const std::int64_t count = std::min(micro_records_, records - first);
+    add(count > 0 ? parts_.model.load(first, count) : MicroBatch(), parts_.model);
+    context_.sum.end_micro_batch();
   }
   reduce_beside_sums(false);
   parts_.timers.phase("exchange");
@@ -64,10 +68,9 @@ void PrivateStep::clear() {
   context_.sum.end_micro_batch();
 }
 
-/// Sends sums to the owners of their rows as soon as they are complete, in the last micro-batch.
+/// Sends sums to the owners of their rows as soon as they are complete: in the last micro-batch, or in every one.
 void PrivateStep::reduce_beside_sums(bool wanted) {
-  if (!wanted || !context_.settings.overlap || !parts_.update.exchange().active())
-    return context_.sum.when_complete({});
+  if (!wanted || !parts_.update.exchange().active()) return context_.sum.when_complete({});
   context_.sum.when_complete([this](std::size_t parameter) {
     parts_.timers.phase("exchange");
     parts_.update.exchange().reduce_from(parameter);

@@ -50,9 +50,10 @@ class PrivateStep {
 
   /// Sets the noise of all steps. Call it before the first step.
   void set_noise(const Noise& noise) { noise_ = noise; }
-  /// One step on `records` records on this rank, which may be none. No group of the data axis waits for another between
-  /// micro-batches, so that they may have different numbers of them. Collective. Throws Error(numeric) if the sum with
-  /// its noise is not finite, in this step or one of the two before it.
+  /// One step on `records` records on this rank, which may be none. Unless gradients are reduced in every micro-batch,
+  /// no group of the data axis waits for another between micro-batches: they have different numbers of them.
+  /// Collective. Throws Error(numeric) if the sum with its noise is not finite, in this step or one of the two before
+  /// it.
   void run(const kernels::AdamStep& constants, std::int64_t records);
 
   /// Clears the sum: before the first micro-batch of a step, also of a step without any.
@@ -72,6 +73,7 @@ class PrivateStep {
   const kernels::Array<kernels::StepFlags> flags_;
   const std::unique_ptr<Clipping> clipping_;
   Noise noise_;
+  std::int64_t most_records_ = 0;  // of this step, on any rank of the data axis
 };
 
 }  // namespace weft::privacy

@@ -220,7 +220,8 @@ void RecordNorms::add_clipped(const GradientRows& given) {
   const GradientRows rows = as_stored(given);
   const std::int64_t columns = parameters_.specs[rows.parameter].columns();
   const Array<const float> factor = factors(rows.parameter, rows.first_example, rows.examples.count());
-  float* const sum = context().sum.held(rows.parameter).data;  // followed by the rows of zeros after the parameter
+  float* const sum =
+      context().sum.begin_sum(rows.parameter, rows.count).data;  // followed by the rows of zeros after the parameter
   if (rows.form == Form::product) {
     const AnyMatrix gradients = output_gradients(rows);
     kernels::add_clipped_product(context().execution, rows.inputs, gradients, rows.examples, factor,

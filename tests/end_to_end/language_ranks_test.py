@@ -7,6 +7,8 @@ language_ranks_test.py WEFT
 import json
 import shutil
 
+import h5py
+
 import program
 
 INPUT = """
@@ -76,6 +78,53 @@ def texts(weft):
     assert printed.count("bad.txt:2: the prompt is empty") == 1, printed
 
 
+def divided(weft):
+    """Two ranks, or two groups of two, that divide the model: the losses and the rows but for rounding, the same texts, also of a
+    directory of Hugging Face."""
+    weft.run("lm", "export", "model", "--output", "directory")
+    for model in ("model", "directory"):
+        text = ("--prompts", "prompts.txt", "--samples", "2", "--max-new-tokens", "30", "--rows", "3", "--jsonl")
+        found = {}
+        for ranks, tensor in ((1, 1), (2, 2), (4, 2)):
+            axis = ("--set", f"parallel.tensor={tensor}")
+            output = f"divided_{model}_{ranks}"
+            weft.run("lm", "evaluate", model, "--text", "held_out.txt", "--transcoder", "transcoder", "--output", output, *axis, ranks=ranks)
+            weft.run("lm", "harvest", model, "--text", "held_out.txt", "--rows-per-file", "256", "--output", output + "_mlp", *axis,
+                     ranks=ranks)
+            found[ranks] = (json.loads((weft.folder / output / "evaluation.json").read_text()),
+                            [weft.run("lm", "generate", model, *text, "--temperature", heat, *axis, ranks=ranks) for heat in ("0", "0.9")],
+                            rows_of(weft.folder / (output + "_mlp")))
+        for ranks in (2, 4):
+            for part, name in (("validation", "loss"), ("replacement", "loss_original"), ("replacement", "loss_with_error_terms")):
+                one, other = found[1][0][part][name], found[ranks][0][part][name]
+                assert abs(other - one) <= 1e-6 * one, (ranks, name, one, other)
+            texts = [[{**json.loads(line), "log_probability": 0} for line in printed.splitlines()]
+                     for printed in found[1][1] + found[ranks][1]]
+            assert texts[:2] == texts[2:], (ranks, texts)
+            assert found[ranks][2].keys() == found[1][2].keys()
+            for name, values in found[1][2].items():
+                other = found[ranks][2][name]
+                if values.dtype.kind == "f":
+                    assert abs(other - values).max() <= 3e-6 * abs(values).max(), (ranks, name)
+                else:
+                    assert (other == values).all(), (ranks, name)
+    plan = [json.loads(weft.run("lm", "generate", "model", "--prompt", "The", "--dry-run", "--json", "--set", f"parallel.tensor={tensor}"))
+            for tensor in (1, 2)]
+    assert plan[1]["device"]["weights"] < 0.6 * plan[0]["device"]["weights"], plan
+    for ranks, tensor, why in ((3, 2, "start a multiple of 2"), (4, 4, "kv_heads = 2")):
+        printed = weft.run("lm", "evaluate", "model", "--set", f"parallel.tensor={tensor}", ranks=ranks, code=2)
+        assert why in printed, printed
+
+
+def rows_of(folder):
+    """Every array of the files of a harvest, by name."""
+    arrays = {}
+    for path in sorted(folder.glob("*.hdf5")):
+        with h5py.File(path) as file:
+            file.visititems(lambda name, item, stem=path.stem: arrays.update({f"{stem}/{name}": item[()]}) if hasattr(item, "dtype") else None)
+    return arrays
+
+
 def test(weft):
     (weft.folder / "text.txt").write_text(program.TEXT)
     (weft.folder / "held_out.txt").write_text(program.TEXT[-700:])
@@ -92,6 +141,7 @@ def test(weft):
     weft.run("train", "transcoder.toml", "--output", "transcoder")
     evaluations(weft)
     texts(weft)
+    divided(weft)
 
     # Validation while training: by two ranks in turn, and of their checkpoint by one process.
     weft.run("lm", "train", "input.toml", "--output", "two", ranks=2)

@@ -189,6 +189,42 @@ def reads_one_matrix_for_query_key_and_value(weft):
     assert "add query, key or value there" in printed, printed
 
 
+def packed_weights(weft, run, base_files):
+    """The base in nf4 (table of docs/language_models.md): resuming, ranks, initial models of both kinds, merging, PEFT, commands."""
+    lora = LORA + 'dropout = 0.1\nbase = "nf4"\n'
+    packed, printed = train(weft, "packed", initial="base", lora=lora)
+    assert "the others are frozen, in bf16 and those of the linear layers in nf4" in printed, printed
+    result = program.record(packed)["result"]
+    # Of weights with the rounding of 4 bits: near the loss over those of fp32, and not the same.
+    expected = program.record(run)["result"]["validation"]["loss"]
+    assert 1e-6 < abs(result["validation"]["loss"] - expected) / expected < 0.03, (result, expected)
+    train(weft, "packed_halves", "run.steps=6", initial="base", lora=lora)
+    halves, printed = train(weft, "packed_halves", initial="base", lora=lora)
+    assert "resuming after step 6" in printed, printed
+    assert program.shard(packed, 12) == program.shard(halves, 12)
+    _, printed = train(weft, "packed_halves", 'lora.base="int8"', initial="base", lora=lora, code=2)
+    assert "lora.base" in printed, printed
+    several, _ = train(weft, "packed_ranks", initial="base", lora=lora, ranks=4)
+    # From files of Hugging Face with the same weights; they are packed when they are read.
+    files, _ = train(weft, "packed_files", initial=base_files, lora=lora)
+    for one, other, same in zip(program.metrics(packed), program.metrics(several), program.metrics(files)):
+        assert abs(one["loss"] - other["loss"]) <= 1e-5 * one["loss"], (one, other)
+        assert one["loss"] == same["loss"], (one, same)
+    inspected = weft.run("inspect", "packed")
+    assert "in adapters of rank 4, all tensors present" in inspected, inspected
+    close(loss(weft, "packed"), result["validation"]["loss"], 1e-6)
+    weft.run("lm", "generate", "packed", "--prompt", "The cat", "--max-new-tokens", 5)
+    weft.run("lm", "harvest", "packed", "--tokens", 64, "--output", "packed_harvested")
+    # Merged weights are the unpacked ones with the adapters; those of PEFT need the same base.
+    weft.run("lm", "merge", "packed", "--output", "packed_merged")
+    close(loss(weft, "packed_merged"), result["validation"]["loss"])
+    weft.run("lm", "export", "packed", "--output", "packed_merged_files")
+    close(loss(weft, "packed_merged_files"), result["validation"]["loss"])
+    weft.run("lm", "export", "packed", "--adapters", "--output", "packed_adapters")
+    settings = program.sets("lora.rank=4", "lora.alpha=10", "lora.initial=packed_adapters", 'lora.base="nf4"')
+    close(loss(weft, base_files, *settings), result["validation"]["loss"], 1e-6)
+
+
 def polychromic(weft):
     """The frozen model is the base of the run: the same answers and embeddings at the start, less memory."""
     sets = ("run.steps=6",)
@@ -254,6 +290,7 @@ def test(weft):
     adapted, _ = train(weft, "llama_adapted", preset="llama", initial="llama", lora=lora)
     writes_and_reads_peft(weft, llama, adapted, "llama", lora)
     ranks_agree(weft, run)
+    packed_weights(weft, run, "gpt2_base_files")
     polychromic(weft)
     refusals(weft)
 

@@ -115,12 +115,19 @@ def resumes(weft, whole):
 
 def runs_on_ranks(weft, whole):
     """Each rank computes its blocks. Sums over ranks are rounded in another order: 40 steps in fp32, each about 1e-7 apart."""
-    for data in (1, 2):
-        tensors, metrics = outcome(from_model(weft, f"ranks_{data}", "--set", f"parallel.data={data}", ranks=2))
+    for ranks, data, tensor in ((2, 1, 1), (2, 2, 1), (2, 1, 2), (4, 2, 2)):
+        tensors, metrics = outcome(from_model(weft, f"ranks_{ranks}_{data}_{tensor}", "--set", f"parallel.data={data}", "--set",
+                                              f"parallel.tensor={tensor}", ranks=ranks))
         for name in ("encoder_0/weight", "encoder_1/weight", "decoder_0/weight"):
             error = np.linalg.norm(tensors[name] - whole[0][name]) / np.linalg.norm(whole[0][name])
             assert error <= 1e-4, (data, name, error)
         assert abs(metrics[0]["loss"] - whole[1][0]["loss"]) <= 1e-5 * whole[1][0]["loss"], (data, metrics[0]["loss"])
+
+
+    # A lost rank ends those that have the other parts of the model; the run resumes on another grid.
+    for fault, ranks, code in (("collective:1:25:kill", 2, program.KILLED), ("", 1, 0)):
+        weft.run("train", weft.folder / "from_model.toml", "--output", weft.folder / "lost", "--set", f"parallel.tensor={ranks}", ranks=ranks,
+                 fault=fault, code=code, timeout=120)
 
 
 def takes_files_and_directories(weft):

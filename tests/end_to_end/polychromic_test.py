@@ -131,16 +131,17 @@ def resumes(weft):
     weft.run("lm", "train", "base.toml", "--output", weft.folder / "base", "--set", "run.steps=70")
     _, printed = tune(weft, "pieces", "run.steps=18", *sets, steps=12, code=2)
     assert "has other weights than when this run began" in printed, printed
-    # The checkpoint that it began with, wherever it is now.
+    # The checkpoint that it began with, wherever it is now, on ranks that divide the model.
     (weft.folder / "base" / "checkpoints" / "step_00000060").rename(weft.folder / "moved")
-    _, printed = tune(weft, "pieces", "run.steps=13", "language_model.initial=moved", *sets, steps=12)
+    _, printed = tune(weft, "pieces", "run.steps=13", "language_model.initial=moved", "parallel.tensor=2", *sets, steps=12, ranks=2)
     assert "resuming after step 12" in printed, printed
 
 
 def ranks_agree(weft):
-    """Answers depend on the number of their prompt, not on their rank, nor on how many are computed together."""
+    """Answers depend on the number of their prompt, not on their ranks, nor on how many are computed together."""
     alone, _ = tune(weft, "alone", steps=4)
-    others = [tune(weft, f"ranks_{ranks}", steps=4, ranks=ranks) for ranks in (2, 4)]
+    others = [tune(weft, f"ranks_{ranks}_{tensor}", f"parallel.tensor={tensor}", steps=4, ranks=ranks)
+              for ranks, tensor in ((2, 1), (4, 1), (2, 2), (4, 2))]
     others += [tune(weft, "one_by_one", "polychromic.draw_together=1", "polychromic.embed_together=1", steps=4),
                tune(weft, "in_parts", "polychromic.draw_together=5", "polychromic.embed_together=3", steps=4)]
     for several, _ in others:

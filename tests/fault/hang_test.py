@@ -16,6 +16,25 @@ import jobs
 import program
 
 TIMEOUT = 5
+LANGUAGE = """\
+[run]
+steps = 100000
+[data]
+train = "{folder}/text.txt"
+batch_tokens = 32
+sequence = 8
+[language_model]
+layers = 2
+heads = 2
+d_model = 16
+[parallel]
+timeout = {timeout}
+shard = "full"
+[checkpoint]
+every = 25
+[log]
+every = 1000
+"""
 INPUT = program.SYNTHETIC + """\
 [run]
 steps = 100000
@@ -75,6 +94,9 @@ CASES = (
     Case(4, "data-wait", 3, "kill", "", None),
     Case(2, "step", 1, "exit", "", None),
     Case(2, "step", 0, "segfault", "", None),
+    # A language model whose weights the ranks gather in every pass.
+    Case(2, "collective@9", 1, "stop", STOP_IN_STEP, 5, command="lm train"),
+    Case(2, "collective@9", 1, "kill", "", None, command="lm train"),
     # Before the first step: reading the input is over, and the run directory is there or not.
     *(Case(2, f"collective@{n}", rank, "stop", STOP_ELSEWHERE, 5, step="0") for n, rank in ((15, 1), (31, 0), (46, 1))),
     # After the last step: in the last checkpoint, the conclusion, and the end of the program.
@@ -99,10 +121,11 @@ def gone(path):
 
 def check_case(weft, source, trained, case, output):
     what = f"{case.kind} of rank {case.rank} of {case.ranks} at {case.point}, step {case.step} of {case.command}"
-    subject = {"evaluate": [trained, "--data", weft.folder / "data/validation"]}.get(case.command, [source])
+    subject = {"evaluate": [trained, "--data", weft.folder / "data/validation"],
+               "lm train": [weft.folder / "language.toml"]}.get(case.command, [source])
     if case.command == "synth":
         subject += ["--set", f"synthetic.output={output}/data"]
-    done = subprocess.run(["mpiexec", "-n", str(case.ranks), "--oversubscribe", "--bind-to", "none", str(weft.binary), case.command,
+    done = subprocess.run(["mpiexec", "-n", str(case.ranks), "--oversubscribe", "--bind-to", "none", str(weft.binary), *case.command.split(),
                            *map(str, subject), "--output", str(output), *case.arguments],
                           env=dict(os.environ, WEFT_FAULT=f"{case.point}:{case.rank}:{case.step}:{case.kind}"), text=True,
                           check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
@@ -168,6 +191,8 @@ def check(weft):
     check_launch(weft)
     source = weft.folder / "input.toml"
     source.write_text(INPUT.format(folder=weft.folder, timeout=TIMEOUT))
+    (weft.folder / "language.toml").write_text(LANGUAGE.format(folder=weft.folder, timeout=TIMEOUT))
+    (weft.folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
     weft.run("synth", source)
     trained = weft.folder / "trained"
     weft.run("train", source, "--output", trained, "--set", "run.steps=3")

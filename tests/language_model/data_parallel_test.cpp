@@ -46,7 +46,7 @@ TEST_CASE("several ranks learn what one learns") {
   for (const Case& one :
        {Case{"", "", 1e-6}, Case{"preset = \"llama\"\nkv_heads = 1\nqk_norm = \"head\"\n", "", 1e-6},
         Case{"dropout = 0.2\n", "clip_norm = 0.1\n", 1e-6}, Case{"tied = false\n", "tuning = \"plateau\"\n", 1e-6},
-        Case{"", "[lora]\nrank = 4\ndropout = 0.2\n", 1e-6},
+        Case{"", "[lora]\nrank = 4\ndropout = 0.2\n", 1e-6}, Case{"", "[lora]\nrank = 4\nbase = \"nf4\"\n", 1e-6},
         Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 1e-6},
         Case{"", "[memory]\nrecompute = \"block\"\n", 1e-6}, Case{"", "state = \"bf16\"\n", 1e-3},
         Case{"", "state = \"8bit\"\n", 1e-3}, Case{"", "[device]\nprecision = \"bf16\"\n", 1e-3}}) {

@@ -218,6 +218,90 @@ TEST_CASE("merged weights give the logits of the adapters") {
   }
 }
 
+// --- Packed weights of the frozen model
+// ---------------------------------------------------------------------------------
+
+namespace {
+
+constexpr LoraBase kPackedBases[] = {LoraBase::int8, LoraBase::nf4};
+
+/// Blocks of 64 and of 32 columns.
+TransformerSettings widened(TransformerSettings settings) {
+  settings.architecture.model.d_model = 96;
+  return adapted(settings);
+}
+
+}  // namespace
+
+TEST_CASE("only the linear layers of the blocks are packed; embedding, positions and head stay bf16") {
+  for (const TransformerSettings& settings : {widened(gpt2()), widened(llama())})
+    for (const LoraBase base : {LoraBase::bf16, LoraBase::int8, LoraBase::nf4}) {
+      Architecture architecture = settings.architecture;
+      architecture.lora.base = base;
+      for (const model::ParameterSpec& spec : parameter_specs(architecture)) {
+        CAPTURE(spec.name);
+        const bool frozen_matrix = spec.is_matrix() && spec.frozen;
+        CHECK(spec.storage.has_value() == frozen_matrix);
+        CHECK((spec.packing != kernels::Packing::none) ==
+              (frozen_matrix && base != LoraBase::bf16 && spec.name.starts_with("block_")));
+      }
+    }
+}
+
+TEST_CASE("with packed weights loss and gradients have the bits of those with the unpacked weights") {
+  for (const kernels::Scalar type : {kernels::Scalar::fp32, kernels::Scalar::bf16})
+    for (TransformerSettings settings : {widened(gpt2()), widened(llama())})
+      for (const LoraBase base : kPackedBases) {
+        settings.type = type;
+        settings.architecture.lora.base = base;
+        SmallModel packed(settings, kSequences, kLength);
+        settings.architecture.lora.base = LoraBase::bf16;
+        SmallModel unpacked(settings, kSequences, kLength);
+        for (std::size_t i = 0; i < packed.parameters().size(); ++i) unpacked.set(i, packed.get(i));
+        Gradients expected, gradients;
+        const double loss = unpacked.gradient(expected);
+        CHECK(packed.gradient(gradients) == loss);
+        CHECK(same_bits(gradients, expected));
+        settings.architecture.lora.base = base;
+        settings.memory.recompute = Recompute::block;
+        SmallModel recomputes(settings, kSequences, kLength);
+        CHECK(recomputes.gradient(gradients) == loss);
+        CHECK(same_bits(gradients, expected));
+      }
+}
+
+TEST_CASE("the gradient of each adapter of a packed model is the slope of the loss") {
+  for (const LoraBase base : kPackedBases) {
+    TransformerSettings settings = adapted(llama());
+    settings.architecture.lora.base = base;
+    SmallModel model(settings, kSequences, kLength);
+    shrink(model);
+    Gradients gradients;
+    model.gradient(gradients);
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      const model::ParameterSpec& spec = model.parameters().specs()[i];
+      CAPTURE(spec.name);
+      if (spec.frozen) continue;
+      const double length = norm_of(gradients[i]);
+      REQUIRE(length > 1e-4);
+      CHECK(slope_along(model, i, gradients[i]) == doctest::Approx(length).epsilon(0.01 + 5e-5 / length));
+    }
+  }
+}
+
+TEST_CASE("copied weights are the unpacked ones") {
+  for (const LoraBase base : {LoraBase::bf16, LoraBase::int8, LoraBase::nf4}) {
+    TransformerSettings settings = widened(gpt2());
+    settings.architecture.lora.base = base;
+    const SmallModel packed(settings, kSequences, kLength);
+    settings.architecture.lora = {};
+    const SmallModel whole(settings, kSequences, kLength);
+    copy_weights(packed.parameters(), whole.parameters(), weft::testing::execution());
+    for (std::size_t i = 0; i < whole.parameters().size(); ++i)
+      CHECK(whole.get(i) == packed.get(packed.parameters().index(whole.parameters().specs()[i].name)));
+  }
+}
+
 // --- Training -------------------------------------------------------------------------------------------------------
 
 namespace {
@@ -289,11 +373,53 @@ TEST_CASE("training changes the adapters alone, and the loss falls, in every sto
   }
 }
 
+TEST_CASE("adapters learn over a packed model, with a loss near that over bf16 weights") {
+  const auto last_loss = [](LoraBase base) {
+    Configuration settings = configuration();
+    settings.lora.base = base;
+    Run run(settings);
+    double last = 0;
+    for (int i = 0; i < 60; ++i) last = run.step();
+    return last;
+  };
+  const double expected = last_loss(LoraBase::bf16);
+  CHECK(expected < std::log(11.0) - 0.1);
+  CHECK(last_loss(LoraBase::int8) == doctest::Approx(expected).epsilon(0.01));
+  CHECK(last_loss(LoraBase::nf4) == doctest::Approx(expected).epsilon(0.05));
+}
+
+TEST_CASE("the plan of a model of 8 B parameters has at most 6.5 GB of weights with nf4") {
+  Configuration settings;
+  const input::Schema keys = schema(settings);
+  input::read(
+      keys,
+      "[data]\nbatch_tokens = 8192\nsequence = 4096\nmicro_tokens = 4096\n[language_model]\npreset = \"llama\"\n"
+      "layers = 32\nheads = 32\nkv_heads = 8\nd_model = 4096\nd_mlp = 14336\ntied = false\n"
+      "[lora]\nrank = 16\nbase = \"nf4\"\n[optimizer]\nstate = \"bf16\"\n[device]\nprecision = \"bf16\"\n",
+      "test.toml");
+  const Architecture architecture{settings.language_model, 128256, settings.data.sequence, settings.lora};
+  const Plan planned = plan(settings, architecture, 0);
+  CHECK(planned.parameters - planned.trained == 8'030'261'248);
+  for (const auto& [name, bytes] : planned.device) {
+    if (name == "weights") CHECK(bytes < 6'500'000'000);
+    if (name == "weights") CHECK(bytes > 5'500'000'000);
+    // One matrix in bf16: gate and up of a block.
+    if (name == "unpacked weights") CHECK(bytes == 2 * 2 * 4096 * 14336);
+  }
+}
+
 TEST_CASE("only adapters have optimizer state and gradients, in the plan and in memory") {
-  for (const char* more : {"", "state = \"bf16\"\n", "state = \"8bit\"\n[device]\nprecision = \"bf16\"\n",
-                           "[device]\nprecision = \"fp16\"\n"}) {
+  for (const auto& [more, base] : {std::pair{"", LoraBase::stored},
+                                   {"", LoraBase::bf16},
+                                   {"", LoraBase::int8},
+                                   {"", LoraBase::nf4},
+                                   {"state = \"bf16\"\n", LoraBase::stored},
+                                   {"state = \"8bit\"\n[device]\nprecision = \"bf16\"\n", LoraBase::stored},
+                                   {"[device]\nprecision = \"fp16\"\n", LoraBase::bf16}}) {
     CAPTURE(more);
+    CAPTURE(base);
     Configuration settings = configuration(more);
+    settings.lora.base = base;
     settings.lora.dropout = 0.1;
     const Architecture architecture = architecture_of(settings);
     const Plan planned = plan(settings, architecture, 0);
@@ -393,6 +519,10 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[lora]\ninitial = \"adapters\"\n", "lora.initial has no effect");
   refused("[lora]\nrank = 8\nalpha = 0\n", "lora.alpha");
   refused("[lora]\nrank = 8\ndropout = 1.0\n", "lora.dropout");
+  refused("[lora]\nbase = \"nf4\"\n", "lora.base has no effect");
+  refused("[lora]\nrank = 8\nbase = \"nf4\"\n[device]\nprecision = \"fp16\"\n", "multiplied in bf16");
+  refused("[lora]\nrank = 8\nbase = \"int8\"\n[device]\nprecision = \"bf16\"\nfp8_forward = true\n",
+          "with device.fp8_forward");
   refused("[lora]\nrank = 8\n[privacy]\nenabled = true\nepsilon = 8\ndelta = 1e-5\nclip = 1\n",
           "lora.rank does not go with privacy.enabled");
 }

@@ -59,18 +59,18 @@ struct PrivateRun {
     use_ranks(settings, n_ranks);
     return settings;
   }
-  /// The rows that this rank holds, from the values of all.
+  /// The rows whose weights this rank keeps, from the values of all.
   void set(std::size_t parameter, const std::vector<float>& values) {
     const model::Parameters& parameters = trainer.model().parameters();
     const model::ParameterSpec& spec = parameters.specs()[parameter];
-    const parallel::Range held = parameters.parts(parameter).held;
-    const device::Buffer<float> staged(held.size() * spec.columns());
+    const parallel::Range stored = parameters.stored(parameter);
+    const device::Buffer<float> staged(stored.size() * spec.columns());
     float* const to = spec.is_matrix() ? staged.data() : parameters.vector(parameter).weight.data;
-    device::copy(arithmetic, to, values.data() + held.begin * spec.columns(), 4 * staged.size(),
+    device::copy(arithmetic, to, values.data() + stored.begin * spec.columns(), 4 * staged.size(),
                  device::Direction::to_device);
     if (spec.is_matrix())
-      kernels::weights_from_float(arithmetic, parameters.matrix(parameter), 0,
-                                  staged.matrix(held.size(), spec.columns()));
+      kernels::weights_from_float(arithmetic, parameters.stored_matrix(parameter), 0,
+                                  staged.matrix(stored.size(), spec.columns()));
     kernels::fence(arithmetic);
   }
   /// The rows of a matrix that this rank holds.

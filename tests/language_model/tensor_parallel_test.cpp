@@ -2,15 +2,20 @@
 //
 // Language models divided over the tensor axis train as on one rank: on every grid the same losses and norms to the
 // rounding of sums, the same bits when repeated, equal bits of what several ranks hold, and state that any other grid
-// can take over.
+// can take over. They write the same texts and give the same rows to a transcoder.
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
 #include <string>
 
+#include "dataset/activations/reader.hpp"
 #include "input/read.hpp"
+#include "language_model/generation/generator.hpp"
 #include "language_model/run/grid_plan.hpp"
 #include "language_model/run/memory_plan.hpp"
 #include "language_model/run/text_evaluation.hpp"
+#include "language_model/run/text_rows.hpp"
 #include "tests/language_model/run_on_ranks.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/model/registry_bits.hpp"
@@ -65,8 +70,8 @@ TEST_CASE("every grid learns what one rank learns, with the same bits when repea
         Case{"", "[memory]\nrecompute = \"block\"\nhead_chunk = 27\n", 1e-6, 3, 32},
         Case{"", "[lora]\nrank = 16\nalpha = 64\n", 1e-6},
         Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 1e-6},
-        Case{"", "state = \"bf16\"\n", 1e-3}, Case{"", "state = \"8bit\"\n", 1e-3},
-        Case{"", "[device]\nprecision = \"bf16\"\n", 1e-3},
+        Case{"preset = \"llama\"\n", "[lora]\nrank = 3\nbase = \"nf4\"\n", 1e-6}, Case{"", "state = \"bf16\"\n", 1e-3},
+        Case{"", "state = \"8bit\"\n", 1e-3}, Case{"", "[device]\nprecision = \"bf16\"\n", 1e-3},
         Case{"preset = \"llama\"\n", "[device]\nprecision = \"fp16\"\n", 1e-3}}) {
     CAPTURE(std::string(one.model));
     CAPTURE(std::string(one.more));
@@ -104,7 +109,7 @@ TEST_CASE("halves of a micro-batch are computed as the whole, with exchanges bes
            {"preset = \"llama\"\nqk_norm = \"head\"\nnorm_position = \"both\"\nsparse_blocks = 1\n", ""},
            {"dropout = 0.2\nattention_dropout = 0.1\n", "[memory]\nrecompute = \"block\"\n"},
            {"norm_position = \"post\"\n", "[memory]\nrecompute = \"block\"\n"},
-           {"", "[lora]\nrank = 2\n"}}) {
+           {"", "[lora]\nrank = 2\nbase = \"int8\"\n"}}) {
     CAPTURE(std::string(model));
     CAPTURE(std::string(more));
     for (const std::int64_t tensor : tensor_sizes()) {
@@ -129,35 +134,39 @@ TEST_CASE("halves of a micro-batch are computed as the whole, with exchanges bes
 TEST_CASE("a rank begins with its rows of the whole model, bit for bit, and ends with them to rounding") {
   const parallel::Communicator& world = testing::world().all();
   const parallel::Communicator alone = world.split(world.rank(), 0);
-  const Configuration settings = configuration("preset = \"llama\"\nqk_norm = \"head\"\nbias = true\n", "");
-  for (const std::int64_t tensor : tensor_sizes()) {
-    CAPTURE(tensor);
-    Run whole(settings, alone, 1), run(settings, world, tensor);
-    for (const int steps : {0, 2}) {
-      for (int step = 0; step < steps; ++step) {
-        whole.step();
-        run.step();
-      }
-      run.trainer.transformer().prepare_weights();  // those of the other ranks of the data axis arrive
-      const auto all = testing::bits_of(whole.trainer.registry()), held = testing::bits_of(run.trainer.registry());
-      for (const checkpoint::Tensor& tensor_here : run.trainer.registry().tensors()) {
-        CAPTURE(tensor_here.name);
-        const std::vector<std::byte>& part = held.at(tensor_here.name);
-        const std::byte* const expected =
-            all.at(tensor_here.name).data() + tensor_here.held.begin * tensor_here.row_bytes();
-        if (steps == 0) {
-          CHECK(std::memcmp(part.data(), expected, part.size()) == 0);
-        } else if (tensor_here.type == kernels::Scalar::fp32) {
-          double largest = 0, difference = 0;
-          for (std::size_t i = 0; i < part.size(); i += sizeof(float)) {
-            float a, b;
-            std::memcpy(&a, part.data() + i, sizeof a);
-            std::memcpy(&b, expected + i, sizeof b);
-            largest = std::max(largest, std::abs(static_cast<double>(b)));
-            difference = std::max(difference, std::abs(static_cast<double>(a) - static_cast<double>(b)));
+  // Of packed weights too: no block of codes is divided.
+  for (const char* const more : {"", "[lora]\nrank = 2\nbase = \"nf4\"\n"}) {
+    CAPTURE(std::string(more));
+    const Configuration settings = configuration("preset = \"llama\"\nqk_norm = \"head\"\nbias = true\n", more);
+    for (const std::int64_t tensor : tensor_sizes()) {
+      CAPTURE(tensor);
+      Run whole(settings, alone, 1), run(settings, world, tensor);
+      for (const int steps : {0, 2}) {
+        for (int step = 0; step < steps; ++step) {
+          whole.step();
+          run.step();
+        }
+        run.trainer.transformer().prepare_weights();  // those of the other ranks of the data axis arrive
+        const auto all = testing::bits_of(whole.trainer.registry()), held = testing::bits_of(run.trainer.registry());
+        for (const checkpoint::Tensor& tensor_here : run.trainer.registry().tensors()) {
+          CAPTURE(tensor_here.name);
+          const std::vector<std::byte>& part = held.at(tensor_here.name);
+          const std::byte* const expected =
+              all.at(tensor_here.name).data() + tensor_here.held.begin * tensor_here.row_bytes();
+          if (steps == 0) {
+            CHECK(std::memcmp(part.data(), expected, part.size()) == 0);
+          } else if (tensor_here.type == kernels::Scalar::fp32) {
+            double largest = 0, difference = 0;
+            for (std::size_t i = 0; i < part.size(); i += sizeof(float)) {
+              float a, b;
+              std::memcpy(&a, part.data() + i, sizeof a);
+              std::memcpy(&b, expected + i, sizeof b);
+              largest = std::max(largest, std::abs(static_cast<double>(b)));
+              difference = std::max(difference, std::abs(static_cast<double>(a) - static_cast<double>(b)));
+            }
+            // Adam divides by the root of a second moment: where a gradient is nearly 0 its rounding is amplified.
+            CHECK(difference <= 1e-3 * std::max(largest, 1e-2));
           }
-          // Adam divides by the root of a second moment: where a gradient is nearly 0 its rounding is amplified.
-          CHECK(difference <= 1e-3 * std::max(largest, 1e-2));
         }
       }
     }
@@ -186,6 +195,139 @@ TEST_CASE("ranks that hold the same rows have the same bits") {
     }
 }
 
+// Models with biases and a tied head, with fewer heads of keys, and with fused projections, two norms and a soft-cap.
+constexpr const char* kWriters[] = {
+    "bias = true\ntied = true\n", "preset = \"llama\"\nheads = 8\nkv_heads = 4\n",
+    "preset = \"llama\"\nheads = 8\nkv_heads = 4\nnorm_position = \"both\"\nlogit_softcap = 8.0\nwindow = 8\n"
+    "full_every = 2\ntied = true\n"};
+
+/// Gives the ranks of `to` the weights of `whole`.
+void copy_weights(const Run& whole, const Run& to) {
+  checkpoint::Registry from, into;
+  whole.trainer.model().parameters().add_to(from);
+  to.trainer.model().parameters().add_to(into);
+  const auto all = testing::bits_of(from);
+  for (const checkpoint::Tensor& tensor : into.tensors()) {
+    const std::byte* const rows = all.at(tensor.name).data() + tensor.held.begin * tensor.row_bytes();
+    if (tensor.scatter)
+      tensor.scatter(tensor.held, rows);
+    else
+      device::copy(testing::execution(), tensor.data, rows, tensor.held.size() * tensor.row_bytes(),
+                   device::Direction::to_device);
+    kernels::fence(testing::execution());
+  }
+}
+
+TEST_CASE("ranks that divide a model write the texts of one rank, and each has them") {
+  const parallel::Communicator& world = testing::world().all();
+  const parallel::Communicator alone = world.split(world.rank(), 0);
+  const std::vector<std::vector<std::uint32_t>> prompts = {{3, 1, 4, 1, 5}, {9}, {2, 6, 5}};
+  struct Written {
+    std::vector<std::uint32_t> text;
+    double log_probability = 0;
+  };
+  // Beyond the context of 16: texts continue with the last half of it.
+  const auto write = [&](Run& run, double temperature, std::int64_t top_k) {
+    run::Timers timers;
+    model::StepArena arena(testing::execution(), run.grid);
+    GenerationSettings settings =
+        sample_settings(run.settings, run.trainer.model().architecture(), run.grid.shape(), run.grid.world().rank());
+    settings.rows = 2;
+    settings.prompts = std::ssize(prompts);
+    settings.vocabulary = kVocabulary - 2;
+    settings.longest_prompt = 5;
+    settings.new_tokens = 40;
+    settings.temperature = temperature;
+    settings.top_k = top_k;
+    Generator generator(settings, run.trainer.transformer(), testing::execution(), timers, arena);
+    std::vector<GenerationRequest> requests;
+    for (std::uint32_t prompt = 0; prompt < prompts.size(); ++prompt)
+      for (std::uint32_t sample = 0; sample < 2; ++sample) requests.push_back({prompts[prompt], prompt, sample});
+    std::vector<Written> written(requests.size());
+    generator.run(requests, 7, 0, [&](std::size_t i, const kernels::Drawn& drawn) {
+      written[i].text.push_back(drawn.token);
+      written[i].log_probability += static_cast<double>(drawn.log_probability);
+      return drawn.token != 11;
+    });
+    return written;
+  };
+  for (const char* const model : kWriters) {
+    CAPTURE(std::string(model));
+    Configuration settings = configuration(model, "");
+    settings.optimizer.learning_rate = 2e-2;  // biases are no longer 0
+    Run single(settings, alone, 1);
+    for (int step = 0; step < 6; ++step) single.step();
+    for (const std::int64_t tensor : tensor_sizes()) {
+      if (tensor == 1) continue;
+      CAPTURE(tensor);
+      Run run(settings, world, tensor);
+      copy_weights(single, run);
+      for (const auto& [temperature, top_k] : {std::pair{0.0, 0}, std::pair{1.0, 0}, std::pair{0.8, 5}}) {
+        CAPTURE(temperature);
+        const std::vector<Written> expected = write(single, temperature, top_k), found = write(run, temperature, top_k);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          CHECK(found[i].text == expected[i].text);
+          CHECK(found[i].log_probability == doctest::Approx(expected[i].log_probability).epsilon(1e-5));
+          double first = found[i].log_probability;
+          run.grid.axis(parallel::kTensorAxis).broadcast(&first, sizeof first);
+          CHECK(found[i].log_probability == first);  // the same bits
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("ranks that divide a model form the rows of each of them, which may read different numbers") {
+  const parallel::Communicator& world = testing::world().all();
+  const parallel::Communicator alone = world.split(world.rank(), 0);
+  static constexpr std::int64_t kLength = 16, kBlock = 2 * kLength;
+  static constexpr Windows kWindows{.length = kLength, .windows = 11, .windows_per_file = 8};
+  std::vector<std::uint32_t> ids(11 * kLength + 5);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::uint32_t>(i * i % kVocabulary);
+  const TextStream stream({dataset::TokenSet("text", std::move(ids), kVocabulary, 0)});
+  struct Reading {
+    Reading(Run& run, const TextStream& stream)
+        : recorder(kBlock, kernels::Scalar::fp32, run.settings.language_model, run.trainer.transformer(),
+                   run.trainer.staging(), testing::execution()),
+          rows(kWindows, stream, kBlock, recorder, &run.grid.axis(parallel::kTensorAxis)) {}
+    std::vector<float> read(std::int64_t file, std::int64_t begin, std::int64_t count) {
+      const std::int64_t bytes = count * recorder.row_bytes();
+      std::vector<float> both(static_cast<std::size_t>(2 * bytes) / sizeof(float));
+      auto* const to = reinterpret_cast<std::byte*>(both.data());
+      rows.read(std::array{dataset::RowRead{file, begin, count, to, to + bytes}});
+      rows.finish();
+      return both;
+    }
+    MlpRecorder recorder;
+    TextRows rows;
+  };
+  for (const char* const model : kWriters) {
+    CAPTURE(std::string(model));
+    const Configuration settings = configuration(model, "");
+    Run single(settings, alone, 1);
+    single.trainer.transformer().complete_weights();
+    Reading whole(single, stream);
+    for (const std::int64_t tensor : tensor_sizes()) {
+      CAPTURE(tensor);
+      Run run(settings, world, tensor);
+      run.trainer.transformer().complete_weights();
+      Reading part(run, stream);
+      for (std::int64_t i = 0; i <= world.rank(); ++i) {
+        const std::int64_t begin = 7 * i + world.rank();
+        const std::vector<float> found = part.read(i % 2, begin, 17), expected = whole.read(i % 2, begin, 17);
+        double difference = 0, largest = 0;
+        for (std::size_t k = 0; k < found.size(); ++k) {
+          difference = std::max(difference, std::abs(static_cast<double>(found[k] - expected[k])));
+          largest = std::max(largest, std::abs(static_cast<double>(expected[k])));
+        }
+        CHECK(largest > 0.1);
+        CHECK(difference <= 2e-6 * largest);
+      }
+      part.rows.conclude();
+    }
+  }
+}
+
 TEST_CASE("an evaluation has the loss of one rank") {
   const parallel::Communicator& world = testing::world().all();
   const parallel::Communicator alone = world.split(world.rank(), 0);
@@ -196,17 +338,20 @@ TEST_CASE("an evaluation has the loss of one rank") {
     return evaluate(text, 16, 16, run.trainer.transformer(), run.trainer.staging(), testing::execution(),
                     &run.trainer.ranks());
   };
-  const Configuration settings = configuration("", "");
-  Run single(settings, alone, 1);
-  single.step();
-  const EvaluationResult expected = measure(single);
-  for (const std::int64_t tensor : tensor_sizes()) {
-    CAPTURE(tensor);
-    Run run(settings, world, tensor);
-    run.step();
-    const EvaluationResult here = measure(run);
-    CHECK(here.tokens == expected.tokens);
-    CHECK(here.loss == doctest::Approx(expected.loss).epsilon(1e-6));
+  for (const char* const model : kWriters) {
+    CAPTURE(std::string(model));
+    const Configuration settings = configuration(model, "");
+    Run single(settings, alone, 1);
+    single.step();
+    const EvaluationResult expected = measure(single);
+    for (const std::int64_t tensor : tensor_sizes()) {
+      CAPTURE(tensor);
+      Run run(settings, world, tensor);
+      run.step();
+      const EvaluationResult here = measure(run);
+      CHECK(here.tokens == expected.tokens);
+      CHECK(here.loss == doctest::Approx(expected.loss).epsilon(1e-6));
+    }
   }
 }
 
@@ -246,8 +391,7 @@ TEST_CASE("what cannot be divided is refused with its name") {
   CHECK(why("heads = 8\nkv_heads = 1\n", 2).find("kv_heads = 1") != std::string::npos);
   CHECK(why("d_mlp = 8\n", 2).find("d_mlp = 8") != std::string::npos);
   CHECK(why("", 5, 4).find("vocabulary of 4") != std::string::npos);
-  for (const auto& [key, table] : {std::pair("log.sample_tokens", "[log]\nsample_tokens = 8\n"),
-                                   std::pair("language_model.qk_norm", "[language_model]\nqk_norm = \"width\"\n"),
+  for (const auto& [key, table] : {std::pair("language_model.qk_norm", "[language_model]\nqk_norm = \"width\"\n"),
                                    std::pair("lora.dropout", "[lora]\nrank = 2\ndropout = 0.1\n")}) {
     CAPTURE(key);
     Configuration read;

@@ -15,12 +15,13 @@ namespace {
 constexpr std::int64_t kRows = 5, kColumns = 3;  // divided unevenly
 
 struct Axis {
-  explicit Axis(bool overlap)
+  /// gathered: with few bytes, rows are summed by their owners.
+  explicit Axis(bool overlap, std::int64_t gathered = 64)
       : grid(testing::world().all(),
              parallel::GridShape({{std::string(parallel::kTensorAxis), testing::world().size()}})),
         arena(testing::execution(), grid),
         axis(grid, testing::execution(),
-             TensorAxis::Buffers(grid.shape(), kernels::Scalar::fp32, kRows, kColumns, 64, arena), overlap) {}
+             TensorAxis::Buffers(grid.shape(), kernels::Scalar::fp32, kRows, kColumns, gathered, arena), overlap) {}
   parallel::Grid grid;
   StepArena arena;
   TensorAxis axis;
@@ -57,9 +58,10 @@ void check_sums(Rows& rows, float first) {
 }  // namespace
 
 TEST_CASE("two sums are under way at a time, and each is complete when it has been awaited") {
-  for (const bool overlap : {true, false}) {
+  for (const auto& [overlap, gathered] : {std::pair{true, 64}, {false, 64}, {true, 16}, {false, 16}}) {
     CAPTURE(overlap);
-    Axis ranks(overlap);
+    CAPTURE(gathered);
+    Axis ranks(overlap, gathered);
     Rows first(1), second(100);
     ranks.axis.start_sum(first.matrix(), "first");
     ranks.axis.start_sum(second.matrix(), "second");

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
 #include "bench/fresh_memory.hpp"
+#include "kernels/bf16.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "parallel/device_communicator.hpp"
 #include "parallel/gpu_groups.hpp"
@@ -208,6 +210,65 @@ TEST_CASE("direct exchanges gather columns of uneven rows in place, and reduce, 
     for (std::int64_t i = 0; i < size; ++i)
       wrong_sums += host[static_cast<std::size_t>(i)] == (p * (p - 1) / 2 + p * i) * p * p * p * p ? 0 : 1;
     CHECK(wrong_sums == 0);
+  }
+}
+
+TEST_CASE("sums of rows are formed in rank order, of all types and sizes and between other exchanges") {
+  const Communicator& all = testing::world().all();
+  const kernels::Execution& execution = testing::execution();
+  const std::int64_t p = all.size(), r = all.rank();
+  DeviceCommunicator axis(all, execution, p * 2 * Peers::Channel::kMostRows);
+  constexpr std::int64_t kColumns = 24;
+  for (const kernels::Scalar type : {kernels::Scalar::fp32, kernels::Scalar::bf16, kernels::Scalar::fp16}) {
+    const std::int64_t row_bytes = kColumns * kernels::bytes_of(type);
+    // Few blocks, many, the largest direct sum, and more.
+    for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{200}, Peers::Channel::kMostRows / row_bytes,
+                                    Peers::Channel::kMostRows / row_bytes + 5, std::int64_t{3}}) {
+      CAPTURE(rows);
+      const device::Buffer<std::byte> memory(rows * row_bytes), gathered(p * rows * row_bytes);
+      const kernels::AnyMatrix matrix{memory.data(), type, rows, kColumns, kColumns};
+      const auto write = [&](std::int64_t round) {
+        std::vector<std::byte> host(static_cast<std::size_t>(memory.bytes()));
+        for (std::int64_t i = 0; i < rows * kColumns; ++i) {
+          const auto value = static_cast<float>((i + 3 * r + round) % 17);  // sums are exact in each type
+          const std::uint16_t narrow =
+              type == kernels::Scalar::bf16 ? kernels::to_bf16(value).bits : kernels::to_half(value).bits;
+          std::byte* const to = host.data() + i * kernels::bytes_of(type);
+          if (type == kernels::Scalar::fp32)
+            std::memcpy(to, &value, sizeof value);
+          else
+            std::memcpy(to, &narrow, sizeof narrow);
+        }
+        device::copy(execution, memory.data(), host.data(), memory.bytes(), device::Direction::to_device);
+        kernels::fence(execution);
+      };
+      std::int64_t wrong = 0;
+      for (std::int64_t round = 0; round < 5; ++round) {
+        write(round);
+        axis.sum_rows(matrix, gathered.data(), "rows");
+        const std::vector<std::int64_t> one = on_device(std::vector<std::int64_t>{r}, [&](std::int64_t* data) {
+          axis.sum(kernels::Array<std::int64_t>{data, 1}, "sums");  // barriers are still numbered alike
+        });
+        CHECK(one[0] == p * (p - 1) / 2);
+        std::vector<std::byte> host(static_cast<std::size_t>(memory.bytes()));
+        device::copy(execution, host.data(), memory.data(), memory.bytes(), device::Direction::to_host);
+        kernels::fence(execution);
+        for (std::int64_t i = 0; i < rows * kColumns; ++i) {
+          float expected = 0, found = 0;
+          for (std::int64_t rank = 0; rank < p; ++rank) expected += static_cast<float>((i + 3 * rank + round) % 17);
+          const std::byte* const from = host.data() + i * kernels::bytes_of(type);
+          std::uint16_t narrow = 0;
+          if (type == kernels::Scalar::fp32) {
+            std::memcpy(&found, from, sizeof found);
+          } else {
+            std::memcpy(&narrow, from, sizeof narrow);
+            found = type == kernels::Scalar::bf16 ? float(kernels::bf16{narrow}) : float(kernels::half{narrow});
+          }
+          wrong += found == expected ? 0 : 1;
+        }
+      }
+      CHECK(wrong == 0);
+    }
   }
 }
 

@@ -4,7 +4,9 @@
 #include "kernels/dispatch.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/language/linear/few_rows_cuda.hpp"
+#include "kernels/language/linear/packed_rows_cuda.hpp"
 #include "kernels/language/residual/residual.hpp"
+#include "kernels/optimize/packed_weights.hpp"
 
 namespace weft::kernels {
 namespace {
@@ -12,6 +14,20 @@ namespace {
 /// Forms of W in x Wᵀ, and in dy W.
 Form forward_form(const LinearWeights& weights) { return weights.transposed ? Form::plain : Form::transposed; }
 Form backward_form(const LinearWeights& weights) { return weights.transposed ? Form::transposed : Form::plain; }
+
+/// True if a product reads the codes of packed weights.
+bool reads_codes(const Execution& execution, const LinearWeights& weights, const AnyMatrix& x, const AnyMatrix& y) {
+  if constexpr (kCudaBuild)
+    return execution.backend == Backend::cuda && weights.packed != nullptr && cuda::fits_packed_rows(weights, x, y);
+  return false;
+}
+
+/// The same weights, unpacked if they were packed.
+LinearWeights unpacked(const Execution& execution, LinearWeights weights) {
+  if (weights.packed != nullptr) unpack_weights(execution, *weights.packed, 0, weights.matrix);
+  weights.packed = nullptr;
+  return weights;
+}
 
 /// Computes x Wᵀ with an epilogue that adds the bias. False if the dense library does not take it.
 bool multiply_with_bias(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y,
@@ -32,6 +48,15 @@ AnyMatrix formed(const Execution& execution, const LinearInput& x) {
 
 void linear(const Execution& execution, const LinearWeights& weights, const LinearInput& x, const LinearOutput& y,
             Array<std::byte> workspace) {
+  if (const AnyMatrix& rows = x.norm == nullptr ? x.rows : x.normalised;
+      reads_codes(execution, weights, rows, y.rows)) {
+    formed(execution, x);
+    try_cuda<cuda::multiply_packed_rows>(execution, weights, rows, y.rows);
+    if (y.residual.data == nullptr) return;
+    add_rows(execution, y.residual, y.rows, y.rows);
+    return row_moments(execution, y.rows, y.moments);
+  }
+  if (weights.packed != nullptr) return linear(execution, unpacked(execution, weights), x, y, workspace);
   if (try_cuda<cuda::multiply_few_rows>(execution, weights, x, y)) return;
   if (y.residual.data != nullptr) {
     linear(execution, weights, x, y.rows, workspace);
@@ -58,6 +83,12 @@ void linear_coded(const Execution& execution, const LinearWeights& weights, cons
 
 void linear_activated(const Execution& execution, const LinearWeights& weights, const LinearInput& x, AnyMatrix hidden,
                       MlpActivation activation, AnyMatrix activated, Array<std::byte> workspace) {
+  if (reads_codes(execution, weights, x.norm == nullptr ? x.rows : x.normalised, hidden)) {
+    linear(execution, weights, x, hidden, workspace);
+    return mlp_activation(execution, activation, hidden, activated);
+  }
+  if (weights.packed != nullptr)
+    return linear_activated(execution, unpacked(execution, weights), x, hidden, activation, activated, workspace);
   if (try_cuda<cuda::multiply_few_rows_activated>(execution, weights, x, activation, activated)) return;
   if (activation == MlpActivation::gelu && x.norm == nullptr &&
       multiply_with_bias(execution, weights, x.rows, activated, Epilogue::Kind::bias_gelu, workspace))
@@ -68,11 +99,13 @@ void linear_activated(const Execution& execution, const LinearWeights& weights, 
 
 void linear_backward(const Execution& execution, const LinearWeights& weights, AnyMatrix dy, AnyMatrix dx,
                      Array<std::byte> workspace) {
-  gemm(execution, 1, dy, Form::plain, weights.matrix, backward_form(weights), 0, dx, workspace);
+  gemm(execution, 1, dy, Form::plain, unpacked(execution, weights).matrix, backward_form(weights), 0, dx, workspace);
 }
 
 void linear_gelu_backward(const Execution& execution, const LinearWeights& weights, AnyMatrix dy, AnyMatrix hidden,
                           AnyMatrix dhidden, Array<std::byte> workspace) {
+  if (weights.packed != nullptr)
+    return linear_gelu_backward(execution, unpacked(execution, weights), dy, hidden, dhidden, workspace);
   const Epilogue epilogue{.kind = Epilogue::Kind::gelu_gradient, .hidden = hidden};
   if (execution.backend == Backend::cuda && gemm_with_epilogue(execution, dy, Form::plain, weights.matrix,
                                                                backward_form(weights), dhidden, epilogue, workspace))

@@ -14,6 +14,9 @@
 // compute capability 9.0 on (few_rows_cuda.hpp). There a row of y does not depend on the number of rows, and a product
 // applies the activation to y as it would be stored. The same kernel applies a norm to the rows that it reads and adds
 // the residual stream to those that it writes (linear_operands.hpp). Elsewhere norm and sum have kernels of their own.
+//
+// Packed weights (LinearWeights::packed) are unpacked before the product, but for products of so few rows on such GPUs:
+// these read the codes (packed_rows_cuda.hpp).
 #pragma once
 
 #include <cstddef>

@@ -9,6 +9,7 @@
 #include "kernels/bf16.hpp"
 #include "kernels/language/linear/row_moments.hpp"
 #include "kernels/language/norm/norm.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 
 namespace weft::kernels {
 
@@ -17,7 +18,10 @@ constexpr std::int64_t kMostFewRows = 64;
 
 /// Weights and bias of a product.
 struct LinearWeights {
-  AnyMatrix matrix;                     ///< W [outputs, inputs], or its transpose
+  AnyMatrix matrix;  ///< W [outputs, inputs], or its transpose
+  /// Codes of W (optimize/packed_weights.hpp), or null. `matrix` is then memory to which W is unpacked where a product
+  /// needs it. They must outlive the call.
+  const ParameterRows* packed = nullptr;
   bool transposed = false;              ///< stored as [inputs, outputs]
   Array<const float> bias = {};         ///< [outputs], or empty
   Array<const bf16> rounded_bias = {};  ///< the same rounded to nearest, for an epilogue; or empty

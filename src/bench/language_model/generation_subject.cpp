@@ -15,7 +15,7 @@ namespace {
 language_model::TransformerSettings transformer_case(const language_model::Configuration& configuration,
                                                      const language_model::GenerationSettings& generation) {
   language_model::TransformerSettings settings =
-      language_model::transformer_settings(configuration, generation.architecture);
+      language_model::transformer_settings(configuration, generation.architecture);  // of the part of a rank
   settings.gradients = false;
   settings.rows = generation.most_rows();
   settings.memory.head_chunk = generation.rows;
@@ -28,7 +28,9 @@ class GenerationSubject final : public ForwardSubject {
                     const language_model::Architecture& architecture, const parallel::Grid& grid,
                     const kernels::Execution& execution)
       : ForwardSubject(configuration, architecture, grid, execution),
-        generation_(generation_case(configuration, settings, architecture, execution_.backend)) {
+        generation_(generation_case(configuration, settings,
+                                    language_model::part_of(architecture, grid.shape(), grid.world().rank()),
+                                    execution_.backend)) {
     for (std::int64_t i = 0; i < generation_.prompts * generation_.longest_prompt; ++i)
       ids_.push_back(static_cast<std::uint32_t>(
           kernels::uniform_below(kernels::philox(static_cast<std::uint64_t>(configuration.run.seed),
@@ -44,7 +46,7 @@ class GenerationSubject final : public ForwardSubject {
   }
 
   void build() override {
-    build_model(transformer_case(configuration_, generation_));
+    build_model(transformer_case(configuration_, generation_), generation_.gathered_bytes());
     generator_.emplace(generation_, *transformer_, execution_, timers_, *arena_);
   }
   void step() override {
@@ -114,25 +116,11 @@ language_model::Plan generation_plan(const language_model::Configuration& config
                                      const LanguageSettings& settings,
                                      const language_model::Architecture& architecture) {
   const kernels::Backend backend = device::planned_backend(language_model::device_settings(configuration));
-  const language_model::GenerationSettings generation = generation_case(configuration, settings, architecture, backend);
-  const std::vector<model::ParameterSpec> specs = language_model::parameter_specs(architecture);
-  const model::StateBytes state = model::largest_state_bytes(
-      specs, language_model::single_process(), configuration.optimizer.state, backend, model::Moments::none);
-  model::StepArena arena(backend);
-  const language_model::Transformer::Buffers transformer(transformer_case(configuration, generation), arena);
-  const language_model::Generator::Buffers generator(generation, arena);
-  language_model::Plan plan;
-  plan.architecture = architecture;
-  plan.parameters = model::elements_of(specs);
-  plan.device = {{"weights", state.weights},
-                 {"conversion of weights", state.conversion},
-                 {"rotary positions", 4 * language_model::rotary_elements(architecture)},
-                 {"CUDA context and libraries", kernels::kCudaBuild ? language_model::kContextBytes : 0}};
-  for (const model::StepArena::Bytes& bytes : arena.bytes()) {
-    plan.device.emplace_back(bytes.purpose, bytes.device);
-    plan.host.emplace_back(bytes.purpose, bytes.host);
-  }
-  return plan;
+  const parallel::GridShape grid = language_model::one_copy(configuration.parallel.tensor);
+  const language_model::GenerationSettings generation =
+      generation_case(configuration, settings, language_model::part_of(architecture, grid, grid.ranks() - 1), backend);
+  return language_model::forward_plan(configuration, architecture, transformer_case(configuration, generation),
+                                      &generation);
 }
 
 std::unique_ptr<BenchmarkSubject> generation_subject(const language_model::Configuration& configuration,

@@ -16,6 +16,7 @@ namespace weft::bench {
 /// Why the case cannot be measured; "" if it can.
 std::string generation_case_obstacle(const language_model::Configuration&, const LanguageSettings&);
 
+/// architecture: of the part of a rank.
 language_model::GenerationSettings generation_case(const language_model::Configuration&, const LanguageSettings&,
                                                    const language_model::Architecture&, kernels::Backend);
 

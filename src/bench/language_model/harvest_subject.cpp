@@ -54,7 +54,8 @@ class HarvestSubject final : public ForwardSubject {
 
   void build() override {
     const std::int64_t rows = rows_together(configuration_);
-    build_model(language_model::forward_settings(configuration_, architecture_, rows));
+    build_model(
+        language_model::forward_settings(configuration_, architecture_, rows, grid_.shape(), grid_.world().rank()));
     staging_.emplace(rows, configuration_.data.document_mask, execution_, *arena_);
     transformer_->prepare_weights();
     recorder_.emplace(rows, language_model::activation_type(configuration_), configuration_.language_model,
@@ -78,7 +79,9 @@ class HarvestSubject final : public ForwardSubject {
   }
   std::int64_t tokens_per_step() const override { return configuration_.data.batch_tokens; }
   run::Work work_of(std::string_view phase) const override {
-    return language_model::generation_work(phase, configuration_, forward_passes(configuration_, architecture_));
+    return language_model::generation_work(
+        phase, configuration_,
+        forward_passes(configuration_, language_model::part_of(architecture_, grid_.shape(), grid_.world().rank())));
   }
   run::PhaseBytes phase_bytes() const override {
     run::PhaseBytes all;

@@ -90,12 +90,12 @@ std::filesystem::path path_of(const std::string& output, std::size_t number, std
 struct Work {
   Work(const LoadedLanguageModel& loaded, std::int64_t tokens, std::span<const AnyMatrix> skip)
       : settings(freezing_settings(loaded.configuration(), loaded.architecture(), tokens)),
-        arena(loaded.execution(), loaded.whole.grid),
-        transformer(loaded.whole.model, settings, timers, arena),
+        arena(loaded.execution(), loaded.part.ranks.grid),
+        transformer(loaded.part.model, settings, timers, arena),
         staging(tokens, false, loaded.execution(), arena),
         text(loaded.architecture().model, tokens, transformer, loaded.execution(), arena),
         targets(targets_together(loaded.architecture().model, tokens)),
-        backward(text, loaded.whole.model.layers(), tokens, targets, skip, loaded.execution(), arena),
+        backward(text, loaded.part.model.layers(), tokens, targets, skip, loaded.execution(), arena),
         errors(arena.take<float>(tokens * loaded.architecture().model.layers * loaded.architecture().model.d_model)) {
     transformer.prepare_weights();
   }
@@ -125,7 +125,8 @@ struct Work {
 };
 
 /// Throws a collective Error(usage) if this rank has less.
-void require_memory(std::int64_t bytes, const std::string& what, const char* remedy, const parallel::World& world) {
+void require_host_memory(std::int64_t bytes, const std::string& what, const char* remedy,
+                         const parallel::World& world) {
   const run::HostShare usable = run::usable_host_memory(world);
   if (usable.bytes > 0 && bytes > usable.bytes)
     throw collective_error(ExitCode::usage, "{} need {} per rank, {} are usable ({}); {}", what,
@@ -167,6 +168,8 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
   const auto refuse = [](const std::string& name, const std::string& why) {
     return collective_error(ExitCode::usage, "{}: no attribution graph ({})", name, why);
   };
+  if (loaded.part.ranks.copy.size() > 1)
+    throw refuse(loaded.opened.name(), "each rank needs the whole model; give --set parallel.tensor=1");
   if (const std::string why = freezing_obstacle(architecture); !why.empty()) throw refuse(loaded.opened.name(), why);
   if (!loaded.tokenizer) throw refuse(loaded.opened.name(), "the model has no tokeniser; name another");
   const Tokenizer& tokenizer = *loaded.tokenizer;
@@ -174,8 +177,8 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
   parallel::on_all(world.all(), [&] { prompts = prompts_of(options, tokenizer, architecture.positions); });
   std::int64_t longest = 0;
   for (const TracedPrompt& prompt : prompts) longest = std::max(longest, std::ssize(prompt.ids));
-  require_memory(Work::bytes(loaded.configuration(), architecture, longest, execution.backend),
-                 fmt::format("{} tokens", longest), "give shorter prompts", world);
+  require_host_memory(Work::bytes(loaded.configuration(), architecture, longest, execution.backend),
+                      fmt::format("{} tokens", longest), "give shorter prompts", world);
   TranscoderReplacement transcoder(options.transcoder, loaded, longest, world);
   if (const std::string why = transcoder.attribution_obstacle(); !why.empty())
     throw refuse(transcoder.found().path.string(), why);
@@ -201,12 +204,12 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
     const std::vector<Graph::Logit> logits = salient_logits(of_tokens, options.attribution);
     std::vector<ActiveFeature> active = transcoder.active_features();
     const std::int64_t n_active = std::ssize(active);
-    require_memory(transcoder.vector_bytes(active) +
-                       Attribution::matrix_bytes(n_active, architecture.model.layers, tokens, options.attribution),
-                   fmt::format("{} active features", format::grouped(n_active)), "take fewer --max-nodes", world);
+    require_host_memory(transcoder.vector_bytes(active) +
+                            Attribution::matrix_bytes(n_active, architecture.model.layers, tokens, options.attribution),
+                        fmt::format("{} active features", format::grouped(n_active)), "take fewer --max-nodes", world);
     const ActiveFeatures features = transcoder.vectors_of(std::move(active));
-    model::StepArena arena(execution, loaded.whole.grid);
-    Attribution attribution(work.backward, loaded.whole.model, features,
+    model::StepArena arena(execution, loaded.part.ranks.grid);
+    Attribution attribution(work.backward, loaded.part.model, features,
                             {work.errors.data, kernels::Scalar::fp32, tokens, work.text.mlp_inputs().columns,
                              work.text.mlp_inputs().columns},
                             prompt.ids, work.targets, execution, arena);

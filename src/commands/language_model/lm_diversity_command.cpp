@@ -115,8 +115,8 @@ class ModelDiversity {
       : loaded_(loaded),
         settings_(polychromic::embedding_settings(
             language_model::transformer_settings(loaded.configuration(), loaded.architecture()), kRows)),
-        arena_(loaded.execution(), loaded.whole.grid),
-        transformer_(loaded.whole.model, settings_, timers_, arena_),
+        arena_(loaded.execution(), loaded.part.ranks.grid),
+        transformer_(loaded.part.model, settings_, timers_, arena_),
         staging_(settings_.rows, false, loaded.execution(), arena_),
         embedder_(settings_, transformer_, staging_, loaded.execution(), arena_) {}
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft lm evaluate MODEL [--text FILE] [--transcoder CHECKPOINT]: loss, perplexity and bits per byte of a language
-// model on a text, also with its MLPs replaced by a transcoder. Each rank has the whole model and some of the batches.
+// model on a text, also with its MLPs replaced by a transcoder. Each group of parallel.tensor ranks has the model and
+// some of the batches.
 #include <filesystem>
 
 #include "commands/language_model/loaded_language_model.hpp"
@@ -19,6 +20,10 @@ struct LanguageEvaluateOptions {
 
 int run_language_evaluate(const Request& request, const LanguageEvaluateOptions& options,
                           const parallel::World& world) {
+  if (request.dry_run) {
+    const OpenedModel opened(request, world);
+    return print_plan(request, opened, ForwardModel::plan(opened, opened.configuration().micro_tokens()));
+  }
   // 1. The model, and the text: that of the command line, else the validation data of the run, else the part of its
   //    text that it held out.
   const LoadedLanguageModel loaded(request, world);
@@ -46,7 +51,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
   ForwardOnly forward(loaded, configuration.micro_tokens());
   const language_model::EvaluationResult result =
       language_model::evaluate(text, configuration.data.sequence, forward.settings.rows, forward.transformer,
-                               forward.staging, loaded.execution(), &world.all());
+                               forward.staging, loaded.execution(), &loaded.part.ranks.peers);
   std::string printed = fmt::format("{} on {}: {}", loaded.opened.name(), path, language_model::to_text(result));
   Json record;
   if (loaded.opened.found)
@@ -59,7 +64,8 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
     TranscoderReplacement transcoder(options.transcoder, loaded, forward.settings.rows, world);
     const language_model::ReplacementResult replaced = language_model::evaluate_replaced(
         text, configuration.data.sequence, forward.settings.rows, loaded.architecture().model, forward.settings.type,
-        transcoder.reconstruction(), forward.transformer, forward.staging, loaded.execution(), &world.all());
+        transcoder.reconstruction(), forward.transformer, forward.staging, loaded.execution(),
+        &loaded.part.ranks.peers);
     parallel::on_all(world.all(), [&] { transcoder.require_valid_selections(); });
     printed += fmt::format("\nMLP outputs replaced by {} (step {}):\n{}", transcoder.found().path.string(),
                            transcoder.found().manifest.step, language_model::to_table(replaced));
@@ -84,7 +90,7 @@ extern const Command lm_evaluate_command = with_options(
       options.add("--transcoder", own.transcoder, "CHECKPOINT",
                   "also the loss with MLP outputs replaced by a transcoder's reconstructions, all layers together and "
                   "each alone");
-      options.set().output("receives evaluation.json");
+      options.set().dry_run().output("receives evaluation.json");
     });
 
 }  // namespace weft::commands

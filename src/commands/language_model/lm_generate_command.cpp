@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// weft lm generate MODEL --prompt TEXT | --prompts FILE: text that a language model writes. Each rank has the whole
-// model and writes a contiguous part of the texts; rank 0 prints all in order.
+// weft lm generate MODEL --prompt TEXT | --prompts FILE: text that a language model writes. Each group of
+// parallel.tensor ranks has the model and writes a contiguous part of the texts; rank 0 prints all in order.
 #include <filesystem>
 #include <utility>
 
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "commands/commands.hpp"
-#include "commands/language_model/opened.hpp"
-#include "device/runtime.hpp"
+#include "commands/language_model/loaded_language_model.hpp"
 #include "language_model/generation/generator.hpp"
 #include "language_model/generation/growing_text.hpp"
 #include "language_model/tokenizer/corpus.hpp"
@@ -116,10 +115,7 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
   if (const std::string why = language_model::generation_obstacle(architecture.model, architecture.positions);
       !why.empty())
     throw collective_error(ExitCode::usage, "{}: text of this model cannot be generated ({})", opened.name(), why);
-  const device::Runtime runtime(language_model::device_settings(configuration), world.node_rank(),
-                                parallel::bind_to_cpus(world, configuration.device));
-  const kernels::Execution& execution = runtime.execution();
-  const std::optional<Tokenizer> tokenizer = opened.tokenizer(world, execution);
+  const std::optional<Tokenizer> tokenizer = opened.tokenizer(world, {});
   if (!tokenizer)
     throw collective_error(ExitCode::usage,
                            "{}: the model has no tokeniser (it was trained on token files without one), so that "
@@ -142,42 +138,59 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
   for (const Prompt& prompt : prompts) longest_prompt = std::max(longest_prompt, std::ssize(prompt.ids));
   architecture.positions =
       std::min(architecture.longest_text(), std::max(architecture.positions, longest_prompt + options.new_tokens));
-  const bool on_device = execution.backend == kernels::Backend::cuda;
-  const language_model::GenerationSettings generation{
-      .architecture = architecture,
-      .type = language_model::activation_type(configuration),
-      .rows = options.rows > 0 ? options.rows
-              : on_device      ? kDeviceRows
-                               : kHostRows,
-      .prompts = std::ssize(prompts),
-      .vocabulary = tokenizer->vocabulary_size(),
-      .longest_prompt = longest_prompt,
-      .new_tokens = options.new_tokens,
-      .prefill_rows = on_device ? language_model::kDevicePrefillRows : 0,
-      .temperature = options.temperature,
-      .top_k = options.top_k,
-      .top_p = options.top_p,
-      .graphs = configuration.device.graphs};
-  const parallel::Communicator self = world.all().split(world.rank(), 0);
-  const parallel::Grid grid(self, language_model::single_process());
-  const language_model::Model model(architecture, configuration.optimizer.state, grid.shape(), 0, execution,
+  const bool on_device =
+      device::planned_backend(language_model::device_settings(configuration)) == kernels::Backend::cuda;
+  language_model::GenerationSettings generation{.architecture = {},
+                                                .type = language_model::activation_type(configuration),
+                                                .rows = options.rows > 0 ? options.rows
+                                                        : on_device      ? kDeviceRows
+                                                                         : kHostRows,
+                                                .prompts = std::ssize(prompts),
+                                                .vocabulary = tokenizer->vocabulary_size(),
+                                                .longest_prompt = longest_prompt,
+                                                .new_tokens = options.new_tokens,
+                                                .prefill_rows = on_device ? language_model::kDevicePrefillRows : 0,
+                                                .temperature = options.temperature,
+                                                .top_k = options.top_k,
+                                                .top_p = options.top_p,
+                                                .graphs = configuration.device.graphs};
+  // Of a rank of a group.
+  const parallel::GridShape shape = language_model::one_copy(configuration.parallel.tensor);
+  const auto transformer_settings = [&](std::int64_t rank) {
+    generation.architecture = language_model::part_of(architecture, shape, rank);
+    language_model::TransformerSettings settings =
+        language_model::transformer_settings(configuration, architecture, shape, rank);
+    settings.gradients = false;
+    if (architecture.positions > settings.length) settings.length = settings.shortest = architecture.positions;
+    settings.rows = generation.most_rows();
+    settings.memory.head_chunk = generation.rows;
+    return settings;
+  };
+  const language_model::Plan plan =
+      language_model::forward_plan(configuration, architecture, transformer_settings(shape.ranks() - 1), &generation);
+  if (request.dry_run) return print_plan(request, opened, plan);
+  const device::Runtime runtime(language_model::device_settings(configuration), world.node_rank(),
+                                parallel::bind_to_cpus(world, configuration.device));
+  const kernels::Execution& execution = runtime.execution();
+  require_memory(opened, plan, world);
+  const ModelRanks ranks(configuration.parallel.tensor, world);
+  const language_model::TransformerSettings settings = transformer_settings(ranks.copy.rank());
+  const language_model::Model model(architecture, configuration.optimizer.state, shape, ranks.copy.rank(), execution,
                                     model::Moments::none);
   opened.load(model, world, execution);
   run::Timers timers;
-  model::StepArena arena(execution, grid);
-  language_model::TransformerSettings settings = language_model::transformer_settings(configuration, architecture);
-  settings.gradients = false;
-  if (architecture.positions > settings.length) settings.length = settings.shortest = architecture.positions;
-  settings.rows = generation.most_rows();
-  settings.memory.head_chunk = generation.rows;
-  language_model::Transformer transformer(model, settings, timers, arena);
+  model::StepArena arena(execution, ranks.grid);
+  std::optional<model::TensorAxis> tensor =
+      tensor_axis(settings, ranks, execution, arena, false, generation.gathered_bytes());
+  language_model::Transformer transformer(model, settings, timers, arena, tensor ? &*tensor : nullptr);
   language_model::Generator generator(generation, transformer, execution, timers, arena);
 
-  // 3. The texts of this rank, in the order of prompts and samples. Rank 0 prints its own as soon as they are complete,
+  // 3. The texts of this group of ranks, in the order of prompts and samples. Rank 0 prints its own as soon as they are
+  // complete,
   //    then those of the others.
   const std::vector<std::uint32_t> ends = language_model::end_symbols(*tokenizer);
   const std::int64_t all = std::ssize(prompts) * options.samples;
-  const parallel::Range own = parallel::part(all, world.size(), world.rank());
+  const parallel::Range own = parallel::part(all, ranks.peers.size(), ranks.peers.rank());
   std::vector<GenerationRequest> requests;
   std::vector<GrowingText> texts;
   for (std::int64_t number = own.begin; number < own.end; ++number) {
@@ -202,7 +215,7 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
     if (world.is_root() && !request.json) std::fputs(std::exchange(output, {}).c_str(), stdout);
     return !over(i);
   });
-  for (int rank = 1; rank < world.size(); ++rank) {
+  for (int rank = ranks.copy.size(); rank < world.size(); rank += ranks.copy.size()) {
     const std::string theirs = world.all().broadcast(output, rank);
     if (!world.is_root()) continue;
     if (request.json)
@@ -241,7 +254,7 @@ extern const Command lm_generate_command = with_options(
       options.add("--seed", own.seed, "N", "of the random numbers (default 1)");
       options.add("--rows", own.rows, "N", "texts computed together (default 64, without a GPU 16)", 1, 1 << 14);
       options.flag("--jsonl", own.json_lines, "print one JSON object per text, each as soon as it is complete");
-      options.set();
+      options.set().dry_run();
     });
 
 }  // namespace weft::commands

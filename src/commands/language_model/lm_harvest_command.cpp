@@ -38,6 +38,25 @@ kernels::Scalar stored_type(const HarvestOptions& options, const Configuration& 
                                          : kernels::Scalar::fp32;
 }
 
+/// Most windows of a forward pass.
+std::int64_t windows_together(const HarvestOptions& options, const Configuration& configuration) {
+  const ModelSettings& model = configuration.language_model;
+  const std::int64_t row_bytes =
+                         2 * model.layers * model.d_model * kernels::bytes_of(stored_type(options, configuration)),
+                     rows = std::min({configuration.micro_tokens(), kMostRows, kBatchBytes / row_bytes});
+  return std::max<std::int64_t>(1, rows / configuration.data.sequence);
+}
+
+int print_harvest_plan(const Request& request, const HarvestOptions& options, const parallel::World& world) {
+  const OpenedModel opened(request, world);
+  const Configuration& configuration = opened.configuration();
+  const std::int64_t rows = windows_together(options, configuration) * configuration.data.sequence;
+  Plan plan = ForwardModel::plan(opened, rows);
+  plan.device.emplace_back("recorded rows",
+                           MlpRecorder::bytes(rows, stored_type(options, configuration), configuration.language_model));
+  return print_plan(request, opened, plan);
+}
+
 HarvestSettings harvest_settings(const HarvestOptions& options, const Configuration& configuration,
                                  std::int64_t tokens) {
   HarvestSettings settings;
@@ -51,16 +70,12 @@ HarvestSettings harvest_settings(const HarvestOptions& options, const Configurat
                            settings.length, options.rows == 0 ? "" : ", or another --tokens");
   const std::int64_t per_file = options.rows_per_file == 0 ? kRowsPerFile : options.rows_per_file;
   settings.windows_per_file = std::min(settings.windows, std::max<std::int64_t>(1, per_file / settings.length));
-  const ModelSettings& model = configuration.language_model;
-  const std::int64_t row_bytes =
-                         2 * model.layers * model.d_model * kernels::bytes_of(stored_type(options, configuration)),
-                     rows = std::min({configuration.micro_tokens(), kMostRows, kBatchBytes / row_bytes});
-  settings.together = std::max<std::int64_t>(1, rows / settings.length);
-  settings.together = std::min(settings.together, settings.windows_per_file);
+  settings.together = std::min(windows_together(options, configuration), settings.windows_per_file);
   return settings;
 }
 
 int run_harvest(const Request& request, const HarvestOptions& options, const parallel::World& world) {
+  if (request.dry_run) return print_harvest_plan(request, options, world);
   if (request.output.empty())
     throw collective_error(ExitCode::usage, "harvest needs --output DIR (the activations are written there)");
   // 1. The model, and the text in its tokens.
@@ -131,14 +146,16 @@ int run_harvest(const Request& request, const HarvestOptions& options, const par
     return present;
   });
 
-  // 3. The files that are missing, in turn by the ranks.
+  // 3. The files that are missing, in turn by the groups of ranks, of which one rank writes.
+  const ModelRanks& ranks = loaded.part.ranks;
   ForwardOnly forward(loaded, settings.together * settings.length);
   Harvester harvester(settings, stream, model, forward.transformer, forward.staging, loaded.execution());
   std::int64_t missing = 0;
   std::vector<std::int64_t> own;
   for (std::int64_t file = 0; file < settings.files(); ++file)
-    if (there[static_cast<std::size_t>(file)] == '0' && missing++ % world.size() == world.rank()) own.push_back(file);
-  harvester.write(own, files);
+    if (there[static_cast<std::size_t>(file)] == '0' && missing++ % ranks.peers.size() == ranks.peers.rank())
+      own.push_back(file);
+  harvester.write(own, files, ranks.leads());
   world.all().barrier();
 
   // 4. What completes the dataset.
@@ -178,7 +195,7 @@ extern const Command lm_harvest_command = with_options(
       options.add("--tokens", own.rows, "N", "rows to store (default: all), in whole windows", 1,
                   std::int64_t{1} << 40);
       options.add("--rows-per-file", own.rows_per_file, "N", "rows of a file, about (default 65536)", 1, 1 << 30);
-      options.set().output("the dataset");
+      options.set().dry_run().output("the dataset");
     });
 
 }  // namespace weft::commands

@@ -13,6 +13,7 @@
 #include "commands/commands.hpp"
 #include "commands/shared/train_model.hpp"
 #include "input/read.hpp"
+#include "language_model/run/grid_plan.hpp"
 #include "language_model/run/initial_model.hpp"
 #include "language_model/run/language_training_run.hpp"
 #include "language_model/run/memory_plan.hpp"
@@ -85,7 +86,14 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   language_model::Plan plan;
   const auto take_micro_tokens = [&](std::int64_t micro_tokens) {
     input.configuration.memory.micro_tokens = micro_tokens;
+    input.configuration.parallel.gathered_blocks = parallel::Settings().gathered_blocks;
     plan = plan_of(micro_tokens);
+    if (!language_model::gathers_repeatedly(configuration) || !limits.known()) return;
+    input.configuration.parallel.gathered_blocks = configuration.language_model.layers;
+    if (language_model::Plan all = plan_of(micro_tokens); limits.allow(all))
+      plan = std::move(all);
+    else
+      input.configuration.parallel.gathered_blocks = parallel::Settings().gathered_blocks;
   };
   const auto choose_micro_tokens = [&] {
     take_micro_tokens(chooses ? language_model::largest_micro_tokens(configuration, limits, plan_of)

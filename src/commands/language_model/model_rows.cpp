@@ -19,7 +19,8 @@ OpenedModel open_model(const transcoder::Configuration& configuration, const par
   request.subject = configuration.data.model;
   request.sets = {
       fmt::format("device.precision=\"{}\"", configuration.precision == device::Precision::fp32 ? "fp32" : "bf16"),
-      fmt::format("device.backend=\"{}\"", configuration.device.backend), "device.attention=\"auto\""};
+      fmt::format("device.backend=\"{}\"", configuration.device.backend), "device.attention=\"auto\"",
+      fmt::format("parallel.tensor={}", configuration.parallel.tensor)};
   if (configuration.data.sequence > 0)
     request.sets.push_back(fmt::format("data.sequence={}", configuration.data.sequence));
   OpenedModel opened(request, world);
@@ -107,10 +108,10 @@ std::string ModelRows::summary() const {
 RunningModel::RunningModel(const ModelRows& rows, transcoder::Datasets& data, const device::Runtime& runtime,
                            const parallel::World& world)
     : model(rows.opened_, world, runtime.execution()),
-      forward(rows.opened_.configuration(), model, rows.settings_.block_rows),
+      forward(rows.opened_.configuration(), model, rows.settings_.block_rows, false),
       recorder(rows.settings_.block_rows, data.train.dtype, rows.opened_.architecture.model, forward.transformer,
                forward.staging, runtime.execution()),
-      train(rows.train_.windows, rows.train_.stream, rows.settings_.block_rows, recorder) {
+      train(rows.train_.windows, rows.train_.stream, rows.settings_.block_rows, recorder, &model.ranks.copy) {
   const std::string identity = rows.opened_.identity(world);
   const auto attach = [&](const ModelRows::Set& set, language_model::TextRows& source,
                           dataset::Description& description) {
@@ -120,7 +121,8 @@ RunningModel::RunningModel(const ModelRows& rows, transcoder::Datasets& data, co
   };
   attach(rows.train_, train, data.train);
   if (!rows.validation_) return;
-  validation.emplace(rows.validation_->windows, rows.validation_->stream, rows.settings_.block_rows, recorder);
+  validation.emplace(rows.validation_->windows, rows.validation_->stream, rows.settings_.block_rows, recorder,
+                     &model.ranks.copy);
   attach(*rows.validation_, *validation, *data.validation);
 }
 

@@ -3,9 +3,10 @@
 // What a transcoder learns from without files: a language model (data.model) computes activations of texts (data.text,
 // data.validation_text) while training runs.
 //
-// Every rank has the whole model and computes the blocks of rows that it would otherwise read from files
-// (dataset/activations/row_source.hpp): order, statistics and results do not depend on the number of ranks beyond
-// rounding, and are those of `weft lm harvest` followed by `weft train` with the same data.block_rows.
+// Every rank has the model, or with parallel.tensor its part of it, and computes the blocks of rows that it would
+// otherwise read from files (dataset/activations/row_source.hpp): order, statistics and results do not depend on the
+// number of ranks beyond rounding, and are those of `weft lm harvest` followed by `weft train` with the same
+// data.block_rows.
 #pragma once
 
 #include <optional>
@@ -57,7 +58,7 @@ struct RunningModel {
   RunningModel(const ModelRows& rows, transcoder::Datasets& data, const device::Runtime&, const parallel::World&);
   RunningModel(const RunningModel&) = delete;
 
-  const WholeModel model;
+  const ForwardModel model;
   ForwardOnly forward;
   language_model::MlpRecorder recorder;
   language_model::TextRows train;

@@ -17,26 +17,28 @@ namespace {
 /// Sequences without --set data.sequence, and tokens that pass the model together.
 constexpr std::int64_t kSequence = 1024, kBatchTokens = 4096;
 
-/// The value of --set data.sequence, which the tokens that pass together follow.
-std::optional<std::int64_t> chosen_sequence(const Request& request, const input::Schema& schema) {
-  std::optional<std::int64_t> chosen;
+/// The value of --set TABLE.NAME.
+std::optional<std::int64_t> chosen(const Request& request, const input::Schema& schema, const std::string& table,
+                                   const std::string& name) {
+  std::optional<std::int64_t> value;
+  const std::string path = table + "." + name;
   for (const input::Override& given : overrides(request)) {
     const std::size_t equals = given.assignment.find('=');
-    if (equals == std::string::npos || input::trim(given.assignment.substr(0, equals)) != "data.sequence") continue;
+    if (equals == std::string::npos || input::trim(given.assignment.substr(0, equals)) != path) continue;
     try {
-      chosen = std::get<std::int64_t>(input::value_in(
-          schema, "data.sequence", "[data]\nsequence = " + given.assignment.substr(equals + 1), "--set"));
+      value = std::get<std::int64_t>(input::value_in(
+          schema, path, fmt::format("[{}]\n{} = {}", table, name, given.assignment.substr(equals + 1)), "--set"));
     } catch (const Error&) {  // reported where the input is read
     }
   }
-  return chosen;
+  return value;
 }
 
 /// The input of a model that has none, with the request's --set.
 void read_directory_input(const language_model::HuggingfaceConfig& config, const Request& request,
                           const input::Schema& schema, const parallel::World& world) {
   const std::int64_t sequence = std::min(config.positions, kSequence),
-                     used = chosen_sequence(request, schema).value_or(sequence);
+                     used = chosen(request, schema, "data", "sequence").value_or(sequence);  // tokens pass together
   const std::string table = language_model::table_of(config.model), name = request.subject + "/config.json";
   Request own = request;
   own.subject = name;
@@ -60,6 +62,15 @@ void load_part(const model::Parameters& parameters, const checkpoint::Found& fou
 
 OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
   const input::Schema schema = bench::language_keys(input);
+  read(request, schema, world);
+  // The grid of a training run says nothing about this job.
+  input.configuration.parallel.tensor = chosen(request, schema, "parallel", "tensor").value_or(1);
+  if (const std::string why = language_model::obstacle_to_tensor_axis(configuration(), architecture); !why.empty())
+    throw collective_error(ExitCode::usage, "{}: {}", name(), why);
+}
+
+/// Reads the input and the architecture.
+void OpenedModel::read(const Request& request, const input::Schema& schema, const parallel::World& world) {
   if (language_model::is_huggingface_directory(request.subject)) {
     directory.emplace(request.subject);
     read_directory_input(directory->config(), request, schema, world);
@@ -99,11 +110,22 @@ std::optional<language_model::Tokenizer> OpenedModel::tokenizer(const parallel::
 void OpenedModel::load(const language_model::Model& model, const parallel::World& world,
                        const kernels::Execution& execution) const {
   const bool adapted = model.architecture().lora.rank > 0;
-  if (directory) {
-    directory->load(model.parameters(), execution);
-    if (adapted) language_model::load_peft(model.parameters(), architecture, execution, architecture.lora.initial);
+  const auto load_weights = [&](const model::Parameters& parameters) {
+    if (directory)
+      directory->load(parameters, execution);
+    else
+      load_part(parameters, *found, world, execution);
+  };
+  if (adapted || architecture.lora.base == language_model::LoraBase::stored) {
+    load_weights(model.parameters());
+    if (adapted && directory)
+      language_model::load_peft(model.parameters(), architecture, execution, architecture.lora.initial);
   } else {
-    load_part(model.parameters(), *found, world, execution);
+    // The model without adapters is stored in another type than the frozen one, which adapters were trained with.
+    const model::Parameters frozen(language_model::frozen_specs(architecture), configuration().optimizer.state,
+                                   language_model::single_process(), 0, execution, model::Moments::none);
+    load_weights(frozen);
+    language_model::copy_weights(frozen, model.parameters(), execution);
   }
   if (architecture.lora.rank > 0 && !adapted)
     language_model::merge(adapters(world, execution), architecture, model.parameters(), execution);

@@ -15,8 +15,8 @@ namespace weft::commands {
 
 struct OpenedModel {
   /// request.subject is the model. Its input is that of the checkpoint, or one with the model's settings and sequences
-  /// of up to 1024 tokens, with the request's --set. Collective. Throws, known to all ranks, Error(usage), Error(data)
-  /// or Error(io).
+  /// of up to 1024 tokens, with the request's --set; parallel.tensor is 1 unless --set gives it. Collective. Throws,
+  /// known to all ranks, Error(usage), Error(data) or Error(io).
   OpenedModel(const Request&, const parallel::World&);
 
   const language_model::Configuration& configuration() const { return input.configuration; }
@@ -38,6 +38,9 @@ struct OpenedModel {
   std::optional<checkpoint::Found> found;                         ///< or
   std::optional<language_model::HuggingfaceDirectory> directory;  ///< a directory of Hugging Face
   language_model::Architecture architecture;                      ///< with positions for data.sequence
+
+ private:
+  void read(const Request&, const input::Schema&, const parallel::World&);
 };
 
 }  // namespace weft::commands

@@ -42,6 +42,7 @@ class TranscoderReplacement {
   const kernels::Execution execution_;
   const checkpoint::Found found_;
   const bench::TranscoderInput input_;
+  const parallel::Communicator self_;  // this rank, which has the whole transcoder
   const parallel::Grid grid_;
   const transcoder::Shape shape_;
   const dataset::Statistics statistics_;

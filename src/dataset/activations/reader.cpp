@@ -226,6 +226,14 @@ void Reader::finish_source() {
   if (RowSource* const source = state_->description.source) source->finish();
 }
 
+void Reader::wait_for_source() {
+  if (RowSource* const source = state_->description.source) source->wait();
+}
+
+void conclude_reads(const Description& description) {
+  if (description.source != nullptr) description.source->conclude();
+}
+
 namespace {
 
 /// `mask`: the exponent, which is all ones in infinities and NaN.

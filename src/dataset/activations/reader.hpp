@@ -43,6 +43,8 @@ class Reader {
   std::vector<Job> jobs(std::span<const RowRead>);
   /// Does nothing without a source. Throws like `read`.
   void finish_source();
+  /// Waits until a source writes to no destination of this rank; does nothing without one.
+  void wait_for_source();
 
   /// The threads of this Reader, for `jobs` and for loops over the rows. Must not be used while `read` runs.
   Workers& workers();
@@ -51,6 +53,9 @@ class Reader {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// To be called on every rank after reads whose number differs between ranks (RowSource::conclude). Collective.
+void conclude_reads(const Description&);
 
 /// Index of the first raw value that is not finite, or -1.
 std::int64_t first_non_finite(kernels::Scalar type, const std::byte* values, std::int64_t n);

@@ -271,8 +271,10 @@ Statistics compute_statistics(const parallel::World& world, const Description& d
       std::copy(sums.norm.begin(), sums.norm.end(), out);
     }
   });
+  const auto failure_of_others = parallel::attempt([&] { conclude_reads(description); });
   // The first in stored order: the message does not depend on the number of ranks.
-  if (const auto failure = parallel::first_failure(world.all(), own_failure, piece)) failure->raise();
+  if (const auto failure = parallel::first_failure(world.all(), own_failure ? own_failure : failure_of_others, piece))
+    failure->raise();
 
   // All ranks merge all segments in stored order.
   std::vector<std::int64_t> bytes;

@@ -46,13 +46,7 @@ WindowReader::WindowReader(const Description& description, const Settings& setti
   if (description.source != nullptr) lock_.emplace(memory_, 4 * side_bytes);
 }
 
-WindowReader::~WindowReader() {
-  try {
-    reader_.finish_source();
-  } catch (const std::exception&) {
-    // The failure concerns rows that no step will use.
-  }
-}
+WindowReader::~WindowReader() { reader_.wait_for_source(); }
 
 /// Collective.
 void WindowReader::allocate(const parallel::World& world, const parallel::Communicator& node, std::int64_t bytes) {

@@ -25,6 +25,7 @@ Architecture part_of(const Architecture& whole, std::int64_t n_ranks, std::int64
   part.tensor_ranks = n_ranks;
   part.tensor_rank = rank;
   part.first_token = tokens.begin;
+  part.all_tokens = whole.vocabulary;
   part.first_head = keys.begin * sharing;
   return part;
 }

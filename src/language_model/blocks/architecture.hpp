@@ -22,8 +22,13 @@ struct Architecture {
   /// Family of the files of Hugging Face that the model came from (huggingface/keys/model_family.hpp); "": none.
   /// Exports keep it.
   std::string family = {};
-  /// Position of a part of a model (part_of): number of ranks, rank, first token of its vocabulary, first query head.
-  std::int64_t tensor_ranks = 1, tensor_rank = 0, first_token = 0, first_head = 0;
+  /// Position of a part of a model (part_of): number of ranks, rank, first token of its vocabulary, first query head,
+  /// vocabulary of the whole model.
+  std::int64_t tensor_ranks = 1, tensor_rank = 0, first_token = 0, first_head = 0, all_tokens = 0;
+
+  std::int64_t whole_vocabulary() const { return tensor_ranks == 1 ? vocabulary : all_tokens; }
+  /// Vocabulary of the largest part, the same on all ranks.
+  std::int64_t largest_vocabulary() const { return parallel::largest_part(whole_vocabulary(), tensor_ranks); }
 
   /// Tokens of the longest text: rows of the table of learned positions, longest context in files of other programs. A
   /// model that is trained on shorter sequences keeps it.

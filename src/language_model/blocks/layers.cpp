@@ -41,11 +41,13 @@ kernels::Array<const float> Layers::rotary(std::int64_t block) const {
   return {rotary_.data + table * size, size};
 }
 
-/// The weights as products read them: of fp32 matrices that are stored as two planes, the bf16 one.
+/// The weights as products read them: of fp32 matrices that are stored as two planes, the bf16 one. A packed matrix has
+/// the size and the type to which it is unpacked.
 kernels::AnyMatrix Layers::matrix(std::size_t parameter) const {
   const kernels::ParameterRows& rows = parameters_.matrix(parameter);
-  const bool whole = rows.storage == kernels::StorageType::fp32 && rows.weight_rest == nullptr;
-  return {rows.weight, whole ? kernels::Scalar::fp32 : kernels::Scalar::bf16, rows.rows, rows.columns, rows.columns};
+  const bool packed = rows.packing != kernels::Packing::none;
+  return {packed ? nullptr : rows.weight, packed ? kernels::Scalar::bf16 : parameters_.read_type(parameter), rows.rows,
+          rows.columns, rows.columns};
 }
 
 std::size_t Layers::find(const std::string& name) const {
@@ -88,11 +90,14 @@ Linear Layers::linear(const std::string& name, std::size_t count) const {
                 .bias = find(name + "/bias"),
                 .count = count,
                 .matrix = matrix(find(name + "/weight"))};
+  if (parameters_.specs()[linear.weight].packing != kernels::Packing::none)
+    linear.packed = parameters_.matrix(linear.weight);
   linear.transposed = parameters_.specs()[linear.weight].transposed();
   linear.bias_values = values(linear.bias);
   // The others of the group follow in memory.
   for (std::size_t i = 1; i < linear.count; ++i) {
     linear.matrix.rows += parameters_.matrix(linear.weight + i).rows;
+    linear.packed.rows = linear.matrix.rows;
     if (linear.bias != kNoParameter) linear.bias_values.size += values(linear.bias + i).size;
   }
   return linear;

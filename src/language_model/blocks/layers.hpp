@@ -25,10 +25,12 @@ struct Linear {
   std::size_t count = 1;                         ///< parameters of the product
   std::size_t index = 0;                         ///< in Layers::linears
   std::size_t adapter = kNoParameter;            ///< in Layers::adapters
-  kernels::AnyMatrix matrix;                     ///< as stored: [outputs, inputs]
+  kernels::AnyMatrix matrix;                     ///< as stored: [outputs, inputs]; without data if packed
+  kernels::ParameterRows packed = {};            ///< its codes; without packing: none
   bool transposed = false;                       ///< stored as [inputs, outputs]
   kernels::Array<const float> bias_values = {};  ///< [outputs], or empty
 
+  bool is_packed() const { return packed.packing != kernels::Packing::none; }
   std::int64_t outputs() const { return transposed ? matrix.columns : matrix.rows; }
   std::int64_t inputs() const { return transposed ? matrix.rows : matrix.columns; }
   kernels::Form form() const { return transposed ? kernels::Form::transposed : kernels::Form::plain; }

@@ -23,18 +23,26 @@ namespace {
 std::int64_t product_workspace(const TransformerSettings& settings, const ParameterList& list, std::int64_t head_rows,
                                kernels::Backend backend) {
   const Architecture& a = settings.architecture;
-  // Matrices are stored alike, as the embedding.
-  const std::vector<model::Plane> planes =
-      model::planes_of(list.specs.front(), settings.storage, backend, model::Moments::none);
-  const Scalar type = settings.type, weight = type == Scalar::fp16 ? type : planes.front().type;
+  const Scalar type = settings.type;
+  const auto weight_type = [&](const model::ParameterSpec& spec) {
+    return type == Scalar::fp16 ? type
+                                : model::planes_of(spec, settings.storage, backend, model::Moments::none).front().type;
+  };
+  // Matrices of the model are multiplied in the type of the embedding, those of adapters in theirs.
+  const auto adapter = std::find_if(list.specs.begin(), list.specs.end(), is_adapter);
+  const Scalar base = weight_type(list.specs.front()),
+               of_adapters = adapter == list.specs.end() ? base : weight_type(*adapter);
   std::int64_t bytes = 0;
-  const auto add = [&](std::int64_t rows, std::int64_t outputs, std::int64_t inputs) {
+  const auto add_product = [&](Scalar weight, std::int64_t rows, std::int64_t outputs, std::int64_t inputs) {
     bytes = std::max({bytes, kernels::gemm_workspace(type, weight, type, rows, outputs, inputs),
                       kernels::gemm_workspace(type, weight, type, rows, inputs, outputs)});
   };
-  add(head_rows, a.vocabulary, a.model.d_model);
+  const auto add = [&](std::int64_t rows, std::int64_t outputs, std::int64_t inputs) {
+    add_product(of_adapters, rows, outputs, inputs);
+  };
+  add_product(base, head_rows, a.vocabulary, a.model.d_model);
   for (const Product& product : list.products) {
-    add(settings.rows, product.outputs(), product.inputs);
+    add_product(base, settings.rows, product.outputs(), product.inputs);
     if (!settings.adapters) continue;
     for (const Outputs& part : product.parts) {
       if (!a.lora.adapts(part.name)) continue;
@@ -86,6 +94,13 @@ Products::Buffers::Buffers(const TransformerSettings& settings, const ParameterL
       coded_weights.push_back(arena.take<std::byte>(kernels::coded_bytes(product.outputs(), product.inputs)));
   }
   workspace = arena.take<std::byte>(bytes);
+  if (lora.packing() != kernels::Packing::none) {
+    std::int64_t largest = 0;
+    for (const Product& product : list.products) largest = std::max(largest, product.elements());
+    arena.purpose("unpacked weights");
+    unpacked_weights = arena.take<kernels::bf16>(largest);
+    arena.purpose("workspaces");
+  }
   half_weights = arena.take<kernels::half>(settings.type == Scalar::fp16 ? matrix_elements(settings, list) : 0);
   if (!settings.rounds_biases(arena.backend())) return;
   std::int64_t biases = 0;
@@ -152,6 +167,10 @@ kernels::LinearWeights Products::weights_of(const Linear& linear) const {
   if (linear.index < half_weights_.size()) {
     const kernels::Matrix<kernels::half>& half = half_weights_[linear.index];
     weights.matrix = {half.data, Scalar::fp16, half.rows, half.columns, half.stride};
+  }
+  if (linear.is_packed()) {
+    weights.packed = &linear.packed;
+    weights.matrix.data = buffers_.unpacked_weights.data;
   }
   if (weights.bias.size > 0 && linear.bias < rounded_biases_.size())
     weights.rounded_bias = rounded_biases_[linear.bias];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The products of a transformer with its parameters: forward, backward, and the rows of their gradients. What a product
-// reads in place of a parameter (weights in fp16 or 8 bits, biases in bf16) and its low-rank adapters are known here
-// alone.
+// reads in place of a parameter (weights in fp16 or 8 bits, packed weights in bf16, biases in bf16) and its low-rank
+// adapters are known here alone.
 #pragma once
 
 #include <vector>
@@ -28,6 +28,7 @@ class Products {
     /// fp8_forward those of the blocks in codes. In the order of Layers::linears.
     std::vector<kernels::Array<std::byte>> coded_weights;
     kernels::Array<std::byte> workspace;
+    kernels::Array<kernels::bf16> unpacked_weights;  ///< memory for those of one product, if the blocks' are packed
     kernels::Array<kernels::half> half_weights;
     kernels::Array<kernels::bf16> rounded_biases;      ///< of all products, where their kernels take them in bf16
     kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed

@@ -33,6 +33,7 @@ ParameterList declared_parameters(const Architecture& architecture) {
     list.pad_rows(kHeadRows);
   }
   model::number_elements(list.specs);
+  list.number_units();
   if (architecture.lora.rank > 0) list.add_adapters(architecture.lora);
   return list;
 }

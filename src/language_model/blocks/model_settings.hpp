@@ -12,6 +12,7 @@
 #include "kernels/language/attention/attention.hpp"
 #include "kernels/language/norm/norm.hpp"
 #include "kernels/language/rope/query_key.hpp"
+#include "kernels/optimize/parameter_rows.hpp"
 
 namespace weft::language_model {
 
@@ -99,6 +100,10 @@ struct MemorySettings {
   std::int64_t head_chunk = 0;     ///< rows whose logits exist at a time; 0: automatic
 };
 
+/// How the frozen weights of a model with adapters are stored: in the type of optimizer.state; in bf16; or those of the
+/// linear layers of the blocks packed (kernels/optimize/packed_weights.hpp), the other matrices in bf16.
+enum class LoraBase { stored, bf16, int8, nf4 };
+
 /// Table [lora]. y = x Wᵀ + alpha / rank (drop(x) Aᵀ) Bᵀ with W frozen, A [rank, inputs] and B [outputs, rank] trained.
 struct LoraSettings {
   std::int64_t rank = 0;  ///< 0: no adapters, all parameters are trained
@@ -106,7 +111,13 @@ struct LoraSettings {
   std::vector<std::string> targets = {};  ///< linear layers of a block: query, key, value, output, gate, up, down
   double dropout = 0;                     ///< of the inputs of A, in training
   std::string initial = {};               ///< directory of PEFT with the first values; "": new ones
+  LoraBase base = LoraBase::stored;
 
+  kernels::Packing packing() const {
+    return base == LoraBase::int8  ? kernels::Packing::int8
+           : base == LoraBase::nf4 ? kernels::Packing::nf4
+                                   : kernels::Packing::none;
+  }
   float scale() const { return static_cast<float>(alpha / static_cast<double>(rank)); }
   bool adapts(const std::string& target) const {
     return rank > 0 && std::find(targets.begin(), targets.end(), target) != targets.end();

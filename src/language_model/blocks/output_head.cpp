@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "kernels/convert/convert_rows.hpp"
 
 namespace weft::language_model {
 
@@ -22,7 +23,9 @@ std::int64_t head_chunk(const TransformerSettings& settings) {
     return std::max(settings.length, head_chunk(without) / settings.length * settings.length);
   }
   if (settings.memory.head_chunk > 0) return std::min(settings.memory.head_chunk, settings.rows);
-  const std::int64_t row_bytes = aligned_columns(settings.architecture.vocabulary) * kernels::bytes_of(settings.type);
+  // All ranks have the same chunks.
+  const std::int64_t row_bytes =
+      aligned_columns(settings.architecture.largest_vocabulary()) * kernels::bytes_of(settings.type);
   const std::int64_t most = std::max<std::int64_t>(1, kLogitBytes / row_bytes);
   if (settings.rows <= most) return settings.rows;
   const std::int64_t chunks = (settings.rows + most - 1) / most, rows = (settings.rows + chunks - 1) / chunks;
@@ -33,13 +36,15 @@ OutputHead::Buffers::Buffers(const TransformerSettings& settings, model::StepAre
     : chunk(head_chunk(settings)) {
   arena.purpose("head");
   const std::int64_t rows = settings.keeps_head_rows() ? settings.rows : chunk,
-                     stride = aligned_columns(settings.architecture.vocabulary);
+                     stride = aligned_columns(settings.architecture.largest_vocabulary());
   logits = arena.take_matrix(settings.type, rows, stride);
   softmax_parts = arena.take<kernels::SoftmaxPart>(settings.architecture.tensor_ranks > 1 ? chunk : 0);
 }
 
 kernels::CrossEntropy OutputHead::loss(const Tokens& tokens) const {
-  return {.vocabulary = tokens.vocabulary == 0 ? context_.settings.architecture.vocabulary : tokens.vocabulary,
+  const Architecture& part = context_.settings.architecture;
+  const std::int64_t all = tokens.vocabulary == 0 ? part.whole_vocabulary() : tokens.vocabulary;
+  return {.vocabulary = std::clamp<std::int64_t>(all - part.first_token, 0, part.vocabulary),
           .softcap = static_cast<float>(context_.model().logit_softcap),
           .temperature = tokens.temperature};
 }
@@ -106,6 +111,30 @@ AnyMatrix OutputHead::logits(const Pass& pass, AnyMatrix hidden) const {
   const AnyMatrix logits = logits_of(0, hidden.rows);
   products_.multiply(pass, head(), hidden, logits);
   return logits;
+}
+
+AnyMatrix OutputHead::all_logits(const Pass& pass, AnyMatrix hidden, AnyMatrix all) const {
+  const AnyMatrix own = logits(pass, hidden);
+  if (context_.tensor == nullptr) return own;
+  context_.timers.phase("exchange");
+  const Architecture& part = context_.settings.architecture;
+  const std::int64_t row_bytes = own.stride * kernels::bytes_of(own.type),
+                     together = std::max<std::int64_t>(1, context_.tensor->most_gathered() / row_bytes);
+  for (std::int64_t begin = 0; begin < own.rows; begin += together) {
+    const std::int64_t count = std::min(together, own.rows - begin), bytes = count * row_bytes;
+    const AnyMatrix rows = own.rows_from(begin, count);
+    // Whole rows of the memory, which all ranks have of one width.
+    const auto parts =
+        context_.tensor->gather(kernels::Array<std::byte>{static_cast<std::byte*>(rows.data), bytes}, "logits");
+    for (std::int64_t rank = 0; rank < part.tensor_ranks; ++rank) {
+      const parallel::Range tokens = parallel::part(part.whole_vocabulary(), part.tensor_ranks, rank);
+      const AnyMatrix of_rank{const_cast<std::byte*>(parts.data) + rank * bytes, own.type, count, tokens.size(),
+                              own.stride};
+      kernels::copy_rows(context_.execution, of_rank,
+                         all.rows_from(begin, count).columns_from(tokens.begin, tokens.size()));
+    }
+  }
+  return all.rows_from(0, own.rows);
 }
 
 }  // namespace weft::language_model

@@ -35,6 +35,9 @@ class OutputHead {
                            kernels::Array<float> losses) const;
   /// Logits of at most a chunk of rows, where the kernels run; not soft-capped. Valid until the next call.
   kernels::AnyMatrix logits(const Pass&, kernels::AnyMatrix hidden) const;
+  /// Logits of the whole vocabulary: of a divided model gathered in `all` [rows, whole vocabulary], the same bits on
+  /// all ranks; otherwise those of `logits`.
+  kernels::AnyMatrix all_logits(const Pass&, kernels::AnyMatrix hidden, kernels::AnyMatrix all) const;
 
  private:
   const Linear& head() const { return context_.layers.head(); }

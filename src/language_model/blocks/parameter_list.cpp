@@ -30,12 +30,14 @@ struct AdapterSpecs {
          .cut = by_input ? target.cut : Cut{},
          .initial = model::uniform(1 / std::sqrt(static_cast<double>(inputs)), kernels::Purpose::model_initial),
          .weight_decay = true,
-         .group = target.group.empty() ? "" : target.group + "_lora_a"};
+         .group = target.group.empty() ? "" : target.group + "_lora_a",
+         .unit = target.unit};
     b = {.name = name + std::string(kAdapterB),
          .shape = {outputs, rank},
          .cut = by_input ? Cut{} : target.cut,
          .initial = model::constant(0),
-         .weight_decay = true};
+         .weight_decay = true,
+         .unit = target.unit};
   }
 };
 
@@ -115,12 +117,26 @@ void ParameterList::describe(const std::string& words) {
   if (std::find(sizes.begin(), sizes.end(), words) == sizes.end()) sizes.push_back(words);
 }
 
+void ParameterList::number_units() {
+  std::string block;
+  std::size_t unit = 0;
+  for (ParameterSpec& spec : specs) {
+    const std::string of_spec = block_of(spec);
+    if (of_spec != block) ++unit;
+    block = of_spec;
+    spec.unit = unit;
+  }
+}
+
 void ParameterList::add_adapters(const LoraSettings& lora) {
   auto next = static_cast<std::uint64_t>(model::elements_of(specs));
-  std::set<std::string> targets;
+  std::set<std::string> targets, multiplied;
   for (const Product& product : products)
-    for (const Outputs& part : product.parts)
-      if (lora.adapts(part.name)) targets.insert(product.prefix + part.name + std::string(kAdapterTarget));
+    for (const Outputs& part : product.parts) {
+      std::string name = product.prefix + part.name + std::string(kAdapterTarget);
+      if (lora.adapts(part.name)) targets.insert(name);
+      multiplied.insert(std::move(name));
+    }
   std::vector<ParameterSpec> all, as, bs;  // `as` and `bs`: of this block
   const auto end_block = [&] {
     for (std::vector<ParameterSpec>* adapters : {&as, &bs}) {
@@ -144,6 +160,10 @@ void ParameterList::add_adapters(const LoraSettings& lora) {
       bs.push_back(std::move(adapter.b));
     }
     spec.frozen = true;
+    if (lora.base != LoraBase::stored && spec.is_matrix()) {
+      spec.storage = kernels::StorageType::bf16;
+      if (multiplied.contains(spec.name)) spec.packing = lora.packing();
+    }
     all.push_back(std::move(spec));
   }
   end_block();

@@ -67,6 +67,9 @@ class ParameterList {
   /// Adds words on the sizes of a sublayer to those of the model, "d_mlp 3072"; the same words only once.
   void describe(const std::string& words);
 
+  /// Numbers the units: what is before the blocks, each block, what is after them.
+  void number_units();
+
   /// Freezes all parameters, which are numbered, and adds their adapters, those of a block after its parameters: first
   /// all A, then all B (step/adapters.hpp). Random numbers of the others stay the same.
   void add_adapters(const LoraSettings&);

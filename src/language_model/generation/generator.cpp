@@ -75,8 +75,9 @@ kernels::CachedAttention cached_attention_shape(const GenerationSettings& settin
 
 std::int64_t GenerationSettings::most_rows() const { return std::max(rows, most_prefill_rows(*this)); }
 
-GenerationSettings sample_settings(const Configuration& configuration, const Architecture& architecture) {
-  return {.architecture = architecture,
+GenerationSettings sample_settings(const Configuration& configuration, const Architecture& architecture,
+                                   const parallel::GridShape& grid, std::int64_t rank) {
+  return {.architecture = part_of(architecture, grid, rank),
           .type = activation_type(configuration),
           .new_tokens = configuration.sample.tokens,
           .temperature = configuration.sample.temperature,
@@ -112,7 +113,9 @@ Generator::Buffers::Buffers(const GenerationSettings& settings, model::StepArena
   drawn = {arena.take<kernels::Drawn>(settings.rows * own).data, settings.rows, own, own};
   for (kernels::Matrix<kernels::Drawn>& copy : host_drawn)
     copy = {arena.take_host<kernels::Drawn>(settings.rows * own).data, settings.rows, own, own};
-  const std::int64_t blocks = kernels::draw_blocks(settings.architecture.vocabulary);
+  const std::int64_t vocabulary = settings.architecture.whole_vocabulary(), blocks = kernels::draw_blocks(vocabulary);
+  if (settings.architecture.tensor_ranks > 1)
+    logits = arena.take_matrix(settings.type, settings.rows, aligned_columns(vocabulary)).columns_from(0, vocabulary);
   sums = {arena.take<kernels::BlockSum>(settings.rows * blocks).data, settings.rows, blocks, blocks};
   const std::int64_t rows = most_prefill_rows(settings);
   prefill = {arena.take<std::uint32_t>(rows), arena.take<std::int32_t>(rows), arena.take<std::int64_t>(rows)};
@@ -130,10 +133,13 @@ Generator::Generator(const GenerationSettings& settings, Transformer& transforme
       attention_(cached_attention_shape(settings)),
       rows_(static_cast<std::size_t>(settings.rows)),
       regions_(static_cast<std::size_t>(n_regions(settings))),
-      capturable_(settings.graphs && device::Graph::possible(execution)),
+      capturable_(settings.graphs && transformer.leaves_the_host_free() && device::Graph::possible(execution)),
       captures_(capturable_) {
   if (const std::string why = generation_obstacle(settings.architecture.model, settings.context()); !why.empty())
     throw collective_error(ExitCode::usage, "text of this model cannot be generated ({})", why);
+  // Kernels may read columns beyond the vocabulary, which are never written.
+  if (const AnyMatrix& all = buffers_.logits; all.data != nullptr)
+    device::zero(execution, all.data, all.rows * all.stride * kernels::bytes_of(all.type));
   attention_.sequences = buffers_.device.sequences;
   attention_.positions = buffers_.device.positions;
   for (std::int64_t row = 0; row < settings.rows; ++row) {
@@ -328,7 +334,7 @@ void Generator::compute() {
                       .positions = state.positions,
                       .first_key = {}};
   transformer_.forward(tokens, nullptr);
-  const AnyMatrix logits = transformer_.logits(tokens);
+  const AnyMatrix logits = transformer_.all_logits(tokens, buffers_.logits);
   timers_.phase("sampling");
   const std::int64_t blocks = kernels::draw_blocks(settings_.drawable());
   kernels::sample(execution_,

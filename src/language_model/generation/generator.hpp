@@ -19,6 +19,9 @@
 // On a GPU the steps are one captured graph, and so are the prompts of a length; the host reads the tokens of
 // kStepsBetweenChecks steps while the GPU computes the next ones. A sequence that ends on the host, at a text of
 // --stop, is therefore computed for up to twice as many steps more.
+//
+// Of a model that is divided over ranks each has the cache of its heads. The ranks gather the logits of a step, and
+// each draws the same tokens from the same bits: what follows is decided alike, without a message.
 #pragma once
 
 #include <array>
@@ -42,7 +45,7 @@ namespace weft::language_model {
 constexpr std::int64_t kDevicePrefillRows = 12288;
 
 struct GenerationSettings {
-  Architecture architecture;
+  Architecture architecture;                     ///< of the part of this rank (part_of)
   kernels::Scalar type = kernels::Scalar::fp32;  ///< of the activations
   std::int64_t rows = 1;                         ///< sequences that are computed together
   std::int64_t prompts = 1;                      ///< different prompts
@@ -55,15 +58,20 @@ struct GenerationSettings {
   double top_p = 1;
   bool graphs = true;
 
-  std::int64_t drawable() const { return vocabulary == 0 ? architecture.vocabulary : vocabulary; }
+  std::int64_t drawable() const { return vocabulary == 0 ? architecture.whole_vocabulary() : vocabulary; }
   /// Length of the longest sequence of the model.
   std::int64_t context() const { return architecture.positions; }
+  /// Bytes of the logits of a step that a rank of a divided model gives to the others.
+  std::int64_t gathered_bytes() const {
+    return rows * aligned_columns(architecture.largest_vocabulary()) * kernels::bytes_of(type);
+  }
   /// Rows of the largest forward pass; the Transformer must take at least as many.
   std::int64_t most_rows() const;
 };
 
-/// Settings of the samples that a run prints (log.sample_tokens).
-GenerationSettings sample_settings(const Configuration&, const Architecture&);
+/// Settings of the samples that a run prints (log.sample_tokens), on a rank of a grid.
+GenerationSettings sample_settings(const Configuration&, const Architecture&, const parallel::GridShape&,
+                                   std::int64_t rank);
 
 /// Why text of this model cannot be generated, in contexts of `positions` tokens; "": it can.
 std::string generation_obstacle(const ModelSettings&, std::int64_t positions);
@@ -92,6 +100,7 @@ class Generator {
     kernels::Matrix<kernels::Drawn> drawn;                      ///< [rows, most new positions]
     std::array<kernels::Matrix<kernels::Drawn>, 2> host_drawn;  ///< one is read while the other is written
     kernels::Matrix<kernels::BlockSum> sums;                    ///< [rows, draw_blocks(vocabulary)]
+    kernels::AnyMatrix logits;                                  ///< [rows, whole vocabulary], of a divided model
     /// A forward pass over prompts.
     struct Prefill {
       kernels::Array<std::uint32_t> ids;

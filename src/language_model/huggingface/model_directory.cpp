@@ -76,34 +76,35 @@ void by_pieces(std::int64_t rows, std::int64_t columns, const Piece& piece) {
   }
 }
 
-/// Copies between the host, which has all rows as stored, and the rows that this rank holds.
+/// Copies between the host and the rows whose weights this rank keeps.
 class Copy {
  public:
   Copy(const model::Parameters& parameters, std::size_t parameter, const kernels::Execution& execution)
       : parameters_(parameters),
         parameter_(parameter),
         spec_(parameters.specs()[parameter]),
-        held_(parameters.parts(parameter).held),
+        stored_(parameters.stored(parameter)),
         execution_(execution) {
     if (spec_.is_matrix())
-      staged_ = device::Buffer<float>(std::min(held_.size(), std::max<std::int64_t>(1, kPiece / spec_.columns())) *
+      staged_ = device::Buffer<float>(std::min(stored_.size(), std::max<std::int64_t>(1, kPiece / spec_.columns())) *
                                       spec_.columns());
   }
 
+  /// from: the held rows.
   void to_device(const float* from) const {
-    from += held_.begin * spec_.columns();
+    from += (stored_.begin - parameters_.parts(parameter_).held.begin) * spec_.columns();
     if (!spec_.is_matrix())
-      return copy(parameters_.vector(parameter_).weight.data, from, held_.size(), device::Direction::to_device);
-    by_pieces(held_.size(), spec_.columns(), [&](std::int64_t row, std::int64_t count) {
+      return copy(parameters_.vector(parameter_).weight.data, from, stored_.size(), device::Direction::to_device);
+    by_pieces(stored_.size(), spec_.columns(), [&](std::int64_t row, std::int64_t count) {
       copy(staged_.data(), from + row * spec_.columns(), count * spec_.columns(), device::Direction::to_device);
-      kernels::weights_from_float(execution_, parameters_.matrix(parameter_), row,
+      kernels::weights_from_float(execution_, parameters_.stored_matrix(parameter_), row,
                                   staged_.matrix(count, spec_.columns()));
       kernels::fence(execution_);
     });
   }
   /// Copies all rows to the host. For one process only.
   void to_host(float* to) const {
-    if (held_.size() != spec_.rows()) throw error(ExitCode::internal, "{} is on several ranks", spec_.name);
+    if (stored_.size() != spec_.rows()) throw error(ExitCode::internal, "{} is on several ranks", spec_.name);
     if (!spec_.is_matrix())
       return copy(to, parameters_.vector(parameter_).weight.data, spec_.rows(), device::Direction::to_host);
     by_pieces(spec_.rows(), spec_.columns(), [&](std::int64_t row, std::int64_t count) {
@@ -121,7 +122,7 @@ class Copy {
   const model::Parameters& parameters_;
   const std::size_t parameter_;
   const ParameterSpec& spec_;
-  const parallel::Range held_;
+  const parallel::Range stored_;
   const kernels::Execution execution_;
   device::Buffer<float> staged_;
 };
@@ -138,11 +139,13 @@ class Layout {
     own_output_ = spec.transposed() ? 1 : inputs_;
     own_input_ = spec.transposed() ? outputs_ : 1;
   }
+  /// Index of an element in the own array.
+  std::int64_t own(std::int64_t output, std::int64_t input) const { return output * own_output_ + input * own_input_; }
   /// Calls each(index in the tensor, index in the own array), along the rows of the tensor.
   template <class Each>
   void for_each(const Each& each) const {
     const auto element = [&](std::int64_t output, std::int64_t input) {
-      each(place_.output(output) * tensor_output_ + input * tensor_input_, output * own_output_ + input * own_input_);
+      each(place_.output(output) * tensor_output_ + input * tensor_input_, own(output, input));
     };
     if (place_.inputs_first) {
       for (std::int64_t input = 0; input < inputs_; ++input)
@@ -340,21 +343,53 @@ void HuggingfaceDirectory::load(const model::Parameters& parameters, const kerne
   std::vector<ParameterSpec> specs(parameters.specs().begin(), parameters.specs().end());
   std::erase_if(specs, [&](const ParameterSpec& spec) { return is_adapter(spec); });
   const std::vector<Place> all = places(*config_.family, architecture(1));
-  std::vector<float> tensor, own;
+  std::vector<float> rows;
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    const ParameterSpec& spec = specs[i];
-    const Place& place = all[i];
-    const Stored& found = stored(place);
-    const Layout layout(spec, place);
-    tensor.resize(static_cast<std::size_t>(found.entry.elements()));
-    by_pieces(found.entry.elements(), 1, [&](std::int64_t first, std::int64_t count) {
-      files_[found.file].read(found.entry, first, count, tensor.data() + first);
-    });
-    own.resize(static_cast<std::size_t>(spec.elements()));
-    layout.for_each([&](std::int64_t from, std::int64_t to) {
-      own[static_cast<std::size_t>(to)] = tensor[static_cast<std::size_t>(from)] + place.offset;
-    });
-    Copy(parameters, parameters.index(spec.name), execution).to_device(own.data());
+    const std::size_t parameter = parameters.index(specs[i].name);
+    read_rows(specs[i], all[i], parameters.parts(parameter).held, rows);
+    Copy(parameters, parameter, execution).to_device(rows.data());
+  }
+}
+
+/// Reads the held rows of a parameter, as stored, and of its tensor no more than what lies between them.
+void HuggingfaceDirectory::read_rows(const ParameterSpec& spec, const Place& place, parallel::Range held,
+                                     std::vector<float>& rows) const {
+  const Stored& found = stored(place);
+  const Layout layout(spec, place);
+  rows.resize(static_cast<std::size_t>(held.size() * spec.columns()));
+  if (rows.empty()) return;
+  const parallel::Range outputs = spec.transposed() ? parallel::Range{0, spec.shape[0]} : held,
+                        inputs = spec.transposed()  ? held
+                                 : spec.is_matrix() ? parallel::Range{0, spec.shape[1]}
+                                                    : parallel::Range{0, 1};
+  const bool by_inputs = place.inputs_first && spec.is_matrix();
+  // Rows of the tensor, and the columns of them that are read. Outputs of the tensor ascend with those of the
+  // parameter.
+  const parallel::Range of_outputs{place.output(outputs.begin), place.output(outputs.end - 1) + 1},
+      lines = by_inputs ? inputs : of_outputs, columns = by_inputs ? of_outputs : inputs;
+  const std::int64_t width = place.shape.size() == 2 ? place.shape[1] : 1,
+                     together = columns.size() == width ? std::max<std::int64_t>(1, kPiece / width) : 1;
+  std::vector<float> piece(static_cast<std::size_t>(std::min(together, lines.size()) * columns.size()));
+  std::int64_t output = outputs.begin;
+  for (std::int64_t line = lines.begin; line < lines.end; line += together) {
+    note_progress();
+    const parallel::Range read{line, std::min(line + together, lines.end)};
+    files_[found.file].read(found.entry, read.begin * width + columns.begin, read.size() * columns.size(),
+                            piece.data());
+    const auto take = [&](std::int64_t of_line, std::int64_t of_column, std::int64_t own_output, std::int64_t input) {
+      const float value =
+          piece[static_cast<std::size_t>((of_line - read.begin) * columns.size() + of_column - columns.begin)];
+      rows[static_cast<std::size_t>(layout.own(own_output, input) - held.begin * spec.columns())] =
+          value + place.offset;
+    };
+    if (by_inputs) {
+      for (std::int64_t input = read.begin; input < read.end; ++input)
+        for (std::int64_t own = outputs.begin; own < outputs.end; ++own) take(input, place.output(own), own, input);
+    } else {
+      for (; output < outputs.end && place.output(output) < read.end; ++output)
+        for (std::int64_t input = inputs.begin; input < inputs.end; ++input)
+          take(place.output(output), input, output, input);
+    }
   }
 }
 

@@ -56,6 +56,7 @@ class HuggingfaceDirectory {
   };
   void open_parts(const std::filesystem::path& index);
   const Stored& stored(const Place&) const;
+  void read_rows(const model::ParameterSpec&, const Place&, parallel::Range held, std::vector<float>& rows) const;
   void check();
   std::string stored_head() const;
   void require_same_head(const std::string& name) const;

@@ -100,10 +100,10 @@ void set_values(const model::Parameters& parameters, const ParameterSpec& spec, 
   const device::Buffer<float> staged(spec.elements());
   device::copy(execution, staged.data(), stored.data(), staged.bytes(), device::Direction::to_device);
   const std::size_t at = parameters.index(spec.name);
-  const parallel::Range held = parameters.parts(at).held;
+  const parallel::Range rows = parameters.stored(at);
   kernels::weights_from_float(
-      execution, parameters.matrix(at), 0,
-      {staged.data() + held.begin * spec.columns(), held.size(), spec.columns(), spec.columns()});
+      execution, parameters.stored_matrix(at), 0,
+      {staged.data() + rows.begin * spec.columns(), rows.size(), spec.columns(), spec.columns()});
   kernels::fence(execution);
 }
 

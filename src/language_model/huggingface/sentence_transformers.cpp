@@ -39,7 +39,10 @@ void require_mean_mode(const fs::path& file) {
   constexpr const char* kUnused[] = {"embedding_dimension", "word_embedding_dimension", "include_prompt", kMeanFlag};
   config.without_effect(kUnused);
   const SortedJson& mode = config.value("pooling_mode");
-  const bool is_mean = mode == "mean" || (mode.is_array() && mode.size() == 1 && mode.front() == "mean");
+  const auto names_mean = [](const SortedJson& value) {
+    return value.is_string() && value.get_ref<const std::string&>() == "mean";
+  };
+  const bool is_mean = names_mean(mode) || (mode.is_array() && mode.size() == 1 && names_mean(mode.front()));
   if (!mode.is_null() && !is_mean)
     refuse_embedding(file, fmt::format("pooling_mode is {}", printable(json_text(mode))));
   for (const char* const flag : kOtherModeFlags)

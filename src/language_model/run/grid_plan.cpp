@@ -10,6 +10,7 @@
 #include "language_model/run/planned_bytes.hpp"
 #include "language_model/run/private_plan.hpp"
 #include "language_model/step/language_trainer.hpp"
+#include "model/unit_memory.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -57,6 +58,29 @@ std::int64_t sent_over_tensor_axis(const Configuration& configuration, const Arc
                         rows * static_cast<std::int64_t>(sizeof(kernels::SoftmaxPart)));
 }
 
+std::int64_t micro_batches(const Configuration& configuration) {
+  return (configuration.rank_tokens() + configuration.micro_tokens() - 1) / configuration.micro_tokens();
+}
+
+/// By unit, how often a step gathers its weights: as Transformer and DataParallel do with parallel.shard = "full".
+std::vector<std::int64_t> gatherings(const Configuration& configuration, std::span<const model::ParameterSpec> specs) {
+  const model::UnitMemory units(specs, configuration.parallel.gathered_blocks, [](std::size_t) { return 0; });
+  const auto blocks = static_cast<std::size_t>(configuration.language_model.layers);
+  std::vector<std::int64_t> counts(blocks + 2);
+  std::vector<std::size_t> in_slot(units.slots(), counts.size());
+  const auto use = [&](std::size_t unit) {
+    std::size_t& there = in_slot[units.slot_of(unit)];
+    if (there != unit) ++counts[unit];
+    there = unit;
+  };
+  for (std::int64_t micro = 0; micro < micro_batches(configuration); ++micro) {
+    for (std::size_t unit = 0; unit <= blocks; ++unit) use(unit);
+    use(configuration.language_model.tied ? 0 : blocks + 1);
+    for (std::size_t unit = blocks; unit > 0; --unit) use(unit);
+  }
+  return counts;
+}
+
 std::int64_t sent_over_data_axis(const Configuration& configuration, const Architecture& architecture) {
   const parallel::GridShape grid = grid_shape(configuration);
   const std::int64_t ranks = configuration.parallel.data, last = grid.ranks() - 1;
@@ -64,18 +88,28 @@ std::int64_t sent_over_data_axis(const Configuration& configuration, const Archi
   std::int64_t bytes = 4 * configuration.data.batch_tokens / ranks;  // losses
   bytes += 4 * model::AccumulatingSink::vector_elements(specs, grid, last);
   const bool two_planes = device::planned_backend(device_settings(configuration)) == kernels::Backend::cuda;
+  const parallel::Shard shard = configuration.shard();
+  const std::vector<std::int64_t> gathered = gatherings(configuration, specs);
+  const std::int64_t reduced = shard == parallel::Shard::state ? 1 : micro_batches(configuration);
   for (const model::ParameterSpec& spec : specs) {
-    if (!spec.is_matrix() || spec.frozen) continue;
+    if (!spec.is_matrix() || (spec.frozen && shard != parallel::Shard::full)) continue;
     const std::int64_t rows = model::row_parts(spec, grid, last).held.size();
     const kernels::StorageType storage = spec.storage.value_or(configuration.optimizer.state);
     const bool half = two_planes && storage == kernels::StorageType::fp32 &&
                       gathered_weights(configuration) == model::GatheredWeights::upper_plane;
-    bytes += (4 * rows * spec.columns() + model::weight_bytes(storage, rows, spec.columns()) / (half ? 2 : 1)) / ranks;
+    const std::int64_t weights = model::weight_bytes(storage, rows, spec.columns()) / (half ? 2 : 1);
+    bytes += ((spec.frozen ? 0 : 4 * reduced * rows * spec.columns()) +
+              (shard == parallel::Shard::full ? gathered[spec.unit] : 1) * weights) /
+             ranks;
   }
   return (ranks - 1) * bytes;
 }
 
 }  // namespace
+
+bool gathers_repeatedly(const Configuration& configuration) {
+  return configuration.shard() == parallel::Shard::full && micro_batches(configuration) > 1;
+}
 
 std::int64_t bytes_sent(const Configuration& configuration, const Architecture& architecture) {
   return (configuration.parallel.tensor > 1 ? sent_over_tensor_axis(configuration, architecture) : 0) +

@@ -18,9 +18,12 @@ struct GridPlan {
   std::int64_t device_bytes = 0;  ///< of the rank that needs most
 };
 
+/// True if a step gathers weights in several micro-batches (parallel.shard = "full"), with memory for two blocks.
+bool gathers_repeatedly(const Configuration&);
+
 /// Bytes that the last rank of the grid of a configuration, whose parts are the largest, sends per step. Of
 /// activations, a rank sends 2 R C (T - 1) / T elements per sum of R rows on T ranks; of a matrix, (D - 1) / D of its
-/// fp32 gradient and of its weights on D ranks.
+/// fp32 gradient and of its weights on D ranks, as often as parallel.shard says.
 std::int64_t bytes_sent(const Configuration&, const Architecture&);
 
 /// Every grid of parallel.data * parallel.tensor ranks that can train the model, by the size of the tensor axis.

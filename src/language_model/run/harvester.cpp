@@ -40,8 +40,9 @@ Harvester::Harvester(const HarvestSettings& settings, const TextStream& text, co
 struct Harvester::OpenFile {
   explicit OpenFile(std::int64_t bytes) : inputs(bytes), targets(bytes) {}
 
-  /// Begins to write the batch.
+  /// Begins to write the batch, unless another rank does.
   void begin_to_write() {
+    if (file == nullptr) return;
     written = std::async(std::launch::async, [this] {
       file->append(ids, positions, starts, inputs.data(), targets.data());
       if (next == end) file->finish();
@@ -60,13 +61,13 @@ struct Harvester::OpenFile {
   std::future<void> written;  // waited for before what is above is destroyed
 };
 
-void Harvester::write(std::span<const std::int64_t> numbers, const dataset::ChunkFiles& files) {
+void Harvester::write(std::span<const std::int64_t> numbers, const dataset::ChunkFiles& files, bool writes) {
   if (numbers.empty()) return;
   MlpRecorder recorder(settings_.together * settings_.length, files.settings().dtype, model_, transformer_, staging_,
                        execution_);
   std::deque<OpenFile> open;
   for (std::size_t i = 0; i < std::min(numbers.size(), kOpenFiles); ++i)
-    open.emplace_back(settings_.together * settings_.length * recorder.row_bytes());
+    open.emplace_back(writes ? settings_.together * settings_.length * recorder.row_bytes() : 0);
   OpenFile* computed = nullptr;  // whose batch is not yet being written
   for (bool working = true; working;) {
     working = false;
@@ -79,7 +80,7 @@ void Harvester::write(std::span<const std::int64_t> numbers, const dataset::Chun
       if (one.next == one.end && !numbers.empty()) {
         const std::int64_t number = numbers.front();
         numbers = numbers.subspan(1);
-        one.file = files.begin(number, settings_.rows_of(number));
+        if (writes) one.file = files.begin(number, settings_.rows_of(number));
         one.next = number * settings_.windows_per_file;
         one.end = one.next + settings_.windows_of(number);
       }
@@ -98,11 +99,12 @@ void Harvester::write(std::span<const std::int64_t> numbers, const dataset::Chun
 void Harvester::append(OpenFile& to, MlpRecorder& recorder) {
   const std::int64_t count = std::min(settings_.together, to.end - to.next);
   recorder.record(text_, settings_.length, to.next, count);
+  to.next += count;
+  if (to.file == nullptr) return recorder.copy(0, 0, nullptr, nullptr);
   recorder.copy(0, recorder.rows(), to.inputs.data(), to.targets.data());
   to.ids.assign(recorder.ids().begin(), recorder.ids().end());
   to.positions = recorder.positions();
   to.starts = recorder.starts();
-  to.next += count;
 }
 
 }  // namespace weft::language_model

@@ -34,8 +34,9 @@ class Harvester {
 
   /// Writes these files, several at a time: a batch is computed while the one before it is copied to the host and those
   /// before that are written, each by a thread of its file. Throws Error(numeric) with layer and token if a value of
-  /// the model is not finite, Error(data) if it is not in the type of the files.
-  void write(std::span<const std::int64_t> numbers, const dataset::ChunkFiles&);
+  /// the model is not finite, Error(data) if it is not in the type of the files. Of a divided model one rank `writes`;
+  /// the others take part in its forward passes.
+  void write(std::span<const std::int64_t> numbers, const dataset::ChunkFiles&, bool writes = true);
 
  private:
   struct OpenFile;

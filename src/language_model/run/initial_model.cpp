@@ -2,10 +2,15 @@
 #include "language_model/run/initial_model.hpp"
 
 #include <algorithm>
+#include <set>
+#include <string_view>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "input/read.hpp"
+#include "kernels/kokkos_runtime.hpp"
+#include "kernels/optimize/adam.hpp"
 #include "language_model/huggingface/peft.hpp"
 #include "language_model/run/stored_tokenizer.hpp"
 #include "language_model/step/adapters.hpp"
@@ -24,6 +29,46 @@ checkpoint::Found open_checkpoint(const std::string& path, const parallel::World
         ExitCode::io, "language_model.initial = \"{}\": no checkpoint yet (the run has not written one); give another",
         path);
   return *std::move(found);
+}
+
+/// True if frozen weights are stored in another way than those of a model that is trained as a whole.
+bool converts_weights(const Architecture& architecture) {
+  return architecture.lora.rank > 0 && architecture.lora.base != LoraBase::stored;
+}
+
+/// A storage type whose weights are those of the checkpoint.
+kernels::StorageType stored_type(const checkpoint::Found& found) {
+  const auto tensor = std::find_if(found.manifest.tensors.begin(), found.manifest.tensors.end(),
+                                   [](const auto& each) { return each.name == "embedding/tokens"; });
+  return tensor->type == kernels::Scalar::fp32 ? kernels::StorageType::fp32 : kernels::StorageType::bf16;
+}
+
+/// The weights of a matrix as a checkpoint of this type has them. Reading rounds or packs them.
+checkpoint::Tensor converted_tensor(const model::Parameters& parameters, std::size_t parameter,
+                                    kernels::StorageType type, const kernels::Execution& execution) {
+  const model::ParameterSpec& spec = parameters.specs()[parameter];
+  const bool wide = type == kernels::StorageType::fp32;
+  const kernels::ParameterRows rows = parameters.matrix(parameter);
+  checkpoint::Tensor tensor;
+  tensor.name = spec.name;
+  tensor.type = wide ? kernels::Scalar::fp32 : kernels::Scalar::bf16;
+  tensor.shape = spec.stored_shape();
+  tensor.held = parameters.parts(parameter).held;
+  tensor.gather = [](parallel::Range, void*) {
+    throw error(ExitCode::internal, "converted weights are read, not written");
+  };
+  tensor.scatter = [=](parallel::Range range, const void* packed) {
+    const std::int64_t elements = range.size() * rows.columns;
+    std::vector<float> widened(static_cast<std::size_t>(wide ? 0 : elements));
+    for (std::size_t i = 0; i < widened.size(); ++i) widened[i] = static_cast<const kernels::bf16*>(packed)[i];
+    const device::Buffer<float> staged(elements);
+    device::copy(execution, staged.data(), wide ? packed : widened.data(), staged.bytes(),
+                 device::Direction::to_device);
+    kernels::weights_from_float(execution, rows, range.begin - rows.first_row,
+                                staged.matrix(range.size(), rows.columns));
+    kernels::fence(execution);
+  };
+  return tensor;
 }
 
 }  // namespace
@@ -106,14 +151,15 @@ void InitialModel::require_weights(const Configuration& configuration, const Arc
                            "take shorter sequences",
                            configuration.initial, context_, configuration.data.sequence);
   if (!found_) return;
+  const bool converts = converts_weights(architecture);
   const std::string difference = model::first_difference(
       found_->manifest.tensors,
-      model::tensors_of(parameter_specs(base_of(architecture)), configuration.optimizer.state, model::Moments::none));
+      model::tensors_of(parameter_specs(base_of(architecture)),
+                        converts ? stored_type(*found_) : configuration.optimizer.state, model::Moments::none));
   if (!difference.empty())
-    throw collective_error(ExitCode::usage,
-                           "language_model.initial = \"{}\": {} (weights are taken as they are stored); take its "
-                           "optimizer.state",
-                           configuration.initial, difference);
+    throw collective_error(ExitCode::usage, "language_model.initial = \"{}\": {}{}", configuration.initial, difference,
+                           converts ? "; was it written by another program?"
+                                    : " (weights are taken as they are stored); take its optimizer.state");
 }
 
 void InitialModel::load(const model::Parameters& parameters, const parallel::World& world,
@@ -123,7 +169,15 @@ void InitialModel::load(const model::Parameters& parameters, const parallel::Wor
   // their first values.
   checkpoint::Registry all, weights;
   parameters.add_to(all);
+  std::set<std::string_view> converted;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const model::ParameterSpec& spec = parameters.specs()[i];
+    if (!spec.is_matrix() || !spec.frozen || !spec.storage) continue;
+    weights.add(converted_tensor(parameters, i, stored_type(*found_), execution));
+    converted.insert(spec.name);
+  }
   for (const checkpoint::Tensor& tensor : all.tensors()) {
+    if (converted.contains(tensor.name)) continue;
     const std::string_view name = tensor.name;
     const bool weight =
         std::any_of(parameters.specs().begin(), parameters.specs().end(),

@@ -88,7 +88,8 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
       sample_arena_(runtime.execution(), grid) {
   if (corpus.validation) validation_segments_.emplace(*corpus.validation, configuration.data);
   if (configuration.sample.tokens > 0 && corpus.tokenizer) {
-    GenerationSettings samples = sample_settings(configuration, trainer_.model().architecture());
+    GenerationSettings samples =
+        sample_settings(configuration, trainer_.model().architecture(), grid.shape(), grid.world().rank());
     samples.vocabulary = corpus.tokenizer->vocabulary_size();
     generator_.emplace(samples, trainer_.transformer(), execution_, trainer_.timers(), sample_arena_);
   }

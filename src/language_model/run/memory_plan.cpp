@@ -11,6 +11,7 @@
 #include "kernels/language/attention/attention_cudnn.hpp"
 #include "kernels/slow_paths.hpp"
 #include "language_model/blocks/attention_sublayer.hpp"
+#include "language_model/generation/generator.hpp"
 #include "language_model/run/grid_plan.hpp"
 #include "language_model/run/private_plan.hpp"
 #include "language_model/step/clipping_shape.hpp"
@@ -99,6 +100,20 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
                             privacy::to_text(settings, parameter_specs(part), clipping_shape(configuration, part)));
 }
 
+const char* base_text(LoraBase base) {
+  switch (base) {
+    case LoraBase::stored:
+      return "";
+    case LoraBase::bf16:
+      return ", in bf16";
+    case LoraBase::int8:
+      return ", in bf16 and those of the linear layers in int8";
+    case LoraBase::nf4:
+      return ", in bf16 and those of the linear layers in nf4";
+  }
+  return "";
+}
+
 constexpr std::pair<const char*, Recompute> kRecompute[] = {{"none", Recompute::none},
                                                             {"activation", Recompute::activation},
                                                             {"norm", Recompute::norm},
@@ -185,8 +200,8 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   const parallel::GridShape grid = grid_shape(configuration);
   const std::vector<model::ParameterSpec> specs = parameter_specs(architecture);
-  const model::StateBytes state =
-      model::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, configuration.moments());
+  const model::StateBytes state = model::largest_state_bytes(specs, grid, configuration.optimizer.state, backend,
+                                                             configuration.moments(), stored_weights(configuration));
   const OtherBytes other(configuration, architecture, backend);
   Plan plan;
   plan.architecture = architecture;
@@ -221,19 +236,49 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
 }
 
 TransformerSettings forward_settings(const Configuration& configuration, const Architecture& architecture,
-                                     std::int64_t rows) {
-  TransformerSettings settings = transformer_settings(configuration, architecture);
+                                     std::int64_t rows, const parallel::GridShape& grid, std::int64_t rank) {
+  TransformerSettings settings = transformer_settings(configuration, architecture, grid, rank);
   settings.gradients = false;
   settings.rows = rows;
   return settings;
 }
 
+Plan forward_plan(const Configuration& configuration, const Architecture& architecture, const TransformerSettings& part,
+                  const GenerationSettings* generation) {
+  const kernels::Backend backend = device::planned_backend(device_settings(configuration));
+  const parallel::GridShape grid = one_copy(part.architecture.tensor_ranks);
+  const std::vector<model::ParameterSpec> specs = parameter_specs(architecture);
+  const model::StateBytes state =
+      model::largest_state_bytes(specs, grid, configuration.optimizer.state, backend, model::Moments::none);
+  model::StepArena arena(backend);
+  const model::TensorAxis::Buffers tensor =
+      tensor_buffers(part, grid, arena, generation == nullptr ? 0 : generation->gathered_bytes());
+  const Transformer::Buffers transformer(part, arena);
+  std::optional<Generator::Buffers> generator;
+  if (generation != nullptr) generator.emplace(*generation, arena);
+  Plan plan;
+  plan.architecture = architecture;
+  plan.parameters = model::elements_of(specs);
+  plan.device = {{"weights", state.weights},
+                 {"conversion of weights", state.conversion},
+                 {"rotary positions", 4 * rotary_elements(architecture)},
+                 {"CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0}};
+  for (const model::StepArena::Bytes& bytes : arena.bytes()) {
+    plan.device.emplace_back(bytes.purpose, bytes.device);
+    plan.host.emplace_back(bytes.purpose, bytes.host);
+  }
+  return plan;
+}
+
 std::int64_t forward_bytes(const Configuration& configuration, const Architecture& architecture, std::int64_t rows) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
+  const parallel::GridShape grid = one_copy(configuration.parallel.tensor);
   const model::StateBytes state = model::largest_state_bytes(
-      parameter_specs(architecture), single_process(), configuration.optimizer.state, backend, model::Moments::none);
+      parameter_specs(architecture), grid, configuration.optimizer.state, backend, model::Moments::none);
   model::StepArena arena(backend);
-  const Transformer::Buffers transformer(forward_settings(configuration, architecture, rows), arena);
+  const TransformerSettings settings = forward_settings(configuration, architecture, rows, grid, grid.ranks() - 1);
+  const model::TensorAxis::Buffers tensor = tensor_buffers(settings, grid, arena);
+  const Transformer::Buffers transformer(settings, arena);
   const Staging::Buffers staging(rows, configuration.data.document_mask, false, arena);
   return state.weights + state.conversion + 4 * rotary_elements(architecture) + arena.device_bytes();
 }
@@ -324,8 +369,15 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   row("work per token", fmt::format("{:.4g} MFLOP", plan.flops_per_token * 1e-6));
   text += types_text(plan, configuration) + attention_text(plan, configuration);
   if (const LoraSettings& lora = plan.architecture.lora; lora.rank > 0)
-    text += fmt::format("  adapters of rank {} for {}: {} of the parameters are trained, the others are frozen\n",
-                        lora.rank, fmt::join(lora.targets, ", "), format::grouped(plan.trained));
+    text += fmt::format("  adapters of rank {} for {}: {} of the parameters are trained, the others are frozen{}\n",
+                        lora.rank, fmt::join(lora.targets, ", "), format::grouped(plan.trained), base_text(lora.base));
+  if (configuration.shard() == parallel::Shard::full) {
+    const std::int64_t blocks = std::min(configuration.parallel.gathered_blocks, plan.architecture.model.layers);
+    text += fmt::format(
+        "  weights: gathered {}, with memory for {} of {} blocks\n",
+        blocks == plan.architecture.model.layers ? "once per step" : "in each forward and backward pass of a block",
+        blocks, plan.architecture.model.layers);
+  }
   text += "  activations by memory.recompute:";
   for (const auto& [name, bytes] : plan.activations)
     text += fmt::format("{} {} {}", name == plan.activations.front().first ? "" : ",", name,

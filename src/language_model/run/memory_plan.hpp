@@ -52,10 +52,20 @@ struct Plan {
 
 Plan plan(const Configuration&, const Architecture&, std::int64_t train_tokens);
 
-/// Settings of a Transformer for forward passes over at most `rows` rows of a whole model.
-TransformerSettings forward_settings(const Configuration&, const Architecture&, std::int64_t rows);
+/// Settings of a Transformer for forward passes over at most `rows` rows: of `rank` of a grid, by default of one
+/// process. The architecture is that of the whole model.
+TransformerSettings forward_settings(const Configuration&, const Architecture&, std::int64_t rows,
+                                     const parallel::GridShape& = {}, std::int64_t rank = 0);
 
-/// Bytes of the model, without moments, and of a Transformer for forward passes, where the kernels run.
+struct GenerationSettings;
+
+/// Memory of a model without moments and of a Transformer, of the rank of parallel.tensor whose part has these
+/// settings; with the cache of a Generator if `generation` is given. architecture: of the whole model.
+Plan forward_plan(const Configuration&, const Architecture&, const TransformerSettings& part,
+                  const GenerationSettings* generation = nullptr);
+
+/// Bytes of a model, without moments, and of a Transformer for forward passes, where the kernels run: of the rank of
+/// parallel.tensor that needs most.
 std::int64_t forward_bytes(const Configuration&, const Architecture&, std::int64_t rows);
 
 /// Memory per rank, in bytes; 0: not known.
@@ -65,6 +75,8 @@ struct MemoryLimits {
   std::int64_t device = 0;
 
   bool allow(const Plan&) const;
+  /// True if the memory where the kernels run has a limit.
+  bool known() const { return (kernels::kCudaBuild ? device : host) > 0; }
 };
 
 /// Throws a collective Error(usage) if the run needs more memory, with the largest micro-batch that fits and what else

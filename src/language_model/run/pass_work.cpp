@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The work of one rank in a step. It has n tokens in m micro-batches of sequences of T; C = d_model, V ids, e bytes of
-// an activation, w of a weight. Matrices and rows of the blocks are those of the products that their sublayers declare,
-// and what sublayers compute besides is in Sublayer::work; the head has V C parameters. Each datum counts once per
-// phase, and twice where it is read and written. With adapters the matrices are frozen; theirs have P parameters, which
-// pass forward, again, and twice backward.
+// an activation, w of a weight (of frozen ones: BaseBytes). Matrices and rows of the blocks are those of the products
+// that their sublayers declare, and what sublayers compute besides is in Sublayer::work; the head has V C parameters.
+// Each datum counts once per phase, and twice where it is read and written. With adapters the matrices are frozen;
+// theirs have P parameters, which pass forward, again, and twice backward.
 #include "language_model/run/pass_work.hpp"
 
 #include <fmt/format.h>
@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "kernels/optimize/packed_weights.hpp"
 #include "language_model/blocks/block_list.hpp"
 #include "language_model/run/private_plan.hpp"
 #include "language_model/step/clipping_shape.hpp"
@@ -34,11 +35,24 @@ struct ProductSums {
   }
 };
 
+/// Bytes per weight of the model without adapters.
+struct BaseBytes {
+  double read;          ///< that a product or the embedding reads
+  double unpacked = 0;  ///< of a packed one, before each product: codes are read, bf16 is written
+  BaseBytes(const Configuration& c, const Architecture& a)
+      : read(number(
+            a.lora.rank > 0 && a.lora.base != LoraBase::stored ? 2 : model::weight_bytes(c.optimizer.state, 1, 1))) {
+    if (const kernels::Packing packing = a.lora.packing(); packing != kernels::Packing::none)
+      unpacked = 2 + (packing == kernels::Packing::nf4 ? 0.5 : 1) + 1.0 / number(kernels::kPackedColumns);
+  }
+};
+
 /// The sizes as floating-point numbers.
 struct Sizes {
   double n, m, length, width, vocabulary, trained;
   double owned;  ///< of the trained parameters: those that a rank updates
   double e, w, moments;
+  BaseBytes base;
   Recompute recompute;
   bool adapted;
   std::int64_t last_block;
@@ -59,6 +73,7 @@ struct Sizes {
         e(number(kernels::bytes_of(activation_type(c)))),
         w(number(model::weight_bytes(c.optimizer.state, 1, 1))),
         moments(number(model::moment_bytes(c.optimizer.state, 1, a.model.d_model, a.model.d_model)) / width),
+        base(c, a),
         recompute(c.memory.recompute),
         adapted(a.lora.rank > 0),
         last_block(a.model.layers - 1),
@@ -137,7 +152,7 @@ PassWork undivided_work_of(std::string_view phase, const Configuration& configur
     if (settings.mode == privacy::Mode::two_pass && phase != "update" && phase != "check") s.m *= 2, s.n *= 2;
   }
   if (phase == "tokens") return {{s.n * 12, 0}, {}};
-  if (phase == "embedding") return {{s.n * s.width * (s.w + s.e), 0}, {s.n * s.width * (s.e + 2 * 4), 0}};
+  if (phase == "embedding") return {{s.n * s.width * (s.base.read + s.e), 0}, {s.n * s.width * (s.e + 2 * 4), 0}};
   PassWork work = sublayer_work(phase, s);
   if (phase == "products") {
     // Outputs; then input gradients, and outputs computed again.
@@ -145,12 +160,14 @@ PassWork undivided_work_of(std::string_view phase, const Configuration& configur
     // In 8 bits: inputs are read, coded and read as codes; weights are coded once and read as codes.
     const auto coded = [&](const ProductSums& products, double once) {
       return configuration.fp8_forward
-                 ? 2 * s.n * products.inputs + once * (s.w + 1) - s.m * (s.w - 1) * products.elements
+                 ? 2 * s.n * products.inputs + once * (s.base.read + 1) - s.m * (s.base.read - 1) * products.elements
                  : 0;
     };
-    work.forward.bytes += s.m * s.matrices() * s.w + s.n * s.e * s.columns() + coded(s.blocks, s.blocks.elements);
+    work.forward.bytes += s.m * (s.matrices() * s.base.read + s.blocks.elements * s.base.unpacked) +
+                          s.n * s.e * s.columns() + coded(s.blocks, s.blocks.elements);
     work.forward.flops += 2 * s.n * s.multiplied();
-    work.backward.bytes += s.m * read * s.w + s.n * s.e * (s.columns() + s.of_recomputed.columns()) + coded(s.again, 0);
+    work.backward.bytes += s.m * (read * s.base.read + (s.blocks.elements + s.again.elements) * s.base.unpacked) +
+                           s.n * s.e * (s.columns() + s.of_recomputed.columns()) + coded(s.again, 0);
     work.backward.flops += 2 * s.n * multiplied;
   }
   if (work.forward.bytes > 0) return work;
@@ -221,8 +238,8 @@ run::Work generation_work(std::string_view phase, const Configuration& configura
                key = number(a.key_width()), vocabulary = number(a.vocabulary), rows = number(generation.rows),
                steps = number(generation.new_tokens), prefix = number(generation.longest_prompt - 1),
                prompts = number(generation.prompts);
-  const double e = number(kernels::bytes_of(generation.type)),
-               w = number(model::weight_bytes(configuration.optimizer.state, 1, 1));
+  const double e = number(kernels::bytes_of(generation.type));
+  const BaseBytes base(configuration, a);
   ProductSums blocks;
   for (const Product& product : declared_parameters(a).products) blocks.add(product);
   const std::vector<ResidualSublayer> sublayers = make_sublayers(a);
@@ -230,10 +247,10 @@ run::Work generation_work(std::string_view phase, const Configuration& configura
   const double through = prompts * prefix + rows * steps,
                passes = steps + (prefix > 0 ? 1 : 0);  // that read the weights, at least
   const double head = vocabulary * width;
-  if (phase == "embedding") return {through * width * (w + e), 0};
+  if (phase == "embedding") return {through * width * (base.read + e), 0};
   if (phase == "norms") return {through * e * width * 4 * (number(std::ssize(sublayers)) + 1), 0};
   if (phase == "products")
-    return {(passes * blocks.elements + steps * head) * w +
+    return {passes * blocks.elements * (base.read + base.unpacked) + steps * head * base.read +
                 e * (through * blocks.columns() + rows * steps * (width + vocabulary)),
             2 * (through * blocks.multiplied + rows * steps * head)};
   if (phase == "attention") {
@@ -249,7 +266,7 @@ run::Work generation_work(std::string_view phase, const Configuration& configura
         if (work.phase == phase) bytes += work.forward.bytes;
     return {through * e * bytes, 0};
   }
-  if (phase == "sampling") return {rows * steps * vocabulary * e, 0};
+  if (phase == "sampling") return {rows * steps * number(a.whole_vocabulary()) * e, 0};
   return {};
 }
 

@@ -11,7 +11,8 @@ OtherBytes::OtherBytes(const Configuration& configuration, const Architecture& a
     : positions(4 * rotary_elements(architecture)) {
   if (configuration.sample.tokens == 0) return;
   model::StepArena arena(backend);
-  const Generator::Buffers generator(sample_settings(configuration, architecture), arena);
+  const parallel::GridShape grid = grid_shape(configuration);
+  const Generator::Buffers generator(sample_settings(configuration, architecture, grid, grid.ranks() - 1), arena);
   samples = arena.device_bytes();
   samples_on_host = arena.host_bytes();
 }
@@ -19,7 +20,7 @@ OtherBytes::OtherBytes(const Configuration& configuration, const Architecture& a
 std::int64_t device_bytes(const Configuration& configuration, const Architecture& architecture,
                           const parallel::GridShape& grid, kernels::Backend backend) {
   return model::largest_state_bytes(parameter_specs(architecture), grid, configuration.optimizer.state, backend,
-                                    configuration.moments())
+                                    configuration.moments(), stored_weights(configuration))
              .total() +
          OtherBytes(configuration, architecture, backend).on_device() +
          measure_step(configuration, architecture, grid, backend).device_bytes();

@@ -77,6 +77,10 @@ EvaluationResult evaluate(const dataset::Segments& segments, std::int64_t length
     result.tokens += batch.counted;
     pass.done(first + batch.sequences);
   }
+  // Every rank takes part in as many passes.
+  const std::int64_t batches = (windows + together - 1) / together;
+  if (ranks != nullptr && batches % ranks->size() != 0 && ranks->rank() >= batches % ranks->size())
+    transformer.forward_without_tokens();
   share(losses, ranks);
   if (ranks != nullptr) ranks->sum({&result.tokens, 1});
   if (result.tokens == 0)

@@ -35,10 +35,11 @@ inline bool is_own_batch(std::int64_t batch, const parallel::Communicator* ranks
 void share(std::span<double> values, const parallel::Communicator* ranks);
 
 /// All segments, of at most `length` + 1 tokens: in those of the stream every token but the first is predicted once.
-/// `rows`: most rows that the staging memory and the Transformer take. `ranks`: all of them hold the whole model and
-/// divide the batches; null: this one alone. Losses are added in the order of rows, then of segments: with the same
-/// `rows` the result has the same bits on any number of ranks; with others products may round differently. Collective.
-/// Throws a collective Error(data) if there is nothing to predict, Error(numeric) if the loss is not finite.
+/// `rows`: most rows that the staging memory and the Transformer take. `ranks`: they have the same part of the model
+/// each and divide the batches; null: this one alone. Losses are added in the order of rows, then of segments: with the
+/// same `rows` the result has the same bits on any number of ranks; with others products may round differently.
+/// Collective. Throws a collective Error(data) if there is nothing to predict, Error(numeric) if the loss is not
+/// finite.
 EvaluationResult evaluate(const dataset::Segments&, std::int64_t length, std::int64_t rows, Transformer&, Staging&,
                           const kernels::Execution&, const parallel::Communicator* ranks = nullptr);
 

@@ -75,6 +75,12 @@ void add_keys(input::Schema& schema, LoraSettings& lora, const ModelSettings& mo
            "new ones, with which the model begins as it is")
       .path_name()
       .only_with("lora.rank", {}, "there are no adapters");
+  schema
+      .add("lora.base", lora.base,
+           {{"stored", LoraBase::stored}, {"bf16", LoraBase::bf16}, {"int8", LoraBase::int8}, {"nf4", LoraBase::nf4}},
+           "storage of the frozen weights: stored as optimizer.state stores trained ones; bf16; int8 and nf4: those of "
+           "the linear layers of the blocks in 8 or 4 bits with coded scales (QLoRA), embedding and head in bf16")
+      .only_with("lora.rank", {}, "there are no adapters");
   schema.rule({"lora.targets", "lora.rank"}, [&lora, &model]() -> std::string {
     return lora.rank > 0 ? targets_problem(lora, model) : std::string();
   });

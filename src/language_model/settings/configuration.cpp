@@ -229,6 +229,15 @@ void add_parallel_keys(input::Schema& schema, parallel::Settings& parallel) {
       .at_most(1 << 10)
       .not_with("language_model.qk_norm", {"width"}, "its norm is over all heads, which are on several ranks")
       .free();
+  using parallel::Shard;
+  schema
+      .add("parallel.shard", parallel.shard,
+           {{"state", Shard::state}, {"gradients", Shard::gradients}, {"full", Shard::full}},
+           "what ranks that divide the batch also divide among them: the state of the optimizer; gradients as well, "
+           "which are then exchanged in every micro-batch; or all, with the weights of the matrices, which are "
+           "gathered block by block in every pass")
+      .not_with("privacy.algorithm", {"naive"}, "which forms the gradients of all parameters for each record")
+      .free();
   parallel::add_world_key(schema, parallel);
 }
 
@@ -245,6 +254,7 @@ void add_device_keys(input::Schema& schema, Configuration& configuration) {
            "pass, with a scale per row; the backward pass stays bf16")
       .only_with("device.precision", {"bf16"}, "the backward pass and all other operations compute in it")
       .not_with("parallel.tensor", {}, "a row is scaled by all of its columns")
+      .not_with("parallel.shard", {"full"}, "every rank would keep all weights in 8 bits")
       .free();
   schema
       .add("device.attention", configuration.attention_kernels,
@@ -275,9 +285,8 @@ void add_keys(input::Schema& schema, SampleSettings& sample) {
       .at_most(1 << 16)
       .not_with("language_model.sparse_blocks", {},
                 "which chooses keys for blocks of queries, which do not exist yet while a text is written")
-      .not_with("parallel.tensor", {},
-                "tokens are drawn by a rank that has the logits of the whole vocabulary; weft lm generate reads any "
-                "checkpoint")
+      .not_with("parallel.shard", {"full"},
+                "all weights would be gathered for each token; weft lm generate reads any checkpoint")
       .free();
   schema
       .add("log.sample_temperature", sample.temperature,
@@ -362,6 +371,23 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return "device.precision = \"tf32\" needs a GPU (TF32 is a format of its matrix units, and this program was built "
            "without CUDA); take \"fp32\"";
   });
+  schema.rule(
+      {"lora.base", "device.precision", "device.fp8_forward", "parallel.shard"}, [&configuration]() -> std::string {
+        if (configuration.lora.packing() == kernels::Packing::none) return {};
+        if (configuration.parallel.shard == parallel::Shard::full)
+          return "lora.base = \"int8\" or \"nf4\" with parallel.shard = \"full\" (codes and scales are not gathered "
+                 "yet); "
+                 "take lora.base = \"bf16\", or shard = \"gradients\"";
+        if (configuration.precision == Precision::fp16)
+          return "lora.base = \"int8\" or \"nf4\" with device.precision = \"fp16\" (packed weights are multiplied in "
+                 "bf16); "
+                 "take device.precision = \"bf16\", or lora.base = \"bf16\"";
+        if (configuration.fp8_forward)
+          return "lora.base = \"int8\" or \"nf4\" with device.fp8_forward (it keeps all weights in 8 bits besides); "
+                 "leave "
+                 "one of them out";
+        return {};
+      });
   // Keys and values, in pairs of heads of a multiple of 8, have such widths together.
   schema.rule(
       {"device.fp8_forward", "language_model.d_model", "language_model.d_mlp", "language_model.head_size"},
@@ -419,6 +445,12 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                 return "device.attention = \"cudnn\" with a cap, dropout, sparse blocks, a document mask or heads of "
                        "more than 128 (which its kernels do not have); take \"auto\"";
               });
+  schema.rule({"parallel.shard", "device.precision"}, [&configuration]() -> std::string {
+    if (configuration.parallel.shard != parallel::Shard::full || configuration.precision != Precision::fp16) return {};
+    return "parallel.shard = \"full\" with device.precision = \"fp16\" (every rank would keep all weights in fp16); "
+           "take "
+           "\"bf16\", or shard = \"gradients\"";
+  });
   schema.rule({"parallel.tensor", "language_model.kv_heads", "language_model.d_mlp"}, [&configuration, &model] {
     return obstacle_to_division({.model = model}, configuration.parallel.tensor);
   });
@@ -461,16 +493,26 @@ parallel::GridShape grid_shape(const Configuration& configuration) {
                               {std::string(parallel::kTensorAxis), configuration.parallel.tensor}});
 }
 
-parallel::GridShape single_process() { return grid_shape({}); }
+parallel::GridShape one_copy(std::int64_t n_ranks) {
+  Configuration configuration;
+  configuration.parallel.tensor = n_ranks;
+  return grid_shape(configuration);
+}
 
-void use_ranks(Configuration& configuration, std::int64_t n_ranks) {
-  const std::int64_t sequences = configuration.data.batch_tokens / configuration.data.sequence,
-                     tensor = configuration.parallel.tensor;
+parallel::GridShape single_process() { return one_copy(1); }
+
+void require_groups(std::int64_t tensor, std::int64_t n_ranks) {
   if (n_ranks % tensor != 0)
     throw collective_error(ExitCode::usage,
                            "{} ranks do not divide into groups of parallel.tensor = {} (a group has one copy of the "
                            "model); start a multiple of {} ranks",
                            n_ranks, tensor, tensor);
+}
+
+void use_ranks(Configuration& configuration, std::int64_t n_ranks) {
+  const std::int64_t sequences = configuration.data.batch_tokens / configuration.data.sequence,
+                     tensor = configuration.parallel.tensor;
+  require_groups(tensor, n_ranks);
   if (n_ranks / tensor > sequences)
     throw collective_error(ExitCode::usage,
                            "{} {} for the {} sequences of a step (data.batch_tokens = {}, data.sequence = {}: each "

@@ -58,6 +58,8 @@ struct Configuration {
 
   /// Storage of the optimizer state.
   model::Moments moments() const { return memory.offload_optimizer ? model::Moments::on_host : model::Moments::held; }
+  /// parallel.shard, where ranks divide the batch.
+  parallel::Shard shard() const { return parallel.data > 1 ? parallel.shard : parallel::Shard::state; }
   /// Most tokens of a step on one rank: whole sequences.
   std::int64_t rank_tokens() const {
     return parallel::largest_part(data.batch_tokens / data.sequence, parallel.data) * data.sequence;
@@ -70,6 +72,8 @@ struct Configuration {
 
 /// Grid of parallel.data groups (no key: all of the job) of parallel.tensor ranks.
 parallel::GridShape grid_shape(const Configuration&);
+/// Grid of `n_ranks` ranks that have one copy of a model.
+parallel::GridShape one_copy(std::int64_t n_ranks);
 /// Grid of a command that runs on one process.
 parallel::GridShape single_process();
 /// A job of `n_ranks` has as many groups of parallel.tensor ranks as it can. Throws a collective Error(usage) if ranks
@@ -90,6 +94,8 @@ bool library_attention(const Configuration&);
 /// Why a run cannot divide the model over the tensor axis: its sizes, or a key that declares that it does not go with
 /// parallel.tensor; "" if it can.
 std::string obstacle_to_tensor_axis(const Configuration&, const Architecture&);
+/// Throws a collective Error(usage) unless the ranks form groups of `tensor`, each with one copy of the model.
+void require_groups(std::int64_t tensor, std::int64_t n_ranks);
 
 /// Every key of the tables above, bound to the members of `configuration`, which must outlive the schema and hold its
 /// initial values, with the conditions between keys.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/step/adapters.hpp"
 
+#include <algorithm>
 #include <limits>
 
 #include "base/error.hpp"
@@ -15,6 +16,9 @@ namespace weft::language_model {
 using model::ParameterSpec;
 
 namespace {
+
+/// Number of elements that are copied at a time.
+constexpr std::int64_t kPieceElements = std::int64_t{4} << 20;
 
 /// The weights of a matrix on the device, in fp32, [rows, columns] as stored.
 device::Buffer<float> weights_of(const model::Parameters& parameters, std::size_t parameter,
@@ -42,6 +46,33 @@ std::vector<ParameterSpec> adapter_specs(const Architecture& architecture) {
   std::vector<ParameterSpec> specs = parameter_specs(architecture);
   std::erase_if(specs, [](const ParameterSpec& spec) { return !is_adapter(spec); });
   return specs;
+}
+
+std::vector<ParameterSpec> frozen_specs(const Architecture& architecture) {
+  std::vector<ParameterSpec> specs = parameter_specs(architecture);
+  std::erase_if(specs, is_adapter);
+  return specs;
+}
+
+void copy_weights(const model::Parameters& from, const model::Parameters& to, const kernels::Execution& execution) {
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    note_progress();
+    const ParameterSpec& spec = to.specs()[i];
+    const std::size_t source = from.index(spec.name);
+    if (!spec.is_matrix()) {
+      device::copy(execution, to.vector(i).weight.data, from.vector(source).weight.data, 4 * spec.elements(),
+                   device::Direction::on_device);
+      continue;
+    }
+    const std::int64_t most = std::max<std::int64_t>(1, kPieceElements / spec.columns());
+    const device::Buffer<float> staged(std::min(most, spec.rows()) * spec.columns());
+    for (std::int64_t row = 0; row < spec.rows(); row += most) {
+      const kernels::Matrix<float> piece = staged.matrix(std::min(most, spec.rows() - row), spec.columns());
+      kernels::weights_to_float(execution, from.matrix(source), row, piece);
+      kernels::weights_from_float(execution, to.matrix(i), row, piece);
+    }
+    kernels::fence(execution);  // before `staged` is freed
+  }
 }
 
 Architecture base_of(Architecture architecture) {

@@ -18,6 +18,13 @@ namespace weft::language_model {
 /// The adapters alone, as they are among parameter_specs(architecture).
 std::vector<model::ParameterSpec> adapter_specs(const Architecture&);
 
+/// The frozen parameters, stored as they are among parameter_specs(architecture) (LoraSettings::base).
+std::vector<model::ParameterSpec> frozen_specs(const Architecture&);
+
+/// Gives the parameters of `to` the weights of those of the same names, which may be stored in another type. Both on
+/// one process.
+void copy_weights(const model::Parameters& from, const model::Parameters& to, const kernels::Execution&);
+
 /// The model without adapters, to which the adapters are added.
 Architecture base_of(Architecture);
 

@@ -55,26 +55,41 @@ Trainer::Buffers::Buffers(const Configuration& configuration, const Architecture
 
 model::TensorAxis::Buffers Trainer::tensor_buffers(const Configuration& configuration, const Architecture& architecture,
                                                    const parallel::GridShape& grid, model::StepArena& arena) {
-  const std::int64_t rows = configuration.micro_tokens(), last = grid.ranks() - 1;
-  std::int64_t gathered =
-      std::max(rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
-               4 * model::AccumulatingSink::partial_elements(parameter_specs(architecture), grid, last));
+  const std::int64_t last = grid.ranks() - 1;
+  std::int64_t gathered = 4 * model::AccumulatingSink::partial_elements(parameter_specs(architecture), grid, last);
   if (configuration.privacy.enabled) {
     const Architecture part = part_of(architecture, grid, last);
     gathered = std::max(gathered, privacy::gathered_bytes(configuration.privacy, parameter_specs(part),
                                                           clipping_shape(configuration, part)));
   }
-  return {grid,     activation_type(configuration),
-          rows,     std::max(architecture.model.d_model, kMostAdapters * architecture.lora.rank),
-          gathered, arena};
+  return language_model::tensor_buffers(transformer_settings(configuration, architecture, grid, last), grid, arena,
+                                        gathered);
 }
 
 model::GatheredWeights gathered_weights(const Configuration& configuration) {
   return configuration.precision == Precision::fp16 ? model::GatheredWeights::all : model::GatheredWeights::upper_plane;
 }
 
-/// Bytes of the losses of all tokens of a step, fp32.
-std::int64_t loss_bytes(const Configuration& configuration) { return 4 * configuration.data.batch_tokens; }
+model::KeptGradients kept_gradients(const Configuration& configuration) {
+  return configuration.shard() == parallel::Shard::state ? model::KeptGradients::of_held_rows
+                                                         : model::KeptGradients::of_owned_rows;
+}
+
+model::StoredWeights stored_weights(const Configuration& configuration) {
+  return configuration.shard() == parallel::Shard::full ? model::StoredWeights::of_owned_rows
+                                                        : model::StoredWeights::of_held_rows;
+}
+
+/// Bytes that are gathered at a time: the losses of all tokens of a step, fp32, or a matrix.
+std::int64_t gathered_bytes(const Configuration& configuration, const model::WeightSlots& slots) {
+  return std::max(4 * configuration.data.batch_tokens, slots.largest());
+}
+
+model::WeightSlots weight_slots(const Configuration& configuration, std::span<const model::ParameterSpec> specs,
+                                const parallel::GridShape& grid, std::int64_t rank, model::StepArena& arena) {
+  if (stored_weights(configuration) == model::StoredWeights::of_held_rows) return {};
+  return {specs, grid, rank, configuration.optimizer.state, configuration.parallel.gathered_blocks, arena};
+}
 
 model::StepArena measure_step(const Configuration& configuration, const Architecture& architecture,
                               const parallel::GridShape& grid, kernels::Backend backend) {
@@ -83,16 +98,18 @@ model::StepArena measure_step(const Configuration& configuration, const Architec
   const Staging::Buffers staging(configuration.rank_tokens(), configuration.data.document_mask,
                                  configuration.privacy.enabled, arena);
   const std::int64_t last = grid.ranks() - 1;  // its parts are the largest
+  const model::WeightSlots slots = weight_slots(configuration, specs, grid, last, arena);
   const model::TensorAxis::Buffers tensor = Trainer::tensor_buffers(configuration, architecture, grid, arena);
   const Transformer::Buffers transformer(transformer_settings(configuration, architecture, grid, last), arena);
   const Architecture part = part_of(architecture, grid, last);
   const Trainer::Buffers trainer(configuration, part, arena);
+  const model::KeptGradients kept = kept_gradients(configuration);
   const model::ParameterUpdate::Buffers update(
-      model::AccumulatingSink::elements(specs, grid, last), arena, state_buffers(configuration, specs, arena),
-      model::DataParallel::Buffers(specs, grid, loss_bytes(configuration), arena));
+      model::AccumulatingSink::elements(specs, grid, last, kept), arena, state_buffers(configuration, specs, arena),
+      model::DataParallel::Buffers(specs, grid, gathered_bytes(configuration, slots), arena, kept));
   arena.purpose("gradients");
   arena.count(model::StepArena::Where::device,
-              model::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens()));
+              model::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens(), kept));
   if (configuration.privacy.enabled)
     arena.count(model::StepArena::Where::device,
                 privacy::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, part)));
@@ -104,21 +121,25 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
     : configuration_(configuration),
       execution_(execution),
       arena_(execution, grid),
+      slots_(weight_slots(configuration, parameter_specs(architecture), grid.shape(), grid.world().rank(), arena_)),
       model_(architecture, configuration.optimizer.state, grid.shape(), grid.world().rank(), execution,
-             configuration.moments()),
+             configuration.moments(),
+             stored_weights(configuration) == model::StoredWeights::of_owned_rows ? &slots_ : nullptr),
       staging_(configuration.rank_tokens(), configuration.data.document_mask, execution, arena_,
                configuration.privacy.enabled),
       tensor_(tensor_axis(configuration, architecture, grid, execution, arena_)),
       transformer_(model_, transformer_settings(configuration_, architecture, grid.shape(), grid.world().rank()),
                    timers_, arena_, tensor_ ? &*tensor_ : nullptr),
-      sink_(model_.parameters(), execution, configuration.micro_tokens()),
+      sink_(model_.parameters(), execution, configuration.micro_tokens(), kept_gradients(configuration)),
       buffers_(configuration_, part_of(architecture, grid.shape(), grid.world().rank()), arena_),
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,
               model::ParameterUpdate::Buffers(
-                  model::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank()),
+                  model::AccumulatingSink::elements(model_.parameters().specs(), grid.shape(), grid.world().rank(),
+                                                    kept_gradients(configuration)),
                   arena_, state_buffers(configuration, model_.parameters().specs(), arena_),
-                  model::DataParallel::Buffers(model_.parameters().specs(), grid.shape(), loss_bytes(configuration_),
-                                               arena_)),
+                  model::DataParallel::Buffers(model_.parameters().specs(), grid.shape(),
+                                               gathered_bytes(configuration_, slots_), arena_,
+                                               kept_gradients(configuration_))),
               configuration.parallel.overlap, tensor_ ? &*tensor_ : nullptr, gathered_weights(configuration)),
       ranks_(grid.axis(parallel::kDataAxis)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
@@ -166,10 +187,15 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                                    timers_.phase("exchange");
                                    update_.exchange().start_weights();
                                  },
-                             .await =
-                                 [this](std::size_t end) {
+                             .use =
+                                 [this](std::size_t unit, std::size_t next) {
                                    timers_.phase("exchange");
-                                   update_.exchange().await_weights(end);
+                                   update_.exchange().use_weights(unit, next);
+                                 },
+                             .complete =
+                                 [this] {
+                                   timers_.phase("exchange");
+                                   update_.exchange().await_weights();
                                  }});
 }
 
@@ -250,8 +276,10 @@ privacy::MicroBatch Trainer::load(std::int64_t first, std::int64_t count) {
 }
 
 void Trainer::pass(parallel::Range examples, model::GradientSink& sink) {
+  if (examples.size() == 0) return transformer_.pass_without_tokens(sink);
   const Tokens tokens = staging_.tokens(examples.begin, examples.size(), length_);
   transformer_.forward(tokens, runner_.constants());
+  update_.exchange().await_reductions();
   transformer_.losses_and_gradient(tokens, {buffers_.losses.data, tokens.rows()}, sink);
   transformer_.backward(tokens, runner_.constants(), sink);
 }
@@ -291,15 +319,23 @@ void Trainer::compute() {
   }
   transformer_.prepare_weights();
   if (objective_) objective_(runner_.constants(), sink_);
-  for (std::int64_t first = 0; first < sequences; first += micro) {
-    if (first + micro >= sequences && update_.exchange().active())
+  model::DataParallel& exchange = update_.exchange();
+  const std::int64_t most_sequences = parallel::largest_part(configuration_.data.batch_tokens / length, ranks_.size()),
+                     end = exchange.in_micro_batches() ? most_sequences : sequences;
+  for (std::int64_t first = 0; first < end; first += micro) {
+    if (exchange.active() && (exchange.in_micro_batches() || first + micro >= end))
       sink_.when_complete([this](std::size_t parameter) {
         timers_.phase("exchange");
         update_.exchange().reduce_from(parameter);
       });
+    if (first >= sequences) {
+      transformer_.pass_without_tokens(sink_);
+      continue;
+    }
     Tokens tokens = staging_.tokens(first, std::min(micro, sequences - first), length);
     tokens.scale = factor;
     transformer_.forward(tokens, runner_.constants());
+    exchange.await_reductions();
     transformer_.losses_and_gradient(tokens, {losses.data + first * length, tokens.rows()}, sink_);
     transformer_.backward(tokens, runner_.constants(), sink_);
   }

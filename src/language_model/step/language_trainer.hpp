@@ -38,6 +38,8 @@ class Trainer : private privacy::PrivateModel {
     privacy::ClippingBuffers clipping;  ///< of private training
   };
   /// Buffers of the exchanges between ranks of the tensor axis.
+  /// The exchanges along the tensor axis; null: one rank has the whole model.
+  model::TensorAxis* tensor() { return tensor_ ? &*tensor_ : nullptr; }
   static model::TensorAxis::Buffers tensor_buffers(const Configuration&, const Architecture&,
                                                    const parallel::GridShape&, model::StepArena&);
 
@@ -132,6 +134,7 @@ class Trainer : private privacy::PrivateModel {
   const kernels::Execution execution_;
   run::Timers timers_;
   model::StepArena arena_;
+  const model::WeightSlots slots_;  // empty: weights are not gathered
   Model model_;
   Staging staging_;
   std::optional<model::TensorAxis> tensor_;  // empty: one rank has the whole model
@@ -154,6 +157,9 @@ class Trainer : private privacy::PrivateModel {
 /// Weights that ranks gather from the owners of their rows: copies in fp16 are made of whole weights, all other
 /// products read the upper plane.
 model::GatheredWeights gathered_weights(const Configuration&);
+/// Gradients and weights that ranks keep with parallel.shard.
+model::KeptGradients kept_gradients(const Configuration&);
+model::StoredWeights stored_weights(const Configuration&);
 
 /// Memory of a step in a Trainer, by purpose, with settings as there. Needs no device.
 model::StepArena measure_step(const Configuration&, const Architecture&, const parallel::GridShape&, kernels::Backend);

@@ -86,13 +86,13 @@ MlpRecorder::MlpRecorder(std::int64_t rows, Scalar type, const ModelSettings& mo
       staging_(staging),
       execution_(execution),
       copies_(execution),
-      flag_(1) {
+      flags_(std::ssize(slots_)) {
   for (Slot& slot : slots_) {
     slot.inputs = device::Buffer<std::byte>(rows * row_bytes());
     slot.targets = device::Buffer<std::byte>(rows * row_bytes());
     *slot.flag.data() = 0;
   }
-  device::zero(execution_, flag_.array());
+  device::zero(execution_, flags_.array());
   tap();
 }
 
@@ -106,8 +106,9 @@ void MlpRecorder::tap() {
                                                                                  model_.d_model);
     };
     const Slot& slot = slots_[slot_];
-    convert(execution_, input, columns(slot.inputs), flag_.data());
-    convert(execution_, output, columns(slot.targets), flag_.data());
+    std::int32_t* const flag = flags_.data() + slot_;
+    convert(execution_, input, columns(slot.inputs), flag);
+    convert(execution_, output, columns(slot.targets), flag);
   });
 }
 
@@ -131,7 +132,7 @@ void MlpRecorder::copy(std::int64_t begin, std::int64_t rows, std::byte* inputs,
   for (const auto& [to, from] : {std::pair(inputs, &slot.inputs), std::pair(targets, &slot.targets)})
     if (to != nullptr)
       device::copy(stream, to, from->data() + begin * row_bytes(), rows * row_bytes(), device::Direction::to_host);
-  device::copy(stream, slot.flag.data(), flag_.data(), flag_.bytes(), device::Direction::to_host);
+  device::copy(stream, slot.flag.data(), flags_.data() + slot_, slot.flag.bytes(), device::Direction::to_host);
   slot.copied.record(stream);
 }
 
@@ -141,6 +142,10 @@ void MlpRecorder::finish() {
     if (*slot.flag.data() != 0) locate();
   }
   unchecked_.clear();
+}
+
+void MlpRecorder::wait() {
+  for (const Slot& slot : slots_) slot.copied.wait();
 }
 
 void MlpRecorder::finish_before_last() {

@@ -59,6 +59,8 @@ struct Windows {
 /// Default number of rows of a file.
 inline constexpr std::int64_t kRowsPerFile = 65536;
 
+/// Of a model that is divided over ranks, `record` and what waits for it are calls of all of them, which find the same
+/// rows.
 class MlpRecorder {
  public:
   /// Records up to `rows` rows at a time in `type`. The transformer and the staging memory take as many. References
@@ -82,11 +84,13 @@ class MlpRecorder {
     return last_.text == &text && last_.first == first && last_.count == count;
   }
   /// Starts to copy `rows` rows of the last `record`, from its row `begin` on, to host memory: [rows, layers *
-  /// d_model]. Null: not that side.
+  /// d_model]. Null: not that side; of neither, `finish` checks the rows nevertheless.
   void copy(std::int64_t begin, std::int64_t rows, std::byte* inputs, std::byte* targets);
   /// Waits for all copies. Throws Error(numeric) with layer and token if a value of the model in rows that were copied
   /// since the last `finish` was not finite, Error(data) if it is not in the type of the rows.
   void finish();
+  /// Waits for all copies, and checks nothing.
+  void wait();
   /// Waits like `finish`, for all but the last `record`, whose rows may still be computed or copied.
   void finish_before_last();
 
@@ -105,7 +109,7 @@ class MlpRecorder {
   /// Memory of recorded rows: while those of one slot are copied to the host, the model fills the other.
   struct Slot {
     device::Buffer<std::byte> inputs, targets;
-    device::HostBuffer<std::int32_t> flag{1};  // flag_ after its last copy
+    device::HostBuffer<std::int32_t> flag{1};  // that of flags_ after its last copy
     device::Event recorded, copied;
   };
   void run(const Batch&);
@@ -120,7 +124,7 @@ class MlpRecorder {
   Staging& staging_;
   const kernels::Execution execution_;
   const device::Stream copies_;
-  const device::Buffer<std::int32_t> flag_;  // [1]: a value is not finite
+  const device::Buffer<std::int32_t> flags_;  // [slot]: a value of its records was not finite
   std::array<Slot, 2> slots_;
   std::size_t slot_ = 0;  // of the last `record`
   Batch last_;

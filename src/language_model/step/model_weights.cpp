@@ -17,10 +17,11 @@ constexpr std::int64_t kLongestContext = 1 << 28;
 }  // namespace
 
 Model::Model(const Architecture& architecture, kernels::StorageType storage, const parallel::GridShape& grid,
-             std::int64_t rank, const kernels::Execution& execution, model::Moments moments)
+             std::int64_t rank, const kernels::Execution& execution, model::Moments moments,
+             const model::WeightSlots* slots)
     : architecture_(architecture),
       execution_(execution),
-      parameters_(parameter_specs(architecture), storage, grid, rank, execution, moments),
+      parameters_(parameter_specs(architecture), storage, grid, rank, execution, moments, slots),
       rotary_(rotary_elements(architecture)),
       layers_(parameters_, declared_parameters(architecture).products, architecture.model, execution, rotary_.array()) {
   if (rotary_.size() == 0) return;

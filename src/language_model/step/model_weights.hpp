@@ -8,14 +8,15 @@
 #include "device/memory.hpp"
 #include "language_model/blocks/layers.hpp"
 #include "language_model/settings/configuration.hpp"
+#include "model/weight_slots.hpp"
 
 namespace weft::language_model {
 
 class Model {
  public:
-  /// Allocates the model; the caller initialises the parameters or loads a checkpoint.
+  /// Allocates the model; the caller initialises the parameters or loads a checkpoint. slots: as for Parameters.
   Model(const Architecture&, kernels::StorageType, const parallel::GridShape&, std::int64_t rank,
-        const kernels::Execution&, model::Moments);
+        const kernels::Execution&, model::Moments, const model::WeightSlots* slots = nullptr);
   Model(const Model&) = delete;
 
   void initialise(std::uint64_t seed) { parameters_.initialise(seed); }

@@ -36,6 +36,19 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .attention = attention};
 }
 
+model::TensorAxis::Buffers tensor_buffers(const TransformerSettings& settings, const parallel::GridShape& grid,
+                                          model::StepArena& arena, std::int64_t gathered) {
+  const Architecture& part = settings.architecture;
+  const std::int64_t softmax = settings.rows * std::int64_t{sizeof(kernels::SoftmaxPart)},
+                     logits = aligned_columns(part.largest_vocabulary()) * kernels::bytes_of(settings.type);
+  return {grid,
+          settings.type,
+          settings.rows,
+          std::max(part.model.d_model, kMostAdapters * part.lora.rank),
+          std::max({softmax, logits, gathered}),
+          arena};
+}
+
 namespace {
 
 /// Number of the first sublayer of the block that has this one.
@@ -110,13 +123,18 @@ Transformer::Transformer(const Model& model, const TransformerSettings& settings
     if (sublayer.is_first()) first_parameters_.push_back(model.layers().first_of(block_name(sublayer.block())));
   }
   first_parameters_.push_back(final_norm_.weight);
+  const std::span<const model::ParameterSpec> specs = model.parameters().specs();
+  units_.push_back(specs[model.layers().token_table()].unit);
+  for (std::size_t block = 0; block + 1 < first_parameters_.size(); ++block)
+    units_.push_back(specs[first_parameters_[block]].unit);
+  units_.push_back(specs[model.layers().head().weight].unit);
   if (settings.swaps()) swap_.emplace(context_.execution, buffers_.swap);
 }
 
 void Transformer::prepare_weights() {
   context_.timers.pass("forward");
   if (source_.start) source_.start();
-  if (products_.copies_weights()) await_weights(kNoParameter);
+  if (products_.copies_weights() && source_.complete) source_.complete();
   products_.prepare();
 }
 
@@ -161,7 +179,7 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, U
   const bool swaps = swap_.has_value() && step != nullptr;
   const Pass pass = pass_over(tokens, step);
   context_.timers.pass("forward");
-  await_weights(first_parameters_.front());
+  use_forward(0);
   embedding_.forward(pass, pass.rows_of(sublayers.front().residual()));
   const std::vector<Pass> parts = this->parts(pass);
   const auto finish = [&](ResidualSublayer& sublayer, const Pass& part) {
@@ -171,7 +189,7 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, U
   for (std::size_t i = 0; i < sublayers.size(); ++i) {
     ResidualSublayer& sublayer = sublayers[i];
     const auto block = static_cast<std::size_t>(sublayer.block());
-    if (sublayer.is_first()) await_weights(first_parameters_[block + 1]);
+    if (sublayer.is_first()) use_forward(block + 1);
     // The attention is the first sublayer of a block.
     const bool ends = until == Until::last_keys && sublayer.is_first() && block + 2 == first_parameters_.size();
     for (const Pass& part : parts) {
@@ -184,7 +202,7 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, U
     if (ends) return;
   }
   for (const Pass& part : parts) finish(sublayers.back(), part);
-  await_weights(kNoParameter);
+  use_forward(units_.size() - 1);
   leave(pass);
 }
 
@@ -262,6 +280,7 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   for (std::size_t i = sublayers.size(); i-- > 0;) {
     const auto block = static_cast<std::size_t>(sublayers[i].block());
     if (sublayers[i].is_last()) {
+      use_backward(block + 1);
       if (swap_) swap_->before_backward(block);
       recompute(i, pass);
     }
@@ -283,6 +302,19 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
     }
   }
   embedding_.backward(pass, gradient.rows);
+  sink.end_micro_batch();
+}
+
+void Transformer::forward_without_tokens() {
+  for (std::size_t number = 0; number < units_.size(); ++number) use_forward(number);
+}
+
+void Transformer::pass_without_tokens(GradientSink& sink) {
+  forward_without_tokens();
+  for (std::size_t block = first_parameters_.size() - 1; block-- > 0;) {
+    use_backward(block + 1);
+    sink.complete_from(first_parameters_[block]);
+  }
   sink.end_micro_batch();
 }
 

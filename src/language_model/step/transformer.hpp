@@ -19,12 +19,18 @@
 #include "language_model/blocks/output_head.hpp"
 #include "language_model/blocks/token_embedding.hpp"
 #include "language_model/step/model_weights.hpp"
+#include "model/data_parallel.hpp"
 
 namespace weft::language_model {
 
 /// Settings of a training run: of `rank` of a grid, by default of one process. `architecture`: of the whole model.
 TransformerSettings transformer_settings(const Configuration&, const Architecture&, const parallel::GridShape& = {},
                                          std::int64_t rank = 0);
+
+/// Memory of the exchanges of a transformer with these settings along the tensor axis, for sums of its rows and for
+/// gathering up to `gathered` bytes of a rank, at least a row of logits; empty if the axis has one rank.
+model::TensorAxis::Buffers tensor_buffers(const TransformerSettings&, const parallel::GridShape&, model::StepArena&,
+                                          std::int64_t gathered = 0);
 
 class Transformer {
  public:
@@ -54,8 +60,11 @@ class Transformer {
 
   /// Weights that other ranks have updated and that may still be in transit.
   struct WeightSource {
-    std::function<void()> start;                 ///< called by `prepare_weights`: requests all weights
-    std::function<void(std::size_t end)> await;  ///< before parameters below `end` are read
+    std::function<void()> start;  ///< called by `prepare_weights`: the parameters have changed
+    /// Called before the weights of a unit are read (ParameterSpec::unit), with the unit after it. Other weights may no
+    /// longer be there.
+    std::function<void(std::size_t unit, std::size_t next)> use;
+    std::function<void()> complete;  ///< later work finds all weights, as far as they are not gathered in every pass
   };
   void weights_from(WeightSource source) { source_ = std::move(source); }
 
@@ -66,7 +75,7 @@ class Transformer {
   /// and a replayed graph contains no wait.
   void complete_weights() {
     prepare_weights();
-    await_weights(kNoParameter);
+    if (source_.complete) source_.complete();
   }
 
   /// last_keys: a forward pass may end when the hook of the attention has the keys and values of the last layer.
@@ -86,10 +95,19 @@ class Transformer {
   /// Backward pass of everything below the head, after `losses_and_gradient`. `step` as in `forward`.
   void backward(const Tokens&, const kernels::AdamStep* step, model::GradientSink&);
 
+  /// The exchanges of `forward`, or of all passes over a micro-batch, in which other ranks have tokens and this one has
+  /// none.
+  void forward_without_tokens();
+  void pass_without_tokens(model::GradientSink&);
+
   /// Logits of all rows after `forward`, at most head_chunk(), where the kernels run; not soft-capped. Valid until the
   /// next call of this object.
   kernels::AnyMatrix logits(const Tokens& tokens) { return head_.logits({tokens}, hidden_states(tokens)); }
-  /// Logits of one row on the host, soft-capped, after `forward`. Waits.
+  /// Logits of the whole vocabulary: of a divided model gathered in `all` [rows, whole vocabulary].
+  kernels::AnyMatrix all_logits(const Tokens& tokens, kernels::AnyMatrix all) {
+    return head_.all_logits({tokens}, hidden_states(tokens), all);
+  }
+  /// Logits of one row on the host, soft-capped, after `forward`. Of a divided model those of this rank. Waits.
   std::vector<float> logits(std::int64_t row);
 
   using Tap = language_model::Tap;
@@ -99,6 +117,8 @@ class Transformer {
   void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }
 
   std::int64_t head_chunk() const { return buffers_.head.chunk; }
+  /// True if no call waits on the host for other ranks: then a graph can contain it.
+  bool leaves_the_host_free() const { return context_.tensor == nullptr || context_.tensor->leaves_the_host_free(); }
 
   // For passes that freeze what the last forward pass formed.
   const std::vector<ResidualSublayer>& sublayers() const { return buffers_.sublayers; }
@@ -109,8 +129,12 @@ class Transformer {
   kernels::Examples examples(const Tokens& tokens) const { return examples_.of(tokens.rows()); }
 
  private:
-  void await_weights(std::size_t end) {
-    if (source_.await) source_.await(end);
+  /// Weights of the embedding (0), of block number - 1, or of the head (after the blocks), in forward and backward
+  /// pass.
+  void use_forward(std::size_t number) { use(number, number + 1 < units_.size() ? units_[number + 1] : kNoUnit); }
+  void use_backward(std::size_t number) { use(number, number > 1 ? units_[number - 1] : kNoUnit); }
+  void use(std::size_t number, std::size_t next) {
+    if (source_.use) source_.use(units_[number], next);
   }
   /// The pass over the tokens of a micro-batch.
   Pass pass_over(const Tokens&, const kernels::AdamStep*) const;
@@ -121,6 +145,8 @@ class Transformer {
   void start_output(std::size_t number, const Pass& part);
   void leave(const Pass&);
   void recompute(std::size_t last, const Pass&);
+
+  static constexpr std::size_t kNoUnit = model::DataParallel::kNoUnit;
 
   const TransformerSettings settings_;
   Buffers buffers_;
@@ -133,6 +159,7 @@ class Transformer {
   const OutputHead head_;
   std::optional<ActivationSwap> swap_;
   std::vector<std::size_t> first_parameters_;  // by block, then of the final norm
+  std::vector<std::size_t> units_;             // of the embedding, the blocks and the head
   Tap tap_;
   AttentionHook attention_hook_;
   WeightSource source_;

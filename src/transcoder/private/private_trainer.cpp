@@ -114,7 +114,7 @@ void PrivateTrainer::step(std::span<const std::int64_t> lengths, const Read& rea
 void PrivateTrainer::prepare_weights() {
   timers_.phase("exchange");
   update_.exchange().start_weights();
-  update_.exchange().await_weights(model_.parameters().size());
+  update_.exchange().await_weights();
 }
 
 privacy::MicroBatch PrivateTrainer::load(std::int64_t first, std::int64_t count) {
@@ -158,7 +158,7 @@ bool PrivateTrainer::update(std::size_t parameter, kernels::Array<const float> g
 void PrivateTrainer::wait() {
   runner_.wait();
   update_.exchange().start_weights();
-  update_.exchange().await_weights(model_.parameters().size());
+  update_.exchange().await_weights();
 }
 
 PrivateTrainer::Metrics PrivateTrainer::metrics() {

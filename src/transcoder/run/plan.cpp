@@ -95,7 +95,8 @@ std::string too_large(const Configuration& configuration, const dataset::Descrip
            ? "neither fewer features nor a smaller batch suffice: take more ranks or nodes, a smaller "
              "optimizer.state or data.window_rows"
            : "what fits: " + suggestion + "; or take more ranks or nodes, or a smaller optimizer.state") +
-          (by_count ? "" : " or transcoder.capacity (0 is room for all features)"));
+          (by_count ? "" : " or transcoder.capacity (0 is room for all features)") +
+          (configuration.data.model.empty() ? "" : "; or divide data.model over more ranks (parallel.tensor)"));
 }
 
 privacy::ModeChoice mode_choice(const Configuration& configuration, const dataset::Description& description,

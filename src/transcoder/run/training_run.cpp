@@ -61,7 +61,12 @@ std::string TrainingRun::locate(const dataset::RawBatch& batch, std::int64_t ste
   const dataset::BlockTable table = dataset::block_table(data_.train, configuration_.data);
   const std::vector<dataset::RowRange> rows =
       dataset::locate(table, static_cast<std::uint64_t>(configuration_.run.seed), batch.begin, batch.n_tokens);
-  const std::string culprit = world_.on_root([&] { return dataset::find_non_finite(data_.train, rows); });
+  if (!world_.is_root()) dataset::conclude_reads(data_.train);
+  const std::string culprit = world_.on_root([&] {
+    const std::string found = dataset::find_non_finite(data_.train, rows);
+    dataset::conclude_reads(data_.train);
+    return found;
+  });
   if (culprit.empty()) return dataset::to_text(data_.train, rows);
   if (configuration_.run.nonfinite == NonFinite::stop)
     throw collective_error(

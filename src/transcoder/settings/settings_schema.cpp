@@ -13,6 +13,16 @@ input::Schema schema(Configuration& configuration) {
   optimizer::add_keys(schema, configuration.optimizer, true);
   privacy::add_keys(schema, configuration.privacy);
   parallel::add_keys(schema, configuration.parallel);
+  schema
+      .add("parallel.tensor", configuration.parallel.tensor,
+           "ranks that share the weights of data.model, neighbours and a divisor of the number of ranks; all ranks "
+           "train "
+           "the transcoder. For models that do not fit one GPU")
+      .in("ranks")
+      .at_least(1)
+      .at_most(1 << 10)
+      .only_with("data.model")
+      .free();
   device::add_keys(schema, configuration.device, configuration.precision,
                    {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
                    "type of activations, products and gradient rows; sums are fp32 in both");

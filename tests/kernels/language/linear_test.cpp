@@ -4,8 +4,10 @@
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
 #include "kernels/language/linear/few_rows_cuda.hpp"
+#include "kernels/language/linear/packed_rows_cuda.hpp"
 #include "kernels/language/norm/norm.hpp"
 #include "kernels/language/residual/residual.hpp"
+#include "kernels/optimize/packed_weights.hpp"
 #include "tests/kernels/language/rows_support.hpp"
 
 namespace weft::testing {
@@ -73,6 +75,12 @@ double gelu_slope(double x) {
 bool forms_few_rows(const Execution& execution, const LinearWeights& weights, const LinearInput& x,
                     const LinearOutput& y) {
   if constexpr (kCudaBuild) return execution.backend == Backend::cuda && cuda::fits_few_rows(weights, x, y);
+  return false;
+}
+
+/// True if the kernel that reads the codes of packed weights forms this product.
+bool reads_codes(const Execution& execution, const LinearWeights& weights, AnyMatrix x, AnyMatrix y) {
+  if constexpr (kCudaBuild) return execution.backend == Backend::cuda && cuda::fits_packed_rows(weights, x, y);
   return false;
 }
 
@@ -400,6 +408,81 @@ TEST_CASE("rounded copies round to nearest, each array by itself") {
     const std::vector<bf16> got = to.values();
     for (std::size_t i = 0; i < 703; ++i) REQUIRE(float{got[i]} == float{to_bf16(i < 700 ? a[i] : b[i - 700])});
     CHECK(float{got[703]} == 0.0f);
+  });
+}
+
+TEST_CASE("products with packed weights are those with the unpacked weights") {
+  for_each_backend([&](const Execution& execution) {
+    for (const Packing packing : {Packing::int8, Packing::nf4})
+      for (const bool transposed : {false, true})
+        for (const auto& [outputs, inputs] :
+             {std::pair<std::int64_t, std::int64_t>{64, 72}, {128, 2056}, {192, 264}, {60, 33}}) {
+          const std::int64_t stored_rows = transposed ? inputs : outputs, columns = transposed ? outputs : inputs;
+          const DeviceArray<std::uint8_t> codes(stored_rows * packed_bytes(packing, columns)),
+              scales(stored_rows * packed_blocks(columns));
+          const DeviceArray<float> row_scales(stored_rows * kRowScales),
+              values(random_floats(stored_rows * columns, 4, 0.1f));
+          const ParameterRows packed{.storage = StorageType::bf16,
+                                     .rows = stored_rows,
+                                     .columns = columns,
+                                     .segment = columns,
+                                     .weight = codes.data(),
+                                     .packing = packing,
+                                     .block_scales = scales.data(),
+                                     .row_scales = row_scales.data()};
+          pack_weights(execution, packed, 0, values.matrix(stored_rows, columns));
+          const DeviceArray<float> unpacked(stored_rows * columns), bias(random_floats(outputs, 5));
+          unpack_weights(execution, packed, 0, {unpacked.data(), Scalar::fp32, stored_rows, columns, columns});
+          const std::vector<float> weight = unpacked.values(), added = bias.values();
+          const DeviceArray<bf16> memory(stored_rows * columns);
+          const LinearWeights weights{.matrix = {memory.data(), Scalar::bf16, stored_rows, columns, columns},
+                                      .packed = &packed,
+                                      .transposed = transposed,
+                                      .bias = bias.array()};
+          std::vector<float> first_row;
+          for (const std::int64_t rows : {1, 2, 3, 8, 21, 64, 70}) {
+            CAPTURE(rows);
+            CAPTURE(outputs);
+            const device::Buffer<std::byte> workspace = workspace_of({rows, outputs, inputs}, Scalar::bf16);
+            const Rows x(random_floats(rows * inputs, 6), rows, inputs, Scalar::bf16),
+                y(std::vector<float>(static_cast<std::size_t>(rows * outputs)), rows, outputs, Scalar::bf16),
+                dx(std::vector<float>(static_cast<std::size_t>(rows * inputs)), rows, inputs, Scalar::bf16);
+            linear(execution, weights, x.view(), y.view(), workspace.array());
+            linear_backward(execution, weights, y.view(), dx.view(), workspace.array());
+            const std::vector<float> of_x = x.values(), of_y = y.values(), of_dx = dx.values();
+            const auto at = [&](std::int64_t out, std::int64_t in) {
+              return static_cast<double>(weight[transposed ? in * outputs + out : out * inputs + in]);
+            };
+            for (std::int64_t row = 0; row < rows; row += 5) {
+              for (std::int64_t out = 0; out < outputs; ++out) {
+                double sum = added[out], magnitude = std::abs(sum);
+                for (std::int64_t in = 0; in < inputs; ++in) {
+                  const double product = of_x[row * inputs + in] * at(out, in);
+                  sum += product;
+                  magnitude += std::abs(product);
+                }
+                REQUIRE(std::abs(of_y[row * outputs + out] - sum) <=
+                        static_cast<double>(inputs) * kRoundoff * magnitude +
+                            1.01 * kRoundoffBf16 * (std::abs(sum) + std::abs(sum - added[out])));
+              }
+              for (std::int64_t in = 0; in < inputs; in += 7) {
+                double sum = 0, magnitude = 0;
+                for (std::int64_t out = 0; out < outputs; ++out) {
+                  const double product = of_y[row * outputs + out] * at(out, in);
+                  sum += product;
+                  magnitude += std::abs(product);
+                }
+                REQUIRE(std::abs(of_dx[row * inputs + in] - sum) <=
+                        static_cast<double>(outputs) * kRoundoff * magnitude + 1.01 * kRoundoffBf16 * std::abs(sum));
+              }
+            }
+            if (!reads_codes(execution, weights, x.view(), y.view())) continue;
+            // The same bits for any number of rows.
+            const std::vector<float> first(of_y.begin(), of_y.begin() + outputs);
+            if (first_row.empty()) first_row = first;
+            CHECK(first == first_row);
+          }
+        }
   });
 }
 
