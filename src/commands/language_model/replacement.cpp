@@ -112,8 +112,9 @@ void TranscoderReplacement::form(const kernels::AnyMatrix& inputs, const kernels
 }
 
 std::string TranscoderReplacement::attribution_obstacle() const {
-  return shape_.affine ? "its features write offsets (transcoder.affine), which are not proportional to activations"
-                       : "";
+  return shape_.affine
+             ? "its features write offsets (transcoder.decoder_affine), which are not proportional to activations"
+             : "";
 }
 
 std::vector<language_model::ActiveFeature> TranscoderReplacement::active_features() const {
