@@ -71,6 +71,7 @@ class SmallModel {
     counted_ = batch.counted;
   }
 
+  const Model& model() const { return model_; }
   const model::Parameters& parameters() const { return model_.parameters(); }
   const model::AccumulatingSink& sink() const { return sink_; }
   Transformer& transformer() { return transformer_; }

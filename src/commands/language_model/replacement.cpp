@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "commands/language_model/replacement.hpp"
 
+#include <algorithm>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/convert/affine.hpp"
+#include "kernels/kokkos_runtime.hpp"
+#include "kernels/optimize/adam.hpp"
 #include "kernels/reduce/reduce.hpp"
+#include "kernels/transcoder/decode/by_target.hpp"
+#include "transcoder/features/decoder_rows.hpp"
 
 namespace weft::commands {
 namespace {
@@ -102,6 +109,104 @@ void TranscoderReplacement::form(const kernels::AnyMatrix& inputs, const kernels
     kernels::affine_rows(execution_, rows, of_layers(normalisation_.target_spread.data()),
                          of_layers(normalisation_.target_mean.data()), {}, rows);
   });
+}
+
+std::string TranscoderReplacement::attribution_obstacle() const {
+  return shape_.affine
+             ? "its features write offsets (transcoder.decoder_affine), which are not proportional to activations"
+             : "";
+}
+
+std::vector<language_model::ActiveFeature> TranscoderReplacement::active_features() const {
+  const kernels::SparseActivations& activations = forward_.activations();
+  std::vector<std::int64_t> offsets(static_cast<std::size_t>(activations.n_tokens + 1));
+  const auto to_host = [&]<class T>(const T* from, std::vector<T>& to) {
+    device::copy(execution_, to.data(), from, static_cast<std::int64_t>(to.size() * sizeof(T)),
+                 device::Direction::to_host);
+  };
+  to_host(activations.row_offsets.data, offsets);
+  kernels::fence(execution_);
+  std::vector<std::uint32_t> keys(static_cast<std::size_t>(offsets.back()));
+  std::vector<float> values(keys.size());
+  to_host(activations.key.data, keys);
+  to_host(activations.value.data, values);
+  kernels::fence(execution_);
+  std::vector<language_model::ActiveFeature> features;
+  for (std::int64_t token = 1; token < activations.n_tokens; ++token)
+    for (std::int64_t i = offsets[static_cast<std::size_t>(token)]; i < offsets[static_cast<std::size_t>(token) + 1];
+         ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      if (values[at] != 0)
+        features.push_back({keys[at] / activations.n_features, token, keys[at] % activations.n_features, values[at]});
+    }
+  std::sort(features.begin(), features.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.layer, a.token, a.index) < std::tie(b.layer, b.token, b.index);
+  });
+  return features;
+}
+
+std::int64_t TranscoderReplacement::vector_bytes(const std::vector<language_model::ActiveFeature>& features) const {
+  std::int64_t vectors = 0;
+  for (const language_model::ActiveFeature& feature : features) vectors += 1 + shape_.targets(feature.layer);
+  return vectors * shape_.d_model * 4;
+}
+
+/// With x~ = (x - mean) u of the inputs and y = mean + v y~ of the outputs: u W_enc, and a v w_dec.
+language_model::ActiveFeatures TranscoderReplacement::vectors_of(
+    std::vector<language_model::ActiveFeature> list) const {
+  const std::int64_t width = shape_.d_model, n = std::ssize(list);
+  language_model::ActiveFeatures features{.list = std::move(list),
+                                          .per_layer = shape_.decoder == transcoder::Decoder::per_layer,
+                                          .encoders = device::Buffer<float>(n * width),
+                                          .decoders = {}};
+  const kernels::Matrix<float> encoders = features.encoders.matrix(n, width);
+  const auto any = [](const kernels::Matrix<float>& matrix, std::int64_t row, std::int64_t rows) -> kernels::AnyMatrix {
+    return {matrix.row(row), kernels::Scalar::fp32, rows, matrix.columns, matrix.stride};
+  };
+  const auto scale = [&](const kernels::AnyMatrix& rows, const float* factors, std::int64_t layer,
+                         const kernels::AnyMatrix& out) {
+    kernels::affine_rows(execution_, rows, {factors + layer * width, width}, {}, {}, out);
+  };
+  for (std::int64_t layer = 0, first = 0, end = 0; layer < shape_.n_layers; ++layer, first = end) {
+    while (end < n && features.list[static_cast<std::size_t>(end)].layer == layer) ++end;
+    const std::int64_t count = end - first, targets = shape_.targets(layer), columns = targets * width,
+                       written = transcoder::row_columns(shape_, layer);
+    features.decoders.emplace_back(count * columns);
+    if (count == 0) continue;
+    const kernels::Matrix<float> decoders = features.decoders.back().matrix(count, columns);
+    device::HostBuffer<float> values(count);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const language_model::ActiveFeature& feature = features.list[static_cast<std::size_t>(first + i)];
+      values.data()[i] = feature.activation;
+      kernels::weights_to_float(execution_, model_.encoder()[static_cast<std::size_t>(layer)], feature.index,
+                                {encoders.row(first + i), 1, width, width});
+      transcoder::decoder_rows(model_, layer, feature.index, execution_, {decoders.row(i), 1, written, columns});
+    }
+    scale(any(encoders, first, count), normalisation_.input_scale.data(), layer, any(encoders, first, count));
+    const auto strip = [&](std::int64_t t) { return any(decoders, 0, count).columns_from(t * width, width); };
+    // Tied decoders have one vector for all targets, in the place of the first.
+    for (std::int64_t t = targets; t-- > 0;)
+      scale(strip(written == columns ? t : 0), normalisation_.target_spread.data(), layer + t, strip(t));
+    const device::Buffer<float> activations(count);
+    device::copy(execution_, activations.data(), values.data(), values.bytes(), device::Direction::to_device);
+    kernels::scale_each_row(execution_, activations.array(), decoders);
+    kernels::fence(execution_);  // `activations` is destroyed
+  }
+  return features;
+}
+
+std::vector<device::Buffer<float>> TranscoderReplacement::skip_matrices() const {
+  const std::int64_t width = shape_.d_model;
+  std::vector<device::Buffer<float>> matrices;
+  for (std::size_t layer = 0; layer < model_.skip().size(); ++layer) {
+    const kernels::Matrix<float> matrix = matrices.emplace_back(width * width).matrix(width, width);
+    const kernels::AnyMatrix rows{matrix.data, kernels::Scalar::fp32, width, width, width};
+    const std::int64_t first = static_cast<std::int64_t>(layer) * width;
+    kernels::weights_to_float(execution_, model_.skip()[layer], 0, matrix);
+    kernels::affine_rows(execution_, rows, {normalisation_.input_scale.data() + first, width}, {}, {}, rows);
+    kernels::scale_each_row(execution_, {normalisation_.target_spread.data() + first, width}, matrix);
+  }
+  return matrices;
 }
 
 }  // namespace weft::commands

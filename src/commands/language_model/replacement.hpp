@@ -7,6 +7,7 @@
 
 #include "bench/transcoder/transcoder_input.hpp"
 #include "commands/language_model/loaded_language_model.hpp"
+#include "language_model/attribution/active_features.hpp"
 #include "language_model/run/mlp_replacement.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/run/statistics_state.hpp"
@@ -22,6 +23,15 @@ class TranscoderReplacement {
   TranscoderReplacement(const std::string& path, const LoadedLanguageModel&, std::int64_t rows, const parallel::World&);
 
   language_model::Reconstruction reconstruction();
+  /// Why its features have no vectors of what they write; "" if they have.
+  std::string attribution_obstacle() const;
+  /// The features that were active in the last reconstruction, of one text. Those of its first token are left out.
+  std::vector<language_model::ActiveFeature> active_features() const;
+  /// Their vectors, and the memory of these where the kernels run.
+  language_model::ActiveFeatures vectors_of(std::vector<language_model::ActiveFeature>) const;
+  std::int64_t vector_bytes(const std::vector<language_model::ActiveFeature>&) const;
+  /// Matrices of the skip connection on raw activations, [C, C] by layer (output, input); empty: there is none.
+  std::vector<device::Buffer<float>> skip_matrices() const;
   /// Throws a collective Error if a selection was not valid.
   void require_valid_selections() { forward_.require_valid_selections("of the evaluation"); }
   const checkpoint::Found& found() const { return found_; }

@@ -37,6 +37,11 @@ class ResidualSublayer {
   const Sublayer& sublayer() const { return *sublayer_; }
   bool is_first() const { return is_first_; }
   bool is_last() const { return is_last_; }
+  // The norms, and what the last forward pass kept of them.
+  const std::optional<NormLayer>& norm() const { return norm_; }
+  const std::optional<NormLayer>& post_norm() const { return post_norm_; }
+  const kernels::NormStatistics& statistics() const { return statistics_; }
+  const kernels::NormStatistics& post_statistics() const { return post_statistics_; }
   /// [rows, C] of a micro-batch: h before the sublayer.
   const kernels::AnyMatrix& residual() const { return residual_; }
 

@@ -120,6 +120,11 @@ class Transformer {
   /// True if no call waits on the host for other ranks: then a graph can contain it.
   bool leaves_the_host_free() const { return context_.tensor == nullptr || context_.tensor->leaves_the_host_free(); }
 
+  // For passes that freeze what the last forward pass formed.
+  const std::vector<ResidualSublayer>& sublayers() const { return buffers_.sublayers; }
+  const NormLayer& final_norm() const { return final_norm_; }
+  const kernels::NormStatistics& final_statistics() const { return buffers_.final_norm; }
+
   /// The sequences of `tokens` as sinks get them. Empty without TransformerSettings::examples.
   kernels::Examples examples(const Tokens& tokens) const { return examples_.of(tokens.rows()); }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/language/norm/norm.hpp"
 
+#include "kernels/language/norm/frozen_norm.hpp"
 #include "tests/kernels/language/rows_support.hpp"
 
 namespace weft::testing {
@@ -86,6 +87,32 @@ struct Sums {
 };
 
 }  // namespace
+
+TEST_CASE("a frozen norm agrees with float64, with and without addend") {
+  for_each_backend([&](const Execution& execution) {
+    for (const std::int64_t columns : {31, 257, 768})
+      for (const Norm kind : {Norm::layer, Norm::rms})
+        for (const bool added : {false, true}) {
+          const std::int64_t positions = 3, group = 2, rows = positions * group;
+          const Weights weights(columns, true);
+          const std::vector<float> dy = random_floats(rows * columns, 3), addend = random_floats(rows * columns, 4),
+                                   inverse{0.5f, 2.0f, 3.0f};
+          const DeviceArray<float> gradient(dy), before(addend), factors(inverse), dh(rows * columns);
+          frozen_norm_backward(execution, weights.view(kind), factors.array(), group, gradient.matrix(rows, columns),
+                               added ? before.matrix(rows, columns) : Matrix<float>{}, dh.matrix(rows, columns));
+          std::vector<double> want;
+          for (std::int64_t i = 0; i < rows * columns; ++i) {
+            const std::int64_t row = i / columns;
+            double mean = 0;
+            for (std::int64_t c = 0; kind == Norm::layer && c < columns; ++c)
+              mean += static_cast<double>(weights.weight[c]) * dy[row * columns + c] / static_cast<double>(columns);
+            want.push_back((added ? addend[i] : 0) +
+                           inverse[row / group] * (static_cast<double>(weights.weight[i % columns]) * dy[i] - mean));
+          }
+          CHECK(relative_error(dh.values(), want) <= row_tolerance(Scalar::fp32));
+        }
+  });
+}
 
 TEST_CASE("norms agree with float64, forward and backward, with and without residual, for every storage type") {
   for_each_backend([&](const Execution& execution) {

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft attribute MODEL --transcoder CHECKPOINT --prompt TEXT --output FILE: attribution graphs of prompts. Each rank
+// has the whole model and the whole transcoder and forms some rows of the matrix of effects.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+
+#include "base/format.hpp"
+#include "base/log.hpp"
+#include "commands/language_model/loaded_language_model.hpp"
+#include "commands/language_model/replacement.hpp"
+#include "kernels/convert/affine.hpp"
+#include "kernels/language/head/cross_entropy.hpp"
+#include "kernels/language/residual/residual.hpp"
+#include "language_model/attribution/attribution.hpp"
+#include "language_model/attribution/graph_files.hpp"
+#include "language_model/tokenizer/corpus.hpp"
+#include "language_model/tokenizer/lines.hpp"
+#include "run/usable_memory.hpp"
+#include "storage/durable.hpp"
+
+namespace weft::commands {
+namespace {
+
+using namespace language_model;
+using kernels::AnyMatrix;
+
+struct AttributeOptions {
+  std::string transcoder;
+  std::vector<std::string> prompts;
+  std::string file;  ///< "" or FILE of prompts
+  std::string scan;  ///< "": the name of the model
+  AttributionSettings attribution;
+  double prune_nodes = 0.8, prune_edges = 0.98;
+  bool matrix = false;
+};
+
+struct TracedPrompt {
+  std::string text, source;
+  bool rendered = false;  ///< by a chat template, which has the symbols that begin a text
+  std::vector<std::uint32_t> ids = {};
+};
+
+void require_options(const Request& request, const AttributeOptions& options) {
+  const auto refuse = [](const std::string& why) {
+    return collective_error(ExitCode::usage, "weft attribute: {}; see weft attribute --help", why);
+  };
+  if (options.transcoder.empty()) throw refuse("needs --transcoder CHECKPOINT (whose features are the nodes)");
+  if (options.prompts.empty() == options.file.empty())
+    throw refuse("needs either --prompt TEXT, once or several times, or --prompts FILE");
+  if (request.output.empty()) throw refuse("needs --output FILE (the graph is written there)");
+  for (const auto& [name, part] : {std::pair{"--prune", options.prune_nodes}, {"--prune-edges", options.prune_edges}})
+    if (!(part > 0 && part <= 1)) throw refuse(fmt::format("{} {} is not above 0 and at most 1", name, part));
+  const double probability = options.attribution.logit_probability;
+  if (!(probability > 0 && probability <= 1))
+    throw refuse(fmt::format("--logit-probability {} is not above 0 and at most 1", probability));
+}
+
+std::vector<TracedPrompt> prompts_of(const AttributeOptions& options, const Tokenizer& tokenizer,
+                                     std::int64_t longest) {
+  std::vector<TracedPrompt> prompts;
+  for (const std::string& text : options.prompts) prompts.push_back({text, "--prompt"});
+  if (!options.file.empty())
+    for (PromptLine& line : prompt_lines(text_of_file(options.file, "--prompts"), options.file))
+      prompts.push_back({std::move(line.text), std::move(line.source), line.rendered});
+  const ExitCode code = options.file.empty() ? ExitCode::usage : ExitCode::data;
+  for (TracedPrompt& prompt : prompts) {
+    prompt.ids = tokenizer.encode(prompt.text, prompt.source);
+    if (!prompt.rendered) prompt.ids = tokenizer.with_begin(std::move(prompt.ids));
+    if (prompt.ids.empty())
+      throw error(code, "{}: has no token (a graph has at least one); give a longer prompt", prompt.source);
+    if (std::ssize(prompt.ids) > longest)
+      throw error(code, "{}: {} tokens are more than the {} of data.sequence; shorten the prompt", prompt.source,
+                  prompt.ids.size(), longest);
+  }
+  return prompts;
+}
+
+/// FILE of one prompt, or FILE with its number before the extension.
+std::filesystem::path path_of(const std::string& output, std::size_t number, std::size_t prompts,
+                              const std::string& extension) {
+  const std::filesystem::path path(output);
+  const std::string stem = path.extension() == ".json" ? path.stem().string() : path.filename().string();
+  return path.parent_path() / (stem + (prompts == 1 ? "" : fmt::format("_{}", number + 1)) + extension);
+}
+
+/// Memory of the work on the longest prompt, but for what depends on its active features.
+struct Work {
+  Work(const LoadedLanguageModel& loaded, std::int64_t tokens, std::span<const AnyMatrix> skip)
+      : settings(freezing_settings(loaded.configuration(), loaded.architecture(), tokens)),
+        arena(loaded.execution(), loaded.part.ranks.grid),
+        transformer(loaded.part.model, settings, timers, arena),
+        staging(tokens, false, loaded.execution(), arena),
+        text(loaded.architecture().model, tokens, transformer, loaded.execution(), arena),
+        targets(targets_together(loaded.architecture().model, tokens)),
+        backward(text, loaded.part.model.layers(), tokens, targets, skip, loaded.execution(), arena),
+        errors(arena.take<float>(tokens * loaded.architecture().model.layers * loaded.architecture().model.d_model)) {
+    transformer.prepare_weights();
+  }
+
+  /// The same sizes without memory.
+  static std::int64_t bytes(const Configuration& configuration, const Architecture& architecture, std::int64_t tokens,
+                            kernels::Backend backend) {
+    model::StepArena arena(backend);
+    const Transformer::Buffers transformer(freezing_settings(configuration, architecture, tokens), arena);
+    const Staging::Buffers staging(tokens, false, false, arena);
+    const FrozenText::Buffers text(architecture.model, tokens, arena);
+    const FrozenBackward::Buffers backward(architecture.model, tokens, targets_together(architecture.model, tokens),
+                                           backend, arena);
+    arena.take<float>(tokens * architecture.model.layers * architecture.model.d_model);
+    return arena.device_bytes();
+  }
+
+  const TransformerSettings settings;
+  run::Timers timers;
+  model::StepArena arena;
+  Transformer transformer;
+  Staging staging;
+  FrozenText text;
+  const std::int64_t targets;
+  FrozenBackward backward;
+  const kernels::Array<float> errors;  ///< [tokens, L * C]
+};
+
+/// Throws a collective Error(usage) if this rank has less.
+void require_host_memory(std::int64_t bytes, const std::string& what, const char* remedy,
+                         const parallel::World& world) {
+  const run::HostShare usable = run::usable_host_memory(world);
+  if (usable.bytes > 0 && bytes > usable.bytes)
+    throw collective_error(ExitCode::usage, "{} need {} per rank, {} are usable ({}); {}", what,
+                           format::binary_bytes_text(bytes), format::binary_bytes_text(usable.bytes), usable.limit,
+                           remedy);
+}
+
+/// The forward pass over a prompt. Leaves what is frozen, and in `errors` what the reconstruction lacks.
+void freeze(const TracedPrompt& prompt, Work& work, TranscoderReplacement& transcoder, const parallel::World& world,
+            const kernels::Execution& execution) {
+  dataset::TokenBatch batch = work.staging.next(1, std::ssize(prompt.ids));
+  std::copy(prompt.ids.begin(), prompt.ids.end(), batch.ids.begin());
+  std::fill(batch.targets.begin(), batch.targets.end(), kernels::kIgnored);
+  std::iota(batch.positions.begin(), batch.positions.end(), 0);
+  work.staging.send(batch, 0);
+  work.text.freeze(work.staging.tokens(0, 1, std::ssize(prompt.ids)));
+  const AnyMatrix inputs = work.text.mlp_inputs();
+  const AnyMatrix errors{work.errors.data, kernels::Scalar::fp32, inputs.rows, inputs.columns, inputs.columns};
+  transcoder.reconstruction().form(inputs, {work.errors.data, inputs.rows, inputs.columns, inputs.columns});
+  parallel::on_all(world.all(), [&] { transcoder.require_valid_selections(); });
+  kernels::scale_rows(execution, errors, -1);
+  kernels::add_rows(execution, work.text.mlp_outputs(), errors, errors);
+}
+
+std::vector<std::string> texts_of(const Tokenizer& tokenizer, const std::vector<std::uint32_t>& ids) {
+  std::vector<std::string> texts;
+  for (const std::uint32_t id : ids)
+    texts.push_back(id < static_cast<std::uint32_t>(tokenizer.vocabulary_size()) ? tokenizer.detokenise({{id}}, true)
+                                                                                 : fmt::format("<{}>", id));
+  return texts;
+}
+
+int run_attribute(const Request& request, const AttributeOptions& options, const parallel::World& world) {
+  // 1. The model and the transcoder, and the prompts in the model's tokens.
+  require_options(request, options);
+  const LoadedLanguageModel loaded(request, world);
+  const Architecture& architecture = loaded.architecture();
+  const kernels::Execution& execution = loaded.execution();
+  const auto refuse = [](const std::string& name, const std::string& why) {
+    return collective_error(ExitCode::usage, "{}: no attribution graph ({})", name, why);
+  };
+  if (loaded.part.ranks.copy.size() > 1)
+    throw refuse(loaded.opened.name(), "each rank needs the whole model; give --set parallel.tensor=1");
+  if (const std::string why = freezing_obstacle(architecture); !why.empty()) throw refuse(loaded.opened.name(), why);
+  if (!loaded.tokenizer) throw refuse(loaded.opened.name(), "the model has no tokeniser; name another");
+  const Tokenizer& tokenizer = *loaded.tokenizer;
+  std::vector<TracedPrompt> prompts;
+  parallel::on_all(world.all(), [&] { prompts = prompts_of(options, tokenizer, architecture.positions); });
+  std::int64_t longest = 0;
+  for (const TracedPrompt& prompt : prompts) longest = std::max(longest, std::ssize(prompt.ids));
+  require_host_memory(Work::bytes(loaded.configuration(), architecture, longest, execution.backend),
+                      fmt::format("{} tokens", longest), "give shorter prompts", world);
+  TranscoderReplacement transcoder(options.transcoder, loaded, longest, world);
+  if (const std::string why = transcoder.attribution_obstacle(); !why.empty())
+    throw refuse(transcoder.found().path.string(), why);
+  const std::vector<device::Buffer<float>> skip_matrices = transcoder.skip_matrices();
+  std::vector<AnyMatrix> skip;
+  for (const device::Buffer<float>& matrix : skip_matrices)
+    skip.push_back({matrix.data(), kernels::Scalar::fp32, architecture.model.d_model, architecture.model.d_model,
+                    architecture.model.d_model});
+  Work work(loaded, longest, skip);
+
+  // 2. The graph of each prompt.
+  std::string printed;
+  Json documents = Json::array();
+  for (std::size_t number = 0; number < prompts.size(); ++number) {
+    const TracedPrompt& prompt = prompts[number];
+    const std::int64_t tokens = std::ssize(prompt.ids);
+    freeze(prompt, work, transcoder, world, execution);
+    const std::vector<float> of_tokens = work.transformer.logits(tokens - 1);
+    if (!std::all_of(of_tokens.begin(), of_tokens.end(), [](float logit) { return std::isfinite(logit); }))
+      throw collective_error(ExitCode::numeric,
+                             "{}: a logit of the model is not finite (it has weights that are not, or too large)",
+                             prompt.source);
+    const std::vector<Graph::Logit> logits = salient_logits(of_tokens, options.attribution);
+    std::vector<ActiveFeature> active = transcoder.active_features();
+    const std::int64_t n_active = std::ssize(active);
+    require_host_memory(transcoder.vector_bytes(active) +
+                            Attribution::matrix_bytes(n_active, architecture.model.layers, tokens, options.attribution),
+                        fmt::format("{} active features", format::grouped(n_active)), "take fewer --max-nodes", world);
+    const ActiveFeatures features = transcoder.vectors_of(std::move(active));
+    model::StepArena arena(execution, loaded.part.ranks.grid);
+    Attribution attribution(work.backward, loaded.part.model, features,
+                            {work.errors.data, kernels::Scalar::fp32, tokens, work.text.mlp_inputs().columns,
+                             work.text.mlp_inputs().columns},
+                            prompt.ids, work.targets, execution, arena);
+    const Graph graph = attribution.graph(logits, options.attribution, world.all());
+
+    // 3. Its scores and its files.
+    world.on_root([&] {
+      const std::filesystem::path path = path_of(request.output, number, prompts.size(), ".json");
+      const std::vector<double> of_nodes = influence(graph);
+      const GraphScores measured = scores(graph, of_nodes);
+      const Pruned pruned = prune(graph, of_nodes, options.prune_nodes, options.prune_edges);
+      std::vector<std::uint32_t> ids;
+      for (const Graph::Logit& logit : graph.logits) ids.push_back(logit.id);
+      GraphFacts facts{
+          .slug = path.stem().string(),
+          .scan = options.scan.empty() ? std::filesystem::path(request.subject).filename().string() : options.scan,
+          .prompt = tokenizer.detokenise(prompt.ids),
+          .tokens = texts_of(tokenizer, prompt.ids),
+          .logits = texts_of(tokenizer, ids),
+          .model = loaded.opened.name(),
+          .transcoder = transcoder.found().path.string(),
+          .generation = {{"max_n_logits", options.attribution.max_logits},
+                         {"desired_logit_prob", options.attribution.logit_probability}},
+          .prune_nodes = options.prune_nodes,
+          .prune_edges = options.prune_edges};
+      if (options.attribution.max_nodes > 0) facts.generation["max_feature_nodes"] = options.attribution.max_nodes;
+      storage::make_parents(path);
+      storage::write_json_text(path, graph_json(graph, pruned, measured, facts));
+      if (options.matrix)
+        write_graph_matrix(path_of(request.output, number, prompts.size(), ".h5"), graph, of_nodes, measured, facts);
+      const auto kept = std::count(pruned.sources.begin(), pruned.sources.end(), 1) + std::ssize(graph.logits);
+      printed += fmt::format(
+          "{}{}: {} of {} active features, replacement {:.4f}, completeness {:.4f}; after pruning {} nodes, {} edges",
+          printed.empty() ? "" : "\n", path.string(), format::grouped(std::ssize(graph.features)),
+          format::grouped(graph.active), measured.replacement, measured.completeness, format::grouped(kept),
+          format::grouped(std::ssize(pruned.edges)));
+      documents.push_back({{"output", path.string()},
+                           {"tokens", tokens},
+                           {"active_features", graph.active},
+                           {"features", graph.features.size()},
+                           {"replacement", measured.replacement},
+                           {"completeness", measured.completeness},
+                           {"nodes", kept},
+                           {"edges", pruned.edges.size()}});
+    });
+  }
+  print_written(
+      request, printed,
+      {{"model", loaded.opened.name()}, {"transcoder", transcoder.found().path.string()}, {"graphs", documents}});
+  return 0;
+}
+
+}  // namespace
+
+extern const Command attribute_command = with_options(
+    {"attribute", "MODEL", "which features made the model predict a token: graphs of prompts",
+     "Writes attribution graphs: the direct effects of features of a transcoder, of its errors and of the tokens on "
+     "one "
+     "another and on the most probable next tokens, with attention patterns and norm denominators frozen."},
+    run_attribute, [](Options& options, AttributeOptions& own) {
+      options.add("--transcoder", own.transcoder, "CHECKPOINT", "the transcoder whose features are nodes");
+      options.add("--prompt", own.prompts, "TEXT", "the text; repeatable, a graph for each; or");
+      options.add(
+          "--prompts", own.file, "FILE",
+          "one per line; FILE.jsonl, .ndjson or .json: {\"prompt\": TEXT} per line, or segments of weft prepare");
+      options.add("--output", options.request.output, "FILE",
+                  "the graph as JSON; of several prompts with their number before .json");
+      options.flag("--matrix", own.matrix, "also write all effects as HDF5, beside the JSON file");
+      options.add("--max-nodes", own.attribution.max_nodes, "N",
+                  "features of the graph, those with most influence (default: all that are active)", 1, 1 << 24);
+      options.add("--max-logits", own.attribution.max_logits, "N", "next tokens that are nodes, at most (default 10)",
+                  1, 1024);
+      options.add("--logit-probability", own.attribution.logit_probability, "P",
+                  "the fewest next tokens that hold it are nodes (default 0.95)");
+      options.add("--prune", own.prune_nodes, "P",
+                  "nodes of the JSON file hold this part of the influence (default 0.8)");
+      options.add("--prune-edges", own.prune_edges, "P", "and its edges this part (default 0.98)");
+      options.add("--scan", own.scan, "NAME", "name of model and transcoder in the file (default: that of MODEL)");
+      options.set();
+    });
+
+}  // namespace weft::commands
