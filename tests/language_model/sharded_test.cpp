@@ -194,7 +194,9 @@ TEST_CASE("memory and messages are those of the plan, and weights and gradients 
   const auto quarter = [](std::int64_t bytes) { return doctest::Approx(static_cast<double>(bytes) / 4).epsilon(0.1); };
   CHECK(static_cast<double>(planned(four, "weights")) == quarter(planned(one, "weights")));
   CHECK(planned(four, "moments") == planned(state, "moments"));
-  CHECK(4 * planned(four, "gradients") < 3 * planned(state, "gradients"));
+  // More than a quarter of the gradients, 4 bytes each; the workspace of products stays.
+  CHECK(planned(state, "gradients") - planned(four, "gradients") >
+        model::trained_elements_of(parameter_specs({large.language_model, kVocabulary, large.data.sequence})));
   CHECK(to_text(four, large).find("weights: gathered") == std::string::npos);  // on one rank
 }
 
