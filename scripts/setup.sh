@@ -113,7 +113,7 @@ install_packages() {
 }
 
 if [[ -z $bundle ]] && ! command -v dpkg-query >/dev/null; then
-  echo "setup.sh: this is neither Debian nor Ubuntu (no dpkg); install the libraries listed in README.md under 'Dependencies' by other means" >&2
+  echo "setup.sh: this is neither Debian nor Ubuntu (no dpkg); install the libraries listed in docs/dependencies.md by other means" >&2
   exit 2
 fi
 mapfile -t missing < <(missing_packages)

@@ -13,9 +13,7 @@ struct Subject {
 constexpr Subject subjects[] = {
     {"INPUT", "a TOML file; weft train --defaults and weft lm train --defaults print a commented template"},
     {"CHECKPOINT", "a checkpoint, or a run, which stands for its newest one"},
-    {"MODEL",
-     "a checkpoint, a run, which stands for its newest one, or a directory of Hugging Face with a GPT-2, Llama, Qwen3, "
-     "OLMo 2 or Gemma 2"},
+    {"MODEL", "a checkpoint, a run, which stands for its newest one, or a directory of Hugging Face"},
     {"PATH", "what to inspect: its kind is recognised"},
     {"DIR", "a directory of another program"},
     {"FILES", "text files"},

@@ -265,7 +265,7 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
 }  // namespace
 
 extern const Command attribute_command = with_options(
-    {"attribute", "MODEL", "which features made the model predict a token: graphs of prompts",
+    {"attribute", "MODEL", "which features lead to the next token: a graph",
      "Writes attribution graphs: the direct effects of features of a transcoder, of its errors and of the tokens on "
      "one "
      "another and on the most probable next tokens, with attention patterns and norm denominators frozen."},
