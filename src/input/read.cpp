@@ -193,6 +193,9 @@ std::string shown_origin(const Override& given) {
   return "--set " + shown.substr(1, shown.size() - 2);
 }
 
+toml::table parse_resolved(std::string_view text, const std::string& name);
+const toml::node* node_of(const toml::table& tree, const Key& key);
+
 /// Collects the values of file and overrides, and stores them if there are no problems.
 class Reader {
  public:
@@ -264,8 +267,15 @@ class Reader {
       const auto value = values_.find(key.path());
       key.store(value == values_.end() ? key.initial : value->second);
     }
-    for (const Key& key : schema_.keys())
-      if (key.derive && !values_.count(key.path())) key.store(key.derive());
+    const toml::table otherwise = parse_resolved(schema_.otherwise(), "values that the input does not give");
+    for (const Key& key : schema_.keys()) {
+      if (values_.count(key.path())) continue;
+      std::string problem;
+      if (const toml::node* node = node_of(otherwise, key))
+        key.store(convert(key, *node, problem));
+      else if (key.derive)
+        key.store(key.derive());
+    }
     for (const Key& key : schema_.keys())
       for (const Condition& condition : key.conditions)
         check({{key.path(), condition.path}, [&] { return schema_.problem(key, condition); }}, overrides);

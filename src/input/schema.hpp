@@ -155,6 +155,11 @@ class Schema {
   /// Rules are checked after reading, unless one of their keys has an error.
   void rule(std::vector<std::string> paths, std::function<std::string()> problem);
 
+  /// Keys that the input does not give have their values in this text, a resolved input or a part of one, if they are
+  /// there. Formed when the members have what the input gives.
+  void otherwise(std::function<std::string()> text) { otherwise_ = std::move(text); }
+  std::string otherwise() const { return otherwise_ ? otherwise_() : std::string(); }
+
   const std::vector<Table>& tables() const { return tables_; }
   const std::deque<Key>& keys() const { return keys_; }
   const std::vector<Rule>& rules() const { return rules_; }
@@ -178,6 +183,7 @@ class Schema {
   std::vector<Table> tables_;
   std::deque<Key> keys_;  // a deque: references from `add` stay valid
   std::vector<Rule> rules_;
+  std::function<std::string()> otherwise_;
   std::vector<std::pair<std::string, std::string>> retired_;  // path, advice
 };
 

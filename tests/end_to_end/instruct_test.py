@@ -91,7 +91,9 @@ def test(weft):
     everything = [conversation(thing, answer) for thing, answer in ANSWERS.items()]
     write(weft, "chats.jsonl", everything)
     write(weft, "questions.jsonl", [conversation(thing) for thing in ANSWERS])
-    (weft.folder / "tuned.toml").write_text(TUNED + weft.run("inspect", "base").split("\n\n", 1)[1].replace('initial = ""', 'initial = "base"'))
+    (weft.folder / "tuned.toml").write_text(TUNED + '[language_model]\ninitial = "base"\n')       # its directory gives the sizes
+    printed = weft.run("lm", "train", "tuned.toml", "--output", "no", "--set", "language_model.layers=2", code=2)
+    assert "layers = 1" in printed, printed
     printed = weft.run("lm", "train", "tuned.toml", "--output", "no", "--set", 'data.train="chats.jsonl"', code=3)
     assert "chats.jsonl:1" in printed and "weft prepare" in printed, printed
     weft.run("prepare", "chats.jsonl", "--model", "base", "--output", "train.jsonl")

@@ -3,6 +3,7 @@
 
 #include "bench/language_model/named_cases.hpp"
 #include "input/schema.hpp"
+#include "language_model/run/initial_model.hpp"
 
 namespace weft::bench {
 
@@ -95,6 +96,7 @@ input::Schema language_keys(LanguageInput& input) {
 input::Schema language_training_keys(LanguageInput& input) {
   input::Schema keys = language_keys(input);
   keys.at("data.train").required("\"data/text.txt\"");
+  keys.otherwise([&input] { return language_model::table_of_initial(input.configuration); });
   return keys;
 }
 

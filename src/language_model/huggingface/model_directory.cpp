@@ -165,6 +165,10 @@ class Layout {
 
 }  // namespace
 
+HuggingfaceConfig read_config_of(const fs::path& directory) {
+  return read_config(read_file(directory / kConfig), (directory / kConfig).string());
+}
+
 bool is_huggingface_directory(const fs::path& path) {
   const auto has = [&](const char* name) { return fs::exists(path / name); };
   if (!has(kConfig)) return false;
@@ -178,7 +182,7 @@ bool is_huggingface_directory(const fs::path& path) {
 }
 
 HuggingfaceDirectory::HuggingfaceDirectory(fs::path path) : path_(std::move(path)) {
-  config_ = read_config(read_file(path_ / kConfig), (path_ / kConfig).string());
+  config_ = read_config_of(path_);
   if (fs::exists(path_ / kIndex) && fs::exists(path_ / kWeights))
     throw error(ExitCode::usage, "{}: has {} and {} (which may differ); remove one of them", path_.string(), kWeights,
                 kIndex);

@@ -22,6 +22,8 @@ namespace weft::language_model {
 
 /// True if the directory has a config.json, and weights or parts of weights.
 bool is_huggingface_directory(const std::filesystem::path&);
+/// Its config.json. Throws as read_config, and Error(data) if the file cannot be read.
+HuggingfaceConfig read_config_of(const std::filesystem::path& directory);
 
 class HuggingfaceDirectory {
  public:

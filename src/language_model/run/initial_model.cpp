@@ -73,6 +73,11 @@ checkpoint::Tensor converted_tensor(const model::Parameters& parameters, std::si
 
 }  // namespace
 
+std::string table_of_initial(const Configuration& configuration) {
+  if (configuration.initial.empty() || !is_huggingface_directory(configuration.initial)) return {};
+  return table_of(read_config_of(configuration.initial).model);
+}
+
 InitialModel::InitialModel(const Configuration& configuration, const parallel::World& world) {
   const bool directory =
       !world.on_root([&] { return std::string(is_huggingface_directory(configuration.initial) ? "directory" : ""); })

@@ -47,6 +47,10 @@ class InitialModel {
   std::string family_;
 };
 
+/// Table [language_model] of the model of configuration.initial, as TOML, if that is a directory of Hugging Face; else
+/// "". Throws as read_config_of.
+std::string table_of_initial(const Configuration&);
+
 /// The model of configuration.initial; none if that is "". Collective; throws as InitialModel.
 std::optional<InitialModel> open_initial(const Configuration&, const parallel::World&);
 

@@ -212,7 +212,8 @@ void add_initial_key(input::Schema& schema, Configuration& configuration) {
       .add(
           "language_model.initial", configuration.initial,
           "run, checkpoint or directory of Hugging Face whose weights the training begins with; the keys of this table "
-          "are those of its model, as weft inspect prints them; \"\" = random weights")
+          "are those of its model, as weft inspect prints them; a directory gives the ones that the input leaves out; "
+          "\"\" = random weights")
       .path_name()
       .free();
 }
