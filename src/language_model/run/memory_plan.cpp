@@ -227,7 +227,7 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
   plan.checkpoint_bytes = model::checkpoint_bytes(specs, configuration.optimizer.state);
   plan.disk_bytes = (configuration.checkpoint.kept() + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
-    plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes);
+    plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes / grid.ranks());  // a rank's own rows
   plan.flops_per_token = flops_per_token(architecture, configuration.data.sequence);
   for (const auto& [name, recompute] : kRecompute)
     plan.activations.emplace_back(name, activation_bytes(configuration, architecture, backend, recompute));
