@@ -438,8 +438,13 @@ def test_training(program):
     program.run("lm", "export", folder, "--output", program.folder / "written")
     same = [(program.folder / name / "model.safetensors").read_bytes() for name in ("exported", "written")]
     assert same[0] == same[1]
+    # The directory gives keys that the input leaves out; one that differs is an error.
     source.write_text(common + f'[language_model]\ninitial = "{folder}"\n')
-    output = program.run("lm", "train", source, "--output", program.folder / "other", code=2)
+    program.run("lm", "train", source, "--output", program.folder / "other")
+    program.run("lm", "export", program.folder / "other", "--output", program.folder / "other_exported")
+    assert (program.folder / "other_exported/model.safetensors").read_bytes() == same[0]
+    output = program.run("lm", "train", source, "--output", program.folder / "no", "--set", "language_model.d_model=64", "--set",
+                         "language_model.rope_factor=4", code=2)
     assert "d_model = 32" in output and "rope_factor = 8" in output, output
 
 
