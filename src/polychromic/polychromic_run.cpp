@@ -36,7 +36,7 @@ std::int64_t longest_text(const Configuration& configuration, const Prompts& pro
   return prompts.longest() + configuration.polychromic.max_new_tokens;
 }
 
-/// Of a rank of the grid.
+/// Settings of generation for `rank` of the grid, whose part of the model they describe.
 GenerationSettings generation(const Configuration& configuration, const Architecture& architecture,
                               const Prompts& prompts, std::int64_t rank) {
   const parallel::GridShape grid = grid_shape(configuration);

@@ -154,7 +154,7 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
                                                 .top_k = options.top_k,
                                                 .top_p = options.top_p,
                                                 .graphs = configuration.device.graphs};
-  // Of a rank of a group.
+  // Settings of a rank; the ranks of a group divide the model.
   const parallel::GridShape shape = language_model::one_copy(configuration.parallel.tensor);
   const auto transformer_settings = [&](std::int64_t rank) {
     generation.architecture = language_model::part_of(architecture, shape, rank);

@@ -20,7 +20,7 @@
 // kStepsBetweenChecks steps while the GPU computes the next ones. A sequence that ends on the host, at a text of
 // --stop, is therefore computed for up to twice as many steps more.
 //
-// Of a model that is divided over ranks each has the cache of its heads. The ranks gather the logits of a step, and
+// Where a model is divided over ranks, each rank has the cache of its heads. The ranks gather the logits of a step, and
 // each draws the same tokens from the same bits: what follows is decided alike, without a message.
 #pragma once
 

@@ -48,12 +48,12 @@ checkpoint::Tensor converted_tensor(const model::Parameters& parameters, std::si
                                     kernels::StorageType type, const kernels::Execution& execution) {
   const model::ParameterSpec& spec = parameters.specs()[parameter];
   const bool wide = type == kernels::StorageType::fp32;
-  const kernels::ParameterRows rows = parameters.matrix(parameter);
+  const kernels::ParameterRows rows = parameters.stored_matrix(parameter);
   checkpoint::Tensor tensor;
   tensor.name = spec.name;
   tensor.type = wide ? kernels::Scalar::fp32 : kernels::Scalar::bf16;
   tensor.shape = spec.stored_shape();
-  tensor.held = parameters.parts(parameter).held;
+  tensor.held = parameters.stored(parameter);
   tensor.gather = [](parallel::Range, void*) {
     throw error(ExitCode::internal, "converted weights are read, not written");
   };

@@ -59,8 +59,7 @@ struct Windows {
 /// Default number of rows of a file.
 inline constexpr std::int64_t kRowsPerFile = 65536;
 
-/// Of a model that is divided over ranks, `record` and what waits for it are calls of all of them, which find the same
-/// rows.
+/// Where a model is divided over ranks, all of them call `record` and what waits for it, and find the same rows.
 class MlpRecorder {
  public:
   /// Records up to `rows` rows at a time in `type`. The transformer and the staging memory take as many. References
