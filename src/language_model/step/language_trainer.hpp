@@ -37,9 +37,9 @@ class Trainer : private privacy::PrivateModel {
     model::LearningRateTuning::Buffers tuning;
     privacy::ClippingBuffers clipping;  ///< of private training
   };
-  /// Buffers of the exchanges between ranks of the tensor axis.
   /// The exchanges along the tensor axis; null: one rank has the whole model.
   model::TensorAxis* tensor() { return tensor_ ? &*tensor_ : nullptr; }
+  /// Buffers of these exchanges.
   static model::TensorAxis::Buffers tensor_buffers(const Configuration&, const Architecture&,
                                                    const parallel::GridShape&, model::StepArena&);
 
