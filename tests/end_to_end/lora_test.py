@@ -212,8 +212,8 @@ def packed_weights(weft, run, base_files):
         assert one["loss"] == same["loss"], (one, same)
     # A base that is converted while it is read, of which every rank keeps its own rows.
     base = LORA + 'base = "bf16"\n'
-    whole, _ = train(weft, "bf16_whole", "run.steps=2", initial="base", lora=base, ranks=2)
-    divided, _ = train(weft, "bf16_divided", "run.steps=2", 'parallel.shard="full"', initial="base", lora=base, ranks=2)
+    whole, _ = train(weft, "bf16_whole", "run.steps=5", initial="base", lora=base, ranks=2)
+    divided, _ = train(weft, "bf16_divided", "run.steps=5", 'parallel.shard="full"', initial="base", lora=base, ranks=2)
     for one, other in zip(program.metrics(whole), program.metrics(divided)):
         assert one["loss"] == other["loss"], (one, other)
     inspected = weft.run("inspect", "packed")
