@@ -163,6 +163,9 @@ std::string Schema::problem_of(std::string_view path) const {
     for (const Condition& condition : key.conditions)
       if (key.path() == path || condition.path == path)
         if (std::string found = problem(key, condition); !found.empty()) return found;
+  for (const Rule& rule : rules_)
+    if (std::find(rule.paths.begin(), rule.paths.end(), path) != rule.paths.end())
+      if (std::string found = rule.problem(); !found.empty()) return found;
   return {};
 }
 

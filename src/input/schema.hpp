@@ -171,7 +171,7 @@ class Schema {
   const std::string* advice_for(std::string_view path) const;
   /// Why the values of the members do not meet the condition of `key`: "problem (why) suggestion", or "".
   std::string problem(const Key& key, const Condition& condition) const;
-  /// The first problem of a condition between the key at this path and another one; "" if there is none.
+  /// The first problem of a condition or a rule between the key at this path and others; "" if there is none.
   std::string problem_of(std::string_view path) const;
   /// The key at this path, which must exist, for commands that change its requirements and for modules that add
   /// conditions to keys of other modules.

@@ -81,13 +81,41 @@ def resumes_with_the_same_bits(weft):
     assert weft.run("lm", "generate", "whole", "--prompt", "The", "--max-new-tokens", "5")
 
 
+def planned(weft, *changes):
+    text = weft.run("lm", "train", "input.toml", "--dry-run", *program.sets("parallel.world=4", *changes))
+    rows = re.findall(r"^ +(\d) x (\d) +(state|gradients|full) +([\d.]+ \w+) +([\d.]+) (\w+) +[\d.e-]+ s(.*)$", text, re.M)
+    units = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    return {row[:3]: (float(row[4]) * units[row[5]], row[6]) for row in rows}
+
+
 def the_plan_compares_grids(weft):
-    text = weft.run("lm", "train", "input.toml", "--dry-run", "--set", "parallel.world=4", "--set", "parallel.tensor=2")
-    rows = re.findall(r"^ +(\d) x (\d) +([\d.]+ \w+) +([\d.]+ \w+)(.*)$", text, re.M)
-    assert [row[:2] for row in rows] == [("1", "4"), ("2", "2"), ("4", "1")], text
-    assert "(this run)" in rows[1][4] and sum("sends least" in row[4] for row in rows) == 1, text
-    small = weft.run("lm", "train", "input.toml", "--dry-run", "--set", "parallel.world=4", "--set", "device.memory=1e-5", code=2)
+    rows = planned(weft, "parallel.tensor=2")
+    assert list(rows) == [(t, d, s) for t, d in (("1", "4"), ("2", "2")) for s in ("state", "gradients", "full")] + [("4", "1", "state")], rows
+    assert "(this run)" in rows["2", "2", "state"][1] and sum("shortest" in text for _, text in rows.values()) == 1, rows
+    alone = planned(weft, "parallel.node=1")   # no group of ranks is larger than a node
+    assert {tensor for tensor, _, _ in alone} == {"1"}, alone
+    small = weft.run("lm", "train", "input.toml", "--dry-run", *program.sets("parallel.world=4", "device.memory=1e-5"), code=2)
     assert "device memory" in small, small
+
+
+def the_program_divides(weft):
+    """parallel.plan = "auto" takes what fits, has the bits of the same division by keys, and keeps it when it resumes."""
+    rows = planned(weft)
+    (tensor, data, shard), (least, _) = min(rows.items(), key=lambda row: row[1][0])
+    assert (tensor, shard) != ("1", "state"), rows
+    memory = f"device.memory={least * 1.01e-9:.9f}"
+    auto = program.sets('parallel.plan="auto"', "run.steps=2", memory)
+    weft.run("lm", "train", "input.toml", "--output", "divided", *auto, ranks=4)
+    used = (weft.folder / "divided" / "input.toml").read_text()
+    assert re.search(f'\nshard += "{shard}"', used) and re.search(f"\ntensor += {tensor}\n", used), (rows, used)
+    train(weft, "by_keys", int(tensor), int(data), *program.sets("run.steps=2", f"parallel.shard={shard}"))
+    for rank in range(4):
+        assert program.shard(weft.folder / "divided", 2, rank) == program.shard(weft.folder / "by_keys", 2, rank), rank
+    weft.run("lm", "train", "input.toml", "--output", "divided", *program.sets('parallel.plan="auto"', "run.steps=4"), ranks=4)
+    grid = json.loads((weft.folder / "divided/checkpoints/step_00000004/manifest.json").read_text())["grid"]
+    assert grid == {"tensor": int(tensor), "data": int(data)}, grid
+    text = weft.run("lm", "train", "input.toml", "--dry-run", *program.sets('parallel.plan="auto"', "parallel.tensor=2"), code=2)
+    assert "leave them out" in text, text
 
 
 def refusals(weft):
@@ -108,6 +136,7 @@ def test(weft):
     passes_from_grid_to_grid(weft, losses(weft, "one"))
     resumes_with_the_same_bits(weft)
     the_plan_compares_grids(weft)
+    the_program_divides(weft)
     refusals(weft)
 
 

@@ -50,9 +50,18 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   const input::Schema schema = bench::language_training_keys(input);
   if (draws_answers) require_polychromic_table(request, world);
   read_input(request, schema, world);
-  language_model::use_ranks(input.configuration,
-                            parallel::ranks_of_grid(input.configuration.parallel, world.size(), request.dry_run));
   const polychromic::Configuration& configuration = input.configuration;
+  const std::int64_t n_ranks = parallel::ranks_of_grid(configuration.parallel, world.size(), request.dry_run);
+  const bool divides = configuration.parallel.plan == parallel::Division::automatic;
+  if (divides && draws_answers)
+    throw collective_error(
+        ExitCode::usage,
+        "parallel.plan = \"auto\" is for weft lm train (weft lm polychromic divides the state alone); "
+        "leave it out, and give parallel.tensor if the model needs more than one GPU");
+  if (divides)
+    input.configuration.parallel.data = n_ranks;
+  else
+    language_model::use_ranks(input.configuration, n_ranks);
   const std::optional<language_model::InitialModel> initial = language_model::open_initial(configuration, world);
   const language_model::Corpus corpus = language_model::load_corpus(configuration, initial, world);
   run::require_validation(configuration.run, configuration.checkpoint.keep_best, corpus.validation.has_value());
@@ -69,42 +78,44 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   std::optional<polychromic::Prompts> prompts;  // prompts of weft lm polychromic
   if (draws_answers)
     prompts.emplace(configuration.polychromic, corpus, static_cast<std::uint64_t>(configuration.run.seed), world);
-  const auto plan_of = [&](std::int64_t micro_tokens) {
-    polychromic::Configuration with = configuration;
-    with.memory.micro_tokens = micro_tokens;
-    language_model::Plan plan = language_model::plan(with, architecture, corpus.train.size());
-    if (prompts) polychromic::add_memory(plan, with, *prompts);
-    return plan;
-  };
   // The run is planned for another machine, whose host memory is not known, with --device-memory or parallel.world.
   const run::HostShare memory = options.device_memory.empty() && configuration.parallel.world == 0
                                     ? run::usable_host_memory(world)
                                     : run::HostShare{};
-  language_model::MemoryLimits limits{memory.bytes, memory.limit,
-                                      static_cast<std::int64_t>(configuration.device.memory * 1e9)};
-  const bool chooses = configuration.memory.micro_tokens == 0;
+  const language_model::Configuration asked = configuration;
+  const bool chooses = asked.memory.micro_tokens == 0;
+  language_model::GridChoice choice{
+      .architecture = architecture,
+      .plan_of =
+          [&](const language_model::Configuration& with) {
+            language_model::Plan plan = language_model::plan(with, architecture, corpus.train.size());
+            if (prompts) {
+              polychromic::Configuration all = configuration;
+              static_cast<language_model::Configuration&>(all) = with;
+              polychromic::add_memory(plan, all, *prompts);
+            }
+            return plan;
+          },
+      .node_ranks = asked.parallel.world > 0 ? asked.parallel.node : world.node_size(),
+      .limits = {memory.bytes, memory.limit, static_cast<std::int64_t>(asked.device.memory * 1e9)}};
+  std::vector<language_model::GridPlan> grids;
   language_model::Plan plan;
-  const auto take_micro_tokens = [&](std::int64_t micro_tokens) {
-    input.configuration.memory.micro_tokens = micro_tokens;
-    input.configuration.parallel.gathered_blocks = parallel::Settings().gathered_blocks;
-    plan = plan_of(micro_tokens);
-    if (!language_model::gathers_repeatedly(configuration) || !limits.known()) return;
-    input.configuration.parallel.gathered_blocks = configuration.language_model.layers;
-    if (language_model::Plan all = plan_of(micro_tokens); limits.allow(all))
-      plan = std::move(all);
-    else
-      input.configuration.parallel.gathered_blocks = parallel::Settings().gathered_blocks;
+  const auto take = [&](const language_model::GridPlan& grid) {
+    grid.apply_to(input.configuration);
+    input.configuration.parallel.plan = parallel::Division::given;  // which the input of the run states
+    plan = grid.plan;
   };
-  const auto choose_micro_tokens = [&] {
-    take_micro_tokens(chooses ? language_model::largest_micro_tokens(configuration, limits, plan_of)
-                              : configuration.memory.micro_tokens);
+  const auto choose = [&] {
+    if (n_ranks > 1) grids = choice.all(asked);
+    if (divides && grids.empty()) language_model::use_ranks(input.configuration, n_ranks);
+    take(divides && n_ranks > 1 ? language_model::GridChoice::best(grids) : choice.given(asked));
   };
-  choose_micro_tokens();
+  choose();
   if (draws_answers) {
     polychromic::require_settings(configuration, architecture, *prompts, *corpus.tokenizer, world);
     polychromic::require_reward(configuration.polychromic, world);
   }
-  language_model::require_memory(plan, configuration, limits);
+  language_model::require_memory(plan, configuration, choice.limits);
   language_model::require_worthwhile_swapping(plan);
 
   // 2. The model, which the recipe makes when the run directory is open.
@@ -119,9 +130,11 @@ int train_language_model(const Request& request, const TrainOptions& options, co
       .extra = language_model::manifest_extra(architecture)};
   const auto describe_plan = [&] {
     const std::int64_t micro = configuration.memory.micro_tokens;
-    planned.summary = language_model::summary(corpus) + language_model::to_text(plan, configuration);
+    planned.grid = language_model::grid_shape(configuration);
+    planned.summary = language_model::summary(corpus) + language_model::to_text(plan, configuration) +
+                      language_model::grids_text(grids, configuration);
     planned.need = {.device = plan.device_total(),
-                    .device_available = limits.device,
+                    .device_available = choice.limits.device,
                     .host = plan.host_total() + (kernels::kCudaBuild ? 0 : plan.device_total()),
                     .host_available = memory.bytes,
                     .host_limit = memory.limit,
@@ -133,30 +146,44 @@ int train_language_model(const Request& request, const TrainOptions& options, co
   planned.start = [&](const device::Runtime&) -> std::shared_ptr<void> {
     const std::int64_t usable = run::usable_device_bytes(configuration.device, language_model::kContextBytes, world);
     if (usable == 0) return nullptr;
-    limits.device = usable;
-    choose_micro_tokens();
-    language_model::require_memory(plan, configuration, limits);
+    choice.limits.device = usable;
+    choose();
+    language_model::require_memory(plan, configuration, choice.limits);
     describe_plan();
     return nullptr;
   };
-  // Sums of gradients are rounded by micro-batch: on the same grid the choice of the first start stays.
+  // Sums of gradients are rounded by grid and micro-batch: with as many ranks the choice of the first start stays.
   planned.resume = [&](const checkpoint::Found& found) {
-    if (!chooses || found.manifest.grid != planned.grid.sizes()) return;
-    const auto recorded = std::get<std::int64_t>(
-        input::value_in(schema, "data.micro_tokens", found.manifest.input, checkpoint::kManifestName));
-    const std::int64_t before = recorded > 0 ? recorded : configuration.rank_tokens(),
-                       now = configuration.memory.micro_tokens;
-    if (before == now || before % configuration.data.sequence != 0) return;
-    if (!limits.allow(plan_of(before))) {
-      if (world.is_root())
-        log::warning(
-            "the micro-batches of {} tokens of the run so far do not fit into memory any more; with {} tokens the sums "
-            "of gradients are rounded differently",
-            before, now);
-      return;
+    const auto recorded = [&](const char* key) {
+      return input::value_in(schema, key, found.manifest.input, checkpoint::kManifestName);
+    };
+    language_model::Configuration before = asked;
+    if (divides) {
+      const auto tensor = found.manifest.grid.find(std::string(parallel::kTensorAxis));
+      if (tensor == found.manifest.grid.end() || n_ranks % tensor->second != 0) return;
+      before.parallel.tensor = tensor->second;
+      before.parallel.data = n_ranks / tensor->second;
+      for (const auto& [name, shard] : parallel::kShards)
+        if (std::get<std::string>(recorded("parallel.shard")) == name) before.parallel.shard = shard;
     }
-    take_micro_tokens(before);
-    describe_plan();
+    if (!(divides || chooses) || found.manifest.grid != language_model::grid_shape(before).sizes()) return;
+    if (chooses) before.memory.micro_tokens = std::get<std::int64_t>(recorded("data.micro_tokens"));
+    if (before.memory.micro_tokens == 0) before.memory.micro_tokens = before.rank_tokens();
+    const auto same = [&] {
+      return before.parallel.tensor == configuration.parallel.tensor && before.shard() == configuration.shard() &&
+             before.micro_tokens() == configuration.micro_tokens();
+    };
+    if (same() || before.memory.micro_tokens % before.data.sequence != 0) return;
+    const language_model::GridPlan grid = choice.given(before);
+    if (grid.fits) {
+      take(grid);
+      describe_plan();
+    } else if (world.is_root()) {
+      log::warning(
+          "the grid and the micro-batches of {} tokens of the run so far do not fit into memory any more; as divided "
+          "now, the sums of gradients are rounded differently",
+          before.memory.micro_tokens);
+    }
   };
   planned.make = [&](const run::OpenedRun& opened, bool changed, const parallel::Grid& grid,
                      const device::Runtime& runtime) -> std::unique_ptr<run::Trainable> {

@@ -65,7 +65,7 @@ OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
   read(request, schema, world);
   // The grid of a training run says nothing about this job.
   input.configuration.parallel.tensor = chosen(request, schema, "parallel", "tensor").value_or(1);
-  if (const std::string why = language_model::obstacle_to_tensor_axis(configuration(), architecture); !why.empty())
+  if (const std::string why = language_model::obstacle_to_grid(configuration(), architecture); !why.empty())
     throw collective_error(ExitCode::usage, "{}: {}", name(), why);
 }
 

@@ -7,8 +7,6 @@
 #include <string>
 
 #include "base/format.hpp"
-#include "language_model/run/planned_bytes.hpp"
-#include "language_model/run/private_plan.hpp"
 #include "language_model/step/language_trainer.hpp"
 #include "model/unit_memory.hpp"
 
@@ -105,52 +103,123 @@ std::int64_t sent_over_data_axis(const Configuration& configuration, const Archi
   return (ranks - 1) * bytes;
 }
 
-}  // namespace
-
+/// True if a step gathers weights in several micro-batches, with memory for two blocks.
 bool gathers_repeatedly(const Configuration& configuration) {
   return configuration.shard() == parallel::Shard::full && micro_batches(configuration) > 1;
 }
+
+/// Rates of H100 and H200: products as complete steps attain them (docs/language_models.md), memory, NCCL over NVLink,
+/// and a network of 400 Gbit/s per GPU.
+constexpr double kProducts16 = 0.5 * 989e12, kProductsTf32 = 0.5 * 495e12, kProducts32 = 0.9 * 67e12;
+constexpr double kMemoryRate = 3e12, kNodeRate = 300e9, kNetworkRate = 40e9;
+
+double product_rate(const Configuration& configuration) {
+  if (activation_type(configuration) != kernels::Scalar::fp32) return kProducts16;
+  return configuration.precision == Precision::tf32 ? kProductsTf32 : kProducts32;
+}
+
+}  // namespace
 
 std::int64_t bytes_sent(const Configuration& configuration, const Architecture& architecture) {
   return (configuration.parallel.tensor > 1 ? sent_over_tensor_axis(configuration, architecture) : 0) +
          (configuration.parallel.data > 1 ? sent_over_data_axis(configuration, architecture) : 0);
 }
 
-std::vector<GridPlan> grid_plans(const Configuration& configuration, const Architecture& architecture) {
+double expected_seconds(const Configuration& configuration, const Architecture& architecture, std::int64_t node_ranks) {
+  const auto tensor = static_cast<double>(configuration.parallel.tensor), node = static_cast<double>(node_ranks);
+  const double repeated = configuration.memory.recompute == Recompute::block ? 4.0 / 3 : 1;
+  double seconds = repeated * flops_per_token(architecture, configuration.data.sequence) *
+                   static_cast<double>(configuration.rank_tokens()) / tensor / product_rate(configuration);
+  const std::int64_t gradients = 4 * model::trained_elements_of(parameter_specs(architecture));
+  seconds += 2 * static_cast<double>((micro_batches(configuration) - 1) * gradients) / tensor / kMemoryRate;
+  if (configuration.parallel.tensor > 1)
+    seconds += static_cast<double>(sent_over_tensor_axis(configuration, architecture)) / kNodeRate;
+  if (configuration.parallel.data == 1) return seconds;
+  const auto sent = static_cast<double>(sent_over_data_axis(configuration, architecture));
+  double exchange = sent / kNodeRate;
+  // Each ring of the data axis leaves a node once, and a node has as many rings as a group has ranks.
+  if (configuration.parallel.data * configuration.parallel.tensor > node_ranks)
+    exchange = std::max(exchange, sent * tensor / (node * kNetworkRate));
+  return std::max(seconds, exchange);
+}
+
+void GridPlan::apply_to(Configuration& configuration) const {
+  configuration.parallel.tensor = tensor;
+  configuration.parallel.data = data;
+  configuration.parallel.shard = shard;
+  configuration.parallel.gathered_blocks = gathered_blocks;
+  configuration.memory.micro_tokens = micro_tokens;
+}
+
+GridPlan GridChoice::given(const Configuration& configuration) const {
+  Configuration own = configuration;
+  own.parallel.gathered_blocks = parallel::Settings().gathered_blocks;
+  if (own.memory.micro_tokens == 0)
+    own.memory.micro_tokens = largest_micro_tokens(own, limits, [&](std::int64_t micro_tokens) {
+      Configuration with = own;
+      with.memory.micro_tokens = micro_tokens;
+      return plan_of(with);
+    });
+  Plan plan = plan_of(own);
+  if (gathers_repeatedly(own) && limits.known()) {
+    Configuration once = own;
+    once.parallel.gathered_blocks = own.language_model.layers;
+    if (Plan all = plan_of(once); limits.allow(all)) {
+      own.parallel.gathered_blocks = once.parallel.gathered_blocks;
+      plan = std::move(all);
+    }
+  }
+  return {.tensor = own.parallel.tensor,
+          .data = own.parallel.data,
+          .shard = own.shard(),
+          .micro_tokens = own.memory.micro_tokens,
+          .gathered_blocks = own.parallel.gathered_blocks,
+          .bytes_sent = bytes_sent(own, plan.architecture),
+          .seconds = expected_seconds(own, plan.architecture, node_ranks),
+          .fits = limits.allow(plan),
+          .plan = std::move(plan)};
+}
+
+std::vector<GridPlan> GridChoice::all(const Configuration& configuration) const {
   const std::int64_t ranks = configuration.parallel.data * configuration.parallel.tensor,
                      sequences = configuration.data.batch_tokens / configuration.data.sequence;
-  const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   std::vector<GridPlan> plans;
-  for (std::int64_t tensor = 1; tensor <= ranks; ++tensor) {
-    Configuration other = configuration;
-    other.parallel.tensor = tensor;
-    other.parallel.data = ranks / tensor;
-    if (ranks % tensor != 0 || other.parallel.data > sequences || !obstacle_to_tensor_axis(other, architecture).empty())
-      continue;
-    plans.push_back({.tensor = tensor,
-                     .data = other.parallel.data,
-                     .bytes_sent = bytes_sent(other, architecture),
-                     .device_bytes = device_bytes(with_clipping_mode(other, architecture, grid_shape(other), backend),
-                                                  architecture, grid_shape(other), backend)});
+  for (std::int64_t tensor = 1; tensor <= std::min(ranks, node_ranks); ++tensor) {
+    if (ranks % tensor != 0 || node_ranks % tensor != 0 || ranks / tensor > sequences) continue;
+    for (const auto& [name, shard] : parallel::kShards) {
+      Configuration other = configuration;
+      other.parallel.tensor = tensor;
+      other.parallel.data = ranks / tensor;
+      other.parallel.shard = shard;
+      if ((ranks == tensor && shard != parallel::Shard::state) || !obstacle_to_grid(other, architecture).empty())
+        continue;
+      plans.push_back(given(other));
+    }
   }
   return plans;
 }
 
-std::string grids_text(const Configuration& configuration, const Architecture& architecture) {
-  const std::vector<GridPlan> plans = grid_plans(configuration, architecture);
+const GridPlan& GridChoice::best(const std::vector<GridPlan>& plans) {
+  return *std::min_element(plans.begin(), plans.end(), [](const GridPlan& a, const GridPlan& b) {
+    if (a.fits != b.fits) return a.fits;
+    return a.fits ? a.seconds < b.seconds : a.plan.device_total() < b.plan.device_total();
+  });
+}
+
+std::string grids_text(const std::vector<GridPlan>& plans, const Configuration& configuration) {
   if (plans.size() < 2) return {};
-  const auto available = static_cast<std::int64_t>(configuration.device.memory * 1e9);
-  const auto fits = [&](const GridPlan& one) { return available == 0 || one.device_bytes <= available; };
-  const GridPlan* least = nullptr;
-  for (const GridPlan& one : plans)
-    if (fits(one) && (least == nullptr || one.bytes_sent < least->bytes_sent)) least = &one;
-  std::string text = "  grids (tensor x data): sent per step and rank, memory\n";
+  const GridPlan& best = GridChoice::best(plans);
+  std::string text =
+      "  grids (tensor x data, parallel.shard): sent per step and rank, memory, expected time of a step on H100 or "
+      "H200\n";
   for (const GridPlan& one : plans) {
-    text += fmt::format("    {:<8}{:>12}{:>12}", fmt::format("{} x {}", one.tensor, one.data),
-                        format::binary_bytes_text(one.bytes_sent), format::binary_bytes_text(one.device_bytes));
-    if (!fits(one)) text += "  does not fit";
-    if (&one == least) text += available == 0 ? "  sends least" : "  sends least of those that fit";
-    text += one.tensor == configuration.parallel.tensor ? "  (this run)\n" : "\n";
+    text += fmt::format("    {:<10}{:<11}{:>12}{:>12}{:>12}", fmt::format("{} x {}", one.tensor, one.data),
+                        parallel::kShards[static_cast<std::size_t>(one.shard)].first,
+                        format::binary_bytes_text(one.bytes_sent), format::binary_bytes_text(one.plan.device_total()),
+                        fmt::format("{:.3g} s", one.seconds));
+    if (!one.fits) text += "  does not fit";
+    if (&one == &best && one.fits) text += "  shortest";
+    text += one.tensor == configuration.parallel.tensor && one.shard == configuration.shard() ? "  (this run)\n" : "\n";
   }
   return text;
 }

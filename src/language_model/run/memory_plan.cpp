@@ -12,7 +12,6 @@
 #include "kernels/slow_paths.hpp"
 #include "language_model/blocks/attention_sublayer.hpp"
 #include "language_model/generation/generator.hpp"
-#include "language_model/run/grid_plan.hpp"
 #include "language_model/run/private_plan.hpp"
 #include "language_model/step/clipping_shape.hpp"
 #include "language_model/step/language_trainer.hpp"
@@ -195,7 +194,7 @@ std::int64_t Plan::device_total() const { return total(device); }
 std::int64_t Plan::host_total() const { return total(host); }
 
 Plan plan(const Configuration& configuration, const Architecture& architecture, std::int64_t train_tokens) {
-  if (const std::string why = obstacle_to_tensor_axis(configuration, architecture); !why.empty())
+  if (const std::string why = obstacle_to_grid(configuration, architecture); !why.empty())
     throw collective_error(ExitCode::usage, "{}", why);
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   const parallel::GridShape grid = grid_shape(configuration);
@@ -394,7 +393,6 @@ std::string to_text(const Plan& plan, const Configuration& configuration) {
   text += fmt::format(
       "  tokens: {} in this run, {:.3g} of the {} with which this size makes the best use of its computation\n",
       format::grouped(run), static_cast<double>(run) / static_cast<double>(best), format::grouped(best));
-  text += grids_text(configuration, plan.architecture);
   if (configuration.privacy.enabled) text += private_text(plan, configuration);
   if (plan.train_tokens > 0) {
     text += fmt::format("  the training set has {} tokens", format::grouped(plan.train_tokens));

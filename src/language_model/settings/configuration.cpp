@@ -230,16 +230,25 @@ void add_parallel_keys(input::Schema& schema, parallel::Settings& parallel) {
       .at_most(1 << 10)
       .not_with("language_model.qk_norm", {"width"}, "its norm is over all heads, which are on several ranks")
       .free();
-  using parallel::Shard;
   schema
-      .add("parallel.shard", parallel.shard,
-           {{"state", Shard::state}, {"gradients", Shard::gradients}, {"full", Shard::full}},
+      .add("parallel.shard", parallel.shard, {std::begin(parallel::kShards), std::end(parallel::kShards)},
            "what ranks that divide the batch also divide among them: the state of the optimizer; gradients as well, "
            "which are then exchanged in every micro-batch; or all, with the weights of the matrices, which are "
            "gathered block by block in every pass")
       .not_with("privacy.algorithm", {"naive"}, "which forms the gradients of all parameters for each record")
       .free();
+  using parallel::Division;
+  schema
+      .add("parallel.plan", parallel.plan, {{"given", Division::given}, {"auto", Division::automatic}},
+           "auto: the program sets parallel.tensor and parallel.shard, for the shortest expected step among those that "
+           "fit into memory; the input.toml of the run states them, and a resumed run with as many ranks keeps them")
+      .free();
   parallel::add_world_key(schema, parallel);
+  schema.add("parallel.node", parallel.node, "ranks of a node, of a plan for parallel.world ranks")
+      .in("ranks")
+      .at_least(1)
+      .at_most(1 << 10)
+      .free();
 }
 
 void add_device_keys(input::Schema& schema, Configuration& configuration) {
@@ -452,6 +461,12 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
            "take "
            "\"bf16\", or shard = \"gradients\"";
   });
+  schema.rule({"parallel.plan"}, [&configuration]() -> std::string {
+    if (configuration.parallel.plan == parallel::Division::given ||
+        (configuration.parallel.tensor == 1 && configuration.parallel.shard == parallel::Shard::state))
+      return {};
+    return "parallel.plan = \"auto\" with parallel.tensor or parallel.shard (which it chooses); leave them out";
+  });
   schema.rule({"parallel.tensor", "language_model.kv_heads", "language_model.d_mlp"}, [&configuration, &model] {
     return obstacle_to_division({.model = model}, configuration.parallel.tensor);
   });
@@ -481,11 +496,12 @@ bool library_attention(const Configuration& configuration) {
          !configuration.data.document_mask && model.head_size() <= kernels::cudnn::kLargestLibraryHead;
 }
 
-std::string obstacle_to_tensor_axis(const Configuration& configuration, const Architecture& architecture) {
+std::string obstacle_to_grid(const Configuration& configuration, const Architecture& architecture) {
   Configuration checked;
   const input::Schema schema = language_model::schema(checked);
   checked = configuration;
-  if (std::string why = schema.problem_of("parallel.tensor"); !why.empty()) return why;
+  for (const char* const key : {"parallel.tensor", "parallel.shard"})
+    if (std::string why = schema.problem_of(key); !why.empty()) return why;
   return obstacle_to_division(architecture, configuration.parallel.tensor);
 }
 

@@ -91,9 +91,9 @@ inline kernels::Scalar activation_type(const Configuration& configuration) {
 
 /// True if cuDNN has the attention of this model.
 bool library_attention(const Configuration&);
-/// Why a run cannot divide the model over the tensor axis: its sizes, or a key that declares that it does not go with
-/// parallel.tensor; "" if it can.
-std::string obstacle_to_tensor_axis(const Configuration&, const Architecture&);
+/// Why a run cannot divide the model as parallel.tensor and parallel.shard say: its sizes, or a key that declares that
+/// it does not go with them; "" if it can.
+std::string obstacle_to_grid(const Configuration&, const Architecture&);
 /// Throws a collective Error(usage) unless the ranks form groups of `tensor`, each with one copy of the model.
 void require_groups(std::int64_t tensor, std::int64_t n_ranks);
 
