@@ -398,10 +398,10 @@ TEST_CASE("what cannot be divided is refused with its name") {
     const input::Schema keys = schema(read);
     CHECK_THROWS_WITH_AS(input::read(keys, std::string("[parallel]\ntensor = 2\n") + table, "test.toml"),
                          doctest::Contains(key), Error);
-    CHECK(obstacle_to_tensor_axis(read, {.model = read.language_model, .vocabulary = 9}).find("parallel.tensor") !=
+    CHECK(obstacle_to_grid(read, {.model = read.language_model, .vocabulary = 9}).find("parallel.tensor") !=
           std::string::npos);
     read.parallel.tensor = 1;
-    CHECK(obstacle_to_tensor_axis(read, {.model = read.language_model, .vocabulary = 9}).empty());
+    CHECK(obstacle_to_grid(read, {.model = read.language_model, .vocabulary = 9}).empty());
   }
 }
 
