@@ -43,6 +43,7 @@ def cpus(weft, name, first_rank, second_rank, *arguments):
 
 
 def test(weft):
+    os.environ.pop("OMP_NUM_THREADS", None)
     mask = sorted(os.sched_getaffinity(0))
     if len(mask) < 2 or not shutil.which("taskset"):
         program.skip("needs two CPUs and taskset")
