@@ -106,7 +106,7 @@ int train_language_model(const Request& request, const TrainOptions& options, co
     plan = grid.plan;
   };
   const auto choose = [&] {
-    if (n_ranks > 1) grids = choice.all(asked);
+    if (n_ranks > 1 && (divides || request.dry_run)) grids = choice.all(asked);
     if (divides && grids.empty()) language_model::use_ranks(input.configuration, n_ranks);
     take(divides && n_ranks > 1 ? language_model::GridChoice::best(grids) : choice.given(asked));
   };
