@@ -152,7 +152,10 @@ void add_keys(input::Schema& schema, Settings& privacy) {
       {{"abadi", ClipFunction::abadi}, {"automatic", ClipFunction::automatic}, {"indicator", ClipFunction::indicator}},
       "factor of a gradient of norm n: min(1, clip / n); clip / (n + 0.01); 1, or 0 if n is more than clip");
   schema.add("privacy.accountant", privacy.accountant,
-             {{"prv", AccountantKind::prv}, {"rdp", AccountantKind::rdp}, {"gdp", AccountantKind::gdp}},
+             {{"prv", AccountantKind::prv},
+              {"pld", AccountantKind::pld},
+              {"rdp", AccountantKind::rdp},
+              {"gdp", AccountantKind::gdp}},
              "how epsilon is computed: prv (tight), rdp (an upper bound, larger) or gdp (an approximation, no bound)");
   schema.add("privacy.unit", privacy.unit, {{"sequence", Unit::sequence}, {"token", Unit::token}},
              "the record: the unit that the guarantee protects");

@@ -3,10 +3,11 @@
 
 launch.py transformers5 dp_accounting_test.py WEFT
 """
+import collections
 import json
 import warnings
 
-from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant
 from opacus.accountants import PRVAccountant, RDPAccountant
@@ -18,6 +19,30 @@ GRID = [(rate, noise, steps, delta) for rate in (0.001, 0.05) for noise in (0.7,
 GRID += [(0.04, 1.5, 2250, 1e-5), (0.5, 5.0, 1000, 1e-9), (0.99, 3.0, 50, 1e-6), (1e-4, 0.5, 100_000, 1e-8),
          # A full batch, with little and much noise: the plain Gaussian mechanism.
          (1.0, 0.3, 1, 1e-3), (1.0, 0.3, 3, 1e-6), (1.0, 1.0, 1, 1e-5), (1.0, 10.0, 100, 1e-5), (1.0, 50.0, 1000, 1e-6)]
+
+
+# Settings for the accountant pld alone, 200.
+PLD_GRID = [(rate, noise, steps, delta) for rate in (1e-4, 1e-3, 0.01, 0.05, 0.3) for noise in (0.6, 1.0, 2.0, 5.0)
+            for steps in (1, 10, 100, 1000, 10_000) for delta in (1e-5, 1e-7)]
+
+
+def dp_event(tree):
+    """The event that weft privacy --json states, as dp-accounting reads it."""
+    fields = {name: dp_event(value) if isinstance(value, dict) else value for name, value in tree.items()}
+    return collections.namedtuple("Event", fields)(**fields)
+
+
+def privacy_loss_distributions(weft):
+    assert len(PLD_GRID) == 200
+    for case in PLD_GRID:
+        rate, noise, steps, delta = case
+        printed = weft.run("privacy", "--noise-multiplier", noise, "--delta", delta, "--sample-rate", rate, "--steps", steps, "--json",
+                           "--quiet", "--accountant", "pld")
+        found = json.loads(printed)["accountants"][0]
+        accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-4)
+        accountant.compose(DpEvent.from_named_tuple(dp_event(found["dp_event"])))
+        expected = float(accountant.get_epsilon(delta))
+        assert abs(found["epsilon"] - expected) <= 1e-3 * max(1, expected), (case, found, expected)
 
 
 def dp_accounting_epsilon(accountant, rate, noise, steps, delta):
@@ -57,6 +82,7 @@ def test(weft):
             assert abs(prv["epsilon"] - expected) <= 0.03, (case, prv, expected)
             compared += 1
     assert compared > 6, compared
+    privacy_loss_distributions(weft)
 
 
 if __name__ == "__main__":

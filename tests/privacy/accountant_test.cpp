@@ -192,6 +192,28 @@ TEST_CASE("all accountants against recorded values, for rates 1e-6 to 1, noise 0
   }
 }
 
+TEST_CASE("pld: the discretisation of dp-accounting, which is an upper bound of the true value") {
+  int compared = 0;
+  for (const auto& [rate, noise, steps, delta, pld, rdp] : weft::testing::kRecordedEpsilons) {
+    if (rate == 1 || rate < .01 || noise < .3 || delta < 1e-8 || steps == 1'000 || pld > 100) continue;
+    CAPTURE(rate);
+    CAPTURE(noise);
+    CAPTURE(steps);
+    const Phase phase = {rate, noise, steps};
+    // Beyond it, the recorded values are too large by their discretisation.
+    CHECK(pld_epsilon({&phase, 1}, delta) == doctest::Approx(pld).epsilon(1e-3));
+    ++compared;
+  }
+  CHECK(compared > 8);
+  // Without subsampling exact; a single step of little rate against a root of its delta(epsilon), found elsewhere.
+  const Phase full = {1, 2, 16}, rare = {1e-6, 10, 1};
+  CHECK(pld_epsilon({&full, 1}, 1e-6) == doctest::Approx(gaussian_epsilon(2, 1e-6)));
+  const double exact = 4.87144e-7, bound = pld_epsilon({&rare, 1}, 1e-12);
+  CHECK(bound >= exact);
+  CHECK(bound <= 1.01 * exact);
+  CHECK(calibrate(AccountantKind::pld, 8, 1e-5, .04, 2250) == doctest::Approx(1.3476563).epsilon(2e-3));
+}
+
 TEST_CASE("gdp") { CHECK_DIGITS(gdp_epsilon(kShort, 1e-5), 6.59982, 5e-6); }
 
 TEST_CASE("calibration: the noise for a target") {

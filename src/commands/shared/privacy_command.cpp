@@ -38,7 +38,7 @@ struct PrivacyQuestion {
 
 struct PrivacyOptions {
   PrivacyQuestion question;
-  std::string accountant;  ///< "" or prv | rdp | gdp | all
+  std::string accountant;  ///< "" or prv | pld | rdp | gdp | all
   std::string input;       ///< "" or FILE
 };
 
@@ -81,7 +81,7 @@ void add_input(PrivacyQuestion& question, const Request& request, const PrivacyO
 
 PrivacyQuestion question_of(const Request& request, const PrivacyOptions& given, const parallel::World& world) {
   PrivacyQuestion question = given.question;
-  for (const AccountantKind kind : {AccountantKind::prv, AccountantKind::rdp, AccountantKind::gdp})
+  for (const AccountantKind kind : privacy::kAccountants)
     if (given.accountant.empty() || given.accountant == "all" || given.accountant == privacy::name_of(kind))
       question.accountants.push_back(kind);
   if (!given.input.empty()) add_input(question, request, given, world);
@@ -107,13 +107,28 @@ struct AccountantRow {
   Json document = {};
 };
 
+/// The steps as the tree of events that dp-accounting reads (DpEvent.from_named_tuple): names of class and module, and
+/// its fields.
+Json dp_event(const privacy::Phase& phase) {
+  const auto event = [](const char* name, Json fields) {
+    fields["module_name"] = "dp_accounting.dp_event";
+    fields["class_name"] = name;
+    return fields;
+  };
+  const Json step = event("PoissonSampledDpEvent",
+                          {{"sampling_probability", phase.sample_rate},
+                           {"event", event("GaussianDpEvent", {{"noise_multiplier", phase.noise_multiplier}})}});
+  return event("SelfComposedDpEvent", {{"count", phase.steps}, {"event", step}});
+}
+
 AccountantRow answer(const PrivacyQuestion& question, AccountantKind kind) {
   double noise = question.noise_multiplier;
   if (noise == 0)
     noise = privacy::calibrate(kind, question.epsilon, question.delta, question.sample_rate, question.steps);
   const privacy::Phase phase{question.sample_rate, noise, question.steps};
   const privacy::History history(&phase, 1);
-  AccountantRow row{.document = {{"accountant", privacy::name_of(kind)}, {"noise_multiplier", noise}}};
+  AccountantRow row{
+      .document = {{"accountant", privacy::name_of(kind)}, {"noise_multiplier", noise}, {"dp_event", dp_event(phase)}}};
   std::string note;
   double epsilon = 0;
   if (kind == AccountantKind::prv) {
@@ -131,7 +146,7 @@ AccountantRow answer(const PrivacyQuestion& question, AccountantKind kind) {
   } else {
     epsilon = privacy::epsilon(kind, history, question.delta);
     row.document["epsilon"] = epsilon;
-    note = "an approximation, no bound";
+    note = kind == AccountantKind::gdp ? "an approximation, no bound" : "an upper bound";
   }
   row.text = fmt::format("  {:<12}{:<17.6g} {:<11.5g} {}\n", privacy::name_of(kind), noise, epsilon, note);
   return row;
@@ -181,8 +196,8 @@ extern const Command privacy_command = with_options(
       options.add("--delta", own.question.delta, "D", "probability with which epsilon may not hold");
       options.add("--sample-rate", own.question.sample_rate, "Q", "probability with which a record joins a step");
       options.add("--steps", own.question.steps, "N", "updates of the model", 0, std::int64_t{1} << 50);
-      options.add("--accountant", own.accountant, "NAME", "prv, rdp, gdp or all (default all)",
-                  {"prv", "rdp", "gdp", "all"});
+      options.add("--accountant", own.accountant, "NAME", "prv, pld, rdp, gdp or all (default all)",
+                  {"prv", "pld", "rdp", "gdp", "all"});
       options.add("--input", own.input, "FILE",
                   "an input of weft lm train: what is not given above is taken from it, also the accountant");
     });

@@ -21,6 +21,7 @@ double gdp_epsilon(History history, double delta) {
 
 double epsilon(AccountantKind kind, History history, double delta) {
   const double found = kind == AccountantKind::prv   ? prv_epsilon(history, delta).upper
+                       : kind == AccountantKind::pld ? pld_epsilon(history, delta)
                        : kind == AccountantKind::rdp ? rdp_epsilon(history, delta, rdp_orders()).epsilon
                                                      : gdp_epsilon(history, delta);
   if (!std::isfinite(found))
@@ -35,6 +36,8 @@ std::string_view name_of(AccountantKind kind) {
   switch (kind) {
     case AccountantKind::prv:
       return "prv";
+    case AccountantKind::pld:
+      return "pld";
     case AccountantKind::rdp:
       return "rdp";
     case AccountantKind::gdp:

@@ -4,11 +4,12 @@
 //
 // A step is the Poisson-subsampled Gaussian mechanism: each record joins with probability q, the sum of contributions
 // of norm at most C gets noise of standard deviation sigma C. Neighbouring data differ by one record that is added or
-// removed. Three accountants:
+// removed. Four accountants:
 //
 //   rdp  Rényi differential privacy: an upper bound (Mironov, Talwar, Zhang 2019, arXiv:1908.10530)
 //   prv  the distribution of the privacy loss, composed by FFT, with bounds of its errors: tight (Gopi, Lee,
 //        Wutschitz 2021, arXiv:2106.02848)
+//   pld  the same distribution, bounded from above on a grid: tight (Doroshenko et al. 2022, arXiv:2207.04380)
 //   gdp  central limit of many steps: an approximation, no bound (Bu, Dong, Long, Su 2020, arXiv:1911.11607)
 //
 // Functions throw Error(usage) if an accountant has no result, with the reason, and Error(internal) if a result
@@ -25,7 +26,9 @@
 namespace weft::privacy {
 
 /// The accountants above.
-enum class AccountantKind { prv, rdp, gdp };
+enum class AccountantKind { prv, pld, rdp, gdp };
+inline constexpr AccountantKind kAccountants[] = {AccountantKind::prv, AccountantKind::pld, AccountantKind::rdp,
+                                                  AccountantKind::gdp};
 
 /// Epsilon at `delta` in (0, 1). It is 0 for no steps.
 double epsilon(AccountantKind, History, double delta);
@@ -51,6 +54,9 @@ constexpr double kPrvEpsilonError = 0.01, kPrvDeltaError = 1e-3;
 PrvEpsilon prv_epsilon(History, double delta);
 /// Estimate of epsilon for searches: no bound of its error, computed in tenths of a second.
 double prv_estimate(History, double delta);
+
+/// Epsilon by the accountant pld, an upper bound; never above that of rdp.
+double pld_epsilon(History, double delta);
 
 /// Epsilon by the Gaussian approximation. Exact at a sample rate of 1.
 double gdp_epsilon(History, double delta);

@@ -103,7 +103,7 @@ double calibrate(AccountantKind kind, double target, double delta, double sample
     }
   };
   constexpr double first = 10;
-  if (kind != AccountantKind::prv) {
+  if (kind == AccountantKind::rdp || kind == AccountantKind::gdp) {
     const std::optional<double> high = bracket(exact, target, first);
     if (!high) throw unreachable();
     return bisect(exact, target, tolerance, *high);
