@@ -181,6 +181,7 @@ class Element {
   get textContent() { return this.own + this.children.map(child => child.textContent).join(''); }
   all(name) { return [...(this.name === name ? [this] : []), ...this.children.flatMap(child => child.all(name))]; }
   scrollIntoView() {}
+  focus() {}
 }
 const application = new Element('div'), source = new Element('script');
 source.textContent = %(data)s;
@@ -332,7 +333,7 @@ def check_damage(folder, path):
         assert serve(place, "--export", folder / "no.html", code=6).startswith("error: ")
     assert "no such file or directory" in serve(folder / "nothing", code=2)
     (folder / "empty").mkdir()
-    assert "has no features.h5; write it with weft features" in serve(folder / "empty", code=2)
+    assert "has no features.h5 and no graph; write them with weft features" in serve(folder / "empty", code=2)
     assert "weft serve needs its DIR" in serve(code=2)
     assert "out of range" in serve(folder, "--port", 70000, code=2)
     assert not (folder / "no.html").exists()
