@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "commands/transcoder/loaded_transcoder.hpp"
 
+#include <fmt/ranges.h>
+
 #include "dataset/activations/describe.hpp"
 #include "parallel/affinity.hpp"
 #include "parallel/nccl.hpp"
@@ -23,11 +25,21 @@ bench::TranscoderInput input_of(const checkpoint::Found& found, const Request& r
 
 std::string data_of(const bench::TranscoderInput& input, const std::string& data, const parallel::World& world) {
   const std::string path = data.empty() ? input.configuration.data.validation : data;
-  if (path.empty() && !input.configuration.data.model.empty())
+  if (const dataset::Settings& used = input.configuration.data; path.empty() && !used.model.empty()) {
+    const std::vector<std::string>& text = used.validation_text.empty() ? used.text : used.validation_text;
+    const bool held_out = text == std::vector<std::string>{dataset::kHeldOut};
     throw collective_error(ExitCode::usage,
                            "no data to use (the run computed its activations with data.model = \"{0}\" and has no "
-                           "data.validation); record some with weft lm harvest {0} --output DIR, then give --data DIR",
-                           input.configuration.data.model);
+                           "data.validation); record "
+                           "some and name them: weft lm harvest {0}{1}{2} --tokens 65536 --output {3}/validation, then "
+                           "--data {3}/validation",
+                           used.model,
+                           held_out       ? " --split validation"
+                           : text.empty() ? ""
+                                          : " --text ",
+                           held_out ? "" : fmt::format("{}", fmt::join(text, " --text ")),
+                           input.configuration.run.output);
+  }
   if (path.empty())
     throw collective_error(ExitCode::usage, "no data to use (the run has no data.validation); give --data DIR");
   require_directory(world, path, data.empty() ? "data.validation" : "--data");

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// weft init --model MODEL --text FILES: prints the input of a transcoder of this model, to begin with.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+
+#include "base/format.hpp"
+#include "commands/language_model/opened.hpp"
+#include "input/print.hpp"
+#include "input/strings.hpp"
+
+namespace weft::commands {
+namespace {
+
+struct InitOptions {
+  std::string model;
+  std::vector<std::string> texts;
+};
+
+// 4096 tokens per step are those that the model reads in one forward pass. Text has about four bytes per token.
+constexpr std::int64_t kBatchTokens = 4096, kLongestSequence = 256, kBytesPerToken = 4;
+constexpr std::int64_t kFewestSteps = 1000, kMostSteps = 20000, kFeaturesPerDimension = 8;
+
+/// Throws unless the model and the texts are there.
+void require_files(const InitOptions& options) {
+  if (options.model.empty() || options.texts.empty())
+    throw error(ExitCode::usage, "weft init: needs --model MODEL and --text FILES; see weft init --help");
+  if (!std::filesystem::exists(options.model))
+    throw error(
+        ExitCode::usage,
+        "{}: no such run or directory (models of a hub are not downloaded); for a model of the Hugging Face hub: "
+        "pip install huggingface_hub && hf download {} --local-dir DIR, then --model DIR",
+        options.model, options.model);
+  for (const std::string& text : options.texts)
+    if (!std::filesystem::is_regular_file(text))
+      throw error(ExitCode::usage, "--text {}: no such file; name text files", text);
+}
+
+/// As TOML. A "${" of a path is no variable of the environment.
+std::string quoted(const std::string& path) { return input::toml_value(input::protect_from_expansion(path)); }
+
+int run_init(const Request& request, const InitOptions& options, const parallel::World& world) {
+  world.on_root([&] { require_files(options); });
+  Request named = request;
+  named.subject = options.model;
+  const OpenedModel opened(named, world);
+  if (opened.directory && !opened.directory->tokenizer())
+    throw collective_error(ExitCode::usage,
+                           "{}: has no tokeniser (tokenizer.json), which text needs; put that of the model there",
+                           options.model);
+
+  const language_model::ModelSettings& model = opened.configuration().language_model;
+  std::int64_t bytes = 0;
+  std::vector<std::string> texts;
+  for (const std::string& text : options.texts) texts.push_back(quoted(text));
+  world.on_root([&] {
+    for (const std::string& text : options.texts) bytes += static_cast<std::int64_t>(std::filesystem::file_size(text));
+  });
+  const std::int64_t steps = std::clamp(bytes / kBytesPerToken / kBatchTokens, kFewestSteps, kMostSteps);
+  // A power of two: a forward pass holds whole windows.
+  const auto power = [](std::int64_t n) {
+    return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(n)));
+  };
+  const std::int64_t sequence = power(std::min(opened.configuration().data.sequence, kLongestSequence));
+  const std::int64_t features = 2 * power(kFeaturesPerDimension * model.d_model - 1);
+  const std::filesystem::path path = std::filesystem::path(options.model).lexically_normal();
+  const std::string name = (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
+  const std::string output = fmt::format("runs/{}_transcoder", name);
+
+  const std::string text = fmt::format(
+      "[run]\n"
+      "output = {}\n"
+      "steps  = {:<8}    # {} tokens; the text has about {}\n"
+      "[data]\n"
+      "model        = {}\n"
+      "text         = {}\n"
+      "sequence     = {:<6}# tokens that the model reads at a time\n"
+      "batch_tokens = {:<6}# tokens per step\n"
+      "[transcoder]\n"
+      "features   = {:<8}# per layer; {} layers of width {}\n"
+      "activation = \"batch_topk\"\n"
+      "k          = 16      # active per token and layer, on average",
+      quoted(output), steps, format::grouped(steps * kBatchTokens), format::grouped(bytes / kBytesPerToken),
+      quoted(options.model), fmt::format("[{}]", fmt::join(texts, ", ")), sequence, kBatchTokens, features,
+      model.layers, model.d_model);
+  print_result(request, text,
+               {{"input", text}, {"output", output}, {"steps", steps}, {"features", features}, {"sequence", sequence}});
+  return 0;
+}
+
+}  // namespace
+
+extern const Command init_command =
+    with_options({"init", "", "the input of a transcoder of a language model",
+                  "Prints the input of a transcoder of a language model on a text, to begin with: weft init --model "
+                  "DIR --text FILE > "
+                  "transcoder.toml, then weft train transcoder.toml --dry-run.",
+                  Needs::nothing},
+                 run_init, [](Options& options, InitOptions& own) {
+                   options.add("--model", own.model, "MODEL", "a run, a checkpoint, or a directory of Hugging Face")
+                       .add("--text", own.texts, "FILE", "text to train on; repeatable");
+                 });
+
+}  // namespace weft::commands
