@@ -30,8 +30,9 @@ def benchmark_page(directory):
 
 
 def pages_near(directory, page):
-    """[(name, address)] of other pages in a directory and its folders, as links of `page`; a hidden or temporary file is none."""
-    found = [one for one in (*sorted(directory.glob("*.html")), *sorted(directory.glob("*/*.html"))) if one.is_file() and one.resolve() != page.resolve()]
+    """[(name, address)] of other pages in a directory and its folders, as links of `page`. report.html is this page, perhaps an older one."""
+    found = [one for one in (*sorted(directory.glob("*.html")), *sorted(directory.glob("*/*.html")))
+             if one.is_file() and one.resolve() not in (page.resolve(), (directory / "report.html").resolve())]
     return [(str(one.relative_to(directory)), quote(os.path.relpath(one, page.parent))) for one in found[:MOST_PAGES]]
 
 

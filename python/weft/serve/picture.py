@@ -6,12 +6,12 @@ from weft.text import escaped
 
 MOST_PICTURED = 400
 LINKS_PER_NODE = 3
-BOX, PITCH, LETTERS = (112, 20), (120, 28), 17
+BOX, PITCH, LETTERS = (112, 20), (120, 28), 15
 
 STYLE = """svg { --paper: #ffffff; --card: #f6f7f8; --ink: #1c2126; --faint: #5a646e; --rule: #dde1e5; --blue: #1f6fb2; --orange: #b8560f; font: 12px system-ui, sans-serif; }
 @media (prefers-color-scheme: dark) { svg { --paper: #14181c; --card: #1c2227; --ink: #e6e9ec; --faint: #a3adb7; --rule: #333b43; --blue: #6db3ea; --orange: #f0a35c; } }
 .paper { fill: var(--paper); } text { fill: var(--ink); text-anchor: middle; } .row { fill: var(--faint); text-anchor: start; }
-rect.node { fill: var(--card); stroke: var(--faint); } .feature { stroke: var(--blue); } .error { stroke-dasharray: 3 2; }
+rect.node { fill: var(--card); stroke: var(--faint); } rect.feature { stroke: var(--blue); } rect.error { stroke-dasharray: 3 2; }
 .edge { fill: none; stroke: var(--blue); } .negative { stroke: var(--orange); stroke-dasharray: 5 3; }
 """
 
