@@ -18,6 +18,7 @@ namespace {
 struct InitOptions {
   std::string model;
   std::vector<std::string> texts;
+  std::string validation;  ///< "" or a directory of activations
 };
 
 // 4096 tokens per step are those that the model reads in one forward pass. Text has about four bytes per token.
@@ -76,7 +77,7 @@ int run_init(const Request& request, const InitOptions& options, const parallel:
       "steps  = {:<8}    # {} tokens; the text has about {}\n"
       "[data]\n"
       "model        = {}\n"
-      "text         = {}\n"
+      "text         = {}\n{}"
       "sequence     = {:<6}# tokens that the model reads at a time\n"
       "batch_tokens = {:<6}# tokens per step\n"
       "[transcoder]\n"
@@ -84,8 +85,9 @@ int run_init(const Request& request, const InitOptions& options, const parallel:
       "activation = \"batch_topk\"\n"
       "k          = 16      # active per token and layer, on average",
       quoted(output), steps, format::grouped(steps * kBatchTokens), format::grouped(bytes / kBytesPerToken),
-      quoted(options.model), fmt::format("[{}]", fmt::join(texts, ", ")), sequence, kBatchTokens, features,
-      model.layers, model.d_model);
+      quoted(options.model), fmt::format("[{}]", fmt::join(texts, ", ")),
+      options.validation.empty() ? "" : fmt::format("validation   = {}\n", quoted(options.validation)), sequence,
+      kBatchTokens, features, model.layers, model.d_model);
   print_result(request, text,
                {{"input", text}, {"output", output}, {"steps", steps}, {"features", features}, {"sequence", sequence}});
   return 0;
@@ -101,7 +103,8 @@ extern const Command init_command =
                   Needs::nothing},
                  run_init, [](Options& options, InitOptions& own) {
                    options.add("--model", own.model, "MODEL", "a run, a checkpoint, or a directory of Hugging Face")
-                       .add("--text", own.texts, "FILE", "text to train on; repeatable");
+                       .add("--text", own.texts, "FILE", "text to train on
+                           .add("--validation", own.validation, "DIR", "activations of other text, as weft lm harvest writes them"); repeatable");
                  });
 
 }  // namespace weft::commands
