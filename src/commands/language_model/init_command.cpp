@@ -95,16 +95,16 @@ int run_init(const Request& request, const InitOptions& options, const parallel:
 
 }  // namespace
 
-extern const Command init_command =
-    with_options({"init", "", "the input of a transcoder of a language model",
-                  "Prints the input of a transcoder of a language model on a text, to begin with: weft init --model "
-                  "DIR --text FILE > "
-                  "transcoder.toml, then weft train transcoder.toml --dry-run.",
-                  Needs::nothing},
-                 run_init, [](Options& options, InitOptions& own) {
-                   options.add("--model", own.model, "MODEL", "a run, a checkpoint, or a directory of Hugging Face")
-                       .add("--text", own.texts, "FILE", "text to train on
-                           .add("--validation", own.validation, "DIR", "activations of other text, as weft lm harvest writes them"); repeatable");
-                 });
+extern const Command init_command = with_options(
+    {"init", "", "the input of a transcoder of a language model",
+     "Prints the input of a transcoder of a language model on a text, to begin with: weft init --model "
+     "DIR --text FILE > "
+     "transcoder.toml, then weft train transcoder.toml --dry-run.",
+     Needs::nothing},
+    run_init, [](Options& options, InitOptions& own) {
+      options.add("--model", own.model, "MODEL", "a run, a checkpoint, or a directory of Hugging Face")
+          .add("--text", own.texts, "FILE", "text to train on; repeatable")
+          .add("--validation", own.validation, "DIR", "activations of other text, as weft lm harvest writes them");
+    });
 
 }  // namespace weft::commands
