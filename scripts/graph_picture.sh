@@ -7,7 +7,7 @@
 #   bash scripts/graph_picture.sh MODEL TEXT HELD_OUT_TEXT DIR
 #     MODEL   a directory of Hugging Face
 #     DIR     receives activations (3.8 GB), transcoder, features, graph.json, graph.html and graph.svg
-#   STEPS=288 PROMPT=TEXT NODES=26    steps of training, the prompt, features and errors in the picture
+#   STEPS=288 PROMPT=TEXT NODES=26    steps of training, the prompt, features in the picture
 set -euo pipefail
 
 [[ $# -eq 4 ]] || { echo "graph_picture.sh: takes MODEL TEXT HELD_OUT_TEXT DIR" >&2; exit 2; }

@@ -365,7 +365,7 @@ def check_graphs(folder):
         text = server.get("graph", name="graph.json")
         data = page_data(text)
         assert "details" not in data and len(data["layout"]["places"]) == 9 and data["features"][3] == "0:7"
-        assert data["names"][0] == "In" and data["names"][3] == "t5" and data["names"][5] == "2:9999" and data["names"][7] == f"{HOSTILE} 0.50"
+        assert data["names"][0] == "In" and data["names"][3] == "t5" and data["names"][5] == "2:9999" and data["names"][7] == f"{HOSTILE} 0.5"
         run_graph_page(folder, text, server.port)
         for name, status in (("no.json", 400), ("../graph.json", 400), ("/etc/passwd", 400), ("", 400), ("graphs/bad.json", 500)):
             assert server.status("/graph?" + urlencode({"name": name})) == status, name

@@ -101,7 +101,7 @@ def serve(arguments):
                         f"at most {DEFAULT_EXPORTED})")
     parser.add_argument("--graph", metavar="NAME", help="the graph that --export writes, by the name in the list of graphs (default: the only one, "
                         "if there are no features)")
-    parser.add_argument("--nodes", type=int, default=PICTURED, metavar="N", help=f"features and errors in a picture, the strongest (default {PICTURED})")
+    parser.add_argument("--nodes", type=int, default=PICTURED, metavar="N", help=f"features in a picture, the strongest (default {PICTURED})")
     Output.add_options(parser)
     given = parser.parse_args(arguments)
     output = Output(given.json, given.quiet)

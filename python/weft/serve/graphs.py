@@ -150,7 +150,7 @@ class Graph:
             elif self.kinds[i] == "logit":
                 text = re.fullmatch(r'Output "(.*)" \(p=[0-9.]*\)', node.get("clerp") or "", re.S)
                 probability = node.get("token_prob")
-                names.append((text[1] if text else node.get("clerp") or "output") + ("" if probability is None else f" {probability:.2f}"))
+                names.append((text[1] if text else node.get("clerp") or "output") + ("" if probability is None else f" {probability:.2g}"))
             elif features[i]:
                 if features[i] not in known:
                     of_feature = catalogue.row(*features[i])["tokens"] if catalogue is not None and catalogue.has(*features[i]) else []

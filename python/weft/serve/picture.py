@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph as an SVG picture for a document: the strongest features and errors as boxes with their labels, and the strongest links between
-them. One file, with colours for light and dark pages and a description for screen readers."""
+"""A graph as an SVG picture for a document: the strongest features as boxes with their labels, and the strongest links between them;
+errors are left out. One file, with colours for light and dark pages and a description for screen readers."""
 from weft.serve.graphs import Layout
 from weft.text import escaped
 
-MOST_PICTURED = 400
+MOST_PICTURED, MOST_LOGITS = 400, 4
 LINKS_PER_NODE = 3
-BOX, PITCH, LETTERS = (112, 20), (120, 28), 15
+BOX, PITCH, LETTERS = (112, 20), (120, 28), 14
 
 STYLE = """svg { --paper: #ffffff; --card: #f6f7f8; --ink: #1c2126; --faint: #5a646e; --rule: #dde1e5; --blue: #1f6fb2; --orange: #b8560f; font: 12px system-ui, sans-serif; }
 @media (prefers-color-scheme: dark) { svg { --paper: #14181c; --card: #1c2227; --ink: #e6e9ec; --faint: #a3adb7; --rule: #333b43; --blue: #6db3ea; --orange: #f0a35c; } }
 .paper { fill: var(--paper); } text { fill: var(--ink); text-anchor: middle; } .row { fill: var(--faint); text-anchor: start; }
-rect.node { fill: var(--card); stroke: var(--faint); } rect.feature { stroke: var(--blue); } rect.error { stroke-dasharray: 3 2; }
+rect.node { fill: var(--card); stroke: var(--faint); } rect.feature { stroke: var(--blue); }
 .edge { fill: none; stroke: var(--blue); } .negative { stroke: var(--orange); stroke-dasharray: 5 3; }
 """
 
@@ -22,11 +22,12 @@ def short(text, most):
 
 
 def graph_picture(graph, catalogue, most):
-    """All tokens and logits, and the `most` strongest other nodes. Each node has its LINKS_PER_NODE strongest inputs and outputs among them."""
+    """All tokens, the most probable logits, and the `most` strongest features. Each node has its LINKS_PER_NODE strongest inputs and outputs
+    among them."""
     strongest = sorted(range(len(graph.nodes)), key=lambda one: -graph.strength[one])
-    nodes = [i for i in strongest if graph.kinds[i] in ("token", "logit")]
-    others = [i for i in strongest if graph.kinds[i] not in ("token", "logit")]
-    nodes += others[:most]
+    logits = sorted((i for i in strongest if graph.kinds[i] == "logit"), key=lambda one: -(graph.nodes[one].get("token_prob") or 0))
+    others = [i for i in strongest if graph.kinds[i] in ("feature", "other")]
+    nodes = [i for i in strongest if graph.kinds[i] == "token"] + logits[:MOST_LOGITS] + others[:most]
     layout, chosen, used = Layout(graph, nodes, PITCH, 1), set(nodes), {}
     shares, names = graph.shares(), graph.named(catalogue)[0]
     picked = []
@@ -69,5 +70,5 @@ def where(graph, i):
 def description(graph, nodes, names, picked, n_others):
     outputs = ", ".join(short(names[i], 30) for i in nodes if graph.kinds[i] == "logit")
     count = sum(graph.kinds[i] not in ("token", "logit") for i in nodes)
-    return (f"Tokens below, layers from bottom to top, outputs above: {outputs}. {count} of {n_others} features and errors, the strongest by "
-            f"influence, and {len(picked)} direct effects between them; dashed lines are negative.")
+    return (f"Tokens below, layers from bottom to top, outputs above: {outputs}. {count} of {n_others} features, the strongest by influence, and "
+            f"{len(picked)} direct effects between them; dashed lines are negative. Errors are not drawn.")
