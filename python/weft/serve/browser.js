@@ -122,7 +122,8 @@ async function show(ofLayer, index) {
   const heading = element('h2', 'Layer ' + feature.layer + ', feature ' + feature.feature, details);
   heading.tabIndex = -1;
   element('a', 'back to the list', element('p', null, details)).href = '#application';
-  draw_feature(feature, details, show);
+  draw_examples(feature, details);
+  draw_figures(feature, details, show);
   location.hash = 'details';
   details.scrollIntoView();
   heading.focus();

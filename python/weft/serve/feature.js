@@ -35,8 +35,7 @@ function bars(title, rows, parent) {
   }
 }
 
-// Examples, histogram, target layers and neighbours. `follow(layer, index)` shows another feature; without it they are not links.
-function draw_feature(feature, parent, follow) {
+function draw_examples(feature, parent) {
   element('p', 'Fired on ' + feature.fired + ' of ' + feature.tokens + ' tokens; mean activation ' + number(feature.mean) + '.', parent);
   for (const example of feature.top) {
     const line = element('p', null, parent);
@@ -45,6 +44,10 @@ function draw_feature(feature, parent, follow) {
     for (const token of example.context || [])
       element(token.here ? 'mark' : 'span', shown(token.text), line).title = 'id ' + token.id;
   }
+}
+
+// Histogram, target layers and neighbours. `follow(layer, index)` shows another feature; without it they are not links.
+function draw_figures(feature, parent, follow) {
   const columns = element('div', null, parent, 'figures');
   const counts = feature.histogram.counts, edges = feature.histogram.edges;
   const used = counts.map((n, i) => n ? i : -1).filter(i => i !== -1);

@@ -387,11 +387,11 @@ function draw_panel() {
     facts.push('number ' + (strongest_nodes.indexOf(i) + 1) + ' of ' + nodes.length + ' by influence');
     element('p', facts.join('; '), panel);
   }
-  const columns = element('div', null, panel, 'figures');
+  const examples = element('div', null, panel), columns = element('div', null, panel, 'figures'), figures = element('div', null, panel);
   const members = new Set(unit.members);
   list_links('Reads', unit.members.flatMap(one => inputs[one]).filter(l => !members.has(links[l][0])), 0, columns);
   list_links('Writes to', unit.members.flatMap(one => outputs[one]).filter(l => !members.has(links[l][1])), 1, columns);
-  if (!unit.group && data.features[i]) show_feature(data.features[i], element('div', null, panel));
+  if (!unit.group && data.features[i]) show_feature(data.features[i], examples, figures);
 }
 
 function list_links(title, chosen, end, parent) {
@@ -411,7 +411,7 @@ function list_links(title, chosen, end, parent) {
   if (chosen.length > MOST_LISTED_LINKS) element('p', (chosen.length - MOST_LISTED_LINKS) + ' weaker ones are not listed', holder, 'state');
 }
 
-async function show_feature(name, parent) {
+async function show_feature(name, parent, figures) {
   const mine = asked;
   if (!data.facts) {
     element('p', 'What the feature responds to: weft serve with the directory of weft features as well.', parent, 'missing');
@@ -427,8 +427,12 @@ async function show_feature(name, parent) {
     return;
   }
   if (mine !== asked) return;     // another node has been selected meanwhile
-  if (feature) draw_feature(feature, parent, null);
-  else element('p', 'The details of this feature are not in the page.', parent, 'missing');
+  if (feature) {
+    draw_examples(feature, parent);
+    draw_figures(feature, figures, null);
+  } else {
+    element('p', 'The details of this feature are not in the page.', parent, 'missing');
+  }
 }
 
 // --- A list of the nodes, which can be searched ---
