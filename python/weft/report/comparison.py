@@ -78,7 +78,7 @@ def compare(runs):
     for run, name, own in zip(runs, _names_of(runs), settings):
         compared.append(ComparedRun(run, name, {key: own.get(key, "") for key in keys}, [result_of(run, path) for _, path in columns]))
         later = [column for column, path in columns
-                 if not math.isfinite(run.number("result", *path)) and math.isfinite(result_of(run, path))]
+                 if path[0] != "replacement" and not math.isfinite(run.number("result", *path)) and math.isfinite(result_of(run, path))]
         if later:       # results of `weft evaluate` can be of any data
             run.notes.append(f"{', '.join(later)}: of evaluation.json, on {text_of(member(run.evaluation, 'data'))}")
 
