@@ -21,9 +21,30 @@ struct InitOptions {
   std::string validation;  ///< "" or a directory of activations
 };
 
-// 4096 tokens per step are those that the model reads in one forward pass. Text has about four bytes per token.
+// The default of data.batch_tokens; text has about four bytes per token.
 constexpr std::int64_t kBatchTokens = 4096, kLongestSequence = 256, kBytesPerToken = 4;
-constexpr std::int64_t kFewestSteps = 1000, kMostSteps = 20000, kFeaturesPerDimension = 8;
+constexpr std::int64_t kFewestSteps = 1000, kMostSteps = 20000;
+
+struct Size {
+  std::int64_t features;
+  bool cross_layer;
+  std::int64_t bytes;  ///< of weights and moments in fp32
+};
+
+/// Up to 8 features per dimension. They write to all later layers if at least 4 per dimension then fit a machine or GPU
+/// with 16 GB, else to their own layer.
+Size size_of(std::int64_t layers, std::int64_t d_model) {
+  constexpr std::int64_t kMostBytes = std::int64_t{12} << 30, kBytesPerWeight = 12;
+  const auto most = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(8 * d_model)));
+  const std::int64_t cross_layer =
+      (layers + layers * (layers + 1) / 2) * d_model * kBytesPerWeight;  // of a feature index
+  const std::int64_t per_layer = 2 * layers * d_model * kBytesPerWeight;
+  for (std::int64_t features = most; features >= 4 * d_model; features /= 2)
+    if (features * cross_layer <= kMostBytes) return {features, true, features * cross_layer};
+  std::int64_t features = most;
+  while (features * per_layer > kMostBytes && features > 4 * d_model) features /= 2;
+  return {features, false, features * per_layer};
+}
 
 /// Throws unless the model and the texts are there.
 void require_files(const InitOptions& options) {
@@ -62,11 +83,9 @@ int run_init(const Request& request, const InitOptions& options, const parallel:
   });
   const std::int64_t steps = std::clamp(bytes / kBytesPerToken / kBatchTokens, kFewestSteps, kMostSteps);
   // A power of two: a forward pass holds whole windows.
-  const auto power = [](std::int64_t n) {
-    return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(n)));
-  };
-  const std::int64_t sequence = power(std::min(opened.configuration().data.sequence, kLongestSequence));
-  const std::int64_t features = 2 * power(kFeaturesPerDimension * model.d_model - 1);
+  const std::int64_t sequence = static_cast<std::int64_t>(
+      std::bit_floor(static_cast<std::uint64_t>(std::min(opened.configuration().data.sequence, kLongestSequence))));
+  const Size size = size_of(model.layers, model.d_model);
   const std::filesystem::path path = std::filesystem::path(options.model).lexically_normal();
   const std::string name = (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
   const std::string output = fmt::format("runs/{}_transcoder", name);
@@ -76,20 +95,27 @@ int run_init(const Request& request, const InitOptions& options, const parallel:
       "output = {}\n"
       "steps  = {:<8}    # {} tokens; the text has about {}\n"
       "[data]\n"
-      "model        = {}\n"
-      "text         = {}\n{}"
-      "sequence     = {:<6}# tokens that the model reads at a time\n"
-      "batch_tokens = {:<6}# tokens per step\n"
+      "model      = {}\n"
+      "text       = {}\n{}"
+      "sequence   = {:<8}# tokens that the model reads at a time\n"
       "[transcoder]\n"
-      "features   = {:<8}# per layer; {} layers of width {}\n"
+      "features   = {:<8}# per layer; {} layers of width {}; {} for weights and moments\n"
+      "decoder    = {}\n"
       "activation = \"batch_topk\"\n"
       "k          = 16      # active per token and layer, on average",
       quoted(output), steps, format::grouped(steps * kBatchTokens), format::grouped(bytes / kBytesPerToken),
       quoted(options.model), fmt::format("[{}]", fmt::join(texts, ", ")),
-      options.validation.empty() ? "" : fmt::format("validation   = {}\n", quoted(options.validation)), sequence,
-      kBatchTokens, features, model.layers, model.d_model);
+      options.validation.empty() ? "" : fmt::format("validation = {}\n", quoted(options.validation)), sequence,
+      size.features, model.layers, model.d_model, format::decimal_bytes_text(static_cast<double>(size.bytes)),
+      size.cross_layer ? "\"cross_layer\"   # a feature writes to its layer and all later ones"
+                       : "\"per_layer\"   # to its own layer: for cross_layer, 4 features per dimension exceed 12 GiB");
   print_result(request, text,
-               {{"input", text}, {"output", output}, {"steps", steps}, {"features", features}, {"sequence", sequence}});
+               {{"input", text},
+                {"output", output},
+                {"steps", steps},
+                {"features", size.features},
+                {"decoder", size.cross_layer ? "cross_layer" : "per_layer"},
+                {"sequence", sequence}});
   return 0;
 }
 
