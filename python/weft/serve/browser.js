@@ -61,7 +61,7 @@ const dead = element('input', null, element('label', ' fired only ', controls));
 dead.type = 'checkbox';
 dead.checked = true;
 const count = element('p', null, root, 'state');
-count.role = 'status';
+count.setAttribute('role', 'status');
 const wide = element('div', null, root, 'wide');
 const pager = element('p', null, root);
 const previous = element('button', 'previous', pager);

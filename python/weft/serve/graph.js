@@ -131,7 +131,7 @@ button('Save graph', controls, save_graph, 'JSON with pins, groups, labels and p
 element('p', 'Select a node to see what it reads and writes; drag it to move it. By keyboard: arrows go from node to node, with Shift they ' +
         'move it, Enter selects, P pins, G groups, L labels, Escape ends the selection.', root, 'state');
 const said = element('p', null, root, 'state');
-said.role = 'status';
+said.setAttribute('role', 'status');
 const split = element('div', null, root, 'split');
 const frame = element('div', null, split, 'graph');
 const panel = element('div', null, split);
