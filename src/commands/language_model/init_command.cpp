@@ -24,6 +24,8 @@ struct InitOptions {
 // The default of data.batch_tokens; text has about four bytes per token.
 constexpr std::int64_t kBatchTokens = 4096, kLongestSequence = 256, kBytesPerToken = 4;
 constexpr std::int64_t kFewestSteps = 1000, kMostSteps = 20000;
+// On a machine or GPU with 16 GB: of weights and moments; of rows that are shuffled together.
+constexpr std::int64_t kMostBytes = std::int64_t{12} << 30, kMostWindowBytes = std::int64_t{3} << 30;
 
 struct Size {
   std::int64_t features;
@@ -31,19 +33,18 @@ struct Size {
   std::int64_t bytes;  ///< of weights and moments in fp32
 };
 
-/// Up to 8 features per dimension. They write to all later layers if at least 4 per dimension then fit a machine or GPU
-/// with 16 GB, else to their own layer.
+std::int64_t power_of_two(std::int64_t most) {
+  return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(most)));
+}
+
+/// 4 to 8 features per dimension. They write to all later layers if that fits a machine or GPU with 16 GB, else to
+/// their own layer.
 Size size_of(std::int64_t layers, std::int64_t d_model) {
-  constexpr std::int64_t kMostBytes = std::int64_t{12} << 30, kBytesPerWeight = 12;
-  const auto most = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(8 * d_model)));
-  const std::int64_t cross_layer =
-      (layers + layers * (layers + 1) / 2) * d_model * kBytesPerWeight;  // of a feature index
-  const std::int64_t per_layer = 2 * layers * d_model * kBytesPerWeight;
-  for (std::int64_t features = most; features >= 4 * d_model; features /= 2)
-    if (features * cross_layer <= kMostBytes) return {features, true, features * cross_layer};
-  std::int64_t features = most;
-  while (features * per_layer > kMostBytes && features > 4 * d_model) features /= 2;
-  return {features, false, features * per_layer};
+  constexpr std::int64_t kBytesPerWeight = 12;
+  const std::int64_t features = power_of_two(8 * d_model), row = features * d_model * kBytesPerWeight;
+  const std::int64_t cross_layer = (layers + layers * (layers + 1) / 2) * row;
+  if (cross_layer <= kMostBytes) return {features, true, cross_layer};
+  return {features, false, 2 * layers * row};
 }
 
 /// Throws unless the model and the texts are there.
@@ -82,9 +83,12 @@ int run_init(const Request& request, const InitOptions& options, const parallel:
     for (const std::string& text : options.texts) bytes += static_cast<std::int64_t>(std::filesystem::file_size(text));
   });
   const std::int64_t steps = std::clamp(bytes / kBytesPerToken / kBatchTokens, kFewestSteps, kMostSteps);
-  // A power of two: a forward pass holds whole windows.
-  const std::int64_t sequence = static_cast<std::int64_t>(
-      std::bit_floor(static_cast<std::uint64_t>(std::min(opened.configuration().data.sequence, kLongestSequence))));
+  // Powers of two: a forward pass holds whole windows. Two windows of rows are in memory, with input and output in
+  // bf16.
+  const std::int64_t sequence = power_of_two(std::min(opened.configuration().data.sequence, kLongestSequence));
+  const std::int64_t window =
+      std::clamp<std::int64_t>(power_of_two(kMostWindowBytes / (8 * model.layers * model.d_model)), kBatchTokens,
+                               dataset::Settings{}.window_rows);
   const Size size = size_of(model.layers, model.d_model);
   const std::filesystem::path path = std::filesystem::path(options.model).lexically_normal();
   const std::string name = (path.has_filename() ? path.filename() : path.parent_path().filename()).string();
@@ -97,7 +101,7 @@ int run_init(const Request& request, const InitOptions& options, const parallel:
       "[data]\n"
       "model      = {}\n"
       "text       = {}\n{}"
-      "sequence   = {:<8}# tokens that the model reads at a time\n"
+      "sequence   = {:<8}# tokens that the model reads at a time\n{}"
       "[transcoder]\n"
       "features   = {:<8}# per layer; {} layers of width {}; {} for weights and moments\n"
       "decoder    = {}\n"
@@ -106,9 +110,12 @@ int run_init(const Request& request, const InitOptions& options, const parallel:
       quoted(output), steps, format::grouped(steps * kBatchTokens), format::grouped(bytes / kBytesPerToken),
       quoted(options.model), fmt::format("[{}]", fmt::join(texts, ", ")),
       options.validation.empty() ? "" : fmt::format("validation = {}\n", quoted(options.validation)), sequence,
+      window == dataset::Settings{}.window_rows
+          ? ""
+          : fmt::format("window_rows = {:<7}# rows that are shuffled together\n", window),
       size.features, model.layers, model.d_model, format::decimal_bytes_text(static_cast<double>(size.bytes)),
       size.cross_layer ? "\"cross_layer\"   # a feature writes to its layer and all later ones"
-                       : "\"per_layer\"   # to its own layer: for cross_layer, 4 features per dimension exceed 12 GiB");
+                       : "\"per_layer\"   # to its own layer: cross_layer exceeds 12 GiB");
   print_result(request, text,
                {{"input", text},
                 {"output", output},
