@@ -21,6 +21,6 @@ source=build/site_source
 rm -rf "$source"
 mkdir -p "$source"
 cp -r README.md CHANGELOG.md CITATION.cff docs "$source/"
-"$place/bin/mkdocs" build --quiet --strict
+"$place/bin/mkdocs" build --strict
 echo "build/site/index.html: open it in a browser"
 [[ $# -eq 0 ]] || exec "$place/bin/python" -m http.server --bind 127.0.0.1 --directory build/site 8766
