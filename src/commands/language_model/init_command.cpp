@@ -97,7 +97,7 @@ int run_init(const Request& request, const InitOptions& options, const parallel:
   const std::string text = fmt::format(
       "[run]\n"
       "output = {}\n"
-      "steps  = {:<8}    # {} tokens; the text has about {}\n"
+      "steps  = {:<8}    # {} tokens; at 4 bytes per token the text has {}\n"
       "[data]\n"
       "model      = {}\n"
       "text       = {}\n{}"
