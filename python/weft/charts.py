@@ -332,7 +332,10 @@ def overlay(x_label, y_label, lines, from_zero=False):
         picture.axes.plot([at for at, _ in drawn], [value for _, value in drawn], color=PALETTE[i], linewidth=1.8,
                           linestyle=_dash(DASHES[i % len(DASHES)]), clip_on=False)
         if len(points) == 1:
-            _dot(picture, *points[0], PALETTE[i], spot)
+            _dot(picture, *points[0], PALETTE[i], spot, 3.5)
+            right = points[0][0] > sum(picture.axes.get_xlim()) / 2     # the name goes to the side with room
+            picture.write(*spot(*points[0], -6 if right else 6, -4), name if len(name) <= 24 else "…" + name[-23:], fontsize=FONT - 2,
+                          ha="right" if right else "left")
         for j, (at, value) in enumerate(points):
             if j % touched == 0 or j + 1 == len(points):
                 picture.touch(at, value, f"{name}, {x_label} {short_number(at)}: {short_number(value)}")

@@ -23,6 +23,10 @@ class Section:
         """tone: "", "state" (faint), "bad" (failed or damaged) or "missing" (why a part of the page is absent)."""
         self.parts.append(f"<p{_class(tone)}>{escaped(text)}</p>\n")
 
+    def links(self, entries):
+        """[(text, address)]; addresses are relative."""
+        self.parts.append("<ul>\n" + "".join(f'<li><a href="{escaped(address)}">{escaped(text)}</a></li>\n' for text, address in entries) + "</ul>\n")
+
     def figure(self, title, chart, caption):
         """chart: of weft.charts."""
         self.parts.append(f"<figure>\n<h3>{escaped(title)}</h3>\n{chart}<figcaption>{escaped(caption)}</figcaption>\n</figure>\n")
@@ -89,9 +93,10 @@ class Page:
     tiles: list = field(default_factory=list)       # (value, name)
     notes: list = field(default_factory=list)       # problems with the page's sources
     sections: list = field(default_factory=list)
+    style: str = ""                 # of this kind of page alone
 
     def html(self):
-        style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+        style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8") + self.style
         about = f" ({escaped(self.subtitle)})" if self.subtitle else ""
         subtitle = f"<p>{escaped(self.subtitle)}</p>\n" if self.subtitle else ""
         tiles = "".join(f"<li><b>{escaped(value)}</b><span>{escaped(name)}</span></li>\n" for value, name in self.tiles)

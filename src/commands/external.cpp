@@ -22,7 +22,7 @@ namespace {
 constexpr PackageCommand kPackage[] = {
     {"report", "RUN", "one HTML page of a run, or of several to compare them", false},
     {"sweep", "INPUT", "train at every point of a grid, and compare", false},
-    {"serve", "DIR", "browse the features of a transcoder", false},
+    {"serve", "DIR", "browse features and attribution graphs", false},
     {"follow", "RUN", "metrics of a run for TensorBoard, W&B or a table", false},
     {"prepare", "FILE", "conversations and Parquet to JSON Lines for weft lm", false},
     {"harvest", "MODEL", "activations of a Hugging Face model, by PyTorch", true},

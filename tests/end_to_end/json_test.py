@@ -92,6 +92,7 @@ def check(weft):
     assert document("lm", "train", "language.toml", "--output", "words")[0]["result"]["step"] == 4
     assert document("lm", "evaluate", "words")[0]["validation"]["loss"] > 0
     assert document("lm", "harvest", "words", "--tokens", 64, "--output", "harvested")[0]["rows"] == 64
+    assert document("init", "--model", "words", "--text", "text.txt")[0]["sequence"] > 0
     document("train", "input.toml", "--output", "of_words", "--set", "data.train=harvested", "--set", "data.validation=harvested")
     assert document("attribute", "words", "--transcoder", "of_words", "--prompt", "In the", "--output", "graph.json")[0]["graphs"][0]["tokens"] == 6
     assert document("lm", "export", "words", "--output", "directory")[0]["family"] == "gpt2"

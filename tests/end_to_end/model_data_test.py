@@ -89,7 +89,7 @@ def has_the_bits_of_files(weft):
     # There are no files for the commands that read some: they say how to make them.
     for command in ("features", "evaluate"):
         said = weft.run(command, weft.folder / "from_model", "--output", weft.folder / "nothing", code=2)
-        assert f"weft lm harvest {weft.folder}/lm --output DIR, then give --data DIR" in said, said
+        assert f"record some and name them: weft lm harvest {weft.folder}/lm --split validation --tokens 65536" in said, said
     # More than one epoch, so that windows were computed again, and validation on the text that the model held out.
     assert found[1][-1]["epoch"] >= 2, found[1][-1]
     validation = json.loads((weft.folder / "data" / "validation" / "metadata.json").read_text())["total_tokens"]
@@ -139,6 +139,21 @@ def takes_files_and_directories(weft):
     assert "16 tokens each, 8 in a forward pass" in (run / "log.txt").read_text()
     rows = json.loads((run / "statistics.txt").read_text().split("\n", 1)[1])["n_rows"]
     assert rows == 200, rows
+
+    # The input that weft init prints, for a run and for a directory, with a name that is quoted.
+    (weft.folder / 'a "${b}".txt').write_text(TEXT)
+    for model in ("lm", "directory"):
+        printed = weft.run("init", "--model", weft.folder / model, "--text", 'a "${b}".txt', "--text", "first.txt")
+        (weft.folder / "printed.toml").write_text(printed)
+        assert len(printed.strip().splitlines()) == 12 and "features   = 128 " in printed and "2 layers of width 16" in printed, printed
+        weft.run("train", "printed.toml", "--set", "run.steps=2", "--output", f"printed_{model}")
+    said = weft.run("init", "--model", "owner/name", "--text", "text.txt", code=2)
+    assert "hf download owner/name --local-dir DIR" in said, said
+    assert "no such file" in weft.run("init", "--model", "lm", "--text", "nowhere.txt", code=2)
+    assert "needs --model MODEL and --text FILES" in weft.run("init", "--model", "lm", code=2)
+    # What needs activations of a run that computed its own names the commands that record some.
+    said = weft.run("features", "printed_directory", "--output", "of_features", code=2)
+    assert f"weft lm harvest {weft.folder}/directory --text" in said and "printed_directory/validation" in said, said
 
     plan = weft.run("train", weft.folder / "of_directory.toml", "--dry-run", "--json")
     parts = {name: size for name, size in json.loads(plan)["device"].items()}

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -63,7 +64,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.open, self.words, self.titles, self.cells, self.tags = [], [], [], [], []
+        self.open, self.words, self.titles, self.cells, self.tags, self.links = [], [], [], [], [], []
         self.text = text
         self.feed(text)
         self.close()
@@ -73,6 +74,9 @@ class Page(HTMLParser):
         self.tags.append(tag)
         assert tag not in ("script", "link", "iframe", "img", "object", "embed", "use", "image"), tag
         for name, value in attributes:
+            if tag == "a" and name == "href":      # to another page in the directory
+                self.links.append(value)
+                continue
             assert name not in ("src", "href", "xlink:href", "srcset", "action", "id") and not name.startswith("on"), (name, value)
             assert name != "style" or "url(" not in value, value
         if tag not in VOID:
@@ -259,6 +263,21 @@ def check_what_is_missing(weft, source, run):
               "Hosts and devices were not recorded", "The input was not recorded")
 
 
+def check_replacement(weft, run):
+    """What weft lm evaluate --transcoder wrote, and links to the other pages of the run."""
+    replaced = weft.folder / "replaced"
+    shutil.copytree(run, replaced)
+    losses = {"loss": 2.5, "loss_mean_ablated": 4.0, "loss_zero_ablated": 5.0, "recovered_from_mean": 0.75, "recovered_from_zero": 0.8125}
+    (replaced / "evaluation.json").write_text(json.dumps({
+        "validation": {"loss": 2.0}, "replacement": {"transcoder": "<b>runs", "tokens": 4096, "loss_original": 2.0, "all_layers": losses,
+                                                     "layers": [losses, {"loss": "x"}]}}))
+    (replaced / "features").mkdir()
+    (replaced / "features" / "a <b>'\".html").write_text("")
+    page = report(weft, replaced)
+    page.says("75 %", "loss recovered, all MLPs replaced", "The model with its MLPs replaced", "4,096 tokens", "0.8125", "features/a <b>'\".html")
+    assert page.links == ["features/a%20%3Cb%3E%27%22.html"], page.links
+
+
 def check_hostile(weft):
     """Whatever the files contain: a page, or a message."""
     run = weft.folder / "hostile"
@@ -353,7 +372,7 @@ def check_comparison(weft, source):
         last = program.metrics(weft.folder / "grid" / name)[-1]
         assert f"{name}, step {last['step']}: {short(last['loss'])}" in page.titles, name
         assert losses.count(f"stroke: {colour}") == 2, "the line and its legend"
-    page.says("4 transcoders", "3 of 4 finished", "best run", "differ in optimizer.learning_rate, run.steps")
+    page.says("4 transcoders", "3 of 4 finished", "best run", "Against L0", "differ in optimizer.learning_rate, run.steps")
     assert "rate<b>" not in page.text
 
     # A language model is another thing.
@@ -424,6 +443,7 @@ def check(weft):
     weft.run("synth", source)
     run = check_real_run(weft, source)
     check_what_is_missing(weft, source, run)
+    check_replacement(weft, run)
     check_hostile(weft)
     check_changes(weft, source)
     check_families(weft)

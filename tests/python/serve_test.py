@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weft serve: rows and details of the server against features.h5, its refusals, the page in a script engine where node is installed, the
-export of chosen features, and damaged files. The file is made here; tests/end_to_end/features_test.py exports one of the program.
+"""weft serve: rows and details of the server against features.h5, its refusals, the pages in a script engine where node is installed, the
+export of chosen features and of graphs, and damaged files. The files are made here; tests/end_to_end/features_test.py exports one of the
+program.
 
 serve_test.py
 """
@@ -171,24 +172,32 @@ def page_data(text):
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
 
 
-STAND_IN = """
+ELEMENT = """
 class Element {
-  constructor(name) { this.name = name; this.children = []; this.style = {}; this.own = ''; }
+  constructor(name) { this.name = name; this.children = []; this.style = {}; this.own = ''; this.attributes = {}; }
   appendChild(child) { this.children.push(child); }
+  setAttribute(name, value) { this.attributes[name] = value; }
+  addEventListener() {}
+  contains() { return false; }
   get value() { return this.chosen ?? (this.name === 'select' ? this.children[0].value : this.own); }
   set value(text) { this.chosen = text; }
   set textContent(text) { this.own = String(text); this.children = []; }
   get textContent() { return this.own + this.children.map(child => child.textContent).join(''); }
   all(name) { return [...(this.name === name ? [this] : []), ...this.children.flatMap(child => child.all(name))]; }
   scrollIntoView() {}
+  focus() {}
 }
 const application = new Element('div'), source = new Element('script');
 source.textContent = %(data)s;
 globalThis.location = {};
-globalThis.document = {createElement: name => new Element(name), getElementById: id => id === 'data' ? source : application};
+globalThis.window = {};
+globalThis.document = {createElement: name => new Element(name), createElementNS: (_, name) => new Element(name),
+                       getElementById: id => id === 'data' ? source : application};
 const send = globalThis.fetch;
 globalThis.fetch = path => send('http://127.0.0.1:%(port)s/' + path);
 %(script)s
+"""
+STAND_IN = ELEMENT + """
 const need = (condition, what) => { if (!condition) throw new Error(what + ': ' + application.textContent.slice(0, 3000)); };
 const body = () => application.all('tbody')[0].children;
 (async () => {
@@ -211,6 +220,32 @@ const body = () => application.all('tbody')[0].children;
   fired.checked = false;
   await fired.oninput();
   need(application.textContent.includes('%(all)d features'), 'those that never fired');
+})().catch(failure => { console.error(failure); process.exit(1); });
+"""
+
+
+GRAPH_STAND_IN = ELEMENT + """
+const need = (condition, what) => { if (!condition) throw new Error(what + ': ' + application.textContent.slice(0, 3000)); };
+const marks = kind => application.all('g').filter(one => (one.attributes.class || '').startsWith('node ' + kind));
+const press = key => application.all('svg')[0].onkeydown({key, preventDefault() {}});
+const button = text => application.all('button').find(one => one.textContent === text);
+const click = text => button(text).onclick();
+(async () => {
+  need(marks('feature').length === 3 && marks('token').length === 3 && marks('logit').length === 2, 'nodes');
+  need(application.all('path').filter(one => (one.attributes.class || '').startsWith('edge')).length === 8, 'edges');
+  marks('feature')[0].onclick({detail: 0});
+  await new Promise(done => setTimeout(done, 500));
+  need(application.textContent.includes('feature 0:7 at token 1'), 'selection');
+  need(application.all('mark').length === %(marks)d, 'what the feature responds to');
+  click('Pin');
+  need(marks('feature pinned').length + marks('feature selected pinned').length === 1 && button('Unpin'), 'pin');
+  const group = application.all('input').find(one => one.id === 'group');
+  group.value = 'mine';
+  group.onchange();
+  need(marks('group').length === 1 && marks('feature').length === 2 && application.textContent.includes('Group mine'), 'group');
+  press('ArrowUp');
+  press('Enter');
+  need(marks('group selected').length === 0 && application.textContent.includes('Reads'), 'keys');
 })().catch(failure => { console.error(failure); process.exit(1); });
 """
 
@@ -284,6 +319,114 @@ def check_export(folder, path):
     assert "no token ids" in text and "context" not in page_data(text)["features"][0]["details"]["top"][0]
 
 
+def graph_text(**changes):
+    """A graph as weft attribute writes it, with a hostile label and link."""
+    def node(name, layer, token, kind, **more):
+        return {"node_id": name, "feature": 1, "layer": layer, "ctx_idx": token, "feature_type": kind, "token_prob": 0.0, "clerp": "",
+                "influence": 0.5, "activation": None, **more}
+    tokens = [node(f"E_9_{i}", "E", i, "embedding") for i in range(3)]
+    features = [node("0_7_1", "0", 1, "cross layer transcoder", activation=2.5, influence=0.1),
+                node("1_7_2", "1", 2, "cross layer transcoder", activation=1.5, clerp=HOSTILE), node("2_9999_2", "2", 2, "cross layer transcoder")]
+    errors = [node("0_0_1", "0", 1, "mlp reconstruction error")]
+    logits = [node(f"4_{i}_2", "4", 2, "logit", clerp=f'Output "{HOSTILE}" (p=0.500)', token_prob=0.5, influence=None) for i in range(2)]
+    pairs = [("E_9_1", "0_7_1"), ("E_9_2", "1_7_2"), ("0_7_1", "1_7_2"), ("0_7_1", "2_9999_2"), ("0_0_1", "2_9999_2"), ("1_7_2", "4_0_2"),
+             ("2_9999_2", "4_0_2"), ("2_9999_2", "4_1_2")]
+    graph = {"metadata": {"slug": "graph", "prompt_tokens": ["In", HOSTILE, " the"], "prompt": HOSTILE, "scores": {"replacement": 0.6}},
+             "qParams": {"pinnedIds": [], "supernodes": []}, "nodes": tokens + features + errors + logits,
+             "links": [{"source": one, "target": other, "weight": 0.5 - i / 4} for i, (one, other) in enumerate(pairs)], **changes}
+    return json.dumps(graph)
+
+
+def run_graph_page(folder, text, port):
+    if not shutil.which("node"):
+        return
+    (folder / "graph.js").write_text(GRAPH_STAND_IN % {
+        "data": json.dumps(re.search(r'id="data">(.*?)</script>', text, re.S)[1]), "port": port, "marks": TOP,
+        "script": re.search(r"<script>(.*?)</script>", text, re.S)[1]})
+    done = subprocess.run(["node", folder / "graph.js"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check_graphs(folder):
+    both = folder / "both"
+    (both / "graphs").mkdir(parents=True)
+    write(both / "features.h5")
+    with h5py.File(both / "features.h5", "r+") as file:     # of the node that is selected: all examples
+        file["layer_0/top_row"][7] = range(TOP)
+        file["layer_0/top_tokens"][7] = 5
+    (both / "graph.json").write_text(graph_text())
+    (both / "graphs" / "bad.json").write_text(graph_text(links=3))
+    (both / "run.json").write_text('{"state": "finished"}')
+    server = Running(both)
+    try:
+        front = server.get("")
+        page_data(front)
+        assert "graph?name=graphs%2Fbad.json" in front and "run.json" not in front
+        text = server.get("graph", name="graph.json")
+        data = page_data(text)
+        assert "details" not in data and len(data["layout"]["places"]) == 9 and data["features"][3] == "0:7"
+        assert data["names"][0] == "In" and data["names"][3] == "t5" and data["names"][5] == "2:9999" and data["names"][7] == f"{HOSTILE} 0.5"
+        run_graph_page(folder, text, server.port)
+        for name, status in (("no.json", 400), ("../graph.json", 400), ("/etc/passwd", 400), ("", 400), ("graphs/bad.json", 500)):
+            assert server.status("/graph?" + urlencode({"name": name})) == status, name
+        assert server.status("/graph?name=graph.json", host="attacker.example") == 403
+    finally:
+        server.stop(signal.SIGTERM)
+    # One file, with what the features respond to; a picture.
+    assert serve(both, "--export", folder / "graph.html", "--graph", "graph.json") == f"{folder / 'graph.html'}: the graph graph.json; open it in a browser\n"
+    text = (folder / "graph.html").read_text()
+    assert sorted(page_data(text)["details"]) == ["0:7", "1:7"] and "href=" not in text
+    run_graph_page(folder, text, 1)
+    serve(both / "graph.json", "--export", folder / "graph.svg", "--nodes", 2)
+    text = (folder / "graph.svg").read_text()
+    picture = ElementTree.fromstring(text)
+    assert "<b>" not in text and "script>" not in re.sub("&lt;/script&gt;", "", text)
+    assert len([one for one in picture.iter("{http://www.w3.org/2000/svg}rect") if "node" in one.get("class")]) == 3 + 2 + 2
+    assert "no such graph" in serve(both, "--export", folder / "no.html", "--graph", "x", code=2)
+    assert "is no directory; create it" in serve(both, "--export", folder / "nothing" / "x.html", "--graph", "graph.json", code=2)
+    said = serve(both, "--export", folder / "no.html", "--graph", "graphs/bad.json", code=3)
+    assert said.startswith("error: ") and "not a graph" in said
+    # Whatever is damaged is named; in this process, since a process for each takes long.
+    sys.path.insert(0, str(program.PACKAGE))
+    from weft.errors import WeftError
+    from weft.serve.graphs import Graph
+    whole = json.loads(graph_text())
+    place = folder / "damaged.json"
+
+    def damaged(words, content):
+        place.write_text(content if isinstance(content, str) else json.dumps(content))
+        try:
+            Graph(place)
+        except WeftError as failure:
+            assert failure.code == 3 and words in str(failure), failure
+        else:
+            raise AssertionError(f"read: {words}")
+
+    def with_node(i, **changes):
+        return {**whole, "nodes": [{**node, **changes} if j == i else node for j, node in enumerate(whole["nodes"])]}
+
+    damaged("no JSON", graph_text()[:-40])
+    damaged("no JSON", "[" * 100_000)
+    damaged("not finite", graph_text().replace("0.25", "NaN"))
+    damaged("not finite", graph_text().replace("0.25", "1e999"))
+    damaged("not a graph", [])
+    damaged("prompt_tokens", {**whole, "metadata": {"prompt_tokens": [1]}})
+    damaged("nodes[3].ctx_idx", with_node(3, ctx_idx=3))
+    damaged("nodes[3].ctx_idx", with_node(3, ctx_idx=True))
+    damaged("nodes[3].layer", with_node(3, layer="-1"))
+    damaged("nodes[3].layer", with_node(3, layer=None))
+    damaged("nodes[3].influence", with_node(3, influence="x"))
+    damaged("nodes[3].clerp", with_node(3, clerp=["x"]))
+    damaged("nodes[4].node_id", with_node(4, node_id="0_7_1"))
+    damaged("nodes[4] is no object", {**whole, "nodes": [*whole["nodes"][:4], 1]})
+    damaged("links[0] does not lead", {**whole, "links": [{"source": "x", "target": "0_7_1", "weight": 1}]})
+    damaged("links[0].weight", {**whole, "links": [{"source": "E_9_1", "target": "0_7_1", "weight": "1"}]})
+    damaged("links[0].weight", {**whole, "links": [{"source": "E_9_1", "target": "0_7_1", "weight": 10 ** 400}]})
+    damaged("pinnedIds", {**whole, "qParams": {"pinnedIds": "x"}})
+    damaged("supernodes", {**whole, "qParams": {"supernodes": [["a", 1]]}})
+    damaged("a page holds 5000", {**whole, "nodes": whole["nodes"] * 1000})
+
+
 def check_damage(folder, path):
     """A clear message, whatever the file says; nothing is sized by it."""
     place = folder / "damaged.h5"
@@ -332,7 +475,7 @@ def check_damage(folder, path):
         assert serve(place, "--export", folder / "no.html", code=6).startswith("error: ")
     assert "no such file or directory" in serve(folder / "nothing", code=2)
     (folder / "empty").mkdir()
-    assert "has no features.h5; write it with weft features" in serve(folder / "empty", code=2)
+    assert "has no features.h5 and no graph; write them with weft features" in serve(folder / "empty", code=2)
     assert "weft serve needs its DIR" in serve(code=2)
     assert "out of range" in serve(folder, "--port", 70000, code=2)
     assert not (folder / "no.html").exists()
@@ -343,5 +486,6 @@ with tempfile.TemporaryDirectory(prefix="weft_test_") as name:
     features = write(directory / "features.h5")
     check_served(directory, features)
     check_export(directory, features)
+    check_graphs(directory)
     check_damage(directory, features)
 print("rows, details and exports are those of the file; damaged files are named")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """weft report RUN: one HTML page of a run. weft report RUN RUN …: one page that compares runs. weft report DIR with the results of
 `weft benchmark` alone: a page of these."""
+import os
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 from weft.errors import DATA, LARGEST_JSON, Output, Parser, WeftError, read_bytes, require_page_path, run, write_atomically
 from weft.page import Page, Section
@@ -11,6 +13,7 @@ from weft.report.facts import read_facts
 from weft.report.run_page import benchmark_figures, run_page
 from weft.text import parse_json
 
+MOST_PAGES = 20
 DESCRIPTION = """Writes one HTML page of a run: curves, settings, results and timings. Of several runs, which may be of either kind of
 model but all of one, a page that compares them. Of a directory of `weft benchmark`, its cases."""
 
@@ -24,6 +27,13 @@ def benchmark_page(directory):
     benchmark_figures(section, benchmark)
     section.end_columns()
     return Page(directory.resolve().name, kind="weft benchmark", source="from benchmark.json", sections=[section]).html()
+
+
+def pages_near(directory, page):
+    """[(name, address)] of other pages in a directory and its folders, as links of `page`. report.html is this page, perhaps an older one."""
+    found = [one for one in (*sorted(directory.glob("*.html")), *sorted(directory.glob("*/*.html")))
+             if one.is_file() and one.resolve() not in (page.resolve(), (directory / "report.html").resolve())]
+    return [(str(one.relative_to(directory)), quote(os.path.relpath(one, page.parent))) for one in found[:MOST_PAGES]]
 
 
 def report(arguments):
@@ -48,7 +58,7 @@ def report(arguments):
     facts = None if only_benchmark else read_facts(directory)
     page = Path(given.output or directory / "report.html")
     require_page_path(page)
-    write_atomically(page, benchmark_page(directory) if only_benchmark else run_page(facts))
+    write_atomically(page, benchmark_page(directory) if only_benchmark else run_page(facts, pages_near(directory, page)))
     output.written(f"{page}: open it in a browser", {"page": str(page)})
 
 

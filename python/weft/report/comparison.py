@@ -78,7 +78,7 @@ def compare(runs):
     for run, name, own in zip(runs, _names_of(runs), settings):
         compared.append(ComparedRun(run, name, {key: own.get(key, "") for key in keys}, [result_of(run, path) for _, path in columns]))
         later = [column for column, path in columns
-                 if not math.isfinite(run.number("result", *path)) and math.isfinite(result_of(run, path))]
+                 if path[0] != "replacement" and not math.isfinite(run.number("result", *path)) and math.isfinite(result_of(run, path))]
         if later:       # results of `weft evaluate` can be of any data
             run.notes.append(f"{', '.join(later)}: of evaluation.json, on {text_of(member(run.evaluation, 'data'))}")
 
@@ -107,6 +107,27 @@ def _table_section(comparison):
         section.paragraph(f"The first {MOST_KEYS} of {len(comparison.keys)} settings that differ are shown.", "state")
     section.table(*_table(comparison), 1)
     return section
+
+
+def _sparsity_section(comparison):
+    """Errors are comparable at equal L0 only: a point for each run. Absent if fewer than two runs have an L0."""
+    if "L0" not in comparison.results or comparison.results[0] == "L0":
+        return []
+    section, at = Section("Against L0"), comparison.results.index("L0")
+    section.begin_columns()
+    drawn = False
+    for name in (comparison.results[0], "loss recovered"):
+        if name not in comparison.results:
+            continue
+        place = comparison.results.index(name)
+        points = [(run.name, [run.results[at]], [run.results[place]]) for run in comparison.runs
+                  if math.isfinite(run.results[at]) and math.isfinite(run.results[place])]
+        if len(points) > 1:
+            drawn = True
+            section.figure(name, charts.overlay("L0", name, points), "A point for each run: of two with the same L0 the "
+                           f"{'higher' if name == 'loss recovered' else 'lower'} is the better.")
+    section.end_columns()
+    return [section] if drawn else []
 
 
 def _curves_section(comparison, parts):
@@ -148,7 +169,7 @@ def comparison_page(comparison):
     page.notes = [f"{run.name}: {note}" for run in comparison.runs for note in run.facts.notes]
     runs = Section("Runs")
     runs.table(["run", "directory", "what"], [[run.name, str(run.facts.path), part.about] for run, part in zip(comparison.runs, parts)], 3)
-    page.sections = [_table_section(comparison), _curves_section(comparison, parts), runs]
+    page.sections = [_table_section(comparison), *_sparsity_section(comparison), _curves_section(comparison, parts), runs]
     return page.html()
 
 

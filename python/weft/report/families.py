@@ -10,6 +10,7 @@ FAMILIES = [
         ("training NMSE (standardised)", ("train", "nmse_standardised")),
         ("explained variance", ("validation", "explained_variance_mean")),
         ("L0", ("validation", "l0_mean")),
+        ("loss recovered", ("replacement", "all_layers", "recovered_from_mean")),
         ("dead fraction", ("validation", "dead_fraction_mean")),
         ("recovered", ("recovery", "fraction"))]),
     Family("language_model", "language models", language_model_part, [

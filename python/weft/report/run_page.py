@@ -245,13 +245,21 @@ def _tiles(facts):
     return [*tiles, (whole(facts.number("ranks")), "ranks")]
 
 
-def run_page(facts):
-    """One self-contained HTML document."""
+def _links_section(pages):
+    if not pages:
+        return []
+    section = Section("Other pages of the run")
+    section.links(pages)
+    return [section]
+
+
+def run_page(facts, pages=()):
+    """One self-contained HTML document. pages: [(name, address)] of others that it leads to."""
     family = family_of(facts)
     part = family.part(facts) if family else FamilyPart()
     page = Page(facts.name, part.about, notes=facts.notes)
     _describe_end(facts, page)
     page.tiles = [*_tiles(facts), *part.tiles]
-    page.sections = [_training_section(facts, part), *part.sections, _time_section(facts), _starts_section(facts), _environment_section(facts),
+    page.sections = [*_links_section(pages), _training_section(facts, part), *part.sections, _time_section(facts), _starts_section(facts), _environment_section(facts),
                      _input_section(facts)]
     return page.html()

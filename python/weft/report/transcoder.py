@@ -24,12 +24,14 @@ class Validation:
         own, later = facts.of("result", "validation"), member(facts.evaluation, "validation")
         if isinstance(own, dict):
             self.measures, self.source = own, "measured by the run after its last step"
-        elif isinstance(later, dict):
+        elif isinstance(later, dict) and member(facts.evaluation, "replacement") is None:     # with it, those of a language model
             self.measures = later
             self.source = (f"from evaluation.json (checkpoint {text_of(facts.evaluation.get('checkpoint'))}, "
                            f"data {text_of(facts.evaluation.get('data'))})")
         recoveries = (facts.of("result", "recovery"), member(facts.evaluation, "recovery"))
         self.recovery = next((one for one in recoveries if isinstance(one, dict)), None)
+
+        self.replacement = member(facts.evaluation, "replacement")      # of weft lm evaluate --transcoder
 
     def of(self, key):
         return number(member(self.measures, key))
@@ -59,6 +61,7 @@ def _tiles(facts, validation):
              (validation.of("explained_variance_mean"), percent, "explained variance"),
              (validation.of("l0_mean"), short_number, "active per token and layer"),
              (validation.of("dead_fraction_mean"), percent, "features dead on validation data")]
+    tiles.append((number(member(validation.replacement, "all_layers", "recovered_from_mean")), percent, "loss recovered, all MLPs replaced"))
     if validation.measures is None:
         tiles.append((facts.number("result", "train", "nmse_standardised"), short_number, "training NMSE (standardised)"))
     tiles.append((number(member(validation.recovery, "fraction")), percent, "planted features recovered"))
@@ -114,6 +117,24 @@ def _layers_section(validation):
                  shown(validation.of("explained_variance_mean"), 4), shown(validation.of("l0_mean"), 2), shown(dead_mean, 1)])
     section.table(["layer", "NMSE (standardised)", "NMSE raw", "explained variance", "L0", "dead, %"], rows, 1)
     return section
+
+
+def _replacement_section(validation):
+    """The loss of the language model with reconstructions in place of its MLPs; absent if it was not measured."""
+    measured, layers = validation.replacement, member(validation.replacement, "layers")
+    if not isinstance(measured, dict):
+        return []
+    section = Section("The model with its MLPs replaced")
+    section.paragraph(f"Loss of the model {short_number(number(measured.get('loss_original')))} nats per token, on "
+                      f"{whole(number(measured.get('tokens')))} tokens, from evaluation.json (transcoder {text_of(measured.get('transcoder'))}). "
+                      "Recovered: the part of the loss between the ablated and the unchanged MLP; 1 is the unchanged one.")
+    layers = layers[:MOST_LAYERS] if isinstance(layers, list) else []
+    rows = []
+    for name, one in [*((str(i), one) for i, one in enumerate(layers)), ("all", measured.get("all_layers"))]:
+        values = [number(member(one, key)) for key in ("loss", "loss_mean_ablated", "recovered_from_mean", "recovered_from_zero")]
+        rows.append([name, *(fixed(value, 4) if math.isfinite(value) else "-" for value in values)])
+    section.table(["replaced layer", "loss", "loss, mean-ablated", "recovered, mean", "recovered, zero"], rows, 1)
+    return [section]
 
 
 def decoder_mass(path, manifest, dead_window):
@@ -181,5 +202,5 @@ def _about(facts):
 
 def transcoder_part(facts, with_sections=True):
     validation = Validation(facts)
-    sections = [*privacy_sections(facts), _layers_section(validation), _decoder_section(facts)] if with_sections else []
+    sections = [*privacy_sections(facts), _layers_section(validation), *_replacement_section(validation), _decoder_section(facts)] if with_sections else []
     return FamilyPart(_about(facts), _curves(facts, validation), _tiles(facts, validation), sections)

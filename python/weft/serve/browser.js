@@ -1,22 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of features and the details of one. `data` and `root` come from the page: `data.facts`, and in an exported page
-// `data.features`, a list of {row, details}. Without it, rows and details are requested from the server that sent the page.
-// Texts are set as text nodes: nothing in them is interpreted.
+// The table of features and the details of one; needs feature.js. `data` and `root` come from the page: `data.facts`, and in an exported
+// page `data.features`, a list of {row, details}. Without it, rows and details are requested from the server that sent the page.
 const ROWS = 200;
-
-function element(name, text, parent, kind) {
-  const made = document.createElement(name);
-  if (text !== undefined && text !== null) made.textContent = text;
-  if (kind) made.className = kind;
-  if (parent) parent.appendChild(made);
-  return made;
-}
-
-function number(value) {
-  return value === 0 ? '0' : Math.abs(value) >= 1e-3 ? String(Number(value.toPrecision(4))) : value.toExponential(2);
-}
-
-function shown(text) { return text.replace(/\n/g, '↵').replace(/\t/g, '⇥'); }
 
 // --- Where rows and details come from ---
 
@@ -51,12 +36,6 @@ const embedded = {
   },
 };
 
-async function requested(path, values) {
-  const answer = await fetch(path + '?' + new URLSearchParams(values));
-  if (!answer.ok) throw new Error(await answer.text());
-  return answer.json();
-}
-
 const served = {
   select: query => requested('features', query),
   details: (layer, feature) => requested('feature', {layer, feature}),
@@ -67,17 +46,14 @@ const source = data.features ? embedded : served;
 // --- The table ---
 
 const controls = element('p', null, root);
-element('label', 'Layer ', controls);
-const layer = element('select', null, controls);
+const layer = element('select', null, element('label', 'Layer ', controls));
 layer.id = 'layer';
 element('option', 'all', layer).value = '';
 for (let l = 0; l !== data.facts.layers; ++l) element('option', String(l), layer).value = String(l);
-element('label', ' Index or text ', controls);
-const search = element('input', null, controls);
+const search = element('input', null, element('label', ' Index or text ', controls));
 search.id = 'search';
 search.placeholder = '17, 3:17 or a token';
-element('label', ' Order ', controls);
-const order = element('select', null, controls);
+const order = element('select', null, element('label', ' Order ', controls));
 order.id = 'order';
 for (const name of data.facts.orders) element('option', name, order).value = name;
 order.value = 'density, highest first';
@@ -85,6 +61,7 @@ const dead = element('input', null, element('label', ' fired only ', controls));
 dead.type = 'checkbox';
 dead.checked = true;
 const count = element('p', null, root, 'state');
+count.setAttribute('role', 'status');
 const wide = element('div', null, root, 'wide');
 const pager = element('p', null, root);
 const previous = element('button', 'previous', pager);
@@ -119,7 +96,7 @@ async function draw() {
     row.style.cursor = 'pointer';
     row.onclick = () => show(one.layer, one.feature);
     element('td', one.layer, row, 'n');
-    element('a', one.feature, element('td', null, row, 'n')).href = '#details';
+    element('a', one.feature, element('td', null, row, 'n')).href = '#details';     // by keyboard: a click on it reaches the row
     element('td', number(one.fired / data.facts.tokens), row, 'n');
     element('td', number(one.mean), row, 'n');
     element('td', number(one.strongest), row, 'n');
@@ -129,55 +106,27 @@ async function draw() {
 
 // --- A feature ---
 
-// Horizontal bars: [[name, value, text]].
-function bars(title, rows, parent) {
-  element('h3', title, parent);
-  const largest = Math.max(...rows.map(row => row[1]), 1e-30);
-  const table = element('table', null, parent);
-  for (const [name, value, text] of rows) {
-    const line = element('tr', null, table);
-    element('td', name, line, 'n');
-    const bar = element('div', null, element('td', null, line));
-    bar.style.cssText = 'height:0.8rem;background:var(--blue);width:' + (12 * value / largest) + 'rem';
-    element('td', text, line, 'n');
-  }
-}
-
 async function show(ofLayer, index) {
-  const feature = await source.details(ofLayer, index);
-  if (!feature) return;
+  let feature;
+  try {
+    feature = await source.details(ofLayer, index);
+  } catch (failure) {
+    details.textContent = String(failure.message || failure);
+    return;
+  }
   details.textContent = '';
-  element('h2', 'Layer ' + feature.layer + ', feature ' + feature.feature, details);
+  if (!feature) {
+    element('p', 'Layer ' + ofLayer + ', feature ' + index + ' is not in this page.', details, 'missing');
+    return;
+  }
+  const heading = element('h2', 'Layer ' + feature.layer + ', feature ' + feature.feature, details);
+  heading.tabIndex = -1;
   element('a', 'back to the list', element('p', null, details)).href = '#application';
-  element('p', 'Fired on ' + feature.fired + ' of ' + feature.tokens + ' tokens; mean activation ' + number(feature.mean) + '.', details);
-  for (const example of feature.top) {
-    const line = element('p', null, details);
-    const place = 'row ' + example.row + (example.position === undefined ? '' : ', position ' + example.position);
-    element('span', number(example.activation) + '  ' + place + ': ', line, 'state');
-    for (const token of example.context || [])
-      element(token.here ? 'mark' : 'span', shown(token.text), line).title = 'id ' + token.id;
-  }
-  const columns = element('div', null, details, 'figures');
-  const counts = feature.histogram.counts, edges = feature.histogram.edges;
-  const used = counts.map((n, i) => n ? i : -1).filter(i => i !== -1);
-  if (used.length) {
-    const rows = counts.map((n, i) => [number(edges[i]), n, String(n)]).slice(used[0], used[used.length - 1] + 1);
-    bars('Activations, from', rows, element('figure', null, columns));
-  }
-  bars('Decoder norm by target layer', feature.targets.map(one => [one.layer, one.share, (100 * one.share).toFixed(1) + ' %']),
-       element('figure', null, columns));
-  const near = element('figure', null, columns);
-  element('h3', 'Nearest decoder rows of the layer', near);
-  const table = element('table', null, near);
-  for (const one of feature.nearest) {
-    const line = element('tr', null, table);
-    const link = element('a', 'feature ' + one.feature, element('td', null, line));
-    link.href = '#details';
-    link.onclick = () => show(feature.layer, one.feature);
-    element('td', number(one.cosine), line, 'n');
-  }
+  draw_examples(feature, details);
+  draw_figures(feature, details, show);
   location.hash = 'details';
   details.scrollIntoView();
+  heading.focus();
 }
 
 for (const control of [layer, search, order, dead]) control.oninput = () => { offset = 0; return draw(); };

@@ -18,17 +18,10 @@ BINS = 32
 ORDERS = ("layer and index", "density, highest first", "density, lowest first", "strongest activation", "nearest feature")
 
 
-def find_features(path):
-    """features.h5 itself, or the one in a directory or in DIR/features."""
-    path = Path(path)
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise WeftError(USAGE, f"{path}: no such file or directory; name the directory that weft features wrote (--output)")
-    for found in (path / "features.h5", path / "features" / "features.h5"):
-        if found.is_file():
-            return found
-    raise WeftError(USAGE, f"{path}: has no features.h5; write it with weft features CHECKPOINT --output {path}")
+def find_features(directory):
+    """features.h5 of a directory, or the one in DIRECTORY/features; None if there is none."""
+    places = (Path(directory) / "features.h5", Path(directory) / "features" / "features.h5")
+    return next((found for found in places if found.is_file()), None)
 
 
 class Catalogue:
@@ -194,7 +187,7 @@ class Catalogue:
 
     def feature(self, layer, index, most_examples=1 << 16):
         """Everything about a feature, with the members of `weft features --feature`."""
-        if not (0 <= layer < self.n_layers and 0 <= index < self.n_features):
+        if not self.has(layer, index):
             raise WeftError(USAGE, f"{layer}:{index} is not a feature of {self.path} (LAYER:INDEX, layers 0 to {self.n_layers - 1}, features 0 "
                             f"to {self.n_features - 1})")
         with self._lock:
@@ -214,6 +207,9 @@ class Catalogue:
         return {"layer": layer, "feature": index, "checkpoint": self.checkpoint, "data": self.data, "tokens": self.tokens, "fired": row["fired"],
                 "density": row["fired"] / self.tokens, "mean": row["mean"], "histogram": {"edges": self.edges, "counts": row["histogram"]},
                 "targets": [{"layer": layer + t, "share": share} for t, share in enumerate(row["target_share"])], "nearest": nearest, "top": top}
+
+    def has(self, layer, index):
+        return 0 <= layer < self.n_layers and 0 <= index < self.n_features
 
     def row(self, layer, index):
         """The row of the table of one feature."""

@@ -259,6 +259,8 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
   print_written(
       request, printed,
       {{"model", loaded.opened.name()}, {"transcoder", transcoder.found().path.string()}, {"graphs", documents}});
+  log::info("next: weft serve {} FEATURES, with the directory of weft features",
+            path_of(request.output, 0, prompts.size(), ".json").string());
   return 0;
 }
 

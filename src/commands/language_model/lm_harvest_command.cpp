@@ -176,6 +176,7 @@ int run_harvest(const Request& request, const HarvestOptions& options, const par
                  {"type", dataset::name_of(writer.dtype)},
                  {"files", settings.files()},
                  {"files_written", missing}});
+  log::info("next: weft train INPUT, with data.train = \"{0}\", or weft evaluate RUN --data {0}", request.output);
   return 0;
 }
 

@@ -127,6 +127,7 @@ int train_language_model(const Request& request, const TrainOptions& options, co
       .grid = language_model::grid_shape(configuration),
       .data = {corpus.train.name(), corpus.fingerprint, configuration.data.accept_changed},
       .tensor = "embedding/tokens",
+      .next = fmt::format("weft lm generate {}", configuration.run.output),
       .extra = language_model::manifest_extra(architecture)};
   const auto describe_plan = [&] {
     const std::int64_t micro = configuration.memory.micro_tokens;

@@ -141,7 +141,7 @@ int run_inspect(const Request& request, const parallel::World& world) {
 }  // namespace
 
 extern const Command inspect_command = with_options(
-    {"inspect", "PATH", "list and check the contents of a dataset or checkpoint",
+    {"inspect", "PATH", "list and check a dataset or a checkpoint",
      "Lists the contents of a dataset, token files, a checkpoint, a run, exported weights or a directory of Hugging "
      "Face, and checks them.",
      Needs::nothing},

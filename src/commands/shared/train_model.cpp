@@ -128,6 +128,7 @@ int train_model(const Request& request, const TrainOptions& options, const paral
     changed = run::check_same_run(planned.schema, planned.settings.resume, *opened.found, planned.data, world);
   }
   if (run::is_complete(opened, run, world)) {
+    log::info("next: {}", planned.next);
     print_run(request, opened.directory.path, 0, world);
     return 0;
   }
@@ -146,6 +147,7 @@ int train_model(const Request& request, const TrainOptions& options, const paral
       {input::print(planned.schema), request.input_text, library_versions(), planned.data.fingerprint, planned.extra},
       opened, world, planned.grid, runtime, begin);
   const int code = loop.run(&profile, planned.device_bytes);
+  if (code == 0) log::info("next: {}", planned.next);
   print_run(request, opened.directory.path, code, world);
   return code;
 }

@@ -73,6 +73,7 @@ struct PlannedModel {
   Json plan = {};  ///< `need` and the plan, for --dry-run
   std::int64_t device_bytes = 0;
   std::string_view tensor;      ///< a tensor that every checkpoint of the family has
+  std::string next = {};        ///< the command that usually follows a finished run
   Json extra = Json::object();  ///< further entries of Manifest::extra
   /// Throws unless the run fits the device. Returns what the run needs and the model does not own.
   std::function<std::shared_ptr<void>(const device::Runtime&)> start = {};

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "base/format.hpp"
+#include "base/log.hpp"
 #include "checkpoint/checkpoint_writer.hpp"
 #include "checkpoint/resume.hpp"
 #include "commands/transcoder/loaded_transcoder.hpp"
@@ -156,6 +157,7 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   output.publish();
   record["output"] = request.output;
   print_written(request, text, record);
+  log::info("next: weft evaluate {}", request.output);
   return 0;
 }
 

@@ -111,6 +111,7 @@ int run_features(const Request& request, const FeaturesOptions& options, const p
       file->finish();
       log::info("{} features of step {} on {} tokens: {}", format::grouped(shape.n_layers * shape.n_features),
                 facts.step, format::grouped(facts.tokens), (output / "features.h5").string());
+      log::info("next: weft serve {}", request.output);
     }
   });
   if (!request.output.empty()) document["output"] = request.output;

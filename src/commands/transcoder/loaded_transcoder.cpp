@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "commands/transcoder/loaded_transcoder.hpp"
 
+#include <fmt/ranges.h>
+
+#include <filesystem>
+
 #include "dataset/activations/describe.hpp"
 #include "parallel/affinity.hpp"
 #include "parallel/nccl.hpp"
@@ -21,13 +25,24 @@ bench::TranscoderInput input_of(const checkpoint::Found& found, const Request& r
   return input;
 }
 
-std::string data_of(const bench::TranscoderInput& input, const std::string& data, const parallel::World& world) {
+/// `run`: where activations may be recorded.
+std::string data_of(const bench::TranscoderInput& input, const std::string& data, const std::filesystem::path& run,
+                    const parallel::World& world) {
   const std::string path = data.empty() ? input.configuration.data.validation : data;
-  if (path.empty() && !input.configuration.data.model.empty())
+  if (const dataset::Settings& used = input.configuration.data; path.empty() && !used.model.empty()) {
+    const std::vector<std::string>& text = used.validation_text.empty() ? used.text : used.validation_text;
+    const bool held_out = text == std::vector<std::string>{dataset::kHeldOut};
     throw collective_error(ExitCode::usage,
                            "no data to use (the run computed its activations with data.model = \"{0}\" and has no "
-                           "data.validation); record some with weft lm harvest {0} --output DIR, then give --data DIR",
-                           input.configuration.data.model);
+                           "data.validation); record "
+                           "some and name them: weft lm harvest {0}{1}{2} --tokens 65536 --output {3}/validation, then "
+                           "--data {3}/validation",
+                           used.model,
+                           held_out       ? " --split validation"
+                           : text.empty() ? ""
+                                          : " --text ",
+                           held_out ? "" : fmt::format("{}", fmt::join(text, " --text ")), run.string());
+  }
   if (path.empty())
     throw collective_error(ExitCode::usage, "no data to use (the run has no data.validation); give --data DIR");
   require_directory(world, path, data.empty() ? "data.validation" : "--data");
@@ -49,7 +64,7 @@ Options& data_option(Options& options, std::string& data) {
 LoadedTranscoder::LoadedTranscoder(const Request& request, const std::string& data_option, const parallel::World& world)
     : found(transcoder_at(request.subject, world)),
       input(input_of(found, request, data_option, world)),
-      data(data_of(input, data_option, world)),
+      data(data_of(input, data_option, found.path.parent_path().parent_path(), world)),
       description(dataset::describe(world, data, configuration().data)),
       runtime(start_device(configuration(), world)),
       grid(world, parallel::data_by_feature(1, world.size())),

@@ -34,6 +34,7 @@ static int run_synth(const Request& request, const parallel::World& world) {
           "wrote {}/train, {}/validation and ground_truth.h5: {} layers, d_model {}, {} planted features per layer",
           made.output, made.output, made.layers, made.d_model, made.features),
       {{"output", made.output}, {"layers", made.layers}, {"d_model", made.d_model}, {"features", made.features}});
+  log::info("next: weft train {}", request.subject);
   if (profile) profile->conclude(made.output, {});
   return 0;
 }

@@ -112,7 +112,8 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
       .need = need,
       .plan = plan_document(fitting, need),
       .device_bytes = plan.device_total(),
-      .tensor = "encoder_0/weight"};
+      .tensor = "encoder_0/weight",
+      .next = fmt::format("weft features {0} --output {0}/features", configuration.run.output)};
   std::int64_t micro_tokens = configuration.data.micro_tokens;
   planned.start = [&](const device::Runtime& runtime) -> std::shared_ptr<void> {
     parallel::nccl::allow_multicast(configuration.parallel.nvls);
