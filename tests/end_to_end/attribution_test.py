@@ -231,11 +231,11 @@ def written_by(transcoder, layer, feature, amounts):
 
 def predictions_are_those_of_interventions(weft, w):
     """A frozen pass confirms the graph but for rounding; with everything recomputed the change is that of NumPy."""
-    for decoder in ("cross_layer", "per_layer", "tied", "low_rank"):
-        said = weft.run("attribute", "lm", "--transcoder", decoder, "--prompt", PROMPT, "--output", "check.json", "--check", 6, "--json", "--quiet",
+    for decoder in ("cross_layer", "per_layer", "tied"):
+        said = weft.run("attribute", "lm", "--transcoder", decoder, "--prompt", PROMPT, "--output", "check.json", "--check", 4, "--json", "--quiet",
                         *(["--max-nodes", 30] if decoder == "tied" else []))
         checked = json.loads(said[said.index("{"):])["graphs"][0]["check"]
-        assert len(checked) == 6, checked
+        assert len(checked) == 4, checked
         value = lambda name: np.array([[logit[name] for logit in feature["logits"]] for feature in checked])
         largest = np.abs(value("predicted")).max()
         assert np.abs(value("predicted") - value("frozen")).max() < 1e-4 * largest, (decoder, value("predicted"), value("frozen"))
@@ -255,7 +255,8 @@ def interventions_change_generation_and_evaluation(weft, w):
     transcoder = reader.Run(weft.folder / "per_layer").transcoder()
     (weft.folder / "short.txt").write_text("The cat sat on the hill; the")
     places = read(weft.folder / "per_layer.h5")
-    layer, _, feature = map(int, places["features"][np.argmax(places["activations"])])
+    layer = 0                     # a later layer that changes at positions of the prompt would change less of the text
+    feature = int(places["features"][np.argmax(places["activations"] * (places["features"][:, 0] == layer))][2])
     option = ["--transcoder", "per_layer", "--set-feature", f"{layer}:{feature}=4@2-9"]
 
     def evaluated(*options, **how):
@@ -263,7 +264,8 @@ def interventions_change_generation_and_evaluation(weft, w):
         return json.loads(said[said.index("{"):])
     same = evaluated("--transcoder", "per_layer", "--scale-feature", f"{layer}:{feature}=1")
     assert abs(same["interventions"]["validation"]["loss"] - same["validation"]["loss"]) < 1e-6, same
-    alphabet = {symbol: int(number) for symbol, number in zip(PROMPT, places["tokens"])}
+    alphabet = {symbol: number for number, symbol in enumerate(sorted(set(program.TEXT)))}
+    assert [alphabet[symbol] for symbol in PROMPT] == places["tokens"].tolist()
 
     def changed(ids, first, last):
         before = Frozen(w, ids)
@@ -271,16 +273,15 @@ def interventions_change_generation_and_evaluation(weft, w):
         where = (np.arange(len(ids)) >= first) & (np.arange(len(ids)) <= last)
         return before, written_by(transcoder, layer, feature, np.where(where, 4 - active, 0))
 
-    said = weft.run("lm", "generate", "lm", "--prompt", "The cat sat", "--temperature", 0, "--max-new-tokens", 8, *option, "--jsonl")
+    said = weft.run("lm", "generate", "lm", "--prompt", "The cat sat", "--max-new-tokens", 8, *option, "--jsonl")
     line = json.loads(said[said.index("{"):].splitlines()[0])
-    plain = weft.run("lm", "generate", "lm", "--prompt", "The cat sat", "--temperature", 0, "--max-new-tokens", 8, "--jsonl")
+    plain = weft.run("lm", "generate", "lm", "--prompt", "The cat sat", "--max-new-tokens", 8, "--jsonl")
     assert line["log_probability"] != json.loads(plain[plain.index("{"):].splitlines()[0])["log_probability"]
     tokens = "The cat sat" + line["text"]
-    if all(symbol in alphabet for symbol in tokens):
-        ids = np.array([alphabet[symbol] for symbol in tokens])
-        before, written = changed(ids, 2, 9)
-        expected = Frozen(w, ids, written).log_probabilities(ids)[len("The cat sat") - 1:].sum()
-        assert abs(line["log_probability"] - expected) < 1e-3 * (1 + abs(expected)), (line, expected)
+    ids = np.array([alphabet[symbol] for symbol in tokens])
+    before, written = changed(ids, 2, 9)
+    expected = Frozen(w, ids, written).log_probabilities(ids)[len("The cat sat") - 1:].sum()
+    assert abs(line["log_probability"] - expected) < 1e-3 * (1 + abs(expected)), (line, expected)
     ids = np.array([alphabet[symbol] for symbol in "The cat sat on the log"])
     (weft.folder / "short.txt").write_text("The cat sat on the log")
     before, written = changed(ids, 2, 9)

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "base/format.hpp"
-#include "base/log.hpp"
+#include "base/text.hpp"
 #include "commands/language_model/loaded_language_model.hpp"
 #include "commands/language_model/prompts.hpp"
 #include "commands/language_model/replacement.hpp"
@@ -168,7 +168,8 @@ int plan_attribution(const Request& request, const AttributeOptions& options, co
   const TransformerSettings settings = freezing_settings(opened.configuration(), opened.architecture, tokens);
   Plan plan = forward_plan(opened.configuration(), opened.architecture, settings);
   const kernels::Backend backend = device::planned_backend(device_settings(opened.configuration()));
-  for (const model::StepArena::Bytes& bytes : Work::sizes(settings, tokens, backend).bytes())
+  const model::StepArena arena = Work::sizes(settings, tokens, backend);
+  for (const model::StepArena::Bytes& bytes : arena.bytes())
     plan.device.emplace_back(bytes.purpose, bytes.device);
   const PlannedTranscoder transcoder(options.transcoder, opened.architecture.model, tokens, backend, world);
   plan.device.emplace_back("transcoder", transcoder.bytes);
@@ -187,10 +188,8 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
   if (const std::string why = freezing_obstacle(architecture); !why.empty()) throw refusal(loaded.opened.name(), why);
   if (!loaded.tokenizer) throw refusal(loaded.opened.name(), "the model has no tokeniser; name another");
   const Tokenizer& tokenizer = *loaded.tokenizer;
-  std::vector<TracedPrompt> prompts;
-  parallel::on_all(world.all(), [&] { prompts = prompts_of(options, tokenizer, architecture.positions); });
-  std::int64_t longest = 0;
-  for (const Prompt& prompt : prompts) longest = std::max(longest, std::ssize(prompt.ids));
+  const std::vector<Prompt> prompts = read_prompts(options, tokenizer, architecture, world);
+  const std::int64_t longest = longest_of(prompts);
   require_host_memory(Work::bytes(loaded.configuration(), architecture, longest, execution.backend),
                       fmt::format("{} tokens", longest), "give shorter prompts", world);
   TranscoderReplacement transcoder(options.transcoder, architecture.model, longest, execution, world);
