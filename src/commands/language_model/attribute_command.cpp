@@ -9,8 +9,8 @@
 
 #include "base/format.hpp"
 #include "base/text.hpp"
+#include "commands/language_model/encoded_prompts.hpp"
 #include "commands/language_model/loaded_language_model.hpp"
-#include "commands/language_model/prompts.hpp"
 #include "commands/language_model/replacement.hpp"
 #include "kernels/convert/affine.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
@@ -169,8 +169,7 @@ int plan_attribution(const Request& request, const AttributeOptions& options, co
   Plan plan = forward_plan(opened.configuration(), opened.architecture, settings);
   const kernels::Backend backend = device::planned_backend(device_settings(opened.configuration()));
   const model::StepArena arena = Work::sizes(settings, tokens, backend);
-  for (const model::StepArena::Bytes& bytes : arena.bytes())
-    plan.device.emplace_back(bytes.purpose, bytes.device);
+  for (const model::StepArena::Bytes& bytes : arena.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
   const PlannedTranscoder transcoder(options.transcoder, opened.architecture.model, tokens, backend, world);
   plan.device.emplace_back("transcoder", transcoder.bytes);
   return print_plan(request, opened, plan);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "commands/language_model/prompts.hpp"
+#include "commands/language_model/encoded_prompts.hpp"
 
 #include <utility>
 
