@@ -322,6 +322,9 @@ def refusals(weft):
     generate = ("generate", "--prompt", "The", "--max-new-tokens", "4")
     no_intervention("--transcoder", "tied", word="--set-feature", command=generate)
     no_intervention("--transcoder", "cross_layer", "--set-feature", "0:1=0", word="weft convert", command=generate)
+    for command in (("evaluate",), generate):
+        planned = weft.run("lm", *command, "lm", "--transcoder", "tied", "--set-feature", "0:1=0", "--dry-run")
+        assert "interventions" in planned and "transcoder" in planned, planned
     planned = weft.run("attribute", "lm", "--transcoder", "tied", "--prompt", PROMPT, "--output", "no.json", "--dry-run")
     assert "frozen text" in planned and "transcoder" in planned and not (weft.folder / "no.json").exists(), planned
 

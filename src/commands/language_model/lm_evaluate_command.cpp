@@ -28,7 +28,21 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
                            "--frozen-attention is for interventions; add --set-feature or --scale-feature");
   if (request.dry_run) {
     const OpenedModel opened(request, world);
-    return print_plan(request, opened, ForwardModel::plan(opened, opened.configuration().micro_tokens()));
+    const language_model::Configuration& configuration = opened.configuration();
+    const std::int64_t rows = configuration.micro_tokens();
+    language_model::Plan plan = ForwardModel::plan(opened, rows);
+    if (!options.transcoder.empty())
+      plan.device.emplace_back(
+          "transcoder",
+          PlannedTranscoder(options.transcoder, opened.architecture.model, rows,
+                            device::planned_backend(language_model::device_settings(configuration)), world)
+              .bytes);
+    if (!changes.empty())
+      plan.device.emplace_back("interventions",
+                               language_model::InterventionPass::bytes(
+                                   language_model::forward_settings(configuration, opened.architecture, rows), rows,
+                                   std::ssize(changes), options.frozen_attention));
+    return print_plan(request, opened, plan);
   }
   // 1. The model, and the text: that of the command line, else the validation data of the run, else the part of its
   //    text that it held out.

@@ -153,8 +153,15 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
     settings.memory.head_chunk = generation.rows;
     return settings;
   };
-  const language_model::Plan plan =
-      language_model::forward_plan(configuration, architecture, transformer_settings(shape.ranks() - 1), &generation);
+  const language_model::TransformerSettings planned = transformer_settings(shape.ranks() - 1);
+  language_model::Plan plan = language_model::forward_plan(configuration, architecture, planned, &generation);
+  if (!changes.empty()) {
+    const PlannedTranscoder of_features(options.transcoder, architecture.model, planned.rows,
+                                        device::planned_backend(language_model::device_settings(configuration)), world);
+    plan.device.emplace_back("transcoder", of_features.bytes);
+    plan.device.emplace_back(
+        "interventions", language_model::InterventionPass::bytes(planned, planned.rows, std::ssize(changes), false));
+  }
   if (request.dry_run) return print_plan(request, opened, plan);
   const device::Runtime runtime(language_model::device_settings(configuration), world.node_rank(),
                                 parallel::bind_to_cpus(world, configuration.device));

@@ -59,6 +59,13 @@ class InterventionPass {
   InterventionPass(const InterventionPass&) = delete;
   ~InterventionPass() { transformer_.tap({}); }
 
+  /// Device memory of `count` interventions.
+  static std::int64_t bytes(const TransformerSettings& settings, std::int64_t rows, std::int64_t count, bool freezes) {
+    const ModelSettings& model = settings.architecture.model;
+    return rows * (model.layers * model.d_model * kernels::bytes_of(settings.type) + 4 * count) +
+           (freezes ? FrozenPass::bytes(settings, rows) : 0);
+  }
+
   void forward(const Tokens&);
 
  private:
