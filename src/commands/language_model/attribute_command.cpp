@@ -172,6 +172,7 @@ int plan_attribution(const Request& request, const AttributeOptions& options, co
   for (const model::StepArena::Bytes& bytes : arena.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
   const PlannedTranscoder transcoder(options.transcoder, opened.architecture.model, tokens, backend, world);
   plan.device.emplace_back("transcoder", transcoder.bytes);
+  if (options.check > 0) plan.device.emplace_back("interventions", check_bytes(settings, tokens, 1));
   return print_plan(request, opened, plan);
 }
 
@@ -217,6 +218,7 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
     std::vector<ActiveFeature> active = transcoder.active_features();
     const std::int64_t n_active = std::ssize(active);
     require_host_memory(transcoder.vector_bytes(active) +
+                            (options.check > 0 ? check_bytes(work.settings, tokens, n_active) : 0) +
                             Attribution::matrix_bytes(n_active, architecture.model.layers, tokens, options.attribution),
                         fmt::format("{} active features", format::grouped(n_active)), "take fewer --max-nodes", world);
     const ActiveFeatures features = transcoder.vectors_of(std::move(active));

@@ -41,7 +41,7 @@ struct CheckedModel {
 /// passes; the text is no longer frozen then.
 std::vector<CheckedFeature> check_graph(const Graph&, std::span<const double> influence, std::int64_t count,
                                         const ActiveFeatures& features, const CheckedModel&, const kernels::Execution&);
-/// Device memory of a check, with `most` active features in a layer.
+/// Device memory of a check, with at most so many active features in a layer.
 std::int64_t check_bytes(const TransformerSettings&, std::int64_t tokens, std::int64_t most);
 
 Json to_json(std::span<const CheckedFeature>, const Graph&);
