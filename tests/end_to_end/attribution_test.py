@@ -51,35 +51,47 @@ learning_rate = 1e-2
 PROMPT = "The cat sat on the log"
 
 
-def norm(w, name, h):
+def norm(w, name, h, scale=None):
     """(norm, its denominators)"""
-    scale = np.sqrt(h.var(1, keepdims=True) + EPSILON)
+    scale = scale if scale is not None else np.sqrt(h.var(1, keepdims=True) + EPSILON)
     return (h - h.mean(1, keepdims=True)) / scale * w[f"{name}/weight"] + w[f"{name}/bias"], scale
 
 
 class Frozen:
     """Matrices that write to the residual stream are stored by inputs. The forward pass of a model of the preset gpt2, and the linear map that is left when patterns and denominators are fixed."""
 
-    def __init__(self, w, ids):
+    def __init__(self, w, ids, written=None, like=None):
+        """written [L, n, d]: added to MLP outputs; like: another Frozen, whose patterns and denominators are taken."""
         self.w, n = w, len(ids)
+        scale_of = (lambda block, which: like.scales[block][which]) if like else (lambda block, which: None)
         self.embeddings = w["embedding/tokens"][ids]
         h = self.embeddings + w["embedding/positions"][:n]
         self.inputs, self.outputs, self.patterns, self.scales = [], [], [], []
         for block in range(LAYERS):
-            x, scale = norm(w, f"block_{block}/attention_norm", h)
+            x, scale = norm(w, f"block_{block}/attention_norm", h, scale_of(block, 0))
             q, k, v = (self.heads(x @ w[f"block_{block}/attention/{part}/weight"].T + w[f"block_{block}/attention/{part}/bias"])
                        for part in ("query", "key", "value"))
             scores = np.where(np.tri(n, dtype=bool), q @ k.swapaxes(1, 2) / np.sqrt(WIDTH // HEADS), -np.inf)
             pattern = np.exp(scores - scores.max(2, keepdims=True))
             pattern /= pattern.sum(2, keepdims=True)
+            pattern = like.patterns[block] if like else pattern
             h = h + self.joined(pattern @ v) @ w[f"block_{block}/attention/output/weight"] + w[f"block_{block}/attention/output/bias"]
-            y, mlp_scale = norm(w, f"block_{block}/mlp_norm", h)
+            y, mlp_scale = norm(w, f"block_{block}/mlp_norm", h, scale_of(block, 1))
             z = y @ w[f"block_{block}/mlp/up/weight"].T + w[f"block_{block}/mlp/up/bias"]
             z = 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z ** 3)))
             out = z @ w[f"block_{block}/mlp/down/weight"] + w[f"block_{block}/mlp/down/bias"]
-            h = h + out
+            h = h + out + (0 if written is None else written[block])
             self.inputs.append(y), self.outputs.append(out), self.patterns.append(pattern), self.scales.append((scale, mlp_scale))
-        self.hidden, self.final_scale = norm(w, "final_norm", h)
+        self.hidden, self.final_scale = norm(w, "final_norm", h, like and like.final_scale)
+
+    def logits(self):
+        return self.hidden @ self.w["embedding/tokens"].T
+
+    def log_probabilities(self, ids):
+        """Of each token but the first."""
+        logits = self.logits()[:-1]
+        logits = logits - logits.max(1, keepdims=True)
+        return logits[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(1))
 
     @staticmethod
     def heads(x):
@@ -208,6 +220,82 @@ def several_prompts_and_ranks(weft):
     assert len(chosen) == 20 and np.allclose(few["effects"], one["effects"][np.ix_(rows, columns)], atol=1e-6)
 
 
+def written_by(transcoder, layer, feature, amounts):
+    """What a feature of these activations [n] writes to MLP outputs, [L, n, d]."""
+    written = np.zeros((LAYERS, len(amounts), WIDTH))
+    rows, scale = transcoder.decoder_rows(layer, [feature])[0], transcoder.scaling("targets")[1]
+    for t in range(len(rows) if len(rows) > 1 or transcoder.settings["decoder"] != "tied" else LAYERS - layer):
+        written[layer + t] = amounts[:, None] * rows[t if len(rows) > 1 else 0] / scale[layer + t]
+    return written
+
+
+def predictions_are_those_of_interventions(weft, w):
+    """A frozen pass confirms the graph but for rounding; with everything recomputed the change is that of NumPy."""
+    for decoder in ("cross_layer", "per_layer", "tied"):
+        said = weft.run("attribute", "lm", "--transcoder", decoder, "--prompt", PROMPT, "--output", "check.json", "--check", 4, "--json", "--quiet",
+                        *(["--max-nodes", 30] if decoder == "tied" else []))
+        checked = json.loads(said[said.index("{"):])["graphs"][0]["check"]
+        assert len(checked) == 4, checked
+        value = lambda name: np.array([[logit[name] for logit in feature["logits"]] for feature in checked])
+        largest = np.abs(value("predicted")).max()
+        assert np.abs(value("predicted") - value("frozen")).max() < 1e-4 * largest, (decoder, value("predicted"), value("frozen"))
+        transcoder, ids = reader.Run(weft.folder / decoder).transcoder(), read(weft.folder / f"{decoder}.h5")["tokens"].astype(int)
+        before, place = Frozen(w, ids), [logit["id"] for logit in checked[0]["logits"]]
+        for feature, recomputed in zip(checked, value("recomputed")):
+            amounts = np.where(np.arange(len(ids)) == feature["token"], -feature["activation"], 0)
+            after = Frozen(w, ids, written_by(transcoder, feature["layer"], feature["feature"], amounts))
+            change = (after.logits() - before.logits())[-1]
+            assert np.abs(change[place] - change.mean() - recomputed).max() < 1e-4 * (1 + largest), (decoder, feature, change[place])
+    table = weft.run("attribute", "lm", "--transcoder", "tied", "--prompt", PROMPT, "--output", "check.json", "--check", 3)
+    assert "predicted" in table and "recomputed" in table, table
+
+
+def interventions_change_generation_and_evaluation(weft, w):
+    """Losses and probabilities with changed features, against NumPy; ranks; graphs without attention of its own."""
+    transcoder = reader.Run(weft.folder / "per_layer").transcoder()
+    (weft.folder / "short.txt").write_text("The cat sat on the hill; the")
+    places = read(weft.folder / "per_layer.h5")
+    layer = 0                     # a later layer that changes at positions of the prompt would change less of the text
+    feature = int(places["features"][np.argmax(places["activations"] * (places["features"][:, 0] == layer))][2])
+    option = ["--transcoder", "per_layer", "--set-feature", f"{layer}:{feature}=4@2-9"]
+
+    def evaluated(*options, **how):
+        said = weft.run("lm", "evaluate", "lm", "--text", "short.txt", *options, "--json", "--quiet", **how)
+        return json.loads(said[said.index("{"):])
+    same = evaluated("--transcoder", "per_layer", "--scale-feature", f"{layer}:{feature}=1")
+    assert abs(same["interventions"]["validation"]["loss"] - same["validation"]["loss"]) < 1e-6, same
+    alphabet = {symbol: number for number, symbol in enumerate(sorted(set(program.TEXT)))}
+    assert [alphabet[symbol] for symbol in PROMPT] == places["tokens"].tolist()
+
+    def changed(ids, first, last):
+        before = Frozen(w, ids)
+        active = transcoder.encode(np.stack(before.inputs, 1))[:, layer, feature]
+        where = (np.arange(len(ids)) >= first) & (np.arange(len(ids)) <= last)
+        return before, written_by(transcoder, layer, feature, np.where(where, 4 - active, 0))
+
+    said = weft.run("lm", "generate", "lm", "--prompt", "The cat sat", "--max-new-tokens", 8, *option, "--jsonl")
+    line = json.loads(said[said.index("{"):].splitlines()[0])
+    plain = weft.run("lm", "generate", "lm", "--prompt", "The cat sat", "--max-new-tokens", 8, "--jsonl")
+    assert line["log_probability"] != json.loads(plain[plain.index("{"):].splitlines()[0])["log_probability"]
+    tokens = "The cat sat" + line["text"]
+    ids = np.array([alphabet[symbol] for symbol in tokens])
+    before, written = changed(ids, 2, 9)
+    expected = Frozen(w, ids, written).log_probabilities(ids)[len("The cat sat") - 1:].sum()
+    assert abs(line["log_probability"] - expected) < 1e-3 * (1 + abs(expected)), (line, expected)
+    ids = np.array([alphabet[symbol] for symbol in "The cat sat on the log"])
+    (weft.folder / "short.txt").write_text("The cat sat on the log")
+    before, written = changed(ids, 2, 9)
+    for options, like in (([], None), (["--frozen-attention"], before)):
+        found = evaluated(*option, *options)
+        expected = -Frozen(w, ids, written, like).log_probabilities(ids).mean()
+        assert abs(found["validation"]["loss"] + before.log_probabilities(ids).mean()) < 1e-4, found
+        assert abs(found["interventions"]["validation"]["loss"] - expected) < 1e-4, (found, expected, options)
+        assert abs(expected + before.log_probabilities(ids).mean()) > 1e-3, "an intervention that changes nothing"
+    two = evaluated(*option, ranks=2)
+    one = evaluated(*option)
+    assert two["interventions"]["validation"]["loss"] == one["interventions"]["validation"]["loss"]
+
+
 def refusals(weft):
     def refused(code, *arguments, word):
         said = weft.run("attribute", *arguments, "--output", "no.json", code=code)
@@ -222,6 +310,24 @@ def refusals(weft):
     refused(3, "lm", "--transcoder", "tied", "--prompts", "bad.jsonl", word="bad.jsonl")
     assert not (weft.folder / "no.json").exists()
 
+    def no_intervention(*arguments, word, command=("evaluate",)):
+        said = weft.run("lm", *command, "lm", *arguments, code=2)
+        assert word in said, said
+    no_intervention("--set-feature", "0:1=0", word="--transcoder")
+    no_intervention("--transcoder", "tied", "--set-feature", "0:1", word="LAYER:FEATURE")
+    no_intervention("--transcoder", "tied", "--set-feature", "3:1=0", word="layers 0 to 2")
+    no_intervention("--transcoder", "tied", "--set-feature", "0:24=0", word="features 0 to 23")
+    no_intervention("--transcoder", "tied", "--set-feature", "0:1=0@3-32", word="positions 0 to 31")
+    no_intervention("--transcoder", "tied", "--frozen-attention", word="--set-feature")
+    generate = ("generate", "--prompt", "The", "--max-new-tokens", "4")
+    no_intervention("--transcoder", "tied", word="--set-feature", command=generate)
+    no_intervention("--transcoder", "cross_layer", "--set-feature", "0:1=0", word="weft convert", command=generate)
+    for command in (("evaluate",), generate):
+        planned = weft.run("lm", *command, "lm", "--transcoder", "tied", "--set-feature", "0:1=0", "--dry-run")
+        assert "interventions" in planned and "transcoder" in planned, planned
+    planned = weft.run("attribute", "lm", "--transcoder", "tied", "--prompt", PROMPT, "--output", "no.json", "--dry-run")
+    assert "frozen text" in planned and "transcoder" in planned and not (weft.folder / "no.json").exists(), planned
+
 
 def test(weft):
     (weft.folder / "text.txt").write_text(program.TEXT * 4)
@@ -230,6 +336,8 @@ def test(weft):
     w = {name: values.astype(np.float64) for name, values in files.read_tensors(weft.folder / "lm/checkpoints/step_00000020").items()}
     effects_are_those_of_the_formulas(weft, w)
     files_are_complete(weft)
+    predictions_are_those_of_interventions(weft, w)
+    interventions_change_generation_and_evaluation(weft, w)
     several_prompts_and_ranks(weft)
     refusals(weft)
 

@@ -94,7 +94,11 @@ def check(weft):
     assert document("lm", "harvest", "words", "--tokens", 64, "--output", "harvested")[0]["rows"] == 64
     assert document("init", "--model", "words", "--text", "text.txt")[0]["sequence"] > 0
     document("train", "input.toml", "--output", "of_words", "--set", "data.train=harvested", "--set", "data.validation=harvested")
-    assert document("attribute", "words", "--transcoder", "of_words", "--prompt", "In the", "--output", "graph.json")[0]["graphs"][0]["tokens"] == 6
+    graph = document("attribute", "words", "--transcoder", "of_words", "--prompt", "In the", "--output", "graph.json", "--check", 1)[0]["graphs"][0]
+    assert graph["tokens"] == 6 and len(graph["check"]) == 1, graph
+    assert document("attribute", "words", "--transcoder", "of_words", "--prompt", "In the", "--output", "graph.json", "--dry-run")[0]["device"]["transcoder"]
+    changed = document("lm", "evaluate", "words", "--transcoder", "of_words", "--set-feature", "0:1=0")[0]
+    assert changed["interventions"]["changes"] == ["--set-feature 0:1=0"], changed
     assert document("lm", "export", "words", "--output", "directory")[0]["family"] == "gpt2"
     document("lm", "train", "language.toml", "--output", "adapted", "--set", "language_model.initial=words", "--set", "lora.rank=2")
     assert document("lm", "export", "adapted", "--adapters", "--output", "adapters")[0]["rank"] == 2

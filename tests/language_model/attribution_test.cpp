@@ -5,7 +5,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/error.hpp"
+#include "kernels/convert/affine.hpp"
 #include "language_model/attribution/graph_files.hpp"
+#include "language_model/intervention/intervention.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/language_model/variants.hpp"
 
@@ -150,6 +153,92 @@ TEST_CASE("what a target reads is the sum of gradients times MLP outputs and emb
   }
 }
 
+TEST_CASE("a frozen pass with another MLP output changes hidden states as gradients say, in every model") {
+  for (const auto& [name, variant] : variants()) {
+    INFO(name);
+    Frozen frozen(variant.architecture);
+    Transformer& transformer = frozen.model.transformer();
+    const Tokens tokens = frozen.model.tokens();
+    const std::int64_t width = frozen.width(), layers = frozen.layers();
+    const Values change(1, width, 50, 3), gradient(1, width, 51);
+    const AnyMatrix outputs = frozen.text.mlp_outputs();
+    const auto hidden = [&](bool changes) {
+      transformer.tap([&, changes](std::int64_t block, const AnyMatrix&, const AnyMatrix& output) {
+        kernels::affine_rows(execution(), outputs.columns_from(block * width, width), {}, {}, {}, output);
+        const AnyMatrix row = output.rows_from(1, 1);
+        if (changes && block == 0) kernels::affine_rows(execution(), row, {}, {}, change.matrix(), row);
+      });
+      transformer.forward(tokens, nullptr);
+      transformer.tap({});
+      return values_of(transformer.hidden_states(tokens));
+    };
+    FrozenPass pass(frozen.settings, tokens.rows(), transformer, execution());
+    pass.record();
+    CHECK(hidden(false) == frozen.hidden);
+    pass.apply();
+    const std::vector<float> before = hidden(false);
+    pass.apply();
+    const std::vector<float> after = hidden(true);
+    pass.release();
+    CHECK(hidden(true) != after);
+
+    for (std::size_t i = 0; i < before.size(); ++i)
+      CHECK(std::abs(static_cast<double>(before[i]) - static_cast<double>(frozen.hidden[i])) < 1e-4);
+    frozen.text.freeze(tokens);
+    model::StepArena arena(execution(), frozen.grid);
+    FrozenBackward backward(frozen.text, frozen.model.model().layers(), kLength, 1, {}, execution(), arena);
+    for (const std::int64_t token : {std::int64_t{1}, std::int64_t{kLength - 1}}) {
+      const std::vector<std::int64_t> places{token};
+      backward.run({layers, places, gradient.matrix()});
+      Sum predicted, measured;
+      predicted.add(values_of(backward.output_gradients(1)).data(), change.row(0), width);
+      measured.add(gradient.row(0), after.data() + token * width, width);
+      measured.add(gradient.row(0), before.data() + token * width, width, -1);
+      CHECK(std::abs(predicted.value - measured.value) < 1e-5 * (predicted.magnitude + measured.magnitude));
+    }
+  }
+}
+
+TEST_CASE("interventions: what may be given, and what they change") {
+  const std::vector<std::string> set{"1:7=0.5@2-3"}, scale{"0:3=-2", "1:7=0@4"};
+  const std::vector<Intervention> list = interventions(set, scale);
+  REQUIRE(list.size() == 3);
+  CHECK((list[0].layer == 0 && list[0].feature == 3 && list[0].scales && !list[0].positions));
+  CHECK(
+      (list[1].value == 0.5f && !list[1].scales && *list[1].positions == std::pair<std::int64_t, std::int64_t>(2, 3)));
+  CHECK(*list[2].positions == std::pair<std::int64_t, std::int64_t>(4, 4));
+  CHECK_NOTHROW(require_fit(list, 2, 8, 5));
+  for (const auto& [layers, features, positions] : {std::array{1, 8, 5}, std::array{2, 7, 5}, std::array{2, 8, 4}})
+    CHECK_THROWS_AS(require_fit(list, layers, features, positions), Error);
+  for (const char* wrong : {"", "1:7", "1:7=", "1=7", "x:7=0", "1:7=nan", "1:7=0@", "1:7=0@5-", "1:7=0@5-4", "1:7=0@-2",
+                            "1:7=0 ", "1:7=1e99", "1:99999999999999999999=0"})
+    CHECK_THROWS_AS(interventions(std::vector<std::string>{wrong}, {}), Error);
+  CHECK_THROWS_AS(interventions(set, std::vector<std::string>{"1:7=0"}), Error);
+  CHECK_THROWS_AS(interventions(set, std::vector<std::string>{"1:7=0@3-9"}), Error);
+
+  // Two rows of two layers with 8 features; feature 3 of layer 0 and feature 7 of layer 1 are active in the first.
+  std::vector<std::int64_t> offsets{0, 3, 4};
+  std::vector<std::uint32_t> keys{3, 12, 15, 1};
+  std::vector<float> activations{2, 5, 3, 1};
+  const std::vector<kernels::FeatureChange> changes{{3, -2, 0, 9, true}, {15, 0.5f, 2, 4, false}, {15, 0, 4, 5, true}};
+  std::vector<std::int32_t> positions{2, 3};
+  const auto upload = [&](const auto& values) {
+    device::Buffer<std::remove_cvref_t<decltype(values[0])>> buffer(std::ssize(values));
+    device::copy(execution(), buffer.data(), values.data(), buffer.bytes(), device::Direction::to_device);
+    kernels::fence(execution());
+    return buffer;
+  };
+  const auto of_offsets = upload(offsets);
+  const auto of_keys = upload(keys);
+  const auto of_activations = upload(activations);
+  const auto of_changes = upload(changes);
+  const auto of_positions = upload(positions);
+  const device::Buffer<float> out(6);
+  kernels::feature_changes(execution(), {2, 2, 8, of_offsets.array(), of_keys.array(), of_activations.array()},
+                           {of_changes.data(), 3}, {of_positions.data(), 2}, out.matrix(2, 3));
+  CHECK(to_host(out.data(), 6) == std::vector<float>{-6, -2.5f, 0, 0, 0.5f, 0});
+}
+
 namespace {
 
 /// Random features of a text: two per layer and token but the first.
@@ -291,6 +380,10 @@ TEST_CASE("influence, scores and pruning of a small graph") {
                last = 0.9 / 10, token = zero * 3 / 4 + one + two * 4 / 8 + three / 2 + 0.9 / 10;
   const std::vector<double> expected = {zero, one, two, three, 0, error, 0, last, zero / 4, token};
   for (std::size_t i = 0; i < expected.size(); ++i) CHECK(found[i] == doctest::Approx(expected[i]).epsilon(1e-12));
+
+  // Feature 0 on the logit: through feature 2 alone; all activations are 1.
+  CHECK(changes_without(graph, 0) == std::vector<double>{-2 * 6.0});
+  CHECK(changes_without(graph, 3) == std::vector<double>{2.0});
 
   const GraphScores measured = scores(graph, found);
   const double tokens = zero / 4 + token, errors = error + last;

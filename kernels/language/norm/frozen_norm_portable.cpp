@@ -6,8 +6,35 @@ namespace weft::kernels {
 namespace {
 
 struct FrozenNormScratch {};
+struct RowScratch {
+  float h[kChunkColumns];
+};
 
 }  // namespace
+
+void frozen_norm_forward(const Execution& execution, const NormWeights& weights, Array<const float> inverse,
+                         AnyMatrix h, AnyMatrix y) {
+  const NormWeights w = weights;
+  for_rows<RowScratch>(
+      execution, "frozen_norm_forward", h.rows, KOKKOS_LAMBDA(const Team& team, RowScratch& buffer, std::int64_t row) {
+        float mean = 0.0f;
+        if (w.kind == Norm::layer) {
+          for_chunks(h.columns, h.columns, [&](std::int64_t column, int count) {
+            const float* a = row_chunk(team, h, row, column, count, buffer.h);
+            mean += sum_columns<float>(team, count, [&](int c) { return a[c]; });
+          });
+          mean /= static_cast<float>(h.columns);
+        }
+        const float r = inverse[row];
+        for_chunks(h.columns, h.columns, [&](std::int64_t column, int count) {
+          const float* a = row_chunk(team, h, row, column, count, buffer.h);
+          const float* weight = w.weight.data + column;
+          const float* bias = w.bias.data == nullptr ? nullptr : w.bias.data + column;
+          store_chunk(team, y, row, column, count,
+                      [&](int c) { return weight[c] * ((a[c] - mean) * r) + (bias == nullptr ? 0.0f : bias[c]); });
+        });
+      });
+}
 
 void frozen_norm_backward(const Execution& execution, const NormWeights& weights, Array<const float> inverse,
                           std::int64_t group, Matrix<const float> dy, Matrix<const float> addend, Matrix<float> dh) {

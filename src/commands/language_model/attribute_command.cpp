@@ -8,16 +8,16 @@
 #include <numeric>
 
 #include "base/format.hpp"
-#include "base/log.hpp"
+#include "base/text.hpp"
+#include "commands/language_model/encoded_prompts.hpp"
 #include "commands/language_model/loaded_language_model.hpp"
 #include "commands/language_model/replacement.hpp"
 #include "kernels/convert/affine.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/language/residual/residual.hpp"
 #include "language_model/attribution/attribution.hpp"
+#include "language_model/attribution/graph_check.hpp"
 #include "language_model/attribution/graph_files.hpp"
-#include "language_model/tokenizer/corpus.hpp"
-#include "language_model/tokenizer/lines.hpp"
 #include "run/usable_memory.hpp"
 #include "storage/durable.hpp"
 
@@ -35,12 +35,7 @@ struct AttributeOptions {
   AttributionSettings attribution;
   double prune_nodes = 0.8, prune_edges = 0.98;
   bool matrix = false;
-};
-
-struct TracedPrompt {
-  std::string text, source;
-  bool rendered = false;  ///< by a chat template, which has the symbols that begin a text
-  std::vector<std::uint32_t> ids = {};
+  std::int64_t check = 0;  ///< features per prompt whose effects are compared with interventions
 };
 
 void require_options(const Request& request, const AttributeOptions& options) {
@@ -58,24 +53,19 @@ void require_options(const Request& request, const AttributeOptions& options) {
     throw refuse(fmt::format("--logit-probability {} is not above 0 and at most 1", probability));
 }
 
-std::vector<TracedPrompt> prompts_of(const AttributeOptions& options, const Tokenizer& tokenizer,
-                                     std::int64_t longest) {
-  std::vector<TracedPrompt> prompts;
-  for (const std::string& text : options.prompts) prompts.push_back({text, "--prompt"});
-  if (!options.file.empty())
-    for (PromptLine& line : prompt_lines(text_of_file(options.file, "--prompts"), options.file))
-      prompts.push_back({std::move(line.text), std::move(line.source), line.rendered});
-  const ExitCode code = options.file.empty() ? ExitCode::usage : ExitCode::data;
-  for (TracedPrompt& prompt : prompts) {
-    prompt.ids = tokenizer.encode(prompt.text, prompt.source);
-    if (!prompt.rendered) prompt.ids = tokenizer.with_begin(std::move(prompt.ids));
-    if (prompt.ids.empty())
-      throw error(code, "{}: has no token (a graph has at least one); give a longer prompt", prompt.source);
-    if (std::ssize(prompt.ids) > longest)
-      throw error(code, "{}: {} tokens are more than the {} of data.sequence; shorten the prompt", prompt.source,
-                  prompt.ids.size(), longest);
-  }
+std::vector<Prompt> read_prompts(const AttributeOptions& options, const Tokenizer& tokenizer,
+                                 const Architecture& architecture, const parallel::World& world) {
+  std::vector<Prompt> prompts;
+  parallel::on_all(world.all(), [&] {
+    prompts = encoded_prompts(options.prompts, options.file, tokenizer, architecture.positions, "data.sequence");
+  });
   return prompts;
+}
+
+std::int64_t longest_of(const std::vector<Prompt>& prompts) {
+  std::int64_t longest = 0;
+  for (const Prompt& prompt : prompts) longest = std::max(longest, std::ssize(prompt.ids));
+  return longest;
 }
 
 /// FILE of one prompt, or FILE with its number before the extension.
@@ -100,17 +90,22 @@ struct Work {
     transformer.prepare_weights();
   }
 
-  /// The same sizes without memory.
+  /// The same sizes without memory, but for the transformer's.
+  static model::StepArena sizes(const TransformerSettings& settings, std::int64_t tokens, kernels::Backend backend) {
+    const ModelSettings& model = settings.architecture.model;
+    model::StepArena arena(backend);
+    const Staging::Buffers staging(tokens, false, false, arena);
+    const FrozenText::Buffers text(model, tokens, arena);
+    const FrozenBackward::Buffers backward(model, tokens, targets_together(model, tokens), backend, arena);
+    arena.take<float>(tokens * model.layers * model.d_model);
+    return arena;
+  }
   static std::int64_t bytes(const Configuration& configuration, const Architecture& architecture, std::int64_t tokens,
                             kernels::Backend backend) {
+    const TransformerSettings settings = freezing_settings(configuration, architecture, tokens);
     model::StepArena arena(backend);
-    const Transformer::Buffers transformer(freezing_settings(configuration, architecture, tokens), arena);
-    const Staging::Buffers staging(tokens, false, false, arena);
-    const FrozenText::Buffers text(architecture.model, tokens, arena);
-    const FrozenBackward::Buffers backward(architecture.model, tokens, targets_together(architecture.model, tokens),
-                                           backend, arena);
-    arena.take<float>(tokens * architecture.model.layers * architecture.model.d_model);
-    return arena.device_bytes();
+    const Transformer::Buffers transformer(settings, arena);
+    return arena.device_bytes() + sizes(settings, tokens, backend).device_bytes();
   }
 
   const TransformerSettings settings;
@@ -135,7 +130,7 @@ void require_host_memory(std::int64_t bytes, const std::string& what, const char
 }
 
 /// The forward pass over a prompt. Leaves what is frozen, and in `errors` what the reconstruction lacks.
-void freeze(const TracedPrompt& prompt, Work& work, TranscoderReplacement& transcoder, const parallel::World& world,
+void freeze(const Prompt& prompt, Work& work, TranscoderReplacement& transcoder, const parallel::World& world,
             const kernels::Execution& execution) {
   dataset::TokenBatch batch = work.staging.next(1, std::ssize(prompt.ids));
   std::copy(prompt.ids.begin(), prompt.ids.end(), batch.ids.begin());
@@ -159,29 +154,47 @@ std::vector<std::string> texts_of(const Tokenizer& tokenizer, const std::vector<
   return texts;
 }
 
+Error refusal(const std::string& name, const std::string& why) {
+  return collective_error(ExitCode::usage, "{}: no attribution graph ({})", name, why);
+}
+
+/// --dry-run: memory but for what depends on the features that are active.
+int plan_attribution(const Request& request, const AttributeOptions& options, const parallel::World& world) {
+  const OpenedModel opened(request, world);
+  if (const std::string why = freezing_obstacle(opened.architecture); !why.empty()) throw refusal(opened.name(), why);
+  const std::optional<Tokenizer> tokenizer = opened.tokenizer(world, {});
+  if (!tokenizer) throw refusal(opened.name(), "the model has no tokeniser; name another");
+  const std::int64_t tokens = longest_of(read_prompts(options, *tokenizer, opened.architecture, world));
+  const TransformerSettings settings = freezing_settings(opened.configuration(), opened.architecture, tokens);
+  Plan plan = forward_plan(opened.configuration(), opened.architecture, settings);
+  const kernels::Backend backend = device::planned_backend(device_settings(opened.configuration()));
+  const model::StepArena arena = Work::sizes(settings, tokens, backend);
+  for (const model::StepArena::Bytes& bytes : arena.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
+  const PlannedTranscoder transcoder(options.transcoder, opened.architecture.model, tokens, backend, world);
+  plan.device.emplace_back("transcoder", transcoder.bytes);
+  if (options.check > 0) plan.device.emplace_back("interventions", check_bytes(settings, tokens, 1));
+  return print_plan(request, opened, plan);
+}
+
 int run_attribute(const Request& request, const AttributeOptions& options, const parallel::World& world) {
   // 1. The model and the transcoder, and the prompts in the model's tokens.
   require_options(request, options);
+  if (request.dry_run) return plan_attribution(request, options, world);
   const LoadedLanguageModel loaded(request, world);
   const Architecture& architecture = loaded.architecture();
   const kernels::Execution& execution = loaded.execution();
-  const auto refuse = [](const std::string& name, const std::string& why) {
-    return collective_error(ExitCode::usage, "{}: no attribution graph ({})", name, why);
-  };
   if (loaded.part.ranks.copy.size() > 1)
-    throw refuse(loaded.opened.name(), "each rank needs the whole model; give --set parallel.tensor=1");
-  if (const std::string why = freezing_obstacle(architecture); !why.empty()) throw refuse(loaded.opened.name(), why);
-  if (!loaded.tokenizer) throw refuse(loaded.opened.name(), "the model has no tokeniser; name another");
+    throw refusal(loaded.opened.name(), "each rank needs the whole model; give --set parallel.tensor=1");
+  if (const std::string why = freezing_obstacle(architecture); !why.empty()) throw refusal(loaded.opened.name(), why);
+  if (!loaded.tokenizer) throw refusal(loaded.opened.name(), "the model has no tokeniser; name another");
   const Tokenizer& tokenizer = *loaded.tokenizer;
-  std::vector<TracedPrompt> prompts;
-  parallel::on_all(world.all(), [&] { prompts = prompts_of(options, tokenizer, architecture.positions); });
-  std::int64_t longest = 0;
-  for (const TracedPrompt& prompt : prompts) longest = std::max(longest, std::ssize(prompt.ids));
+  const std::vector<Prompt> prompts = read_prompts(options, tokenizer, architecture, world);
+  const std::int64_t longest = longest_of(prompts);
   require_host_memory(Work::bytes(loaded.configuration(), architecture, longest, execution.backend),
                       fmt::format("{} tokens", longest), "give shorter prompts", world);
-  TranscoderReplacement transcoder(options.transcoder, loaded, longest, world);
+  TranscoderReplacement transcoder(options.transcoder, architecture.model, longest, execution, world);
   if (const std::string why = transcoder.attribution_obstacle(); !why.empty())
-    throw refuse(transcoder.found().path.string(), why);
+    throw refusal(transcoder.found().path.string(), why);
   const std::vector<device::Buffer<float>> skip_matrices = transcoder.skip_matrices();
   std::vector<AnyMatrix> skip;
   for (const device::Buffer<float>& matrix : skip_matrices)
@@ -193,7 +206,7 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
   std::string printed;
   Json documents = Json::array();
   for (std::size_t number = 0; number < prompts.size(); ++number) {
-    const TracedPrompt& prompt = prompts[number];
+    const Prompt& prompt = prompts[number];
     const std::int64_t tokens = std::ssize(prompt.ids);
     freeze(prompt, work, transcoder, world, execution);
     const std::vector<float> of_tokens = work.transformer.logits(tokens - 1);
@@ -205,6 +218,7 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
     std::vector<ActiveFeature> active = transcoder.active_features();
     const std::int64_t n_active = std::ssize(active);
     require_host_memory(transcoder.vector_bytes(active) +
+                            (options.check > 0 ? check_bytes(work.settings, tokens, n_active) : 0) +
                             Attribution::matrix_bytes(n_active, architecture.model.layers, tokens, options.attribution),
                         fmt::format("{} active features", format::grouped(n_active)), "take fewer --max-nodes", world);
     const ActiveFeatures features = transcoder.vectors_of(std::move(active));
@@ -246,6 +260,13 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
           printed.empty() ? "" : "\n", path.string(), format::grouped(std::ssize(graph.features)),
           format::grouped(graph.active), measured.replacement, measured.completeness, format::grouped(kept),
           format::grouped(std::ssize(pruned.edges)));
+      const std::vector<CheckedFeature> checked =
+          options.check == 0
+              ? std::vector<CheckedFeature>{}
+              : check_graph(graph, of_nodes, options.check, features,
+                            {work.settings, work.transformer, work.text, work.staging.tokens(0, 1, tokens), skip},
+                            execution);
+      if (!checked.empty()) printed += "\n" + to_table(checked, graph, printable(facts.logits[0]));
       documents.push_back({{"output", path.string()},
                            {"tokens", tokens},
                            {"active_features", graph.active},
@@ -254,6 +275,7 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
                            {"completeness", measured.completeness},
                            {"nodes", kept},
                            {"edges", pruned.edges.size()}});
+      if (options.check > 0) documents.back()["check"] = to_json(checked, graph);
     });
   }
   print_written(
@@ -289,8 +311,10 @@ extern const Command attribute_command = with_options(
       options.add("--prune", own.prune_nodes, "P",
                   "nodes of the JSON file hold this part of the influence (default 0.8)");
       options.add("--prune-edges", own.prune_edges, "P", "and its edges this part (default 0.98)");
+      options.add("--check", own.check, "N",
+                  "compare effects of the N features with most influence with interventions on the model", 1, 1 << 16);
       options.add("--scan", own.scan, "NAME", "name of model and transcoder in the file (default: that of MODEL)");
-      options.set();
+      options.set().dry_run();
     });
 
 }  // namespace weft::commands

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // weft lm evaluate MODEL [--text FILE] [--transcoder CHECKPOINT]: loss, perplexity and bits per byte of a language
-// model on a text, also with its MLPs replaced by a transcoder. Each group of parallel.tensor ranks has the model and
-// some of the batches.
+// model on a text, also with its MLPs replaced by a transcoder or with its features changed. Each group of
+// parallel.tensor ranks has the model and some of the batches.
 #include <filesystem>
 
 #include "commands/language_model/loaded_language_model.hpp"
@@ -16,13 +16,33 @@ namespace {
 
 struct LanguageEvaluateOptions {
   std::string text, transcoder;  ///< "" or FILE, "" or CHECKPOINT
+  InterventionOptions interventions;
+  bool frozen_attention = false;
 };
 
 int run_language_evaluate(const Request& request, const LanguageEvaluateOptions& options,
                           const parallel::World& world) {
+  const std::vector<language_model::Intervention> changes = options.interventions.list(options.transcoder);
+  if (options.frozen_attention && changes.empty())
+    throw collective_error(ExitCode::usage,
+                           "--frozen-attention is for interventions; add --set-feature or --scale-feature");
   if (request.dry_run) {
     const OpenedModel opened(request, world);
-    return print_plan(request, opened, ForwardModel::plan(opened, opened.configuration().micro_tokens()));
+    const language_model::Configuration& configuration = opened.configuration();
+    const std::int64_t rows = configuration.micro_tokens();
+    language_model::Plan plan = ForwardModel::plan(opened, rows);
+    if (!options.transcoder.empty())
+      plan.device.emplace_back(
+          "transcoder",
+          PlannedTranscoder(options.transcoder, opened.architecture.model, rows,
+                            device::planned_backend(language_model::device_settings(configuration)), world)
+              .bytes);
+    if (!changes.empty())
+      plan.device.emplace_back("interventions",
+                               language_model::InterventionPass::bytes(
+                                   language_model::forward_settings(configuration, opened.architecture, rows), rows,
+                                   std::ssize(changes), options.frozen_attention));
+    return print_plan(request, opened, plan);
   }
   // 1. The model, and the text: that of the command line, else the validation data of the run, else the part of its
   //    text that it held out.
@@ -60,8 +80,30 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
     record = {{"model", loaded.opened.directory->path().string()}};
   record["data"] = path;
   record["validation"] = language_model::to_json(result);
-  if (!options.transcoder.empty()) {
-    TranscoderReplacement transcoder(options.transcoder, loaded, forward.settings.rows, world);
+  if (!changes.empty()) {
+    TranscoderReplacement transcoder(options.transcoder, loaded.architecture().model, forward.settings.rows,
+                                     loaded.execution(), world);
+    language_model::InterventionPass pass(transcoder.changed_features(changes, configuration.data.sequence, false),
+                                          forward.settings, forward.settings.rows, options.frozen_attention,
+                                          forward.transformer, loaded.execution());
+    const language_model::EvaluationResult changed =
+        language_model::evaluate(text, configuration.data.sequence, forward.settings.rows, forward.transformer,
+                                 forward.staging, loaded.execution(), &loaded.part.ranks.peers,
+                                 [&](const language_model::Tokens& tokens) { pass.forward(tokens); });
+    parallel::on_all(world.all(), [&] { transcoder.require_valid_selections(); });
+    printed += fmt::format("\nwith {} intervention{} on features of {}: {} ({:+.4f} nats per token)", changes.size(),
+                           changes.size() == 1 ? "" : "s", transcoder.found().path.string(),
+                           language_model::to_text(changed), changed.loss - result.loss);
+    record["interventions"] = {{"transcoder", transcoder.found().path.string()},
+                               {"step", transcoder.found().manifest.step},
+                               {"frozen_attention", options.frozen_attention},
+                               {"changes", Json::array()},
+                               {"validation", language_model::to_json(changed)}};
+    for (const language_model::Intervention& change : changes)
+      record["interventions"]["changes"].push_back(change.text);
+  } else if (!options.transcoder.empty()) {
+    TranscoderReplacement transcoder(options.transcoder, loaded.architecture().model, forward.settings.rows,
+                                     loaded.execution(), world);
     const language_model::ReplacementResult replaced = language_model::evaluate_replaced(
         text, configuration.data.sequence, forward.settings.rows, loaded.architecture().model, forward.settings.type,
         transcoder.reconstruction(), forward.transformer, forward.staging, loaded.execution(),
@@ -84,12 +126,15 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
 extern const Command lm_evaluate_command = with_options(
     {"lm evaluate", "MODEL", "loss, perplexity and bits per byte on a text",
      "Measures loss, perplexity and bits per byte of a language model on a text; with --transcoder also with its "
-     "MLPs replaced by a transcoder."},
+     "MLPs replaced by a transcoder or, with --set-feature and --scale-feature, with features of it changed."},
     run_language_evaluate, [](Options& options, LanguageEvaluateOptions& own) {
       options.add("--text", own.text, "FILE", "the text, or token files (default: the run's validation data)");
       options.add("--transcoder", own.transcoder, "CHECKPOINT",
                   "also the loss with MLP outputs replaced by a transcoder's reconstructions, all layers together and "
                   "each alone");
+      own.interventions.add_to(options);
+      options.flag("--frozen-attention", own.frozen_attention,
+                   "with the attention patterns and norm denominators of the unchanged model");
       options.set().dry_run().output("receives evaluation.json");
     });
 

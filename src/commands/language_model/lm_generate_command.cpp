@@ -8,11 +8,12 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "commands/commands.hpp"
+#include "commands/language_model/encoded_prompts.hpp"
 #include "commands/language_model/loaded_language_model.hpp"
+#include "commands/language_model/replacement.hpp"
 #include "language_model/generation/generator.hpp"
 #include "language_model/generation/growing_text.hpp"
 #include "language_model/tokenizer/corpus.hpp"
-#include "language_model/tokenizer/lines.hpp"
 #include "parallel/affinity.hpp"
 
 namespace weft::commands {
@@ -39,22 +40,9 @@ struct GenerateOptions {
   std::uint64_t seed = 1;
   std::int64_t rows = 0;  ///< sequences computed together; 0: automatic
   bool json_lines = false;
+  std::string transcoder;  ///< "" or CHECKPOINT
+  InterventionOptions interventions;
 };
-
-/// A prompt, and where it comes from, for messages.
-struct Prompt {
-  std::string text, source;
-  bool rendered = false;  ///< by a chat template, which has the symbols that begin a text
-  std::vector<std::uint32_t> ids = {};
-};
-
-std::vector<Prompt> read_prompts(const std::string& path) {
-  std::vector<Prompt> prompts;
-  for (language_model::PromptLine& line :
-       language_model::prompt_lines(language_model::text_of_file(path, "--prompts"), path))
-    prompts.push_back({std::move(line.text), std::move(line.source), line.rendered});
-  return prompts;
-}
 
 void require_generation_options(const Request& request, const GenerateOptions& options) {
   const auto refuse = [](const std::string& why) {
@@ -66,20 +54,6 @@ void require_generation_options(const Request& request, const GenerateOptions& o
     throw refuse(fmt::format("--temperature {} is not between 0 and 100", options.temperature));
   if (!(options.top_p > 0 && options.top_p <= 1))
     throw refuse(fmt::format("--top-p {} is not above 0 and at most 1", options.top_p));
-}
-
-/// The ids of the prompts, each of which must fit the model's context.
-void encode(std::vector<Prompt>& prompts, const Tokenizer& tokenizer, std::int64_t context, ExitCode code) {
-  for (Prompt& prompt : prompts) {
-    prompt.ids = tokenizer.encode(prompt.text, prompt.source);
-    if (!prompt.rendered) prompt.ids = tokenizer.with_begin(std::move(prompt.ids));
-    if (prompt.ids.empty())
-      throw error(ExitCode::data, "{}: has no token (a text begins with at least one); give a longer prompt",
-                  prompt.source);
-    if (std::ssize(prompt.ids) > context)
-      throw error(code, "{}: {} tokens do not fit the context of the model, which is {} tokens; shorten the prompt",
-                  prompt.source, prompt.ids.size(), context);
-  }
 }
 
 const char* reason(GrowingText::End end) {
@@ -109,6 +83,11 @@ std::string printed(bool as_json, const Prompt& prompt, const GenerationRequest&
 int run_generate(const Request& request, const GenerateOptions& options, const parallel::World& world) {
   // 1. The model's sizes and tokeniser, and the prompts in its tokens.
   require_generation_options(request, options);
+  const std::vector<language_model::Intervention> changes = options.interventions.list(options.transcoder);
+  if (changes.empty() && !options.transcoder.empty())
+    throw collective_error(ExitCode::usage,
+                           "--transcoder {}: is for interventions; add --set-feature or --scale-feature",
+                           options.transcoder);
   const OpenedModel opened(request, world);
   const language_model::Configuration& configuration = opened.configuration();
   language_model::Architecture architecture = opened.architecture;
@@ -123,11 +102,11 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
                            opened.name());
   // Standard output has the texts alone.
   if (world.is_root() && (request.json || request.verbose)) language_model::note_special_tokens(*tokenizer);
-  std::vector<Prompt> prompts{{options.prompt, "--prompt"}};
+  std::vector<Prompt> prompts;
   parallel::on_all(world.all(), [&] {
-    if (!options.prompts.empty()) prompts = read_prompts(options.prompts);
-    encode(prompts, *tokenizer, architecture.longest_text(),
-           options.prompts.empty() ? ExitCode::usage : ExitCode::data);
+    const std::span<const std::string> texts(&options.prompt, options.prompts.empty() ? 1u : 0u);
+    prompts =
+        encoded_prompts(texts, options.prompts, *tokenizer, architecture.longest_text(), "the context of the model");
   });
   if (std::ssize(prompts) * options.samples > kMostTexts)
     throw collective_error(ExitCode::usage, "--samples {} of {} prompts are more than {} texts; take fewer",
@@ -153,7 +132,15 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
                                                 .temperature = options.temperature,
                                                 .top_k = options.top_k,
                                                 .top_p = options.top_p,
-                                                .graphs = configuration.device.graphs};
+                                                .graphs = configuration.device.graphs && changes.empty()};
+  const std::int64_t length = longest_prompt - 1 + options.new_tokens;
+  if (length > architecture.positions)
+    for (const language_model::Intervention& change : changes)
+      if (change.positions)
+        throw collective_error(ExitCode::usage,
+                               "{}: texts of up to {} tokens exceed the context of {}, after which positions begin "
+                               "anew; take fewer --max-new-tokens",
+                               change.text, length, architecture.positions);
   // Settings of a rank; the ranks of a group divide the model.
   const parallel::GridShape shape = language_model::one_copy(configuration.parallel.tensor);
   const auto transformer_settings = [&](std::int64_t rank) {
@@ -166,8 +153,15 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
     settings.memory.head_chunk = generation.rows;
     return settings;
   };
-  const language_model::Plan plan =
-      language_model::forward_plan(configuration, architecture, transformer_settings(shape.ranks() - 1), &generation);
+  const language_model::TransformerSettings planned = transformer_settings(shape.ranks() - 1);
+  language_model::Plan plan = language_model::forward_plan(configuration, architecture, planned, &generation);
+  if (!changes.empty()) {
+    const PlannedTranscoder of_features(options.transcoder, architecture.model, planned.rows,
+                                        device::planned_backend(language_model::device_settings(configuration)), world);
+    plan.device.emplace_back("transcoder", of_features.bytes);
+    plan.device.emplace_back(
+        "interventions", language_model::InterventionPass::bytes(planned, planned.rows, std::ssize(changes), false));
+  }
   if (request.dry_run) return print_plan(request, opened, plan);
   const device::Runtime runtime(language_model::device_settings(configuration), world.node_rank(),
                                 parallel::bind_to_cpus(world, configuration.device));
@@ -183,6 +177,13 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
   std::optional<model::TensorAxis> tensor =
       tensor_axis(settings, ranks, execution, arena, false, generation.gathered_bytes());
   language_model::Transformer transformer(model, settings, timers, arena, tensor ? &*tensor : nullptr);
+  std::optional<TranscoderReplacement> transcoder;
+  std::optional<language_model::InterventionPass> intervention;
+  if (!changes.empty()) {
+    transcoder.emplace(options.transcoder, architecture.model, settings.rows, execution, world);
+    intervention.emplace(transcoder->changed_features(changes, length, true), settings, settings.rows, false,
+                         transformer, execution);
+  }
   language_model::Generator generator(generation, transformer, execution, timers, arena);
 
   // 3. The texts of this group of ranks, in the order of prompts and samples. Rank 0 prints its own as soon as they are
@@ -215,6 +216,7 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
     if (world.is_root() && !request.json) std::fputs(std::exchange(output, {}).c_str(), stdout);
     return !over(i);
   });
+  if (transcoder) parallel::on_all(world.all(), [&] { transcoder->require_valid_selections(); });
   for (int rank = ranks.copy.size(); rank < world.size(); rank += ranks.copy.size()) {
     const std::string theirs = world.all().broadcast(output, rank);
     if (!world.is_root()) continue;
@@ -253,6 +255,8 @@ extern const Command lm_generate_command = with_options(
       options.add("--stop", own.stop, "TEXT", "end before this text; repeatable");
       options.add("--seed", own.seed, "N", "of the random numbers (default 1)");
       options.add("--rows", own.rows, "N", "texts computed together (default 64, without a GPU 16)", 1, 1 << 14);
+      options.add("--transcoder", own.transcoder, "CHECKPOINT", "the transcoder whose features are changed:");
+      own.interventions.add_to(options);
       options.flag("--jsonl", own.json_lines, "print one JSON object per text, each as soon as it is complete");
       options.set().dry_run();
     });

@@ -24,10 +24,10 @@ checkpoint::Found transcoder_for_mlps(const std::string& path, const parallel::W
 
 /// The input of the checkpoint, for the kernels of the language model: the hand-written ones encode rows in 16 bits.
 bench::TranscoderInput input_of(const checkpoint::Found& found, const parallel::World& world,
-                                const kernels::Execution& execution) {
+                                kernels::Backend backend) {
   bench::TranscoderInput input;
   read_input_of(found, {}, bench::trained_keys(input), world);
-  if (execution.backend == kernels::Backend::cuda) input.configuration.precision = transcoder::Precision::bf16;
+  if (backend == kernels::Backend::cuda) input.configuration.precision = transcoder::Precision::bf16;
   return input;
 }
 
@@ -64,14 +64,41 @@ dataset::Description shape_alone(const checkpoint::Found& found, const transcode
 
 }  // namespace
 
-TranscoderReplacement::TranscoderReplacement(const std::string& path, const LoadedLanguageModel& loaded,
-                                             std::int64_t rows, const parallel::World& world)
-    : execution_(loaded.execution()),
+void InterventionOptions::add_to(Options& options) {
+  options.add("--set-feature", set, "LAYER:FEATURE=VALUE",
+              "activation of a feature of the transcoder; @FIRST[-LAST]: at these positions only; repeatable");
+  options.add("--scale-feature", scale, "LAYER:FEATURE=FACTOR", "likewise, times its activation");
+}
+
+std::vector<language_model::Intervention> InterventionOptions::list(const std::string& transcoder) const {
+  std::vector<language_model::Intervention> list = language_model::interventions(set, scale);
+  if (!list.empty() && transcoder.empty())
+    throw collective_error(ExitCode::usage, "{}: of which transcoder? Add --transcoder CHECKPOINT", list.front().text);
+  return list;
+}
+
+PlannedTranscoder::PlannedTranscoder(const std::string& path, const language_model::ModelSettings& model,
+                                     std::int64_t rows, kernels::Backend backend, const parallel::World& world) {
+  const checkpoint::Found found = transcoder_for_mlps(path, world);
+  const bench::TranscoderInput input = input_of(found, world, backend);
+  const transcoder::Shape shape = require_fit(found, input.configuration, model);
+  const parallel::GridShape grid = parallel::data_by_feature(1, 1);
+  const model::StateBytes state = model::largest_state_bytes(
+      transcoder::parameter_specs(shape), grid, input.configuration.optimizer.state, backend, model::Moments::none);
+  model::StepArena arena(backend);
+  const transcoder::Forward::Buffers forward(input.configuration, shape, grid, rows, arena);
+  bytes = state.weights + state.conversion + arena.device_bytes();
+}
+
+TranscoderReplacement::TranscoderReplacement(const std::string& path, const language_model::ModelSettings& model,
+                                             std::int64_t rows, const kernels::Execution& execution,
+                                             const parallel::World& world)
+    : execution_(execution),
       found_(transcoder_for_mlps(path, world)),
-      input_(input_of(found_, world, execution_)),
+      input_(input_of(found_, world, execution_.backend)),
       self_(world.all().split(world.rank(), 0)),
       grid_(self_, parallel::data_by_feature(1, 1)),
-      shape_(require_fit(found_, input_.configuration, loaded.architecture().model)),
+      shape_(require_fit(found_, input_.configuration, model)),
       statistics_(transcoder::load_statistics(world, found_, shape_.n_layers, shape_.d_model, found_.path.string(),
                                               execution_)),
       normalisation_(
@@ -91,12 +118,17 @@ language_model::Reconstruction TranscoderReplacement::reconstruction() {
           .mean = normalisation_.pivot.array()};
 }
 
-void TranscoderReplacement::form(const kernels::AnyMatrix& inputs, const kernels::Matrix<float>& outputs) {
+const kernels::SparseActivations& TranscoderReplacement::encode(const kernels::AnyMatrix& inputs) {
   dataset::RawBatch batch;
   batch.inputs = inputs;
   batch.n_tokens = inputs.rows;
   forward_.load(batch);
   forward_.encode();
+  return forward_.activations();
+}
+
+void TranscoderReplacement::form(const kernels::AnyMatrix& inputs, const kernels::Matrix<float>& outputs) {
+  encode(inputs);
   forward_.decode([&](const transcoder::Forward::OwnPart& part) {
     const std::int64_t first = part.layers.begin * shape_.d_model, columns = part.layers.size() * shape_.d_model;
     const auto of_layers = [&](auto* all) {
@@ -109,6 +141,28 @@ void TranscoderReplacement::form(const kernels::AnyMatrix& inputs, const kernels
     kernels::affine_rows(execution_, rows, of_layers(normalisation_.target_spread.data()),
                          of_layers(normalisation_.target_mean.data()), {}, rows);
   });
+}
+
+language_model::ChangedFeatures TranscoderReplacement::changed_features(
+    std::vector<language_model::Intervention> changes, std::int64_t positions, bool alone) {
+  language_model::require_fit(changes, shape_.n_layers, shape_.n_features, positions);
+  const bool of_batches = input_.configuration.transcoder.activation == transcoder::Activation::batch_topk;
+  if (const std::string why = alone && of_batches
+                                  ? "it selects features over the rows of a batch, which are those of unrelated texts; "
+                                    "give it thresholds first, with weft convert"
+                                  : attribution_obstacle();
+      !why.empty())
+    throw collective_error(ExitCode::usage, "--transcoder {}: no interventions on its features ({})",
+                           found_.path.string(), why);
+  std::vector<language_model::ActiveFeature> list;
+  for (const language_model::Intervention& change : changes) list.push_back({change.layer, 0, change.feature, 1.0f});
+  return {.changes = std::move(changes),
+          .n_features = shape_.n_features,
+          .vectors = vectors_of(std::move(list)),
+          .encode = [this](const kernels::AnyMatrix& inputs) -> const kernels::SparseActivations& {
+            return encode(inputs);
+          },
+          .mean = normalisation_.input_mean.array()};
 }
 
 std::string TranscoderReplacement::attribution_obstacle() const {

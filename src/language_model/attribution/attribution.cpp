@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/progress.hpp"
 #include "kernels/convert/affine.hpp"
+#include "kernels/convert/own_rows.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/language/residual/residual.hpp"
 #include "run/pass.hpp"
@@ -25,6 +26,10 @@ constexpr std::int64_t kGradientBytes = std::int64_t{512} << 20, kMostTargets = 
 /// Features that are added at a time, the strongest of those whose influence is known: as circuit-tracer with batches
 /// of 128.
 constexpr std::int64_t kAddedTogether = 512;
+
+/// Features whose effects are formed in one product, at least those of one token: with more, products of several tokens
+/// would be formed in vain.
+std::int64_t columns_together(kernels::Backend backend) { return backend == kernels::Backend::cuda ? 128 : 8; }
 
 AnyMatrix any(const kernels::Matrix<float>& matrix) {
   return {matrix.data, Scalar::fp32, matrix.rows, matrix.columns, matrix.stride};
@@ -67,11 +72,13 @@ Attribution::Buffers::Buffers(const ModelSettings& model, std::int64_t vocabular
   effects = take(targets, sources);
   embeddings = take(tokens, model.d_model);
   mean = take(1, model.d_model);
+  products = arena.take<float>(tokens * targets * columns_together(arena.backend()));
+  token_of = arena.take<std::int32_t>(sources);
   ones = arena.take<float>(vocabulary);
   const Scalar weight = arena.backend() == kernels::Backend::cuda ? Scalar::bf16 : Scalar::fp32;
   workspace = arena.take<std::byte>(
       std::max(kernels::gemm_workspace(Scalar::fp32, weight, Scalar::fp32, 1, model.d_model, vocabulary),
-               kernels::gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::fp32, targets, sources,
+               kernels::gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::fp32, tokens * targets, sources,
                                        model.layers * model.d_model)));
 }
 
@@ -111,7 +118,10 @@ Attribution::Attribution(FrozenBackward& backward, const Model& model, const Act
   kernels::gemm(execution_, 1.0f / static_cast<float>(vocabulary),
                 {buffers_.ones.data, Scalar::fp32, 1, vocabulary, vocabulary}, Form::plain,
                 head.rows_from(0, vocabulary), Form::plain, 0, any(buffers_.mean), buffers_.workspace);
-  kernels::fence(execution_);  // `ones` is destroyed on return
+  std::vector<std::int32_t> token_of;
+  for (const ActiveFeature& feature : features.list) token_of.push_back(static_cast<std::int32_t>(feature.token));
+  device::copy(execution_, buffers_.token_of.data, token_of.data(), 4 * count, device::Direction::to_device);
+  kernels::fence(execution_);  // `ones` and `token_of` are destroyed on return
 }
 
 std::int64_t Attribution::sources() const { return buffers_.effects.columns; }
@@ -146,9 +156,14 @@ void Attribution::place_gradients(const Batch& batch) {
   const std::int64_t width = model_.architecture().model.d_model;
   const AnyMatrix encoders{features_.encoders.data(), Scalar::fp32, std::ssize(features_.list), width, width};
   std::int64_t row = 0;
-  for (const std::int64_t feature : batch.features)
-    kernels::affine_rows(execution_, encoders.rows_from(feature, 1), {}, {}, {},
-                         any(buffers_.gradients).rows_from(row++, 1));
+  for (std::size_t i = 0, end = 0; i < batch.features.size(); i = end) {
+    const std::int64_t first = batch.features[i];  // and those that follow it in memory
+    while (end < batch.features.size() && batch.features[end] == first + static_cast<std::int64_t>(end - i)) ++end;
+    const auto count = static_cast<std::int64_t>(end - i);
+    kernels::affine_rows(execution_, encoders.rows_from(first, count), {}, {}, {},
+                         any(buffers_.gradients).rows_from(row, count));
+    row += count;
+  }
   const AnyMatrix head = model_.layers().head().matrix, mean = any(buffers_.mean);
   for (const std::uint32_t id : batch.logits) {
     const AnyMatrix to = any(buffers_.gradients).rows_from(row++, 1);
@@ -168,33 +183,56 @@ void Attribution::form(const Batch& batch, float* rows) {
   backward_.run({batch.block, batch.tokens, any(buffers_.gradients).rows_from(0, targets)});
   const AnyMatrix effects = any(buffers_.effects).rows_from(0, targets);
   device::zero(execution_, effects.data, targets * effects.stride * 4);
-  const auto multiply = [&](const AnyMatrix& gradients, const AnyMatrix& vectors, std::int64_t source) {
-    kernels::gemm(execution_, 1, gradients, Form::plain, vectors, Form::transposed, 0,
-                  effects.columns_from(source, vectors.rows), buffers_.workspace);
-  };
   const std::int64_t end = 1 + *std::max_element(batch.tokens.begin(), batch.tokens.end());
-  for (std::int64_t token = 0; token < end; ++token) {
-    multiply(backward_.embedding_gradients(token), any(buffers_.embeddings).rows_from(token, 1),
-             count + layers * n + token);
-    if (token == 0) continue;
-    const AnyMatrix gradients = backward_.output_gradients(token);
-    for (std::int64_t layer = 0; layer < batch.block; ++layer) {
-      multiply(gradients.columns_from(layer * width, width),
-               errors_.rows_from(token, 1).columns_from(layer * width, width), count + layer * n + token);
-      const auto at = static_cast<std::size_t>(layer * n + token);
-      const std::int64_t begin = first_[at], active = first_[at + 1] - begin;
-      if (active == 0) continue;
-      // What its features write to the layers below that of the targets.
-      const std::int64_t written = (features_.per_layer ? 1 : layers - layer) * width,
-                         read = (features_.per_layer ? 1 : batch.block - layer) * width;
-      const AnyMatrix decoders{features_.decoders[static_cast<std::size_t>(layer)].data(), Scalar::fp32,
-                               begin - first_[static_cast<std::size_t>(layer * n)] + active, written, written};
-      multiply(gradients.columns_from(layer * width, read),
-               decoders.rows_from(decoders.rows - active, active).columns_from(0, read), begin);
+  // One vector per token, from token `first` on.
+  const auto multiply_each = [&](const AnyMatrix& gradients, const AnyMatrix& vectors, std::int64_t first,
+                                 std::int64_t source) {
+    if (first < end)
+      kernels::gemm_batched(execution_, 1, gradients, Form::plain, vectors.rows_from(first, 1), Form::transposed, 0,
+                            effects.columns_from(source + first, 1),
+                            {.count = end - first, .a = targets * gradients.stride, .b = vectors.stride, .c = 1},
+                            buffers_.workspace);
+  };
+  multiply_each(backward_.embedding_gradients(0), any(buffers_.embeddings), 0, count + layers * n);
+  for (std::int64_t layer = 0; layer < batch.block; ++layer) {
+    if (end > 1)
+      multiply_each(backward_.output_gradients(1).columns_from(layer * width, width),
+                    errors_.columns_from(layer * width, width), 1, count + layer * n);
+    // The first feature of the layer at each token; the first token has none.
+    const std::int64_t* const first = first_.data() + layer * n;
+    for (std::int64_t token = 1, next = 1; token < end; token = next) {
+      for (++next; next < end && first[next + 1] - first[token] <= columns_together(execution_.backend);) ++next;
+      if (first[next] > first[token]) form_effects(layer, token, next, batch.block, effects);
     }
   }
   device::copy(execution_, rows, effects.data, targets * sources() * 4, device::Direction::to_host);
   kernels::fence(execution_);
+}
+
+/// Effects of the features of a layer at the tokens [begin, end). One product of all these tokens and features, of
+/// which each feature needs that with its own token.
+void Attribution::form_effects(std::int64_t layer, std::int64_t begin, std::int64_t end, std::int64_t block,
+                               AnyMatrix effects) {
+  const std::int64_t width = model_.architecture().model.d_model, layers = model_.architecture().model.layers,
+                     targets = effects.rows;
+  const std::int64_t* const first = first_.data() + layer * std::ssize(ids_);
+  const std::int64_t source = first[begin], active = first[end] - source;
+  // What the features write to the layers below that of the targets.
+  const std::int64_t written = (features_.per_layer ? 1 : layers - layer) * width,
+                     read = (features_.per_layer ? 1 : block - layer) * width;
+  const AnyMatrix decoders{features_.decoders[static_cast<std::size_t>(layer)].data(), Scalar::fp32,
+                           first[end] - *first, written, written};
+  AnyMatrix gradients = backward_.output_gradients(begin).columns_from(layer * width, read);
+  gradients.rows *= end - begin;
+  const AnyMatrix to = effects.columns_from(source, active);
+  const kernels::Matrix<float> products{buffers_.products.data, gradients.rows, active, active};
+  kernels::gemm(execution_, 1, gradients, Form::plain,
+                decoders.rows_from(source - *first, active).columns_from(0, read), Form::transposed, 0,
+                end - begin == 1 ? to : any(products), buffers_.workspace);
+  if (end - begin > 1)
+    kernels::own_rows(execution_, {products.data, products.rows, products.columns, products.stride},
+                      {buffers_.token_of.data + source, active}, static_cast<std::int32_t>(begin),
+                      {static_cast<float*>(to.data), targets, active, to.stride});
 }
 
 /// The rows of all batches, one batch after the other. Batch i is formed by rank i % size.

@@ -37,11 +37,13 @@ class Attribution {
   struct Buffers {
     Buffers(const ModelSettings&, std::int64_t vocabulary, std::int64_t tokens, std::int64_t sources,
             std::int64_t targets, model::StepArena&);
-    kernels::Matrix<float> gradients;   ///< dx, [targets, C]
-    kernels::Matrix<float> effects;     ///< [targets, sources]
-    kernels::Matrix<float> embeddings;  ///< [tokens, C]
-    kernels::Matrix<float> mean;        ///< [1, C] of the rows of the head
-    kernels::Array<float> ones;         ///< [vocabulary]
+    kernels::Matrix<float> gradients;       ///< dx, [targets, C]
+    kernels::Matrix<float> effects;         ///< [targets, sources]
+    kernels::Matrix<float> embeddings;      ///< [tokens, C]
+    kernels::Matrix<float> mean;            ///< [1, C] of the rows of the head
+    kernels::Array<float> ones;             ///< [vocabulary]
+    kernels::Array<float> products;         ///< of several tokens, [tokens * targets, features]
+    kernels::Array<std::int32_t> token_of;  ///< of the features
     kernels::Array<std::byte> workspace;
   };
 
@@ -67,6 +69,8 @@ class Attribution {
   };
   std::vector<Batch> batches_of(std::vector<std::int64_t> features) const;
   void form(const Batch&, float* rows);
+  void form_effects(std::int64_t layer, std::int64_t begin, std::int64_t end, std::int64_t block,
+                    kernels::AnyMatrix effects);
   void form_all(const std::vector<Batch>&, const parallel::Communicator&, float* rows);
   void place_gradients(const Batch&);
   std::vector<std::int64_t> next_features(std::int64_t missing, std::vector<TargetRow> formed,

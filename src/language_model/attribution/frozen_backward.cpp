@@ -5,6 +5,7 @@
 
 #include "kernels/convert/convert_rows.hpp"
 #include "kernels/gemm/gemm.hpp"
+#include "kernels/language/decode/cached_attention.hpp"
 #include "kernels/language/linear/linear.hpp"
 #include "kernels/language/norm/frozen_norm.hpp"
 #include "kernels/language/residual/residual.hpp"
@@ -32,6 +33,7 @@ FrozenBackward::Buffers::Buffers(const ModelSettings& model, std::int64_t tokens
   input = arena.take<float>(rows * width);
   mixed = arena.take<float>(rows * queries);
   values = arena.take<float>(rows * keys);
+  places = arena.take<std::int64_t>(targets);
   const Scalar weight = backend == kernels::Backend::cuda ? Scalar::bf16 : Scalar::fp32;
   std::int64_t bytes = 0;
   for (const std::int64_t inner : {width, queries, keys})
@@ -86,9 +88,11 @@ void FrozenBackward::begin(const Targets& targets) {
   const AnyMatrix input = rows(buffers_.input, width), stream = rows(buffers_.stream, width);
   device::zero(execution_, input.data, input.rows * width * 4);
   device::zero(execution_, stream.data, stream.rows * width * 4);
+  places_.clear();
   for (std::int64_t i = 0; i < targets_; ++i)
-    device::copy(execution_, input.rows_from(targets.tokens[static_cast<std::size_t>(i)] * targets_ + i, 1).data,
-                 targets.gradients.rows_from(i, 1).data, width * 4, device::Direction::on_device);
+    places_.push_back(targets.tokens[static_cast<std::size_t>(i)] * targets_ + i);
+  device::copy(execution_, buffers_.places.data, places_.data(), 8 * targets_, device::Direction::to_device);
+  kernels::store_rows(execution_, targets.gradients, {buffers_.places.data, targets_}, input);
   const bool final = blocks_ == text_.model().layers;
   add_to_stream(final ? text_.final_norm() : text_.mlp(blocks_).input, input);
 }

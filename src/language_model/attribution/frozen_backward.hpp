@@ -31,6 +31,7 @@ class FrozenBackward {
     Buffers(const ModelSettings&, std::int64_t tokens, std::int64_t targets, kernels::Backend, model::StepArena&);
     kernels::Array<float> outputs;                       ///< G, [rows, L * C]
     kernels::Array<float> stream, input, mixed, values;  ///< [rows, C], [rows, C], [rows, H d], [rows, H_kv d]
+    kernels::Array<std::int64_t> places;                 ///< rows of the targets
     kernels::Array<std::byte> workspace;
   };
 
@@ -67,7 +68,8 @@ class FrozenBackward {
   const std::vector<kernels::AnyMatrix> skip_;
   const kernels::Execution execution_;
   const Buffers buffers_;
-  std::int64_t blocks_ = 0, tokens_ = 0, targets_ = 0;  // of this run
+  std::vector<std::int64_t> places_;  // of this run, with what follows
+  std::int64_t blocks_ = 0, tokens_ = 0, targets_ = 0;
 };
 
 }  // namespace weft::language_model

@@ -90,6 +90,21 @@ std::vector<double> influence(const Graph& graph) {
   return influence(rows, graph.sources());
 }
 
+std::vector<double> changes_without(const Graph& graph, std::int64_t feature) {
+  // Changes of activations, as parts of them.
+  std::vector<double> change(graph.features.size());
+  const auto read = [&](std::int64_t target) {
+    return std::inner_product(change.begin() + feature, change.end(), graph.row(target).begin() + feature, 0.0);
+  };
+  change[static_cast<std::size_t>(feature)] = -1;
+  for (std::int64_t i = feature + 1; i < graph.first_error(); ++i)
+    change[static_cast<std::size_t>(i)] =
+        read(i) / static_cast<double>(graph.features[static_cast<std::size_t>(i)].activation);
+  std::vector<double> logits;
+  for (std::int64_t target = graph.first_error(); target < graph.targets(); ++target) logits.push_back(read(target));
+  return logits;
+}
+
 GraphScores scores(const Graph& graph, std::span<const double> influence) {
   const auto sum = [&](std::int64_t begin, std::int64_t end) {
     return std::accumulate(influence.begin() + begin, influence.begin() + end, 0.0);

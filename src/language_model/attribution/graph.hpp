@@ -55,6 +55,9 @@ struct TargetRow {
 std::vector<double> influence(std::span<const TargetRow> rows, std::int64_t sources);
 std::vector<double> influence(const Graph&);
 
+/// Changes of the logits if a feature were 0 and the others followed linearly: the sum over all paths to each logit.
+std::vector<double> changes_without(const Graph&, std::int64_t feature);
+
 struct GraphScores {
   double replacement = 0, completeness = 0;
 };

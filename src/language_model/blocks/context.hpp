@@ -44,6 +44,12 @@ using Tap = std::function<void(std::int64_t layer, const kernels::AnyMatrix& inp
 using AttentionHook =
     std::function<bool(std::int64_t layer, const kernels::AnyMatrix& packed, const kernels::AnyMatrix& mixed)>;
 
+/// Function that forms a norm in place of the model: h = x + addend in `sum`, if there is an addend, and the norm of h
+/// in y. Called in the order of the forward pass.
+using NormHook =
+    std::function<void(const kernels::NormWeights&, const kernels::AnyMatrix& x, const kernels::AnyMatrix& addend,
+                       const kernels::AnyMatrix& sum, const kernels::AnyMatrix& y, const kernels::NormStatistics&)>;
+
 /// One pass over a micro-batch, or over a part of one.
 struct Pass {
   Tokens tokens;

@@ -38,7 +38,7 @@ kernels::Array<kernels::Moments> Norms::joining(const Pass& pass) const {
   const TransformerSettings& settings = context_.settings;
   const ModelSettings& model = context_.model();
   const std::int64_t rows = pass.tokens.rows();
-  if (pass.backward_follows || context_.drops(pass) || context_.tensor != nullptr || settings.fp8_forward ||
+  if (hook_ || pass.backward_follows || context_.drops(pass) || context_.tensor != nullptr || settings.fp8_forward ||
       (settings.adapters && !context_.layers.adapters().empty()) || model.residual == Residual::parallel ||
       !model.normalises_inputs() || model.normalises_outputs() ||
       !kernels::joins_norms(context_.execution, settings.type, rows, model.d_model))
@@ -49,6 +49,7 @@ kernels::Array<kernels::Moments> Norms::joining(const Pass& pass) const {
 void Norms::forward(const NormLayer& norm, AnyMatrix x, AnyMatrix addend, AnyMatrix sum, AnyMatrix y,
                     const kernels::NormStatistics& statistics) const {
   context_.timers.phase("norms");
+  if (hook_) return hook_(norm.values, x, addend, sum, y, statistics);
   kernels::norm_forward(context_.execution, norm.values, x, addend, sum, y, statistics);
 }
 

@@ -3,6 +3,8 @@
 // The norms of a transformer: forward, backward, and the rows or sums of their gradients; and when products apply them.
 #pragma once
 
+#include <utility>
+
 #include "kernels/language/norm/norm.hpp"
 #include "language_model/blocks/context.hpp"
 
@@ -22,6 +24,7 @@ class Norms {
   /// Memory of Pass::moments if the pass can be a joined one, else empty. It is one of few rows, such as a step of
   /// generation, that forms nothing between a product and the residual stream and leaves nothing for a backward pass.
   kernels::Array<kernels::Moments> joining(const Pass&) const;
+  void hook(NormHook hook) { hook_ = std::move(hook); }
 
   /// sum = x + addend, y = norm(sum); without addend, sum is not written.
   void forward(const NormLayer&, kernels::AnyMatrix x, kernels::AnyMatrix addend, kernels::AnyMatrix sum,
@@ -34,6 +37,7 @@ class Norms {
  private:
   const Context& context_;
   const Buffers buffers_;
+  NormHook hook_;
 };
 
 }  // namespace weft::language_model

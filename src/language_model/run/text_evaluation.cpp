@@ -18,10 +18,9 @@ namespace {
 /// Number of values in one exchange, which takes memory for the values of all ranks.
 constexpr std::size_t kShared = std::size_t{1} << 16;
 
-/// The sums of the losses of each sequence, in the order of its rows.
+/// The sums of the losses of each sequence after a forward pass, in the order of its rows.
 void add_losses(const Tokens& tokens, Transformer& transformer, kernels::Array<float> losses, std::span<double> sums,
                 const kernels::Execution& execution) {
-  transformer.forward(tokens, nullptr);
   transformer.losses(tokens, losses);
   std::vector<float> host(static_cast<std::size_t>(tokens.rows()));
   device::copy(execution, host.data(), losses.data, tokens.rows() * 4, device::Direction::to_host);
@@ -57,7 +56,7 @@ void share(std::span<double> values, const parallel::Communicator* ranks) {
 
 EvaluationResult evaluate(const dataset::Segments& segments, std::int64_t length, std::int64_t rows,
                           Transformer& transformer, Staging& staging, const kernels::Execution& execution,
-                          const parallel::Communicator* ranks) {
+                          const parallel::Communicator* ranks, const std::function<void(const Tokens&)>& forward) {
   const dataset::TokenSet& set = segments.set();
   if (set.size() < 2)
     throw collective_error(ExitCode::data, "{}: {} token{} (a prediction needs two); give a longer text", set.name(),
@@ -72,8 +71,10 @@ EvaluationResult evaluate(const dataset::Segments& segments, std::int64_t length
     dataset::TokenBatch batch = staging.next(std::min(together, windows - first), length);
     segments.fill(first, batch);
     staging.send(batch);
-    add_losses(staging.tokens(0, batch.sequences, length), transformer, staging.losses(),
-               std::span(losses).subspan(static_cast<std::size_t>(first)), execution);
+    const Tokens tokens = staging.tokens(0, batch.sequences, length);
+    forward ? forward(tokens) : transformer.forward(tokens, nullptr);
+    add_losses(tokens, transformer, staging.losses(), std::span(losses).subspan(static_cast<std::size_t>(first)),
+               execution);
     result.tokens += batch.counted;
     pass.done(first + batch.sequences);
   }

@@ -178,6 +178,7 @@ void Transformer::forward(const Tokens& tokens, const kernels::AdamStep* step, U
   std::vector<ResidualSublayer>& sublayers = buffers_.sublayers;
   const bool swaps = swap_.has_value() && step != nullptr;
   const Pass pass = pass_over(tokens, step);
+  tokens_ = tokens;
   context_.timers.pass("forward");
   use_forward(0);
   embedding_.forward(pass, pass.rows_of(sublayers.front().residual()));
@@ -245,7 +246,7 @@ void Transformer::losses_and_gradient(const Tokens& tokens, kernels::Array<float
   head_.losses_and_gradient(pass, hidden_states(tokens), pass.rows_of(buffers_.gradients.input), losses);
 }
 
-std::vector<float> Transformer::logits(std::int64_t row) {
+std::vector<float> Transformer::logits(std::int64_t row, bool capped) {
   const AnyMatrix logits =
       head_.logits({}, buffers_.final_output.rows_from(row, 1)).columns_from(0, settings_.architecture.vocabulary);
   context_.timers.stop();
@@ -257,7 +258,7 @@ std::vector<float> Transformer::logits(std::int64_t row) {
   kernels::fence(context_.execution);
   for (std::size_t i = 0; i < stored.size(); ++i)
     values[i] = logits.type == Scalar::bf16 ? float(kernels::bf16{stored[i]}) : float(kernels::half{stored[i]});
-  if (const float cap = static_cast<float>(context_.model().logit_softcap); cap > 0)
+  if (const float cap = static_cast<float>(context_.model().logit_softcap); capped && cap > 0)
     for (float& value : values) value = cap * std::tanh(value / cap);
   return values;
 }

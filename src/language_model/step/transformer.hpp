@@ -107,14 +107,18 @@ class Transformer {
   kernels::AnyMatrix all_logits(const Tokens& tokens, kernels::AnyMatrix all) {
     return head_.all_logits({tokens}, hidden_states(tokens), all);
   }
-  /// Logits of one row on the host, soft-capped, after `forward`. Of a divided model those of this rank. Waits.
-  std::vector<float> logits(std::int64_t row);
+  /// Logits of one row on the host, soft-capped or as they are before, after `forward`. Of a divided model those of
+  /// this rank. Waits.
+  std::vector<float> logits(std::int64_t row, bool capped = true);
 
   using Tap = language_model::Tap;
   /// Sets the tap, which recomputation does not call.
   void tap(Tap tap) { tap_ = std::move(tap); }
-  /// Sets the hook of caches of keys and values.
+  /// Sets the hook of caches of keys and values, and that of all norms but those of queries and keys.
   void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }
+  void hook_norms(NormHook hook) { norms_.hook(std::move(hook)); }
+  /// Of the present or last `forward`.
+  const Tokens& tokens() const { return tokens_; }
 
   std::int64_t head_chunk() const { return buffers_.head.chunk; }
   /// True if no call waits on the host for other ranks: then a graph can contain it.
@@ -154,7 +158,7 @@ class Transformer {
   const Context context_;
   const TokenEmbedding embedding_;
   Products products_;
-  const Norms norms_;
+  Norms norms_;
   const NormLayer final_norm_;
   const OutputHead head_;
   std::optional<ActivationSwap> swap_;
@@ -162,6 +166,7 @@ class Transformer {
   std::vector<std::size_t> units_;             // of the embedding, the blocks and the head
   Tap tap_;
   AttentionHook attention_hook_;
+  Tokens tokens_;
   WeightSource source_;
 };
 

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/portable.hpp"
+#include "kernels/transcoder/sparse/feature_changes.hpp"
+
+namespace weft::kernels {
+
+void feature_changes(const Execution& execution, const SparseActivations& activations,
+                     Array<const FeatureChange> changes, Array<const std::int32_t> positions, Matrix<float> out) {
+  const SparseActivations a = activations;
+  for_all(
+      execution, "feature_changes", a.n_tokens * changes.size, KOKKOS_LAMBDA(std::int64_t i) {
+        const std::int64_t row = i / changes.size, number = i % changes.size;
+        const FeatureChange change = changes[number];
+        float result = 0.0f;
+        if (positions[row] >= change.begin && positions[row] < change.end) {
+          // Entries of a row ascend by key.
+          std::int64_t first = a.row_offsets[row], last = a.row_offsets[row + 1];
+          while (first < last) {
+            const std::int64_t middle = first + (last - first) / 2;
+            if (a.key[middle] < change.key)
+              first = middle + 1;
+            else
+              last = middle;
+          }
+          const bool listed = first < a.row_offsets[row + 1] && a.key[first] == change.key;
+          const float activation = listed ? a.value[first] : 0.0f;
+          result = change.scales ? (change.value - 1.0f) * activation : change.value - activation;
+        }
+        out.row(row)[number] = result;
+      });
+}
+
+}  // namespace weft::kernels
