@@ -69,7 +69,7 @@ TEST_CASE("nearest rows are those of all pairs, in any block and on any rank" * 
   const Sample sample;
   constexpr std::int64_t k = 3;
   for (std::int64_t layer = 0; layer < kLayers; ++layer) {
-    const Neighbours found = nearest_features(sample.model, layer, k, sample.grid, execution());
+    const LargestEntries found = nearest_features(sample.model, layer, k, sample.grid, execution());
     for (std::int64_t local = 0; local < sample.model.n_local(); ++local) {
       const std::int64_t f = sample.model.features().begin + local;
       // All pairs take seconds: some features, and those with special rows.
@@ -81,15 +81,15 @@ TEST_CASE("nearest rows are those of all pairs, in any block and on any rank" * 
       for (std::int64_t i = 0; i < k; ++i) {
         const auto at = static_cast<std::size_t>(local * k + i);
         // fp32 products of ten terms.
-        CHECK(std::abs(static_cast<double>(found.cosine[at]) - cosines[static_cast<std::size_t>(i)]) < 1e-6);
-        CHECK(found.feature[at] != f);
-        CHECK(std::abs(sample.cosine(layer, f, found.feature[at]) - cosines[static_cast<std::size_t>(i)]) < 1e-6);
+        CHECK(std::abs(static_cast<double>(found.value[at]) - cosines[static_cast<std::size_t>(i)]) < 1e-6);
+        CHECK(found.index[at] != f);
+        CHECK(std::abs(sample.cosine(layer, f, found.index[at]) - cosines[static_cast<std::size_t>(i)]) < 1e-6);
       }
-      if (layer == 1 && f == 7) CHECK(found.feature[static_cast<std::size_t>(local * k)] == 5000);
-      if (layer == 1 && f == 5000) CHECK(found.feature[static_cast<std::size_t>(local * k)] == 7);
+      if (layer == 1 && f == 7) CHECK(found.index[static_cast<std::size_t>(local * k)] == 5000);
+      if (layer == 1 && f == 5000) CHECK(found.index[static_cast<std::size_t>(local * k)] == 7);
       // A zero row has cosine 0 with all: the first ones are kept.
       if (layer == 1 && f == 3)
-        CHECK(std::vector(found.feature.begin() + local * k, found.feature.begin() + local * k + k) ==
+        CHECK(std::vector(found.index.begin() + local * k, found.index.begin() + local * k + k) ==
               std::vector<std::int64_t>{0, 1, 2});
     }
   }
