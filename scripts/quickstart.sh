@@ -57,14 +57,15 @@ tail -c 16384 inputs/text/genesis_to_ruth.txt >"$data/held_out.txt"
 "$weft" lm evaluate "$model" --text "$data/held_out.txt" --transcoder "$run" --output "$run"
 
 say "7. What the features respond to, and the pages of both runs: open them in a browser"
-"$weft" features "$run" --output "$run/features"
+"$weft" features "$run" --model "$model" --output "$run/features"
 "$weft" serve "$run/features" --export "$run/features/features.html"
 "$weft" report "$run"
 "$weft" report "$model"
 
 say "8. The transcoder in the files of circuit-tracer: $run/circuit-tracer"
 rm -rf "$run/thresholds" "$run/circuit-tracer"   # of an earlier start
-"$weft" convert "$run" --output "$run/thresholds"   # circuit-tracer knows thresholds, not the k largest
+# circuit-tracer knows thresholds, not the k largest; the decoders adapt to them
+"$weft" convert "$run" --output "$run/thresholds" --finetune 500
 "$weft" export "$run/thresholds" "$run/circuit-tracer" --to circuit-tracer --model lm_character --input-hook mlp.hook_in --output-hook mlp.hook_out
 
 as_root=''

@@ -16,4 +16,7 @@ WEFT_KERNEL(normalise_rows, void(const Execution&, AnyMatrix raw, Array<const fl
 /// out = in, of the same type and size; strides may differ.
 WEFT_KERNEL(copy_rows, void(const Execution&, AnyMatrix in, AnyMatrix out));
 
+/// Rounds to the nearest bf16 numbers, in place.
+void round_to_bf16(const Execution&, Array<float> values);
+
 }  // namespace weft::kernels

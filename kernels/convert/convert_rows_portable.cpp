@@ -35,3 +35,13 @@ void copy_rows(const Execution& execution, AnyMatrix in, AnyMatrix out) {
 }
 
 }  // namespace weft::kernels::portable
+
+namespace weft::kernels {
+
+void round_to_bf16(const Execution& execution, Array<float> values) {
+  for_all(
+      execution, "round_to_bf16", values.size,
+      KOKKOS_LAMBDA(std::int64_t i) { values[i] = static_cast<float>(to_bf16(values[i])); });
+}
+
+}  // namespace weft::kernels

@@ -33,6 +33,18 @@ void accumulate_layer_counts(const Execution&, Array<const std::int64_t> hit_off
 /// *out = number of values that are at least `bound`.
 void count_at_least(const Execution&, Array<const std::int64_t> values, std::int64_t bound, std::int64_t* out);
 
+/// The largest entries of each row over several calls: value descending, equal ones by index. Before the first call all
+/// indices are -1; the value of an entry with index -1 has no meaning.
+struct LargestOfRows {
+  Matrix<float> value;         ///< [rows, k]
+  Matrix<std::int64_t> index;  ///< [rows, k]
+};
+inline constexpr std::int64_t kNoIndex = -(std::int64_t{1} << 62);
+/// Joins sign * rows to `largest`. Column j has the index first + j, more than every index of an earlier call. Row i is
+/// not compared with index `self` + i (kNoIndex: with all). NaN is left out.
+void keep_largest(const Execution&, Matrix<const float> rows, float sign, std::int64_t first, std::int64_t self,
+                  LargestOfRows largest);
+
 /// Values that `total` sums to one value of its workspace.
 inline constexpr std::int64_t kTotalBlock = 4096;
 constexpr std::int64_t total_workspace(std::int64_t size) { return (size + kTotalBlock - 1) / kTotalBlock; }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <limits>
 #include <type_traits>
 
 #include "kernels/portable.hpp"
@@ -60,6 +61,38 @@ void reconstruct(const Execution& execution, AnyMatrix partial, std::int64_t n_p
     reconstruct_as<bf16>(execution, partial, n_parts, bias, out);
   else
     reconstruct_as<float>(execution, partial, n_parts, bias, out);
+}
+
+void keep_largest(const Execution& execution, Matrix<const float> rows, float sign, std::int64_t first,
+                  std::int64_t self, LargestOfRows largest) {
+  const std::int64_t k = largest.value.columns;
+  if (k == 0) return;
+  for_teams(
+      execution, "keep_largest", rows.rows, 0, KOKKOS_LAMBDA(const Team& team) {
+        const std::int64_t row = team.league_rank();
+        float* const value = largest.value.row(row);
+        std::int64_t* const index = largest.index.row(row);
+        constexpr float kLeast = -std::numeric_limits<float>::infinity();
+        for_chunks(rows.columns, rows.columns, [&](std::int64_t column, int count) {
+          const float* const chunk = rows.row(row) + column;
+          // Few chunks have one of the largest; the others are read once, by all lanes.
+          team.team_barrier();
+          if (index[k - 1] >= 0 &&
+              max_columns(team, count, kLeast, [&](int c) { return sign * chunk[c]; }) <= value[k - 1])
+            return;
+          once(team, [&] {
+            for (int c = 0; c < count; ++c) {
+              const float candidate = sign * chunk[c];
+              const std::int64_t of_column = first + column + c;
+              if (of_column == self + row || candidate != candidate) continue;
+              std::int64_t at = k;
+              for (; at > 0 && (index[at - 1] < 0 || candidate > value[at - 1]); --at)
+                if (at < k) value[at] = value[at - 1], index[at] = index[at - 1];
+              if (at < k) value[at] = candidate, index[at] = of_column;
+            }
+          });
+        });
+      });
 }
 
 void sum_rows(const Execution& execution, Matrix<const float> rows, Array<float> out) {

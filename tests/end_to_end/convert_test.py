@@ -162,12 +162,43 @@ def test(weft):
     for path in (weft.folder / "one_exported").iterdir():
         assert path.read_bytes() == (weft.folder / "two_exported" / path.name).read_bytes(), path
 
+    # Decoders adapt to the active features; the features stay as they are, on any number of ranks.
+    tuned, on_train = {}, ("--data", weft.folder / "train")
+    plain, first = converted(weft, run, "plain", *on_train)
+    for ranks in (1, 2):
+        tuned[ranks], record = converted(weft, run, f"tuned_{ranks}", "--finetune", 40, *on_train, ranks=ranks)
+        assert np.mean(record["after"]["nmse"]) < 0.99 * record["nmse_thresholds_alone"], record
+        assert record["after"]["l0"] == first["after"]["l0"] and record["finetuned_steps"] == 40
+        for key, tensor in plain.items():
+            if key.startswith("encoder_") and key.endswith(("/weight", "/bias", "/threshold")):
+                assert np.array_equal(tensor, tuned[ranks][key]), key
+        assert not np.array_equal(plain["decoder_0/weight"], tuned[ranks]["decoder_0/weight"])
+    for key, tensor in tuned[1].items():
+        if key.startswith("decoder_") and not key.endswith("moment"):
+            assert np.allclose(tensor, tuned[2][key], rtol=0.02, atol=2e-3), key      # sums in another order, rounded to bf16
+
     # Training goes on from the result.
     jumping = INPUT.format(folder=weft.folder, activation="jumprelu", scope="layer").replace("steps = 30", "steps = 35")
     source = files.checkpoints(weft.folder / "one")[30]
     on = weft.train(jumping, "goes_on", "--resume", source, "--set", "resume.accept_changed=true", "--set",
                     "optimizer.schedule_steps=30")
     assert [line["step"] for line in program.metrics(on)][-1] == 35
+
+    # Or begins with its weights and normalisation: moments and steps are new, whatever the training data are.
+    begins = (jumping.replace("steps = 35", "steps = 1").replace("learning_rate = 5e-3", "learning_rate = 1e-30")
+              .replace("/train", "/validation", 1))
+    began = weft.train(begins, "begins", "--set", f"transcoder.initial={weft.folder / 'one'}", ranks=2)
+    for key, tensor in files.read_tensors(files.checkpoints(began)[1]).items():
+        if not key.endswith(("moment", "tokens_since_fired")) and not key.startswith("selection/"):
+            assert np.array_equal(tensor, one[key]), key
+    record = json.loads((began / "run.json").read_text())["initial"]
+    assert record["step"] == 30 and len(record["sha256"]) == 64, record
+    for changed, message in (("transcoder.features=16", "encoder_0/weight"), ("data.normalise=none", "data.normalise"),
+                             ("optimizer.state=bf16", "encoder_0/weight")):
+        (weft.folder / "begins.toml").write_text(begins)
+        output = weft.run("train", weft.folder / "begins.toml", "--output", weft.folder / "refused",
+                          "--set", f"transcoder.initial={weft.folder / 'one'}", "--set", changed, code=2)
+        assert message in output and "transcoder.initial" in output, output
 
     assert "it can be exported as it is" in weft.run("convert", weft.folder / "one", "--output", weft.folder / "x", code=2)
     assert "needs --output" in weft.run("convert", run, code=2)

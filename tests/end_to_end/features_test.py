@@ -19,7 +19,7 @@ import program
 import transcoder
 
 LAYERS, WIDTH, FEATURES, K, BATCH, STEPS = 3, 16, 21, 3, 256, 30     # 21 features: uneven parts on 2 and 4 ranks
-ROWS, PER_FILE, TOP, CONTEXT = 700, 300, 6, 4                        # files of 300, 300 and 100 rows: batches span files
+ROWS, PER_FILE, TOP, CONTEXT, SAMPLE = 700, 300, 6, 4, 5                        # files of 300, 300 and 100 rows: batches span files
 
 
 def prepare(weft):
@@ -62,8 +62,8 @@ class Reference:
         x, self.y = files.read_dataset(weft.folder / "data/validation")
         train_x, train_y = files.read_dataset(weft.folder / "data/train")
         self.deviation = transcoder.statistics(train_y).deviation
-        x_mean, x_scale = transcoder.normalisation("per_dimension", transcoder.statistics(train_x))
-        self.x = (x - x_mean) * x_scale
+        x_mean, self.x_scale = transcoder.normalisation("per_dimension", transcoder.statistics(train_x))
+        self.x = (x - x_mean) * self.x_scale
         self.y_mean, self.y_scale = transcoder.normalisation("per_dimension", transcoder.statistics(train_y))
         settings = transcoder.Settings(features=FEATURES, activation="batch_topk", k=K, scope="layer", steps=STEPS)
         z_all, masks_all, cuts = [], [], []
@@ -100,6 +100,13 @@ class Reference:
         """[F, targets]"""
         squares = (self.decoders[layer].reshape(FEATURES, LAYERS - layer, WIDTH) ** 2).sum(axis=2)
         return squares, squares / squares.sum(axis=1, keepdims=True)
+
+
+    def downstream(self, layer):
+        """[F, later layers * F]: what a feature writes before a layer, times the encoder there, in raw space."""
+        strips = self.decoders[layer].reshape(FEATURES, LAYERS - layer, WIDTH) / self.y_scale[layer:]
+        return np.concatenate([strips[:, :reader - layer].sum(axis=1) @ (self.tensors[f"encoder_{reader}/weight"] * self.x_scale[reader]).T
+                               for reader in range(layer + 1, LAYERS)] or [np.zeros((FEATURES, 0))], axis=1)
 
 
 # --- weft encode ----------------------------------------------------------------------------------------------------------
@@ -182,7 +189,27 @@ def check_layer(group, layer, reference, active, tokens):
             window = [ids[r] if begin <= r < end else -1 for r in range(row - CONTEXT, row + CONTEXT + 1)]
             assert np.array_equal(group["top_tokens"][f][i], window) and group["top_position"][f][i] == row - begin
         assert (group["top_tokens"][f][n:] == -1).all()
+        # A sample of the rows in which the feature fires, and the activations around every example.
+        sampled = group["sample_row"][f][:]
+        fires = np.flatnonzero(active[:, f] > 0)
+        sampled = sampled[sampled >= 0]
+        assert len(set(sampled)) == len(sampled) == min(SAMPLE, len(fires)) and set(sampled) <= set(fires)
+        assert np.allclose(group["sample_value"][f][:len(sampled)], active[sampled, f], rtol=1e-6)
+        for kind, rows in (("top", order), ("sample", sampled)):
+            for i, row in enumerate(rows):
+                begin, end = documents[row]
+                window = np.array([active[r, f] if begin <= r < end else 0 for r in range(row - CONTEXT, row + CONTEXT + 1)])
+                shade = group[f"{kind}_shade"][f][i]
+                assert ((shade > 0) == (window > 0)).all() and np.abs(shade - 255 * window / values.max()).max() < 1.001
     assert np.allclose(group["target_share"][:], reference.shares(layer)[1], rtol=1e-5)
+    expected = np.sort(reference.downstream(layer), axis=1)[:, ::-1][:, :3]
+    effect, reached = group["downstream_effect"][:], group["downstream"][:]
+    if layer == LAYERS - 1:
+        assert (reached == -1).all()
+    else:
+        assert np.allclose(effect, expected, rtol=1e-4, atol=1e-5)
+        at = np.take_along_axis(reference.downstream(layer), reached - (layer + 1) * FEATURES, axis=1)
+        assert np.allclose(at, expected, rtol=1e-4, atol=1e-5)
     cosines = reference.cosines(layer)
     nearest, cosine = group["nearest"][:], group["nearest_cosine"][:]
     # fp32 products of at most 48 terms.
@@ -209,13 +236,18 @@ def check_page(weft, output):
 def check_features(weft, run, reference, encoded):
     tokens = read_tokens(weft.folder / "data/validation")
     vocabulary = json.loads((weft.folder / "data/validation/vocabulary.json").read_text())["texts"]
-    common = ("--data", weft.folder / "data/validation", "--top", TOP, "--context", CONTEXT)
+    labels = weft.folder / "labels.jsonl"
+    labels.write_text('{"layer": 0, "feature": 0, "label": "a \\"quoted\\" label"}\n\n{"layer": 1, "feature": 3, "label": "x", "by": "hand"}\n')
+    common = ("--data", weft.folder / "data/validation", "--top", TOP, "--context", CONTEXT, "--sample", SAMPLE, "--downstream", 3,
+              "--labels", labels)
     for ranks in (1, 2, 4):
         output = weft.folder / f"features_{ranks}"
         weft.run("features", run, *common, "--output", output, ranks=ranks)
         with h5py.File(output / "features.h5", "r") as file:
             assert file.attrs["tokens"] == ROWS and file.attrs["n_features"] == FEATURES and file.attrs["step"] == STEPS
             assert json.loads(bytes(file["vocabulary"][:]))["texts"] == vocabulary
+            assert [json.loads(line) for line in bytes(file["labels"][:]).splitlines()] == [
+                {"layer": 0, "feature": 0, "label": 'a "quoted" label'}, {"layer": 1, "feature": 3, "label": "x"}]
             for layer in range(LAYERS):
                 check_layer(file[f"layer_{layer}"], layer, reference, encoded[ranks][:, layer], tokens)
         assert [path.name for path in output.iterdir()] == ["features.h5"]
@@ -237,6 +269,12 @@ def check_features(weft, run, reference, encoded):
                 assert [t["text"] for t in example["context"]] == [vocabulary[t] for t in kept]
                 here = [t["id"] for t in example["context"] if t.get("here")]
                 assert here == [tokens[0][example["row"]]] and example["row"] == group["top_row"][index][i]
+    assert found[0]["label"] == 'a "quoted" label' and "label" not in found[1]
+    assert found[0]["downstream"][0]["layer"] > 0 and len(found[0]["sample"]) <= SAMPLE
+    for line in ("no json", "[]", '{"layer": 3, "feature": 0, "label": "x"}', '{"layer": 0, "feature": 0.5, "label": "x"}',
+                 '{"layer": 0, "feature": 1}', '{"layer": 1, "feature": 3, "label": "again"}'):
+        labels.write_text('{"layer": 1, "feature": 3, "label": "x"}\n' + line + "\n")
+        assert "labels.jsonl:2: " in weft.run("features", run, *common, "--feature", "0:0", code=3), line
     for wrong in ("3:0", "0:21", "0", "a:b", "0:-1"):
         assert "is not a feature of this transcoder" in weft.run("features", run, *common, "--feature", wrong, code=2)
     assert "nothing to write" in weft.run("features", run, *common, code=2)

@@ -12,11 +12,13 @@
 #include "checkpoint/resume.hpp"
 #include "commands/transcoder/loaded_transcoder.hpp"
 #include "dataset/activations/describe.hpp"
+#include "dataset/activations/loader.hpp"
 #include "device/runtime.hpp"
 #include "input/print.hpp"
 #include "parallel/affinity.hpp"
 #include "parallel/nccl.hpp"
 #include "run/build.hpp"
+#include "run/pass.hpp"
 #include "transcoder/run/conversion.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/statistics_state.hpp"
@@ -35,9 +37,30 @@ double mean(const std::vector<double>& values) { return transcoder::mean_over_la
 
 struct ConvertOptions {
   std::string data;
-  std::string thresholds;   ///< "" or per_feature | per_layer
-  std::string stored_type;  ///< "" or bf16 | fp32
+  std::string thresholds;     ///< "" or per_feature | per_layer
+  std::string stored_type;    ///< "" or bf16 | fp32
+  std::int64_t finetune = 0;  ///< steps
 };
+
+/// NMSE after the conversion from which on a warning is due, in multiples of the one before.
+constexpr double kGrown = 1.1;
+
+/// Adapts the decoders to the features that are active with thresholds, on the training data. Collective.
+void finetune(transcoder::Trainer& trainer, const dataset::Description& data,
+              const transcoder::Configuration& configuration, std::int64_t from, const parallel::World& world,
+              const parallel::Grid& grid, const device::Runtime& runtime) {
+  dataset::Loader loader(data, configuration.data, static_cast<std::uint64_t>(configuration.run.seed), world,
+                         world.node(), grid, {}, runtime.threads());
+  trainer.resume_at(from);
+  const std::int64_t steps = configuration.run.steps - from;
+  run::Pass pass("fine-tuning", steps, "steps");
+  for (std::int64_t step = 0; step < steps; ++step) {
+    trainer.step(loader.next());
+    loader.release();
+    pass.done(step + 1);
+  }
+  trainer.wait();
+}
 
 int run_convert(const Request& request, const ConvertOptions& options, const parallel::World& world) {
   // 1. The checkpoint, its input, and the data.
@@ -78,9 +101,24 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
                                           .bf16 = options.stored_type != "fp32"};
   const dataset::Description description = dataset::describe(world, path, trained.data);
 
-  // 2. The transcoder with thresholds: a trainer's state, so that training can go on from the result. It performs no
-  //    step: the least room.
-  const transcoder::Configuration converted = with_thresholds(trained, 1);
+  if (options.finetune > 0 && trained.data.train.empty())
+    throw collective_error(ExitCode::usage,
+                           "--finetune without files to train on (the run computed its activations with data.model = "
+                           "\"{0}\"); record some with weft lm harvest {0} --output DIR and give --set data.train=DIR",
+                           trained.data.model);
+  std::optional<dataset::Description> training;
+  if (options.finetune > 0) {
+    require_directory(world, trained.data.train, "data.train");
+    training = dataset::describe(world, trained.data.train, trained.data);
+  }
+
+  // 2. The transcoder with thresholds: a trainer's state, so that training can go on from the result. Without
+  //    fine-tuning it performs no step: the least room.
+  const std::int64_t step = found.manifest.step;
+  const transcoder::Configuration converted =
+      training ? transcoder::finetuning(with_thresholds(trained, transcoder::first_capacity(trained.transcoder)), step,
+                                        options.finetune)
+               : with_thresholds(trained, 1);
   const device::Runtime runtime(transcoder::device_settings(trained), world.node_rank(),
                                 parallel::bind_to_cpus(world, trained.device));
   parallel::nccl::allow_multicast(trained.parallel.nvls);
@@ -88,10 +126,11 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   const parallel::Grid grid(world, parallel::data_by_feature(1, world.size()));
   dataset::Statistics statistics =
       transcoder::load_statistics(world, found, description.n_layers, description.d_model, path, execution);
-  transcoder::Trainer trainer(
-      converted, transcoder::shape_of(converted.transcoder, description.n_layers, description.d_model),
-      dataset::normalisation(statistics, description, trained.data.normalise), statistics, grid, execution,
-      description.row_bytes(), [](const dataset::RawBatch&, std::int64_t) { return std::string(); });
+  transcoder::Trainer trainer(converted,
+                              transcoder::shape_of(converted.transcoder, description.n_layers, description.d_model),
+                              dataset::normalisation(statistics, description, trained.data.normalise), statistics, grid,
+                              execution, std::max(description.row_bytes(), training ? training->row_bytes() : 0),
+                              [](const dataset::RawBatch&, std::int64_t) { return std::string(); });
   checkpoint::Registry stored;
   for (const checkpoint::Tensor& tensor : trainer.registry().tensors())
     if (tensor.name.find("/threshold") == std::string::npos) stored.add(tensor);
@@ -115,12 +154,18 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
       conversion, description, trained.transcoder, trainer.model(), counting->forward,
       [&](std::int64_t capacity) { return pass(with_thresholds(trained, capacity)); }, grid, execution,
       trained.data.batch_tokens);
-  const transcoder::EvaluationResult after = measure(calibrated.jumping->forward);
+  transcoder::EvaluationResult after = measure(calibrated.jumping->forward);
+  const double thresholds_alone = mean(after.nmse);
+  if (training) {
+    finetune(trainer, *training, converted, step, world, grid, runtime);
+    if (conversion.bf16) transcoder::round_to_bf16(trainer.model(), execution);
+    after = measure(calibrated.jumping->forward);
+  }
   input.configuration = with_thresholds(trained, calibrated.capacity);
 
   // 4. The checkpoint and the record.
   checkpoint::Manifest manifest;
-  manifest.step = found.manifest.step;
+  manifest.step = step;
   manifest.tokens = found.manifest.tokens;
   manifest.cursor = found.manifest.cursor;
   manifest.grid = grid.shape().sizes();
@@ -136,7 +181,7 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   if (!written || !written->durable)
     throw collective_error(ExitCode::io, "{}: the converted checkpoint could not be written{}", request.output,
                            written ? " (" + written->failure + ")" : "");
-  const std::string text = fmt::format(
+  std::string text = fmt::format(
       "{}: thresholds {}, calibrated on {} tokens of {}, weights and thresholds rounded to {}\n"
       "  {:<10}{:>14}{:>14}\n  {:<10}{:>14.3f}{:>14.3f}\n  {:<10}{:>14.5f}{:>14.5f}\n"
       "  transcoder.capacity = {}: at most {:.1f} features are active per token and layer of a batch",
@@ -144,13 +189,23 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
       format::grouped(after.tokens), path, conversion.bf16 ? "bf16" : "fp32", "", "before", "after", "L0",
       mean(before.l0), mean(after.l0), "NMSE", mean(before.nmse), mean(after.nmse), calibrated.capacity,
       calibrated.active);
+  if (training)
+    text += fmt::format("\n  decoders trained for {} steps on {} (NMSE with thresholds alone: {:.5f})",
+                        options.finetune, trained.data.train, thresholds_alone);
+  if (world.is_root() && mean(after.nmse) > kGrown * mean(before.nmse))
+    log::warning("{}: the error grows from an NMSE of {:.5f} to {:.5f}; {}", found.path.string(), mean(before.nmse),
+                 mean(after.nmse),
+                 training ? "take more steps, or train with \"batch_topk\" or \"jumprelu\" from the start"
+                          : "--finetune STEPS adapts the decoders to the thresholds");
   Json record = {{"checkpoint", found.path.string()},
-                 {"step", found.manifest.step},
+                 {"step", step},
                  {"data", path},
                  {"thresholds", conversion.per_feature ? "per_feature" : "per_layer"},
                  {"type", conversion.bf16 ? "bf16" : "fp32"},
                  {"capacity", calibrated.capacity},
                  {"fullest_batch", calibrated.active},
+                 {"finetuned_steps", options.finetune},
+                 {"nmse_thresholds_alone", thresholds_alone},
                  {"before", transcoder::to_json(before)},
                  {"after", transcoder::to_json(after)}};
   world.on_root([&] { storage::write_json(output.place() / "conversion.json", record); });
@@ -173,6 +228,10 @@ extern const Command convert_command = with_options(
                {"per_feature", "per_layer"});
       options.add("--type", own.stored_type, "TYPE",
                   "what weights and thresholds are rounded to, bf16 or fp32 (default bf16)", {"bf16", "fp32"});
+      options.add("--finetune", own.finetune, "STEPS",
+                  "train decoders and their biases for as many steps on the run's training data, with encoders and "
+                  "thresholds as they are (default 0)",
+                  0, 1 << 30);
       options.set().output("a new directory: the checkpoint and conversion.json");
     });
 

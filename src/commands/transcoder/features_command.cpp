@@ -4,27 +4,88 @@
 // serve shows it), and as JSON of single features.
 #include <charconv>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 
 #include "base/format.hpp"
 #include "base/log.hpp"
+#include "commands/language_model/loaded_language_model.hpp"
 #include "commands/transcoder/loaded_transcoder.hpp"
+#include "kernels/optimize/adam.hpp"
 #include "run/pass.hpp"
+#include "run/usable_memory.hpp"
 #include "storage/durable.hpp"
 #include "transcoder/features/catalogue.hpp"
 
 namespace weft::commands {
 namespace {
 
-constexpr std::int64_t kNearest = 5;
+constexpr std::int64_t kNearest = 5, kLogits = 10;
 
 struct FeaturesOptions {
   std::string data;
   std::vector<std::string> features;  ///< LAYER:INDEX, in order
   std::int64_t top = 16;              ///< strongest activations per feature
+  std::int64_t sample = 8;            ///< further activations per feature
   std::int64_t context = 10;          ///< tokens on each side of them
+  std::int64_t downstream = 0;        ///< features of later layers per feature
+  std::string model;                  ///< "" or the language model of the activations
+  std::string labels;                 ///< "" or FILE
 };
+
+/// The language model whose logits the features change: the rows of its unembedding, and the texts of its tokens.
+struct Unembedding {
+  Unembedding(const std::string& path, const LoadedTranscoder& loaded, const parallel::World& world)
+      : opened(request_for(path, loaded.configuration()), world), part(opened, world, loaded.execution()) {
+    const language_model::ModelSettings& model = opened.architecture.model;
+    const transcoder::Shape& shape = loaded.model.shape();
+    const language_model::Linear& head = part.model.layers().head();
+    if (model.layers != shape.n_layers || model.d_model != shape.d_model)
+      throw collective_error(ExitCode::usage,
+                             "--model {}: has {} layers of width {}, the transcoder {} of {}; give the model of its "
+                             "activations",
+                             path, model.layers, model.d_model, shape.n_layers, shape.d_model);
+    if (head.transposed || head.is_packed())
+      throw collective_error(ExitCode::usage, "--model {}: its head is stored in another form; take the whole weights",
+                             path);
+    rows = {opened.architecture.vocabulary, [this, execution = loaded.execution(), parameter = head.weight](
+                                                std::int64_t begin, kernels::Matrix<float> out) {
+              kernels::weights_to_float(execution, part.model.layers().parameters().matrix(parameter), begin, out);
+            }};
+    const auto tokenizer = opened.tokenizer(world, loaded.execution());
+    for (std::int64_t id = 0; tokenizer && id < tokenizer->vocabulary_size(); ++id) {
+      const std::uint32_t token[] = {static_cast<std::uint32_t>(id)};
+      vocabulary.push_back(tokenizer->detokenise(token, true));
+    }
+  }
+
+  static Request request_for(const std::string& path, const transcoder::Configuration& configuration) {
+    Request request;
+    request.command = "lm evaluate";
+    request.subject = path;
+    request.sets = {fmt::format("device.backend=\"{}\"", configuration.device.backend)};
+    return request;
+  }
+
+  const OpenedModel opened;
+  const ForwardModel part;
+  transcoder::RowBlocks rows;
+  dataset::Vocabulary vocabulary;
+};
+
+/// Throws a collective Error(usage) if this rank has less host memory than the collection takes.
+void require_memory(const transcoder::Model& model, const transcoder::CatalogueFacts& facts,
+                    const parallel::World& world) {
+  const std::int64_t needed =
+      transcoder::FeatureCollection::bytes(model.shape().n_layers * model.n_local(), facts.n_examples(), facts.context);
+  const run::HostShare usable = run::usable_host_memory(world);
+  if (usable.bytes > 0 && needed > usable.bytes)
+    throw collective_error(ExitCode::usage,
+                           "the examples of all features need {} of host memory per rank, {} are usable ({}); lower "
+                           "--top, --sample or --context, or take more ranks",
+                           format::binary_bytes_text(needed), format::binary_bytes_text(usable.bytes), usable.limit);
+}
 
 using FeatureName = std::pair<std::int64_t, std::int64_t>;  // layer, index
 
@@ -68,16 +129,38 @@ int run_features(const Request& request, const FeaturesOptions& options, const p
   facts.d_model = shape.d_model;
   facts.n_features = shape.n_features;
   facts.n_top = options.top;
+  facts.n_sample = options.sample;
+  facts.n_downstream = options.downstream;
   facts.context = description.has_tokens ? options.context : 0;
   facts.n_nearest = std::min(kNearest, shape.n_features - 1);
   facts.has_tokens = description.has_tokens;
   if (!description.has_tokens)
     log::info("{}: no token ids; examples are given as rows of the dataset", description.path);
 
-  // 2. One pass over the data.
-  transcoder::FeatureCollection collection(shape.n_layers * loaded.model.n_local(), facts.n_top);
-  transcoder::for_each_batch(description, loaded.forward, loaded.grid, loaded.execution(), loaded.batch_tokens(),
-                             [&](const transcoder::SparseRows& rows) { collection.add(rows); });
+  require_memory(loaded.model, facts, world);
+  std::optional<Unembedding> unembedding;
+  if (!options.model.empty()) {
+    unembedding.emplace(options.model, loaded, world);
+    facts.n_logits = std::min(kLogits, unembedding->rows.rows);
+  }
+  transcoder::Labels labels;
+  if (!options.labels.empty())
+    world.on_root([&] { labels = transcoder::read_labels(options.labels, shape.n_layers, shape.n_features); });
+
+  // 2. A pass over the data, and one for what surrounds the examples.
+  const std::int64_t threads = loaded.runtime.threads();
+  const auto each_batch = [&](const std::function<void(const transcoder::SparseRows&)>& consume) {
+    transcoder::for_each_batch(description, loaded.forward, loaded.grid, loaded.execution(), loaded.batch_tokens(),
+                               consume);
+  };
+  transcoder::FeatureCollection collection(shape.n_layers * loaded.model.n_local(), facts.n_top, facts.n_sample);
+  each_batch([&](const transcoder::SparseRows& rows) { collection.add(rows, threads); });
+  collection.finish();
+  std::optional<transcoder::Shades> shades;
+  if (facts.has_tokens) {
+    shades.emplace(collection, facts.context);
+    each_batch([&](const transcoder::SparseRows& rows) { shades->add(rows, threads); });
+  }
 
   // 3. Layer by layer to rank 0, which writes.
   std::optional<dataset::RowTokens> tokens;
@@ -87,22 +170,26 @@ int run_features(const Request& request, const FeaturesOptions& options, const p
   const std::filesystem::path output = request.output;
   world.on_root([&] {
     vocabulary = dataset::read_vocabulary(description);
+    if (vocabulary.empty() && unembedding) vocabulary = unembedding->vocabulary;
     if (request.output.empty()) return;
     storage::make_directory(output);
-    file.emplace(output / "features.h5", facts, vocabulary);
+    file.emplace(output / "features.h5", facts, vocabulary, labels);
   });
+  const transcoder::CatalogueSources sources{
+      collection,   shades ? &*shades : nullptr, tokens ? &*tokens : nullptr,
+      loaded.model, loaded.normalisation,        unembedding ? &unembedding->rows : nullptr};
   std::string lines;
   run::Pass pass("features", shape.n_layers, "layers");
   Json document = {{"checkpoint", facts.checkpoint}, {"data", facts.data}, {"step", facts.step}};
   document["features"] = Json::array();
   for (std::int64_t layer = 0; layer < shape.n_layers; ++layer) {
-    const transcoder::LayerCatalogue catalogue = transcoder::gather_layer(
-        facts, layer, collection, loaded.model, tokens ? &*tokens : nullptr, loaded.grid, loaded.execution());
+    const transcoder::LayerCatalogue catalogue =
+        transcoder::gather_layer(facts, layer, sources, loaded.grid, loaded.execution());
     world.on_root([&] {
       if (file) file->add(catalogue);
       for (const auto& [of_layer, feature] : requested)
         if (of_layer == layer)
-          document["features"].push_back(transcoder::to_json(facts, catalogue, feature, vocabulary));
+          document["features"].push_back(transcoder::to_json(facts, catalogue, feature, vocabulary, labels));
     });
     pass.done(layer + 1);
   }
@@ -131,7 +218,17 @@ extern const Command features_command = with_options(
       data_option(options, own.data)
           .add("--feature", own.features, "LAYER:INDEX", "print this feature as JSON; repeatable");
       options.add("--top", own.top, "N", "strongest activations per feature (default 16)", 1, 1 << 16);
-      options.add("--context", own.context, "N", "tokens on each side of them (default 10)", 0, 1 << 16);
+      options.add("--sample", own.sample, "N", "further activations per feature, drawn at random (default 8)", 0,
+                  1 << 16);
+      options.add("--context", own.context, "N", "tokens on each side of these (default 10)", 0, 1 << 16);
+      options.add(
+          "--model", own.model, "MODEL",
+          "the language model of the activations (run, checkpoint or directory of Hugging Face): also the tokens "
+          "whose logits each feature raises and lowers most");
+      options.add("--downstream", own.downstream, "N",
+                  "also the N features of later layers that each feature excites most (default 0)", 0, 1 << 10);
+      options.add("--labels", own.labels, "FILE",
+                  "labels of features, JSON Lines with \"layer\", \"feature\" and \"label\", for pages and JSON");
       options.set().output("receives features.h5");
     });
 

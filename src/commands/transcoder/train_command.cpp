@@ -15,6 +15,8 @@
 #include "run/algorithms.hpp"
 #include "run/run_record.hpp"
 #include "run/usable_memory.hpp"
+#include "storage/digest.hpp"
+#include "transcoder/run/initial_weights.hpp"
 #include "transcoder/run/plan.hpp"
 #include "transcoder/run/private_training_run.hpp"
 #include "transcoder/run/training_run.hpp"
@@ -69,6 +71,12 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
   if (world.is_root() && configuration.log.evaluate_every > 0 && !data.validation)
     log::warning("log.evaluate_every = {} has no effect (the input has no data.validation)",
                  configuration.log.evaluate_every);
+  std::optional<checkpoint::Found> initial;
+  if (!configuration.transcoder.initial.empty()) {
+    initial = open_checkpoint(configuration.transcoder.initial, world);
+    require_kind(*initial, "encoder_0/weight", "give a transcoder as transcoder.initial");
+    transcoder::require_initial(configuration, *initial, data.train.n_layers, data.train.d_model);
+  }
   run::use_recorded_algorithms(configuration.device.algorithms, world);
   const transcoder::Plan plan = transcoder::plan(configuration, data.train, shape);
   const std::string plan_text =
@@ -121,6 +129,10 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
     if (usable > 0) micro_tokens = transcoder::micro_tokens_that_fit(configuration, data.train, shape, usable);
     run::run_record()["data"] = {
         {"model", data.train.model}, {"layers", data.train.n_layers}, {"d_model", data.train.d_model}};
+    if (initial)
+      run::run_record()["initial"] = {{"path", initial->path.string()},
+                                      {"step", initial->manifest.step},
+                                      {"sha256", storage::sha256(checkpoint::to_text(initial->manifest))}};
     if (!rows) return nullptr;
     auto running = std::make_shared<RunningModel>(*rows, data, runtime, world);
     planned.data.fingerprint = data.train.fingerprint;
@@ -132,7 +144,7 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
     if (configuration.privacy.enabled)
       return std::make_unique<transcoder::PrivateTrainingRun>(configuration, data, opened, changed, world, grid,
                                                               runtime);
-    return std::make_unique<transcoder::TrainingRun>(configuration, data, opened, world, grid, runtime);
+    return std::make_unique<transcoder::TrainingRun>(configuration, data, opened, initial, world, grid, runtime);
   };
   return train_model(request, options, world, planned, begin);
 }

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <numeric>
+#include <sstream>
+#include <tuple>
+#include <type_traits>
 
 #include "parallel/failure.hpp"
 #include "storage/durable.hpp"
@@ -12,6 +15,8 @@ namespace weft::transcoder {
 namespace {
 
 using kernels::Scalar;
+
+constexpr std::int64_t kLargestLabels = std::int64_t{256} << 20;  // bytes
 
 /// Gathers the values of all features on rank 0, by feature; empty elsewhere. `mine`: `per_feature` values of each
 /// feature of this rank.
@@ -70,10 +75,11 @@ Contexts contexts_of(const std::vector<std::int64_t>& rows, const CatalogueFacts
 
 }  // namespace
 
-LayerCatalogue gather_layer(const CatalogueFacts& facts, std::int64_t layer, const FeatureCollection& collection,
-                            const Model& model, dataset::RowTokens* tokens, const parallel::Grid& grid,
-                            const kernels::Execution& execution) {
-  const std::int64_t n_local = model.n_local();
+LayerCatalogue gather_layer(const CatalogueFacts& facts, std::int64_t layer, const CatalogueSources& sources,
+                            const parallel::Grid& grid, const kernels::Execution& execution) {
+  const FeatureCollection& collection = sources.collection;
+  const Model& model = sources.model;
+  const std::int64_t n_local = model.n_local(), n_examples = facts.n_examples();
   LayerCatalogue all;
   all.layer = layer;
   all.targets = row_columns(model.shape(), layer) / facts.d_model;
@@ -85,15 +91,18 @@ LayerCatalogue gather_layer(const CatalogueFacts& facts, std::int64_t layer, con
   for (std::size_t i = 0; i < all.mean.size(); ++i)
     if (all.fired[i] > 0) all.mean[i] /= static_cast<double>(all.fired[i]);
   all.histogram = gather(collection.histogram(), kHistogramBins);
-  all.top_value = gather(collection.top_value(), facts.n_top);
-  all.top_row = gather(collection.top_row(), facts.n_top);
-  if (tokens != nullptr) {
+  all.value = gather(collection.value(), n_examples);
+  all.row = gather(collection.row(), n_examples);
+  if (sources.tokens != nullptr) {
     Contexts contexts;
     parallel::on_all(grid.world(), [&] {
-      contexts = contexts_of(of_layer(collection.top_row(), layer, n_local, facts.n_top), facts, *tokens);
+      contexts = contexts_of(of_layer(collection.row(), layer, n_local, n_examples), facts, *sources.tokens);
     });
-    all.position = on_rank_0(contexts.position, facts.n_top, facts, grid);
-    all.token = on_rank_0(contexts.token, facts.n_top * facts.window(), facts, grid);
+    all.position = on_rank_0(contexts.position, n_examples, facts, grid);
+    all.token = on_rank_0(contexts.token, n_examples * facts.window(), facts, grid);
+    all.shade = gather(sources.shades->values(), n_examples * facts.window());
+    for (std::size_t i = 0; i < all.shade.size(); ++i)
+      if (all.token[i] < 0) all.shade[i] = 0;  // of another document
   }
 
   std::vector<double> share = squared_norms(model, layer, execution);
@@ -102,14 +111,26 @@ LayerCatalogue gather_layer(const CatalogueFacts& facts, std::int64_t layer, con
     if (total > 0) std::transform(row, row + all.targets, row, [&](double square) { return square / total; });
   }
   all.share = on_rank_0(share, all.targets, facts, grid);
-  const Neighbours neighbours = nearest_features(model, layer, facts.n_nearest, grid, execution);
-  all.nearest = on_rank_0(neighbours.feature, facts.n_nearest, facts, grid);
-  all.cosine = on_rank_0(neighbours.cosine, facts.n_nearest, facts, grid);
+  const LargestEntries nearest = nearest_features(model, layer, facts.n_nearest, grid, execution);
+  all.nearest = on_rank_0(nearest.index, facts.n_nearest, facts, grid);
+  all.cosine = on_rank_0(nearest.value, facts.n_nearest, facts, grid);
+  const auto gather_largest = [&](const LargestEntries& entries, std::int64_t k) {
+    return LargestEntries{on_rank_0(entries.value, k, facts, grid), on_rank_0(entries.index, k, facts, grid)};
+  };
+  if (sources.unembedding != nullptr)
+    for (const float sign : {1.0f, -1.0f})
+      (sign > 0 ? all.raised : all.lowered) = gather_largest(
+          logit_effects(model, sources.normalisation, layer, facts.n_logits, sign, *sources.unembedding, execution),
+          facts.n_logits);
+  if (facts.n_downstream > 0)
+    all.downstream =
+        gather_largest(downstream_features(model, sources.normalisation, layer, facts.n_downstream, grid, execution),
+                       facts.n_downstream);
   return all;
 }
 
 CatalogueFile::CatalogueFile(const std::filesystem::path& path, const CatalogueFacts& facts,
-                             const dataset::Vocabulary& vocabulary)
+                             const dataset::Vocabulary& vocabulary, const Labels& labels)
     : output_(path, storage::PendingOutput::Kind::file), facts_(facts), file_(storage::create_file(output_.place())) {
   storage::write_attribute(file_, "format", "weft-features");
   storage::write_attribute(file_, "format_version", std::int64_t{1});
@@ -124,6 +145,7 @@ CatalogueFile::CatalogueFile(const std::filesystem::path& path, const CatalogueF
                                     {"d_model", facts_.d_model},
                                     {"n_features", facts_.n_features},
                                     {"top", facts_.n_top},
+                                    {"sample", facts_.n_sample},
                                     {"context", facts_.context}})
     storage::write_attribute(file_, name, value);
   const auto edges = histogram_edges();
@@ -132,6 +154,11 @@ CatalogueFile::CatalogueFile(const std::filesystem::path& path, const CatalogueF
     const std::string text = dataset::vocabulary_text(vocabulary);
     storage::write_tensor(file_, "vocabulary", Scalar::u8, {static_cast<std::int64_t>(text.size())}, text.data());
   }
+  std::string lines;
+  for (const auto& [name, label] : labels)
+    lines += json_text(Json{{"layer", name.first}, {"feature", name.second}, {"label", label}}) + "\n";
+  if (!lines.empty())
+    storage::write_tensor(file_, "labels", Scalar::u8, {static_cast<std::int64_t>(lines.size())}, lines.data());
 }
 
 void CatalogueFile::add(const LayerCatalogue& layer) {
@@ -145,15 +172,36 @@ void CatalogueFile::add(const LayerCatalogue& layer) {
   write("fired", Scalar::i64, {}, layer.fired.data());
   write("mean", Scalar::fp64, {}, layer.mean.data());
   write("histogram", Scalar::i64, {kHistogramBins}, layer.histogram.data());
-  write("top_value", Scalar::fp32, {facts_.n_top}, layer.top_value.data());
-  write("top_row", Scalar::i64, {facts_.n_top}, layer.top_row.data());
-  if (facts_.has_tokens) {
-    write("top_position", Scalar::i64, {facts_.n_top}, layer.position.data());
-    write("top_tokens", Scalar::i32, {facts_.n_top, facts_.window()}, layer.token.data());
+  const std::int64_t n_examples = facts_.n_examples();
+  for (const bool sample : {false, true}) {
+    // The examples of one kind, `width` values each.
+    const std::int64_t first = sample ? facts_.n_top : 0, count = sample ? facts_.n_sample : facts_.n_top;
+    const auto write_part = [&](const char* name, Scalar type, const auto& values, std::int64_t width, bool has_width) {
+      std::remove_cvref_t<decltype(values)> part;
+      for (std::int64_t f = 0; f < n; ++f) {
+        const auto begin = values.begin() + (f * n_examples + first) * width;
+        part.insert(part.end(), begin, begin + count * width);
+      }
+      std::vector<std::int64_t> shape{count};
+      if (has_width) shape.push_back(width);
+      write(fmt::format("{}_{}", sample ? "sample" : "top", name).c_str(), type, shape, part.data());
+    };
+    write_part("value", Scalar::fp32, layer.value, 1, false);
+    write_part("row", Scalar::i64, layer.row, 1, false);
+    if (!facts_.has_tokens) continue;
+    write_part("position", Scalar::i64, layer.position, 1, false);
+    write_part("tokens", Scalar::i32, layer.token, facts_.window(), true);
+    write_part("shade", Scalar::u8, layer.shade, facts_.window(), true);
   }
   write("target_share", Scalar::fp64, {layer.targets}, layer.share.data());
   write("nearest", Scalar::i64, {facts_.n_nearest}, layer.nearest.data());
   write("nearest_cosine", Scalar::fp32, {facts_.n_nearest}, layer.cosine.data());
+  for (const auto& [name, entries, k] : {std::tuple{"raised", &layer.raised, facts_.n_logits},
+                                         {"lowered", &layer.lowered, facts_.n_logits},
+                                         {"downstream", &layer.downstream, facts_.n_downstream}}) {
+    write(name, Scalar::i64, {k}, entries->index.data());
+    write(fmt::format("{}_effect", name).c_str(), Scalar::fp32, {k}, entries->value.data());
+  }
 }
 
 void CatalogueFile::finish() {
@@ -162,7 +210,7 @@ void CatalogueFile::finish() {
 }
 
 Json to_json(const CatalogueFacts& facts, const LayerCatalogue& layer, std::int64_t feature,
-             const dataset::Vocabulary& vocabulary) {
+             const dataset::Vocabulary& vocabulary, const Labels& labels) {
   const auto at = [&](const auto& values, std::int64_t per_feature, std::int64_t i) {
     return values[static_cast<std::size_t>(feature * per_feature + i)];
   };
@@ -174,6 +222,7 @@ Json to_json(const CatalogueFacts& facts, const LayerCatalogue& layer, std::int6
                {"fired", at(layer.fired, 1, 0)},
                {"density", static_cast<double>(at(layer.fired, 1, 0)) / static_cast<double>(facts.tokens)},
                {"mean", at(layer.mean, 1, 0)}};
+  if (const auto label = labels.find({layer.layer, feature}); label != labels.end()) json["label"] = label->second;
   Json& bins = json["histogram"] = {{"edges", histogram_edges()}, {"counts", Json::array()}};
   for (int bin = 0; bin < kHistogramBins; ++bin) bins["counts"].push_back(at(layer.histogram, kHistogramBins, bin));
   Json& targets = json["targets"] = Json::array();
@@ -183,24 +232,75 @@ Json to_json(const CatalogueFacts& facts, const LayerCatalogue& layer, std::int6
   for (std::int64_t i = 0; i < facts.n_nearest && at(layer.nearest, facts.n_nearest, i) >= 0; ++i)
     nearest.push_back(
         {{"feature", at(layer.nearest, facts.n_nearest, i)}, {"cosine", at(layer.cosine, facts.n_nearest, i)}});
-  Json& top = json["top"] = Json::array();
-  for (std::int64_t i = 0; i < facts.n_top && at(layer.top_row, facts.n_top, i) >= 0; ++i) {
-    Json example = {{"activation", at(layer.top_value, facts.n_top, i)}, {"row", at(layer.top_row, facts.n_top, i)}};
+  const auto with_text = [&](std::int64_t id) {
+    Json token = {{"id", id}};
+    if (static_cast<std::size_t>(id) < vocabulary.size()) token["text"] = vocabulary[static_cast<std::size_t>(id)];
+    return token;
+  };
+  for (const auto& [name, entries] : {std::pair{"raised", &layer.raised}, {"lowered", &layer.lowered}})
+    for (std::int64_t i = 0; i < facts.n_logits && at(entries->index, facts.n_logits, i) >= 0; ++i) {
+      Json token = with_text(at(entries->index, facts.n_logits, i));
+      token["effect"] = at(entries->value, facts.n_logits, i);
+      json[name].push_back(std::move(token));
+    }
+  for (std::int64_t i = 0; i < facts.n_downstream && at(layer.downstream.index, facts.n_downstream, i) >= 0; ++i) {
+    const std::int64_t index = at(layer.downstream.index, facts.n_downstream, i);
+    json["downstream"].push_back({{"layer", index / facts.n_features},
+                                  {"feature", index % facts.n_features},
+                                  {"effect", at(layer.downstream.value, facts.n_downstream, i)}});
+  }
+  const std::int64_t n_examples = facts.n_examples();
+  const double strongest = n_examples > 0 ? static_cast<double>(at(layer.value, n_examples, 0)) : 0;
+  for (const char* const kind : {"top", "sample"}) json[kind] = Json::array();
+  for (std::int64_t i = 0; i < n_examples; ++i) {
+    if (at(layer.row, n_examples, i) < 0) continue;
+    Json example = {{"activation", at(layer.value, n_examples, i)}, {"row", at(layer.row, n_examples, i)}};
     if (facts.has_tokens) {
-      example["position"] = at(layer.position, facts.n_top, i);
+      example["position"] = at(layer.position, n_examples, i);
       Json& context = example["context"] = Json::array();
       for (std::int64_t w = 0; w < facts.window(); ++w) {
-        const std::int32_t id = at(layer.token, facts.n_top * facts.window(), i * facts.window() + w);
+        const std::int64_t place = i * facts.window() + w;
+        const std::int32_t id = at(layer.token, n_examples * facts.window(), place);
         if (id < 0) continue;
-        Json token = {{"id", id}};
-        if (static_cast<std::size_t>(id) < vocabulary.size()) token["text"] = vocabulary[static_cast<std::size_t>(id)];
+        Json token = with_text(id);
         if (w == facts.context) token["here"] = true;
+        if (const int shade = at(layer.shade, n_examples * facts.window(), place); shade > 0)
+          token["activation"] = strongest * shade / 255;
         context.push_back(std::move(token));
       }
     }
-    top.push_back(std::move(example));
+    json[i < facts.n_top ? "top" : "sample"].push_back(std::move(example));
   }
   return json;
+}
+
+Labels read_labels(const std::string& path, std::int64_t n_layers, std::int64_t n_features) {
+  Labels labels;
+  std::istringstream file(storage::read_text(path, kLargestLabels));
+  std::int64_t number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    const Json object = parse_json(line);
+    const auto refuse = [&](const std::string& why) {
+      return error(ExitCode::data, "{}:{}: {} (a line is {{\"layer\": 3, \"feature\": 17, \"label\": \"text\"}})", path,
+                   number, why);
+    };
+    if (!object.is_object()) throw refuse("no JSON object");
+    const auto index = [&](const char* name, std::int64_t n) {
+      const auto found = object.find(name);
+      const bool integer = found != object.end() && found->is_number_integer();
+      const std::int64_t value = integer ? found->get<std::int64_t>() : -1;
+      if (value < 0 || value >= n) throw refuse(fmt::format("\"{}\" is not a number from 0 to {}", name, n - 1));
+      return value;
+    };
+    const std::int64_t layer = index("layer", n_layers), feature = index("feature", n_features);
+    const auto label = object.find("label");
+    if (label == object.end() || !label->is_string()) throw refuse("\"label\" is not a text");
+    if (!labels.try_emplace({layer, feature}, label->get<std::string>()).second)
+      throw refuse("the feature has a label already");
+  }
+  return labels;
 }
 
 }  // namespace weft::transcoder

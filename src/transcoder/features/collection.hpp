@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Activity of the features of this rank on a dataset: how often they fire, how strongly, and where most strongly.
-// Memory depends on the number of features, not on the number of tokens.
+// Activity of the features of this rank on a dataset: how often they fire, how strongly, and examples: where most
+// strongly, and a sample of all places. Memory depends on the number of features, not on the number of tokens.
 #pragma once
 
 #include <array>
@@ -22,27 +22,51 @@ std::array<double, kHistogramBins> histogram_edges();
 
 class FeatureCollection {
  public:
-  /// Collects `n_keys` features and the `n_top` strongest activations of each.
-  FeatureCollection(std::int64_t n_keys, std::int64_t n_top);
+  /// Collects `n_keys` features, the `n_top` strongest activations of each and a sample of `n_sample` activations, by
+  /// the rows in which the feature fires: each set of as many rows is equally probable, whatever the number of ranks.
+  FeatureCollection(std::int64_t n_keys, std::int64_t n_top, std::int64_t n_sample);
+  /// Host memory of the collection and of the shades of its examples.
+  static std::int64_t bytes(std::int64_t n_keys, std::int64_t n_examples, std::int64_t context);
 
-  /// Adds a batch. Batches come in stored order: of equal activations the first tokens are kept.
-  void add(const SparseRows&);
+  /// Adds a batch, with `threads` threads. Batches come in stored order: of equal activations the first tokens are
+  /// kept.
+  void add(const SparseRows&, std::int64_t threads);
+  /// After the last batch: sorts the samples like the strongest.
+  void finish();
 
-  std::int64_t n_top() const { return n_top_; }
+  std::int64_t n_keys() const { return std::ssize(fired_); }
+  std::int64_t n_examples() const { return n_top_ + n_sample_; }
   // Results by key.
   const std::vector<std::int64_t>& fired() const { return fired_; }          ///< tokens with a > 0
   const std::vector<double>& sum() const { return sum_; }                    ///< sum of the activations
   const std::vector<std::int64_t>& histogram() const { return histogram_; }  ///< [n_keys, kHistogramBins]
-  /// Strongest activations [n_keys, n_top], descending by value, equal ones by row; value 0 and row -1 where there are
-  /// fewer.
-  const std::vector<float>& top_value() const { return top_value_; }
-  const std::vector<std::int64_t>& top_row() const { return top_row_; }  ///< rows of the dataset, in stored order
+  /// Examples [n_keys, n_examples]: the strongest, then the sample; each descending by value, equal ones by row; value
+  /// 0 and row -1 where there are fewer.
+  const std::vector<float>& value() const { return value_; }
+  const std::vector<std::int64_t>& row() const { return row_; }  ///< rows of the dataset, in stored order
 
  private:
-  std::int64_t n_top_;
-  std::vector<std::int64_t> fired_, histogram_, top_row_;
+  std::int64_t n_top_, n_sample_;
+  std::vector<std::int64_t> fired_, histogram_, row_;
   std::vector<double> sum_;
-  std::vector<float> top_value_;
+  std::vector<float> value_;
+  std::vector<std::uint32_t> order_;  // [n_keys, n_sample], ascending: random numbers of the rows in the sample
+};
+
+/// Activations in the contexts of examples, from a second pass over the data.
+class Shades {
+ public:
+  /// `collection` must outlive this object.
+  Shades(const FeatureCollection& collection, std::int64_t context);
+  void add(const SparseRows&, std::int64_t threads);
+  /// [n_keys, n_examples, 2 context + 1]: activation around the row of the example in 255ths of the feature's strongest
+  /// one, rounded up.
+  const std::vector<std::uint8_t>& values() const { return values_; }
+
+ private:
+  const FeatureCollection& collection_;
+  const std::int64_t context_;
+  std::vector<std::uint8_t> values_;
 };
 
 }  // namespace weft::transcoder

@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "parallel/grid.hpp"
+#include "transcoder/forward/normalisation.hpp"
 #include "transcoder/parameters/model.hpp"
 
 namespace weft::transcoder {
@@ -24,16 +26,37 @@ void decoder_rows(const Model&, std::int64_t layer, std::int64_t begin, const ke
 /// Returns ||w_f^{s->t}||^2 of the features of this rank in source layer s, [F_local, targets of s], t = s, s + 1, ...
 std::vector<double> squared_norms(const Model&, std::int64_t layer, const kernels::Execution&);
 
-/// For each feature f of this rank in a layer the features g != f of that layer with the largest cosines between the
-/// whole decoder rows, [F_local, k]: descending by cosine, equal ones by index. A row of norm 0 has cosine 0 with all.
-struct Neighbours {
-  std::vector<std::int64_t> feature;  ///< global index in the layer; -1 where the layer has fewer features
-  std::vector<float> cosine;
+/// The k largest entries of each row of a matrix, descending, equal ones by index; index -1: there are fewer.
+struct LargestEntries {
+  std::vector<float> value;         ///< [rows, k]
+  std::vector<std::int64_t> index;  ///< [rows, k]
 };
-/// Compares all pairs of features, in blocks: memory does not depend on the number of features. Collective over the
-/// feature axis.
-Neighbours nearest_features(const Model&, std::int64_t layer, std::int64_t k, const parallel::Grid&,
-                            const kernels::Execution&);
+/// For each feature f of this rank in a layer the k features g != f of that layer with the largest cosines between the
+/// whole decoder rows, [F_local, k], by their global indices. A row of norm 0 has cosine 0 with all. Compares all pairs
+/// of features, in blocks: memory does not depend on the square of their number. Collective over the feature axis.
+LargestEntries nearest_features(const Model&, std::int64_t layer, std::int64_t k, const parallel::Grid&,
+                                const kernels::Execution&);
+
+/// Rows of a matrix that are formed in blocks, in fp32, where the kernels run.
+struct RowBlocks {
+  std::int64_t rows = 0;
+  std::function<void(std::int64_t begin, kernels::Matrix<float> out)> form;
+};
+/// What the features of this rank in a layer write to the residual stream, in raw space, up to and including the target
+/// layer `last`: [F_local, d_model].
+RowBlocks written_rows(const Model&, const NormalisationOnDevice&, std::int64_t layer, std::int64_t last,
+                       const kernels::Execution&);
+
+/// The k tokens of a vocabulary whose logits each feature of this rank in a layer raises (sign 1) or lowers (-1) most,
+/// per unit of its activation: products of all that it writes with the rows of the unembedding, without the last norm.
+LargestEntries logit_effects(const Model&, const NormalisationOnDevice&, std::int64_t layer, std::int64_t k, float sign,
+                             const RowBlocks& unembedding, const kernels::Execution&);
+
+/// The k features of later layers whose pre-activations each feature of this rank in a layer raises most, per unit of
+/// its activation: products of what it writes before that layer with the rows of the encoder there, without norms and
+/// attention. Index: layer * F + feature. Collective over the feature axis.
+LargestEntries downstream_features(const Model&, const NormalisationOnDevice&, std::int64_t layer, std::int64_t k,
+                                   const parallel::Grid&, const kernels::Execution&);
 
 /// Summary of the decoder rows of all features, by source layer.
 struct DecoderSummary {

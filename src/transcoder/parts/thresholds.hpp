@@ -40,7 +40,9 @@ class Thresholds final : public Part {
     kernels::Array<std::int64_t> active_offsets;  ///< [L * owned + 1]
   };
 
-  static bool wanted(const Configuration&, const Shape& shape) { return shape.threshold.has_value(); }
+  static bool wanted(const Configuration& configuration, const Shape& shape) {
+    return shape.threshold.has_value() && !configuration.transcoder.encoder_is_fixed;
+  }
 
   explicit Thresholds(PartContext&);
 

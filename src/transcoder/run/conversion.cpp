@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "dataset/activations/stored_order.hpp"
+#include "kernels/convert/convert_rows.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "run/pass.hpp"
@@ -68,31 +69,39 @@ bool for_each_batch(const dataset::Description& description, Forward& forward, c
   return true;
 }
 
-/// Returns the rank-th largest value of all ranks, each with `values` in descending order; 0 if there are fewer.
+/// Values of one group: those of several features.
+using Values = std::vector<std::span<const float>>;
+
+/// Returns the rank-th largest value of all ranks; 0 if there are fewer. The bits of positive numbers have the order of
+/// the numbers: counts by the upper bits give those of the result, counts by the lower ones among these the rest.
 /// Collective.
-float largest(const parallel::Communicator& world, const std::vector<float>& values, std::int64_t rank) {
-  const auto reaching = [&](std::uint32_t key) {
-    std::int64_t count =
-        std::upper_bound(values.begin(), values.end(), kernels::bits_float(key), std::greater<>()) - values.begin();
-    world.sum(std::span<std::int64_t>(&count, 1));
-    return count;
-  };
-  // The bits of positive numbers have the order of the numbers: find, bit by bit, the largest key that enough values
-  // reach.
-  std::uint32_t key = 0;
-  for (int bit = 30; bit >= 0; --bit)
-    if (const std::uint32_t with = key | 1u << bit; with <= kernels::kLargestKey && reaching(with) >= rank) key = with;
+float largest(const parallel::Communicator& world, const Values& all, std::int64_t rank) {
+  std::uint32_t upper = 0, key = 0;
+  for (const bool lower : {false, true}) {
+    std::vector<std::int64_t> counts(std::size_t{1} << kSizeShift, 0);
+    for (const std::span<const float> values : all)
+      for (const float value : values) {
+        const std::uint32_t bits = kernels::float_bits(value);
+        if (!lower)
+          ++counts[bits >> kSizeShift];
+        else if (bits >> kSizeShift == upper)
+          ++counts[bits & 0xffff];
+      }
+    world.sum(std::span<std::int64_t>(counts));
+    std::size_t at = counts.size();
+    while (at > 0 && (rank -= counts[at - 1]) > 0) --at;
+    if (at == 0) return 0;
+    rank += counts[at - 1];
+    if (!lower) upper = static_cast<std::uint32_t>(at - 1);
+    key = upper << kSizeShift | static_cast<std::uint32_t>(at - 1);
+  }
   return kernels::bits_float(key);
 }
 
 }  // namespace
 
 void round_to_bf16(const Model& model, const kernels::Execution& execution) {
-  const auto round_vector = [&](kernels::Array<float> vector) {
-    std::vector<float> values = to_host<float>(execution, vector.data, vector.size);
-    std::transform(values.begin(), values.end(), values.begin(), rounded);
-    to_device(execution, vector.data, values);
-  };
+  const auto round_vector = [&](kernels::Array<float> vector) { kernels::round_to_bf16(execution, vector); };
   for (const kernels::ParameterVector& bias : model.encoder_bias()) round_vector(bias.weight);
   round_vector(model.decoder_bias().weight);
   for (const auto matrices : {model.encoder(), model.decoder(), model.basis(), model.skip()})
@@ -107,7 +116,29 @@ void round_to_bf16(const Model& model, const kernels::Execution& execution) {
         round_vector({piece.data(), count * matrix.columns});
         kernels::weights_from_float(execution, matrix, row, rows);
       }
+      kernels::fence(execution);  // `piece` is destroyed
     }
+  kernels::fence(execution);
+}
+
+std::int64_t first_capacity(const ModelSettings& trained) {
+  return std::min(trained.features, std::max<std::int64_t>(kLeastRoom, std::llround(kFirstRoom * trained.k)));
+}
+
+Configuration finetuning(Configuration converted, std::int64_t from, std::int64_t steps) {
+  ModelSettings& model = converted.transcoder;
+  model.encoder_is_fixed = true;
+  model.threshold_gradient = ThresholdGradient::dense;
+  model.encoder_bias_initial = EncoderBiasInitial::zero;
+  model.sparsity = model.preactivation_penalty = model.auxk = 0;
+  model.resample_every = 0;
+  converted.run.steps = from + steps;
+  optimizer::Settings& optimizer = converted.optimizer;
+  optimizer.schedule = optimizer::Schedule::linear;
+  optimizer.warmup_steps = optimizer.schedule_steps = 0;
+  optimizer.warmup_fraction = optimizer.final_fraction = optimizer.clip_norm = 0;
+  optimizer.decay_begin = static_cast<double>(from) / static_cast<double>(converted.run.steps);
+  return converted;
 }
 
 float threshold_between(float dropped, float kept, bool bf16) {
@@ -181,8 +212,7 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
                   description.path, kMostEntries);
     for (std::size_t j = 0; j < keys.size(); ++j) values[keys[j]].push_back(of_batch[j]);
   };
-  std::int64_t capacity =
-      std::min(n_features, std::max<std::int64_t>(kLeastRoom, std::llround(kFirstRoom * trained.k)));
+  std::int64_t capacity = first_capacity(trained);
   std::unique_ptr<Pass> jumping = jumping_with(capacity);
   const auto collect_all = [&] {
     for (std::size_t key = 0; key < theta.size(); ++key) {
@@ -219,10 +249,9 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
   // 3. Set the thresholds.
   std::vector<float> of_group;
   for (std::size_t g = 0; g < n_groups; ++g) {
-    std::vector<float> all;
+    Values all;
     for (std::size_t key = 0; key < values.size(); ++key)
-      if (group_of(key) == g) all.insert(all.end(), values[key].begin(), values[key].end());
-    std::sort(all.begin(), all.end(), std::greater<>());
+      if (group_of(key) == g) all.emplace_back(values[key]);
     const float last = largest(world, all, kept[g]), next = largest(world, all, kept[g] + 1);
     of_group.push_back(kept[g] > 0 ? threshold_between(std::max(next, floor[g]), last, conversion.bf16)
                                    : std::numeric_limits<float>::max());
@@ -233,8 +262,10 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
     const auto n = static_cast<std::size_t>(fired[key]);
     std::vector<float>& own = values[key];
     if (!conversion.per_feature || n == 0 || own.size() < n) continue;
-    std::sort(own.begin(), own.end(), std::greater<>());
-    const float dropped = own.size() > n ? own[n] : std::min(floor[g], kMargin * least[key]);
+    const auto last = own.begin() + static_cast<std::ptrdiff_t>(n) - 1;
+    std::nth_element(own.begin(), last, own.end(), std::greater<>());
+    const float dropped =
+        own.size() > n ? *std::max_element(last + 1, own.end()) : std::min(floor[g], kMargin * least[key]);
     theta[key] = threshold_between(dropped, own[n - 1], conversion.bf16);
   }
   to_device(execution, static_cast<float*>(thresholds.data), theta);

@@ -9,6 +9,7 @@
 #include "dataset/activations/reader.hpp"
 #include "device/memory.hpp"
 #include "kernels/kokkos_runtime.hpp"
+#include "transcoder/run/initial_weights.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/statistics_state.hpp"
 #include "transcoder/run/step_work.hpp"
@@ -34,16 +35,30 @@ Datasets describe_datasets(const dataset::Settings& settings, const parallel::Wo
   return data;
 }
 
+namespace {
+
+/// The checkpoint whose statistics normalise the activations; null: those of the training data do. Weights apply to
+/// activations that are normalised as in their own training.
+const checkpoint::Found* source_of_statistics(const Configuration& configuration, const run::OpenedRun& opened,
+                                              const std::optional<checkpoint::Found>& initial) {
+  if (opened.found) return &*opened.found;
+  return initial && configuration.data.normalise != dataset::Normalise::none ? &*initial : nullptr;
+}
+
+}  // namespace
+
 TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& data, const run::OpenedRun& opened,
-                         const parallel::World& world, const parallel::Grid& grid, const device::Runtime& runtime)
+                         const std::optional<checkpoint::Found>& initial, const parallel::World& world,
+                         const parallel::Grid& grid, const device::Runtime& runtime)
     : configuration_(configuration),
       data_(data),
+      initial_(initial),
       world_(world),
       grid_(grid),
       runtime_(runtime),
-      statistics_(opened.found
-                      ? load_statistics(world, *opened.found, data.train.n_layers, data.train.d_model, data.train.path,
-                                        runtime.execution())
+      statistics_(source_of_statistics(configuration, opened, initial) != nullptr
+                      ? load_statistics(world, *source_of_statistics(configuration, opened, initial),
+                                        data.train.n_layers, data.train.d_model, data.train.path, runtime.execution())
                       : dataset::statistics(world, data.train, (opened.directory.path / "statistics.txt").string(),
                                             runtime.threads(), configuration.data.statistics_rows)),
       trainer_(configuration, shape_of(configuration.transcoder, data.train.n_layers, data.train.d_model),
@@ -55,6 +70,11 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Datasets& dat
   if (world.is_root())
     for (const std::string& sentence : dataset::constant_dimensions(statistics_, data.train))
       log::warning("{}: {}; constant targets have no standardised error", data.train.path, sentence);
+}
+
+void TrainingRun::initialise() {
+  trainer_.initialise();
+  if (initial_) load_initial(trainer_, *initial_, world_, runtime_.execution());
 }
 
 std::string TrainingRun::locate(const dataset::RawBatch& batch, std::int64_t step) const {

@@ -34,14 +34,16 @@ run::Metrics validation_metrics(const EvaluationResult&);
 
 class TrainingRun final : public run::Trainable {
  public:
-  /// Allocates the model; its normalisation comes from the checkpoint to resume from or else from the training data.
-  /// All references must outlive the object. Collective.
-  TrainingRun(const Configuration&, const Datasets&, const run::OpenedRun&, const parallel::World&,
-              const parallel::Grid&, const device::Runtime&);
+  /// Allocates the model; its normalisation comes from the checkpoint to resume from, that of transcoder.initial, or
+  /// the training data. `initial`: the latter checkpoint, if any (require_initial). All references must outlive the
+  /// object. Collective.
+  TrainingRun(const Configuration&, const Datasets&, const run::OpenedRun&,
+              const std::optional<checkpoint::Found>& initial, const parallel::World&, const parallel::Grid&,
+              const device::Runtime&);
 
   std::string work_unit() const override { return "tokens"; }
   checkpoint::Registry& registry() override { return trainer_.registry(); }
-  void initialise() override { trainer_.initialise(); }
+  void initialise() override;
   void resume_at(std::int64_t step, const run::Cursor&) override;
   run::Cursor cursor() const override;
 
@@ -67,6 +69,7 @@ class TrainingRun final : public run::Trainable {
 
   const Configuration& configuration_;
   const Datasets& data_;
+  const std::optional<checkpoint::Found>& initial_;
   const parallel::World& world_;
   const parallel::Grid& grid_;
   const device::Runtime& runtime_;

@@ -25,6 +25,7 @@ void add_exclusions(input::Schema& schema) {
   exclude("transcoder.resample_every", of_dead);
   exclude("transcoder.encoder_bias_initial",
           "the biases would follow from the first batch, to which no noise is added");
+  exclude("transcoder.initial", "the account would not cover the data that its weights were trained on");
   exclude("transcoder.sparsity", of_norms);
   exclude("transcoder.preactivation_penalty", of_norms);
   exclude("data.model",

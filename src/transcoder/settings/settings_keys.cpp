@@ -57,6 +57,12 @@ void add_table(input::Schema& schema, ModelSettings& model) {
           "project whose conventions are the defaults of keys that the input does not give: normalisation, losses with "
           "their reductions, thresholds, k, initial weights, optimizer")
       .changeable();
+  schema
+      .add("transcoder.initial", model.initial,
+           "run or checkpoint (also one of weft import or weft convert) whose weights and normalisation the training "
+           "begins with, with fresh moments; the keys of this table are those of its model; \"\" = random weights")
+      .path_name()
+      .free();
   schema.add("transcoder.features", model.features, "features per layer")
       .at_least(1)
       .at_most(kMostFeatures)
@@ -150,6 +156,7 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       {{"zero", EncoderBiasInitial::zero}, {"data", EncoderBiasInitial::data}},
       "initial encoder biases: zero, or such that initially_active features are active on the first batch, each on "
       "the same number of tokens");
+  schema.at("transcoder.encoder_bias_initial").not_with("transcoder.initial", {}, "its biases are taken");
   schema
       .add("transcoder.initially_active", model.initially_active,
            "encoder_bias_initial = \"data\": features active per token and layer, at most half of all")

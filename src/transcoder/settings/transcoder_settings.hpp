@@ -58,6 +58,7 @@ enum class DecoderBias { target, pair };
 /// Table [transcoder].
 struct ModelSettings {
   Preset preset = Preset::weft;
+  std::string initial;        ///< run or checkpoint whose weights the training begins with; "": random weights
   std::int64_t features = 0;  ///< per layer; required
   Activation activation = Activation::batch_topk;
   double k = 16;                             ///< active per token and layer (batch_topk: on average, may be fractional)
@@ -95,6 +96,8 @@ struct ModelSettings {
   double preactivation_penalty = 0;             ///< coefficient; jumprelu
   PreactivationForm preactivation_form = PreactivationForm::below_threshold;
   Reduction preactivation_reduction = Reduction::tokens;
+  /// Encoder, its biases and thresholds keep their values; no key: for weft convert --finetune.
+  bool encoder_is_fixed = false;
   double auxk = 0;                       ///< coefficient of the auxiliary loss of dead features; 0: none
   std::int64_t auxk_features = 512;      ///< largest number of dead features per token and layer
   std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <utility>
 
 #include "device/memory.hpp"
 #include "kernels/kokkos_runtime.hpp"
@@ -69,7 +70,7 @@ TEST_CASE("nearest rows are those of all pairs, in any block and on any rank" * 
   const Sample sample;
   constexpr std::int64_t k = 3;
   for (std::int64_t layer = 0; layer < kLayers; ++layer) {
-    const Neighbours found = nearest_features(sample.model, layer, k, sample.grid, execution());
+    const LargestEntries found = nearest_features(sample.model, layer, k, sample.grid, execution());
     for (std::int64_t local = 0; local < sample.model.n_local(); ++local) {
       const std::int64_t f = sample.model.features().begin + local;
       // All pairs take seconds: some features, and those with special rows.
@@ -81,15 +82,15 @@ TEST_CASE("nearest rows are those of all pairs, in any block and on any rank" * 
       for (std::int64_t i = 0; i < k; ++i) {
         const auto at = static_cast<std::size_t>(local * k + i);
         // fp32 products of ten terms.
-        CHECK(std::abs(static_cast<double>(found.cosine[at]) - cosines[static_cast<std::size_t>(i)]) < 1e-6);
-        CHECK(found.feature[at] != f);
-        CHECK(std::abs(sample.cosine(layer, f, found.feature[at]) - cosines[static_cast<std::size_t>(i)]) < 1e-6);
+        CHECK(std::abs(static_cast<double>(found.value[at]) - cosines[static_cast<std::size_t>(i)]) < 1e-6);
+        CHECK(found.index[at] != f);
+        CHECK(std::abs(sample.cosine(layer, f, found.index[at]) - cosines[static_cast<std::size_t>(i)]) < 1e-6);
       }
-      if (layer == 1 && f == 7) CHECK(found.feature[static_cast<std::size_t>(local * k)] == 5000);
-      if (layer == 1 && f == 5000) CHECK(found.feature[static_cast<std::size_t>(local * k)] == 7);
+      if (layer == 1 && f == 7) CHECK(found.index[static_cast<std::size_t>(local * k)] == 5000);
+      if (layer == 1 && f == 5000) CHECK(found.index[static_cast<std::size_t>(local * k)] == 7);
       // A zero row has cosine 0 with all: the first ones are kept.
       if (layer == 1 && f == 3)
-        CHECK(std::vector(found.feature.begin() + local * k, found.feature.begin() + local * k + k) ==
+        CHECK(std::vector(found.index.begin() + local * k, found.index.begin() + local * k + k) ==
               std::vector<std::int64_t>{0, 1, 2});
     }
   }
@@ -131,6 +132,60 @@ TEST_CASE("rows of decoders tied per target and of low rank are those of each ta
                   doctest::Approx(expected).epsilon(1e-6));
           }
     }
+  }
+}
+
+TEST_CASE("effects on logits are products of all that a feature writes, in raw space" *
+          doctest::skip(kernels::kCudaBuild)) {
+  constexpr std::int64_t kFew = 11, kTokens = 9, k = 4;
+  const parallel::Grid grid(world(), parallel::data_by_feature(1, world().size()));
+  const std::size_t width = kLayers * kWidth;
+  dataset::Normalisation affine{{std::vector<float>(width, 0.0f), std::vector<float>(width, 1.0f)},
+                                {std::vector<float>(width, 0.0f), std::vector<float>(width)}};
+  for (std::size_t i = 0; i < width; ++i) affine.targets.scale[i] = 0.5f + 0.25f * static_cast<float>(i);
+  dataset::Statistics statistics;
+  statistics.targets.mean.assign(width, 0.0);
+  statistics.targets.standard_deviation.assign(width, 1.0);
+  const NormalisationOnDevice normalisation(affine, statistics, execution());
+  const auto unembedding = [](std::int64_t token, std::int64_t i) {
+    return std::sin(static_cast<double>(3 * token + i * i + 1));
+  };
+  const RowBlocks tokens{kTokens, [&](std::int64_t begin, kernels::Matrix<float> out) {
+                           for (std::int64_t row = 0; row < out.rows; ++row)
+                             for (std::int64_t i = 0; i < kWidth; ++i)
+                               out(row, i) = static_cast<float>(unembedding(begin + row, i));
+                         }};
+  for (const Decoder decoder : {Decoder::cross_layer, Decoder::per_layer, Decoder::tied}) {
+    const Shape shape{kLayers, kWidth, kFew, decoder};
+    Model model(shape, kernels::StorageType::fp32, grid, execution(), Moments::none);
+    model.initialise(3);
+    for (std::int64_t s = 0; s < kLayers; ++s)
+      for (const float sign : {1.0f, -1.0f}) {
+        const LargestEntries found = logit_effects(model, normalisation, s, k, sign, tokens, execution());
+        const kernels::ParameterRows& rows = model.decoder()[static_cast<std::size_t>(s)];
+        for (std::int64_t f = 0; f < model.n_local(); ++f) {
+          std::vector<std::pair<double, std::int64_t>> expected;
+          for (std::int64_t token = 0; token < kTokens; ++token) {
+            double effect = 0;
+            for (std::int64_t t = s; t < s + shape.targets(s); ++t)
+              for (std::int64_t i = 0; i < kWidth; ++i) {
+                const std::int64_t strip = decoder == Decoder::tied ? 0 : t - s;
+                effect +=
+                    static_cast<double>(static_cast<const float*>(rows.weight)[f * rows.columns + strip * kWidth + i]) /
+                    static_cast<double>(affine.targets.scale[static_cast<std::size_t>(t * kWidth + i)]) *
+                    unembedding(token, i);
+              }
+            expected.emplace_back(-static_cast<double>(sign) * effect, token);
+          }
+          std::sort(expected.begin(), expected.end());
+          for (std::int64_t i = 0; i < k; ++i) {
+            const auto at = static_cast<std::size_t>(f * k + i);
+            CHECK(found.index[at] == expected[static_cast<std::size_t>(i)].second);
+            CHECK(static_cast<double>(sign * found.value[at]) ==
+                  doctest::Approx(-expected[static_cast<std::size_t>(i)].first).epsilon(1e-5));
+          }
+        }
+      }
   }
 }
 
