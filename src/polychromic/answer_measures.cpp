@@ -11,8 +11,8 @@ namespace {
 
 /// Names in metrics.jsonl, in the order of AnswerMeasures::Measure.
 constexpr std::array<const char*, AnswerMeasures::kCount> kMeasureNames = {
-    "reward",        "diversity",        "objective",           "distinct_2", "self_bleu", "answer_tokens",
-    "empty_answers", "advantage_spread", "log_probability_gap", "clipped",    "divergence"};
+    "reward",        "diversity",   "objective",        "distinct_2",          "self_bleu", "answer_tokens",
+    "empty_answers", "cut_answers", "advantage_spread", "log_probability_gap", "clipped",   "divergence"};
 constexpr int kEvaluated = AnswerMeasures::advantage_square;
 
 }  // namespace
@@ -26,6 +26,7 @@ void AnswerMeasures::add(Measure measure, double value) {
 void AnswerMeasures::add(const Answers& answers, const Judgement& judgement) {
   for (const double value : judgement.rewards) add(reward, value);
   for (const AnswerIds& ids : answers.ids) add(empty, ids.empty() ? 1 : 0);
+  for (const char one : answers.ended) add(cut, one == 0 ? 1 : 0);
   add(diversity, judgement.semantic);
   add(objective, judgement.advantages.objective);
   add(distinct_2, judgement.text.distinct[1]);

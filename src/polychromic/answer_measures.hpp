@@ -21,6 +21,7 @@ class AnswerMeasures {
     self_bleu,
     length,
     empty,
+    cut,
     advantage_square,  // the following are of training only
     gap,
     clipped,

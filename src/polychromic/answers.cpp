@@ -27,6 +27,7 @@ GenerationSettings answer_settings(const Configuration& configuration, const Arc
           .new_tokens = configuration.polychromic.max_new_tokens,
           .prefill_rows = configuration.micro_tokens(),
           .temperature = configuration.polychromic.temperature,
+          .top_p = configuration.polychromic.top_p,
           .graphs = configuration.device.graphs};
 }
 
@@ -41,6 +42,7 @@ std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokeniz
     const auto count = static_cast<std::size_t>(samples);
     of_prompt.drawn.resize(count);
     of_prompt.ids.resize(count);
+    of_prompt.ended.resize(count);
     of_prompt.log_drawn.resize(count);
   }
   std::vector<GenerationRequest> requests;
@@ -57,6 +59,7 @@ std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokeniz
     of_prompt.log_drawn[sample].push_back(drawn.log_drawn);
     AnswerIds& ids = of_prompt.ids[sample];
     const GrowingText::End end = texts[i].append(drawn.token);
+    if (end != GrowingText::End::none) of_prompt.ended[sample] = 1;
     if (end != GrowingText::End::symbol) ids.push_back(drawn.token);
     if (end == GrowingText::End::stop)
       while (tokenizer.detokenise(ids, true).size() > texts[i].bytes()) ids.pop_back();
@@ -69,22 +72,32 @@ std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokeniz
 
 namespace {
 
-std::unique_ptr<Reward> make_reward(const Settings& settings, MeanLogProbabilities likelihoods) {
-  switch (settings.reward) {
+std::unique_ptr<Reward> make_reward(const Settings& settings, RewardKind kind,
+                                    const MeanLogProbabilities& likelihoods) {
+  switch (kind) {
     case RewardKind::constant:
       return constant_reward();
     case RewardKind::likelihood:
-      return likelihood_reward(std::move(likelihoods));
+      return likelihood_reward(likelihoods);
     case RewardKind::exact:
       return exact_match_reward();
     case RewardKind::regex:
       return regex_reward(settings.reward_pattern);
+    case RewardKind::length:
+      return length_reward(settings.reward_length);
     case RewardKind::file:
       return file_reward(settings.reward_file);
     case RewardKind::command:
       return command_reward(settings.reward_command, settings.reward_time_limit);
   }
   throw error(ExitCode::internal, "a reward without a function");
+}
+
+std::unique_ptr<Reward> make_reward(const Settings& settings, const MeanLogProbabilities& likelihoods) {
+  std::vector<WeightedReward> terms;
+  for (const auto& [kind, weight] : settings.rewards())
+    terms.push_back({make_reward(settings, kind, likelihoods), weight});
+  return sum_reward(std::move(terms));
 }
 
 /// Null if the frozen model is that of the run without its adapters, or if nothing uses it.
@@ -208,7 +221,7 @@ void Judge::embed(std::span<const Answers> answers) {
   for (const Answers& of_prompt : answers)
     for (std::string& text : texts_of(of_prompt)) sentences.push_back(std::move(text));
   encoder_->embed(sentences, embeddings);
-  if (settings_.reward == RewardKind::likelihood) embedder_.embed(rows, {}, log_probabilities_);
+  if (settings_.uses(RewardKind::likelihood)) embedder_.embed(rows, {}, log_probabilities_);
 }
 
 std::vector<std::string> Judge::texts_of(const Answers& answers) const {
@@ -309,7 +322,7 @@ std::vector<Judgement> Judge::judge(std::span<const Answers> answers, const kern
     judgement.rewards = rewards[static_cast<std::size_t>(p)];
     judgement.semantic = host.diversity[p];
     judgement.text = text_diversity(of_prompt.ids);
-    if (settings_.diversity == DiversityMeasure::semantic) {
+    if (settings_.of_sets() && settings_.diversity == DiversityMeasure::semantic) {
       const auto values = [&](kernels::Array<double> all) {
         return std::vector<double>(all.data + p * samples, all.data + (p + 1) * samples);
       };
@@ -319,7 +332,12 @@ std::vector<Judgement> Judge::judge(std::span<const Answers> answers, const kern
     }
     std::vector<char> present;
     for (const AnswerIds& ids : of_prompt.ids) present.push_back(ids.empty() ? 0 : 1);
-    judgement.advantages = set_advantages(rule, judgement.rewards, token_distances(of_prompt, p), present);
+    if (settings_.of_sets()) {
+      judgement.advantages = set_advantages(rule, judgement.rewards, token_distances(of_prompt, p), present);
+      continue;
+    }
+    judgement.advantages = group_advantages(settings_.objective, settings_.standardise, judgement.rewards, present);
+    judgement.advantages.diversity = host.diversity[p];
   }
   return judgements;
 }

@@ -31,6 +31,7 @@ struct Answers {
   Prompt prompt;
   std::vector<AnswerIds> drawn;               ///< as drawn, with the symbol or stop text that ends it if there is one
   std::vector<AnswerIds> ids;                 ///< without it: what counts as the answer
+  std::vector<char> ended;                    ///< 1: by a symbol or a stop text; 0: cut by its length
   std::vector<std::vector<float>> log_drawn;  ///< of each token of `drawn`, under the distribution it was drawn from
 };
 

@@ -19,7 +19,7 @@ constexpr std::uint64_t kEvaluationStep = 1, kTrainingStep = 2;
 std::vector<Prompt> prompts_of(std::string_view text, const Settings& settings, const Tokenizer& tokenizer) {
   std::vector<Prompt> prompts;
   for (PromptLine& line : prompt_lines(text, settings.prompts_file)) {
-    if (settings.reward == RewardKind::exact && line.reference.empty())
+    if (settings.uses(RewardKind::exact) && line.reference.empty())
       throw error(ExitCode::data,
                   "{}: has no \"reference\" (polychromic.reward = \"exact\" compares answers with it); add one, or use "
                   "another reward",
