@@ -68,6 +68,30 @@ std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokeniz
   return answers;
 }
 
+namespace {
+
+std::vector<std::string> texts_of(const Answers& answers, const Tokenizer& tokenizer) {
+  std::vector<std::string> texts;
+  for (const AnswerIds& ids : answers.ids) texts.push_back(valid_utf8(tokenizer.detokenise(ids, true)));
+  return texts;
+}
+
+}  // namespace
+
+std::vector<AnsweredPrompt> answered_prompts(std::span<const Answers> answers, const Tokenizer& tokenizer) {
+  std::vector<AnsweredPrompt> prompts;
+  for (const Answers& of_prompt : answers) {
+    AnsweredPrompt& prompt = prompts.emplace_back();
+    prompt.id = of_prompt.prompt.id;
+    prompt.prompt = of_prompt.prompt.text;
+    prompt.reference = of_prompt.prompt.reference;
+    prompt.prompt_ids = of_prompt.prompt.ids;
+    prompt.answer_ids = of_prompt.ids;
+    prompt.answers = texts_of(of_prompt, tokenizer);
+  }
+  return prompts;
+}
+
 // --- Judge ----------------------------------------------------------------------------------------------------------
 
 namespace {
@@ -93,13 +117,6 @@ std::unique_ptr<Reward> make_reward(const Settings& settings, RewardKind kind,
   throw error(ExitCode::internal, "a reward without a function");
 }
 
-std::unique_ptr<Reward> make_reward(const Settings& settings, const MeanLogProbabilities& likelihoods) {
-  std::vector<WeightedReward> terms;
-  for (const auto& [kind, weight] : settings.rewards())
-    terms.push_back({make_reward(settings, kind, likelihoods), weight});
-  return sum_reward(std::move(terms));
-}
-
 /// Null if the frozen model is that of the run without its adapters, or if nothing uses it.
 std::unique_ptr<const Model> own_model(const Model& trained, const Configuration& configuration,
                                        const parallel::Grid& grid) {
@@ -109,6 +126,13 @@ std::unique_ptr<const Model> own_model(const Model& trained, const Configuration
 }
 
 }  // namespace
+
+std::unique_ptr<Reward> make_reward(const Settings& settings, const MeanLogProbabilities& likelihoods) {
+  std::vector<WeightedReward> terms;
+  for (const auto& [kind, weight] : settings.rewards())
+    terms.push_back({make_reward(settings, kind, likelihoods), weight});
+  return sum_reward(std::move(terms));
+}
 
 void require_reward(const Settings& settings, const parallel::World& world) {
   world.on_root([&] { make_reward(settings, {}); });
@@ -219,28 +243,13 @@ void Judge::embed(std::span<const Answers> answers) {
   if (!encoder_) return embedder_.embed(rows, embeddings, log_probabilities_);
   std::vector<std::string> sentences;
   for (const Answers& of_prompt : answers)
-    for (std::string& text : texts_of(of_prompt)) sentences.push_back(std::move(text));
+    for (std::string& text : texts_of(of_prompt, tokenizer_)) sentences.push_back(std::move(text));
   encoder_->embed(sentences, embeddings);
   if (settings_.uses(RewardKind::likelihood)) embedder_.embed(rows, {}, log_probabilities_);
 }
 
-std::vector<std::string> Judge::texts_of(const Answers& answers) const {
-  std::vector<std::string> texts;
-  for (const AnswerIds& ids : answers.ids) texts.push_back(valid_utf8(tokenizer_.detokenise(ids, true)));
-  return texts;
-}
-
 std::vector<std::vector<double>> Judge::scores(std::span<const Answers> answers) {
-  std::vector<AnsweredPrompt> prompts;
-  for (const Answers& of_prompt : answers) {
-    AnsweredPrompt& prompt = prompts.emplace_back();
-    prompt.id = of_prompt.prompt.id;
-    prompt.prompt = of_prompt.prompt.text;
-    prompt.reference = of_prompt.prompt.reference;
-    prompt.prompt_ids = of_prompt.prompt.ids;
-    prompt.answer_ids = of_prompt.ids;
-    prompt.answers = texts_of(of_prompt);
-  }
+  const std::vector<AnsweredPrompt> prompts = answered_prompts(answers, tokenizer_);
   if (copy_.size() == 1) return reward_->scores(prompts);
   // A function of the user need not return the same twice.
   std::vector<std::vector<double>> scores;

@@ -55,6 +55,12 @@ std::vector<Answers> draw_answers(language_model::Generator&, const language_mod
                                   std::int64_t samples, std::uint64_t seed, std::uint64_t step, std::int64_t first,
                                   std::span<const std::string> stops = {});
 
+/// The answers as texts, for rewards.
+std::vector<AnsweredPrompt> answered_prompts(std::span<const Answers>, const language_model::Tokenizer&);
+
+/// The sum of the rewards of the settings. likelihoods: of "likelihood" alone.
+std::unique_ptr<Reward> make_reward(const Settings&, const MeanLogProbabilities& likelihoods);
+
 /// Requires that the pattern of the reward can be compiled, or its file can be read. Collective; throws what the
 /// functions of reward.hpp throw, on all ranks.
 void require_reward(const Settings&, const parallel::World&);
@@ -97,7 +103,6 @@ class Judge {
  private:
   void embed(std::span<const Answers>);
   std::string whole(std::string held, const checkpoint::Tensor&) const;
-  std::vector<std::string> texts_of(const Answers&) const;
   std::vector<std::vector<double>> scores(std::span<const Answers>);
   std::vector<double> token_distances(const Answers&, std::int64_t prompt) const;
 

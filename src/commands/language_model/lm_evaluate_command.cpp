@@ -5,6 +5,7 @@
 // some of the batches.
 #include <filesystem>
 
+#include "commands/language_model/answer_evaluation.hpp"
 #include "commands/language_model/loaded_language_model.hpp"
 #include "commands/language_model/replacement.hpp"
 #include "commands/language_model/texts.hpp"
@@ -16,7 +17,42 @@ namespace {
 
 struct LanguageEvaluateOptions {
   std::string text, transcoder;  ///< "" or FILE, "" or CHECKPOINT
+  bool answers = false;
 };
+
+Json record_of(const LoadedLanguageModel& loaded) {
+  if (loaded.opened.found)
+    return {{"checkpoint", loaded.opened.found->path.string()}, {"step", loaded.opened.found->manifest.step}};
+  return {{"model", loaded.opened.directory->path().string()}};
+}
+
+/// Prints the record, and writes it to the output.
+int conclude(const Request& request, const std::string& printed, const Json& record, const parallel::World& world) {
+  print_result(request, printed, record);
+  if (request.output.empty()) return 0;
+  world.on_root([&] {
+    storage::make_directory(request.output);
+    storage::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
+  });
+  return 0;
+}
+
+int run_answer_evaluation(const Request& request, const LanguageEvaluateOptions& options,
+                          const parallel::World& world) {
+  if (!options.text.empty() || !options.transcoder.empty())
+    throw collective_error(ExitCode::usage, "weft lm evaluate: --answers goes with neither --text nor --transcoder");
+  const LoadedLanguageModel loaded(request, world);
+  const polychromic::Settings& settings = loaded.opened.input.configuration.polychromic;
+  Json record = record_of(loaded);
+  record["prompts"] = settings.prompts_file;
+  record["samples"] = settings.samples;
+  record["answers"] = measure_answers(loaded, world).to_json();
+  std::string printed =
+      fmt::format("{} on {}, {} answers per prompt:", loaded.opened.name(), settings.prompts_file, settings.samples);
+  for (const auto& [name, value] : record["answers"].items())
+    if (!value.is_null()) printed += fmt::format("\n  {:<15} {:.4f}", name, value.get<double>());
+  return conclude(request, printed, record, world);
+}
 
 int run_language_evaluate(const Request& request, const LanguageEvaluateOptions& options,
                           const parallel::World& world) {
@@ -24,6 +60,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
     const OpenedModel opened(request, world);
     return print_plan(request, opened, ForwardModel::plan(opened, opened.configuration().micro_tokens()));
   }
+  if (options.answers) return run_answer_evaluation(request, options, world);
   // 1. The model, and the text: that of the command line, else the validation data of the run, else the part of its
   //    text that it held out.
   const LoadedLanguageModel loaded(request, world);
@@ -53,11 +90,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
       language_model::evaluate(text, configuration.data.sequence, forward.settings.rows, forward.transformer,
                                forward.staging, loaded.execution(), &loaded.part.ranks.peers);
   std::string printed = fmt::format("{} on {}: {}", loaded.opened.name(), path, language_model::to_text(result));
-  Json record;
-  if (loaded.opened.found)
-    record = {{"checkpoint", loaded.opened.found->path.string()}, {"step", loaded.opened.found->manifest.step}};
-  else
-    record = {{"model", loaded.opened.directory->path().string()}};
+  Json record = record_of(loaded);
   record["data"] = path;
   record["validation"] = language_model::to_json(result);
   if (!options.transcoder.empty()) {
@@ -73,10 +106,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
                              {"step", transcoder.found().manifest.step}};
     record["replacement"].update(language_model::to_json(replaced));
   }
-  print_result(request, printed, record);
-  if (request.output.empty()) return 0;
-  if (world.is_root()) storage::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
-  return 0;
+  return conclude(request, printed, record, world);
 }
 
 }  // namespace
@@ -90,6 +120,10 @@ extern const Command lm_evaluate_command = with_options(
       options.add("--transcoder", own.transcoder, "CHECKPOINT",
                   "also the loss with MLP outputs replaced by a transcoder's reconstructions, all layers together and "
                   "each alone");
+      options.flag(
+          "--answers", own.answers,
+          "instead of a text: answers to the prompts of [polychromic] in the model's input, or of --set: reward, "
+          "pass@k, diversity");
       options.set().dry_run().output("receives evaluation.json");
     });
 
