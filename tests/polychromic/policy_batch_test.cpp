@@ -5,10 +5,12 @@
 #include "polychromic/policy_batch.hpp"
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <tuple>
 
 #include "polychromic/advantage.hpp"
+#include "polychromic/answer_measures.hpp"
 #include "polychromic/answers.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/language_model/variants.hpp"
@@ -276,6 +278,20 @@ TEST_CASE("answers are drawn with the adapters of the moment, and trained withou
     drawn.push_back(answers.log_drawn);
   }
   CHECK(drawn[0] != drawn[1]);
+}
+
+TEST_CASE("pass@k is the share of sets of k answers with a right one") {
+  for (const int right : {0, 1, 3, 5})
+    for (const int k : {1, 2, 5}) {
+      int sets = 0, passed = 0;
+      for (unsigned set = 0; set < 1u << 5; ++set) {
+        if (std::popcount(set) != k) continue;
+        ++sets;
+        passed += (set & ((1u << right) - 1)) != 0;
+      }
+      CHECK(pass_at(5, right, k) == doctest::Approx(static_cast<double>(passed) / sets));
+    }
+  CHECK(std::isnan(pass_at(7, 3, 8)));
 }
 
 TEST_CASE("advantages of groups: GRPO, leave one out, the best of N") {

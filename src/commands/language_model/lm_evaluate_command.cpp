@@ -16,8 +16,8 @@ namespace weft::commands {
 namespace {
 
 struct LanguageEvaluateOptions {
-  std::string text, transcoder;  ///< "" or FILE, "" or CHECKPOINT
-  bool answers = false;
+  std::string text, transcoder, answers;  ///< "" or FILE, "" or CHECKPOINT, "" or FILE of prompts
+  std::int64_t samples = 0;               ///< answers to each prompt; 0: as in training
 };
 
 Json record_of(const LoadedLanguageModel& loaded) {
@@ -42,11 +42,14 @@ int run_answer_evaluation(const Request& request, const LanguageEvaluateOptions&
   if (!options.text.empty() || !options.transcoder.empty())
     throw collective_error(ExitCode::usage, "weft lm evaluate: --answers goes with neither --text nor --transcoder");
   const LoadedLanguageModel loaded(request, world);
-  const polychromic::Settings& settings = loaded.opened.input.configuration.polychromic;
+  polychromic::Configuration configuration = loaded.opened.input.configuration;
+  polychromic::Settings& settings = configuration.polychromic;
+  settings.prompts_file = options.answers;
+  if (options.samples > 0) settings.samples = options.samples;
   Json record = record_of(loaded);
   record["prompts"] = settings.prompts_file;
   record["samples"] = settings.samples;
-  record["answers"] = measure_answers(loaded, world).to_json();
+  record["answers"] = measure_answers(loaded, configuration, world).to_json();
   std::string printed =
       fmt::format("{} on {}, {} answers per prompt:", loaded.opened.name(), settings.prompts_file, settings.samples);
   for (const auto& [name, value] : record["answers"].items())
@@ -60,7 +63,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
     const OpenedModel opened(request, world);
     return print_plan(request, opened, ForwardModel::plan(opened, opened.configuration().micro_tokens()));
   }
-  if (options.answers) return run_answer_evaluation(request, options, world);
+  if (!options.answers.empty()) return run_answer_evaluation(request, options, world);
   // 1. The model, and the text: that of the command line, else the validation data of the run, else the part of its
   //    text that it held out.
   const LoadedLanguageModel loaded(request, world);
@@ -120,10 +123,11 @@ extern const Command lm_evaluate_command = with_options(
       options.add("--transcoder", own.transcoder, "CHECKPOINT",
                   "also the loss with MLP outputs replaced by a transcoder's reconstructions, all layers together and "
                   "each alone");
-      options.flag(
-          "--answers", own.answers,
-          "instead of a text: answers to the prompts of [polychromic] in the model's input, or of --set: reward, "
-          "pass@k, diversity");
+      options.add("--answers", own.answers, "FILE",
+                  "instead of a text: answers to these prompts, FILE.jsonl with references or a prompt per line, drawn "
+                  "and rewarded as by the table [polychromic] of the model: reward, pass@k, diversity");
+      options.add("--samples", own.samples, "N", "of --answers: answers to each prompt (default: as in training)", 1,
+                  1 << 12);
       options.set().dry_run().output("receives evaluation.json");
     });
 
