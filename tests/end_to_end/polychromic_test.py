@@ -115,6 +115,13 @@ def objectives(weft):
             assert not any("." in text for text in texts) and min(map(len, texts)) < 20, texts
         if name == "kl":
             assert line["answers.divergence"] > 0, line
+        if name == "regex":  # of any checkpoint, with more answers; groups of ranks divide the prompts
+            measured = []
+            for ranks in (None, 2):
+                weft.run("lm", "evaluate", run, "--answers", "prompts.jsonl", "--samples", 8, "--output", "measured", ranks=ranks)
+                measured.append(json.loads((weft.folder / "measured" / "evaluation.json").read_text())["answers"])
+            assert measured[0]["pass_8"] >= measured[0]["pass_1"] == measured[0]["reward"] and measured[0]["pass_64"] is None, measured
+            assert measured[0] == measured[1], measured
         if name != "exact":  # no answer of this length is the reference
             assert line["answers.advantage_spread"] > 0, (name, line)
     assert len(set(weights.values())) == len(weights)
