@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "polychromic/advantage.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.hpp"
@@ -58,6 +59,39 @@ PromptAdvantages set_advantages(const kernels::SetRule& rule, std::span<const do
       out.advantages[i] =
           kernels::set_advantage(rule, factors, sums, rewards[i], out.distances[i], reward_distances[i]);
   return out;
+}
+
+PromptAdvantages group_advantages(Objective objective, bool standardise, std::span<const double> rewards,
+                                  std::span<const char> present) {
+  PromptAdvantages out{.distances = std::vector<double>(rewards.size()),
+                       .advantages = std::vector<double>(rewards.size())};
+  std::vector<std::size_t> counted;
+  for (std::size_t i = 0; i < rewards.size(); ++i)
+    if (present[i] != 0) counted.push_back(i);
+  out.counted = std::ssize(counted);
+  if (counted.empty()) return out;
+  const double m = static_cast<double>(counted.size());
+  for (const std::size_t i : counted) out.objective += rewards[i] / m;
+  const auto [least, most] = std::minmax_element(counted.begin(), counted.end(),
+                                                 [&](std::size_t a, std::size_t b) { return rewards[a] < rewards[b]; });
+  // Compared, not subtracted from their rounded mean: equal rewards have exactly no gradient.
+  if (rewards[*least] == rewards[*most] || objective == Objective::supervised) return out;
+  if (objective == Objective::best_of_n) {
+    out.advantages[*std::find_if(counted.begin(), counted.end(),
+                                 [&](std::size_t i) { return rewards[i] == rewards[*most]; })] = 1;
+    return out;
+  }
+  double squares = 0;
+  for (const std::size_t i : counted) squares += (rewards[i] - out.objective) * (rewards[i] - out.objective);
+  const double factor = objective == Objective::rloo ? m / (m - 1) : standardise ? 1 / std::sqrt(squares / m) : 1;
+  for (const std::size_t i : counted) out.advantages[i] = factor * (rewards[i] - out.objective);
+  return out;
+}
+
+double advantage_factor(const Settings& settings, std::int64_t counted) {
+  if (settings.of_sets()) return kernels::gradient_factor(settings.set_size, counted);
+  if (settings.objective == Objective::best_of_n) return 1;
+  return counted > 0 ? 1 / static_cast<double>(counted) : 0;
 }
 
 }  // namespace weft::polychromic

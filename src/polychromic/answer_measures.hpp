@@ -10,7 +10,11 @@
 
 namespace weft::polychromic {
 
-/// Sums and counts of measures of answers.
+/// Probability that of k of n answers, of which `right` are right, at least one is: 1 - C(n - right, k) / C(n, k)
+/// (Chen et al. 2021). NaN for k > n.
+double pass_at(std::int64_t n, std::int64_t right, std::int64_t k);
+
+/// Sums and counts of measures of answers. An answer is right if its reward is at least 1.
 class AnswerMeasures {
  public:
   enum Measure {
@@ -21,6 +25,11 @@ class AnswerMeasures {
     self_bleu,
     length,
     empty,
+    cut,
+    unique,  // share of different answers
+    pass_1,
+    pass_8,
+    pass_64,
     advantage_square,  // the following are of training only
     gap,
     clipped,

@@ -27,6 +27,7 @@ GenerationSettings answer_settings(const Configuration& configuration, const Arc
           .new_tokens = configuration.polychromic.max_new_tokens,
           .prefill_rows = configuration.micro_tokens(),
           .temperature = configuration.polychromic.temperature,
+          .top_p = configuration.polychromic.top_p,
           .graphs = configuration.device.graphs};
 }
 
@@ -41,6 +42,7 @@ std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokeniz
     const auto count = static_cast<std::size_t>(samples);
     of_prompt.drawn.resize(count);
     of_prompt.ids.resize(count);
+    of_prompt.ended.resize(count);
     of_prompt.log_drawn.resize(count);
   }
   std::vector<GenerationRequest> requests;
@@ -57,6 +59,7 @@ std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokeniz
     of_prompt.log_drawn[sample].push_back(drawn.log_drawn);
     AnswerIds& ids = of_prompt.ids[sample];
     const GrowingText::End end = texts[i].append(drawn.token);
+    if (end != GrowingText::End::none) of_prompt.ended[sample] = 1;
     if (end != GrowingText::End::symbol) ids.push_back(drawn.token);
     if (end == GrowingText::End::stop)
       while (tokenizer.detokenise(ids, true).size() > texts[i].bytes()) ids.pop_back();
@@ -65,20 +68,47 @@ std::vector<Answers> draw_answers(Generator& generator, const Tokenizer& tokeniz
   return answers;
 }
 
+namespace {
+
+std::vector<std::string> texts_of(const Answers& answers, const Tokenizer& tokenizer) {
+  std::vector<std::string> texts;
+  for (const AnswerIds& ids : answers.ids) texts.push_back(valid_utf8(tokenizer.detokenise(ids, true)));
+  return texts;
+}
+
+}  // namespace
+
+std::vector<AnsweredPrompt> answered_prompts(std::span<const Answers> answers, const Tokenizer& tokenizer) {
+  std::vector<AnsweredPrompt> prompts;
+  for (const Answers& of_prompt : answers) {
+    AnsweredPrompt& prompt = prompts.emplace_back();
+    prompt.id = of_prompt.prompt.id;
+    prompt.prompt = of_prompt.prompt.text;
+    prompt.reference = of_prompt.prompt.reference;
+    prompt.prompt_ids = of_prompt.prompt.ids;
+    prompt.answer_ids = of_prompt.ids;
+    prompt.answers = texts_of(of_prompt, tokenizer);
+  }
+  return prompts;
+}
+
 // --- Judge ----------------------------------------------------------------------------------------------------------
 
 namespace {
 
-std::unique_ptr<Reward> make_reward(const Settings& settings, MeanLogProbabilities likelihoods) {
-  switch (settings.reward) {
+std::unique_ptr<Reward> make_reward(const Settings& settings, RewardKind kind,
+                                    const MeanLogProbabilities& likelihoods) {
+  switch (kind) {
     case RewardKind::constant:
       return constant_reward();
     case RewardKind::likelihood:
-      return likelihood_reward(std::move(likelihoods));
+      return likelihood_reward(likelihoods);
     case RewardKind::exact:
       return exact_match_reward();
     case RewardKind::regex:
       return regex_reward(settings.reward_pattern);
+    case RewardKind::length:
+      return length_reward(settings.reward_length);
     case RewardKind::file:
       return file_reward(settings.reward_file);
     case RewardKind::command:
@@ -96,6 +126,13 @@ std::unique_ptr<const Model> own_model(const Model& trained, const Configuration
 }
 
 }  // namespace
+
+std::unique_ptr<Reward> make_reward(const Settings& settings, const MeanLogProbabilities& likelihoods) {
+  std::vector<WeightedReward> terms;
+  for (const auto& [kind, weight] : settings.rewards())
+    terms.push_back({make_reward(settings, kind, likelihoods), weight});
+  return sum_reward(std::move(terms));
+}
 
 void require_reward(const Settings& settings, const parallel::World& world) {
   world.on_root([&] { make_reward(settings, {}); });
@@ -206,28 +243,13 @@ void Judge::embed(std::span<const Answers> answers) {
   if (!encoder_) return embedder_.embed(rows, embeddings, log_probabilities_);
   std::vector<std::string> sentences;
   for (const Answers& of_prompt : answers)
-    for (std::string& text : texts_of(of_prompt)) sentences.push_back(std::move(text));
+    for (std::string& text : texts_of(of_prompt, tokenizer_)) sentences.push_back(std::move(text));
   encoder_->embed(sentences, embeddings);
-  if (settings_.reward == RewardKind::likelihood) embedder_.embed(rows, {}, log_probabilities_);
-}
-
-std::vector<std::string> Judge::texts_of(const Answers& answers) const {
-  std::vector<std::string> texts;
-  for (const AnswerIds& ids : answers.ids) texts.push_back(valid_utf8(tokenizer_.detokenise(ids, true)));
-  return texts;
+  if (settings_.uses(RewardKind::likelihood)) embedder_.embed(rows, {}, log_probabilities_);
 }
 
 std::vector<std::vector<double>> Judge::scores(std::span<const Answers> answers) {
-  std::vector<AnsweredPrompt> prompts;
-  for (const Answers& of_prompt : answers) {
-    AnsweredPrompt& prompt = prompts.emplace_back();
-    prompt.id = of_prompt.prompt.id;
-    prompt.prompt = of_prompt.prompt.text;
-    prompt.reference = of_prompt.prompt.reference;
-    prompt.prompt_ids = of_prompt.prompt.ids;
-    prompt.answer_ids = of_prompt.ids;
-    prompt.answers = texts_of(of_prompt);
-  }
+  const std::vector<AnsweredPrompt> prompts = answered_prompts(answers, tokenizer_);
   if (copy_.size() == 1) return reward_->scores(prompts);
   // A function of the user need not return the same twice.
   std::vector<std::vector<double>> scores;
@@ -309,7 +331,7 @@ std::vector<Judgement> Judge::judge(std::span<const Answers> answers, const kern
     judgement.rewards = rewards[static_cast<std::size_t>(p)];
     judgement.semantic = host.diversity[p];
     judgement.text = text_diversity(of_prompt.ids);
-    if (settings_.diversity == DiversityMeasure::semantic) {
+    if (settings_.of_sets() && settings_.diversity == DiversityMeasure::semantic) {
       const auto values = [&](kernels::Array<double> all) {
         return std::vector<double>(all.data + p * samples, all.data + (p + 1) * samples);
       };
@@ -319,7 +341,12 @@ std::vector<Judgement> Judge::judge(std::span<const Answers> answers, const kern
     }
     std::vector<char> present;
     for (const AnswerIds& ids : of_prompt.ids) present.push_back(ids.empty() ? 0 : 1);
-    judgement.advantages = set_advantages(rule, judgement.rewards, token_distances(of_prompt, p), present);
+    if (settings_.of_sets()) {
+      judgement.advantages = set_advantages(rule, judgement.rewards, token_distances(of_prompt, p), present);
+      continue;
+    }
+    judgement.advantages = group_advantages(settings_.objective, settings_.standardise, judgement.rewards, present);
+    judgement.advantages.diversity = host.diversity[p];
   }
   return judgements;
 }

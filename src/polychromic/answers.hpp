@@ -31,6 +31,7 @@ struct Answers {
   Prompt prompt;
   std::vector<AnswerIds> drawn;               ///< as drawn, with the symbol or stop text that ends it if there is one
   std::vector<AnswerIds> ids;                 ///< without it: what counts as the answer
+  std::vector<char> ended;                    ///< 1: by a symbol or a stop text; 0: cut by its length
   std::vector<std::vector<float>> log_drawn;  ///< of each token of `drawn`, under the distribution it was drawn from
 };
 
@@ -53,6 +54,12 @@ language_model::GenerationSettings answer_settings(const Configuration&, const l
 std::vector<Answers> draw_answers(language_model::Generator&, const language_model::Tokenizer&, std::vector<Prompt>,
                                   std::int64_t samples, std::uint64_t seed, std::uint64_t step, std::int64_t first,
                                   std::span<const std::string> stops = {});
+
+/// The answers as texts, for rewards.
+std::vector<AnsweredPrompt> answered_prompts(std::span<const Answers>, const language_model::Tokenizer&);
+
+/// The sum of the rewards of the settings. likelihoods: of "likelihood" alone.
+std::unique_ptr<Reward> make_reward(const Settings&, const MeanLogProbabilities& likelihoods);
 
 /// Requires that the pattern of the reward can be compiled, or its file can be read. Collective; throws what the
 /// functions of reward.hpp throw, on all ranks.
@@ -96,7 +103,6 @@ class Judge {
  private:
   void embed(std::span<const Answers>);
   std::string whole(std::string held, const checkpoint::Tensor&) const;
-  std::vector<std::string> texts_of(const Answers&) const;
   std::vector<std::vector<double>> scores(std::span<const Answers>);
   std::vector<double> token_distances(const Answers&, std::int64_t prompt) const;
 

@@ -77,7 +77,9 @@ Tokens PolicyBatch::tokens(std::int64_t first, std::int64_t sequences) const {
           .scale = buffers_.one.data,
           .weights = {device.weights.data + begin, rows},
           .temperature = static_cast<float>(settings_.temperature),
-          .vocabulary = settings_.vocabulary};
+          .top_p = settings_.top_p,
+          .vocabulary = settings_.vocabulary,
+          .drops = false};
 }
 
 void PolicyBatch::add_gradients(Transformer& transformer, const kernels::AdamStep* step,

@@ -6,7 +6,13 @@
 //   L = - sum_t w_t log p(token t | tokens before)        p = softmax(logits / temperature)
 //
 // so w_t > 0 makes a token more probable. Tokens of the prompt have no weight. The distribution is the one from which
-// answers are drawn (kernels/language/sample/), all of it: neither cut to its most probable tokens nor without them.
+// answers are drawn (kernels/language/sample/). With top_p it is p renormalised over the most probable tokens K_t,
+// which each forward pass finds by the rule of the sampler and which contain the drawn token in any case:
+//
+//   log p_K(y) = log p(y) - log sum over v in K_t of p(v)
+//
+// K_t changes in steps, so that its gradient with respect to the weights is 0. Nothing is dropped ([lora] dropout,
+// ...): answers are drawn without.
 #pragma once
 
 #include <span>
@@ -28,7 +34,7 @@ class PolicyBatch {
     std::int64_t length = 0;      ///< of the longest prompt and answer
     std::int64_t micro_rows = 0;  ///< tokens of a micro-batch, at least `length`
     std::int64_t vocabulary = 0;  ///< ids that can be drawn: those below it; 0: all of the model
-    double temperature = 1;
+    double temperature = 1, top_p = 1;
   };
 
   struct Buffers {

@@ -52,7 +52,8 @@ PolicyBatch::Settings batch_settings(const Configuration& configuration, const P
           .length = longest_text(configuration, prompts),
           .micro_rows = configuration.micro_tokens(),
           .vocabulary = prompts.vocabulary(),
-          .temperature = configuration.polychromic.temperature};
+          .temperature = configuration.polychromic.temperature,
+          .top_p = configuration.polychromic.top_p};
 }
 
 /// The texts of these ranks, in rank order. Collective.
@@ -96,14 +97,11 @@ void require_settings(const Configuration& configuration, const Architecture& ar
         "run, a checkpoint or a directory of Hugging Face");
   if (const std::string why = generation_obstacle(model, architecture.positions); !why.empty())
     refuse(fmt::format("weft lm polychromic: text of this model cannot be generated ({})", why));
-  if (model.dropout > 0 || model.attention_dropout > 0)
+  if (configuration.polychromic.top_p < 1 && (model.logit_softcap > 0 || configuration.parallel.tensor > 1))
     refuse(
-        "weft lm polychromic with language_model.dropout or attention_dropout (answers are drawn without it: their "
-        "probabilities in training would be others); set both to 0");
-  if (configuration.lora.dropout > 0)
-    refuse(
-        "weft lm polychromic with lora.dropout (answers are drawn without it: their probabilities in training would be "
-        "others); set it to 0");
+        "polychromic.top_p with language_model.logit_softcap or parallel.tensor (the loss is that of all tokens "
+        "there); "
+        "set top_p to 1");
   if (!configuration.lora.initial.empty())
     refuse(
         "weft lm polychromic with lora.initial (the frozen model is the initial one without adapters, not the one that "
@@ -311,8 +309,8 @@ void PolychromicRun::draw(std::int64_t step) {
     measures_.add(answers[p], judgements[p]);
     const AnswerIds& prompt = answers[p].prompt.ids;
     const PromptAdvantages& advantages = judgements[p].advantages;
-    const double factor = settings_.weight * kernels::gradient_factor(settings_.set_size, advantages.counted) /
-                          static_cast<double>(settings_.prompts);
+    const double factor =
+        settings_.weight * advantage_factor(settings_, advantages.counted) / static_cast<double>(settings_.prompts);
     for (std::size_t i = 0; i < answers[p].drawn.size(); ++i, ++row) {
       const AnswerIds& answer = answers[p].drawn[i];
       const auto to = present_.tokens.begin() + static_cast<std::ptrdiff_t>(row) * present_.longest;
@@ -424,9 +422,8 @@ std::vector<std::pair<std::string, double>> PolychromicRun::phase_bytes() {
   work.prompt_tokens /= answers;
   work.answer_tokens /= answers;
   work.drawn = 1 / static_cast<double>(settings_.every);
-  work.embedded = settings_.embedder.empty() || settings_.reward == RewardKind::likelihood ? work.drawn : 0;
-  const bool trains = settings_.weight > 0 || settings_.kl > 0;
-  const auto uses = static_cast<double>(trains ? std::min(settings_.epochs, settings_.every) : 0);
+  work.embedded = settings_.embedder.empty() || settings_.uses(RewardKind::likelihood) ? work.drawn : 0;
+  const auto uses = static_cast<double>(settings_.trains() ? std::min(settings_.epochs, settings_.every) : 0);
   work.trained = work.drawn * uses;
   work.scored = settings_.kl > 0 ? 2 * work.trained : std::max(0.0, work.trained - work.drawn);
   std::vector<std::pair<std::string, double>> bytes = base_.phase_bytes();

@@ -63,8 +63,7 @@ class PolychromicRun final : public run::Trainable {
  private:
   bool draws_at(std::int64_t step) const { return step % settings_.every == 0; }
   bool trains_at(std::int64_t step) const {
-    return (settings_.weight > 0 || settings_.kl > 0) && step >= settings_.every &&
-           step % settings_.every < settings_.epochs;
+    return settings_.trains() && step >= settings_.every && step % settings_.every < settings_.epochs;
   }
   void begin_constraint();
   void draw(std::int64_t step);

@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iterator>
 
 #include "language_model/tokenizer/json_lines.hpp"
 
@@ -13,6 +16,27 @@ using namespace language_model;
 namespace {
 
 constexpr double kMostStepPrompts = 1 << 16, kMostSamples = 1 << 12, kMostTokens = 1 << 20;
+
+constexpr std::pair<const char*, RewardKind> kRewards[] = {
+    {"constant", RewardKind::constant}, {"likelihood", RewardKind::likelihood}, {"exact", RewardKind::exact},
+    {"regex", RewardKind::regex},       {"length", RewardKind::length},         {"file", RewardKind::file},
+    {"command", RewardKind::command}};
+
+const std::pair<const char*, RewardKind>* reward_of(const std::string& name) {
+  return std::find_if(std::begin(kRewards), std::end(kRewards), [&](const auto& one) { return one.first == name; });
+}
+
+/// The rule of a key that a reward needs: an error if one is there without the other.
+void add_reward_rule(input::Schema& schema, const Settings& polychromic, RewardKind kind, const char* name,
+                     const char* key, std::function<bool()> is_given) {
+  schema.rule({fmt::format("polychromic.{}", key), "polychromic.reward", "polychromic.more_rewards"},
+              [=, &polychromic]() -> std::string {
+                const bool used = polychromic.uses(kind);
+                if (used == is_given()) return {};
+                return used ? fmt::format("polychromic.reward = \"{}\" needs polychromic.{}", name, key)
+                            : fmt::format("polychromic.{} is for polychromic.reward = \"{}\" only", key, name);
+              });
+}
 
 void add_sampling_keys(input::Schema& schema, Settings& polychromic) {
   schema
@@ -34,6 +58,12 @@ void add_sampling_keys(input::Schema& schema, Settings& polychromic) {
            "logits are divided by it: of the distribution from which answers are drawn and whose gradient is formed")
       .at_least(0.01)
       .at_most(100);
+  schema
+      .add("polychromic.top_p", polychromic.top_p,
+           "answers are drawn from the most probable tokens whose probabilities reach this sum, and the gradient is "
+           "that of this distribution; 1 = all")
+      .more_than(0)
+      .at_most(1);
   schema.add("polychromic.max_new_tokens", polychromic.max_new_tokens, "length of an answer")
       .in("tokens")
       .at_least(1)
@@ -79,21 +109,26 @@ void add_reward_keys(input::Schema& schema, Settings& polychromic) {
               {"likelihood", RewardKind::likelihood},
               {"exact", RewardKind::exact},
               {"regex", RewardKind::regex},
+              {"length", RewardKind::length},
               {"file", RewardKind::file},
               {"command", RewardKind::command}},
              "score of an answer: 1; the geometric mean of its probabilities under the initial model; 1 if it is the "
-             "reference of the prompt; 1 if reward_pattern matches; from reward_file; from reward_command");
-  schema.add("polychromic.reward_pattern", polychromic.reward_pattern, "a pattern of PCRE2")
-      .required_with("polychromic.reward", {"regex"});
+             "reference of the prompt; 1 if reward_pattern matches; 1 - |tokens - reward_length| / reward_length, at "
+             "least 0; from reward_file; from "
+             "reward_command");
+  schema.add("polychromic.more_rewards", polychromic.more_rewards, "names of further rewards, which are added");
+  schema.add("polychromic.more_weights", polychromic.more_weights, "factors of more_rewards, one each");
+  schema.add("polychromic.reward_pattern", polychromic.reward_pattern, "a pattern of PCRE2");
+  schema.add("polychromic.reward_length", polychromic.reward_length, "length of an answer with the reward 1; 0 = none")
+      .in("tokens")
+      .at_least(0)
+      .at_most(kMostTokens);
   schema
       .add("polychromic.reward_file", polychromic.reward_file,
            "JSON lines {\"prompt\": TEXT, \"answer\": TEXT, \"score\": NUMBER}")
-      .path_name()
-      .required_with("polychromic.reward", {"file"});
-  schema
-      .add("polychromic.reward_command", polychromic.reward_command,
-           "a command of the shell that reads and writes JSON lines")
-      .required_with("polychromic.reward", {"command"});
+      .path_name();
+  schema.add("polychromic.reward_command", polychromic.reward_command,
+             "a command of the shell that reads and writes JSON lines");
   schema
       .add("polychromic.reward_time_limit", polychromic.reward_time_limit,
            "time limit of reward_command for a batch of answers")
@@ -101,6 +136,24 @@ void add_reward_keys(input::Schema& schema, Settings& polychromic) {
       .more_than(0)
       .at_most(1e6)
       .free();
+  const Settings& p = polychromic;
+  add_reward_rule(schema, p, RewardKind::regex, "regex", "reward_pattern", [&p] { return !p.reward_pattern.empty(); });
+  add_reward_rule(schema, p, RewardKind::length, "length", "reward_length", [&p] { return p.reward_length > 0; });
+  add_reward_rule(schema, p, RewardKind::file, "file", "reward_file", [&p] { return !p.reward_file.empty(); });
+  add_reward_rule(schema, p, RewardKind::command, "command", "reward_command",
+                  [&p] { return !p.reward_command.empty(); });
+  schema.rule({"polychromic.more_rewards", "polychromic.more_weights"}, [&p]() -> std::string {
+    for (const std::string& name : p.more_rewards)
+      if (reward_of(name) == std::end(kRewards))
+        return fmt::format("polychromic.more_rewards: there is no reward \"{}\"; take names of polychromic.reward",
+                           name);
+    if (p.more_rewards.size() == p.more_weights.size() &&
+        std::all_of(p.more_weights.begin(), p.more_weights.end(), [](double one) { return std::isfinite(one); }))
+      return {};
+    return fmt::format(
+        "polychromic.more_weights has {} numbers for {} polychromic.more_rewards; give a finite one for each",
+        p.more_weights.size(), p.more_rewards.size());
+  });
 }
 
 void add_objective_keys(input::Schema& schema, Settings& polychromic) {
@@ -128,9 +181,21 @@ void add_objective_keys(input::Schema& schema, Settings& polychromic) {
            "factor of the divergence from the initial model, estimated on the tokens of the answers; 0 = none")
       .at_least(0)
       .at_most(1e6);
-  schema.add("polychromic.objective", polychromic.objective,
-             {{"product", SetObjective::product}, {"additive", SetObjective::additive}},
-             "objective of a set: mean reward times diversity, or mean reward plus diversity_weight times diversity");
+  schema.add(
+      "polychromic.objective", polychromic.objective,
+      {{"product", Objective::product},
+       {"additive", Objective::additive},
+       {"supervised", Objective::supervised},
+       {"grpo", Objective::grpo},
+       {"rloo", Objective::rloo},
+       {"best_of_n", Objective::best_of_n}},
+      "what answers raise: mean reward of a set times its diversity, or plus diversity_weight times diversity; "
+      "nothing (answers are measured only); the mean reward, with advantages relative to the mean of the prompt's "
+      "answers, or of the others (leave one out); the probability of the best answer of a prompt");
+  schema
+      .add("polychromic.standardise", polychromic.standardise,
+           "true: advantages of a prompt are divided by the standard deviation of its rewards")
+      .only_with("polychromic.objective", {"grpo"});
   schema.add("polychromic.diversity_weight", polychromic.diversity_weight, "factor of the diversity")
       .at_least(0)
       .at_most(1e6)
@@ -187,7 +252,7 @@ void add_keys(input::Schema& schema, Settings& polychromic) {
     return "polychromic.stop has an empty text (every answer would be empty); leave it out";
   });
   schema.rule({"polychromic.set_size", "polychromic.samples"}, [&polychromic]() -> std::string {
-    if (polychromic.samples > polychromic.set_size) return {};
+    if (polychromic.samples > polychromic.set_size || !polychromic.of_sets()) return {};
     return fmt::format(
         "polychromic.samples = {} is not more than polychromic.set_size = {} (all sets would have the same answers, "
         "and "
@@ -195,7 +260,7 @@ void add_keys(input::Schema& schema, Settings& polychromic) {
         polychromic.samples, polychromic.set_size);
   });
   schema.rule({"polychromic.reward", "polychromic.prompts_file"}, [&polychromic]() -> std::string {
-    if (polychromic.reward != RewardKind::exact || is_named_json_lines(polychromic.prompts_file)) return {};
+    if (!polychromic.uses(RewardKind::exact) || is_named_json_lines(polychromic.prompts_file)) return {};
     return "polychromic.reward = \"exact\" needs references, which prompts of a FILE.jsonl have; give such a "
            "polychromic.prompts_file";
   });
@@ -206,6 +271,12 @@ void add_keys(input::Schema& schema, Settings& polychromic) {
         "drawn before); take fewer",
         polychromic.epochs, polychromic.every);
   });
+  schema.rule({"polychromic.top_p", "polychromic.epochs", "polychromic.kl"}, [&polychromic]() -> std::string {
+    if (polychromic.top_p == 1 || (polychromic.epochs == 1 && polychromic.kl == 0)) return {};
+    return "polychromic.top_p with polychromic.epochs or polychromic.kl (they compare probabilities of two models, "
+           "whose "
+           "most probable tokens differ); set top_p to 1";
+  });
   schema.rule({"polychromic.hold_reward", "polychromic.diversity_weight"}, [&polychromic]() -> std::string {
     if (polychromic.hold_reward == HoldReward::none || polychromic.diversity_weight > 0) return {};
     return "polychromic.hold_reward with diversity_weight = 0 (the weight is multiplied, and remains 0); give it a "
@@ -215,6 +286,19 @@ void add_keys(input::Schema& schema, Settings& polychromic) {
 }
 
 }  // namespace
+
+std::vector<std::pair<RewardKind, double>> Settings::rewards() const {
+  std::vector<std::pair<RewardKind, double>> all = {{reward, 1.0}};
+  for (std::size_t i = 0; i < std::min(more_rewards.size(), more_weights.size()); ++i)
+    if (const auto* known = reward_of(more_rewards[i]); known != std::end(kRewards))  // others are errors of the schema
+      all.emplace_back(known->second, more_weights[i]);
+  return all;
+}
+
+bool Settings::uses(RewardKind kind) const {
+  const auto all = rewards();
+  return std::any_of(all.begin(), all.end(), [&](const auto& one) { return one.first == kind; });
+}
 
 input::Schema schema(Configuration& configuration) {
   input::Schema schema = language_model::schema(configuration);

@@ -19,7 +19,7 @@ constexpr std::uint64_t kEvaluationStep = 1, kTrainingStep = 2;
 std::vector<Prompt> prompts_of(std::string_view text, const Settings& settings, const Tokenizer& tokenizer) {
   std::vector<Prompt> prompts;
   for (PromptLine& line : prompt_lines(text, settings.prompts_file)) {
-    if (settings.reward == RewardKind::exact && line.reference.empty())
+    if (settings.uses(RewardKind::exact) && line.reference.empty())
       throw error(ExitCode::data,
                   "{}: has no \"reference\" (polychromic.reward = \"exact\" compares answers with it); add one, or use "
                   "another reward",
@@ -38,6 +38,16 @@ std::vector<Prompt> prompts_of(std::string_view text, const Settings& settings, 
 
 }  // namespace
 
+std::vector<Prompt> read_prompts(const Settings& settings, const Tokenizer& tokenizer, const parallel::World& world) {
+  const auto parse = [&](std::string_view text) { return prompts_of(text, settings, tokenizer); };
+  const std::string text = world.on_root([&] {
+    std::string own = text_of_file(settings.prompts_file, "polychromic.prompts_file");
+    parse(own);  // its errors become those of all ranks
+    return own;
+  });
+  return parse(text);
+}
+
 Prompts::Prompts(const Settings& settings, const Corpus& corpus, std::uint64_t seed, const parallel::World& world)
     : settings_(settings), corpus_(corpus), seed_(seed) {
   if (!corpus.tokenizer)
@@ -45,13 +55,7 @@ Prompts::Prompts(const Settings& settings, const Corpus& corpus, std::uint64_t s
                            "{}: token files without a tokeniser (prompts and answers are texts); give data.tokens",
                            corpus.train.name());
   if (!settings.prompts_file.empty()) {
-    const auto parse = [&](std::string_view text) { return prompts_of(text, settings, *corpus.tokenizer); };
-    const std::string text = world.on_root([&] {
-      std::string own = text_of_file(settings.prompts_file, "polychromic.prompts_file");
-      parse(own);  // its errors become those of all ranks
-      return own;
-    });
-    lines_ = parse(text);
+    lines_ = read_prompts(settings, *corpus.tokenizer, world);
     for (const Prompt& prompt : lines_) longest_ = std::max(longest_, std::ssize(prompt.ids));
     n_evaluation_ = std::min(settings.evaluation_prompts, std::ssize(lines_));
     return;

@@ -19,6 +19,9 @@ struct Prompt {
   std::vector<std::uint32_t> ids;  ///< at least one
 };
 
+/// The prompts of polychromic.prompts_file, which rank 0 reads. Collective; throws as Prompts.
+std::vector<Prompt> read_prompts(const Settings&, const language_model::Tokenizer&, const parallel::World&);
+
 class Prompts {
  public:
   /// The corpus has a tokeniser and must outlive the object. Reads the file on rank 0. Collective; throws a collective

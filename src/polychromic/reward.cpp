@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "polychromic/reward.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -134,6 +135,43 @@ class RegexReward final : public Reward {
   std::unique_ptr<pcre2_match_context, Release<pcre2_match_context_free>> context_;
 };
 
+class LengthReward final : public Reward {
+ public:
+  explicit LengthReward(std::int64_t wanted) : wanted_(static_cast<double>(wanted)) {}
+  Scores scores(std::span<const AnsweredPrompt> prompts) override {
+    return each_answer(prompts, [&](const AnsweredPrompt& prompt, std::size_t i) {
+      return std::max(0.0, 1 - std::abs(static_cast<double>(prompt.answer_ids.at(i).size()) - wanted_) / wanted_);
+    });
+  }
+
+ private:
+  const double wanted_;
+};
+
+class SumReward final : public Reward {
+ public:
+  explicit SumReward(std::vector<WeightedReward> terms) : terms_(std::move(terms)) {}
+  Scores scores(std::span<const AnsweredPrompt> prompts) override {
+    Scores sums;
+    for (const AnsweredPrompt& prompt : prompts) sums.emplace_back(prompt.answers.size());
+    for (const WeightedReward& term : terms_) {
+      const Scores scores = term.reward->scores(prompts);
+      for (std::size_t p = 0; p < prompts.size(); ++p)
+        for (std::size_t i = 0; i < sums[p].size(); ++i) sums[p][i] += term.weight * scores[p][i];
+    }
+    for (std::size_t p = 0; p < prompts.size(); ++p)
+      for (const double sum : sums[p])
+        if (!std::isfinite(sum))
+          throw error(ExitCode::data,
+                      "the rewards of answers to prompt \"{}\" have a sum that is not finite; take smaller weights",
+                      printable(prompts[p].id));
+    return sums;
+  }
+
+ private:
+  const std::vector<WeightedReward> terms_;
+};
+
 class FileReward final : public Reward {
  public:
   explicit FileReward(const std::string& path) : path_(path) {
@@ -183,6 +221,10 @@ std::unique_ptr<Reward> likelihood_reward(MeanLogProbabilities log_probabilities
 }
 std::unique_ptr<Reward> exact_match_reward() { return std::make_unique<ExactMatchReward>(); }
 std::unique_ptr<Reward> regex_reward(std::string_view pattern) { return std::make_unique<RegexReward>(pattern); }
+std::unique_ptr<Reward> length_reward(std::int64_t wanted) { return std::make_unique<LengthReward>(wanted); }
+std::unique_ptr<Reward> sum_reward(std::vector<WeightedReward> terms) {
+  return std::make_unique<SumReward>(std::move(terms));
+}
 std::unique_ptr<Reward> file_reward(const std::string& path) { return std::make_unique<FileReward>(path); }
 
 }  // namespace weft::polychromic

@@ -7,6 +7,7 @@
 //                 the geometric mean of the probabilities, in (0, 1]; an empty answer has 0
 //   exact         1 if the answer is the reference answer, without white space at both ends; else 0
 //   regex         1 if a regular expression (PCRE2, UTF-8) matches anywhere in the answer, else 0
+//   length        1 - |tokens - wanted| / wanted, at least 0
 //   file          from JSON lines {"prompt": ID or TEXT, "answer": TEXT, "score": NUMBER}; without "answer": of answers
 //                 that have no line of their own
 //   command       of a program that reads JSON lines and writes one per line
@@ -49,6 +50,16 @@ std::unique_ptr<Reward> exact_match_reward();
 
 /// Throws Error(usage) for a pattern that cannot be compiled.
 std::unique_ptr<Reward> regex_reward(std::string_view pattern);
+
+/// wanted: tokens of an answer, more than 0.
+std::unique_ptr<Reward> length_reward(std::int64_t wanted);
+
+struct WeightedReward {
+  std::unique_ptr<Reward> reward;
+  double weight = 1;
+};
+/// The sum of several rewards, each times its weight. Throws Error(data) if a sum is not finite.
+std::unique_ptr<Reward> sum_reward(std::vector<WeightedReward>);
 
 /// Reads the file. Throws Error(usage) if it does not exist, Error(data) with file and line.
 std::unique_ptr<Reward> file_reward(const std::string& path);

@@ -33,6 +33,13 @@ SHRINK = {
     "lm_polychromic.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "language_model.layers=1",
                             "language_model.initial=lm_character", "polychromic.every=1",
                             "polychromic.samples=5", "polychromic.max_new_tokens=10", "polychromic.evaluation_prompts=2"],
+    **{f"lm_polychromic_{name}.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "language_model.preset=gpt2",
+                                       "language_model.layers=1", "language_model.heads=4", "language_model.d_model=128",
+                                       "language_model.initial=lm_character", "data.train=inputs/text/genesis_to_ruth.txt",
+                                       "data.tokens=character", "data.special=[]", "data.sequence=128", "data.validation_fraction=0.1",
+                                       'polychromic.prompts_file=""', 'polychromic.reward="constant"', 'polychromic.reward_command=""',
+                                       "polychromic.every=1", "polychromic.max_new_tokens=10", "polychromic.evaluation_prompts=2"]
+       for name in ("lora", "smollm2")},
     "lm_parity_tiny.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=256", "language_model.layers=1"],
     **{f"lm_parity_{name}.toml": ["optimizer.warmup_steps=1", "data.batch_tokens=512", "language_model.layers=1",
                                   "language_model.d_model=48", "language_model.d_mlp=64"] for name in ("gpt", "llama")},
@@ -90,7 +97,7 @@ def is_language_benchmark(path):
 
 
 def command_of(path):
-    if path.name == "lm_polychromic.toml":
+    if path.name.startswith("lm_polychromic"):
         return ("lm", "polychromic")
     return ("benchmark",) if path.name.startswith("benchmark") or is_language_benchmark(path) else ("lm", "train") if path.name.startswith("lm_") else ("train",)
 

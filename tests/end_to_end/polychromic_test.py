@@ -96,6 +96,9 @@ def objectives(weft):
             "bleu": ["polychromic.diversity=self_bleu"],
             "additive": ["polychromic.objective=additive", "polychromic.diversity_weight=2"],
             "likelihood": ["polychromic.reward=likelihood"],
+            "top_p": ["polychromic.top_p=0.9", "language_model.dropout=0.1"],
+            "grpo": ["polychromic.objective=grpo", "polychromic.reward=likelihood", 'polychromic.more_rewards=["length"]',
+                     "polychromic.more_weights=[0.5]", "polychromic.reward_length=30"],
             "epochs": ["polychromic.epochs=2", "optimizer.learning_rate=0.02"], "kl": ["polychromic.kl=1"],
             "stop": ['polychromic.stop=["."]', "polychromic.max_new_tokens=20"],
             "regex": ["polychromic.reward=regex", 'polychromic.reward_pattern="t[eh]"'],
@@ -112,6 +115,13 @@ def objectives(weft):
             assert not any("." in text for text in texts) and min(map(len, texts)) < 20, texts
         if name == "kl":
             assert line["answers.divergence"] > 0, line
+        if name == "regex":  # of any checkpoint, with more answers; groups of ranks divide the prompts
+            measured = []
+            for ranks in (None, 2):
+                weft.run("lm", "evaluate", run, "--answers", "prompts.jsonl", "--samples", 8, "--output", "measured", ranks=ranks)
+                measured.append(json.loads((weft.folder / "measured" / "evaluation.json").read_text())["answers"])
+            assert measured[0]["pass_8"] >= measured[0]["pass_1"] == measured[0]["reward"] and measured[0]["pass_64"] is None, measured
+            assert measured[0] == measured[1], measured
         if name != "exact":  # no answer of this length is the reference
             assert line["answers.advantage_spread"] > 0, (name, line)
     assert len(set(weights.values())) == len(weights)
@@ -184,7 +194,6 @@ def refusals(weft):
             ("polychromic.samples=3",): "all advantages would be 0",
             ("polychromic.max_new_tokens=40",): "together they do not fit data.sequence",
             ('language_model.initial=""',): "without language_model.initial",
-            ("language_model.dropout=0.1",): "answers are drawn without it",
             ("privacy.epsilon=8", "privacy.delta=1e-5", "privacy.clip=1"): "weft lm polychromic with privacy",
             ("language_model.d_model=64",): "another model than that of [language_model]",
             ("polychromic.reward=regex",): "needs polychromic.reward_pattern",
@@ -196,6 +205,10 @@ def refusals(weft):
             ("polychromic.reward=file", "polychromic.reward_file=none.jsonl"): "none.jsonl",
             ("polychromic.epochs=3",): "is more than polychromic.every",
             ("polychromic.clip=0.1",): "has no effect",
+            ("polychromic.top_p=0.9", "polychromic.kl=1"): "set top_p to 1",
+            ("polychromic.standardise=false",): 'is for polychromic.objective = "grpo" only',
+            ('polychromic.more_rewards=["nice"]', "polychromic.more_weights=[1]"): "there is no reward",
+            ('polychromic.more_rewards=["length"]', "polychromic.reward_length=4"): "give a finite one for each",
             ("polychromic.hold_reward=initial",): 'is for polychromic.objective = "additive" only',
             ("polychromic.hold_reward=initial", "polychromic.objective=additive"): "the same for all answers",
             ("polychromic.reward_target=0.3",): 'is for polychromic.hold_reward = "target" only',

@@ -5,9 +5,12 @@
 #include "polychromic/policy_batch.hpp"
 
 #include <array>
+#include <bit>
 #include <cmath>
+#include <tuple>
 
 #include "polychromic/advantage.hpp"
+#include "polychromic/answer_measures.hpp"
 #include "polychromic/answers.hpp"
 #include "tests/language_model/small_model.hpp"
 #include "tests/language_model/variants.hpp"
@@ -29,7 +32,7 @@ const AnswerIds kPrompt = {0, 2, 1};
 
 /// A batch on a model, with what it takes.
 struct Policy {
-  Policy(SmallModel& model_, double temperature, std::int64_t micro_rows, std::int64_t vocabulary = 0)
+  Policy(SmallModel& model_, double temperature, std::int64_t micro_rows, std::int64_t vocabulary = 0, double top_p = 1)
       : model(model_),
         grid(weft::testing::world(), single_process()),
         arena(weft::testing::execution(), grid),
@@ -37,7 +40,8 @@ struct Policy {
                .length = kLength,
                .micro_rows = micro_rows,
                .vocabulary = vocabulary,
-               .temperature = temperature},
+               .temperature = temperature,
+               .top_p = top_p},
               weft::testing::execution(), arena),
         sink(model_.parameters(), weft::testing::execution(), kSequences * kLength),
         step(1) {}
@@ -132,7 +136,7 @@ PromptAdvantages advantages_of(const kernels::SetRule& rule, const std::array<st
 }  // namespace
 
 TEST_CASE("the expected gradient over all answers is the slope of the expected objective of sets") {
-  for (const SetObjective objective : {SetObjective::product, SetObjective::additive})
+  for (const kernels::SetObjective objective : {kernels::SetObjective::product, kernels::SetObjective::additive})
     for (const double temperature : {0.9, 1.0, 2.5}) {
       CAPTURE(temperature);
       const kernels::SetRule rule{.objective = objective, .set_size = 2, .diversity_weight = 0.5};
@@ -193,6 +197,133 @@ TEST_CASE("the expected gradient over all answers is the slope of the expected o
     }
 }
 
+TEST_CASE("with top_p the gradient is that of the truncated distribution: of the kept tokens alone") {
+  // Small steps do not change which of the three tokens are kept: the slope is that of log p_K.
+  constexpr double kTemperature = 0.9;
+  SmallModel model(three_tokens(), kSequences, kLength);
+  const std::vector<double> logs = log_probabilities(model, kPrompt, kTemperature);
+  std::array<std::uint32_t, 3> order = {0, 1, 2};
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return logs[a] > logs[b]; });
+  const double first = std::exp(logs[order[0]]), second = std::exp(logs[order[1]]);
+  Policy policy(model, kTemperature, kSequences * kLength, 0, first + second / 2);
+  const auto log_kept = [&] {
+    const std::vector<double> now = log_probabilities(model, kPrompt, kTemperature);
+    return now[order[0]] - std::log(std::exp(now[order[0]]) + std::exp(now[order[1]]));
+  };
+  const AnswerIds answer = {order[0]}, outside = {order[2]};
+  const Gradients gradients = policy.gradients({{kPrompt, answer, {1.0f}}});
+  CHECK(static_cast<double>(policy.batch.log_probabilities()[0][0]) == doctest::Approx(log_kept()).epsilon(1e-5));
+  int compared = 0;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const double length = norm_of(gradients[i]);
+    if (length < 1e-2) continue;
+    ++compared;
+    const std::vector<float> at = model.get(i);
+    double values[2] = {};
+    constexpr double kStep = 3e-3;
+    for (const int side : {0, 1}) {
+      std::vector<float> moved = at;
+      for (std::size_t k = 0; k < at.size(); ++k)
+        moved[k] -= static_cast<float>((side == 1 ? kStep : -kStep) * static_cast<double>(gradients[i][k]) / length);
+      model.set(i, moved);
+      values[side] = log_kept();
+    }
+    model.set(i, at);
+    CHECK((values[1] - values[0]) / (2 * kStep) == doctest::Approx(length).epsilon(0.02));
+  }
+  CHECK(compared > 5);
+  // A token that another rounding has drawn counts in any case.
+  policy.gradients({{kPrompt, outside, {1.0f}}});
+  CHECK(static_cast<double>(policy.batch.log_probabilities()[0][0]) == doctest::Approx(logs[order[2]]).epsilon(1e-5));
+}
+
+TEST_CASE("answers are drawn with the adapters of the moment, and trained without their dropout") {
+  TransformerSettings settings = llama();
+  settings.architecture.lora = {.rank = 2, .alpha = 4, .targets = {"query", "value", "down"}};
+  settings.architecture.lora.dropout = 0.3;
+  SmallModel model(settings, kSequences, kLength);
+  const parallel::Grid grid(weft::testing::world(), single_process());
+  model::StepArena arena(weft::testing::execution(), grid);
+  run::Timers timers;
+  Generator generator({.architecture = settings.architecture,
+                       .rows = 4,
+                       .prompts = 1,
+                       .longest_prompt = 3,
+                       .new_tokens = 5,
+                       .temperature = 0.9,
+                       .top_p = 0.95},
+                      model.transformer(), weft::testing::execution(), timers, arena);
+  Policy policy(model, 0.9, kSequences * kLength, 0, 0.95);
+  Prompt prompt;
+  prompt.ids = kPrompt;
+  std::vector<std::vector<std::vector<float>>> drawn;
+  for (const float factor : {1.0f, -0.5f}) {
+    CAPTURE(factor);
+    for (std::size_t i = 0; i < model.parameters().size(); ++i)
+      if (model.parameters().specs()[i].name.find("lora_b") != std::string::npos) {
+        std::vector<float> values = model.get(i);
+        for (float& value : values) value *= factor;
+        model.set(i, values);
+      }
+    const Answers answers = draw_answers(generator, Tokenizer::bytes({}), {prompt}, 4, 7, 3, 1)[0];
+    std::vector<PolicyRow> rows;
+    for (const AnswerIds& answer : answers.drawn) rows.push_back({kPrompt, answer, std::vector<float>(5, 1.0f)});
+    policy.batch.fill(rows);
+    model.transformer().prepare_weights();
+    policy.batch.add_gradients(model.transformer(), policy.step.data(), policy.sink);
+    const auto trained = policy.batch.log_probabilities();
+    for (std::size_t r = 0; r < rows.size(); ++r)
+      for (std::size_t t = 0; t < 5; ++t)
+        CHECK(trained[r][t] == doctest::Approx(answers.log_drawn[r][t]).epsilon(1e-4));
+    drawn.push_back(answers.log_drawn);
+  }
+  CHECK(drawn[0] != drawn[1]);
+}
+
+TEST_CASE("pass@k is the share of sets of k answers with a right one") {
+  for (const int right : {0, 1, 3, 5})
+    for (const int k : {1, 2, 5}) {
+      int sets = 0, passed = 0;
+      for (unsigned set = 0; set < 1u << 5; ++set) {
+        if (std::popcount(set) != k) continue;
+        ++sets;
+        passed += (set & ((1u << right) - 1)) != 0;
+      }
+      CHECK(pass_at(5, right, k) == doctest::Approx(static_cast<double>(passed) / sets));
+    }
+  CHECK(std::isnan(pass_at(7, 3, 8)));
+}
+
+TEST_CASE("advantages of groups: GRPO, leave one out, the best of N") {
+  const std::vector<double> rewards = {1, 0, 0.5, 9, 0.5};
+  const std::vector<char> present = {1, 1, 1, 0, 1}, all(5, 1), one = {0, 1, 0, 0, 0};
+  const auto of = [&](Objective objective, bool standardise) {
+    return group_advantages(objective, standardise, rewards, present);
+  };
+  const PromptAdvantages centred = of(Objective::grpo, false), scaled = of(Objective::grpo, true),
+                         others = of(Objective::rloo, true), best = of(Objective::best_of_n, true);
+  CHECK(centred.advantages == std::vector<double>{0.5, -0.5, 0, 0, 0});  // the empty answer has no part
+  CHECK(centred.counted == 4);
+  CHECK(centred.objective == 0.5);
+  const double deviation = std::sqrt(0.5 / 4);
+  CHECK(scaled.advantages[0] == doctest::Approx(0.5 / deviation));
+  CHECK(others.advantages[0] == doctest::Approx(1 - (0 + 0.5 + 0.5) / 3));
+  CHECK(best.advantages == std::vector<double>{1, 0, 0, 0, 0});
+  CHECK(of(Objective::supervised, true).advantages == std::vector<double>(5));
+  for (const Objective objective : {Objective::grpo, Objective::rloo, Objective::best_of_n}) {
+    // Equal rewards, of a size whose mean is rounded, and a single answer: nothing to prefer.
+    const std::vector<double> equal(5, 0.1);
+    CHECK(group_advantages(objective, true, equal, all).advantages == std::vector<double>(5));
+    CHECK(group_advantages(objective, true, rewards, one).advantages == std::vector<double>(5));
+    CHECK(group_advantages(objective, true, rewards, std::vector<char>(5)).counted == 0);
+  }
+  Settings settings;
+  CHECK(advantage_factor(settings, 8) == kernels::gradient_factor(4, 8));
+  settings.objective = Objective::rloo;
+  CHECK(advantage_factor(settings, 4) == 0.25);
+  CHECK(advantage_factor(settings, 0) == 0);
+}
+
 TEST_CASE("probabilities of answers are those of the tempered softmax, whatever the lengths beside them") {
   TransformerSettings capped = llama();
   capped.architecture.model.logit_softcap = 2;
@@ -238,8 +369,9 @@ TEST_CASE("probabilities of answers are those of the tempered softmax, whatever 
 TEST_CASE("answers have the probabilities with which they were drawn") {
   // Also where the tokeniser has fewer ids than the model: others have no probability.
   const std::int64_t all = gpt2().architecture.vocabulary;
-  for (const auto& [temperature, vocabulary] :
-       std::initializer_list<std::pair<double, std::int64_t>>{{0.6, 0}, {1.0, 0}, {1.0, all / 2}}) {
+  for (const auto& [temperature, vocabulary, top_p] : std::initializer_list<std::tuple<double, std::int64_t, double>>{
+           {0.6, 0, 1}, {1.0, 0, 1}, {1.0, all / 2, 1}, {0.9, 0, 0.9}, {0.6, all / 2, 0.8}}) {
+    CAPTURE(top_p);
     SmallModel model(gpt2(), kSequences, kLength);
     const parallel::Grid grid(weft::testing::world(), single_process());
     model::StepArena arena(weft::testing::execution(), grid);
@@ -250,14 +382,15 @@ TEST_CASE("answers have the probabilities with which they were drawn") {
                                       .vocabulary = vocabulary,
                                       .longest_prompt = 3,
                                       .new_tokens = 5,
-                                      .temperature = temperature};
+                                      .temperature = temperature,
+                                      .top_p = top_p};
     Generator generator(settings, model.transformer(), weft::testing::execution(), timers, arena);
     const Tokenizer tokenizer = Tokenizer::bytes({});
     Prompt first, second;
     first.ids = kPrompt;
     second.ids = {5, 4};
     const std::vector<Answers> answers = draw_answers(generator, tokenizer, {first, second}, 2, 7, 3, 1);
-    Policy policy(model, temperature, kSequences * kLength, vocabulary);
+    Policy policy(model, temperature, kSequences * kLength, vocabulary, top_p);
     std::vector<PolicyRow> rows;
     for (const Answers& of_prompt : answers)
       for (const AnswerIds& answer : of_prompt.drawn) {

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <thread>
 
@@ -70,6 +71,22 @@ TEST_CASE("constant, exact match, likelihood") {
   CHECK(std::abs(scores[0][0] - 0.25) <= 1e-15);
   CHECK(scores[0][1] == 0);
   CHECK(scores[1][0] == std::exp(-2.0));
+}
+
+TEST_CASE("length, and several rewards with weights") {
+  std::vector<AnsweredPrompt> prompts = two_prompts();
+  CHECK(length_reward(2)->scores(prompts) == Scores{{0.5, 0}, {1}});
+  prompts[1].answer_ids[0].assign(9, 1);
+  CHECK(length_reward(2)->scores(prompts) == Scores{{0.5, 0}, {0}});
+  const auto sum = [](double weight) {
+    std::vector<WeightedReward> terms;
+    terms.push_back({exact_match_reward(), 1});
+    terms.push_back({length_reward(2), weight});
+    return sum_reward(std::move(terms));
+  };
+  CHECK(sum(-0.5)->scores(prompts) == Scores{{0.75, 0}, {0}});
+  check_error(ExitCode::data, "prompt \"a\" have a sum that is not finite",
+              [&] { sum(std::numeric_limits<double>::infinity())->scores(prompts); });
 }
 
 TEST_CASE("regular expression") {

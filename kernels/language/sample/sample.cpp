@@ -8,6 +8,17 @@
 
 namespace weft::kernels {
 
+void keep_probable(const Execution& execution, const SampleRule& rule, AnyMatrix logits,
+                   Array<const std::int32_t> targets) {
+  if (rule.vocabulary < 1 || rule.vocabulary > std::int64_t{1} << 23 || rule.vocabulary > logits.columns ||
+      targets.size != logits.rows || !(rule.temperature > 0) || rule.top_k != 0 || !(rule.top_p > 0 && rule.top_p <= 1))
+    throw Error(ExitCode::internal, "keep_probable: sizes, temperature, top_k or top_p are out of range");
+  if (rule.keeps_all()) return;
+  SampleRule effective = rule;
+  effective.temperature = std::max(rule.temperature, 1e-6f);
+  mask_others(execution, effective, logits, targets);
+}
+
 void sample(const Execution& execution, const SampleRule& rule, AnyMatrix logits, Matrix<BlockSum> sums,
             const GrowingSequences& sequences) {
   if (rule.vocabulary < 1 || rule.vocabulary > std::int64_t{1} << 23 || rule.vocabulary > logits.columns)

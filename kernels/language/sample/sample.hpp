@@ -26,4 +26,10 @@ namespace weft::kernels {
 /// draw_blocks(vocabulary)].
 void sample(const Execution&, const SampleRule&, AnyMatrix logits, Matrix<BlockSum> sums, const GrowingSequences&);
 
+/// Writes -infinity over the logits of the ids that `sample` does not draw with this rule, so that their softmax is the
+/// distribution from which it draws; those of the targets [rows] stay in any case: with logits of another rounding a
+/// token that was drawn may lie outside. Rows with the target kIgnored (head/cross_entropy.hpp) stay as they are, and
+/// so do those whose logits are not finite. temperature > 0; top_k is 0.
+void keep_probable(const Execution&, const SampleRule&, AnyMatrix logits, Array<const std::int32_t> targets);
+
 }  // namespace weft::kernels

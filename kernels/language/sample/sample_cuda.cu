@@ -7,6 +7,7 @@
 // the inversion follow the ids: sums of blocks first, then of warps, of groups of ids and of lanes. Each warp keeps its
 // logits in shared memory, where all passes read them (two, and eight for each of top_k and top_p). Where they do not
 // fit, each pass reads them from global memory.
+#include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/language/rows_cuda.cuh"
 #include "kernels/language/sample/larger_cuda.cuh"
 #include "kernels/language/sample/sample_rule.hpp"
@@ -26,8 +27,9 @@ struct Arguments {
   SampleRule rule;
   AnyMatrix logits;
   GrowingSequences sequences;
-  int blocks;  ///< that share a row: 1, 2, 4 or 8
-  bool held;   ///< in shared memory
+  int blocks;                             ///< that share a row: 1, 2, 4 or 8
+  bool held;                              ///< in shared memory
+  const std::int32_t* targets = nullptr;  ///< [rows]: mask the others (mask_others); null: draw
 
   /// Number of ids of a warp.
   __host__ __device__ int span() const {
@@ -119,8 +121,10 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
   const SampleRule& r = a.rule;
   const GrowingSequences& s = a.sequences;
   const std::int64_t row = static_cast<int>(blockIdx.x) / a.blocks;
-  const CachedSequence sequence = s.sequences[row];
-  const std::int32_t position = s.positions[row];
+  const bool masks = a.targets != nullptr;
+  if (masks && a.targets[row] == kIgnored) return;  // all blocks of the row
+  const CachedSequence sequence = masks ? CachedSequence{} : s.sequences[row];
+  const std::int32_t position = masks ? 0 : s.positions[row];
   RowThreads threads{shared, a.blocks, static_cast<int>(blockIdx.x) % a.blocks};
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
   const int vocabulary = static_cast<int>(r.vocabulary), span = a.span();
@@ -138,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
       copy16_async(to + static_cast<std::uint32_t>(at), from + at);
     commit_copies();
   }
-  const Random4 random = sample_bits(s.streams[row], position + 1);
+  const Random4 random = masks ? Random4{} : sample_bits(s.streams[row], position + 1);
   wait_copies<0>();
   __syncwarp();
   const auto load = [&](int column, float(&z)[kWidth]) {
@@ -167,11 +171,11 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
   float most_here = -INFINITY;
   each([&](float z) { most_here = larger(most_here, z); });
   std::uint64_t largest[1] = {logit_key(most_here)};
-  if (position >= sequence.end) return;
+  if (!masks && position >= sequence.end) return;
   threads.join(largest, [](std::uint64_t x, std::uint64_t y) { return max(x, y); });
   const auto most = static_cast<std::uint32_t>(largest[0]);
   if (!is_finite_key(most)) {
-    if (threads.block == 0 && thread == 0) {
+    if (!masks && threads.block == 0 && thread == 0) {
       const float nan = __uint_as_float(0x7fc00000u);
       s.drawn(row, position - sequence.prefix) = {0, nan, nan};
       s.ids[row] = 0;
@@ -251,10 +255,6 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
   std::uint64_t sums[2] = {};
   each([&](float z) { count(z, sums[0], sums[1]); });
   threads.sum(sums);
-  inversion.target = uniform_below(random, total);
-  if (inversion.find(threads.of_blocks(), a.blocks) != threads.block) return;
-  if (inversion.find(threads.of_warps(), kWarps) != warp) return;
-
   // Sums over this lane and those below it.
   const auto up_to_here = [lane](std::uint64_t value) {
 #pragma unroll
@@ -264,6 +264,32 @@ __global__ void __launch_bounds__(kThreads) draw(const __grid_constant__ Argumen
     }
     return value;
   };
+  if (masks) {
+    // Ties before the first id of this warp, then of each lane: by id as in the inversion.
+    for (int i = 0; i < threads.block; ++i) inversion.ties_left -= inversion.taken(threads.of_blocks()[2 * i + 1]);
+    for (int i = 0; i < warp; ++i) inversion.ties_left -= inversion.taken(threads.of_warps()[2 * i + 1]);
+    const int target = a.targets[row] - begin;
+    const std::int64_t from = row * a.logits.stride + begin;
+    for (int group = 0; group < end - begin; group += kWarp * kWidth) {
+      const int first = group + lane * kWidth, last = min(first + kWidth, end - begin);
+      std::uint64_t equal = 0;
+      for (int i = first; i < last; ++i)
+        if (logit_key(load_element(own.data, own.type, i)) == kept.key) ++equal;
+      const std::uint64_t ties = up_to_here(equal);
+      std::int64_t left = inversion.ties_left - inversion.taken(ties - equal);
+      for (int i = first; i < last; ++i) {
+        const std::uint32_t key = logit_key(load_element(own.data, own.type, i));
+        if (key > kept.key || (key == kept.key && left-- > 0) || i == target) continue;
+        store_element(a.logits.data, a.logits.type, from + i, -INFINITY);
+      }
+      inversion.ties_left -= inversion.taken(__shfl_sync(kAllLanes, ties, kWarp - 1));
+    }
+    return;
+  }
+  inversion.target = uniform_below(random, total);
+  if (inversion.find(threads.of_blocks(), a.blocks) != threads.block) return;
+  if (inversion.find(threads.of_warps(), kWarps) != warp) return;
+
   for (int group = 0; group < end - begin; group += kWarp * kWidth) {
     const int first = group + lane * kWidth;
     const int last = min(first + kWidth, end - begin);
@@ -319,17 +345,27 @@ void launch(const Execution& execution, Arguments arguments) {
                           arguments.held ? bytes : 0, arguments.blocks, arguments);
 }
 
+void launch(const Execution& execution, const Arguments& arguments) {
+  if (arguments.rule.softcap > 0)
+    launch<true>(execution, arguments);
+  else
+    launch<false>(execution, arguments);
+}
+
 }  // namespace
 
 void sample_kept(const Execution& execution, const SampleRule& rule, AnyMatrix logits,
                  const GrowingSequences& sequences) {
   if (logits.rows == 0) return;
   if (logits.type == Scalar::fp32) return portable::sample_kept(execution, rule, logits, sequences);
-  const Arguments arguments{rule, logits, sequences, 1, false};
-  if (rule.softcap > 0)
-    launch<true>(execution, arguments);
-  else
-    launch<false>(execution, arguments);
+  launch(execution, {rule, logits, sequences, 1, false});
+}
+
+void mask_others(const Execution& execution, const SampleRule& rule, AnyMatrix logits,
+                 Array<const std::int32_t> targets) {
+  if (logits.rows == 0) return;
+  if (logits.type == Scalar::fp32) return portable::mask_others(execution, rule, logits, targets);
+  launch(execution, {rule, logits, {}, 1, false, targets.data});
 }
 
 }  // namespace weft::kernels::cuda

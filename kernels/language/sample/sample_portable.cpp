@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/language/rows_portable.hpp"
 #include "kernels/language/sample/sample_rule.hpp"
 
@@ -18,7 +19,102 @@ KOKKOS_FORCEINLINE_FUNCTION std::uint32_t threshold(std::uint64_t needed, const 
   return key;
 }
 
+/// The distribution of a row: its weights, and which logits are kept.
+struct KeptRow {
+  LogitWeight weight{}, plain{};  ///< at the temperature of the rule, and at 1
+  KeptLogits kept{};
+  std::uint64_t total = 0, all = 0;  ///< weights of the kept logits; plain weights of all
+  bool finite = false;
+};
+
+/// each_chunk(body): calls body(column, count, logits) for the chunks of the row.
+template <class EachChunk>
+KOKKOS_FORCEINLINE_FUNCTION KeptRow kept_of_row(const Team& team, const SampleRule& r, const EachChunk& each_chunk) {
+  const auto sum = [&](auto&& term) {
+    std::uint64_t total = 0;
+    each_chunk([&](std::int64_t, int count, const float* z) {
+      total += sum_columns<std::uint64_t>(team, count, [&](int c) { return term(z[c]); });
+    });
+    return total;
+  };
+  KeptRow row;
+  // The largest logit; NaN if there is one.
+  float most = bits_float(0xff800000u);
+  each_chunk([&](std::int64_t, int count, const float* z) {
+    most = max_columns(team, count, most, [&](int c) { return z[c]; });
+  });
+  row.finite = is_finite_key(logit_key(most)) && sum([](float z) -> std::uint64_t { return z != z ? 1 : 0; }) == 0;
+  if (!row.finite) return row;
+  LogitWeight weight{0.0f, 1.0f / r.temperature, r.softcap};
+  weight.largest = weight.capped(most);
+  row.weight = row.plain = weight;
+  row.plain.inverse_temperature = 1.0f;
+
+  row.all = sum(row.plain);
+  std::uint64_t total = r.temperature == 1.0f ? row.all : sum(weight);
+  KeptLogits kept;
+  if (r.top_k > 0) {
+    const auto count_from = [&](std::uint32_t key) {
+      return sum([&](float z) -> std::uint64_t { return logit_key(z) >= key ? 1 : 0; });
+    };
+    kept.key = threshold(static_cast<std::uint64_t>(r.top_k), count_from);
+    kept.ties = r.top_k - static_cast<std::int64_t>(count_from(kept.key + 1));
+  }
+  const auto weight_from = [&](std::uint32_t key) {
+    return sum([&](float z) -> std::uint64_t { return logit_key(z) >= key ? weight(z) : 0; });
+  };
+  if (r.top_k > 0)
+    total = weight_from(kept.key + 1) + static_cast<std::uint64_t>(kept.ties) * weight(logit_of_key(kept.key));
+  if (r.top_p < 1) {
+    const std::uint64_t needed = needed_weight(r.top_p, total);
+    const std::uint32_t lowest = kept.key;
+    const std::uint32_t key =
+        threshold(needed, [&](std::uint32_t from) { return from <= lowest ? total : weight_from(from); });
+    const std::uint64_t above = weight_from(key + 1), each = weight(logit_of_key(key));
+    const std::int64_t equal =
+        r.top_k > 0 && key == lowest
+            ? kept.ties
+            : static_cast<std::int64_t>(sum([&](float z) -> std::uint64_t { return logit_key(z) == key; }));
+    kept = {key, needed_ties(needed, above, each, equal)};
+    total = above + static_cast<std::uint64_t>(kept.ties) * each;
+  }
+  row.kept = kept;
+  row.total = total;
+  return row;
+}
+
 }  // namespace
+
+void mask_others(const Execution& execution, const SampleRule& rule, AnyMatrix logits,
+                 Array<const std::int32_t> targets) {
+  const SampleRule r = rule;
+  for_rows<SampleScratch>(
+      execution, "mask_others", logits.rows, KOKKOS_LAMBDA(const Team& team, SampleScratch& buffer, std::int64_t row) {
+        if (targets[row] == kIgnored) return;
+        const auto each_chunk = [&](auto&& body) {
+          for_chunks(r.vocabulary, r.vocabulary, [&](std::int64_t column, int count) {
+            body(column, count, row_chunk(team, logits, row, column, count, buffer.z));
+          });
+        };
+        const KeptRow of_row = kept_of_row(team, r, each_chunk);
+        if (!of_row.finite) return;
+        const KeptLogits kept = of_row.kept;
+        std::int64_t ties = 0;  // among the chunks before
+        each_chunk([&](std::int64_t column, int count, const float* z) {
+          // The last id of this chunk that is kept among those of the limit.
+          int last = -1;
+          for (int c = 0; c < count; ++c)
+            if (logit_key(z[c]) == kept.key && ties++ < kept.ties) last = c;
+          team.team_barrier();
+          store_chunk(team, logits, row, column, count, [&](int c) {
+            const std::uint32_t key = logit_key(z[c]);
+            const bool stays = key > kept.key || (key == kept.key && c <= last) || column + c == targets[row];
+            return stays ? z[c] : bits_float(0xff800000u);
+          });
+          team.team_barrier();
+        });
+      });
+}
 
 void sample_kept(const Execution& execution, const SampleRule& rule, AnyMatrix logits,
                  const GrowingSequences& sequences) {
@@ -34,21 +130,8 @@ void sample_kept(const Execution& execution, const SampleRule& rule, AnyMatrix l
             body(column, count, row_chunk(team, logits, row, column, count, buffer.z));
           });
         };
-        const auto sum = [&](auto&& term) {
-          std::uint64_t total = 0;
-          each_chunk([&](std::int64_t, int count, const float* z) {
-            total += sum_columns<std::uint64_t>(team, count, [&](int c) { return term(z[c]); });
-          });
-          return total;
-        };
-        // The largest logit; NaN if there is one.
-        float most = bits_float(0xff800000u);
-        each_chunk([&](std::int64_t, int count, const float* z) {
-          most = max_columns(team, count, most, [&](int c) { return z[c]; });
-        });
-        const bool finite =
-            is_finite_key(logit_key(most)) && sum([](float z) -> std::uint64_t { return z != z ? 1 : 0; }) == 0;
-        if (!finite) {
+        const KeptRow of_row = kept_of_row(team, r, each_chunk);
+        if (!of_row.finite) {
           once(team, [&] {
             const float nan = bits_float(0x7fc00000u);
             s.drawn(row, position - sequence.prefix) = {0, nan, nan};
@@ -57,39 +140,9 @@ void sample_kept(const Execution& execution, const SampleRule& rule, AnyMatrix l
           });
           return;
         }
-        LogitWeight weight{0.0f, 1.0f / r.temperature, r.softcap};
-        weight.largest = weight.capped(most);
-        LogitWeight plain = weight;
-        plain.inverse_temperature = 1.0f;
-
-        const std::uint64_t all = sum(plain);
-        std::uint64_t total = r.temperature == 1.0f ? all : sum(weight);
-        KeptLogits kept;
-        if (r.top_k > 0) {
-          const auto count_from = [&](std::uint32_t key) {
-            return sum([&](float z) -> std::uint64_t { return logit_key(z) >= key ? 1 : 0; });
-          };
-          kept.key = threshold(static_cast<std::uint64_t>(r.top_k), count_from);
-          kept.ties = r.top_k - static_cast<std::int64_t>(count_from(kept.key + 1));
-        }
-        const auto weight_from = [&](std::uint32_t key) {
-          return sum([&](float z) -> std::uint64_t { return logit_key(z) >= key ? weight(z) : 0; });
-        };
-        if (r.top_k > 0)
-          total = weight_from(kept.key + 1) + static_cast<std::uint64_t>(kept.ties) * weight(logit_of_key(kept.key));
-        if (r.top_p < 1) {
-          const std::uint64_t needed = needed_weight(r.top_p, total);
-          const std::uint32_t lowest = kept.key;
-          const std::uint32_t key =
-              threshold(needed, [&](std::uint32_t from) { return from <= lowest ? total : weight_from(from); });
-          const std::uint64_t above = weight_from(key + 1), each = weight(logit_of_key(key));
-          const std::int64_t equal =
-              r.top_k > 0 && key == lowest
-                  ? kept.ties
-                  : static_cast<std::int64_t>(sum([&](float z) -> std::uint64_t { return logit_key(z) == key; }));
-          kept = {key, needed_ties(needed, above, each, equal)};
-          total = above + static_cast<std::uint64_t>(kept.ties) * each;
-        }
+        const LogitWeight weight = of_row.weight, plain = of_row.plain;
+        const KeptLogits kept = of_row.kept;
+        const std::uint64_t total = of_row.total, all = of_row.all;
 
         // Inversion: the first token with which the sum of weights exceeds the draw.
         const std::uint64_t target = uniform_below(sample_bits(s.streams[row], position + 1), total);

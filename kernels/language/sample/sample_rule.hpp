@@ -198,6 +198,9 @@ WEFT_HOST_DEVICE inline Random4 sample_bits(const SampleStream& stream, std::int
 
 /// Draws with top_k or top_p.
 WEFT_KERNEL(sample_kept, void(const Execution&, const SampleRule&, AnyMatrix logits, const GrowingSequences&));
+/// -infinity over the logits that are not kept, with top_p alone (keep_probable). targets: [rows].
+WEFT_KERNEL(mask_others,
+            void(const Execution&, const SampleRule&, AnyMatrix logits, Array<const std::int32_t> targets));
 /// Writes the sums of blocks. sums: [rows, draw_blocks(vocabulary)].
 WEFT_KERNEL(sum_blocks, void(const Execution&, const BlockRule&, AnyMatrix logits, Matrix<BlockSum> sums));
 WEFT_KERNEL(sample_by_blocks,

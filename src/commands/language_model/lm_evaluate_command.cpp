@@ -5,6 +5,7 @@
 // parallel.tensor ranks has the model and some of the batches.
 #include <filesystem>
 
+#include "commands/language_model/answer_evaluation.hpp"
 #include "commands/language_model/loaded_language_model.hpp"
 #include "commands/language_model/replacement.hpp"
 #include "commands/language_model/texts.hpp"
@@ -15,10 +16,49 @@ namespace weft::commands {
 namespace {
 
 struct LanguageEvaluateOptions {
-  std::string text, transcoder;  ///< "" or FILE, "" or CHECKPOINT
+  std::string text, transcoder, answers;  ///< "" or FILE, "" or CHECKPOINT, "" or FILE of prompts
   InterventionOptions interventions;
   bool frozen_attention = false;
+  std::int64_t samples = 0;  ///< answers to each prompt; 0: as in training
 };
+
+Json record_of(const LoadedLanguageModel& loaded) {
+  if (loaded.opened.found)
+    return {{"checkpoint", loaded.opened.found->path.string()}, {"step", loaded.opened.found->manifest.step}};
+  return {{"model", loaded.opened.directory->path().string()}};
+}
+
+/// Prints the record, and writes it to the output.
+int conclude(const Request& request, const std::string& printed, const Json& record, const parallel::World& world) {
+  print_result(request, printed, record);
+  if (request.output.empty()) return 0;
+  world.on_root([&] {
+    storage::make_directory(request.output);
+    storage::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
+  });
+  return 0;
+}
+
+int run_answer_evaluation(const Request& request, const LanguageEvaluateOptions& options,
+                          const parallel::World& world) {
+  if (!options.text.empty() || !options.transcoder.empty() || request.dry_run)
+    throw collective_error(ExitCode::usage,
+                           "weft lm evaluate: --answers goes with neither --text nor --transcoder nor --dry-run");
+  const LoadedLanguageModel loaded(request, world);
+  polychromic::Configuration configuration = loaded.opened.input.configuration;
+  polychromic::Settings& settings = configuration.polychromic;
+  settings.prompts_file = options.answers;
+  if (options.samples > 0) settings.samples = options.samples;
+  Json record = record_of(loaded);
+  record["prompts"] = settings.prompts_file;
+  record["samples"] = settings.samples;
+  record["answers"] = measure_answers(loaded, configuration, world).to_json();
+  std::string printed =
+      fmt::format("{} on {}, {} answers per prompt:", loaded.opened.name(), settings.prompts_file, settings.samples);
+  for (const auto& [name, value] : record["answers"].items())
+    if (!value.is_null()) printed += fmt::format("\n  {:<15} {:.4f}", name, value.get<double>());
+  return conclude(request, printed, record, world);
+}
 
 int run_language_evaluate(const Request& request, const LanguageEvaluateOptions& options,
                           const parallel::World& world) {
@@ -26,6 +66,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
   if (options.frozen_attention && changes.empty())
     throw collective_error(ExitCode::usage,
                            "--frozen-attention is for interventions; add --set-feature or --scale-feature");
+  if (!options.answers.empty()) return run_answer_evaluation(request, options, world);
   if (request.dry_run) {
     const OpenedModel opened(request, world);
     const language_model::Configuration& configuration = opened.configuration();
@@ -73,11 +114,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
       language_model::evaluate(text, configuration.data.sequence, forward.settings.rows, forward.transformer,
                                forward.staging, loaded.execution(), &loaded.part.ranks.peers);
   std::string printed = fmt::format("{} on {}: {}", loaded.opened.name(), path, language_model::to_text(result));
-  Json record;
-  if (loaded.opened.found)
-    record = {{"checkpoint", loaded.opened.found->path.string()}, {"step", loaded.opened.found->manifest.step}};
-  else
-    record = {{"model", loaded.opened.directory->path().string()}};
+  Json record = record_of(loaded);
   record["data"] = path;
   record["validation"] = language_model::to_json(result);
   if (!changes.empty()) {
@@ -115,10 +152,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
                              {"step", transcoder.found().manifest.step}};
     record["replacement"].update(language_model::to_json(replaced));
   }
-  print_result(request, printed, record);
-  if (request.output.empty()) return 0;
-  if (world.is_root()) storage::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
-  return 0;
+  return conclude(request, printed, record, world);
 }
 
 }  // namespace
@@ -135,6 +169,11 @@ extern const Command lm_evaluate_command = with_options(
       own.interventions.add_to(options);
       options.flag("--frozen-attention", own.frozen_attention,
                    "with the attention patterns and norm denominators of the unchanged model");
+      options.add("--answers", own.answers, "FILE",
+                  "instead of a text: answers to these prompts, FILE.jsonl with references or a prompt per line, drawn "
+                  "and rewarded as by the table [polychromic] of the model: reward, pass@k, diversity");
+      options.add("--samples", own.samples, "N", "of --answers: answers to each prompt (default: as in training)", 1,
+                  1 << 12);
       options.set().dry_run().output("receives evaluation.json");
     });
 

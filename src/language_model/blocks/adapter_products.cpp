@@ -42,7 +42,7 @@ void Products::drop_adapter(const Pass& pass, const Linear& linear, AnyMatrix x)
 
 /// Input of the adapters, M x: a copy, or x itself without dropout.
 AnyMatrix Products::adapter_input(const Pass& pass, const Linear& linear, AnyMatrix x) {
-  if (pass.step == nullptr || lora().dropout == 0) return x;
+  if (!pass.drops() || lora().dropout == 0) return x;
   const AnyMatrix input = buffers_.adapter_input.rows_from(0, x.rows).columns_from(0, x.columns);
   kernels::copy_rows(context_.execution, x, input);
   drop_adapter(pass, linear, input);

@@ -243,7 +243,7 @@ kernels::Attention AttentionSublayer::attention(const Pass& pass) const {
   attention.window = model().window_of(block());
   attention.first_key = tokens.first_key;
   attention.kept = kept_of(pass);
-  if (pass.step != nullptr && model().attention_dropout > 0)
+  if (pass.drops() && model().attention_dropout > 0)
     attention.dropout = {static_cast<float>(model().attention_dropout), static_cast<std::uint32_t>(block()),
                          tokens.first_row, settings.architecture.first_head, pass.step};
   return attention;

@@ -29,7 +29,9 @@ struct Tokens {
   const float* scale = nullptr;                  ///< [1], of the gradient of the loss: 1 / counted targets of the step
   kernels::Array<const float> weights = {};      ///< of the losses, in their gradient; empty: 1
   float temperature = 1;                         ///< of the distribution of the targets, if there are any
+  double top_p = 1;                              ///< of it, as of SampleRule; 1: all ids
   std::int64_t vocabulary = 0;                   ///< of it: ids below this one; 0: all of the model
+  bool drops = true;                             ///< false: no dropout, as where texts are generated
 
   std::int64_t rows() const { return sequences * length; }
 };
@@ -53,7 +55,7 @@ using NormHook =
 /// One pass over a micro-batch, or over a part of one.
 struct Pass {
   Tokens tokens;
-  const kernels::AdamStep* step = nullptr;  ///< draws the masks of dropout; null: no dropout
+  const kernels::AdamStep* step = nullptr;  ///< draws the masks of dropout; null: no step of training
   std::int64_t micro_batch_rows = 0;
   bool backward_follows = false;             ///< false: nothing reads the activations afterwards
   const AttentionHook* attention = nullptr;  ///< null: none
@@ -65,6 +67,8 @@ struct Pass {
   bool rows_stay = false;  ///< rows that sinks get stay until the end of the pass (GradientRows::inputs_stay)
 
   bool joined() const { return moments.size > 0; }
+  /// True if values are dropped where a probability says so.
+  bool drops() const { return step != nullptr && tokens.drops; }
   /// Rows of the tokens among those of a micro-batch.
   kernels::AnyMatrix rows_of(const kernels::AnyMatrix& matrix) const {
     return matrix.rows_from(tokens.begin, tokens.rows());
@@ -109,7 +113,7 @@ struct Context {
     timers.phase("exchange");
     tensor->await(rows);
   }
-  bool drops(const Pass& pass) const { return pass.step != nullptr && model().dropout > 0; }
+  bool drops(const Pass& pass) const { return pass.drops() && model().dropout > 0; }
   /// Dropout in place, if there is any. Sites of the masks: the embedding, then the sublayers.
   void drop(std::uint32_t site, const Pass& pass, kernels::AnyMatrix rows) const {
     if (!drops(pass)) return;

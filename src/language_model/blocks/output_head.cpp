@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "kernels/convert/convert_rows.hpp"
+#include "kernels/language/sample/sample.hpp"
 
 namespace weft::language_model {
 
@@ -68,8 +69,9 @@ void OutputHead::each_chunk(const Pass& pass, AnyMatrix hidden, const EachChunk&
 void OutputHead::losses(const Pass& pass, AnyMatrix hidden, kernels::Array<float> losses) const {
   each_chunk(pass, hidden, [&](std::int64_t begin, const AnyMatrix& logits) {
     context_.timers.phase("loss");
-    cross_entropy(loss(pass.tokens), logits, {pass.tokens.targets.data + begin, logits.rows},
-                  {losses.data + begin, logits.rows}, false);
+    const kernels::Array<const std::int32_t> targets{pass.tokens.targets.data + begin, logits.rows};
+    truncate(pass.tokens, logits, targets);
+    cross_entropy(loss(pass.tokens), logits, targets, {losses.data + begin, logits.rows}, false);
   });
 }
 
@@ -81,7 +83,9 @@ void OutputHead::losses_and_gradient(const Pass& pass, AnyMatrix hidden, AnyMatr
     kernels::CrossEntropy loss = this->loss(tokens);
     loss.scale = tokens.scale;
     if (tokens.weights.size > 0) loss.weights = {tokens.weights.data + begin, logits.rows};
-    cross_entropy(loss, logits, {tokens.targets.data + begin, logits.rows}, {losses.data + begin, logits.rows}, true);
+    const kernels::Array<const std::int32_t> targets{tokens.targets.data + begin, logits.rows};
+    truncate(tokens, logits, targets);
+    cross_entropy(loss, logits, targets, {losses.data + begin, logits.rows}, true);
     context_.timers.pass("backward");
     const AnyMatrix x = hidden.rows_from(begin, logits.rows), dx = gradient.rows_from(begin, logits.rows);
     products_.propagate(pass, head(), x, logits, dx);
@@ -89,6 +93,18 @@ void OutputHead::losses_and_gradient(const Pass& pass, AnyMatrix hidden, AnyMatr
     context_.await_sum(dx);
   });
   if (pass.rows_stay) products_.give_gradients(pass, head(), hidden, {logits_of(0, hidden.rows)});
+}
+
+/// Leaves the ids of the distribution of the targets.
+void OutputHead::truncate(const Tokens& tokens, AnyMatrix logits, kernels::Array<const std::int32_t> targets) const {
+  if (tokens.top_p == 1) return;
+  if (context_.tensor != nullptr) throw error(ExitCode::internal, "top_p with a vocabulary in parts");
+  kernels::keep_probable(context_.execution,
+                         {.vocabulary = loss(tokens).vocabulary,
+                          .softcap = static_cast<float>(context_.model().logit_softcap),
+                          .temperature = tokens.temperature,
+                          .top_p = tokens.top_p},
+                         logits, targets);
 }
 
 /// Cross entropy over the vocabulary of all ranks.

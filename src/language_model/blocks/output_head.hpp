@@ -45,6 +45,7 @@ class OutputHead {
   kernels::AnyMatrix logits_of(std::int64_t begin, std::int64_t count) const;
   template <class EachChunk>
   void each_chunk(const Pass&, kernels::AnyMatrix hidden, const EachChunk&) const;
+  void truncate(const Tokens&, kernels::AnyMatrix logits, kernels::Array<const std::int32_t> targets) const;
   void cross_entropy(kernels::CrossEntropy, kernels::AnyMatrix logits, kernels::Array<const std::int32_t> targets,
                      kernels::Array<float> losses, bool gradient) const;
 

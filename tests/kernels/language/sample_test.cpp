@@ -290,6 +290,45 @@ TEST_CASE("top_k and top_p keep the lowest ids of equal logits") {
   });
 }
 
+TEST_CASE("keep_probable leaves what top_p keeps, and the targets") {
+  constexpr std::int64_t kColumns = 5008;
+  for_each_backend([&](const Execution& execution) {
+    for (const std::int64_t vocabulary : {std::int64_t{37}, std::int64_t{5003}})
+      for (const double top_p : {0.05, 0.6, 0.95}) {
+        CAPTURE(vocabulary);
+        CAPTURE(top_p);
+        const SampleRule rule{.vocabulary = vocabulary, .temperature = 0.9f, .top_p = top_p};
+        // Multiples of 1/8, which are exact in bf16: many equal ones. The last row is not counted.
+        std::vector<float> row(kColumns, 3.0f);
+        const std::vector<float> spread = random_floats(vocabulary, 31, 2.0f);
+        for (std::size_t i = 0; i < spread.size(); ++i) row[i] = std::round(8 * spread[i]) / 8;
+        std::vector<float> all = row;
+        all.insert(all.end(), row.begin(), row.end());
+        all.insert(all.end(), row.begin(), row.end());
+        const std::vector<double> p = distribution(logits_of(row, vocabulary), rule);
+        const auto least =
+            static_cast<std::int32_t>(std::min_element(row.begin(), row.begin() + vocabulary) - row.begin());
+        const std::vector<std::int32_t> target_ids = {
+            static_cast<std::int32_t>(std::max_element(p.begin(), p.end()) - p.begin()), least, -1};
+        const DeviceArray<std::int32_t> targets(target_ids);
+        for (const Scalar type : {Scalar::fp32, Scalar::bf16, Scalar::fp16}) {
+          const TestMatrix logits(all, 3, kColumns, type);
+          keep_probable(execution, rule, logits.view(), targets.array());
+          const std::vector<float> found = logits.values();
+          int different = 0;
+          for (std::int64_t i = 0; i < 3 * kColumns; ++i) {
+            const std::int64_t r = i / kColumns, id = i % kColumns;
+            const bool stays = r == 2 || id >= vocabulary || p[static_cast<std::size_t>(id)] > 0 ||
+                               id == target_ids[static_cast<std::size_t>(r)];
+            const float expected = stays ? row[static_cast<std::size_t>(id)] : -std::numeric_limits<float>::infinity();
+            if (found[static_cast<std::size_t>(i)] != expected) ++different;
+          }
+          CHECK(different == 0);
+        }
+      }
+  });
+}
+
 TEST_CASE("a draw depends on stream and position alone; rows that do not run stay as they are") {
   constexpr std::int64_t kVocabulary = 700;
   const std::vector<float> first = random_floats(kVocabulary, 31, 2.0f), second = random_floats(kVocabulary, 32, 2.0f);
