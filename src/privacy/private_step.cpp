@@ -10,6 +10,33 @@
 #include "privacy/modes.hpp"
 
 namespace weft::privacy {
+namespace {
+
+/// Passes whose sinks get the rows of trained parameters alone.
+class TrainedPasses final : public Passes {
+ public:
+  TrainedPasses(Passes& passes, const model::Parameters& parameters) : passes_(passes), parameters_(parameters) {}
+  void pass(parallel::Range records, model::GradientSink& sink) override {
+    struct Trained final : model::GradientSink {
+      Trained(model::GradientSink& to_, std::span<const model::ParameterSpec> specs_) : to(to_), specs(specs_) {}
+      void take(const model::GradientRows& rows) override {
+        if (!specs[rows.parameter].frozen) to.take(rows);
+      }
+      void complete_from(std::size_t first) override { to.complete_from(first); }
+      void end_micro_batch() override { to.end_micro_batch(); }
+      bool takes_sums() const override { return to.takes_sums(); }
+      model::GradientSink& to;
+      const std::span<const model::ParameterSpec> specs;
+    } trained(sink, parameters_.specs());
+    passes_.pass(records, trained);
+  }
+
+ private:
+  Passes& passes_;
+  const model::Parameters& parameters_;
+};
+
+}  // namespace
 
 PrivateStep::PrivateStep(const Parts& parts, const ClippingContext& context, std::int64_t micro_records,
                          std::string_view sums_phase, kernels::Array<kernels::StepFlags> flags,
@@ -20,6 +47,11 @@ PrivateStep::PrivateStep(const Parts& parts, const ClippingContext& context, std
       sums_phase_(sums_phase),
       flags_(flags),
       clipping_(make_clipping(context, std::move(buffers))) {}
+
+void PrivateStep::add(const MicroBatch& batch, Passes& passes) {
+  TrainedPasses trained(passes, context_.parameters);
+  clipping_->add(batch, trained);
+}
 
 void PrivateStep::run(const kernels::AdamStep& constants, std::int64_t records) {
   model::DataParallel& exchange = parts_.update.exchange();
@@ -86,6 +118,7 @@ void PrivateStep::add_noise() {
   const double deviation = noise_.multiplier * context_.settings.clip;
   const auto update = static_cast<std::uint64_t>(parts_.runner.steps_done() + 1);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters.specs()[i].frozen) continue;
     const bool is_matrix = parameters.specs()[i].is_matrix();
     const model::RowParts& parts = parameters.parts(i);
     const kernels::Array<float> vector = context_.sum.vector(i);

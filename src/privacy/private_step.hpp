@@ -59,7 +59,7 @@ class PrivateStep {
   /// Clears the sum: before the first micro-batch of a step, also of a step without any.
   void clear();
   /// Adds the clipped gradients of a micro-batch to the sum.
-  void add(const MicroBatch& batch, Passes& passes) { clipping_->add(batch, passes); }
+  void add(const MicroBatch&, Passes&);
 
  private:
   void compute(std::int64_t records);

@@ -25,7 +25,7 @@ RecordNorms::RecordNorms(const ClippingContext& context, ClippingBuffers&& buffe
   for (std::size_t i = 0; i < parameters_.specs.size(); ++i) {
     const ParameterSpec& spec = parameters_.specs[i];
     begin_.push_back(elements);
-    if (spec.is_matrix()) continue;
+    if (spec.is_matrix() || spec.frozen) continue;
     elements += spec.elements();
     const Array<float> vector = context.sum.vector(i);
     const bool continues = !runs_.empty() && parameters_.row_of(runs_.back().parameter) == parameters_.row_of(i) &&
@@ -154,6 +154,7 @@ void RecordNorms::check_coverage(std::size_t first) const {
   const ClippingShape& shape = context().shape;
   const std::int64_t records = batch_.examples.count();
   for (std::size_t i = first; i < open_; ++i) {
+    if (parameters_.specs[i].frozen) continue;
     const bool table = shape.is_table(i);
     const std::int64_t by_rows = table ? 0 : records, by_lookup = table || shape.is_tied(i) ? records : 0;
     if (covered_[i].by_rows != by_rows || covered_[i].by_lookup != by_lookup)

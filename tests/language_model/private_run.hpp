@@ -39,7 +39,10 @@ struct PrivateRun {
   PrivateRun(Configuration settings, const parallel::Communicator& ranks)
       : shared(testing::shared_grid(ranks, grid_shape(on(settings, ranks.size())))),
         arithmetic{device::planned_backend(device_settings(settings)), execution().stream},
-        architecture{settings.language_model, kPrivateVocabulary, settings.data.sequence},
+        architecture{.model = settings.language_model,
+                     .vocabulary = kPrivateVocabulary,
+                     .positions = settings.data.sequence,
+                     .lora = settings.lora},
         trainer(with_clipping_mode(settings, architecture, grid.shape(), arithmetic.backend), architecture, grid,
                 arithmetic) {
     trainer.initialise();
@@ -116,6 +119,7 @@ struct PrivateRun {
     std::vector<float> all;
     const model::Parameters& parameters = trainer.model().parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (parameters.specs()[i].frozen) continue;
       const bool is_matrix = parameters.specs()[i].is_matrix();
       const kernels::Matrix<float> matrix = trainer.gradients().matrix(i);
       const kernels::Array<float> vector = trainer.gradients().vector(i);

@@ -90,6 +90,37 @@ TEST_CASE("the clipped sum is that of the naive oracle with several blocks, reco
   }
 }
 
+TEST_CASE("the clipped sum of adapters is that of the naive oracle, for every frozen base") {
+  struct Case {
+    const char *lora, *scheme, *more = "";
+  };
+  for (const Case& one :
+       {Case{"", "flat"}, Case{"", "per_layer"}, Case{"base = \"bf16\"\n", "group"},
+        Case{"base = \"int8\"\ntargets = [\"query\", \"value\", \"down\"]\n", "flat",
+             "[memory]\nrecompute = \"block\"\n"},
+        Case{"base = \"nf4\"\n", "per_layer", "[memory]\nrecompute = \"activation\"\n"}}) {
+    CAPTURE(std::string(one.lora));
+    CAPTURE(std::string(one.scheme));
+    const auto sum = [&](const std::string& privacy) {
+      Configuration settings =
+          private_configuration("preset = \"llama\"\nkv_heads = 1\n",
+                                "clip = 2\nscheme = \"" + std::string(one.scheme) + "\"\n" + privacy,
+                                "[lora]\nrank = 3\n" + std::string(one.lora) + one.more);
+      settings.language_model.layers = 2;
+      return clipped_sum(settings, kExamples);
+    };
+    const std::vector<float> naive = sum("algorithm = \"naive\"\n");
+    CHECK(testing::norm_of(naive) > 1);
+    for (const char* privacy : {"mode = \"two_pass\"\nalgorithm = \"input_length\"\n",
+                                "mode = \"book_keeping\"\nalgorithm = \"input_length\"\n",
+                                "mode = \"book_keeping\"\nalgorithm = \"input_length\"\nrelease = \"end\"\n"}) {
+      CAPTURE(privacy);
+      CHECK(relative_error(sum(privacy), naive) < 1e-5);
+    }
+    CHECK(relative_error(sum("mode = \"materialise\"\n"), naive) < 4e-3);
+  }
+}
+
 TEST_CASE("parts that are clipped by themselves need the rows of one block at a time") {
   const auto of_layers = [](const std::string& privacy, bool enabled = true) {
     const auto bytes = [&](std::int64_t layers) {

@@ -32,7 +32,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .examples = configuration.privacy.enabled,
           // Sums that are formed when a block is left need no rows of it afterwards.
           .block_rows_stay = book_keeping && !configuration.privacy.sums_by_part(),
-          .head_rows_stay = book_keeping,
+          .head_rows_stay = book_keeping && architecture.lora.rank == 0,
           .attention = attention};
 }
 
