@@ -178,6 +178,12 @@ Matrix<float> RecordNorms::over_ranks(Matrix<float> partial) const {
 void RecordNorms::form_factors(std::size_t first) {
   context().phase("norms of records");
   check_coverage(first);
+  if (std::all_of(parameters_.specs.begin() + static_cast<std::ptrdiff_t>(first),
+                  parameters_.specs.begin() + static_cast<std::ptrdiff_t>(open_),
+                  [](const ParameterSpec& spec) { return spec.frozen; })) {
+    open_ = first;
+    return;
+  }
   const kernels::Execution& execution = context().execution;
   const std::int64_t records = batch_.examples.count(), most_records = context().shape.examples.examples;
   const auto is_open = [&](const VectorRun& run) { return run.parameter >= first && run.parameter < open_; };

@@ -90,22 +90,25 @@ TEST_CASE("the clipped sum is that of the naive oracle with several blocks, reco
   }
 }
 
-TEST_CASE("the clipped sum of adapters is that of the naive oracle, for every frozen base") {
+TEST_CASE("the clipped sum of adapters or trained parts is that of the naive oracle, for every frozen base") {
   struct Case {
-    const char *lora, *scheme, *more = "";
+    const char *lora, *scheme, *more = "", *model = "";
   };
   for (const Case& one :
-       {Case{"", "flat"}, Case{"", "per_layer"}, Case{"base = \"bf16\"\n", "group"},
+       {Case{nullptr, "flat", "", "norm = \"layer\"\nbias = true\ntrain = [\"biases\"]\n"},
+        Case{nullptr, "flat", "", "train = [\"norms\", \"mlp\"]\n"},
+        Case{nullptr, "group", "", "tied = false\ntrain = [\"head\"]\n"}, Case{"", "flat"}, Case{"", "per_layer"}, Case{"base = \"bf16\"\n", "group"},
         Case{"base = \"int8\"\ntargets = [\"query\", \"value\", \"down\"]\n", "flat",
              "[memory]\nrecompute = \"block\"\n"},
         Case{"base = \"nf4\"\n", "per_layer", "[memory]\nrecompute = \"activation\"\n"}}) {
-    CAPTURE(std::string(one.lora));
+    const std::string lora = one.lora != nullptr ? "[lora]\nrank = 3\n" + std::string(one.lora) : "";
+    CAPTURE(lora);
+    CAPTURE(std::string(one.model));
     CAPTURE(std::string(one.scheme));
     const auto sum = [&](const std::string& privacy) {
       Configuration settings =
-          private_configuration("preset = \"llama\"\nkv_heads = 1\n",
-                                "clip = 2\nscheme = \"" + std::string(one.scheme) + "\"\n" + privacy,
-                                "[lora]\nrank = 3\n" + std::string(one.lora) + one.more);
+          private_configuration("preset = \"llama\"\nkv_heads = 1\n" + std::string(one.model),
+                                "clip = 2\nscheme = \"" + std::string(one.scheme) + "\"\n" + privacy, lora + one.more);
       settings.language_model.layers = 2;
       return clipped_sum(settings, kExamples);
     };

@@ -20,7 +20,7 @@ std::int64_t copied_columns(const Configuration& configuration, const Architectu
     for (const Outputs& outputs : product.parts)
       if (part.lora.adapts(outputs.name))
         copied += 2 * part.lora.rank + outputs.width + (settings.keeps_block_rows() ? 0 : product.inputs);
-    if (part.lora.rank > 0) continue;
+    if (!is_trained(part, product.prefix + product.parts.front().name + "/weight")) continue;
     copied += !settings.keeps_block_rows()              ? product.inputs + product.outputs()
               : product.writes_residual && before_norms ? product.outputs()
                                                         : 0;
@@ -32,7 +32,7 @@ std::int64_t copied_columns(const Configuration& configuration, const Architectu
   }
   // If parts are clipped separately, the rows of one block are kept at a time.
   return (configuration.privacy.sums_by_part() ? largest : all) +
-         (settings.keeps_head_rows() || part.lora.rank > 0 ? 0
+         (settings.keeps_head_rows() || !trains_head(part) ? 0
                                                            : part.model.d_model + aligned_columns(part.vocabulary));
 }
 

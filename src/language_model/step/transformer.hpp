@@ -146,6 +146,10 @@ class Transformer {
   void leave(const Pass&);
   void recompute(std::size_t last, const Pass&);
 
+  /// True if the backward pass goes on below block number `block`, or below the head after the last one: parameters
+  /// there are trained, or swapped activations are to come back.
+  bool trains_below(std::size_t block) const { return swap_ || first_trained_ < first_parameters_[block]; }
+
   static constexpr std::size_t kNoUnit = model::DataParallel::kNoUnit;
 
   const TransformerSettings settings_;
@@ -159,6 +163,7 @@ class Transformer {
   const OutputHead head_;
   std::optional<ActivationSwap> swap_;
   std::vector<std::size_t> first_parameters_;  // by block, then of the final norm
+  std::size_t first_trained_ = 0;              // parameter
   std::vector<std::size_t> units_;             // of the embedding, the blocks and the head
   Tap tap_;
   AttentionHook attention_hook_;
