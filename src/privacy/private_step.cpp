@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "kernels/kokkos_runtime.hpp"
 #include "privacy/modes.hpp"
@@ -54,12 +55,20 @@ void PrivateStep::add(const MicroBatch& batch, Passes& passes) {
 }
 
 void PrivateStep::run(const kernels::AdamStep& constants, std::int64_t records) {
+  std::vector<std::int64_t> micro_batches;
+  for (std::int64_t first = 0; first < records; first += micro_records_)
+    micro_batches.push_back(std::min(micro_records_, records - first));
+  run(constants, micro_batches);
+}
+
+void PrivateStep::run(const kernels::AdamStep& constants, std::span<const std::int64_t> micro_batches) {
   model::DataParallel& exchange = parts_.update.exchange();
   parts_.runner.begin(constants);
   exchange.begin_step();
-  most_records_ = exchange.in_micro_batches() ? exchange.most(std::max<std::int64_t>(1, records)) : records;
+  const std::int64_t own = std::ssize(micro_batches),
+                     most = exchange.in_micro_batches() ? exchange.most(std::max<std::int64_t>(1, own)) : own;
   if (context_.tensor != nullptr) context_.tensor->mark(&exchange.idle());
-  parts_.runner.run([&] { compute(records); });
+  parts_.runner.run([&] { compute(micro_batches, most); });
   exchange.end_step();
   if (context_.tensor != nullptr) context_.tensor->mark(nullptr);
   parts_.timers.phase("waiting for the device");
@@ -67,18 +76,19 @@ void PrivateStep::run(const kernels::AdamStep& constants, std::int64_t records) 
   parts_.timers.stop();
 }
 
-void PrivateStep::compute(std::int64_t records) {
+/// most: micro-batches of any rank, where ranks exchange in each of them.
+void PrivateStep::compute(std::span<const std::int64_t> micro_batches, std::int64_t most) {
   device::zero(context_.execution, flags_);
   parts_.timers.phase(sums_phase_);
   clear();
   parts_.model.prepare_weights();
   const bool meets = parts_.update.exchange().in_micro_batches();
-  const std::int64_t end = meets ? most_records_ : records;
-  for (std::int64_t first = 0; first < end; first += micro_records_) {
-    reduce_beside_sums(meets || (context_.settings.overlap && first + micro_records_ >= end));
-    const std::int64_t count = std::min(micro_records_, records - first);
+  for (std::int64_t i = 0, first = 0; i < most; ++i) {
+    reduce_beside_sums(meets || (context_.settings.overlap && i + 1 == most));
+    const std::int64_t count = i < std::ssize(micro_batches) ? micro_batches[static_cast<std::size_t>(i)] : 0;
     add(count > 0 ? parts_.model.load(first, count) : MicroBatch(), parts_.model);
     context_.sum.end_micro_batch();
+    first += count;
   }
   reduce_beside_sums(false);
   parts_.timers.phase("exchange");

@@ -550,7 +550,8 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[lora]\nrank = 8\ndropout = 0.1\n[privacy]\nenabled = true\nepsilon = 8\ndelta = 1e-5\nclip = 1\n",
           "lora.dropout does not go with privacy.enabled");
   refused("[language_model]\ntrain = [\"head\"]\n", "its head is the embedding");
-  refused("[language_model]\ntrain = [\"norms\"]\n[lora]\nrank = 8\n", "language_model.train does not go with lora.rank");
+  refused("[language_model]\ntrain = [\"norms\"]\n[lora]\nrank = 8\n",
+          "language_model.train does not go with lora.rank");
 }
 
 }  // namespace weft::language_model

@@ -89,8 +89,7 @@ TEST_CASE("the clipped sum is that of one rank, in every mode and on every grid"
              "preset = \"llama\"\nqk_norm = \"head\"\nlogit_softcap = 8\n"},
         Case{"algorithm = \"naive\"\n", "qk_norm = \"scaled\"\nnorm_position = \"both\"\n"},
         Case{"mode = \"book_keeping\"\n", "preset = \"llama\"\n", "[lora]\nrank = 2\n"},
-        Case{"mode = \"materialise\"\nscheme = \"group\"\n", "tied = false\n",
-             "[lora]\nrank = 2\nbase = \"bf16\"\n"},
+        Case{"mode = \"materialise\"\nscheme = \"group\"\n", "tied = false\n", "[lora]\nrank = 2\nbase = \"bf16\"\n"},
         Case{"algorithm = \"naive\"\nscheme = \"per_layer\"\n", "", "[lora]\nrank = 2\n"}}) {
     const Configuration settings = configuration(one.privacy, one.model, one.more);
     const std::vector<float> expected = testing::clipped_sum(settings, kExamples);
@@ -136,6 +135,18 @@ TEST_CASE("ranks may have different numbers of examples, and none") {
     CHECK(testing::relative_error(sum_on_all(settings, kExamples, own), expected) < tolerance_of(tensor));
     // No examples at all: a sum of zeros.
     CHECK(testing::norm_of(sum_on_all(settings, {})) == 0);
+  }
+}
+
+TEST_CASE("records of several sequences have the sum of one rank, with other micro-batches on each") {
+  const std::vector<std::vector<std::int64_t>> records = {{0, 1}, {4}, {7, 8, 11}, {12}, {2}};
+  for (const parallel::Shard shard : {parallel::Shard::state, parallel::Shard::gradients}) {
+    Configuration settings = configuration("mode = \"book_keeping\"\nunit = \"document\"\n");
+    const std::vector<float> expected = testing::clipped_sum(settings, records);
+    settings.parallel.shard = shard;
+    PrivateRun run(settings, testing::world().all());
+    run.step_of(records);
+    CHECK(testing::relative_error(all_gradients(run), expected) < 1e-6);
   }
 }
 

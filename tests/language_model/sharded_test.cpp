@@ -62,7 +62,8 @@ TEST_CASE("ranks that divide more of the model learn the same") {
   for (const Case& one :
        {Case{"", "", 96}, Case{"", "", 16, 1e-6}, Case{"preset = \"llama\"\nqk_norm = \"head\"\n", "", 16, 1e-6, 2},
         Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 16, 1e-6},
-        Case{"tied = false\ntrain = [\"head\", \"block_1\"]\n", "", 16, 1e-6}, Case{"train = [\"norms\"]\n", "", 16, 1e-6},
+        Case{"tied = false\ntrain = [\"head\", \"block_1\"]\n", "", 16, 1e-6},
+        Case{"train = [\"norms\"]\n", "", 16, 1e-6},
         Case{"tied = false\ndropout = 0.2\n", "state = \"8bit\"\n[memory]\nrecompute = \"block\"\n", 16, 1e-3},
         Case{"", "[device]\nprecision = \"bf16\"\n", 96}}) {
     CAPTURE(std::string(one.model));
@@ -97,8 +98,7 @@ TEST_CASE("ranks that divide the clipped sums, with different numbers of records
       CAPTURE(mode);
       CAPTURE(model);
       const std::string lora = model.find("kv_heads") != std::string::npos ? "[lora]\nrank = 2\n" : "";
-      Configuration settings =
-          testing::private_configuration("heads = 2\n" + model, "mode = \"" + mode + "\"\n", lora);
+      Configuration settings = testing::private_configuration("heads = 2\n" + model, "mode = \"" + mode + "\"\n", lora);
       settings.language_model.layers = 3;
       settings.memory.micro_tokens = 32;
       if (!settings.language_model.bias && lora.empty() && model.find("llama") == std::string::npos)

@@ -60,7 +60,8 @@ bool is_trained(const Architecture& architecture, const std::string& parameter) 
 std::string train_problem(const ModelSettings& model) {
   const std::vector<ParameterSpec> specs = parameter_specs({.model = model});
   for (const std::string& part : model.train)
-    if (std::none_of(specs.begin(), specs.end(), [&](const ParameterSpec& spec) { return is_of_part(spec.name, part); }))
+    if (std::none_of(specs.begin(), specs.end(),
+                     [&](const ParameterSpec& spec) { return is_of_part(spec.name, part); }))
       return fmt::format(
           "language_model.train contains \"{}\", of which this model has no parameters{}; name embedding, attention, "
           "mlp, norms, biases, head or a block (block_0)",

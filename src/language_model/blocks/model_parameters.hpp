@@ -29,7 +29,9 @@ bool is_of_part(const std::string& parameter, const std::string& part);
 /// True if language_model.train has a part of the parameter, and there are no adapters to be trained in its place.
 bool is_trained(const Architecture&, const std::string& parameter);
 /// True if the matrix of the head is trained, which is that of the embedding if they are tied.
-inline bool trains_head(const Architecture& a) { return is_trained(a, a.model.tied ? "embedding/tokens" : "head/weight"); }
+inline bool trains_head(const Architecture& a) {
+  return is_trained(a, a.model.tied ? "embedding/tokens" : "head/weight");
+}
 /// Why the parts of ModelSettings::train are not those of the model; "": they are.
 std::string train_problem(const ModelSettings&);
 

@@ -32,8 +32,7 @@ std::int64_t copied_columns(const Configuration& configuration, const Architectu
   }
   // If parts are clipped separately, the rows of one block are kept at a time.
   return (configuration.privacy.sums_by_part() ? largest : all) +
-         (settings.keeps_head_rows() || !trains_head(part) ? 0
-                                                           : part.model.d_model + aligned_columns(part.vocabulary));
+         (settings.keeps_head_rows() || !trains_head(part) ? 0 : part.model.d_model + aligned_columns(part.vocabulary));
 }
 
 }  // namespace
@@ -41,7 +40,9 @@ std::int64_t copied_columns(const Configuration& configuration, const Architectu
 privacy::ClippingShape clipping_shape(const Configuration& configuration, const Architecture& part) {
   const ModelSettings& model = part.model;
   const std::int64_t length = configuration.data.sequence, rows = configuration.micro_tokens();
-  privacy::ClippingShape shape{.examples = {.examples = rows / length, .most_rows = length, .rows = rows},
+  privacy::ClippingShape shape{.examples = {.examples = rows / length,
+                                            .most_rows = configuration.privacy.joins_sequences() ? rows : length,
+                                            .rows = rows},
                                .sum_rows = model.qk_norm == QueryKeyNorm::head ? model.heads : 1,
                                .type = activation_type(configuration),
                                .kept_columns = copied_columns(configuration, part),

@@ -30,6 +30,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .shortest = configuration.data.shortest(),
           .memory = configuration.memory,
           .examples = configuration.privacy.enabled,
+          .joined_examples = configuration.privacy.enabled && configuration.privacy.joins_sequences(),
           // Sums that are formed when a block is left need no rows of it afterwards.
           .block_rows_stay = book_keeping && !configuration.privacy.sums_by_part(),
           .head_rows_stay = book_keeping && trains_head(architecture),

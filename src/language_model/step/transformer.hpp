@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "language_model/blocks/activation_swap.hpp"
@@ -125,6 +126,8 @@ class Transformer {
   const NormLayer& final_norm() const { return final_norm_; }
   const kernels::NormStatistics& final_statistics() const { return buffers_.final_norm; }
 
+  /// Each example of the next micro-batches has so many sequences; with TransformerSettings::joined_examples.
+  void join_examples(std::span<const std::int64_t> sequences) { examples_.join(sequences); }
   /// The sequences of `tokens` as sinks get them. Empty without TransformerSettings::examples.
   kernels::Examples examples(const Tokens& tokens) const { return examples_.of(tokens.rows()); }
 
@@ -154,7 +157,7 @@ class Transformer {
 
   const TransformerSettings settings_;
   Buffers buffers_;
-  const ExampleRows examples_;
+  ExampleRows examples_;
   const Context context_;
   const TokenEmbedding embedding_;
   Products products_;
