@@ -182,7 +182,7 @@ def begins_with_public_weights(weft):
 
 def adapters_over_documents(weft):
     """Records are the lines of JSON Lines, of one or several sequences; the account counts them. Resumed bit for bit."""
-    rows = [program.TEXT[at:at + 10 + 40 * (at % 3)] for at in range(0, 2000, 20)]
+    rows = [program.TEXT[at:at + 10 + 40 * (at % 3)] for at in range(0, 1900, 20)]
     (weft.folder / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
     changes = program.sets("data.train=rows.jsonl", "privacy.unit=example", f"language_model.initial={weft.folder / 'public'}",
                            "lora.rank=2", "run.steps=10")

@@ -12,6 +12,7 @@
 #include "language_model/run/initial_model.hpp"
 #include "language_model/run/private_plan.hpp"
 #include "parallel/watchdog.hpp"
+#include "privacy/account.hpp"
 #include "privacy/accountant/accountant.hpp"
 #include "storage/json_file.hpp"
 
