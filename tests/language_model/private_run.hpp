@@ -165,7 +165,7 @@ inline double relative_error(const std::vector<float>& a, const std::vector<floa
 }
 
 /// The clipped sum over these examples, or records of several ones, on one rank.
-template <class Records>
+template <class Records = std::int64_t>
 std::vector<float> clipped_sum(const Configuration& settings, const std::vector<Records>& examples) {
   const parallel::Communicator& world = testing::world().all();
   const parallel::Communicator alone = world.split(world.rank(), 0);
