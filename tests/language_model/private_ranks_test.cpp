@@ -139,14 +139,15 @@ TEST_CASE("ranks may have different numbers of examples, and none") {
 }
 
 TEST_CASE("records of several sequences have the sum of one rank, with other micro-batches on each") {
-  const std::vector<std::vector<std::int64_t>> records = {{0, 1}, {4}, {7, 8, 11}, {12}, {2}};
+  const std::vector<std::vector<std::int64_t>> records = {{0, 1}, {4}, {7, 8}, {11}, {12}, {2}};
   for (const parallel::Shard shard : {parallel::Shard::state, parallel::Shard::gradients}) {
     Configuration settings = configuration("mode = \"book_keeping\"\nunit = \"document\"\n");
     const std::vector<float> expected = testing::clipped_sum(settings, records);
     settings.parallel.shard = shard;
     PrivateRun run(settings, testing::world().all());
     run.step_of(records);
-    CHECK(testing::relative_error(all_gradients(run), expected) < 1e-6);
+    // Norms are raised by 2^-23 for each row that a record may have, which is less in smaller micro-batches.
+    CHECK(testing::relative_error(all_gradients(run), expected) < 4e-6);
   }
 }
 
