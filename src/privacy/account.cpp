@@ -43,10 +43,18 @@ constexpr const char* kRelation = "add_or_remove";
 
 /// Text on the limits of the guarantee.
 std::string limits(const Record& record, const std::string& initial) {
-  std::string text = record.unit == Unit::token
-                         ? "the tokens of a document are protected one by one, not together; the number of records"
-                         : "a document that is cut into several records is protected piece by piece; the vocabulary, "
-                           "the number of records";
+  std::string text;
+  if (record.unit == Unit::token)
+    text = "the tokens of a document are protected one by one, not together; the number of records";
+  else if (record.unit == Unit::sequence)
+    text =
+        "a document that is cut into several records is protected piece by piece; the vocabulary, the number of "
+        "records";
+  else
+    text = fmt::format(
+        "several {0}s of a person are protected one by one, not together; the vocabulary, the number of {0}s and of "
+        "their sequences",
+        name_of(record.unit));
   text += " and validation data are public";
   if (!initial.empty())
     text += fmt::format(
@@ -58,8 +66,23 @@ std::string limits(const Record& record, const std::string& initial) {
 
 }  // namespace
 
+const char* name_of(Unit unit) {
+  switch (unit) {
+    case Unit::sequence:
+      return "sequence";
+    case Unit::document:
+      return "document";
+    case Unit::example:
+      return "example";
+    case Unit::token:
+      break;
+  }
+  return "token";
+}
+
 std::string to_text(const Record& record) {
-  return record.unit == Unit::token ? "token" : fmt::format("sequence of at most {} tokens", record.tokens);
+  if (record.unit == Unit::sequence) return fmt::format("sequence of at most {} tokens", record.tokens);
+  return name_of(record.unit);
 }
 
 Json to_json(const Guarantee& guarantee) {
@@ -71,7 +94,7 @@ Json to_json(const Guarantee& guarantee) {
                {"steps", steps_of(guarantee.history)},
                {"accountant", name_of(guarantee.accountant)},
                {"clip", guarantee.clip},
-               {"unit", guarantee.record.unit == Unit::token ? "token" : "sequence"},
+               {"unit", name_of(guarantee.record.unit)},
                {"records", guarantee.record.count},
                {"relation", kRelation},
                {"protects", fmt::format("each {}, added or removed; {}", to_text(guarantee.record),

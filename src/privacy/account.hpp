@@ -34,6 +34,8 @@ struct Record {
   std::int64_t count = 0;   ///< in the training data; public
 };
 
+/// Name of a unit: "document".
+const char* name_of(Unit);
 /// Text of a record: "sequence of at most 129 tokens".
 std::string to_text(const Record&);
 

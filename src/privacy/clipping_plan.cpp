@@ -38,7 +38,7 @@ void for_each_product(std::span<const ParameterSpec> specs, const ClippingShape&
     std::size_t next = i + 1;
     while (next < specs.size() && !specs[i].group.empty() && specs[next].group == specs[i].group)
       out += specs[next++].rows();
-    if (specs[i].is_matrix() && !shape.is_table(i)) each(i, out, specs[i].columns());
+    if (specs[i].is_matrix() && !specs[i].frozen && !shape.is_table(i)) each(i, out, specs[i].columns());
     i = next;
   }
 }
@@ -89,6 +89,7 @@ std::int64_t workspace_bytes(const Settings& settings, std::span<const Parameter
     if (shape.tied == parameter) need(kernels::tied_rows_workspace(shape.type, shape.type, in, sizes));
   });
   for (const ParameterSpec& spec : specs) {
+    if (spec.frozen) continue;
     if (!spec.is_matrix()) {
       vectors += spec.elements();
       continue;
@@ -109,13 +110,14 @@ const char* name_of(kernels::NormAlgorithm algorithm) {
 std::int64_t partial_elements(std::span<const ParameterSpec> specs, const ClippingShape& shape) {
   std::int64_t elements = 0;
   for (const ParameterSpec& spec : specs)
-    if (spec.partial_gradient && shape.tensor_ranks > 1) elements += spec.elements();
+    if (spec.partial_gradient && !spec.frozen && shape.tensor_ranks > 1) elements += spec.elements();
   return elements;
 }
 
 std::int64_t largest_rows(std::span<const ParameterSpec> specs) {
   std::int64_t rows = 0;
-  for (const ParameterSpec& spec : specs) rows = std::max(rows, spec.is_matrix() ? spec.rows() : 1);
+  for (const ParameterSpec& spec : specs)
+    if (!spec.frozen) rows = std::max(rows, spec.is_matrix() ? spec.rows() : 1);
   return rows;
 }
 
@@ -127,12 +129,17 @@ ClipParts::ClipParts(std::span<const ParameterSpec> specs, Scheme scheme) {
     // Parameters that take their gradients together are one part.
     const bool together = i > 0 && !specs[i].group.empty() && specs[i].group == specs[i - 1].group;
     const std::string& name = specs[i].name;
+    if (specs[i].frozen) {
+      this->part.push_back(parts.size());  // that of the next trained one
+      continue;
+    }
     std::string part;
     if (scheme == Scheme::group) part = name.substr(0, name.find('/'));
     if (scheme == Scheme::per_layer) part = name;
     this->part.push_back(together ? this->part.back() : parts.emplace(part, parts.size()).first->second);
   }
   count = parts.size();
+  for (std::size_t& of_frozen : this->part) of_frozen = std::min(of_frozen, count - 1);
 }
 
 std::string to_text(const Settings& settings, std::span<const ParameterSpec> specs, const ClippingShape& shape) {
@@ -183,7 +190,7 @@ ClippingBuffers::ClippingBuffers(const Settings& settings, std::span<const Param
   factors = arena.take<float>(parts * examples);
   std::int64_t in_vectors = 0, in_products = 0;
   for (const ParameterSpec& spec : specs)
-    if (!spec.is_matrix()) in_vectors += spec.elements();
+    if (!spec.is_matrix() && !spec.frozen) in_vectors += spec.elements();
   for_each_product(specs, shape, [&](std::size_t parameter, std::int64_t out, std::int64_t in) {
     // `out` is that of all matrices which take their gradients together.
     if (settings.mode == Mode::materialise) in_products += padded_rows(specs[parameter], out) * in;

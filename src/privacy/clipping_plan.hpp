@@ -17,7 +17,8 @@
 namespace weft::privacy {
 
 /// The parts of the parameters that are clipped by themselves: part[parameter], to C / sqrt(count) each. Numbered in
-/// the order of the parameters; those of a part follow one another.
+/// the order of the parameters; those of a part follow one another. Frozen parameters are never clipped; they have the
+/// number of the next part, or of the last one.
 struct ClipParts {
   ClipParts(std::span<const model::ParameterSpec>, Scheme);
   std::vector<std::size_t> part;

@@ -28,7 +28,8 @@ class Materialise final : public Clipping, private model::GradientSink {
     for (std::size_t i = 0; i < formed_rows_.size(); ++i) {
       const model::ParameterSpec& spec = norms_.parameters().specs[i];
       begin_.push_back(elements);
-      if (spec.is_matrix() && !context.shape.is_table(i)) elements += padded_rows(spec, spec.rows()) * spec.columns();
+      if (spec.is_matrix() && !spec.frozen && !context.shape.is_table(i))
+        elements += padded_rows(spec, spec.rows()) * spec.columns();
     }
   }
 

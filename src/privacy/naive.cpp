@@ -38,7 +38,7 @@ class Naive final : public Clipping {
       for (std::size_t i = 0; i < size; ++i) {
         const float factor = kernels::clip_factor(parts[parameters_.parts.part[i]], parameters_.part_clip(),
                                                   context.settings.clip_function, context.shape.summed_rows());
-        if (factor == 0) continue;  // also of a gradient that is not finite
+        if (factor == 0 || parameters_.specs[i].frozen) continue;  // 0 also if the gradient is not finite
         // Rank 0 has added the partial gradients of all ranks.
         if (parameters_.is_partial(i) && context.tensor->rank() > 0) continue;
         const Matrix<float> of_one = gradient(one_, i), sum = gradient(context.sum, i);
@@ -69,6 +69,10 @@ class Naive final : public Clipping {
           {context.tensor->gather(partial, "gradients").data, context.tensor->size(), partial.size, partial.size},
           partial);
     for (std::size_t i = 0; i < squares.size(); ++i) {
+      if (parameters_.specs[i].frozen) {
+        device::zero(execution, totals + i, sizeof(double));
+        continue;
+      }
       const Matrix<float> of_one = gradient(one_, i);
       const Array<double> rows{buffers_.squares.data, of_one.rows};
       device::zero(execution, rows);

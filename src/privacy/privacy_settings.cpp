@@ -157,8 +157,11 @@ void add_keys(input::Schema& schema, Settings& privacy) {
               {"rdp", AccountantKind::rdp},
               {"gdp", AccountantKind::gdp}},
              "how epsilon is computed: prv (tight), rdp (an upper bound, larger) or gdp (an approximation, no bound)");
-  schema.add("privacy.unit", privacy.unit, {{"sequence", Unit::sequence}, {"token", Unit::token}},
-             "the record: the unit that the guarantee protects");
+  schema.add(
+      "privacy.unit", privacy.unit,
+      {{"sequence", Unit::sequence}, {"token", Unit::token}, {"document", Unit::document}, {"example", Unit::example}},
+      "the record: the unit that the guarantee protects. document, example: a whole document, or line of JSON "
+      "Lines, of a language model; of one longer than a micro-batch as many sequences as it holds, by run.seed");
   schema
       .add("privacy.release", privacy.release, {{"eager", Release::eager}, {"end", Release::end}},
            "free memory that a layer no longer needs after the layer, or at the end of the backward pass, to measure "
@@ -191,12 +194,13 @@ void add_sequence_rules(input::Schema& schema, const Settings& privacy) {
       .not_with("privacy.enabled", {},
                 "each step draws every record with the same probability: the guarantee depends on it; a curriculum "
                 "would also follow statistics of private data");
-  schema.at("data.pack").not_with("privacy.enabled", {}, "a record is a segment of sequence + 1 ids of the stream");
+  schema.at("data.pack")
+      .not_with("privacy.enabled", {}, "a record is a segment of sequence + 1 ids of the stream, or one document");
   schema.at("data.sequence_start")
       .not_with("privacy.enabled", {},
                 "a record is a sequence: its length, and with it what is protected, would change during the run");
   schema.rule({"privacy.unit"}, [&privacy]() -> std::string {
-    if (!privacy.enabled || privacy.unit == Unit::sequence) return {};
+    if (!privacy.enabled || privacy.unit != Unit::token) return {};
     return "privacy.unit = \"token\" (attention couples the tokens of a sequence: the gradient of a token's loss "
            "depends on the tokens before it, so no token has a contribution of its own); take \"sequence\"";
   });

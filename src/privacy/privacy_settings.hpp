@@ -41,7 +41,7 @@ enum class Mode { automatic, book_keeping, two_pass, materialise };
 /// C: a part per parameter (per_layer) or per block (group).
 enum class Scheme { flat, per_layer, group };
 /// A record: what the guarantee protects.
-enum class Unit { sequence, token };
+enum class Unit { sequence, token, document, example };
 /// Time at which rows that are no longer needed are freed: after each layer, or at the end of the backward pass.
 enum class Release { eager, end };
 /// Source of the key of noise and sampling: the operating system, or run.seed, for tests (not private).
@@ -67,6 +67,8 @@ struct Settings {
   bool overlap = true;  ///< no key; between ranks: clipped sums are exchanged while others are formed
   Release release = Release::eager;
   KeySource noise_key = KeySource::system;
+  /// True if a record may have several sequences: a document, or an example of JSON Lines.
+  bool joins_sequences() const { return unit == Unit::document || unit == Unit::example; }
   /// The factors of a part are known when the backward pass leaves it: its rows need not be kept until the end.
   bool sums_by_part() const {
     return scheme != Scheme::flat && mode == Mode::book_keeping && release == Release::eager;

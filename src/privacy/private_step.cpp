@@ -5,11 +5,39 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "kernels/kokkos_runtime.hpp"
 #include "privacy/modes.hpp"
 
 namespace weft::privacy {
+namespace {
+
+/// Passes whose sinks get the rows of trained parameters alone.
+class TrainedPasses final : public Passes {
+ public:
+  TrainedPasses(Passes& passes, const model::Parameters& parameters) : passes_(passes), parameters_(parameters) {}
+  void pass(parallel::Range records, model::GradientSink& sink) override {
+    struct Trained final : model::GradientSink {
+      Trained(model::GradientSink& to_, std::span<const model::ParameterSpec> specs_) : to(to_), specs(specs_) {}
+      void take(const model::GradientRows& rows) override {
+        if (!specs[rows.parameter].frozen) to.take(rows);
+      }
+      void complete_from(std::size_t first) override { to.complete_from(first); }
+      void end_micro_batch() override { to.end_micro_batch(); }
+      bool takes_sums() const override { return to.takes_sums(); }
+      model::GradientSink& to;
+      const std::span<const model::ParameterSpec> specs;
+    } trained(sink, parameters_.specs());
+    passes_.pass(records, trained);
+  }
+
+ private:
+  Passes& passes_;
+  const model::Parameters& parameters_;
+};
+
+}  // namespace
 
 PrivateStep::PrivateStep(const Parts& parts, const ClippingContext& context, std::int64_t micro_records,
                          std::string_view sums_phase, kernels::Array<kernels::StepFlags> flags,
@@ -21,13 +49,26 @@ PrivateStep::PrivateStep(const Parts& parts, const ClippingContext& context, std
       flags_(flags),
       clipping_(make_clipping(context, std::move(buffers))) {}
 
+void PrivateStep::add(const MicroBatch& batch, Passes& passes) {
+  TrainedPasses trained(passes, context_.parameters);
+  clipping_->add(batch, trained);
+}
+
 void PrivateStep::run(const kernels::AdamStep& constants, std::int64_t records) {
+  std::vector<std::int64_t> micro_batches;
+  for (std::int64_t first = 0; first < records; first += micro_records_)
+    micro_batches.push_back(std::min(micro_records_, records - first));
+  run(constants, micro_batches);
+}
+
+void PrivateStep::run(const kernels::AdamStep& constants, std::span<const std::int64_t> micro_batches) {
   model::DataParallel& exchange = parts_.update.exchange();
   parts_.runner.begin(constants);
   exchange.begin_step();
-  most_records_ = exchange.in_micro_batches() ? exchange.most(std::max<std::int64_t>(1, records)) : records;
+  const std::int64_t own = std::ssize(micro_batches),
+                     most = exchange.in_micro_batches() ? exchange.most(std::max<std::int64_t>(1, own)) : own;
   if (context_.tensor != nullptr) context_.tensor->mark(&exchange.idle());
-  parts_.runner.run([&] { compute(records); });
+  parts_.runner.run([&] { compute(micro_batches, most); });
   exchange.end_step();
   if (context_.tensor != nullptr) context_.tensor->mark(nullptr);
   parts_.timers.phase("waiting for the device");
@@ -35,18 +76,19 @@ void PrivateStep::run(const kernels::AdamStep& constants, std::int64_t records) 
   parts_.timers.stop();
 }
 
-void PrivateStep::compute(std::int64_t records) {
+/// most: micro-batches of any rank, where ranks exchange in each of them.
+void PrivateStep::compute(std::span<const std::int64_t> micro_batches, std::int64_t most) {
   device::zero(context_.execution, flags_);
   parts_.timers.phase(sums_phase_);
   clear();
   parts_.model.prepare_weights();
   const bool meets = parts_.update.exchange().in_micro_batches();
-  const std::int64_t end = meets ? most_records_ : records;
-  for (std::int64_t first = 0; first < end; first += micro_records_) {
-    reduce_beside_sums(meets || (context_.settings.overlap && first + micro_records_ >= end));
-    const std::int64_t count = std::min(micro_records_, records - first);
+  for (std::int64_t i = 0, first = 0; i < most; ++i) {
+    reduce_beside_sums(meets || (context_.settings.overlap && i + 1 == most));
+    const std::int64_t count = i < std::ssize(micro_batches) ? micro_batches[static_cast<std::size_t>(i)] : 0;
     add(count > 0 ? parts_.model.load(first, count) : MicroBatch(), parts_.model);
     context_.sum.end_micro_batch();
+    first += count;
   }
   reduce_beside_sums(false);
   parts_.timers.phase("exchange");
@@ -86,6 +128,7 @@ void PrivateStep::add_noise() {
   const double deviation = noise_.multiplier * context_.settings.clip;
   const auto update = static_cast<std::uint64_t>(parts_.runner.steps_done() + 1);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters.specs()[i].frozen) continue;
     const bool is_matrix = parameters.specs()[i].is_matrix();
     const model::RowParts& parts = parameters.parts(i);
     const kernels::Array<float> vector = context_.sum.vector(i);

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "model/parameter_update.hpp"
@@ -55,14 +56,16 @@ class PrivateStep {
   /// Collective. Throws Error(numeric) if the sum with its noise is not finite, in this step or one of the two before
   /// it.
   void run(const kernels::AdamStep& constants, std::int64_t records);
+  /// The same with micro-batches of these numbers of records, at most micro_records each.
+  void run(const kernels::AdamStep& constants, std::span<const std::int64_t> micro_batches);
 
   /// Clears the sum: before the first micro-batch of a step, also of a step without any.
   void clear();
   /// Adds the clipped gradients of a micro-batch to the sum.
-  void add(const MicroBatch& batch, Passes& passes) { clipping_->add(batch, passes); }
+  void add(const MicroBatch&, Passes&);
 
  private:
-  void compute(std::int64_t records);
+  void compute(std::span<const std::int64_t> micro_batches, std::int64_t most);
   void reduce_beside_sums(bool wanted);
   void add_noise();
 
@@ -73,7 +76,6 @@ class PrivateStep {
   const kernels::Array<kernels::StepFlags> flags_;
   const std::unique_ptr<Clipping> clipping_;
   Noise noise_;
-  std::int64_t most_records_ = 0;  // of this step, on any rank of the data axis
 };
 
 }  // namespace weft::privacy

@@ -25,7 +25,7 @@ RecordNorms::RecordNorms(const ClippingContext& context, ClippingBuffers&& buffe
   for (std::size_t i = 0; i < parameters_.specs.size(); ++i) {
     const ParameterSpec& spec = parameters_.specs[i];
     begin_.push_back(elements);
-    if (spec.is_matrix()) continue;
+    if (spec.is_matrix() || spec.frozen) continue;
     elements += spec.elements();
     const Array<float> vector = context.sum.vector(i);
     const bool continues = !runs_.empty() && parameters_.row_of(runs_.back().parameter) == parameters_.row_of(i) &&
@@ -154,6 +154,7 @@ void RecordNorms::check_coverage(std::size_t first) const {
   const ClippingShape& shape = context().shape;
   const std::int64_t records = batch_.examples.count();
   for (std::size_t i = first; i < open_; ++i) {
+    if (parameters_.specs[i].frozen) continue;
     const bool table = shape.is_table(i);
     const std::int64_t by_rows = table ? 0 : records, by_lookup = table || shape.is_tied(i) ? records : 0;
     if (covered_[i].by_rows != by_rows || covered_[i].by_lookup != by_lookup)
@@ -177,6 +178,12 @@ Matrix<float> RecordNorms::over_ranks(Matrix<float> partial) const {
 void RecordNorms::form_factors(std::size_t first) {
   context().phase("norms of records");
   check_coverage(first);
+  if (std::all_of(parameters_.specs.begin() + static_cast<std::ptrdiff_t>(first),
+                  parameters_.specs.begin() + static_cast<std::ptrdiff_t>(open_),
+                  [](const ParameterSpec& spec) { return spec.frozen; })) {
+    open_ = first;
+    return;
+  }
   const kernels::Execution& execution = context().execution;
   const std::int64_t records = batch_.examples.count(), most_records = context().shape.examples.examples;
   const auto is_open = [&](const VectorRun& run) { return run.parameter >= first && run.parameter < open_; };

@@ -180,6 +180,24 @@ def begins_with_public_weights(weft):
     assert "are not covered" in protects and "public" in protects, protects
 
 
+def adapters_over_documents(weft):
+    """Records are the lines of JSON Lines, of one or several sequences; the account counts them. Resumed bit for bit."""
+    rows = [program.TEXT[at:at + 10 + 40 * (at % 3)] for at in range(0, 1900, 20)]
+    (weft.folder / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    changes = program.sets("data.train=rows.jsonl", "privacy.unit=example", f"language_model.initial={weft.folder / 'public'}",
+                           "lora.rank=2", "run.steps=10")
+    weft.run(*command(weft, "adapted", *changes))
+    result = program.record(weft.folder / "adapted")["result"]["privacy"]
+    assert result["unit"] == "example" and result["records"] == len(rows) and result["steps"] == 10, result
+    sequences = sum(-(-(len(row) - 1) // 16) for row in rows if len(row) <= 65) + sum(4 for row in rows if len(row) > 65)
+    assert abs(result["sample_rate"] - 16 / sequences) < 1e-12, (result, sequences)
+    killed = command(weft, "adapted_killed", *changes)
+    weft.run(*killed, fault="before-latest:0:5", code=-signal.SIGKILL)
+    assert "resuming after step 5" in weft.run(*killed)
+    assert program.shard(weft.folder / "adapted_killed", 10) == program.shard(weft.folder / "adapted", 10)
+    assert program.record(weft.folder / "adapted_killed")["result"]["privacy"] == result
+
+
 def refusals(weft):
     for arguments, words in [
             (("--set", "data.batch_tokens=16384"), "records per step"),
@@ -187,7 +205,8 @@ def refusals(weft):
             (("--set", "privacy.noise_multiplier=1"), "give one of them"),
             (("--set", "run.nonfinite=skip"), "private data"),
             (("--set", "privacy.algorithm=width", "--set", "privacy.mode=materialise"), "no effect"),
-            (("--set", "language_model.dropout=0.1"), "place in the batch")]:
+            (("--set", "language_model.dropout=0.1"), "place in the batch"),
+            (("--set", "privacy.unit=document"), "where documents begin")]:
         printed = weft.run(*command(weft, "refused", *arguments), code=2)
         assert words in printed, (arguments, printed)
     printed = weft.run(*command(weft, "dry", "--dry-run"))
@@ -204,6 +223,7 @@ def test(weft):
     benchmark_shows_phases(weft)
     keeps_the_guarantee_on_resume(weft)
     begins_with_public_weights(weft)
+    adapters_over_documents(weft)
     refusals(weft)
 
 

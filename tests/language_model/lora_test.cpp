@@ -158,6 +158,30 @@ TEST_CASE("recomputation gives the same bits, with dropout of adapters; micro-ba
     }
 }
 
+TEST_CASE("gradients of the parts that are trained are those of the whole model; the others have none") {
+  const std::vector<std::pair<TransformerSettings, std::vector<std::string>>> cases = {
+      {llama(), {"head"}}, {llama(), {"norms", "block_1"}}, {gpt2(), {"biases"}}, {gpt2(), {"embedding", "mlp"}}};
+  for (const auto& [whole, train] : cases) {
+    CAPTURE(train.front());
+    TransformerSettings part = whole;
+    part.architecture.model.train = train;
+    SmallModel all(whole, kSequences, kLength), some(part, kSequences, kLength);
+    Gradients expected, gradients;
+    CHECK(some.gradient(gradients) == all.gradient(expected));
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const std::string& name = all.parameters().specs()[i].name;
+      CAPTURE(name);
+      if (!is_trained(part.architecture, name)) {
+        CHECK(gradients[i].empty());
+        continue;
+      }
+      std::vector<float> difference = gradients[i];
+      for (std::size_t k = 0; k < difference.size(); ++k) difference[k] -= expected[i][k];
+      CHECK(norm_of(difference) <= 1e-6 * norm_of(expected[i]));  // sums of columns may be added in other parts
+    }
+  }
+}
+
 TEST_CASE("with B = 0 the model has the bits of its base, in every type") {
   for (const auto& [type, fp8] : {std::pair{kernels::Scalar::fp32, false},
                                   {kernels::Scalar::bf16, false},
@@ -523,8 +547,11 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[lora]\nrank = 8\nbase = \"nf4\"\n[device]\nprecision = \"fp16\"\n", "multiplied in bf16");
   refused("[lora]\nrank = 8\nbase = \"int8\"\n[device]\nprecision = \"bf16\"\nfp8_forward = true\n",
           "with device.fp8_forward");
-  refused("[lora]\nrank = 8\n[privacy]\nenabled = true\nepsilon = 8\ndelta = 1e-5\nclip = 1\n",
-          "lora.rank does not go with privacy.enabled");
+  refused("[lora]\nrank = 8\ndropout = 0.1\n[privacy]\nenabled = true\nepsilon = 8\ndelta = 1e-5\nclip = 1\n",
+          "lora.dropout does not go with privacy.enabled");
+  refused("[language_model]\ntrain = [\"head\"]\n", "its head is the embedding");
+  refused("[language_model]\ntrain = [\"norms\"]\n[lora]\nrank = 8\n",
+          "language_model.train does not go with lora.rank");
 }
 
 }  // namespace weft::language_model

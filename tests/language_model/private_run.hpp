@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "input/read.hpp"
@@ -39,7 +40,10 @@ struct PrivateRun {
   PrivateRun(Configuration settings, const parallel::Communicator& ranks)
       : shared(testing::shared_grid(ranks, grid_shape(on(settings, ranks.size())))),
         arithmetic{device::planned_backend(device_settings(settings)), execution().stream},
-        architecture{settings.language_model, kPrivateVocabulary, settings.data.sequence},
+        architecture{.model = settings.language_model,
+                     .vocabulary = kPrivateVocabulary,
+                     .positions = settings.data.sequence,
+                     .lora = settings.lora},
         trainer(with_clipping_mode(settings, architecture, grid.shape(), arithmetic.backend), architecture, grid,
                 arithmetic) {
     trainer.initialise();
@@ -111,11 +115,28 @@ struct PrivateRun {
     });
     trainer.wait();
   }
+  /// A step on records of several examples each.
+  void step_of(const std::vector<std::vector<std::int64_t>>& records) {
+    const parallel::Communicator& ranks = grid.axis(parallel::kDataAxis);
+    const parallel::Range own = parallel::part(std::ssize(records), ranks.size(), ranks.rank());
+    std::vector<std::int64_t> counts, examples;
+    for (std::int64_t i = own.begin; i < own.end; ++i) {
+      const std::vector<std::int64_t>& record = records[static_cast<std::size_t>(i)];
+      counts.push_back(std::ssize(record));
+      examples.insert(examples.end(), record.begin(), record.end());
+    }
+    trainer.private_step(counts, [&](std::int64_t first, dataset::TokenBatch& batch) {
+      for (std::int64_t s = 0; s < batch.sequences; ++s)
+        fill_example(examples[static_cast<std::size_t>(first + s)], s, batch);
+    });
+    trainer.wait();
+  }
   /// The gradients of the last step, in the order of the parameters: of owned rows, and of all vectors.
   std::vector<float> gradients() const {
     std::vector<float> all;
     const model::Parameters& parameters = trainer.model().parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (parameters.specs()[i].frozen) continue;
       const bool is_matrix = parameters.specs()[i].is_matrix();
       const kernels::Matrix<float> matrix = trainer.gradients().matrix(i);
       const kernels::Array<float> vector = trainer.gradients().vector(i);
@@ -143,12 +164,16 @@ inline double relative_error(const std::vector<float>& a, const std::vector<floa
   return norm_of(difference(a, b)) / norm_of(b);
 }
 
-/// The clipped sum over these examples, on one rank.
-inline std::vector<float> clipped_sum(const Configuration& settings, const std::vector<std::int64_t>& examples) {
+/// The clipped sum over these examples, or records of several ones, on one rank.
+template <class Records = std::int64_t>
+std::vector<float> clipped_sum(const Configuration& settings, const std::vector<Records>& examples) {
   const parallel::Communicator& world = testing::world().all();
   const parallel::Communicator alone = world.split(world.rank(), 0);
   PrivateRun run(settings, alone);
-  run.step(examples);
+  if constexpr (std::is_integral_v<Records>)
+    run.step(examples);
+  else
+    run.step_of(examples);
   return run.gradients();
 }
 

@@ -4,6 +4,7 @@
 // each example in memory; one example changes the sum by at most the clip bound; the noise is what the accountant
 // counts on.
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "tests/language_model/private_run.hpp"
@@ -87,6 +88,77 @@ TEST_CASE("the clipped sum is that of the naive oracle with several blocks, reco
     CHECK(relative_error(sum("mode = \"two_pass\"\n"), naive) < kTolerance);
     CHECK(relative_error(sum("mode = \"book_keeping\"\n"), naive) < kTolerance);
     CHECK(relative_error(sum("mode = \"materialise\"\n"), naive) < 4e-3);
+  }
+}
+
+TEST_CASE("the clipped sum of adapters or trained parts is that of the naive oracle, for every frozen base") {
+  struct Case {
+    const char *lora, *scheme, *more = "", *model = "";
+  };
+  for (const Case& one : {Case{nullptr, "flat", "", "norm = \"layer\"\nbias = true\ntrain = [\"biases\"]\n"},
+                          Case{nullptr, "flat", "", "train = [\"norms\", \"mlp\"]\n"},
+                          Case{nullptr, "group", "", "tied = false\ntrain = [\"head\"]\n"}, Case{"", "flat"},
+                          Case{"", "per_layer"}, Case{"base = \"bf16\"\n", "group"},
+                          Case{"base = \"int8\"\ntargets = [\"query\", \"value\", \"down\"]\n", "flat",
+                               "[memory]\nrecompute = \"block\"\n"},
+                          Case{"base = \"nf4\"\n", "per_layer", "[memory]\nrecompute = \"activation\"\n"}}) {
+    const std::string lora = one.lora != nullptr ? "[lora]\nrank = 3\n" + std::string(one.lora) : "";
+    CAPTURE(lora);
+    CAPTURE(std::string(one.model));
+    CAPTURE(std::string(one.scheme));
+    const auto sum = [&](const std::string& privacy) {
+      Configuration settings =
+          private_configuration("preset = \"llama\"\nkv_heads = 1\n" + std::string(one.model),
+                                "clip = 2\nscheme = \"" + std::string(one.scheme) + "\"\n" + privacy, lora + one.more);
+      settings.language_model.layers = 2;
+      return clipped_sum(settings, kExamples);
+    };
+    const std::vector<float> naive = sum("algorithm = \"naive\"\n");
+    CHECK(testing::norm_of(naive) > 1);
+    for (const char* privacy : {"mode = \"two_pass\"\nalgorithm = \"input_length\"\n",
+                                "mode = \"book_keeping\"\nalgorithm = \"input_length\"\n",
+                                "mode = \"book_keeping\"\nalgorithm = \"input_length\"\nrelease = \"end\"\n"}) {
+      CAPTURE(privacy);
+      CHECK(relative_error(sum(privacy), naive) < 1e-5);
+    }
+    CHECK(relative_error(sum("mode = \"materialise\"\n"), naive) < 4e-3);
+  }
+}
+
+TEST_CASE("gradients of the sequences of a record are added before they are clipped") {
+  using Records = std::vector<std::vector<std::int64_t>>;
+  const Records records = {{0, 1}, {4}, {7, 8, 11}, {12}, {2}, {3, 5}};
+  constexpr double kClip = 3;
+  struct Case {
+    const char *model, *privacy = "", *more = "";
+  };
+  for (const Case& one :
+       {Case{"preset = \"llama\"\nkv_heads = 1\nqk_norm = \"head\"\n", "", "[memory]\nhead_chunk = 20\n"},
+        Case{"", "scheme = \"group\"\n"},
+        Case{"preset = \"llama\"\n", "scheme = \"per_layer\"\n", "[lora]\nrank = 2\n"}}) {
+    CAPTURE(std::string(one.model));
+    const auto sum = [&](const std::string& unit, const std::string& mode, const Records& of) {
+      return clipped_sum(
+          private_configuration(
+              one.model, fmt::format("clip = {}\nunit = \"{}\"\n{}{}", kClip, unit, one.privacy, mode), one.more),
+          of);
+    };
+    const std::vector<float> naive = sum("document", "algorithm = \"naive\"\n", records);
+    for (const char* mode :
+         {"mode = \"two_pass\"\n", "mode = \"book_keeping\"\n", "mode = \"book_keeping\"\nrelease = \"end\"\n"})
+      CHECK(relative_error(sum("example", mode, records), naive) < kTolerance);
+    const std::string stored = "mode = \"materialise\"\n";
+    const std::vector<float> all = sum("document", stored, records);
+    CHECK(relative_error(all, naive) < 4e-3);
+    // One record less changes the sum by at most C, whatever its number of sequences.
+    for (std::size_t i = 0; i < records.size(); ++i) {
+      Records without = records;
+      without.erase(without.begin() + static_cast<std::ptrdiff_t>(i));
+      CHECK(testing::norm_of(testing::difference(all, sum("document", stored, without))) <= kClip * (1 + 1e-5));
+    }
+    // With records of one sequence each, the sum is that of unit = "sequence"; norms are raised for more rows.
+    const Records single = {{0}, {1}, {4}, {7}};
+    CHECK(relative_error(sum("document", stored, single), sum("sequence", stored, single)) < 2e-5);
   }
 }
 
@@ -271,7 +343,7 @@ void add_through(PrivateRun& run, const std::function<Through(model::GradientSin
   dataset::TokenBatch batch = staging.next(2, 16);
   PrivateRun::fill_example(0, 0, batch);
   PrivateRun::fill_example(1, 1, batch);
-  staging.send_examples(batch);
+  staging.send_examples(batch, std::array<std::int64_t, 2>{1, 1});
   const Tokens all = staging.tokens(0, 2, 16);
   ChangedPasses<Through> passes(run, through);
   run.trainer.private_steps().clear();

@@ -62,6 +62,8 @@ TEST_CASE("ranks that divide more of the model learn the same") {
   for (const Case& one :
        {Case{"", "", 96}, Case{"", "", 16, 1e-6}, Case{"preset = \"llama\"\nqk_norm = \"head\"\n", "", 16, 1e-6, 2},
         Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 16, 1e-6},
+        Case{"tied = false\ntrain = [\"head\", \"block_1\"]\n", "", 16, 1e-6},
+        Case{"train = [\"norms\"]\n", "", 16, 1e-6},
         Case{"tied = false\ndropout = 0.2\n", "state = \"8bit\"\n[memory]\nrecompute = \"block\"\n", 16, 1e-3},
         Case{"", "[device]\nprecision = \"bf16\"\n", 96}}) {
     CAPTURE(std::string(one.model));
@@ -91,11 +93,16 @@ TEST_CASE("ranks that divide more of the model learn the same") {
 TEST_CASE("ranks that divide the clipped sums, with different numbers of records, have those of one rank") {
   const std::vector<std::int64_t> examples = {0, 1, 4, 7, 8, 11, 12};
   for (const std::string mode : {"two_pass", "book_keeping", "materialise"})
-    for (const std::string model : {"", "preset = \"llama\"\ntied = false\n"}) {
+    for (const std::string model :
+         {"", "preset = \"llama\"\ntied = false\n", "bias = false\n", "preset = \"llama\"\nkv_heads = 1\n"}) {
       CAPTURE(mode);
-      Configuration settings = testing::private_configuration("heads = 2\n" + model, "mode = \"" + mode + "\"\n");
+      CAPTURE(model);
+      const std::string lora = model.find("kv_heads") != std::string::npos ? "[lora]\nrank = 2\n" : "";
+      Configuration settings = testing::private_configuration("heads = 2\n" + model, "mode = \"" + mode + "\"\n", lora);
       settings.language_model.layers = 3;
       settings.memory.micro_tokens = 32;
+      if (!settings.language_model.bias && lora.empty() && model.find("llama") == std::string::npos)
+        settings.language_model.train = {"block_1"};
       const auto sums = [&](Shard shard) {
         settings.parallel.shard = shard;
         testing::PrivateRun run(settings, testing::world().all());

@@ -12,6 +12,7 @@
 #include "language_model/run/initial_model.hpp"
 #include "language_model/run/private_plan.hpp"
 #include "parallel/watchdog.hpp"
+#include "privacy/account.hpp"
 #include "privacy/accountant/accountant.hpp"
 #include "storage/json_file.hpp"
 
@@ -68,12 +69,12 @@ void add_input(PrivacyQuestion& question, const Request& request, const PrivacyO
   if (question.sample_rate < 0 || by_epochs) {
     const language_model::Corpus corpus =
         language_model::load_corpus(run, language_model::open_initial(run, world), world);
-    const language_model::PrivateRecords records = language_model::private_records(run, corpus.train.size());
+    const language_model::PrivateRecords records = language_model::private_records(run, corpus.train);
     if (by_epochs)
       run::use_epochs(input.configuration.run, schema, language_model::steps_per_epoch(run, corpus.segments));
     if (question.sample_rate < 0) question.sample_rate = records.rate();
-    question.of = fmt::format("{}: {:g} of {} sequences per step on average", train.subject, records.expected,
-                              format::grouped(records.count));
+    question.of = fmt::format("{}: {:g} of {} {}s per step on average", train.subject, records.expected,
+                              format::grouped(records.count), privacy::name_of(given.unit));
   }
   if (question.steps < 0) question.steps = run.run.steps;
   if (options.accountant.empty()) question.accountants = {given.accountant};

@@ -234,4 +234,48 @@ void fill_disjoint_windows(const TokenSet& set, std::span<const std::int64_t> wi
   }
 }
 
+DocumentRecords::DocumentRecords(const TokenSet& set, std::int64_t length, std::int64_t most_sequences,
+                                 std::uint64_t seed)
+    : length_(length), most_(most_sequences), seed_(seed) {
+  if (!set.has_documents())
+    throw collective_error(ExitCode::usage,
+                           "{}: does not say where documents begin (a record is a document); take JSON Lines or token "
+                           "files, or privacy.unit = \"sequence\"",
+                           set.name());
+  std::vector<std::int64_t> starts;
+  set.document_starts(0, set.size(), starts);
+  starts.push_back(set.size());
+  std::int64_t begin = 0;
+  for (const std::int64_t end : starts) {
+    const Document document{begin, end - begin};
+    if (document.ids >= 2) documents_.push_back(document);
+    begin = end;
+  }
+  if (documents_.empty())
+    throw collective_error(ExitCode::usage, "{}: no document has two ids; give other training data", set.name());
+  for (const Document& document : documents_) sequences_ += std::min(document.sequences(length_), most_);
+}
+
+std::vector<DocumentRecords::Sequence> DocumentRecords::of(std::int64_t record) const {
+  const Document& document = documents_.at(static_cast<std::size_t>(record));
+  const std::int64_t count = document.sequences(length_);
+  std::vector<Sequence> sequences;
+  for (std::int64_t i = 0; i < std::min(count, most_); ++i) {
+    const std::int64_t number = count > most_ ? shuffled_segment(i, count, seed_, record) : i, first = number * length_;
+    sequences.push_back({document.begin + first, std::min(length_, document.ids - 1 - first)});
+  }
+  return sequences;
+}
+
+void fill_sequences(const TokenSet& set, std::span<const DocumentRecords::Sequence> sequences, TokenBatch& batch) {
+  WEFT_ASSERT(std::ssize(sequences) == batch.sequences);
+  std::vector<std::uint32_t> window;
+  std::vector<std::int64_t> starts;
+  batch.counted = 0;
+  for (std::int64_t s = 0; s < batch.sequences; ++s) {
+    const DocumentRecords::Sequence& sequence = sequences[static_cast<std::size_t>(s)];
+    fill_window(set, sequence.begin, sequence.predictions, s, batch, window, starts);
+  }
+}
+
 }  // namespace weft::dataset

@@ -104,7 +104,8 @@ void Products::adapt_backward(const Pass& pass, const Linear& linear, AnyMatrix 
     pass.sink->take({.form = GradientRows::Form::product,
                      .parameter = part.b.weight,
                      .inputs = rows.columns_from(column, rank),
-                     .gradients = of_outputs});
+                     .gradients = of_outputs,
+                     .examples = context_.examples.of(x.rows)});
     column += rank;
   }
   if (!linear.transposed) {
@@ -117,7 +118,9 @@ void Products::adapt_backward(const Pass& pass, const Linear& linear, AnyMatrix 
     pass.sink->take({.form = GradientRows::Form::product,
                      .parameter = adapter.a.weight + i,
                      .inputs = input,
-                     .gradients = gradient.columns_from(static_cast<std::int64_t>(i) * rank, rank)});
+                     .gradients = gradient.columns_from(static_cast<std::int64_t>(i) * rank, rank),
+                     .examples = context_.examples.of(x.rows),
+                     .inputs_stay = pass.rows_stay && input.data == x.data});
   const kernels::LinearWeights a = weights_of(adapter.a);
   const bool drops = input.data != x.data;
   kernels::gemm(context_.execution, 1, gradient, Form::plain, a.matrix, backward_form(a), drops ? 0 : 1,

@@ -57,7 +57,8 @@ OutputGradient Norms::backward(const Pass& pass, const NormLayer& norm, AnyMatri
                                const kernels::NormStatistics& statistics, AnyMatrix dy, AnyMatrix addend,
                                AnyMatrix dh) const {
   run::Timers& timers = context_.timers;
-  const bool frozen = context_.layers.parameters().specs()[norm.weight].frozen;
+  const std::span<const model::ParameterSpec> specs = context_.layers.parameters().specs();
+  const bool frozen = specs[norm.weight].frozen && (norm.bias == kNoParameter || specs[norm.bias].frozen);
   if (frozen || !pass.sink->takes_sums()) {
     if (!frozen) {
       timers.phase("weight gradients");

@@ -34,12 +34,39 @@ ParameterList declared_parameters(const Architecture& architecture) {
   }
   model::number_elements(list.specs);
   list.number_units();
+  for (ParameterSpec& spec : list.specs) spec.frozen = !is_trained(architecture, spec.name);
   if (architecture.lora.rank > 0) list.add_adapters(architecture.lora);
   return list;
 }
 
 std::vector<ParameterSpec> parameter_specs(const Architecture& architecture) {
   return std::move(declared_parameters(architecture).specs);
+}
+
+bool is_of_part(const std::string& parameter, const std::string& part) {
+  if (part == "norms") return parameter.find("norm/") != std::string::npos;
+  if (part == "biases") return parameter.ends_with("/bias");
+  const bool in_blocks = part == "attention" || part == "mlp";
+  return in_blocks ? parameter.find("/" + part + "/") != std::string::npos : parameter.starts_with(part + "/");
+}
+
+bool is_trained(const Architecture& architecture, const std::string& parameter) {
+  const std::vector<std::string>& train = architecture.model.train;
+  return architecture.lora.rank == 0 &&
+         (train.empty() || std::any_of(train.begin(), train.end(),
+                                       [&](const std::string& part) { return is_of_part(parameter, part); }));
+}
+
+std::string train_problem(const ModelSettings& model) {
+  const std::vector<ParameterSpec> specs = parameter_specs({.model = model});
+  for (const std::string& part : model.train)
+    if (std::none_of(specs.begin(), specs.end(),
+                     [&](const ParameterSpec& spec) { return is_of_part(spec.name, part); }))
+      return fmt::format(
+          "language_model.train contains \"{}\", of which this model has no parameters{}; name embedding, attention, "
+          "mlp, norms, biases, head or a block (block_0)",
+          part, part == "head" && model.tied ? " (its head is the embedding)" : "");
+  return {};
 }
 
 std::vector<LoraTarget> lora_targets(const ModelSettings& model) {

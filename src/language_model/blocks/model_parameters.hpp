@@ -23,6 +23,18 @@ ParameterList declared_parameters(const Architecture&);
 
 std::vector<model::ParameterSpec> parameter_specs(const Architecture&);
 
+/// True if a parameter belongs to a part of the model: "embedding", "attention", "mlp", "norms", "biases", "head" or a
+/// block, "block_3".
+bool is_of_part(const std::string& parameter, const std::string& part);
+/// True if language_model.train has a part of the parameter, and there are no adapters to be trained in its place.
+bool is_trained(const Architecture&, const std::string& parameter);
+/// True if the matrix of the head is trained, which is that of the embedding if they are tied.
+inline bool trains_head(const Architecture& a) {
+  return is_trained(a, a.model.tied ? "embedding/tokens" : "head/weight");
+}
+/// Why the parts of ModelSettings::train are not those of the model; "": they are.
+std::string train_problem(const ModelSettings&);
+
 /// A linear layer of a block that may have an adapter.
 struct LoraTarget {
   std::string name;       ///< in the input: "query"

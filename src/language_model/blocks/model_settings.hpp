@@ -56,6 +56,8 @@ struct ModelSettings {
   bool bias = true;  ///< of all products and, with norm = "layer", of norms
   /// Products that have a bias; empty: all or none, as `bias` states.
   std::vector<std::string> biases = {};
+  /// Parts whose parameters are trained (model_parameters.hpp, `is_of_part`); the others are frozen. Empty: all.
+  std::vector<std::string> train = {};
   double dropout = 0;
   double attention_dropout = 0;  ///< of the probabilities of attention
   double logit_softcap = 0;      ///< 0: none

@@ -18,6 +18,7 @@ constexpr std::int64_t kLogitBytes = std::int64_t{256} << 20;
 }  // namespace
 
 std::int64_t head_chunk(const TransformerSettings& settings) {
+  if (settings.joined_examples) return settings.rows;
   if (settings.examples) {
     TransformerSettings without = settings;
     without.examples = false;

@@ -25,6 +25,8 @@ struct TransformerSettings {
   /// Sinks get the rows of each example (GradientRows::examples): of each sequence, all of `length`. The head is then
   /// applied to whole sequences.
   bool examples = false;
+  /// An example may have several sequences (ExampleRows::join). The head is then applied to all rows at once.
+  bool joined_examples = false;
   /// Inputs and output gradients of the products stay until the end of the backward pass where that costs no copies
   /// (keeps_block_rows), those of the head always: for sinks that need them then (privacy.mode = "book_keeping").
   bool block_rows_stay = false, head_rows_stay = false;

@@ -125,7 +125,8 @@ void InitialModel::require_settings(const Configuration& configuration) const {
   std::string refused;
   for (const input::Change& change : input::changed_keys(keys, found_->manifest.input, checkpoint::kManifestName))
     if (change.path.starts_with("language_model.") && change.resume == input::Resume::fixed &&
-        change.path != "language_model.initial" && change.path != "language_model.preset")
+        change.path != "language_model.initial" && change.path != "language_model.preset" &&
+        change.path != "language_model.train")
       refused += fmt::format("\n  {} is {}, not {}", change.path, change.before, change.after);
   if (!refused.empty())
     throw collective_error(ExitCode::usage,

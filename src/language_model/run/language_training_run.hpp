@@ -12,6 +12,7 @@
 #include "device/runtime.hpp"
 #include "language_model/generation/generator.hpp"
 #include "language_model/run/initial_model.hpp"
+#include "language_model/run/private_plan.hpp"
 #include "language_model/run/text_evaluation.hpp"
 #include "language_model/step/language_trainer.hpp"
 #include "language_model/tokenizer/corpus.hpp"
@@ -71,6 +72,8 @@ class TrainingRun final : public run::Trainable {
   const parallel::Communicator& data_ranks_;
   Trainer trainer_;
   std::optional<privacy::Account> account_;  // of private training
+  PrivateRecords records_;
+  std::optional<dataset::DocumentRecords> documents_;  // if they are records
   model::StepArena sample_arena_;
   std::optional<Generator> generator_;   // of samples
   std::vector<std::uint8_t> tokenizer_;  // its text

@@ -87,7 +87,7 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   const privacy::Settings& settings = configuration.privacy;
   std::string text;
-  if (plan.train_tokens > 0) {
+  if (plan.train_tokens > 0 && !settings.joins_sequences()) {
     const PrivateRecords records = private_records(configuration, plan.train_tokens);
     text += fmt::format(
         "  private: {} records of at most {} tokens, each in a step with probability {:.4g}: {:g} expected\n",

@@ -29,6 +29,30 @@ privacy::ModeChoice mode_choice(const Configuration& configuration, const Archit
 
 }  // namespace
 
+std::optional<dataset::DocumentRecords> document_records(const Configuration& configuration,
+                                                         const dataset::TokenSet& train) {
+  if (!configuration.privacy.joins_sequences()) return {};
+  const std::int64_t length = configuration.data.sequence;
+  return std::optional<dataset::DocumentRecords>(std::in_place, train, length, configuration.micro_tokens() / length,
+                                                 static_cast<std::uint64_t>(configuration.run.seed));
+}
+
+PrivateRecords private_records(const Configuration& configuration, const dataset::TokenSet& train) {
+  const std::optional<dataset::DocumentRecords> documents = document_records(configuration, train);
+  if (!documents) return private_records(configuration, train.size());
+  const double sequences =
+      static_cast<double>(configuration.data.batch_tokens) / static_cast<double>(configuration.data.sequence);
+  const PrivateRecords records{
+      .count = documents->count(),
+      .expected = sequences * static_cast<double>(documents->count()) / static_cast<double>(documents->sequences())};
+  if (records.rate() > 1)
+    throw collective_error(ExitCode::usage,
+                           "data.batch_tokens = {} asks for {:g} sequences per step, the {} records of the training "
+                           "data have {}; take fewer tokens per step",
+                           configuration.data.batch_tokens, sequences, documents->count(), documents->sequences());
+  return records;
+}
+
 PrivateRecords private_records(const Configuration& configuration, std::int64_t train_tokens) {
   const PrivateRecords records{
       .count = dataset::disjoint_windows(train_tokens, configuration.data.sequence),
@@ -43,7 +67,7 @@ PrivateRecords private_records(const Configuration& configuration, std::int64_t 
 }
 
 double steps_per_epoch(const Configuration& configuration, const dataset::Segments& train) {
-  if (configuration.privacy.enabled) return 1 / private_records(configuration, train.set().size()).rate();
+  if (configuration.privacy.enabled) return 1 / private_records(configuration, train.set()).rate();
   return static_cast<double>(dataset::epoch_tokens(train, configuration.data)) /
          static_cast<double>(configuration.data.batch_tokens);
 }

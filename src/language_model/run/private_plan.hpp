@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "dataset/tokens/batches.hpp"
@@ -14,14 +15,18 @@
 
 namespace weft::language_model {
 
-/// The records of private training: disjoint segments of data.sequence + 1 ids, and the probability with which
-/// each joins a step. Throws a collective Error(usage) if steps would have more records than there are.
+/// The records of private training: disjoint segments of data.sequence + 1 ids, or documents, and the probability with
+/// which each joins a step. Throws a collective Error(usage) if steps would have more records than there are.
 struct PrivateRecords {
   std::int64_t count = 0;
   double expected = 0;  ///< records of a step
   double rate() const { return expected / static_cast<double>(count); }
 };
+PrivateRecords private_records(const Configuration&, const dataset::TokenSet& train);
+/// With records that are segments.
 PrivateRecords private_records(const Configuration&, std::int64_t train_tokens);
+/// The documents, if records are documents or examples.
+std::optional<dataset::DocumentRecords> document_records(const Configuration&, const dataset::TokenSet& train);
 
 /// Steps of an epoch: after which all segments of the training data have been used once; of private training after
 /// which each record is expected to have been used once.

@@ -48,9 +48,7 @@ void add_keys(input::Schema& schema, LoraSettings& lora, const ModelSettings& mo
       .add("lora.rank", lora.rank,
            "rows of A and columns of B in W + alpha / rank B A; 0 = no adapters, all parameters are trained")
       .at_least(0)
-      .at_most(kMostRank)
-      .not_with("privacy.enabled", {},
-                "the norms of records are formed over the gradients of all parameters, which frozen ones do not have");
+      .at_most(kMostRank);
   schema.add("lora.alpha", lora.alpha, "the product B A is multiplied by alpha / rank")
       .more_than(0)
       .at_most(kMostAlpha)
@@ -68,6 +66,9 @@ void add_keys(input::Schema& schema, LoraSettings& lora, const ModelSettings& mo
       .at_most(0.99)
       .only_with("lora.rank", {}, "there are no adapters")
       .not_with("parallel.tensor", {}, "masks follow the columns of whole inputs, of which a rank has some")
+      .not_with(
+          "privacy.enabled", {},
+          "masks are drawn by the place in the batch, so that one record more would change the gradients of the others")
       .changeable();
   schema
       .add("lora.initial", lora.initial,

@@ -96,6 +96,10 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
       "products with a bias, of query, key, value (all three or none), output, gate and up (both or none), down; "
       "[] = all, or none, as bias states");
   schema
+      .add("language_model.train", model.train,
+           "what is trained: embedding, attention, mlp, norms, biases, head, block_0, …; the rest is frozen. [] = all")
+      .not_with("lora.rank", {}, "adapters are trained, and all of the model is frozen");
+  schema
       .add("language_model.dropout", model.dropout,
            "probability with which an element of the embedding and of each sublayer's output is dropped in training")
       .at_least(0)
@@ -334,6 +338,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
         model.kv_heads, model.heads);
   });
   schema.rule({"language_model.biases"}, [&model] { return biases_problem(model); });
+  schema.rule({"language_model.train"}, [&model] { return train_problem(model); });
   schema.rule({"language_model.logit_softcap", "language_model.attention_softcap"}, [&model]() -> std::string {
     for (const auto& [name, cap] :
          {std::pair{"logit_softcap", model.logit_softcap}, std::pair{"attention_softcap", model.attention_softcap}})

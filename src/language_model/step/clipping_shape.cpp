@@ -16,10 +16,14 @@ std::int64_t copied_columns(const Configuration& configuration, const Architectu
   const bool before_norms = part.model.normalises_outputs();
   std::map<std::string, std::int64_t> of_block;
   for (const Product& product : declared_parameters(part).products) {
-    const std::int64_t copied = !settings.keeps_block_rows()              ? product.inputs + product.outputs()
-                                : product.writes_residual && before_norms ? product.outputs()
-                                                                          : 0;
-    of_block[product.block()] += copied;
+    std::int64_t& copied = of_block[product.block()];
+    for (const Outputs& outputs : product.parts)
+      if (part.lora.adapts(outputs.name))
+        copied += 2 * part.lora.rank + outputs.width + (settings.keeps_block_rows() ? 0 : product.inputs);
+    if (!is_trained(part, product.prefix + product.parts.front().name + "/weight")) continue;
+    copied += !settings.keeps_block_rows()              ? product.inputs + product.outputs()
+              : product.writes_residual && before_norms ? product.outputs()
+                                                        : 0;
   }
   std::int64_t all = 0, largest = 0;
   for (const auto& [block, columns] : of_block) {
@@ -28,7 +32,7 @@ std::int64_t copied_columns(const Configuration& configuration, const Architectu
   }
   // If parts are clipped separately, the rows of one block are kept at a time.
   return (configuration.privacy.sums_by_part() ? largest : all) +
-         (settings.keeps_head_rows() ? 0 : part.model.d_model + aligned_columns(part.vocabulary));
+         (settings.keeps_head_rows() || !trains_head(part) ? 0 : part.model.d_model + aligned_columns(part.vocabulary));
 }
 
 }  // namespace
@@ -36,13 +40,16 @@ std::int64_t copied_columns(const Configuration& configuration, const Architectu
 privacy::ClippingShape clipping_shape(const Configuration& configuration, const Architecture& part) {
   const ModelSettings& model = part.model;
   const std::int64_t length = configuration.data.sequence, rows = configuration.micro_tokens();
-  privacy::ClippingShape shape{.examples = {.examples = rows / length, .most_rows = length, .rows = rows},
+  privacy::ClippingShape shape{.examples = {.examples = rows / length,
+                                            .most_rows = configuration.privacy.joins_sequences() ? rows : length,
+                                            .rows = rows},
                                .sum_rows = model.qk_norm == QueryKeyNorm::head ? model.heads : 1,
                                .type = activation_type(configuration),
                                .kept_columns = copied_columns(configuration, part),
                                .tensor_ranks = part.tensor_ranks};
   const std::vector<model::ParameterSpec> specs = parameter_specs(part);
   for (std::size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].frozen) continue;
     const bool is_tokens = specs[i].name == "embedding/tokens";
     if (is_tokens && model.tied) shape.tied = i;
     if (specs[i].name == "embedding/positions" || (is_tokens && !model.tied)) shape.tables.push_back(i);

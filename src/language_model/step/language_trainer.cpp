@@ -2,6 +2,7 @@
 #include "language_model/step/language_trainer.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -258,26 +259,60 @@ void Trainer::step(const dataset::TokenBatch& batch, const kernels::AdamStep& co
 }
 
 void Trainer::private_step(std::int64_t examples, const Fill& fill) {
+  private_step(std::vector<std::int64_t>(static_cast<std::size_t>(examples), 1), fill);
+}
+
+void Trainer::private_step(std::span<const std::int64_t> sequences, const Fill& fill) {
   timers_.phase("tokens");
   length_ = configuration_.data.sequence;
   fill_ = &fill;
-  private_->run(constants(), examples);
+  sequences_.assign(sequences.begin(), sequences.end());
+  // A record is in one micro-batch: its norm is that of the gradient of all its sequences.
+  const std::int64_t most = configuration_.micro_tokens() / length_;
+  std::vector<std::int64_t> micro_batches;
+  std::int64_t free = 0;
+  for (const std::int64_t count : sequences) {
+    if (count > most)
+      throw error(ExitCode::internal, "a record of {} sequences does not fit a micro-batch of {}", count, most);
+    if (micro_batches.empty() || count > free) {
+      micro_batches.push_back(0);
+      free = most;
+    }
+    ++micro_batches.back();
+    free -= count;
+  }
+  private_->run(constants(), micro_batches);
+}
+
+/// Sequences of records of the present step on this rank.
+parallel::Range Trainer::sequences_of(parallel::Range records) const {
+  const auto at = [&](std::int64_t record) {
+    return std::accumulate(sequences_.begin(), sequences_.begin() + record, std::int64_t{0});
+  };
+  return {at(records.begin), at(records.end)};
 }
 
 privacy::MicroBatch Trainer::load(std::int64_t first, std::int64_t count) {
   timers_.phase("tokens");
   // The copies from the slots that are filled next are over.
   if (++sent_ % Staging::kSlots == 0) kernels::fence(execution_);
-  dataset::TokenBatch batch = staging_.next(count, length_);
-  (*fill_)(first, batch);
-  staging_.send_examples(batch);
-  const Tokens all = staging_.tokens(0, count, length_);
+  micro_batch_ = {first, first + count};
+  const parallel::Range sequences = sequences_of(micro_batch_);
+  const auto of_records =
+      std::span(sequences_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+  dataset::TokenBatch batch = staging_.next(sequences.size(), length_);
+  (*fill_)(sequences.begin, batch);
+  staging_.send_examples(batch, of_records);
+  if (configuration_.privacy.joins_sequences()) transformer_.join_examples(of_records);
+  const Tokens all = staging_.tokens(0, sequences.size(), length_);
   return {transformer_.examples(all), all.ids};
 }
 
 void Trainer::pass(parallel::Range examples, model::GradientSink& sink) {
   if (examples.size() == 0) return transformer_.pass_without_tokens(sink);
-  const Tokens tokens = staging_.tokens(examples.begin, examples.size(), length_);
+  const parallel::Range sequences =
+      sequences_of({micro_batch_.begin + examples.begin, micro_batch_.begin + examples.end});
+  const Tokens tokens = staging_.tokens(sequences.begin - sequences_of(micro_batch_).begin, sequences.size(), length_);
   transformer_.forward(tokens, runner_.constants());
   update_.exchange().await_reductions();
   transformer_.losses_and_gradient(tokens, {buffers_.losses.data, tokens.rows()}, sink);

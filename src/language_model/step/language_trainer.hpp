@@ -76,6 +76,9 @@ class Trainer : private privacy::PrivateModel {
   /// One step of private training (privacy/private_step.hpp) on `examples` sequences on this rank, which may be none:
   /// in micro-batches of at most data.micro_tokens, filled by `fill`. Collective.
   void private_step(std::int64_t examples, const Fill& fill);
+  /// The same on records of so many sequences each, which is more than one only if privacy.unit joins sequences. `fill`
+  /// gets the number of the first sequence.
+  void private_step(std::span<const std::int64_t> sequences, const Fill& fill);
   /// One `step` with this learning rate instead of the schedule's.
   void step_at_rate(const dataset::TokenBatch&, double learning_rate);
 
@@ -128,6 +131,7 @@ class Trainer : private privacy::PrivateModel {
   void pass(parallel::Range examples, model::GradientSink&) override;
   model::StepRunner::Settings runner_settings();
   parallel::Range sequences(std::int64_t length) const;  // of a step, on this rank
+  parallel::Range sequences_of(parallel::Range records) const;
   void gather_losses(std::int64_t length);
 
   const Configuration configuration_;
@@ -145,8 +149,10 @@ class Trainer : private privacy::PrivateModel {
   const parallel::Communicator& ranks_;  // of the data axis
   model::StepRunner runner_;
   std::optional<privacy::PrivateStep> private_;
-  const Fill* fill_ = nullptr;  // of the present private step
-  std::int64_t sent_ = 0;       // micro-batches of private steps
+  const Fill* fill_ = nullptr;           // of the present private step
+  std::vector<std::int64_t> sequences_;  // of its records
+  parallel::Range micro_batch_;          // records
+  std::int64_t sent_ = 0;                // micro-batches of private steps
   model::LearningRateTuning tuning_;
   checkpoint::Registry registry_;
   std::int64_t counted_ = 1;  // targets of the last step

@@ -54,15 +54,17 @@ void Staging::send(const dataset::TokenBatch& batch, std::int64_t counted) {
   weighted_ = false;
 }
 
-void Staging::send_examples(const dataset::TokenBatch& batch) {
+void Staging::send_examples(const dataset::TokenBatch& batch, std::span<const std::int64_t> sequences) {
   send(batch, 1);
   const Buffers::Rows& host = buffers_.host[slot_];
-  for (std::int64_t s = 0; s < batch.sequences; ++s) {
-    const auto targets =
-        batch.targets.subspan(static_cast<std::size_t>(s * batch.length), static_cast<std::size_t>(batch.length));
-    const std::int64_t counted = batch.length - std::count(targets.begin(), targets.end(), kernels::kIgnored);
-    std::fill_n(host.weights.data + s * batch.length, batch.length,
+  std::int64_t begin = 0;
+  for (const std::int64_t count : sequences) {
+    const std::int64_t rows = count * batch.length;
+    const auto targets = batch.targets.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(rows));
+    const std::int64_t counted = rows - std::count(targets.begin(), targets.end(), kernels::kIgnored);
+    std::fill_n(host.weights.data + begin, rows,
                 counted > 0 ? static_cast<float>(1.0 / static_cast<double>(counted)) : 0.0f);
+    begin += rows;
   }
   device::copy(execution_, buffers_.device.weights.data, host.weights.data, 4 * batch.rows(),
                device::Direction::to_device);

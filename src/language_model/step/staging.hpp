@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 #include "dataset/tokens/batches.hpp"
 #include "language_model/step/transformer.hpp"
@@ -39,9 +40,9 @@ class Staging {
   /// Starts to copy the batch that `next` returned. counted: targets of the batches of all ranks.
   void send(const dataset::TokenBatch&, std::int64_t counted);
   void send(const dataset::TokenBatch& batch) { send(batch, batch.counted); }
-  /// Sends like `send`, for losses of examples: the loss of each sequence is the mean over its own targets, whatever
-  /// else is in the batch.
-  void send_examples(const dataset::TokenBatch&);
+  /// Sends like `send`, for losses of examples of so many sequences each: the loss of an example is the mean over its
+  /// own targets, whatever else is in the batch.
+  void send_examples(const dataset::TokenBatch&, std::span<const std::int64_t> sequences);
 
   /// `sequences` sequences of the batch from `first` on, where the kernels run.
   Tokens tokens(std::int64_t first, std::int64_t sequences, std::int64_t length) const;

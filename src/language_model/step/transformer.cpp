@@ -30,9 +30,10 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
           .shortest = configuration.data.shortest(),
           .memory = configuration.memory,
           .examples = configuration.privacy.enabled,
+          .joined_examples = configuration.privacy.enabled && configuration.privacy.joins_sequences(),
           // Sums that are formed when a block is left need no rows of it afterwards.
           .block_rows_stay = book_keeping && !configuration.privacy.sums_by_part(),
-          .head_rows_stay = book_keeping,
+          .head_rows_stay = book_keeping && trains_head(architecture),
           .attention = attention};
 }
 
@@ -124,6 +125,7 @@ Transformer::Transformer(const Model& model, const TransformerSettings& settings
   }
   first_parameters_.push_back(final_norm_.weight);
   const std::span<const model::ParameterSpec> specs = model.parameters().specs();
+  while (first_trained_ < specs.size() && specs[first_trained_].frozen) ++first_trained_;
   units_.push_back(specs[model.layers().token_table()].unit);
   for (std::size_t block = 0; block + 1 < first_parameters_.size(); ++block)
     units_.push_back(specs[first_parameters_[block]].unit);
@@ -281,6 +283,7 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
   for (std::size_t i = sublayers.size(); i-- > 0;) {
     const auto block = static_cast<std::size_t>(sublayers[i].block());
     if (sublayers[i].is_last()) {
+      if (!trains_below(block + 1)) break;
       use_backward(block + 1);
       if (swap_) swap_->before_backward(block);
       recompute(i, pass);
@@ -302,7 +305,7 @@ void Transformer::backward(const Tokens& tokens, const kernels::AdamStep* step, 
       sink.complete_from(first_parameters_[block]);
     }
   }
-  embedding_.backward(pass, gradient.rows);
+  if (trains_below(0)) embedding_.backward(pass, gradient.rows);
   sink.end_micro_batch();
 }
 
@@ -312,7 +315,7 @@ void Transformer::forward_without_tokens() {
 
 void Transformer::pass_without_tokens(GradientSink& sink) {
   forward_without_tokens();
-  for (std::size_t block = first_parameters_.size() - 1; block-- > 0;) {
+  for (std::size_t block = first_parameters_.size() - 1; block-- > 0 && trains_below(block + 1);) {
     use_backward(block + 1);
     sink.complete_from(first_parameters_[block]);
   }

@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "language_model/blocks/activation_swap.hpp"
@@ -129,6 +130,8 @@ class Transformer {
   const NormLayer& final_norm() const { return final_norm_; }
   const kernels::NormStatistics& final_statistics() const { return buffers_.final_norm; }
 
+  /// Each example of the next micro-batches has so many sequences; with TransformerSettings::joined_examples.
+  void join_examples(std::span<const std::int64_t> sequences) { examples_.join(sequences); }
   /// The sequences of `tokens` as sinks get them. Empty without TransformerSettings::examples.
   kernels::Examples examples(const Tokens& tokens) const { return examples_.of(tokens.rows()); }
 
@@ -150,11 +153,15 @@ class Transformer {
   void leave(const Pass&);
   void recompute(std::size_t last, const Pass&);
 
+  /// True if the backward pass goes on below block number `block`, or below the head after the last one: parameters
+  /// there are trained, or swapped activations are to come back.
+  bool trains_below(std::size_t block) const { return swap_ || first_trained_ < first_parameters_[block]; }
+
   static constexpr std::size_t kNoUnit = model::DataParallel::kNoUnit;
 
   const TransformerSettings settings_;
   Buffers buffers_;
-  const ExampleRows examples_;
+  ExampleRows examples_;
   const Context context_;
   const TokenEmbedding embedding_;
   Products products_;
@@ -163,6 +170,7 @@ class Transformer {
   const OutputHead head_;
   std::optional<ActivationSwap> swap_;
   std::vector<std::size_t> first_parameters_;  // by block, then of the final norm
+  std::size_t first_trained_ = 0;              // parameter
   std::vector<std::size_t> units_;             // of the embedding, the blocks and the head
   Tap tap_;
   AttentionHook attention_hook_;

@@ -336,6 +336,38 @@ TEST_CASE("rows of documents have whole documents, each once per epoch; longer o
   CHECK_THROWS_WITH_AS(Segments(counting(9), data), doctest::Contains("no row of whole documents"), Error);
 }
 
+TEST_CASE("a document is a record of several sequences; of a long one some are chosen by the seed") {
+  std::vector<std::uint16_t> ids(40);
+  std::iota(ids.begin(), ids.end(), std::uint16_t{0});
+  // Documents of 5, 1, 20 and 14 ids, in sequences of 6 predictions.
+  const TokenSet set("text", ids, 40, 0, {.documents = {0, 5, 6, 26}, .counted = {}});
+  const DocumentRecords records(set, 6, 3, 1);
+  CHECK(records.count() == 3);
+  CHECK(records.sequences() == 1 + 3 + 3);
+  const auto begins = [&](const DocumentRecords& of, std::int64_t record) {
+    std::set<std::int64_t> all;
+    for (const DocumentRecords::Sequence& sequence : of.of(record)) all.insert(sequence.begin);
+    return all;
+  };
+  CHECK(begins(records, 0) == std::set<std::int64_t>{0});
+  CHECK(begins(records, 2) == std::set<std::int64_t>{26, 32, 38});
+  std::set<std::set<std::int64_t>> choices;
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    const std::set<std::int64_t> chosen = begins(DocumentRecords(set, 6, 3, seed), 1);
+    CHECK(chosen.size() == 3);
+    for (const std::int64_t begin : chosen) CHECK((begin >= 6 && begin < 26 && begin % 6 == 0));
+    choices.insert(chosen);
+  }
+  CHECK(choices.size() == 4);
+  // No sequence goes beyond its document.
+  const std::vector<DocumentRecords::Sequence> last = records.of(2);
+  TokenRows rows(3, 6, false);
+  fill_sequences(set, last, rows.batch());
+  CHECK(rows.batch().counted == 13);
+  CHECK(rows.batch().targets[12] == 39);
+  CHECK_THROWS_WITH_AS(DocumentRecords(counting(9), 6, 3, 1), doctest::Contains("where documents begin"), Error);
+}
+
 TEST_CASE("windows of records share no id, and the last one may be short") {
   for (const std::int64_t size : {21, 22, 23, 24, 27, 28}) {
     CAPTURE(size);
