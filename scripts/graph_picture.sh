@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# The picture docs/figures/graph.svg: a small transcoder of a language model is trained on a text on the CPU, and the graph of a prompt is
-# drawn. Finished stages are kept.
+# A picture like docs/figures/graph.svg (docs/attribution.md says how that one was made): a small transcoder of a language model is trained on
+# a text on the CPU, and the graph of a prompt is drawn. Finished stages are kept.
 #
 #   bash scripts/graph_picture.sh MODEL TEXT HELD_OUT_TEXT DIR
 #     MODEL   a directory of Hugging Face

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 
 import files
+import page_script
 import program
 import transcoder
 
@@ -217,6 +218,20 @@ def check_layer(group, layer, reference, active, tokens):
     assert np.allclose(np.take_along_axis(cosines, nearest, axis=1), cosine, atol=1e-5)
 
 
+PAGE_CHECKS = """
+const search = application.all('input')[0];
+search.value = 'QUOTED';
+await search.oninput();
+const rows = application.all('tbody')[0].children;
+need(rows.length === 1 && rows[0].textContent.includes('a "quoted" label'), 'label in the list');
+await rows[0].onclick();
+need(application.all('h2')[0].textContent === 'Layer 0, feature 0: a "quoted" label', 'label in the title');
+need(application.textContent.includes('Examples at random') && !application.textContent.includes('Tokens promoted'), 'what there is');
+need(application.all('span').some(one => (one.style.background || '').includes('color-mix')), 'shades of the context');
+need(application.all('figure').some(one => one.textContent.startsWith('Features of later layers') && one.all('button').length === 3), 'later features');
+"""
+
+
 def check_page(weft, output):
     """weft serve exports the features of the file; tests/python/serve_test.py has the page itself."""
     if not weft.has_package():
@@ -231,6 +246,8 @@ def check_page(weft, output):
             assert one["fired"] == group["fired"][index] and one["histogram"]["counts"] == group["histogram"][index].tolist()
             assert [example["row"] for example in one["top"]] == [row for row in group["top_row"][index] if row >= 0]
             assert all(token["text"] == f" f{token['id']}" for example in one["top"] for token in example["context"])
+            assert len(one["sample"]) == min(max(SAMPLE, 1), one["fired"], 4) and len(one["downstream"]) == (3 if one["layer"] < LAYERS - 1 else 0)
+    page_script.run(weft.folder, text, 1, PAGE_CHECKS)
 
 
 def check_features(weft, run, reference, encoded):

@@ -19,6 +19,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from urllib.parse import urlencode
 
+import page_script
 import program
 
 try:
@@ -203,35 +204,8 @@ def page_data(text):
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
 
 
-ELEMENT = """
-class Element {
-  constructor(name) { this.name = name; this.children = []; this.style = {}; this.own = ''; this.attributes = {}; }
-  appendChild(child) { this.children.push(child); }
-  setAttribute(name, value) { this.attributes[name] = value; }
-  addEventListener() {}
-  contains() { return false; }
-  get value() { return this.chosen ?? (this.name === 'select' ? this.children[0].value : this.own); }
-  set value(text) { this.chosen = text; }
-  set textContent(text) { this.own = String(text); this.children = []; }
-  get textContent() { return this.own + this.children.map(child => child.textContent).join(''); }
-  all(name) { return [...(this.name === name ? [this] : []), ...this.children.flatMap(child => child.all(name))]; }
-  scrollIntoView() {}
-  focus() {}
-}
-const application = new Element('div'), source = new Element('script');
-source.textContent = %(data)s;
-globalThis.location = {};
-globalThis.window = {};
-globalThis.document = {createElement: name => new Element(name), createElementNS: (_, name) => new Element(name),
-                       getElementById: id => id === 'data' ? source : application};
-const send = globalThis.fetch;
-globalThis.fetch = path => send('http://127.0.0.1:%(port)s/' + path);
-%(script)s
-"""
-STAND_IN = ELEMENT + """
-const need = (condition, what) => { if (!condition) throw new Error(what + ': ' + application.textContent.slice(0, 3000)); };
+STAND_IN = """
 const body = () => application.all('tbody')[0].children;
-(async () => {
   const [layer, order] = application.all('select'), [search, fired] = application.all('input');
   order.value = 'layer and index';
   await order.oninput();
@@ -261,23 +235,20 @@ const body = () => application.all('tbody')[0].children;
   fired.checked = false;
   await fired.oninput();
   need(application.textContent.includes('%(all)d features'), 'those that never fired');
-})().catch(failure => { console.error(failure); process.exit(1); });
 """
 
 
-GRAPH_STAND_IN = ELEMENT + """
-const need = (condition, what) => { if (!condition) throw new Error(what + ': ' + application.textContent.slice(0, 3000)); };
+GRAPH_STAND_IN = """
 const marks = kind => application.all('g').filter(one => (one.attributes.class || '').startsWith('node ' + kind));
 const press = key => application.all('svg')[0].onkeydown({key, preventDefault() {}});
 const button = text => application.all('button').find(one => one.textContent === text);
 const click = text => button(text).onclick();
-(async () => {
   need(marks('feature').length === 3 && marks('token').length === 3 && marks('logit').length === 2, 'nodes');
   need(application.all('path').filter(one => (one.attributes.class || '').startsWith('edge')).length === 8, 'edges');
   marks('feature')[0].onclick({detail: 0});
   await new Promise(done => setTimeout(done, 500));
   need(application.textContent.includes('feature 0:7 at token 1'), 'selection');
-  need(application.all('mark').length === %(marks)d, 'what the feature responds to');
+  need(application.all('mark').length === %d, 'what the feature responds to');
   click('Pin');
   need(marks('feature pinned').length + marks('feature selected pinned').length === 1 && button('Unpin'), 'pin');
   const group = application.all('input').find(one => one.id === 'group');
@@ -287,23 +258,13 @@ const click = text => button(text).onclick();
   press('ArrowUp');
   press('Enter');
   need(marks('group selected').length === 0 && application.textContent.includes('Reads'), 'keys');
-})().catch(failure => { console.error(failure); process.exit(1); });
 """
 
 
 def run_page(folder, text, port, n_fired, n_all, densest, labelled):
-    """The script of the page on a minimal document: it lists, sorts, searches and shows."""
-    if not shutil.which("node"):
-        print("not checked: the script of the page (node is not installed)")
-        return
-    data = re.search(r'id="data">(.*?)</script>', text, re.S)[1]
-    script = re.search(r"<script>(.*?)</script>", text, re.S)[1]
-    path = folder / "page.js"
-    path.write_text(STAND_IN % {"data": json.dumps(data), "script": script, "port": port, "rows": min(200, n_fired), "count": n_fired,
-                                "densest": densest, "marks": TOP + SAMPLE, "all": n_all,
-                                "labelled": labelled})
-    done = subprocess.run(["node", path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """The script of the page lists, sorts, searches and shows."""
+    page_script.run(folder, text, port, STAND_IN % {"rows": min(200, n_fired), "count": n_fired, "densest": densest, "marks": TOP + SAMPLE,
+                                                    "all": n_all, "labelled": labelled})
 
 
 def check_served(folder, path):
@@ -381,16 +342,6 @@ def graph_text(**changes):
     return json.dumps(graph)
 
 
-def run_graph_page(folder, text, port):
-    if not shutil.which("node"):
-        return
-    (folder / "graph.js").write_text(GRAPH_STAND_IN % {
-        "data": json.dumps(re.search(r'id="data">(.*?)</script>', text, re.S)[1]), "port": port, "marks": TOP + SAMPLE,
-        "script": re.search(r"<script>(.*?)</script>", text, re.S)[1]})
-    done = subprocess.run(["node", folder / "graph.js"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def check_graphs(folder):
     both = folder / "both"
     (both / "graphs").mkdir(parents=True)
@@ -412,7 +363,7 @@ def check_graphs(folder):
         data = page_data(text)
         assert "details" not in data and len(data["layout"]["places"]) == 9 and data["features"][3] == "0:7"
         assert data["names"][0] == "In" and data["names"][3] == "t5" and data["names"][5] == "2:9999" and data["names"][7] == f"{HOSTILE} 0.5"
-        run_graph_page(folder, text, server.port)
+        page_script.run(folder, text, server.port, GRAPH_STAND_IN % (TOP + SAMPLE))
         for name, status in (("no.json", 400), ("../graph.json", 400), ("/etc/passwd", 400), ("", 400), ("graphs/bad.json", 500)):
             assert server.status("/graph?" + urlencode({"name": name})) == status, name
         assert server.status("/graph?name=graph.json", host="attacker.example") == 403
@@ -422,7 +373,7 @@ def check_graphs(folder):
     assert serve(both, "--export", folder / "graph.html", "--graph", "graph.json") == f"{folder / 'graph.html'}: the graph graph.json; open it in a browser\n"
     text = (folder / "graph.html").read_text()
     assert sorted(page_data(text)["details"]) == ["0:7", "1:7"] and "href=" not in text
-    run_graph_page(folder, text, 1)
+    page_script.run(folder, text, 1, GRAPH_STAND_IN % (TOP + SAMPLE))
     serve(both / "graph.json", "--export", folder / "graph.svg", "--nodes", 2)
     text = (folder / "graph.svg").read_text()
     picture = ElementTree.fromstring(text)
