@@ -68,6 +68,8 @@ def write(path, layers=LAYERS, features=FEATURES, with_tokens=True):
             group["nearest"] = generator.integers(0, features, (features, min(5, features - 1)))
             group["nearest_cosine"] = -np.sort(-generator.random((features, min(5, features - 1))).astype("f4"), axis=1)
             if with_tokens:
+                same = layer * features + generator.integers(0, features, (features, EFFECTS))
+                group["coactive"], group["coactive_part"] = same, generator.random(same.shape).astype("f4")
                 later = np.full((features, EFFECTS), -1) if layer == layers - 1 else generator.integers((layer + 1) * features, layers * features,
                                                                                                     (features, EFFECTS))
                 for name, index in (("raised", generator.integers(0, 100, (features, EFFECTS))),
@@ -170,6 +172,9 @@ def check_details(server, path):
                 assert all(token["text"] == text_of(token["id"]) for token in one[name])
             assert [other["layer"] * FEATURES + other["feature"] for other in one["downstream"]] == [
                 other for other in group["downstream"][index] if other >= 0]
+            assert [FEATURES * layer + other["feature"] for other in one["coactive"]] == group["coactive"][index].tolist()
+            assert np.allclose([other["lift"] * group["fired"][other["feature"]] for other in one["coactive"]],
+                               group["coactive_part"][index] * TOKENS, rtol=1e-3)
             for kind in ("top", "sample"):
                 rows = [row for row in group[f"{kind}_row"][index] if row >= 0]
                 assert [example["row"] for example in one[kind]] == rows
@@ -206,35 +211,35 @@ def page_data(text):
 
 STAND_IN = """
 const body = () => application.all('tbody')[0].children;
-  const [layer, order] = application.all('select'), [search, fired] = application.all('input');
-  order.value = 'layer and index';
-  await order.oninput();
-  need(body().length === %(rows)d, 'rows');
-  need(application.textContent.includes('%(count)d features'), 'count');
-  order.value = 'density, highest first';
-  await order.oninput();
-  const first = body()[0].children.map(child => child.textContent);
-  need(Number(first[2]) === %(densest)s, 'order');
-  search.value = first[0] + ':' + first[1];
-  await search.oninput();
-  need(body().length === 1, 'search');
-  await body()[0].onclick();
-  need(application.textContent.includes('Layer ' + first[0] + ', feature ' + first[1]), 'details');
-  need(application.all('mark').length === %(marks)d, 'examples');
-  need(application.all('span').some(one => (one.style.background || '').includes('color-mix')), 'shades of the context');
-  need(['Examples at random', 'Tokens promoted', 'Tokens suppressed'].every(text => application.textContent.includes(text)), 'what it writes');
-  search.value = 'days';
-  await search.oninput();
-  need(body().length === %(labelled)d && body().every(row => /days/i.test(row.children[5].textContent)), 'labels');
-  await body()[0].onclick();
-  need(application.all('h2')[0].textContent.includes(': Days of </scr' + 'ipt><b>&') && application.all('b').length === 0, 'label of the feature');
-  const later = application.all('figure').find(one => one.textContent.startsWith('Features of later layers')).all('button')[0];
-  await later.onclick();
-  need(application.textContent.includes('Layer ' + later.textContent.split(':')[0] + ', feature ' + later.textContent.split(':')[1].split(' ')[0]), 'link');
-  search.value = '';
-  fired.checked = false;
-  await fired.oninput();
-  need(application.textContent.includes('%(all)d features'), 'those that never fired');
+const [layer, order] = application.all('select'), [search, fired] = application.all('input');
+order.value = 'layer and index';
+await order.oninput();
+need(body().length === %(rows)d, 'rows');
+need(application.textContent.includes('%(count)d features'), 'count');
+order.value = 'density, highest first';
+await order.oninput();
+const first = body()[0].children.map(child => child.textContent);
+need(Number(first[2]) === %(densest)s, 'order');
+search.value = first[0] + ':' + first[1];
+await search.oninput();
+need(body().length === 1, 'search');
+await body()[0].onclick();
+need(application.textContent.includes('Layer ' + first[0] + ', feature ' + first[1]), 'details');
+need(application.all('mark').length === %(marks)d, 'examples');
+need(application.all('span').some(one => (one.style.background || '').includes('color-mix')), 'shades of the context');
+need(['Examples at random', 'Tokens promoted', 'Tokens suppressed'].every(text => application.textContent.includes(text)), 'what it writes');
+search.value = 'days';
+await search.oninput();
+need(body().length === %(labelled)d && body().every(row => /days/i.test(row.children[5].textContent)), 'labels');
+await body()[0].onclick();
+need(application.all('h2')[0].textContent.includes(': Days of </scr' + 'ipt><b>&') && application.all('b').length === 0, 'label of the feature');
+const later = application.all('figure').find(one => one.textContent.startsWith('Features of later layers')).all('button')[0];
+await later.onclick();
+need(application.textContent.includes('Layer ' + later.textContent.split(':')[0] + ', feature ' + later.textContent.split(':')[1].split(' ')[0]), 'link');
+search.value = '';
+fired.checked = false;
+await fired.oninput();
+need(application.textContent.includes('%(all)d features'), 'those that never fired');
 """
 
 
@@ -243,21 +248,21 @@ const marks = kind => application.all('g').filter(one => (one.attributes.class |
 const press = key => application.all('svg')[0].onkeydown({key, preventDefault() {}});
 const button = text => application.all('button').find(one => one.textContent === text);
 const click = text => button(text).onclick();
-  need(marks('feature').length === 3 && marks('token').length === 3 && marks('logit').length === 2, 'nodes');
-  need(application.all('path').filter(one => (one.attributes.class || '').startsWith('edge')).length === 8, 'edges');
-  marks('feature')[0].onclick({detail: 0});
-  await new Promise(done => setTimeout(done, 500));
-  need(application.textContent.includes('feature 0:7 at token 1'), 'selection');
-  need(application.all('mark').length === %d, 'what the feature responds to');
-  click('Pin');
-  need(marks('feature pinned').length + marks('feature selected pinned').length === 1 && button('Unpin'), 'pin');
-  const group = application.all('input').find(one => one.id === 'group');
-  group.value = 'mine';
-  group.onchange();
-  need(marks('group').length === 1 && marks('feature').length === 2 && application.textContent.includes('Group mine'), 'group');
-  press('ArrowUp');
-  press('Enter');
-  need(marks('group selected').length === 0 && application.textContent.includes('Reads'), 'keys');
+need(marks('feature').length === 3 && marks('token').length === 3 && marks('logit').length === 2, 'nodes');
+need(application.all('path').filter(one => (one.attributes.class || '').startsWith('edge')).length === 8, 'edges');
+marks('feature')[0].onclick({detail: 0});
+await new Promise(done => setTimeout(done, 500));
+need(application.textContent.includes('feature 0:7 at token 1'), 'selection');
+need(application.all('mark').length === %d, 'what the feature responds to');
+click('Pin');
+need(marks('feature pinned').length + marks('feature selected pinned').length === 1 && button('Unpin'), 'pin');
+const group = application.all('input').find(one => one.id === 'group');
+group.value = 'mine';
+group.onchange();
+need(marks('group').length === 1 && marks('feature').length === 2 && application.textContent.includes('Group mine'), 'group');
+press('ArrowUp');
+press('Enter');
+need(marks('group selected').length === 0 && application.textContent.includes('Reads'), 'keys');
 """
 
 

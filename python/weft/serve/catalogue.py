@@ -14,7 +14,8 @@ from weft.text import text_of
 
 MOST_LAYERS, MOST_FEATURES = 256, 1 << 28       # of a file, all layers together
 MOST_EXAMPLES = 8       # whose tokens are listed and searched
-MOST_EFFECTS = 1 << 16      # of a feature, on tokens or on later features
+MOST_EFFECTS = 1 << 16      # of a feature, on tokens or on other features
+EFFECTS = {"raised": "effect", "lowered": "effect", "downstream": "effect", "coactive": "part"}     # and the name of their values
 BINS = 32
 ORDERS = ("layer and index", "density, highest first", "density, lowest first", "strongest activation", "nearest feature")
 
@@ -95,13 +96,13 @@ class Catalogue:
                     shapes[f"{kind}_shade"] = (window, "u")
         if n_nearest:
             shapes.update(nearest=((n, n_nearest), "i"), nearest_cosine=((n, n_nearest), "f"))
-        for name in ("raised", "lowered", "downstream"):
+        for name, values in EFFECTS.items():
             found = self._file.get(group + name)
             if found is not None:
                 width = found.shape[1] if isinstance(found, h5py.Dataset) and found.ndim == 2 else 0
                 if not 1 <= width <= MOST_EFFECTS:
                     raise self._wrong(f"/{group}{name} is no table of at most {MOST_EFFECTS} columns")
-                shapes.update({name: ((n, width), "i"), f"{name}_effect": ((n, width), "f")})
+                shapes.update({name: ((n, width), "i"), f"{name}_{values}": ((n, width), "f")})
         arrays = {name: self._dataset(group + name, shape, kind) for name, (shape, kind) in shapes.items()}
         return {"nearest": None, "nearest_cosine": None, **arrays}
 
@@ -235,10 +236,14 @@ class Catalogue:
                    "targets": [{"layer": layer + t, "share": share} for t, share in enumerate(row["target_share"])],
                    "nearest": [{**self._named(layer, other), "cosine": cosine}
                                for other, cosine in zip(row.get("nearest", []), row.get("nearest_cosine", [])) if other >= 0]}
-        for name in ("raised", "lowered", "downstream"):
+        for name, values in EFFECTS.items():
             if name in row:
-                details[name] = [{**(self._named(*divmod(one, self.n_features)) if name == "downstream" else {"id": one, "text": self.text(one)}),
-                                  "effect": effect} for one, effect in zip(row[name], row[f"{name}_effect"]) if one >= 0]
+                details[name] = [{**(self._named(*divmod(one, self.n_features)) if name in ("downstream", "coactive") else
+                                     {"id": one, "text": self.text(one)}), values: value}
+                                 for one, value in zip(row[name], row[f"{name}_{values}"]) if one >= 0]
+        for one in details.get("coactive", []):
+            fired = self.fired[layer * self.n_features + one["feature"]]
+            one["lift"] = one["part"] * self.tokens / max(int(fired), 1)
         details["top"] = self._read_examples("top", row, range(min(self.top, most_examples)))
         # The sample is sorted: a part of it is taken at equal distances.
         n_drawn = sum(one >= 0 for one in row.get("sample_row", []))

@@ -57,8 +57,8 @@ function draw_examples(feature, parent) {
   draw_lines('Examples at random', feature.sample, strongest, parent);
 }
 
-// A table of features with a number each. `follow(layer, index)` shows one; without it they are not links.
-function draw_features(title, features, value, parent, follow) {
+// A table of features with `text` of each. `follow(layer, index)` shows one; without it they are not links.
+function draw_features(title, features, text, parent, follow) {
   const holder = element('figure', null, parent);
   element('h3', title, holder);
   const table = element('table', null, holder);
@@ -66,7 +66,7 @@ function draw_features(title, features, value, parent, follow) {
     const line = element('tr', null, table), cell = element('td', null, line);
     const link = element(follow ? 'button' : 'span', one.layer + ':' + one.feature + (one.label ? ' ' + one.label : ''), cell, follow ? 'link' : '');
     if (follow) link.onclick = () => follow(one.layer, one.feature);
-    element('td', number(one[value]), line, 'n');
+    element('td', text(one), line, 'n');
   }
 }
 
@@ -83,7 +83,10 @@ function draw_figures(feature, parent, follow) {
   }
   bars('Decoder norm by target layer', feature.targets.map(one => [one.layer, one.share, (100 * one.share).toFixed(1) + ' %']),
        element('figure', null, columns));
-  draw_features('Nearest decoder rows of the layer', feature.nearest, 'cosine', columns, follow);
+  draw_features('Nearest decoder rows of the layer', feature.nearest, one => number(one.cosine), columns, follow);
+  if (feature.coactive && feature.coactive.length)
+    draw_features('Features that fire most often at its tokens', feature.coactive,
+                  one => (100 * one.part).toFixed(1) + ' %, lift ' + number(one.lift), columns, follow);
   if (feature.downstream && feature.downstream.length)
-    draw_features('Features of later layers that it excites most', feature.downstream, 'effect', columns, follow);
+    draw_features('Features of later layers that it excites most', feature.downstream, one => number(one.effect), columns, follow);
 }
