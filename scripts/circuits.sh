@@ -6,10 +6,10 @@
 #
 #   bash scripts/circuits.sh MODEL TEXT HELD_OUT_TEXT DIR [OPTION…]
 #   bash scripts/circuits.sh --small DIR
-#     MODEL    a directory of Hugging Face, or a run
+#     MODEL    a directory of Hugging Face, or a run; HELD_OUT_TEXT has at least 8,192 tokens
 #     DIR      receives everything: transcoder.toml, transcoder, evaluation, features, graphs, pages and pictures
 #     OPTION   of weft train, as --set run.steps=500
-#     --small  a model of three layers, trained for seconds on a text of the repository: shows that the commands work, not what features mean
+#     --small  with a model of three layers, trained for seconds on a text of the repository: shows the commands, not what features mean
 #   PROMPTS=FILE NODES=30    one prompt per line in place of those below; features in a picture
 set -euo pipefail
 
@@ -19,13 +19,13 @@ if [[ $# -eq 2 && $1 == --small ]]; then
   mkdir -p "$small"
   book=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/inputs/text/genesis_to_ruth.txt
   head -c 40000 "$book" >"$small/text.txt"
-  tail -c 2000 "$book" >"$small/held_out.txt"
+  tail -c 3000 "$book" >"$small/held_out.txt"
   cat >"$small/model.toml" <<TOML
 [run]
-output = "$small/model"
+output = "$small/model_run"
 steps  = 30
 [data]
-train        = "$small/text.txt"
+train        = "$small/tokens"
 batch_tokens = 512
 sequence     = 64
 [language_model]
@@ -36,7 +36,9 @@ d_model = 32
 learning_rate = 1e-2
 warmup_steps  = 5
 TOML
+  [[ -d $small/tokens ]] || weft lm tokenize "$small/text.txt" --train-bpe 400 --output "$small/tokens"
   weft lm train "$small/model.toml"
+  [[ -d $small/model ]] || weft lm export "$small/model_run" --output "$small/model"
   set -- "$small/model" "$small/text.txt" "$small/held_out.txt" "$small" --set run.steps=60 --set data.batch_tokens=512 \
     --set data.window_rows=4096 --set transcoder.features=64 --set transcoder.k=4 --set optimizer.learning_rate=4e-3
 fi
