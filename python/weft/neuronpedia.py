@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.errors import DATA, USAGE, Output, Parser, WeftError, run
+from weft.errors import USAGE, Output, Parser, WeftError, run
 from weft.serve.catalogue import Catalogue, find_features
 from weft.text import plural
 
@@ -36,34 +36,6 @@ def identifier(*parts):
         number, digit = divmod(number, 36)
         digits += "0123456789abcdefghijklmnopqrstuvwxyz"[digit]
     return "c" + digits
-
-
-def arrays(file, layer, begin, end):
-    """The arrays of some features of a layer, by name, after their shapes were compared with one another."""
-    group = file[f"layer_{layer}"]
-    names = ["fired", "mean", "histogram"] + [f"{kind}_{name}" for kind in KINDS for name in ("value", "row", "tokens", "shade")]
-    names += [f"{name}{part}" for name in ("raised", "lowered") for part in ("", "_effect")] + ["nearest", "nearest_cosine"]
-    found = {name: group[name] for name in names if name in group}
-    for name, dataset in found.items():
-        if dataset.shape[:1] != group["fired"].shape or dataset.dtype.kind not in "iuf":
-            raise WeftError(DATA, f"{file.filename}: {dataset.name} has another shape or type than the others; write it again with weft features")
-    for kind in KINDS:
-        shapes = {found[f"{kind}_{name}"].shape[1:2] for name in ("value", "row", "tokens", "shade") if f"{kind}_{name}" in found}
-        windows = {found[f"{kind}_{name}"].shape[2:] for name in ("tokens", "shade") if f"{kind}_{name}" in found}
-        if len(shapes) > 1 or len(windows) > 1:
-            raise WeftError(DATA, f"{file.filename}: examples of layer {layer} have different shapes; write it again with weft features")
-    return {name: dataset[begin:end] for name, dataset in found.items()}
-
-
-def labels_of(catalogue):
-    """{(layer, feature): label} of the file."""
-    if "labels" not in catalogue._file:
-        return {}
-    try:
-        rows = [json.loads(line) for line in bytes(catalogue._file["labels"][:]).splitlines()]
-        return {(int(row["layer"]), int(row["feature"])): str(row["label"]) for row in rows}
-    except (ValueError, KeyError, TypeError):
-        raise WeftError(DATA, f"{catalogue.path}: /labels is damaged; write it again with weft features") from None
 
 
 def gzipped(path, rows):
@@ -133,7 +105,7 @@ class Layer:
             (directory / f"{name}.jsonl").write_text(json.dumps(facts, ensure_ascii=False) + "\n")
         n = self.catalogue.n_features
         for number, begin in enumerate(range(0, n, BATCH)):
-            of = arrays(self.catalogue._file, self.layer, begin, min(begin + BATCH, n))
+            of = self.catalogue.arrays(self.layer, begin, min(begin + BATCH, n))
             indices = range(begin, min(begin + BATCH, n))
             name = f"batch-{number}.jsonl.gz"
             gzipped(directory / "features" / name, (self.feature(index, index - begin, of) for index in indices))
@@ -150,7 +122,7 @@ def write_layer(path, layer, names, directory):
     """In a process of its own, which opens the file itself. Returns code and message of a failure."""
     try:
         catalogue = Catalogue(path)
-        Layer(catalogue, layer, names).write(directory, labels_of(catalogue))
+        Layer(catalogue, layer, names).write(directory, catalogue.labels)
     except WeftError as failure:
         return failure.code, str(failure)
     return None
@@ -183,10 +155,9 @@ def command(arguments):
     if target.exists():
         raise WeftError(USAGE, f"--output {target}: exists (nothing is overwritten); name a new directory")
     catalogue = Catalogue(path)
-    if "layer_0/top_shade" not in catalogue._file:
+    if not catalogue.has_shades:
         raise WeftError(USAGE, f"{path}: has no tokens around its examples (the data have no token ids, or an earlier version wrote it); write it "
                         "with weft features from data of weft lm harvest")
-    labels = labels_of(catalogue)
     created = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat()
     names = {"model": options.model_id, "set": options.set, "release": options.release, "title": options.title, "creator": options.creator,
              "creator_id": options.creator_id, "url": options.url, "created": created}
@@ -206,8 +177,8 @@ def command(arguments):
     if "layer_0/raised" not in catalogue._file:
         output.warning(f"{path}: has no tokens that features promote and suppress; weft features --model MODEL adds them")
     features = catalogue.n_layers * catalogue.n_features
-    output.written(f"{target}: {features:,} features of {plural(catalogue.n_layers, 'layer')}, {plural(len(labels), 'explanation')}",
-                   {"output": str(target), "features": features, "layers": catalogue.n_layers, "explanations": len(labels)})
+    output.written(f"{target}: {features:,} features of {plural(catalogue.n_layers, 'layer')}, {plural(len(catalogue.labels), 'explanation')}",
+                   {"output": str(target), "features": features, "layers": catalogue.n_layers, "explanations": len(catalogue.labels)})
     return 0
 
 

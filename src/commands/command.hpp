@@ -49,13 +49,14 @@ struct Option {
   using Replacement = std::function<input::Override(const std::string& value)>;
 
   std::string names;  ///< "--data", "-h,--help", "DIR"
-  std::string value;  ///< "DIR"; "" for a flag, and for arguments
+  std::string value;  ///< "DIR"; "" for a flag, and for arguments; "[N]": can be left out (`implied`)
   std::string help;   ///< lower case, without a full stop
   Target target;
   std::vector<std::string> choices = {};  ///< the only values; empty: any
   std::pair<std::int64_t, std::int64_t> range = {std::numeric_limits<std::int64_t>::min(),
                                                  std::numeric_limits<std::int64_t>::max()};
   std::function<std::string()> problem = {};  ///< why the value that was given cannot be used; "": it can
+  std::string implied = "";                   ///< the value of an option that is given without one; "": it needs one
   Replacement replaces = {};                  ///< the key of the input that the value replaces; empty: none
 
   bool is_argument() const { return names.front() != '-'; }

@@ -83,6 +83,7 @@ void declare(CLI::App& app, const Options& options) {
             // One value per option: a list would consume the INPUT that follows it.
             if (std::is_same_v<T, std::vector<std::string>> && !option.is_argument() && option.value != "FILES")
               declared->allow_extra_args(false);
+            if (!option.implied.empty()) declared->expected(0, 1)->default_str(option.implied);
           }
         },
         option.target);

@@ -246,7 +246,7 @@ def predictions_are_those_of_interventions(weft, w):
             after = Frozen(w, ids, written_by(transcoder, feature["layer"], feature["feature"], amounts))
             change = (after.logits() - before.logits())[-1]
             assert np.abs(change[place] - change.mean() - recomputed).max() < 1e-4 * (1 + largest), (decoder, feature, change[place])
-    table = weft.run("attribute", "lm", "--transcoder", "tied", "--prompt", PROMPT, "--output", "check.json", "--check", 3)
+    table = weft.run("attribute", "lm", "--transcoder", "tied", "--prompt", PROMPT, "--output", "check.json", "--check")
     assert "predicted" in table and "recomputed" in table, table
 
 

@@ -15,11 +15,12 @@ import h5py
 import numpy as np
 
 import files
+import page_script
 import program
 import transcoder
 
 LAYERS, WIDTH, FEATURES, K, BATCH, STEPS = 3, 16, 21, 3, 256, 30     # 21 features: uneven parts on 2 and 4 ranks
-ROWS, PER_FILE, TOP, CONTEXT, SAMPLE = 700, 300, 6, 4, 5                        # files of 300, 300 and 100 rows: batches span files
+ROWS, PER_FILE, TOP, CONTEXT, SAMPLE, COACTIVE = 700, 300, 6, 4, 5, 4                        # files of 300, 300 and 100 rows: batches span files
 
 
 def prepare(weft):
@@ -210,11 +211,34 @@ def check_layer(group, layer, reference, active, tokens):
         assert np.allclose(effect, expected, rtol=1e-4, atol=1e-5)
         at = np.take_along_axis(reference.downstream(layer), reached - (layer + 1) * FEATURES, axis=1)
         assert np.allclose(at, expected, rtol=1e-4, atol=1e-5)
+    together = (active > 0).astype(int).T @ (active > 0)        # few activations: no row is left out
+    np.fill_diagonal(together, 0)
+    for f in range(FEATURES):
+        order = np.lexsort((np.arange(FEATURES), -together[f]))[:COACTIVE]
+        order = order[together[f][order] > 0]
+        found = group["coactive"][f]
+        assert np.array_equal(found[found >= 0] - layer * FEATURES, order), (layer, f)
+        assert np.allclose(group["coactive_part"][f][:len(order)], together[f][order] / max(fired[f], 1), rtol=1e-6)
     cosines = reference.cosines(layer)
     nearest, cosine = group["nearest"][:], group["nearest_cosine"][:]
     # fp32 products of at most 48 terms.
     assert np.allclose(cosine, np.sort(cosines, axis=1)[:, ::-1][:, :cosine.shape[1]], atol=1e-5)
     assert np.allclose(np.take_along_axis(cosines, nearest, axis=1), cosine, atol=1e-5)
+
+
+PAGE_CHECKS = """
+const search = application.all('input')[0];
+search.value = 'QUOTED';
+await search.oninput();
+const rows = application.all('tbody')[0].children;
+need(rows.length === 1 && rows[0].textContent.includes('a "quoted" label'), 'label in the list');
+await rows[0].onclick();
+need(application.all('h2')[0].textContent === 'Layer 0, feature 0: a "quoted" label', 'label in the title');
+need(application.textContent.includes('Examples at random') && !application.textContent.includes('Tokens promoted'), 'what there is');
+need(application.all('span').some(one => (one.style.background || '').includes('color-mix')), 'shades of the context');
+need(/at its tokens.*%, lift/.test(application.textContent), 'co-active features');
+need(application.all('figure').some(one => one.textContent.startsWith('Features of later layers') && one.all('button').length === 3), 'later features');
+"""
 
 
 def check_page(weft, output):
@@ -231,6 +255,8 @@ def check_page(weft, output):
             assert one["fired"] == group["fired"][index] and one["histogram"]["counts"] == group["histogram"][index].tolist()
             assert [example["row"] for example in one["top"]] == [row for row in group["top_row"][index] if row >= 0]
             assert all(token["text"] == f" f{token['id']}" for example in one["top"] for token in example["context"])
+            assert len(one["sample"]) == min(SAMPLE, one["fired"], 4) and len(one["downstream"]) == (3 if one["layer"] < LAYERS - 1 else 0)
+    page_script.run(weft.folder, text, 1, PAGE_CHECKS)
 
 
 def check_features(weft, run, reference, encoded):
@@ -239,7 +265,7 @@ def check_features(weft, run, reference, encoded):
     labels = weft.folder / "labels.jsonl"
     labels.write_text('{"layer": 0, "feature": 0, "label": "a \\"quoted\\" label"}\n\n{"layer": 1, "feature": 3, "label": "x", "by": "hand"}\n')
     common = ("--data", weft.folder / "data/validation", "--top", TOP, "--context", CONTEXT, "--sample", SAMPLE, "--downstream", 3,
-              "--labels", labels)
+              "--coactive", COACTIVE, "--labels", labels)
     for ranks in (1, 2, 4):
         output = weft.folder / f"features_{ranks}"
         weft.run("features", run, *common, "--output", output, ranks=ranks)
@@ -270,6 +296,8 @@ def check_features(weft, run, reference, encoded):
                 here = [t["id"] for t in example["context"] if t.get("here")]
                 assert here == [tokens[0][example["row"]]] and example["row"] == group["top_row"][index][i]
     assert found[0]["label"] == 'a "quoted" label' and "label" not in found[1]
+    for one in found[0]["coactive"]:
+        assert np.isclose(one["lift"], one["part"] * ROWS / (encoded[1][:, 0, one["feature"]] > 0).sum())
     assert found[0]["downstream"][0]["layer"] > 0 and len(found[0]["sample"]) <= SAMPLE
     for line in ("no json", "[]", '{"layer": 3, "feature": 0, "label": "x"}', '{"layer": 0, "feature": 0.5, "label": "x"}',
                  '{"layer": 0, "feature": 1}', '{"layer": 1, "feature": 3, "label": "again"}'):

@@ -110,7 +110,7 @@ def test(folder):
     with h5py.File(folder / "features.h5", "r+") as file:
         del file["layer_1/top_shade"]
         file["layer_1/top_shade"] = np.zeros((FEATURES, TOP, 4), "u1")
-    assert "different shapes" in export(folder, *names, "--output", folder / "b", code=3)
+    assert "/layer_1/top_shade is uint8" in export(folder, *names, "--output", folder / "b", code=3)
     assert [path.name for path in folder.iterdir() if "tmp" in path.name or path.name == "b"] == []
     print("the export has the fields of the published records and the values of features.h5")
 

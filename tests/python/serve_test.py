@@ -19,6 +19,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from urllib.parse import urlencode
 
+import page_script
 import program
 
 try:
@@ -28,12 +29,14 @@ try:
 except ImportError as missing:
     program.skip(f"{missing.name} is not installed (scripts/setup.sh --tests installs it)")
 
-LAYERS, FEATURES, TOP, CONTEXT, TOKENS = 3, 250, 4, 2, 5000
+LAYERS, FEATURES, TOP, SAMPLE, CONTEXT, TOKENS, EFFECTS = 3, 250, 4, 3, 2, 5000, 2
 HOSTILE = "</script><b>&"
+LABELS = {(0, 12): f"Days of {HOSTILE}", (1, 3): "t7 by name", (2, 249): "days"}
 ENVIRONMENT = dict(os.environ, PYTHONPATH=str(program.PACKAGE))
 
 
 def write(path, layers=LAYERS, features=FEATURES, with_tokens=True):
+    """As the program writes it, with all that it writes on request; without tokens as its first version wrote it."""
     generator = np.random.default_rng(7)
     with h5py.File(path, "w") as file:
         file.attrs.update({"format": "weft-features", "format_version": 1, "checkpoint": f"runs/{HOSTILE}", "data": "data", "model": "",
@@ -42,23 +45,36 @@ def write(path, layers=LAYERS, features=FEATURES, with_tokens=True):
         file["histogram_edges"] = np.concatenate([[0], 2.0 ** np.arange(-15, 16)])
         texts = [f" t{i}" for i in range(99)] + [HOSTILE]
         if with_tokens:
+            file.attrs["sample"] = SAMPLE
             file["vocabulary"] = np.frombuffer(json.dumps({"format": "weft-vocabulary", "texts": texts}).encode(), np.uint8)
+            lines = "".join(json.dumps({"layer": layer, "feature": index, "label": text}) + "\n" for (layer, index), text in LABELS.items())
+            file["labels"] = np.frombuffer(lines.encode(), np.uint8)
         for layer in range(layers):
             fired = generator.integers(0, 100, features)
             group = file.create_group(f"layer_{layer}")
             group["fired"], group["mean"] = fired, generator.random(features)
             group["histogram"] = generator.integers(0, 9, (features, 32))
-            value, row = -np.sort(-generator.random((features, TOP)).astype("f4"), axis=1), generator.integers(0, TOKENS, (features, TOP))
-            row[np.arange(TOP) >= fired[:, None]] = -1      # fewer examples than TOP
-            value[row < 0] = 0
-            group["top_value"], group["top_row"] = value, row
-            if with_tokens:
-                tokens = generator.integers(0, 105, (features, TOP, 2 * CONTEXT + 1)).astype("i4")      # some have no text
-                tokens[row < 0] = -1
-                group["top_position"], group["top_tokens"] = row % 100, tokens
+            for kind, count in (("top", TOP), *([("sample", SAMPLE)] if with_tokens else [])):
+                value, row = -np.sort(-generator.random((features, count)).astype("f4"), axis=1), generator.integers(0, TOKENS, (features, count))
+                row[np.arange(count) >= fired[:, None]] = -1      # fewer examples
+                value[row < 0] = 0
+                group[f"{kind}_value"], group[f"{kind}_row"] = value, row
+                if with_tokens:
+                    tokens = generator.integers(0, 105, (features, count, 2 * CONTEXT + 1)).astype("i4")      # some have no text
+                    tokens[row < 0] = -1
+                    group[f"{kind}_position"], group[f"{kind}_tokens"] = row % 100, tokens
+                    group[f"{kind}_shade"] = np.where(tokens < 50, 0, generator.integers(1, 256, tokens.shape)).astype("u1")
             group["target_share"] = generator.dirichlet(np.ones(layers - layer), features)
             group["nearest"] = generator.integers(0, features, (features, min(5, features - 1)))
             group["nearest_cosine"] = -np.sort(-generator.random((features, min(5, features - 1))).astype("f4"), axis=1)
+            if with_tokens:
+                same = layer * features + generator.integers(0, features, (features, EFFECTS))
+                group["coactive"], group["coactive_part"] = same, generator.random(same.shape).astype("f4")
+                later = np.full((features, EFFECTS), -1) if layer == layers - 1 else generator.integers((layer + 1) * features, layers * features,
+                                                                                                    (features, EFFECTS))
+                for name, index in (("raised", generator.integers(0, 100, (features, EFFECTS))),
+                                    ("lowered", generator.integers(0, 100, (features, EFFECTS))), ("downstream", later)):
+                    group[name], group[f"{name}_effect"] = index, generator.normal(size=index.shape).astype("f4")
     return path
 
 
@@ -127,9 +143,17 @@ def check_rows(server, path):
     assert [(row["layer"], row["feature"]) for row in server.get("features", search=" 2:17 ")["rows"]] == [(2, 17)]
     assert server.get("features", search="9:17")["count"] == server.get("features", search="2:99999")["count"] == 0
     ids = [i for i in range(99) if "t7" in f" t{i}"]
-    assert server.get("features", search="t7")["count"] == np.isin(centres, ids).any(axis=2).sum()
-    assert server.get("features", search=HOSTILE)["count"] == (centres == 99).any(axis=2).sum() > 0
+    # By the token or by the label, which is in the row.
+    with_token, hostile = np.isin(centres, ids).any(axis=2), (centres == 99).any(axis=2)
+    assert server.get("features", search="t7")["count"] == with_token.sum() + (not with_token[1, 3])
+    assert server.get("features", search=HOSTILE)["count"] == hostile.sum() + (not hostile[0, 12]) > 1
+    assert {(row["layer"], row["feature"]): row["label"] for row in server.get("features", search="days")["rows"]} == {
+        name: text for name, text in LABELS.items() if "ays" in text}
     assert server.get("features", search="no such token")["count"] == 0
+
+
+def text_of(token):
+    return f" t{token}" if token < 99 else HOSTILE if token == 99 else f"[{token}]"
 
 
 def check_details(server, path):
@@ -141,14 +165,27 @@ def check_details(server, path):
             assert [target["layer"] for target in one["targets"]] == list(range(layer, LAYERS))
             assert np.allclose([target["share"] for target in one["targets"]], group["target_share"][index], rtol=1e-3)
             assert [near["feature"] for near in one["nearest"]] == group["nearest"][index].tolist()
-            rows = [row for row in group["top_row"][index] if row >= 0]
-            assert [example["row"] for example in one["top"]] == rows
-            for i, example in enumerate(one["top"]):
-                tokens = [token for token in group["top_tokens"][index][i] if token >= 0]
-                assert [token["id"] for token in example["context"]] == tokens
-                assert all(token["text"] == (f" t{token['id']}" if token["id"] < 99 else HOSTILE if token["id"] == 99 else f"[{token['id']}]")
-                           for token in example["context"])
-                assert [token["id"] for token in example["context"] if token.get("here")] == [group["top_tokens"][index][i][CONTEXT]]
+            assert one.get("label") == LABELS.get((layer, index))
+            for name in ("raised", "lowered"):
+                assert [token["id"] for token in one[name]] == group[name][index].tolist()
+                assert np.allclose([token["effect"] for token in one[name]], group[f"{name}_effect"][index], rtol=1e-3)
+                assert all(token["text"] == text_of(token["id"]) for token in one[name])
+            assert [other["layer"] * FEATURES + other["feature"] for other in one["downstream"]] == [
+                other for other in group["downstream"][index] if other >= 0]
+            assert [FEATURES * layer + other["feature"] for other in one["coactive"]] == group["coactive"][index].tolist()
+            assert np.allclose([other["lift"] * group["fired"][other["feature"]] for other in one["coactive"]],
+                               group["coactive_part"][index] * TOKENS, rtol=1e-3)
+            for kind in ("top", "sample"):
+                rows = [row for row in group[f"{kind}_row"][index] if row >= 0]
+                assert [example["row"] for example in one[kind]] == rows
+                for i, example in enumerate(one[kind]):
+                    inside = group[f"{kind}_tokens"][index][i] >= 0
+                    tokens, shades = group[f"{kind}_tokens"][index][i][inside], group[f"{kind}_shade"][index][i][inside]
+                    assert [token["id"] for token in example["context"]] == tokens.tolist()
+                    assert all(token["text"] == text_of(token["id"]) for token in example["context"])
+                    assert np.allclose([token.get("activation", 0) for token in example["context"]], group["top_value"][index][0] * (shades / 255),
+                                       rtol=1e-3)
+                    assert [token["id"] for token in example["context"] if token.get("here")] == [group[f"{kind}_tokens"][index][i][CONTEXT]]
 
 
 def check_refusals(server):
@@ -172,96 +209,67 @@ def page_data(text):
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1])
 
 
-ELEMENT = """
-class Element {
-  constructor(name) { this.name = name; this.children = []; this.style = {}; this.own = ''; this.attributes = {}; }
-  appendChild(child) { this.children.push(child); }
-  setAttribute(name, value) { this.attributes[name] = value; }
-  addEventListener() {}
-  contains() { return false; }
-  get value() { return this.chosen ?? (this.name === 'select' ? this.children[0].value : this.own); }
-  set value(text) { this.chosen = text; }
-  set textContent(text) { this.own = String(text); this.children = []; }
-  get textContent() { return this.own + this.children.map(child => child.textContent).join(''); }
-  all(name) { return [...(this.name === name ? [this] : []), ...this.children.flatMap(child => child.all(name))]; }
-  scrollIntoView() {}
-  focus() {}
-}
-const application = new Element('div'), source = new Element('script');
-source.textContent = %(data)s;
-globalThis.location = {};
-globalThis.window = {};
-globalThis.document = {createElement: name => new Element(name), createElementNS: (_, name) => new Element(name),
-                       getElementById: id => id === 'data' ? source : application};
-const send = globalThis.fetch;
-globalThis.fetch = path => send('http://127.0.0.1:%(port)s/' + path);
-%(script)s
-"""
-STAND_IN = ELEMENT + """
-const need = (condition, what) => { if (!condition) throw new Error(what + ': ' + application.textContent.slice(0, 3000)); };
+STAND_IN = """
 const body = () => application.all('tbody')[0].children;
-(async () => {
-  const [layer, order] = application.all('select'), [search, fired] = application.all('input');
-  order.value = 'layer and index';
-  await order.oninput();
-  need(body().length === %(rows)d, 'rows');
-  need(application.textContent.includes('%(count)d features'), 'count');
-  order.value = 'density, highest first';
-  await order.oninput();
-  const first = body()[0].children.map(child => child.textContent);
-  need(Number(first[2]) === %(densest)s, 'order');
-  search.value = first[0] + ':' + first[1];
-  await search.oninput();
-  need(body().length === 1, 'search');
-  await body()[0].onclick();
-  need(application.textContent.includes('Layer ' + first[0] + ', feature ' + first[1]), 'details');
-  need(application.all('mark').length === %(marks)d, 'examples');
-  search.value = '';
-  fired.checked = false;
-  await fired.oninput();
-  need(application.textContent.includes('%(all)d features'), 'those that never fired');
-})().catch(failure => { console.error(failure); process.exit(1); });
+const [layer, order] = application.all('select'), [search, fired] = application.all('input');
+order.value = 'layer and index';
+await order.oninput();
+need(body().length === %(rows)d, 'rows');
+need(application.textContent.includes('%(count)d features'), 'count');
+order.value = 'density, highest first';
+await order.oninput();
+const first = body()[0].children.map(child => child.textContent);
+need(Number(first[2]) === %(densest)s, 'order');
+search.value = first[0] + ':' + first[1];
+await search.oninput();
+need(body().length === 1, 'search');
+await body()[0].onclick();
+need(application.textContent.includes('Layer ' + first[0] + ', feature ' + first[1]), 'details');
+need(application.all('mark').length === %(marks)d, 'examples');
+need(application.all('span').some(one => (one.style.background || '').includes('color-mix')), 'shades of the context');
+need(['Examples at random', 'Tokens promoted', 'Tokens suppressed'].every(text => application.textContent.includes(text)), 'what it writes');
+search.value = 'days';
+await search.oninput();
+need(body().length === %(labelled)d && body().every(row => /days/i.test(row.children[5].textContent)), 'labels');
+await body()[0].onclick();
+need(application.all('h2')[0].textContent.includes(': Days of </scr' + 'ipt><b>&') && application.all('b').length === 0, 'label of the feature');
+const later = application.all('figure').find(one => one.textContent.startsWith('Features of later layers')).all('button')[0];
+await later.onclick();
+need(application.textContent.includes('Layer ' + later.textContent.split(':')[0] + ', feature ' + later.textContent.split(':')[1].split(' ')[0]), 'link');
+search.value = '';
+fired.checked = false;
+await fired.oninput();
+need(application.textContent.includes('%(all)d features'), 'those that never fired');
 """
 
 
-GRAPH_STAND_IN = ELEMENT + """
-const need = (condition, what) => { if (!condition) throw new Error(what + ': ' + application.textContent.slice(0, 3000)); };
+GRAPH_STAND_IN = """
 const marks = kind => application.all('g').filter(one => (one.attributes.class || '').startsWith('node ' + kind));
 const press = key => application.all('svg')[0].onkeydown({key, preventDefault() {}});
 const button = text => application.all('button').find(one => one.textContent === text);
 const click = text => button(text).onclick();
-(async () => {
-  need(marks('feature').length === 3 && marks('token').length === 3 && marks('logit').length === 2, 'nodes');
-  need(application.all('path').filter(one => (one.attributes.class || '').startsWith('edge')).length === 8, 'edges');
-  marks('feature')[0].onclick({detail: 0});
-  await new Promise(done => setTimeout(done, 500));
-  need(application.textContent.includes('feature 0:7 at token 1'), 'selection');
-  need(application.all('mark').length === %(marks)d, 'what the feature responds to');
-  click('Pin');
-  need(marks('feature pinned').length + marks('feature selected pinned').length === 1 && button('Unpin'), 'pin');
-  const group = application.all('input').find(one => one.id === 'group');
-  group.value = 'mine';
-  group.onchange();
-  need(marks('group').length === 1 && marks('feature').length === 2 && application.textContent.includes('Group mine'), 'group');
-  press('ArrowUp');
-  press('Enter');
-  need(marks('group selected').length === 0 && application.textContent.includes('Reads'), 'keys');
-})().catch(failure => { console.error(failure); process.exit(1); });
+need(marks('feature').length === 3 && marks('token').length === 3 && marks('logit').length === 2, 'nodes');
+need(application.all('path').filter(one => (one.attributes.class || '').startsWith('edge')).length === 8, 'edges');
+marks('feature')[0].onclick({detail: 0});
+await new Promise(done => setTimeout(done, 500));
+need(application.textContent.includes('feature 0:7 at token 1'), 'selection');
+need(application.all('mark').length === %d, 'what the feature responds to');
+click('Pin');
+need(marks('feature pinned').length + marks('feature selected pinned').length === 1 && button('Unpin'), 'pin');
+const group = application.all('input').find(one => one.id === 'group');
+group.value = 'mine';
+group.onchange();
+need(marks('group').length === 1 && marks('feature').length === 2 && application.textContent.includes('Group mine'), 'group');
+press('ArrowUp');
+press('Enter');
+need(marks('group selected').length === 0 && application.textContent.includes('Reads'), 'keys');
 """
 
 
-def run_page(folder, text, port, n_fired, n_all, densest):
-    """The script of the page on a minimal document: it lists, sorts, searches and shows."""
-    if not shutil.which("node"):
-        print("not checked: the script of the page (node is not installed)")
-        return
-    data = re.search(r'id="data">(.*?)</script>', text, re.S)[1]
-    script = re.search(r"<script>(.*?)</script>", text, re.S)[1]
-    path = folder / "page.js"
-    path.write_text(STAND_IN % {"data": json.dumps(data), "script": script, "port": port, "rows": min(200, n_fired), "count": n_fired,
-                                "densest": densest, "marks": TOP, "all": n_all})
-    done = subprocess.run(["node", path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def run_page(folder, text, port, n_fired, n_all, densest, labelled):
+    """The script of the page lists, sorts, searches and shows."""
+    page_script.run(folder, text, port, STAND_IN % {"rows": min(200, n_fired), "count": n_fired, "densest": densest, "marks": TOP + SAMPLE,
+                                                    "all": n_all, "labelled": labelled})
 
 
 def check_served(folder, path):
@@ -274,7 +282,7 @@ def check_served(folder, path):
         check_rows(server, path)
         check_details(server, path)
         check_refusals(server)
-        run_page(folder, page, server.port, int((fired > 0).sum()), fired.size, fired.max() / TOKENS)
+        run_page(folder, page, server.port, int((fired > 0).sum()), fired.size, fired.max() / TOKENS, 2)
         # A second one cannot have its port.
         assert "--port 0 takes a free one" in serve(folder, "--port", server.port, code=6)
     finally:
@@ -300,7 +308,7 @@ def check_export(folder, path):
     several = [one for one in zip(fired, chosen) if one[0] >= TOP]
     assert several, "no chosen feature has all examples"
     if max(fired) >= TOP:
-        run_page(folder, text, 1, sum(one > 0 for one in fired), 6, max(fired) / TOKENS)
+        run_page(folder, text, 1, sum(one > 0 for one in fired), 6, max(fired) / TOKENS, 1)
     # Without a choice: of each layer those that fired most.
     assert serve(folder, "--export", folder / "all.html", "--quiet") == ""
     with h5py.File(path, "r") as file:
@@ -316,7 +324,9 @@ def check_export(folder, path):
     write(folder / "old" / "features.h5", layers=1, features=1, with_tokens=False)
     serve(folder / "old", "--export", folder / "old.html", "--features", "0:0")
     text = (folder / "old.html").read_text()
-    assert "no token ids" in text and "context" not in page_data(text)["features"][0]["details"]["top"][0]
+    details = page_data(text)["features"][0]["details"]
+    assert "no token ids" in text and "context" not in details["top"][0]
+    assert details["sample"] == [] and not {"label", "raised", "lowered", "downstream"} & set(details)
 
 
 def graph_text(**changes):
@@ -337,16 +347,6 @@ def graph_text(**changes):
     return json.dumps(graph)
 
 
-def run_graph_page(folder, text, port):
-    if not shutil.which("node"):
-        return
-    (folder / "graph.js").write_text(GRAPH_STAND_IN % {
-        "data": json.dumps(re.search(r'id="data">(.*?)</script>', text, re.S)[1]), "port": port, "marks": TOP,
-        "script": re.search(r"<script>(.*?)</script>", text, re.S)[1]})
-    done = subprocess.run(["node", folder / "graph.js"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def check_graphs(folder):
     both = folder / "both"
     (both / "graphs").mkdir(parents=True)
@@ -354,6 +354,8 @@ def check_graphs(folder):
     with h5py.File(both / "features.h5", "r+") as file:     # of the node that is selected: all examples
         file["layer_0/top_row"][7] = range(TOP)
         file["layer_0/top_tokens"][7] = 5
+        file["layer_0/sample_row"][7] = range(SAMPLE)
+        file["layer_0/sample_tokens"][7] = 5
     (both / "graph.json").write_text(graph_text())
     (both / "graphs" / "bad.json").write_text(graph_text(links=3))
     (both / "run.json").write_text('{"state": "finished"}')
@@ -366,7 +368,7 @@ def check_graphs(folder):
         data = page_data(text)
         assert "details" not in data and len(data["layout"]["places"]) == 9 and data["features"][3] == "0:7"
         assert data["names"][0] == "In" and data["names"][3] == "t5" and data["names"][5] == "2:9999" and data["names"][7] == f"{HOSTILE} 0.5"
-        run_graph_page(folder, text, server.port)
+        page_script.run(folder, text, server.port, GRAPH_STAND_IN % (TOP + SAMPLE))
         for name, status in (("no.json", 400), ("../graph.json", 400), ("/etc/passwd", 400), ("", 400), ("graphs/bad.json", 500)):
             assert server.status("/graph?" + urlencode({"name": name})) == status, name
         assert server.status("/graph?name=graph.json", host="attacker.example") == 403
@@ -376,7 +378,7 @@ def check_graphs(folder):
     assert serve(both, "--export", folder / "graph.html", "--graph", "graph.json") == f"{folder / 'graph.html'}: the graph graph.json; open it in a browser\n"
     text = (folder / "graph.html").read_text()
     assert sorted(page_data(text)["details"]) == ["0:7", "1:7"] and "href=" not in text
-    run_graph_page(folder, text, 1)
+    page_script.run(folder, text, 1, GRAPH_STAND_IN % (TOP + SAMPLE))
     serve(both / "graph.json", "--export", folder / "graph.svg", "--nodes", 2)
     text = (folder / "graph.svg").read_text()
     picture = ElementTree.fromstring(text)
@@ -429,14 +431,20 @@ def check_graphs(folder):
 
 def check_damage(folder, path):
     """A clear message, whatever the file says; nothing is sized by it."""
+    from weft.errors import WeftError
+    from weft.serve.catalogue import Catalogue
     place = folder / "damaged.h5"
 
-    def damaged(change, words, code=3):
+    def damaged(change, words):
         shutil.copy(path, place)
         with h5py.File(place, "r+") as file:
             change(file)
-        said = serve(place, "--export", folder / "no.html", code=code)
-        assert said.startswith("error: ") and words in said and "Traceback" not in said, said
+        try:
+            Catalogue(place)
+        except WeftError as failure:
+            assert failure.code == 3 and words in str(failure), failure
+        else:
+            raise AssertionError(f"read: {words}")
 
     def replace(name, **dataset):
         def change(file):
@@ -456,6 +464,10 @@ def check_damage(folder, path):
     damaged(replace("layer_1/top_row", data=np.zeros((FEATURES, TOP + 1), int)), "/layer_1/top_row")
     damaged(replace("layer_0/mean", data=np.array([b"x"] * FEATURES)), "/layer_0/mean")
     damaged(lambda file: (file.__delitem__("layer_2"), file.__setitem__("layer_2", np.zeros(3))), "layer_2")
+    damaged(replace("layer_0/raised", data=np.zeros(FEATURES, int)), "/layer_0/raised is no table")
+    damaged(replace("layer_1/sample_shade"), "/layer_1/sample_shade is missing")
+    for content in (b"[1]", b'{"layer": 1}', b'{"layer": 1e999, "feature": 0, "label": "x"}', b"\xff"):
+        damaged(replace("labels", data=np.frombuffer(content, np.uint8)), "/labels is damaged")
     damaged(replace("vocabulary", data=np.frombuffer(b"[1,", np.uint8)), "vocabulary")
     damaged(replace("vocabulary", data=np.frombuffer(b"[" * 100_000, np.uint8)), "vocabulary")
     damaged(replace("vocabulary", data=np.frombuffer(b'{"texts": {}}', np.uint8)), "vocabulary")
@@ -468,6 +480,8 @@ def check_damage(folder, path):
                 del file[f"layer_{layer}/{name}"]
                 file.create_dataset(f"layer_{layer}/{name}", shape, dtype, chunks=True)
     damaged(huge, "fewer bytes than its shape")
+    said = serve(place, "--export", folder / "no.html", code=3)
+    assert said.startswith("error: ") and "fewer bytes than its shape" in said and "Traceback" not in said, said
 
     content = path.read_bytes()
     for cut in (0, 100, len(content) // 2, len(content) - 10):

@@ -22,7 +22,7 @@ function matches(row, query) {
   const both = query.search.match(/^(\d+):(\d+)$/);
   if (both) return row.layer === Number(both[1]) && row.feature === Number(both[2]);
   if (/^\d+$/.test(query.search)) return row.feature === Number(query.search);
-  return row.tokens.some(text => text.includes(query.search));
+  return row.tokens.some(text => text.includes(query.search)) || (row.label || '').toLowerCase().includes(query.search.toLowerCase());
 }
 
 const embedded = {
@@ -52,7 +52,7 @@ element('option', 'all', layer).value = '';
 for (let l = 0; l !== data.facts.layers; ++l) element('option', String(l), layer).value = String(l);
 const search = element('input', null, element('label', ' Index or text ', controls));
 search.id = 'search';
-search.placeholder = '17, 3:17 or a token';
+search.placeholder = data.facts.labelled ? '17, 3:17, a token or a label' : '17, 3:17 or a token';
 const order = element('select', null, element('label', ' Order ', controls));
 order.id = 'order';
 for (const name of data.facts.orders) element('option', name, order).value = name;
@@ -88,7 +88,8 @@ async function draw() {
   wide.textContent = '';
   const table = element('table', null, wide);
   const head = element('tr', null, element('thead', null, table));
-  for (const [name, kind] of [['layer', 'n'], ['feature', 'n'], ['density', 'n'], ['mean', 'n'], ['strongest', 'n'], ['tokens', '']])
+  for (const [name, kind] of [['layer', 'n'], ['feature', 'n'], ['density', 'n'], ['mean', 'n'], ['strongest', 'n'],
+                              ...(data.facts.labelled ? [['label', '']] : []), ['tokens', '']])
     element('th', name, head, kind);
   const body = element('tbody', null, table);
   for (const one of found.rows) {
@@ -100,6 +101,7 @@ async function draw() {
     element('td', number(one.fired / data.facts.tokens), row, 'n');
     element('td', number(one.mean), row, 'n');
     element('td', number(one.strongest), row, 'n');
+    if (data.facts.labelled) element('td', one.label, row);
     element('td', one.tokens.map(shown).join('  |  '), row);
   }
 }
@@ -119,7 +121,7 @@ async function show(ofLayer, index) {
     element('p', 'Layer ' + ofLayer + ', feature ' + index + ' is not in this page.', details, 'missing');
     return;
   }
-  const heading = element('h2', 'Layer ' + feature.layer + ', feature ' + feature.feature, details);
+  const heading = element('h2', 'Layer ' + feature.layer + ', feature ' + feature.feature + (feature.label ? ': ' + feature.label : ''), details);
   heading.tabIndex = -1;
   element('a', 'back to the list', element('p', null, details)).href = '#application';
   draw_examples(feature, details);

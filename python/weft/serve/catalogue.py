@@ -14,6 +14,8 @@ from weft.text import text_of
 
 MOST_LAYERS, MOST_FEATURES = 256, 1 << 28       # of a file, all layers together
 MOST_EXAMPLES = 8       # whose tokens are listed and searched
+MOST_EFFECTS = 1 << 16      # of a feature, on tokens or on other features
+EFFECTS = {"raised": "effect", "lowered": "effect", "downstream": "effect", "coactive": "part"}     # and the name of their values
 BINS = 32
 ORDERS = ("layer and index", "density, highest first", "density, lowest first", "strongest activation", "nearest feature")
 
@@ -42,10 +44,12 @@ class Catalogue:
         self.step = self._integer(attributes, "step", 0)
         self.top = self._integer(attributes, "top", 1, 1 << 16)
         self.context = self._integer(attributes, "context", 0, 1 << 16)
+        self.sample = self._integer(attributes, "sample", 0, 1 << 16) if "sample" in attributes else 0      # earlier versions: none
         self.checkpoint, self.data, self.model = (text_of(attributes.get(name)) for name in ("checkpoint", "data", "model"))
-        self.has_tokens = "layer_0/top_tokens" in self._file
+        self.has_tokens, self.has_shades = "layer_0/top_tokens" in self._file, "layer_0/top_shade" in self._file
         self.edges = self._read(self._dataset("histogram_edges", (BINS,), "f"), slice(None)).tolist()
         self.vocabulary = self._read_vocabulary()
+        self.labels = self._read_labels()
         self._layers = [self._layer(layer) for layer in range(self.n_layers)]
         whole = {name: np.concatenate([self._read(layer[name], slice(None)) for layer in self._layers]) for name in ("fired", "mean")}
         self.fired, self.mean = whole["fired"], whole["mean"]
@@ -76,20 +80,35 @@ class Catalogue:
         return found
 
     def _layer(self, layer):
-        """The arrays of a layer by name; None: without token ids, or with a single feature."""
+        """The arrays of a layer by name; None: with a single feature. What weft features writes on request only is left out without it."""
         n, group, targets = self.n_features, f"layer_{layer}/", self.n_layers - layer
         share = self._file.get(group + "target_share")      # of transcoders that write to their own layer only
         if isinstance(share, h5py.Dataset) and len(share.shape) == 2 and 1 <= share.shape[1] <= targets:
             targets = share.shape[1]
         n_nearest = min(5, n - 1)
-        shapes = {"fired": ((n,), "i"), "mean": ((n,), "f"), "histogram": ((n, BINS), "i"), "top_value": ((n, self.top), "f"),
-                  "top_row": ((n, self.top), "i"), "target_share": ((n, targets), "f")}
-        if self.has_tokens:
-            shapes.update(top_position=((n, self.top), "i"), top_tokens=((n, self.top, 2 * self.context + 1), "i"))
+        shapes = {"fired": ((n,), "i"), "mean": ((n,), "f"), "histogram": ((n, BINS), "i"), "target_share": ((n, targets), "f")}
+        for kind, count in (("top", self.top), *([("sample", self.sample)] if self.sample else [])):
+            shapes.update({f"{kind}_value": ((n, count), "f"), f"{kind}_row": ((n, count), "i")})
+            if self.has_tokens:
+                window = (n, count, 2 * self.context + 1)
+                shapes.update({f"{kind}_position": ((n, count), "i"), f"{kind}_tokens": (window, "i")})
+                if self.has_shades:
+                    shapes[f"{kind}_shade"] = (window, "u")
         if n_nearest:
             shapes.update(nearest=((n, n_nearest), "i"), nearest_cosine=((n, n_nearest), "f"))
+        for name, values in EFFECTS.items():
+            found = self._file.get(group + name)
+            if found is not None:
+                width = found.shape[1] if isinstance(found, h5py.Dataset) and found.ndim == 2 else 0
+                if not 1 <= width <= MOST_EFFECTS:
+                    raise self._wrong(f"/{group}{name} is no table of at most {MOST_EFFECTS} columns")
+                shapes.update({name: ((n, width), "i"), f"{name}_{values}": ((n, width), "f")})
         arrays = {name: self._dataset(group + name, shape, kind) for name, (shape, kind) in shapes.items()}
         return {"nearest": None, "nearest_cosine": None, **arrays}
+
+    def arrays(self, layer, begin, end):
+        """The arrays of some features of a layer, by name."""
+        return {name: self._read(dataset, slice(begin, end)) for name, dataset in self._layers[layer].items() if dataset is not None}
 
     def _read(self, dataset, where):
         try:
@@ -111,6 +130,19 @@ class Catalogue:
         if not isinstance(texts, list):
             raise self._wrong("/vocabulary is not a vocabulary")
         return [text_of(text) for text in texts]
+
+    def _read_labels(self):
+        """{(layer, feature): label}"""
+        found = self._file.get("labels")
+        if found is None:
+            return {}
+        if not isinstance(found, h5py.Dataset) or found.ndim != 1:
+            raise self._wrong("/labels is damaged")
+        try:
+            rows = [json.loads(line) for line in bytes(self._read(self._dataset("labels", found.shape, "u"), slice(None))).splitlines()]
+            return {(int(row["layer"]), int(row["feature"])): text_of(row["label"]) for row in rows}
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise self._wrong("/labels is damaged") from None
 
     def text(self, token):
         return self.vocabulary[token] if 0 <= token < len(self.vocabulary) else f"[{token}]"
@@ -149,10 +181,13 @@ class Catalogue:
                 if one < self.n_layers and int(index) < self.n_features:
                     wanted[one * self.n_features + int(index)] = True
             return mask & wanted
-        if not self.has_tokens:
-            return np.zeros(len(mask), bool)
-        ids = [token for token, text in enumerate(self.vocabulary) if search in text]
-        return mask & np.isin(self._examples(), ids).any(axis=1)
+        wanted = np.zeros(len(mask), bool)
+        if self.has_tokens:
+            ids = [token for token, text in enumerate(self.vocabulary) if search in text]
+            wanted = np.isin(self._examples(), ids).any(axis=1)
+        wanted[[layer * self.n_features + index for (layer, index), label in self.labels.items()
+                if self.has(layer, index) and search.lower() in label.lower()]] = True
+        return mask & wanted
 
     def select(self, search="", layer=None, order=ORDERS[0], fired_only=True, offset=0, most=200):
         """(number of features that match, rows of a part of them for the table)."""
@@ -170,8 +205,12 @@ class Catalogue:
             else:
                 ids = self._centres[feature]
             texts = list(dict.fromkeys(self.text(int(token)) for token in ids if token >= 0))
-        return {"layer": layer, "feature": index, "fired": int(self.fired[feature]), "mean": float(self.mean[feature]),
+        return {**self._named(layer, index), "fired": int(self.fired[feature]), "mean": float(self.mean[feature]),
                 "strongest": float(self.strongest[feature]), "tokens": texts}
+
+    def _named(self, layer, index):
+        label = self.labels.get((layer, index))
+        return {"layer": layer, "feature": index, **({"label": label} if label else {})}
 
     def most_active(self, most):
         """Of each layer the same number of features, those that fired on most tokens."""
@@ -192,21 +231,41 @@ class Catalogue:
                             f"to {self.n_features - 1})")
         with self._lock:
             row = {name: self._read(dataset, index).tolist() for name, dataset in self._layers[layer].items() if dataset is not None}
-        nearest = [{"feature": other, "cosine": cosine} for other, cosine in zip(row.get("nearest", []), row.get("nearest_cosine", []))
-                   if other >= 0]
-        top = []
-        for i in range(min(self.top, most_examples)):
-            if row["top_row"][i] < 0:
+        details = {**self._named(layer, index), "checkpoint": self.checkpoint, "data": self.data, "tokens": self.tokens, "fired": row["fired"],
+                   "density": row["fired"] / self.tokens, "mean": row["mean"], "histogram": {"edges": self.edges, "counts": row["histogram"]},
+                   "targets": [{"layer": layer + t, "share": share} for t, share in enumerate(row["target_share"])],
+                   "nearest": [{**self._named(layer, other), "cosine": cosine}
+                               for other, cosine in zip(row.get("nearest", []), row.get("nearest_cosine", [])) if other >= 0]}
+        for name, values in EFFECTS.items():
+            if name in row:
+                details[name] = [{**(self._named(*divmod(one, self.n_features)) if name in ("downstream", "coactive") else
+                                     {"id": one, "text": self.text(one)}), values: value}
+                                 for one, value in zip(row[name], row[f"{name}_{values}"]) if one >= 0]
+        for one in details.get("coactive", []):
+            fired = self.fired[layer * self.n_features + one["feature"]]
+            one["lift"] = one["part"] * self.tokens / max(int(fired), 1)
+        details["top"] = self._read_examples("top", row, range(min(self.top, most_examples)))
+        # The sample is sorted: a part of it is taken at equal distances.
+        n_drawn = sum(one >= 0 for one in row.get("sample_row", []))
+        n_shown = min(n_drawn, max(1, most_examples // 2))
+        details["sample"] = self._read_examples("sample", row, (i * n_drawn // n_shown for i in range(n_shown)))
+        return details
+
+    def _read_examples(self, kind, row, chosen):
+        """Of the values `row` of a feature, the examples of one kind."""
+        examples, strongest = [], row["top_value"][0]
+        for i in chosen:
+            if row[f"{kind}_row"][i] < 0:
                 break
-            example = {"activation": row["top_value"][i], "row": row["top_row"][i]}
+            example = {"activation": row[f"{kind}_value"][i], "row": row[f"{kind}_row"][i]}
             if self.has_tokens:
-                example["position"] = row["top_position"][i]
-                example["context"] = [{"id": token, "text": self.text(token), **({"here": True} if at == self.context else {})}
-                                      for at, token in enumerate(row["top_tokens"][i]) if token >= 0]
-            top.append(example)
-        return {"layer": layer, "feature": index, "checkpoint": self.checkpoint, "data": self.data, "tokens": self.tokens, "fired": row["fired"],
-                "density": row["fired"] / self.tokens, "mean": row["mean"], "histogram": {"edges": self.edges, "counts": row["histogram"]},
-                "targets": [{"layer": layer + t, "share": share} for t, share in enumerate(row["target_share"])], "nearest": nearest, "top": top}
+                example["position"] = row[f"{kind}_position"][i]
+                shades = row[f"{kind}_shade"][i] if self.has_shades else [0] * (2 * self.context + 1)
+                example["context"] = [{"id": token, "text": self.text(token), **({"here": True} if at == self.context else {}),
+                                       **({"activation": strongest * shades[at] / 255} if shades[at] else {})}
+                                      for at, token in enumerate(row[f"{kind}_tokens"][i]) if token >= 0]
+            examples.append(example)
+        return examples
 
     def has(self, layer, index):
         return 0 <= layer < self.n_layers and 0 <= index < self.n_features
@@ -219,4 +278,5 @@ class Catalogue:
     @property
     def facts(self):
         """What the page says about the file."""
-        return {"layers": self.n_layers, "features": self.n_features, "tokens": self.tokens, "orders": list(ORDERS)}
+        return {"layers": self.n_layers, "features": self.n_features, "tokens": self.tokens, "orders": list(ORDERS),
+                "labelled": bool(self.labels)}

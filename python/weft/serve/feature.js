@@ -35,20 +35,46 @@ function bars(title, rows, parent) {
   }
 }
 
-function draw_examples(feature, parent) {
-  element('p', 'Fired on ' + feature.fired + ' of ' + feature.tokens + ' tokens; mean activation ' + number(feature.mean) + '.', parent);
-  for (const example of feature.top) {
+function draw_lines(title, examples, strongest, parent) {
+  if (examples.length) element('h3', title, parent);
+  for (const example of examples) {
     const line = element('p', null, parent);
     const place = 'row ' + example.row + (example.position === undefined ? '' : ', position ' + example.position);
     element('span', number(example.activation) + '  ' + place + ': ', line, 'state');
-    for (const token of example.context || [])
-      element(token.here ? 'mark' : 'span', shown(token.text), line).title = 'id ' + token.id;
+    for (const token of example.context || []) {
+      const shade = token.activation / strongest || 0;
+      const text = element(token.here ? 'mark' : 'span', shown(token.text), line);
+      text.title = 'id ' + token.id + (shade ? ', activation ' + number(token.activation) : '');
+      if (shade && !token.here) text.style.background = 'color-mix(in srgb, var(--blue) ' + Math.round(10 + 35 * shade) + '%, transparent)';
+    }
   }
 }
 
-// Histogram, target layers and neighbours. `follow(layer, index)` shows another feature; without it they are not links.
+function draw_examples(feature, parent) {
+  element('p', 'Fired on ' + feature.fired + ' of ' + feature.tokens + ' tokens; mean activation ' + number(feature.mean) + '.', parent);
+  const strongest = feature.top.length ? feature.top[0].activation : 1;
+  draw_lines('Strongest examples', feature.top, strongest, parent);
+  draw_lines('Examples at random', feature.sample, strongest, parent);
+}
+
+// A table of features with `text` of each. `follow(layer, index)` shows one; without it they are not links.
+function draw_features(title, features, text, parent, follow) {
+  const holder = element('figure', null, parent);
+  element('h3', title, holder);
+  const table = element('table', null, holder);
+  for (const one of features) {
+    const line = element('tr', null, table), cell = element('td', null, line);
+    const link = element(follow ? 'button' : 'span', one.layer + ':' + one.feature + (one.label ? ' ' + one.label : ''), cell, follow ? 'link' : '');
+    if (follow) link.onclick = () => follow(one.layer, one.feature);
+    element('td', text(one), line, 'n');
+  }
+}
+
+// Histogram, target layers, effects and neighbours.
 function draw_figures(feature, parent, follow) {
   const columns = element('div', null, parent, 'figures');
+  for (const [title, tokens] of [['Tokens promoted, effect on the logit', feature.raised], ['Tokens suppressed, effect on the logit', feature.lowered]])
+    if (tokens) bars(title, tokens.map(one => [shown(one.text), Math.abs(one.effect), number(one.effect)]), element('figure', null, columns));
   const counts = feature.histogram.counts, edges = feature.histogram.edges;
   const used = counts.map((n, i) => n ? i : -1).filter(i => i !== -1);
   if (used.length) {
@@ -57,17 +83,10 @@ function draw_figures(feature, parent, follow) {
   }
   bars('Decoder norm by target layer', feature.targets.map(one => [one.layer, one.share, (100 * one.share).toFixed(1) + ' %']),
        element('figure', null, columns));
-  const near = element('figure', null, columns);
-  element('h3', 'Nearest decoder rows of the layer', near);
-  const table = element('table', null, near);
-  for (const one of feature.nearest) {
-    const line = element('tr', null, table), cell = element('td', null, line);
-    if (follow) {
-      const link = element('button', 'feature ' + one.feature, cell, 'link');
-      link.onclick = () => follow(feature.layer, one.feature);
-    } else {
-      cell.textContent = 'feature ' + one.feature;
-    }
-    element('td', number(one.cosine), line, 'n');
-  }
+  draw_features('Nearest decoder rows of the layer', feature.nearest, one => number(one.cosine), columns, follow);
+  if (feature.coactive && feature.coactive.length)
+    draw_features('Features that fire most often at its tokens', feature.coactive,
+                  one => (100 * one.part).toFixed(1) + ' %, lift ' + number(one.lift), columns, follow);
+  if (feature.downstream && feature.downstream.length)
+    draw_features('Features of later layers that it excites most', feature.downstream, one => number(one.effect), columns, follow);
 }

@@ -142,7 +142,7 @@ class Graph:
 
     def named(self, catalogue):
         """(name of each node without a label of its own, (layer, index) of each that is a feature): tokens and logits by their text, features
-        by the tokens at their strongest activations if there is a catalogue."""
+        by the label or the tokens at the strongest activations in the catalogue, if there is one."""
         features, names, known = [self.feature(i) for i in range(len(self.nodes))], [], {}
         for i, node in enumerate(self.nodes):
             if self.kinds[i] == "token":
@@ -153,8 +153,9 @@ class Graph:
                 names.append((text[1] if text else node.get("clerp") or "output") + ("" if probability is None else f" {probability:.2g}"))
             elif features[i]:
                 if features[i] not in known:
-                    of_feature = catalogue.row(*features[i])["tokens"] if catalogue is not None and catalogue.has(*features[i]) else []
-                    known[features[i]] = ", ".join(text.strip() or repr(text) for text in of_feature[:3]) or "{}:{}".format(*features[i])
+                    row = catalogue.row(*features[i]) if catalogue is not None and catalogue.has(*features[i]) else {"tokens": []}
+                    known[features[i]] = (row.get("label") or ", ".join(text.strip() or repr(text) for text in row["tokens"][:3])
+                                          or "{}:{}".format(*features[i]))
                 names.append(known[features[i]])
             else:
                 names.append(self.kinds[i])

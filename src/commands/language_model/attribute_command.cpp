@@ -311,8 +311,11 @@ extern const Command attribute_command = with_options(
       options.add("--prune", own.prune_nodes, "P",
                   "nodes of the JSON file hold this part of the influence (default 0.8)");
       options.add("--prune-edges", own.prune_edges, "P", "and its edges this part (default 0.98)");
-      options.add("--check", own.check, "N",
-                  "compare effects of the N features with most influence with interventions on the model", 1, 1 << 16);
+      options.add(
+          "--check", own.check, "[N]",
+          "compare effects of the N features with most influence with interventions on the model (without N: 10)", 1,
+          1 << 16);
+      options.last().implied = "10";
       options.add("--scan", own.scan, "NAME", "name of model and transcoder in the file (default: that of MODEL)");
       options.set().dry_run();
     });

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <filesystem>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <set>
 
@@ -22,6 +23,7 @@ namespace weft::commands {
 namespace {
 
 constexpr std::int64_t kNearest = 5, kLogits = 10;
+constexpr std::int64_t kDrawn = 1 << 24;  ///< activations from which co-active features are found
 
 struct FeaturesOptions {
   std::string data;
@@ -30,6 +32,7 @@ struct FeaturesOptions {
   std::int64_t sample = 8;            ///< further activations per feature
   std::int64_t context = 10;          ///< tokens on each side of them
   std::int64_t downstream = 0;        ///< features of later layers per feature
+  std::int64_t coactive = 0;          ///< features of the layer per feature
   std::string model;                  ///< "" or the language model of the activations
   std::string labels;                 ///< "" or FILE
 };
@@ -77,8 +80,9 @@ struct Unembedding {
 /// Throws a collective Error(usage) if this rank has less host memory than the collection takes.
 void require_memory(const transcoder::Model& model, const transcoder::CatalogueFacts& facts,
                     const parallel::World& world) {
-  const std::int64_t needed =
-      transcoder::FeatureCollection::bytes(model.shape().n_layers * model.n_local(), facts.n_examples(), facts.context);
+  const std::int64_t coactive = facts.n_coactive > 0 ? kDrawn * (8 + 16 / facts.n_layers) : 0;
+  const std::int64_t needed = coactive + transcoder::FeatureCollection::bytes(model.shape().n_layers * model.n_local(),
+                                                                              facts.n_examples(), facts.context);
   const run::HostShare usable = run::usable_host_memory(world);
   if (usable.bytes > 0 && needed > usable.bytes)
     throw collective_error(ExitCode::usage,
@@ -131,6 +135,7 @@ int run_features(const Request& request, const FeaturesOptions& options, const p
   facts.n_top = options.top;
   facts.n_sample = options.sample;
   facts.n_downstream = options.downstream;
+  facts.n_coactive = std::min(options.coactive, shape.n_features - 1);
   facts.context = description.has_tokens ? options.context : 0;
   facts.n_nearest = std::min(kNearest, shape.n_features - 1);
   facts.has_tokens = description.has_tokens;
@@ -157,10 +162,15 @@ int run_features(const Request& request, const FeaturesOptions& options, const p
   each_batch([&](const transcoder::SparseRows& rows) { collection.add(rows, threads); });
   collection.finish();
   std::optional<transcoder::Shades> shades;
-  if (facts.has_tokens) {
-    shades.emplace(collection, facts.context);
-    each_batch([&](const transcoder::SparseRows& rows) { shades->add(rows, threads); });
-  }
+  if (facts.has_tokens) shades.emplace(collection, facts.context);
+  std::int64_t n_active[] = {std::accumulate(collection.fired().begin(), collection.fired().end(), std::int64_t{0})};
+  loaded.grid.axis(parallel::kFeatureAxis).sum(n_active);
+  transcoder::RowSample drawn{static_cast<double>(kDrawn) / static_cast<double>(std::max(n_active[0], kDrawn))};
+  if (facts.has_tokens || facts.n_coactive > 0)
+    each_batch([&](const transcoder::SparseRows& rows) {
+      if (shades) shades->add(rows, threads);
+      if (facts.n_coactive > 0) drawn.add(rows);
+    });
 
   // 3. Layer by layer to rank 0, which writes.
   std::optional<dataset::RowTokens> tokens;
@@ -177,7 +187,8 @@ int run_features(const Request& request, const FeaturesOptions& options, const p
   });
   const transcoder::CatalogueSources sources{
       collection,   shades ? &*shades : nullptr, tokens ? &*tokens : nullptr,
-      loaded.model, loaded.normalisation,        unembedding ? &unembedding->rows : nullptr};
+      loaded.model, loaded.normalisation,        unembedding ? &unembedding->rows : nullptr,
+      drawn};
   std::string lines;
   run::Pass pass("features", shape.n_layers, "layers");
   Json document = {{"checkpoint", facts.checkpoint}, {"data", facts.data}, {"step", facts.step}};
@@ -227,6 +238,9 @@ extern const Command features_command = with_options(
           "whose logits each feature raises and lowers most");
       options.add("--downstream", own.downstream, "N",
                   "also the N features of later layers that each feature excites most (default 0)", 0, 1 << 10);
+      options.add("--coactive", own.coactive, "N",
+                  "also the N features of the layer that fire most often at the tokens of each feature (default 0)", 0,
+                  1 << 10);
       options.add("--labels", own.labels, "FILE",
                   "labels of features, JSON Lines with \"layer\", \"feature\" and \"label\", for pages and JSON");
       options.set().output("receives features.h5");

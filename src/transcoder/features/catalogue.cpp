@@ -126,6 +126,10 @@ LayerCatalogue gather_layer(const CatalogueFacts& facts, std::int64_t layer, con
     all.downstream =
         gather_largest(downstream_features(model, sources.normalisation, layer, facts.n_downstream, grid, execution),
                        facts.n_downstream);
+  if (facts.n_coactive > 0)
+    all.coactive = gather_largest(
+        coactive_features(sources.drawn, layer, facts.n_features, facts.n_coactive, grid.axis(parallel::kFeatureAxis)),
+        facts.n_coactive);
   return all;
 }
 
@@ -196,11 +200,13 @@ void CatalogueFile::add(const LayerCatalogue& layer) {
   write("target_share", Scalar::fp64, {layer.targets}, layer.share.data());
   write("nearest", Scalar::i64, {facts_.n_nearest}, layer.nearest.data());
   write("nearest_cosine", Scalar::fp32, {facts_.n_nearest}, layer.cosine.data());
-  for (const auto& [name, entries, k] : {std::tuple{"raised", &layer.raised, facts_.n_logits},
-                                         {"lowered", &layer.lowered, facts_.n_logits},
-                                         {"downstream", &layer.downstream, facts_.n_downstream}}) {
+  for (const auto& [name, value, entries, k] :
+       {std::tuple{"raised", "raised_effect", &layer.raised, facts_.n_logits},
+        {"lowered", "lowered_effect", &layer.lowered, facts_.n_logits},
+        {"downstream", "downstream_effect", &layer.downstream, facts_.n_downstream},
+        {"coactive", "coactive_part", &layer.coactive, facts_.n_coactive}}) {
     write(name, Scalar::i64, {k}, entries->index.data());
-    write(fmt::format("{}_effect", name).c_str(), Scalar::fp32, {k}, entries->value.data());
+    write(value, Scalar::fp32, {k}, entries->value.data());
   }
 }
 
@@ -243,6 +249,13 @@ Json to_json(const CatalogueFacts& facts, const LayerCatalogue& layer, std::int6
       token["effect"] = at(entries->value, facts.n_logits, i);
       json[name].push_back(std::move(token));
     }
+  for (std::int64_t i = 0; i < facts.n_coactive && at(layer.coactive.index, facts.n_coactive, i) >= 0; ++i) {
+    const std::int64_t other = at(layer.coactive.index, facts.n_coactive, i) % facts.n_features;
+    const double part = at(layer.coactive.value, facts.n_coactive, i);
+    const auto fired = static_cast<double>(layer.fired[static_cast<std::size_t>(other)]);
+    json["coactive"].push_back(
+        {{"feature", other}, {"part", part}, {"lift", part * static_cast<double>(facts.tokens) / fired}});
+  }
   for (std::int64_t i = 0; i < facts.n_downstream && at(layer.downstream.index, facts.n_downstream, i) >= 0; ++i) {
     const std::int64_t index = at(layer.downstream.index, facts.n_downstream, i);
     json["downstream"].push_back({{"layer", index / facts.n_features},

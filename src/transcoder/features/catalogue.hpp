@@ -33,6 +33,7 @@ struct CatalogueFacts {
   std::int64_t n_nearest = 0;
   std::int64_t n_logits = 0;      ///< tokens that a feature raises, and lowers, most; 0 without a language model
   std::int64_t n_downstream = 0;  ///< features of later layers that a feature excites most
+  std::int64_t n_coactive = 0;    ///< features of the layer that fire most often at the same tokens
   bool has_tokens = false;
 
   std::int64_t window() const { return has_tokens ? 2 * context + 1 : 0; }
@@ -57,6 +58,7 @@ struct LayerCatalogue {
   std::vector<float> cosine;           ///< [F, n_nearest]
   LargestEntries raised, lowered;      ///< [F, n_logits] token ids
   LargestEntries downstream;           ///< [F, n_downstream] layer * F + feature; -1: fewer
+  LargestEntries coactive;             ///< [F, n_coactive] likewise
 };
 
 /// Label of a feature, by layer and feature.
@@ -73,6 +75,7 @@ struct CatalogueSources {
   const Model& model;
   const NormalisationOnDevice& normalisation;
   const RowBlocks* unembedding;  ///< with a language model: [vocabulary, d_model]
+  const RowSample& drawn;        ///< for co-active features
 };
 /// Gathers a layer on rank 0; empty arrays elsewhere. Collective. Throws a collective Error(data) if the tokens cannot
 /// be read.

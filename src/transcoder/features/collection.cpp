@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "kernels/random.hpp"
@@ -129,6 +130,54 @@ void Shades::add(const SparseRows& rows, std::int64_t threads) {
       if (places[i] >= 0 && std::abs(row - places[i]) <= context_)
         values_[static_cast<std::size_t>((key * n + i) * window + row - places[i] + context_)] = shade;
   });
+}
+
+void RowSample::add(const SparseRows& rows) {
+  for (std::int64_t token = 0; token < rows.n_tokens; ++token) {
+    if (static_cast<double>(random_order(rows.first_row + token)) >= part * 0x1p32) continue;
+    const auto at = static_cast<std::size_t>(token);
+    for (std::int64_t i = rows.offsets[at]; i < rows.offsets[at + 1]; ++i)
+      entries.push_back(n_rows << 32 | rows.key[static_cast<std::size_t>(i)]);
+    ++n_rows;
+  }
+}
+
+LargestEntries coactive_features(const RowSample& sample, std::int64_t layer, std::int64_t n_features, std::int64_t k,
+                                 const parallel::Communicator& ranks) {
+  const parallel::Range own = parallel::part(n_features, ranks.size(), ranks.rank());
+  std::vector<std::uint64_t> mine;  // row * 2^32 + feature
+  for (const std::uint64_t entry : sample.entries)
+    if (const auto f = static_cast<std::uint32_t>(entry) - layer * own.size(); f >= 0 && f < own.size())
+      mine.push_back((entry >> 32 << 32) + static_cast<std::uint64_t>(own.begin + f));
+  const std::int64_t bytes = std::ssize(mine) * 8;
+  std::vector<std::int64_t> pieces(static_cast<std::size_t>(ranks.size()));
+  ranks.all_gather(&bytes, pieces.data(), sizeof bytes);
+  std::vector<std::uint64_t> by_row(std::accumulate(pieces.begin(), pieces.end(), std::size_t{0}) / 8);
+  ranks.all_gather_uneven(mine.data(), by_row.data(), pieces);
+  std::sort(by_row.begin(), by_row.end());
+  for (std::uint64_t& entry : mine) entry = entry << 32 | entry >> 32;
+  std::sort(mine.begin(), mine.end());
+
+  const auto size = static_cast<std::size_t>(own.size() * k);
+  LargestEntries result{std::vector<float>(size), std::vector<std::int64_t>(size, -1)};
+  std::vector<std::uint32_t> count(static_cast<std::size_t>(n_features)), seen;
+  for (auto at = mine.begin(); at != mine.end(); seen.clear()) {
+    const std::uint64_t f = *at >> 32;
+    float fired = 0;
+    for (; at != mine.end() && *at >> 32 == f; ++at, ++fired)
+      for (auto other = std::lower_bound(by_row.begin(), by_row.end(), *at << 32);
+           other != by_row.end() && *other >> 32 == static_cast<std::uint32_t>(*at); ++other)
+        if (const auto g = static_cast<std::uint32_t>(*other); g != f && count[g]++ == 0) seen.push_back(g);
+    std::sort(seen.begin(), seen.end(),
+              [&](std::uint32_t a, std::uint32_t b) { return count[a] != count[b] ? count[a] > count[b] : a < b; });
+    std::size_t place = (f - static_cast<std::size_t>(own.begin)) * static_cast<std::size_t>(k);
+    for (std::size_t i = 0; i < std::min(seen.size(), static_cast<std::size_t>(k)); ++i, ++place) {
+      result.index[place] = layer * n_features + seen[i];
+      result.value[place] = static_cast<float>(count[seen[i]]) / fired;
+    }
+    for (const std::uint32_t g : seen) count[g] = 0;
+  }
+  return result;
 }
 
 }  // namespace weft::transcoder

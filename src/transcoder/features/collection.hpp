@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "transcoder/features/decoder_rows.hpp"
 #include "transcoder/features/sparse_rows.hpp"
 
 namespace weft::transcoder {
@@ -68,5 +69,18 @@ class Shades {
   const std::int64_t context_;
   std::vector<std::uint8_t> values_;
 };
+
+/// The features that fire in rows drawn at random, the same rows on all ranks.
+struct RowSample {
+  double part = 1;  ///< probability with which a row is drawn
+  std::uint64_t n_rows = 0;
+  std::vector<std::uint64_t> entries = {};  ///< number of the drawn row * 2^32 + key, ascending
+
+  void add(const SparseRows&);
+};
+/// For each feature f of this rank in a layer the k features g != f of that layer that fire in most of the drawn rows
+/// in which f fires, [F_local, k]: layer * F + g, and the part of those rows. Collective over the feature axis.
+LargestEntries coactive_features(const RowSample&, std::int64_t layer, std::int64_t n_features, std::int64_t k,
+                                 const parallel::Communicator& ranks);
 
 }  // namespace weft::transcoder

@@ -80,4 +80,22 @@ TEST_CASE("histogram bins are half octaves that begin at their edges; the ends a
   CHECK(histogram_bin(1e30f) == kHistogramBins - 1);
 }
 
+TEST_CASE("rows are drawn with the probability that was asked for, the same for all features and batches") {
+  constexpr std::size_t n = 4000;
+  RowSample by_batch{0.25}, at_once{0.25}, of_others{0.25}, all{};
+  const std::vector<std::pair<std::uint32_t, float>> entries(n, {1, 1.0f}), others(n, {2, 3.0f});
+  for (std::size_t begin = 0; begin < n; begin += 1000)
+    by_batch.add(rows_of(static_cast<std::int64_t>(begin), {entries.begin(), entries.begin() + 1000}));
+  at_once.add(rows_of(0, entries));
+  of_others.add(rows_of(0, others));
+  all.add(rows_of(0, entries));
+  CHECK(all.entries.size() == n);
+  // Five standard deviations of a binomial distribution.
+  CHECK(std::abs(static_cast<double>(at_once.n_rows) - 1000) < 5 * std::sqrt(n * 0.25 * 0.75));
+  CHECK(at_once.entries == by_batch.entries);
+  CHECK(of_others.n_rows == at_once.n_rows);
+  CHECK(at_once.entries.front() == 1);
+  CHECK(at_once.entries.back() == ((at_once.n_rows - 1) << 32 | 1));
+}
+
 }  // namespace weft::transcoder
