@@ -25,7 +25,7 @@ constexpr PackageCommand kPackage[] = {
     {"serve", "DIR", "browse features and attribution graphs", false},
     {"follow", "RUN", "metrics of a run for TensorBoard, W&B or a table", false},
     {"prepare", "FILE", "conversations and Parquet to JSON Lines for weft lm", false},
-    {"neuronpedia", "DIR", "features of a transcoder in the layout that Neuronpedia imports", false},
+    {"neuronpedia", "DIR", "features in the layout of Neuronpedia", false},
     {"harvest", "MODEL", "activations of a Hugging Face model, by PyTorch", true},
 };
 

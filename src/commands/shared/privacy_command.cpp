@@ -185,7 +185,7 @@ int run_privacy(const Request& request, const PrivacyOptions& options, const par
 }  // namespace
 
 extern const Command privacy_command = with_options(
-    {"privacy", "", "epsilon of a private training, or the noise that it needs",
+    {"privacy", "", "epsilon of a private training, or its noise",
 
      "Computes the epsilon of a private training from its noise, or the noise that an epsilon needs, by "
      "each accountant (docs/privacy.md).",

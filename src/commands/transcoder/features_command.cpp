@@ -222,7 +222,7 @@ int run_features(const Request& request, const FeaturesOptions& options, const p
 }  // namespace
 
 extern const Command features_command = with_options(
-    {"features", "CHECKPOINT", "what features respond to: tokens, densities, decoder rows",
+    {"features", "CHECKPOINT", "what features respond to and write",
      "Collects what features respond to: their strongest activations with the tokens around them, densities and "
      "decoder rows. With --output as features.h5 (weft serve shows it), with --feature as JSON of single features."},
     run_features, [](Options& options, FeaturesOptions& own) {
