@@ -179,6 +179,12 @@ def test(weft):
     assert converted(weft, run, "not_by_default", finetune=())[1]["finetuned_steps"] == 0
     assert "--finetune 0" in weft.run("convert", per_token, "--output", weft.folder / "x", "--set", "data.train=", *on_train, code=2)
 
+    # Private training has no norm of the last gradient, and would not stay private.
+    private = INPUT.format(folder=weft.folder, activation="topk", scope="layer").replace("k = 3", 'k = 3\ndecoder = "per_layer"')
+    private = weft.train(private + '[privacy]\nenabled = true\nunit = "token"\nnoise_multiplier = 1.0\ndelta = 1e-3\n', "private")
+    assert "--finetune 0" in weft.run("convert", private, "--output", weft.folder / "x", code=2)
+    assert converted(weft, private, "private_jumping")[1]["finetuned_steps"] == 0
+
     # Training goes on from the result.
     jumping = INPUT.format(folder=weft.folder, activation="jumprelu", scope="layer").replace("steps = 30", "steps = 35")
     source = files.checkpoints(weft.folder / "one")[30]

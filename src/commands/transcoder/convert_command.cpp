@@ -39,16 +39,16 @@ struct ConvertOptions {
   std::string data;
   std::string thresholds;      ///< "" or per_feature | per_layer
   std::string stored_type;     ///< "" or bf16 | fp32
-  std::int64_t finetune = -1;  ///< steps; -1: kSteps with topk, else 0
+  std::int64_t finetune = -1;  ///< steps; -1: kFinetuneSteps with topk, else 0
 };
 
-/// Steps after which more of them lower the error little.
-constexpr std::int64_t kSteps = 500;
+/// With topk, thresholds alone multiply the error; measured in docs/jumprelu.md.
+constexpr std::int64_t kFinetuneSteps = 500;
 
 /// NMSE after the conversion from which on a warning is due, in multiples of the one before.
 constexpr double kGrown = 1.1;
 
-/// Trains on, on the training data. Collective.
+/// Continues the training, whose state `trainer` has, from step `from` to run.steps. Collective.
 void finetune(transcoder::Trainer& trainer, const dataset::Description& data,
               const transcoder::Configuration& configuration, std::int64_t from, const parallel::World& world,
               const parallel::Grid& grid, const device::Runtime& runtime) {
@@ -105,19 +105,18 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   const dataset::Description description = dataset::describe(world, path, trained.data);
 
   const bool per_token = trained.transcoder.activation == transcoder::Activation::topk;
-  const std::int64_t steps = options.finetune >= 0 ? options.finetune : per_token ? kSteps : 0;
+  const std::int64_t steps = options.finetune >= 0 ? options.finetune : per_token ? kFinetuneSteps : 0;
   if (steps > 0 && trained.privacy.enabled)
     throw collective_error(ExitCode::usage,
-                           "{}: fine-tuning of what was trained with privacy.enabled (its steps would not be private); "
-                           "give --finetune 0, for thresholds alone",
+                           "{}: fine-tuning after training with privacy.enabled (its steps are not private); give "
+                           "--finetune 0, for thresholds alone",
                            found.path.string());
   if (steps > 0 && trained.data.train.empty())
-    throw collective_error(
-        ExitCode::usage,
-        "fine-tuning without files to train on (the run computed its activations with data.model = "
-        "\"{0}\"); record some with weft lm harvest {0} --output DIR and give --set data.train=DIR, or "
-        "give --finetune 0, for thresholds alone",
-        trained.data.model);
+    throw collective_error(ExitCode::usage,
+                           "{}: fine-tuning without data.train (no files of activations to train on); record some, for "
+                           "example with weft lm harvest, and give --set data.train=DIR, or --finetune 0, for "
+                           "thresholds alone",
+                           found.path.string());
   std::optional<dataset::Description> training;
   if (steps > 0) {
     require_directory(world, trained.data.train, "data.train (of --finetune; 0 is none)");
@@ -127,7 +126,7 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   // 2. The transcoder with thresholds: a trainer's state, so that training can go on from the result. Without
   //    fine-tuning it performs no step: the least room.
   const std::int64_t step = found.manifest.step;
-  const transcoder::Configuration trains =
+  const transcoder::Configuration finetuned =
       training ? transcoder::finetuning(trained, step, steps) : with_thresholds(trained, 1);
   const device::Runtime runtime(transcoder::device_settings(trained), world.node_rank(),
                                 parallel::bind_to_cpus(world, trained.device));
@@ -137,18 +136,20 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   dataset::Statistics statistics =
       transcoder::load_statistics(world, found, description.n_layers, description.d_model, path, execution);
   transcoder::Trainer trainer(
-      trains, transcoder::shape_of(with_thresholds(trained, 1).transcoder, description.n_layers, description.d_model),
+      finetuned,
+      transcoder::shape_of(with_thresholds(trained, 1).transcoder, description.n_layers, description.d_model),
       dataset::normalisation(statistics, description, trained.data.normalise), statistics, grid, execution,
       std::max(description.row_bytes(), training ? training->row_bytes() : 0),
       [](const dataset::RawBatch&, std::int64_t) { return std::string(); });
-  checkpoint::Registry before_thresholds, with_all;
+  checkpoint::Registry loaded, converted;  // the latter with thresholds
   for (const checkpoint::Tensor& tensor : trainer.registry().tensors()) {
-    if (tensor.name.starts_with("selection/")) continue;  // of the fine-tuning
-    with_all.add(tensor);
-    if (tensor.name.find("/threshold") == std::string::npos) before_thresholds.add(tensor);
+    if (tensor.name.starts_with("selection/")) continue;  // of batch_topk
+    converted.add(tensor);
+    if (tensor.name.find("/threshold") == std::string::npos) loaded.add(tensor);
   }
-  checkpoint::load(world.all(), found, before_thresholds, execution, checkpoint::Load::part);
-  transcoder::add_statistics(with_all, statistics, world.rank());
+  loaded.make_optional("optimizer/previous_gradient_norm");  // training with privacy.enabled has none
+  checkpoint::load(world.all(), found, loaded, execution, checkpoint::Load::part);
+  transcoder::add_statistics(converted, statistics, world.rank());
 
   // 3. Quality before, fine-tuning, thresholds, quality after.
   run::Timers timers;
@@ -164,11 +165,11 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   const transcoder::EvaluationResult before = measure(counting->forward);
   if (training) {
     counting.reset();
-    finetune(trainer, *training, trains, step, world, grid, runtime);
+    finetune(trainer, *training, finetuned, step, world, grid, runtime);
   }
   if (conversion.bf16) transcoder::round_to_bf16(trainer.model(), execution);
   const transcoder::Calibrated calibrated = transcoder::calibrate(
-      conversion, description, training ? trains.transcoder : trained.transcoder, trainer.model(),
+      conversion, description, training ? finetuned.transcoder : trained.transcoder, trainer.model(),
       training ? trainer.forward() : counting->forward,
       [&](std::int64_t capacity) { return pass(with_thresholds(trained, capacity)); }, grid, execution,
       trained.data.batch_tokens);
@@ -186,7 +187,7 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   manifest.code_revision = run::build_record.revision;
   manifest.libraries = library_versions();
   manifest.dataset_fingerprint = found.manifest.dataset_fingerprint;
-  checkpoint::Writer writer(world.all(), output.place() / "checkpoints", trained.checkpoint, with_all, execution);
+  checkpoint::Writer writer(world.all(), output.place() / "checkpoints", trained.checkpoint, converted, execution);
   writer.start(manifest);
   const auto written = writer.finish();
   if (!written || !written->durable)

@@ -131,7 +131,7 @@ Configuration finetuning(Configuration trained, std::int64_t from, std::int64_t 
   optimizer::Settings& optimizer = trained.optimizer;
   optimizer.schedule = optimizer::Schedule::linear;
   optimizer.warmup_steps = optimizer.schedule_steps = 0;
-  optimizer.warmup_fraction = optimizer.final_fraction = optimizer.clip_norm = 0;
+  optimizer.warmup_fraction = optimizer.final_fraction = 0;
   optimizer.decay_begin = static_cast<double>(from) / static_cast<double>(trained.run.steps);
   return trained;
 }
