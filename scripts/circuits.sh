@@ -58,9 +58,12 @@ weft init --model "$model" --text "$text" --validation "$place/validation" >"$pl
 weft train "$place/transcoder.toml" --output "$place/transcoder" "$@"
 # A selection over a batch depends on other tokens; thresholds depend on the token alone.
 [[ -d $place/thresholds ]] || weft convert "$place/transcoder" --output "$place/thresholds"
-weft lm evaluate "$model" --transcoder "$place/thresholds" --text "$held_out" --output "$place/evaluation"
+# On a GPU weft init takes bf16, for all commands.
+precision=$(sed -n 's/^precision = "\([a-z0-9]*\)".*/\1/p' "$place/transcoder.toml")
+of_model=(--set "device.precision=${precision:-fp32}")
+weft lm evaluate "$model" --transcoder "$place/thresholds" --text "$held_out" --output "$place/evaluation" "${of_model[@]}"
 weft features "$place/thresholds" --model "$model" --downstream 5 --coactive 5 --output "$place/features"
-weft attribute "$model" --transcoder "$place/thresholds" --prompts "$prompts" --output "$place/graphs/graph.json"
+weft attribute "$model" --transcoder "$place/thresholds" --prompts "$prompts" --output "$place/graphs/graph.json" "${of_model[@]}"
 weft serve "$place/features" --export "$place/features.html"
 for graph in "$place"/graphs/*.json; do
   for page in html svg; do

@@ -64,7 +64,7 @@ say "7. What the features respond to, and the pages of both runs: open them in a
 
 say "8. The transcoder in the files of circuit-tracer: $run/circuit-tracer"
 rm -rf "$run/thresholds" "$run/circuit-tracer"   # of an earlier start
-# circuit-tracer knows thresholds, not the k largest; the decoders adapt to them
+# circuit-tracer knows thresholds, not the k largest; 500 steps of training adapt the transcoder to them
 "$weft" convert "$run" --output "$run/thresholds" --finetune 500
 "$weft" export "$run/thresholds" "$run/circuit-tracer" --to circuit-tracer --model lm_character --input-hook mlp.hook_in --output-hook mlp.hook_out
 

@@ -102,7 +102,7 @@ def test_refusals(weft):
     everything = [part for pair in given.items() for part in pair]
     assert "one of --epsilon and --noise-multiplier" in weft.run("privacy", *everything, "--noise-multiplier", "1", code=2)
     assert "out of range" in weft.run("privacy", *everything[2:], "--noise-multiplier", "1e-5", code=2)
-    assert "one of prv, rdp, gdp, all" in weft.run("privacy", *everything, "--accountant", "best", code=2)
+    assert "one of prv, pld, rdp, gdp, all" in weft.run("privacy", *everything, "--accountant", "best", code=2)
     assert "unexpected argument" in weft.run("privacy", "input.toml", *everything, code=2)
 
 

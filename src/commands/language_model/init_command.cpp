@@ -106,7 +106,7 @@ int run_init(const Request& request, const InitOptions& options, const parallel:
       "features   = {:<8}# per layer; {} layers of width {}; {} for weights and moments\n"
       "decoder    = {}\n"
       "activation = \"batch_topk\"\n"
-      "k          = 16      # active per token and layer, on average",
+      "k          = 16      # active per token and layer, on average{}",
       quoted(output), steps, format::grouped(steps * kBatchTokens), format::grouped(bytes / kBytesPerToken),
       quoted(options.model), fmt::format("[{}]", fmt::join(texts, ", ")),
       options.validation.empty() ? "" : fmt::format("validation = {}\n", quoted(options.validation)), sequence,
@@ -115,7 +115,8 @@ int run_init(const Request& request, const InitOptions& options, const parallel:
           : fmt::format("window_rows = {:<7}# rows that are shuffled together\n", window),
       size.features, model.layers, model.d_model, format::decimal_bytes_text(static_cast<double>(size.bytes)),
       size.cross_layer ? "\"cross_layer\"   # a feature writes to its layer and all later ones"
-                       : "\"per_layer\"   # to its own layer: cross_layer exceeds 12 GiB");
+                       : "\"per_layer\"   # to its own layer: cross_layer exceeds 12 GiB",
+      kernels::kCudaBuild ? "\n[device]\nprecision = \"bf16\"    # as the fast kernels of a GPU need it" : "");
   print_result(request, text,
                {{"input", text},
                 {"output", output},

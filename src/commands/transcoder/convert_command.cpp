@@ -45,7 +45,7 @@ struct ConvertOptions {
 /// NMSE after the conversion from which on a warning is due, in multiples of the one before.
 constexpr double kGrown = 1.1;
 
-/// Adapts the decoders to the features that are active with thresholds, on the training data. Collective.
+/// Continues the training, whose state `trainer` has, from step `from` to run.steps. Collective.
 void finetune(transcoder::Trainer& trainer, const dataset::Description& data,
               const transcoder::Configuration& configuration, std::int64_t from, const parallel::World& world,
               const parallel::Grid& grid, const device::Runtime& runtime) {
@@ -101,24 +101,29 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
                                           .bf16 = options.stored_type != "fp32"};
   const dataset::Description description = dataset::describe(world, path, trained.data);
 
-  if (options.finetune > 0 && trained.data.train.empty())
+  const std::int64_t steps = options.finetune;
+  if (steps > 0 && trained.privacy.enabled)
+    throw collective_error(
+        ExitCode::usage,
+        "{}: --finetune after training with privacy.enabled (its steps are not private); leave it out, "
+        "for thresholds alone",
+        found.path.string());
+  if (steps > 0 && trained.data.train.empty())
     throw collective_error(ExitCode::usage,
-                           "--finetune without files to train on (the run computed its activations with data.model = "
-                           "\"{0}\"); record some with weft lm harvest {0} --output DIR and give --set data.train=DIR",
-                           trained.data.model);
+                           "{}: --finetune without data.train (no files of activations to train on); record some, for "
+                           "example with weft lm harvest, and give --set data.train=DIR",
+                           found.path.string());
   std::optional<dataset::Description> training;
-  if (options.finetune > 0) {
-    require_directory(world, trained.data.train, "data.train");
+  if (steps > 0) {
+    require_directory(world, trained.data.train, "data.train (of --finetune)");
     training = dataset::describe(world, trained.data.train, trained.data);
   }
 
   // 2. The transcoder with thresholds: a trainer's state, so that training can go on from the result. Without
   //    fine-tuning it performs no step: the least room.
   const std::int64_t step = found.manifest.step;
-  const transcoder::Configuration converted =
-      training ? transcoder::finetuning(with_thresholds(trained, transcoder::first_capacity(trained.transcoder)), step,
-                                        options.finetune)
-               : with_thresholds(trained, 1);
+  const transcoder::Configuration finetuned =
+      training ? transcoder::finetuning(trained, step, steps) : with_thresholds(trained, 1);
   const device::Runtime runtime(transcoder::device_settings(trained), world.node_rank(),
                                 parallel::bind_to_cpus(world, trained.device));
   parallel::nccl::allow_multicast(trained.parallel.nvls);
@@ -126,18 +131,23 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   const parallel::Grid grid(world, parallel::data_by_feature(1, world.size()));
   dataset::Statistics statistics =
       transcoder::load_statistics(world, found, description.n_layers, description.d_model, path, execution);
-  transcoder::Trainer trainer(converted,
-                              transcoder::shape_of(converted.transcoder, description.n_layers, description.d_model),
-                              dataset::normalisation(statistics, description, trained.data.normalise), statistics, grid,
-                              execution, std::max(description.row_bytes(), training ? training->row_bytes() : 0),
-                              [](const dataset::RawBatch&, std::int64_t) { return std::string(); });
-  checkpoint::Registry stored;
-  for (const checkpoint::Tensor& tensor : trainer.registry().tensors())
-    if (tensor.name.find("/threshold") == std::string::npos) stored.add(tensor);
-  checkpoint::load(world.all(), found, stored, execution, checkpoint::Load::part);
-  transcoder::add_statistics(trainer.registry(), statistics, world.rank());
+  transcoder::Trainer trainer(
+      finetuned,
+      transcoder::shape_of(with_thresholds(trained, 1).transcoder, description.n_layers, description.d_model),
+      dataset::normalisation(statistics, description, trained.data.normalise), statistics, grid, execution,
+      std::max(description.row_bytes(), training ? training->row_bytes() : 0),
+      [](const dataset::RawBatch&, std::int64_t) { return std::string(); });
+  checkpoint::Registry loaded, converted;  // the latter with thresholds
+  for (const checkpoint::Tensor& tensor : trainer.registry().tensors()) {
+    if (tensor.name.starts_with("selection/")) continue;  // of batch_topk
+    converted.add(tensor);
+    if (tensor.name.find("/threshold") == std::string::npos) loaded.add(tensor);
+  }
+  loaded.make_optional("optimizer/previous_gradient_norm");  // training with privacy.enabled has none
+  checkpoint::load(world.all(), found, loaded, execution, checkpoint::Load::part);
+  transcoder::add_statistics(converted, statistics, world.rank());
 
-  // 3. Quality before, thresholds, quality after.
+  // 3. Quality before, fine-tuning, thresholds, quality after.
   run::Timers timers;
   const auto pass = [&](const transcoder::Configuration& configuration) {
     return std::make_unique<transcoder::Pass>(configuration, trainer.model(), trainer.normalisation(), grid, execution,
@@ -147,20 +157,19 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
     return transcoder::evaluate(description, trainer.model(), trainer.normalisation(), forward, world, grid, execution,
                                 trained.data.batch_tokens);
   };
-  const auto counting = pass(trained);
+  auto counting = pass(trained);
   const transcoder::EvaluationResult before = measure(counting->forward);
+  if (training) {
+    counting.reset();
+    finetune(trainer, *training, finetuned, step, world, grid, runtime);
+  }
   if (conversion.bf16) transcoder::round_to_bf16(trainer.model(), execution);
   const transcoder::Calibrated calibrated = transcoder::calibrate(
-      conversion, description, trained.transcoder, trainer.model(), counting->forward,
+      conversion, description, training ? finetuned.transcoder : trained.transcoder, trainer.model(),
+      training ? trainer.forward() : counting->forward,
       [&](std::int64_t capacity) { return pass(with_thresholds(trained, capacity)); }, grid, execution,
       trained.data.batch_tokens);
-  transcoder::EvaluationResult after = measure(calibrated.jumping->forward);
-  const double thresholds_alone = mean(after.nmse);
-  if (training) {
-    finetune(trainer, *training, converted, step, world, grid, runtime);
-    if (conversion.bf16) transcoder::round_to_bf16(trainer.model(), execution);
-    after = measure(calibrated.jumping->forward);
-  }
+  const transcoder::EvaluationResult after = measure(calibrated.jumping->forward);
   input.configuration = with_thresholds(trained, calibrated.capacity);
 
   // 4. The checkpoint and the record.
@@ -174,8 +183,7 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
   manifest.code_revision = run::build_record.revision;
   manifest.libraries = library_versions();
   manifest.dataset_fingerprint = found.manifest.dataset_fingerprint;
-  checkpoint::Writer writer(world.all(), output.place() / "checkpoints", converted.checkpoint, trainer.registry(),
-                            execution);
+  checkpoint::Writer writer(world.all(), output.place() / "checkpoints", trained.checkpoint, converted, execution);
   writer.start(manifest);
   const auto written = writer.finish();
   if (!written || !written->durable)
@@ -189,14 +197,12 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
       format::grouped(after.tokens), path, conversion.bf16 ? "bf16" : "fp32", "", "before", "after", "L0",
       mean(before.l0), mean(after.l0), "NMSE", mean(before.nmse), mean(after.nmse), calibrated.capacity,
       calibrated.active);
-  if (training)
-    text += fmt::format("\n  decoders trained for {} steps on {} (NMSE with thresholds alone: {:.5f})",
-                        options.finetune, trained.data.train, thresholds_alone);
+  if (training) text += fmt::format("\n  trained for {} more steps on {}, with batch_topk", steps, trained.data.train);
   if (world.is_root() && mean(after.nmse) > kGrown * mean(before.nmse))
     log::warning("{}: the error grows from an NMSE of {:.5f} to {:.5f}; {}", found.path.string(), mean(before.nmse),
                  mean(after.nmse),
                  training ? "take more steps, or train with \"batch_topk\" or \"jumprelu\" from the start"
-                          : "--finetune STEPS adapts the decoders to the thresholds");
+                          : "--finetune 500 trains on before thresholds are placed");
   Json record = {{"checkpoint", found.path.string()},
                  {"step", step},
                  {"data", path},
@@ -204,8 +210,7 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
                  {"type", conversion.bf16 ? "bf16" : "fp32"},
                  {"capacity", calibrated.capacity},
                  {"fullest_batch", calibrated.active},
-                 {"finetuned_steps", options.finetune},
-                 {"nmse_thresholds_alone", thresholds_alone},
+                 {"finetuned_steps", steps},
                  {"before", transcoder::to_json(before)},
                  {"after", transcoder::to_json(after)}};
   world.on_root([&] { storage::write_json(output.place() / "conversion.json", record); });
@@ -229,9 +234,8 @@ extern const Command convert_command = with_options(
       options.add("--type", own.stored_type, "TYPE",
                   "what weights and thresholds are rounded to, bf16 or fp32 (default bf16)", {"bf16", "fp32"});
       options.add("--finetune", own.finetune, "STEPS",
-                  "train decoders and their biases for as many steps on the run's training data, with encoders and "
-                  "thresholds as they are (default 0)",
-                  0, 1 << 30);
+                  "first train for as many more steps on the run's training data, with batch_topk (default 0)", 0,
+                  1 << 30);
       options.set().output("a new directory: the checkpoint and conversion.json");
     });
 

@@ -94,10 +94,10 @@ double pld_epsilon(History history, double delta) {
       return connect_dots(neighbour, phase, points);
     });
     const double rounding = rounding_of(sum);
-    if (!(rounding <= 1e-3 * delta))
+    if (!(rounding <= 1e-2 * delta))
       throw error(ExitCode::usage,
                   "the accountant pld has no result for {} steps at delta = {} (its rounding errors, {:.1e}, exceed a "
-                  "thousandth of it); take a larger delta, or the accountant rdp",
+                  "hundredth of it); take a larger delta, or the accountant rdp",
                   steps_of(effective), delta, rounding);
     epsilon = std::max(epsilon, epsilon_at(sum, delta * (1 - kTails) - rounding));
   }

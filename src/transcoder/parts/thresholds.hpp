@@ -40,8 +40,8 @@ class Thresholds final : public Part {
     kernels::Array<std::int64_t> active_offsets;  ///< [L * owned + 1]
   };
 
-  static bool wanted(const Configuration& configuration, const Shape& shape) {
-    return shape.threshold.has_value() && !configuration.transcoder.encoder_is_fixed;
+  static bool wanted(const Configuration& configuration, const Shape&) {
+    return kernels::activation_has_thresholds(configuration.transcoder.activation);
   }
 
   explicit Thresholds(PartContext&);

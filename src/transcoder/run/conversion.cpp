@@ -121,24 +121,19 @@ void round_to_bf16(const Model& model, const kernels::Execution& execution) {
   kernels::fence(execution);
 }
 
-std::int64_t first_capacity(const ModelSettings& trained) {
-  return std::min(trained.features, std::max<std::int64_t>(kLeastRoom, std::llround(kFirstRoom * trained.k)));
-}
-
-Configuration finetuning(Configuration converted, std::int64_t from, std::int64_t steps) {
-  ModelSettings& model = converted.transcoder;
-  model.encoder_is_fixed = true;
-  model.threshold_gradient = ThresholdGradient::dense;
+Configuration finetuning(Configuration trained, std::int64_t from, std::int64_t steps) {
+  ModelSettings& model = trained.transcoder;
+  model.activation = Activation::batch_topk;
   model.encoder_bias_initial = EncoderBiasInitial::zero;
-  model.sparsity = model.preactivation_penalty = model.auxk = 0;
+  model.k_initial = model.sparsity_begin = model.sparsity_end = 0;  // what changes over a run has its last value
   model.resample_every = 0;
-  converted.run.steps = from + steps;
-  optimizer::Settings& optimizer = converted.optimizer;
+  trained.run.steps = from + steps;
+  optimizer::Settings& optimizer = trained.optimizer;
   optimizer.schedule = optimizer::Schedule::linear;
   optimizer.warmup_steps = optimizer.schedule_steps = 0;
-  optimizer.warmup_fraction = optimizer.final_fraction = optimizer.clip_norm = 0;
-  optimizer.decay_begin = static_cast<double>(from) / static_cast<double>(converted.run.steps);
-  return converted;
+  optimizer.warmup_fraction = optimizer.final_fraction = 0;
+  optimizer.decay_begin = static_cast<double>(from) / static_cast<double>(trained.run.steps);
+  return trained;
 }
 
 float threshold_between(float dropped, float kept, bool bf16) {
@@ -212,7 +207,8 @@ Calibrated calibrate(const Conversion& conversion, const dataset::Description& d
                   description.path, kMostEntries);
     for (std::size_t j = 0; j < keys.size(); ++j) values[keys[j]].push_back(of_batch[j]);
   };
-  std::int64_t capacity = first_capacity(trained);
+  std::int64_t capacity =
+      std::min(n_features, std::max<std::int64_t>(kLeastRoom, std::llround(kFirstRoom * trained.k)));
   std::unique_ptr<Pass> jumping = jumping_with(capacity);
   const auto collect_all = [&] {
     for (std::size_t key = 0; key < theta.size(); ++key) {

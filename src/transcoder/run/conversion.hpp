@@ -52,12 +52,9 @@ struct Calibrated {
   std::int64_t capacity = 0;      ///< transcoder.capacity of the result: twice as many, at least 64
 };
 
-/// Room for active features per token and layer, as transcoder.capacity, before their number is known.
-std::int64_t first_capacity(const ModelSettings& trained);
-
-/// The configuration of a training of `steps` steps after step `from` in which decoders, decoder biases and skip
-/// connections adapt to fixed active features; the learning rate falls linearly to 0.
-Configuration finetuning(Configuration converted, std::int64_t from, std::int64_t steps);
+/// The configuration of a training of `steps` steps after step `from` with batch_topk, whose tokens keep different
+/// numbers of features, as they do with thresholds; the learning rate falls linearly to 0.
+Configuration finetuning(Configuration trained, std::int64_t from, std::int64_t steps);
 
 /// Sets the thresholds of `model`, which both passes use: `counting` has the training activation, those of `jumping`
 /// jumprelu. Passes of `jumping` are made again, with twice the room, until there is room for the values that the

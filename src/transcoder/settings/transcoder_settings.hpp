@@ -96,8 +96,6 @@ struct ModelSettings {
   double preactivation_penalty = 0;             ///< coefficient; jumprelu
   PreactivationForm preactivation_form = PreactivationForm::below_threshold;
   Reduction preactivation_reduction = Reduction::tokens;
-  /// Encoder, its biases and thresholds keep their values; no key: for weft convert --finetune.
-  bool encoder_is_fixed = false;
   double auxk = 0;                       ///< coefficient of the auxiliary loss of dead features; 0: none
   std::int64_t auxk_features = 512;      ///< largest number of dead features per token and layer
   std::int64_t dead_window = 1'000'000;  ///< a feature that has not fired for this many tokens is dead

@@ -89,7 +89,7 @@ void Step::backward(BackwardPass& pass) {
 }
 
 void Step::encoder_backward(BackwardPass& pass) {
-  if (model_.owned().size() == 0 || pass.encoder_is_formed || encoder_is_fixed_) return;
+  if (model_.owned().size() == 0 || pass.encoder_is_formed) return;
   const kernels::SparseActivations& activations = pass.all.activations;
   if (pass.step == nullptr)
     kernels::encode_backward_norm(execution_, activations, pass.all.hits, pass.inputs, pass.gradient,

@@ -70,7 +70,6 @@ class Step {
   void count(const BackwardPass&);
 
   const Model& model_;
-  const bool encoder_is_fixed_;
   Forward& forward_;
   kernels::Execution execution_;
   run::Timers& timers_;

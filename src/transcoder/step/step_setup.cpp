@@ -41,7 +41,6 @@ Step::Step(const Configuration& configuration, const Model& model, const Normali
            Forward& forward, const parallel::Grid& grid, const kernels::Execution& execution, run::Timers& timers,
            parallel::DeviceCommunicator& world, model::StepRunner& runner, model::StepArena& arena)
     : model_(model),
-      encoder_is_fixed_(configuration.transcoder.encoder_is_fixed),
       forward_(forward),
       execution_(execution),
       timers_(timers),
