@@ -233,7 +233,7 @@ def check_json(weft, source):
 
 def check(weft):
     program.needs_package(weft)
-    os.environ.pop("OMP_NUM_THREADS", None)   # a sweep divides the cores
+    weft.environment.pop("OMP_NUM_THREADS", None)   # a sweep divides the cores
     source = weft.folder / "input.toml"
     source.write_text(INPUT.format(folder=weft.folder))
     weft.run("synth", source)
