@@ -6,7 +6,12 @@
 namespace weft::device {
 
 Settings for_precision(Settings settings, Precision precision) {
-  if (settings.backend == "auto" && is_wide(precision)) settings.backend = "portable";
+  if (settings.backend == "auto" && is_wide(precision)) {
+    settings.backend = "portable";
+    settings.backend_reason =
+        "activations are in fp32; device.precision = \"bf16\" takes the hand-written kernels, which are many times as "
+        "fast";
+  }
   settings.tf32 = precision == Precision::tf32;
   return settings;
 }

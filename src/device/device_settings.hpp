@@ -24,7 +24,9 @@ struct Settings {
   bool graphs = true;             ///< on a GPU: capture a step once as a graph and replay it
   std::string algorithms;  ///< file with algorithms of the dense library; "" = the first that the library proposes
   double memory = 0;       ///< GB of a GPU that may be used; 0 = all that is free
-  bool tf32 = false;       ///< no key: set by for_precision
+  // No keys: set by for_precision.
+  bool tf32 = false;
+  std::string backend_reason;  ///< why "auto" became "portable"
 };
 
 /// The kernels that a run with these settings uses, also on a machine that only plans it.

@@ -179,6 +179,7 @@ Runtime::Runtime(const Settings& settings, int node_rank, int sharing) : threads
   description_ = fmt::format("{} on GPU {} of {} ({}, {}): backend = \"{}\"",
                              execution_.backend == kernels::Backend::cuda ? "cuda" : "portable (Kokkos Cuda)", device,
                              gpu.count, bus_id, kernels::portable_space(), settings.backend);
+  if (!settings.backend_reason.empty()) description_ += fmt::format(" ({})", settings.backend_reason);
 #else
   static_cast<void>(node_rank);
   kernels::start(threads_, 0);
