@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Of a product of several blocks of rows with columns that belong to one block each: the parts that belong together.
+// A product of several blocks of rows has columns that belong to one block each: this kernel takes from each column the
+// rows of its own block.
 #pragma once
 
 #include "kernels/array.hpp"

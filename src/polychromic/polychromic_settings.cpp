@@ -104,14 +104,7 @@ void add_sampling_keys(input::Schema& schema, Settings& polychromic) {
 }
 
 void add_reward_keys(input::Schema& schema, Settings& polychromic) {
-  schema.add("polychromic.reward", polychromic.reward,
-             {{"constant", RewardKind::constant},
-              {"likelihood", RewardKind::likelihood},
-              {"exact", RewardKind::exact},
-              {"regex", RewardKind::regex},
-              {"length", RewardKind::length},
-              {"file", RewardKind::file},
-              {"command", RewardKind::command}},
+  schema.add("polychromic.reward", polychromic.reward, {std::begin(kRewards), std::end(kRewards)},
              "score of an answer: 1; the geometric mean of its probabilities under the initial model; 1 if it is the "
              "reference of the prompt; 1 if reward_pattern matches; 1 - |tokens - reward_length| / reward_length, at "
              "least 0; from reward_file; from "

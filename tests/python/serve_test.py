@@ -347,6 +347,16 @@ def graph_text(**changes):
     return json.dumps(graph)
 
 
+def require_damaged(read, place, words):
+    from weft.errors import WeftError
+    try:
+        read(place)
+    except WeftError as failure:
+        assert failure.code == 3 and words in str(failure), failure
+    else:
+        raise AssertionError(f"read: {words}")
+
+
 def check_graphs(folder):
     both = folder / "both"
     (both / "graphs").mkdir(parents=True)
@@ -390,19 +400,13 @@ def check_graphs(folder):
     assert said.startswith("error: ") and "not a graph" in said
     # Whatever is damaged is named; in this process, since a process for each takes long.
     sys.path.insert(0, str(program.PACKAGE))
-    from weft.errors import WeftError
     from weft.serve.graphs import Graph
     whole = json.loads(graph_text())
     place = folder / "damaged.json"
 
     def damaged(words, content):
         place.write_text(content if isinstance(content, str) else json.dumps(content))
-        try:
-            Graph(place)
-        except WeftError as failure:
-            assert failure.code == 3 and words in str(failure), failure
-        else:
-            raise AssertionError(f"read: {words}")
+        require_damaged(Graph, place, words)
 
     def with_node(i, **changes):
         return {**whole, "nodes": [{**node, **changes} if j == i else node for j, node in enumerate(whole["nodes"])]}
@@ -431,7 +435,6 @@ def check_graphs(folder):
 
 def check_damage(folder, path):
     """A clear message, whatever the file says; nothing is sized by it."""
-    from weft.errors import WeftError
     from weft.serve.catalogue import Catalogue
     place = folder / "damaged.h5"
 
@@ -439,12 +442,7 @@ def check_damage(folder, path):
         shutil.copy(path, place)
         with h5py.File(place, "r+") as file:
             change(file)
-        try:
-            Catalogue(place)
-        except WeftError as failure:
-            assert failure.code == 3 and words in str(failure), failure
-        else:
-            raise AssertionError(f"read: {words}")
+        require_damaged(Catalogue, place, words)
 
     def replace(name, **dataset):
         def change(file):

@@ -135,6 +135,10 @@ class LanguageBenchmark final : public BenchmarkModel {
   const run::RunSettings& run() const override { return input_.configuration.run; }
   device::Settings device() const override { return device_settings(input_.configuration); }
   void use_ranks(const parallel::World& world) override {
+    if (input_.configuration.parallel.plan == parallel::Division::automatic)
+      throw collective_error(ExitCode::usage,
+                             "weft benchmark with parallel.plan = \"auto\" (it measures one division); give "
+                             "parallel.tensor and parallel.shard, as weft lm train --dry-run lists them");
     language_model::use_ranks(input_.configuration, world.size());
   }
   parallel::GridShape grid(const parallel::World&) const override { return grid_shape(input_.configuration); }

@@ -17,7 +17,7 @@ std::int64_t width_of(const TransformerSettings& settings) {
 std::int64_t projection_bytes(const TransformerSettings& settings, std::int64_t rows) {
   return settings.architecture.model.layers * rows * width_of(settings) * kernels::bytes_of(settings.type);
 }
-/// Of the inverses: up to four norms per block, and the final one.
+/// Number of inverse denominators that are kept: of up to four norms per block, and the final one.
 std::int64_t n_inverses(const TransformerSettings& settings, std::int64_t rows) {
   return (4 * settings.architecture.model.layers + 1) * rows;
 }

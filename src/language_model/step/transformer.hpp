@@ -118,7 +118,7 @@ class Transformer {
   /// Sets the hook of caches of keys and values, and that of all norms but those of queries and keys.
   void hook_attention(AttentionHook hook) { attention_hook_ = std::move(hook); }
   void hook_norms(NormHook hook) { norms_.hook(std::move(hook)); }
-  /// Of the present or last `forward`.
+  /// The tokens of the present or last `forward`.
   const Tokens& tokens() const { return tokens_; }
 
   std::int64_t head_chunk() const { return buffers_.head.chunk; }
