@@ -47,7 +47,7 @@ TECHNIQUES = {
 ELSEWHERE = {
     "tensor parallelism: ranks share every matrix": (
         "`parallel.tensor`", "two H200, 65,536 tokens per step: GPT-2 1.56B 1.67, sizes of Llama 3.2 1B 1.79 times one GPU "
-        "([measured 2026-11-24](language_models.md#models-divided-over-ranks)); a GPU holds its part of the weights alone"),
+        "([measured 2026-11-24](language_performance.md#several-gpus)); a GPU holds its part of the weights alone"),
     "automatic learning rate: range test, plateau, greedy": ("`optimizer.tuning`", "[below](#automatic-learning-rate)"),
 }
 COMBINED = ("baseline", "A", "B", "safe", "all")
@@ -230,7 +230,7 @@ worst. *At equal time*: after the time in which the fastest variant trains all s
 HEAD = """# Experiments
 
 What each optimisation of language-model training brings: time, memory, and whether the training is the same. This page is generated
-by `scripts/experiments.py` from results of `weft benchmark`; [language_models.md](language_models.md) describes the cases.
+by `scripts/experiments.py` from results of `weft benchmark`; [language_performance.md](language_performance.md#measuring) describes the cases.
 
 - The baseline has every optimisation off: fp32, attention with the matrix of scores in memory (of one layer at a time), logits of the
   whole batch, all activations kept, fp32 state, one micro-batch, no graphs, portable kernels. Each technique is switched on alone.
