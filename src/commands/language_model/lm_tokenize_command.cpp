@@ -189,7 +189,7 @@ extern const Command lm_tokenize_command = with_options(
       options
           .set(
               "data.add_special_tokens=false: leave out what the post-processor of a tokenizer.json adds; data.format, "
-              "data.bad_lines: docs/language_models.md")
+              "data.bad_lines: docs/own_data.md")
           .output("receives the token files and tokenizer.json (data.tokens)");
     });
 
