@@ -95,13 +95,13 @@ def links(repository):
 PHRASES = {
     r"(is|are|was|were|be) refused": "is an error: …, with the remedy",
     r"refuses": "is an error: …, with the remedy",
-    r"(ms|µs|us|seconds|tokens|bytes|steps|words) an? (step|token|second|rank|micro-batch)": "per step, per token",
+    r"(ms|µs|seconds|GB|tokens|steps) an? (step|token|second)": "ms/step, tokens/s, per step",
     r"nobody|somebody|anybody": "the rank, the program, the user",
     r"comes to mind": "naive baseline",
     r"(goes|go|went) by messages": "is sent over MPI",
     r"going on behind": "resuming after",
     r"suffers?": "name the fault",
-    r"judges?|who knows": "evaluates; anyone who knows",
+    r"judges": "evaluates",
     r"what the largest of": "the quantity by which they are ranked",
 }
 # May be right, rarely: a match is printed and is no error.
@@ -126,7 +126,7 @@ def sentences(text):
             continue
         paragraph = re.sub(r"^(?:[-*+>]|\d+\.) ", "", paragraph).replace("**", "")
         # The next sentence begins with a capital letter, a digit, code or a bracket.
-        for sentence in re.split(r"(?<=[^A-Z. ][.!?])[\"”)*]* +(?=[\"“(*]*[A-Z0-9ΣÅ])", paragraph):
+        for sentence in re.split(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!et al\.)[\"”)*]* +(?=[\"“(*]*[A-Z0-9ΣÅ]|[\"“])", paragraph):
             words = [word for word in sentence.split() if re.search(r"\w", word)]
             if words:
                 yield sentence, len(words)
