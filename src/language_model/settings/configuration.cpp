@@ -387,7 +387,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
           return "lora.base = \"int8\" or \"nf4\" with device.precision = \"fp16\" (packed weights are multiplied in "
                  "bf16); take device.precision = \"bf16\", or lora.base = \"bf16\"";
         if (configuration.fp8_forward)
-          return "lora.base = \"int8\" or \"nf4\" with device.fp8_forward (it keeps all weights in 8 bits besides); "
+          return "lora.base = \"int8\" or \"nf4\" with device.fp8_forward (it also keeps all weights in 8 bits); "
                  "leave one of them out";
         return {};
       });
