@@ -7,12 +7,12 @@
 Rows of FILE.jsonl and FILE.parquet (which needs the package pyarrow):
 
   {"messages": [{"role", "content"}]}           a conversation
-  {"prompt": [messages], "completion": [messages]}   a conversation whose second part counts
+  {"prompt": [messages], "completion": [messages]}   a conversation; only the completion counts in the loss
   {"text"}, {"prompt", "completion"}, {"segments"}   texts, which are copied
 
-The chat template of the model (chat_template.jinja or tokenizer_config.json in DIRECTORY) makes a text of a conversation, like
-apply_chat_template of transformers; Jinja2 runs it. The row becomes {"segments": [{"text", "loss"}]}: the turns of the assistant count in the
-loss. Where a template writes a turn differently once others follow, the last turn alone counts, and such rows are counted.
+The chat template of the model (chat_template.jinja or tokenizer_config.json in DIRECTORY) makes a text of a conversation, as
+apply_chat_template of transformers does (needs Jinja2). The row becomes {"segments": [{"text", "loss"}]}: the turns of the assistant count
+in the loss. If a template writes a turn differently when others follow, only the last turn counts; the number of such rows is printed.
 
 With --generation-prompt a conversation becomes a prompt: it ends with the header of the assistant's next turn. A last turn of the assistant is
 left out of the text and becomes "reference".
@@ -115,7 +115,7 @@ class Preparer:
         if "messages" not in row and not is_split:
             return self.copied(row)
         if row.get("tools") and not self.ignore_tools:
-            raise WeftError(DATA, "has \"tools\", whose definitions Weft does not give to the template; leave them out with --ignore-tools")
+            raise WeftError(DATA, "has \"tools\" (their definitions are not passed to the template); leave them out with --ignore-tools")
         if self.template is None:
             raise WeftError(USAGE, "is a conversation, which becomes a text by the chat template of a model; give --model DIRECTORY")
         self.counts["conversations"] += 1
@@ -182,8 +182,8 @@ def value_of(text):
 def command(arguments):
     parser = Parser("prepare", description=__doc__)
     parser.add_argument("files", nargs="+", metavar="FILE", help="JSON Lines or Parquet")
-    parser.add_argument("--model", metavar="DIRECTORY", help="model whose chat template conversations get")
-    parser.add_argument("--output", required=True, metavar="OUT.jsonl", help="is written when all rows are complete")
+    parser.add_argument("--model", metavar="DIRECTORY", help="model whose chat template is applied to conversations")
+    parser.add_argument("--output", required=True, metavar="OUT.jsonl", help="output file, written when all rows are complete")
     parser.add_argument("--generation-prompt", action="store_true", help="write prompts for weft lm generate and weft lm polychromic")
     parser.add_argument("--argument", action="append", default=[], metavar="NAME=VALUE",
                         help="a variable of the template, as enable_thinking=false (VALUE is JSON or a text); repeatable")

@@ -174,7 +174,7 @@ extern const Command lm_evaluate_command = with_options(
                   "and rewarded as by the table [polychromic] of the model: reward, pass@k, diversity");
       options.add("--samples", own.samples, "N", "of --answers: answers to each prompt (default: as in training)", 1,
                   1 << 12);
-      options.set().dry_run().output("receives evaluation.json");
+      options.set().dry_run().output("directory for evaluation.json");
     });
 
 }  // namespace weft::commands

@@ -88,10 +88,11 @@ InitialModel::InitialModel(const Configuration& configuration, const parallel::W
     context_ = directory_->config().positions;
     family_ = directory_->config().family->name;
     if (is_peft_directory(configuration.initial) && configuration.lora.initial.empty())
-      throw collective_error(ExitCode::usage,
-                             "language_model.initial = \"{}\": has adapters beside its weights (adapter_config.json); "
-                             "name them as lora.initial, or remove them",
-                             configuration.initial);
+      throw collective_error(
+          ExitCode::usage,
+          "language_model.initial = \"{}\": has adapters in addition to its weights (adapter_config.json); "
+          "name them as lora.initial, or remove them",
+          configuration.initial);
   } else {
     found_ = open_checkpoint(configuration.initial, world);
     const auto is_embedding = [](const checkpoint::TensorEntry& tensor) { return tensor.name == "embedding/tokens"; };
