@@ -377,20 +377,16 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return "device.precision = \"tf32\" needs a GPU (TF32 is a format of its matrix units, and this program was built "
            "without CUDA); take \"fp32\"";
   });
-  schema.rule(
-      {"lora.base", "device.precision", "device.fp8_forward", "parallel.shard"}, [&configuration]() -> std::string {
-        if (configuration.lora.packing() == kernels::Packing::none) return {};
-        if (configuration.parallel.shard == parallel::Shard::full)
-          return "lora.base = \"int8\" or \"nf4\" with parallel.shard = \"full\" (codes and scales are not gathered "
-                 "yet); take lora.base = \"bf16\", or shard = \"gradients\"";
-        if (configuration.precision == Precision::fp16)
-          return "lora.base = \"int8\" or \"nf4\" with device.precision = \"fp16\" (packed weights are multiplied in "
-                 "bf16); take device.precision = \"bf16\", or lora.base = \"bf16\"";
-        if (configuration.fp8_forward)
-          return "lora.base = \"int8\" or \"nf4\" with device.fp8_forward (it also keeps all weights in 8 bits); "
-                 "leave one of them out";
-        return {};
-      });
+  schema.rule({"lora.base", "device.precision", "device.fp8_forward"}, [&configuration]() -> std::string {
+    if (configuration.lora.packing() == kernels::Packing::none) return {};
+    if (configuration.precision == Precision::fp16)
+      return "lora.base = \"int8\" or \"nf4\" with device.precision = \"fp16\" (packed weights are multiplied in "
+             "bf16); take device.precision = \"bf16\", or lora.base = \"bf16\"";
+    if (configuration.fp8_forward)
+      return "lora.base = \"int8\" or \"nf4\" with device.fp8_forward (it also keeps all weights in 8 bits); leave one "
+             "of them out";
+    return {};
+  });
   // Keys and values, in pairs of heads of a multiple of 8, have such widths together.
   schema.rule(
       {"device.fp8_forward", "language_model.d_model", "language_model.d_mlp", "language_model.head_size"},
