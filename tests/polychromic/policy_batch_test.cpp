@@ -275,6 +275,9 @@ TEST_CASE("answers are drawn with the adapters of the moment, and trained withou
     for (std::size_t r = 0; r < rows.size(); ++r)
       for (std::size_t t = 0; t < 5; ++t)
         CHECK(trained[r][t] == doctest::Approx(answers.log_drawn[r][t]).epsilon(1e-4));
+    // Ratios of probabilities are those of two forward passes of training: 1 while the weights are the same.
+    policy.batch.score(model.transformer());
+    CHECK(policy.batch.log_probabilities() == trained);
     drawn.push_back(answers.log_drawn);
   }
   CHECK(drawn[0] != drawn[1]);
@@ -340,6 +343,11 @@ TEST_CASE("probabilities of answers are those of the tempered softmax, whatever 
       }
       const Gradients gradients = whole.gradients(rows), in_pieces = pieces.gradients(rows);
       const auto found = whole.batch.log_probabilities(), again = pieces.batch.log_probabilities();
+      // Without a change of the weights the ratio of probabilities is 1 in all bits.
+      whole.batch.score(model.transformer());
+      CHECK(whole.batch.log_probabilities() == found);
+      pieces.batch.score(model.transformer());
+      CHECK(pieces.batch.log_probabilities() == again);
       for (std::size_t r = 0; r < 3; ++r) {
         AnswerIds text = prompts[r];
         REQUIRE(found[r].size() == answers[r].size());
