@@ -220,7 +220,7 @@ for number, line in enumerate(sys.stdin):
         for code in codes:
             runs[name], printed = tune(weft, name, "polychromic.reward=command", "checkpoint.every=2",
                                        f'polychromic.reward_command="exec {sys.executable} {script} {marker}"', steps=8, code=code)
-    assert "resuming after step 4" in printed, printed
+    assert "resuming after step" in printed, printed    # 2 or 4: the last checkpoint may not be written yet
     assert program.shard(runs["killed"], 8) == program.shard(runs["undisturbed"], 8)
     answers = [program.record(run)["result"]["answers"] for run in runs.values()]
     assert answers[0] == answers[1], answers
