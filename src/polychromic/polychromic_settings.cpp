@@ -17,10 +17,14 @@ namespace {
 
 constexpr double kMostStepPrompts = 1 << 16, kMostSamples = 1 << 12, kMostTokens = 1 << 20;
 
-constexpr std::pair<const char*, RewardKind> kRewards[] = {
-    {"constant", RewardKind::constant}, {"likelihood", RewardKind::likelihood}, {"exact", RewardKind::exact},
-    {"regex", RewardKind::regex},       {"length", RewardKind::length},         {"file", RewardKind::file},
-    {"command", RewardKind::command}};
+constexpr std::pair<const char*, RewardKind> kRewards[] = {{"constant", RewardKind::constant},
+                                                           {"likelihood", RewardKind::likelihood},
+                                                           {"reference_likelihood", RewardKind::reference_likelihood},
+                                                           {"exact", RewardKind::exact},
+                                                           {"regex", RewardKind::regex},
+                                                           {"length", RewardKind::length},
+                                                           {"file", RewardKind::file},
+                                                           {"command", RewardKind::command}};
 
 const std::pair<const char*, RewardKind>* reward_of(const std::string& name) {
   return std::find_if(std::begin(kRewards), std::end(kRewards), [&](const auto& one) { return one.first == name; });
@@ -103,9 +107,11 @@ void add_sampling_keys(input::Schema& schema, Settings& polychromic) {
 
 void add_reward_keys(input::Schema& schema, Settings& polychromic) {
   schema.add("polychromic.reward", polychromic.reward, {std::begin(kRewards), std::end(kRewards)},
-             "score of an answer: 1; the geometric mean of its probabilities under the initial model; 1 if it is the "
-             "reference of the prompt; 1 if reward_pattern matches; 1 - |tokens - reward_length| / reward_length, at "
-             "least 0; from reward_file; from reward_command");
+             "score of an answer: 1; the geometric mean of its probabilities under the initial model; that of the "
+             "probabilities of the reference of the prompt, after prompt and answer; 1 if it is the reference; 1 if "
+             "reward_pattern matches; 1 - |tokens - reward_length| / reward_length, at "
+             "least 0; from reward_file; from "
+             "reward_command");
   schema.add("polychromic.more_rewards", polychromic.more_rewards, "names of further rewards, which are added");
   schema.add("polychromic.more_weights", polychromic.more_weights, "factors of more_rewards, one each");
   schema.add("polychromic.reward_pattern", polychromic.reward_pattern, "a pattern of PCRE2");
@@ -249,9 +255,9 @@ void add_keys(input::Schema& schema, Settings& polychromic) {
         polychromic.samples, polychromic.set_size);
   });
   schema.rule({"polychromic.reward", "polychromic.prompts_file"}, [&polychromic]() -> std::string {
-    if (!polychromic.uses(RewardKind::exact) || is_named_json_lines(polychromic.prompts_file)) return {};
-    return "polychromic.reward = \"exact\" needs references, which prompts of a FILE.jsonl have; give such a "
-           "polychromic.prompts_file";
+    if (!polychromic.needs_references() || is_named_json_lines(polychromic.prompts_file)) return {};
+    return "polychromic.reward = \"exact\" or \"reference_likelihood\" needs references, which prompts of a FILE.jsonl "
+           "have; give such a polychromic.prompts_file";
   });
   schema.rule({"polychromic.epochs", "polychromic.every"}, [&polychromic]() -> std::string {
     if (polychromic.epochs <= polychromic.every) return {};
