@@ -25,7 +25,7 @@ std::string message_of(const std::string& line) {
 }
 
 JsonRow row_of(JsonRow::Form form, const std::string& text, std::vector<std::size_t> borders) {
-  return {form, text, std::move(borders), 1};
+  return {form, text, std::move(borders), 1, ""};
 }
 
 }  // namespace
@@ -97,6 +97,30 @@ TEST_CASE("a bad line is an error with its place, or is left out and counted") {
     CHECK(refusal(ExitCode::data, [&] {
             rows_of(line, BadLines::skip);
           }).find("weft prepare a.jsonl --model DIRECTORY") != std::string::npos);
+}
+
+TEST_CASE("a row has the owner that a field names, as text; without one it is a bad line") {
+  const auto owner_of = [](const std::string& value) {
+    const std::string text = "{\"text\": \"x\", \"user\": \"a\"}\n{\"text\": \"y\"" + value + "}";
+    JsonRowReader reader(text, "a.jsonl", BadLines::stop, "user");
+    JsonRow row;
+    REQUIRE(reader.next(row));
+    CHECK(row.owner == "a");
+    REQUIRE(reader.next(row));
+    return row.owner;
+  };
+  CHECK(owner_of(", \"user\": \"b c\"") == "b c");
+  CHECK(owner_of(", \"user\": -7") == "-7");
+  CHECK(owner_of(", \"user\": 18446744073709551615") == "18446744073709551615");
+  const std::pair<const char*, const char*> lines[] = {
+      {"", "a.jsonl:2: has no \"user\" (privacy.owner_field"},
+      {", \"user\": \"\"", "a.jsonl:2: \"user\" is empty"},
+      {", \"user\": null", "a.jsonl:2: \"user\" is not a string or an integer"},
+      {", \"user\": 1.5", "a.jsonl:2: \"user\" is not a string or an integer"},
+      {", \"user\": 18446744073709551616", "a.jsonl:2: \"user\" is not a string or an integer"},
+      {", \"user\": [\"b\"]", "a.jsonl:2: \"user\" is not a string or an integer"}};
+  for (const auto& [value, said] : lines)
+    CHECK(refusal(ExitCode::data, [&, value = value] { owner_of(value); }).find(said) != std::string::npos);
 }
 
 TEST_CASE("a line of 100 MB is a row; one of more than 256 MiB is a bad line") {
