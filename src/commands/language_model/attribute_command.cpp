@@ -96,7 +96,9 @@ struct Work {
     model::StepArena arena(backend);
     const Staging::Buffers staging(tokens, false, false, arena);
     const FrozenText::Buffers text(model, tokens, arena);
-    const FrozenBackward::Buffers backward(model, tokens, targets_together(model, tokens), backend, arena);
+    const FrozenBackward::Buffers backward(model,
+                                           kernels::product_type(settings.storage, backend == kernels::Backend::cuda),
+                                           tokens, targets_together(model, tokens), arena);
     arena.take<float>(tokens * model.layers * model.d_model);
     return arena;
   }
