@@ -25,9 +25,9 @@ namespace weft::dataset {
 
 /// What is known of ids in memory beyond the ids.
 struct TokenMarks {
-  std::vector<std::int64_t> documents;  ///< at which documents start, ascending from 0; empty: one document
-  std::vector<std::uint8_t> counted;    ///< 1: the id counts in the loss, 0: it does not; empty: all count
-  std::vector<std::int64_t> owners;     ///< of each document the number of its owner; empty: not known
+  std::vector<std::int64_t> documents;    ///< at which documents start, ascending from 0; empty: one document
+  std::vector<std::uint8_t> counted;      ///< 1: the id counts in the loss, 0: it does not; empty: all count
+  std::vector<std::int64_t> owners = {};  ///< of each document the number of its owner; empty: not known
 };
 
 /// A set of ids, or a range of one. Copies share the ids. Reading is thread-safe.

@@ -31,8 +31,8 @@ struct JsonRow {
   /// Bytes at which counting in the loss begins and ends in turn, ascending: an odd number if the end counts. Of a text
   /// {0}.
   std::vector<std::size_t> borders;
-  std::int64_t line = 0;  ///< from 1
-  std::string owner;      ///< value of the field that names the owner, if one is asked for
+  std::int64_t line = 0;   ///< from 1
+  std::string owner = {};  ///< value of the field that names the owner, if one is asked for
 };
 
 /// True for an object that a chat template makes a text of: "messages", or a "prompt" that is a list.

@@ -340,7 +340,7 @@ TEST_CASE("a document is a record of several sequences; of a long one some are c
   std::vector<std::uint16_t> ids(40);
   std::iota(ids.begin(), ids.end(), std::uint16_t{0});
   // Documents of 5, 1, 20 and 14 ids, in sequences of 6 predictions.
-  const TokenSet set("text", ids, 40, 0, {.documents = {0, 5, 6, 26}, .counted = {}, .owners = {}});
+  const TokenSet set("text", ids, 40, 0, {.documents = {0, 5, 6, 26}, .counted = {}});
   using Of = DocumentRecords::Of;
   const DocumentRecords records(set, Of::documents, 6, 3, 1);
   CHECK(records.count() == 3);

@@ -25,7 +25,7 @@ std::string message_of(const std::string& line) {
 }
 
 JsonRow row_of(JsonRow::Form form, const std::string& text, std::vector<std::size_t> borders) {
-  return {form, text, std::move(borders), 1, ""};
+  return {form, text, std::move(borders), 1};
 }
 
 }  // namespace
