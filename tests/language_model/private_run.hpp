@@ -149,7 +149,8 @@ struct PrivateRun {
     trainer.wait();
   }
   /// A step on all records of a set.
-  void step_on(const dataset::TokenSet& set, const Configuration& settings) {
+  void step_on(const dataset::TokenSet& set, Configuration settings) {
+    settings.data.batch_tokens = settings.data.sequence;  // no sampling: a set of one sequence will do
     const PrivateRecords records = private_records(settings, set);
     const parallel::Communicator& ranks = grid.axis(parallel::kDataAxis);
     const parallel::Range part = parallel::part(records.count, ranks.size(), ranks.rank());

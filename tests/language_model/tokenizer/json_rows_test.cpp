@@ -104,10 +104,8 @@ TEST_CASE("a row has the owner that a field names, as text; without one it is a 
     const std::string text = "{\"text\": \"x\", \"user\": \"a\"}\n{\"text\": \"y\"" + value + "}";
     JsonRowReader reader(text, "a.jsonl", BadLines::stop, "user");
     JsonRow row;
-    REQUIRE(reader.next(row));
-    CHECK(row.owner == "a");
-    REQUIRE(reader.next(row));
-    return row.owner;
+    const bool first = reader.next(row) && row.owner == "a";
+    return first && reader.next(row) ? row.owner : "no row";
   };
   CHECK(owner_of(", \"user\": \"b c\"") == "b c");
   CHECK(owner_of(", \"user\": -7") == "-7");
