@@ -17,6 +17,7 @@ namespace {
 constexpr double kLargestEpsilon = 1e3, kLargestNoise = 1e6, kLargestClip = 1e6;
 constexpr double kSmallestNoise = 1e-2;
 constexpr double kLargestTile = 1 << 16;
+constexpr double kMostPerRecord = 1 << 20;
 
 constexpr const char* kChangedData =
     "the steps so far are accounted for the records of the data that the run began with; records of others are cut in "
@@ -159,9 +160,25 @@ void add_keys(input::Schema& schema, Settings& privacy) {
              "(an approximation, no bound)");
   schema.add(
       "privacy.unit", privacy.unit,
-      {{"sequence", Unit::sequence}, {"token", Unit::token}, {"document", Unit::document}, {"example", Unit::example}},
-      "the record: the unit that the guarantee protects. document, example: a whole document, or line of JSON "
-      "Lines, of a language model; of one longer than a micro-batch, as many sequences as fit, chosen by run.seed");
+      {{"sequence", Unit::sequence},
+       {"token", Unit::token},
+       {"document", Unit::document},
+       {"example", Unit::example},
+       {"owner", Unit::owner}},
+      "the record: the unit that the guarantee protects. Of a language model also a whole document (document), a line "
+      "of JSON Lines (example), or all lines of JSON Lines with the same value of owner_field (owner)");
+  schema
+      .add("privacy.owner_field", privacy.owner_field,
+           "unit = \"owner\": the key of JSON Lines, a string or an integer, that says whom a line belongs to")
+      .required_with("privacy.unit", {"owner"});
+  schema
+      .add("privacy.max_per_owner", privacy.max_per_owner,
+           "most sequences of a record (an owner, a document or an example) that are used; of one with more, as many "
+           "are chosen once, by run.seed. A micro-batch must hold them")
+      .in("sequences")
+      .at_least(0)
+      .at_most(kMostPerRecord)
+      .required_with("privacy.unit", {"document", "example", "owner"});
   schema
       .add("privacy.release", privacy.release, {{"eager", Release::eager}, {"end", Release::end}},
            "when the memory of a layer is freed: after the layer, or at the end of the backward pass (for "

@@ -448,13 +448,6 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return "parallel.shard = \"full\" with device.precision = \"fp16\" (every rank would keep all weights in fp16); "
            "take \"bf16\", or shard = \"gradients\"";
   });
-  schema.rule({"privacy.unit", "data.micro_tokens"}, [&configuration]() -> std::string {
-    if (!configuration.privacy.enabled || !configuration.privacy.joins_sequences() ||
-        configuration.memory.micro_tokens > 0)
-      return {};
-    return "privacy.unit = \"document\" or \"example\" without data.micro_tokens (a record has at most the sequences "
-           "of a micro-batch, so that the memory of a machine would choose the records); give data.micro_tokens";
-  });
   schema.rule({"parallel.plan"}, [&configuration]() -> std::string {
     if (configuration.parallel.plan == parallel::Division::given ||
         (configuration.parallel.tensor == 1 && configuration.parallel.shard == parallel::Shard::state))
