@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
+#include "privacy/accountant/truncation.hpp"
 #include "privacy/sampling.hpp"
 
 namespace weft::privacy {
@@ -225,7 +226,9 @@ void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, 
                                                      : before.back().noise_multiplier;
   if (settings_.epsilon > 0)
     noise_multiplier_ = from_root(ranks, [&] {
-      if (noise_multiplier_ > 0 && epsilon_of(planned(more)) <= settings_.epsilon) return noise_multiplier_;
+      const double delta = delta_of_steps(truncation(), settings_.delta);
+      if (noise_multiplier_ > 0 && epsilon(settings_.accountant, planned(more), delta) <= settings_.epsilon)
+        return noise_multiplier_;
       return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, more, before,
                        truncation());
     });

@@ -71,16 +71,6 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
         "for shuffled or fixed batches their epsilon would be too small); take \"poisson\" or \"truncated_poisson\"",
         privacy.sampling);
   });
-  schema.rule({"privacy.sampling", "privacy.most_records"}, [&privacy]() -> std::string {
-    if (!privacy.enabled || privacy.truncates() == (privacy.most_records > 0)) return {};
-    if (privacy.truncates())
-      return "privacy.sampling = \"truncated_poisson\" without privacy.most_records (the batch has no default); give "
-             "some standard deviations more than the expected records of a step";
-    return fmt::format(
-        "privacy.most_records = {} has no effect with privacy.sampling = \"{}\"; leave it out, or take "
-        "\"truncated_poisson\"",
-        privacy.most_records, privacy.sampling);
-  });
   schema.rule({"privacy.clipping", "privacy.scheme", "privacy.clip_function"}, [&privacy]() -> std::string {
     if (!privacy.adapts_clip()) return {};
     if (privacy.scheme != Scheme::flat)
@@ -130,29 +120,31 @@ void add_keys(input::Schema& schema, Settings& privacy) {
       .add("privacy.clip_quantile", privacy.clip_quantile,
            "adaptive clipping: fraction of the norms that are to be at most the bound")
       .more_than(0)
-      .less_than(1);
+      .less_than(1)
+      .only_with("privacy.clipping", {"adaptive"});
   schema
-      .add(
-          "privacy.clip_rate", privacy.clip_rate,
-          "adaptive clipping: the bound is multiplied by exp(-rate * (fraction of norms at most the bound - quantile)) "
-          "after each step")
+      .add("privacy.clip_rate", privacy.clip_rate,
+           "adaptive clipping: each step multiplies the bound by exp(-rate * (fraction of norms within it - quantile))")
       .more_than(0)
-      .at_most(10);
+      .at_most(10)
+      .only_with("privacy.clipping", {"adaptive"});
   schema
       .add(
           "privacy.count_noise", privacy.count_noise,
           "adaptive clipping: standard deviation of the noise on the count of records within the bound, more than half "
-          "the noise multiplier; the noise of the gradient is enlarged so that the account is that of the noise "
-          "multiplier. 0 = a twentieth of the expected records of a step")
+          "the noise multiplier. The gradient gets more noise, so that the account is that of the multiplier. 0 = a "
+          "twentieth of the expected records of a step")
       .at_least(0)
-      .at_most(kLargestNoise);
+      .at_most(kLargestNoise)
+      .only_with("privacy.clipping", {"adaptive"});
   schema.add("privacy.sampling", privacy.sampling,
              "how records are drawn: \"poisson\", each one independently with the same probability; "
              "\"truncated_poisson\", and of more than most_records a random choice of so many");
   schema
       .add("privacy.most_records", privacy.most_records,
-           "truncated sampling: most records of a step on all ranks. No default; 0 = not truncated")
-      .at_least(0);
+           "truncated sampling: most records of a step on all ranks. some standard deviations more than are expected")
+      .at_least(0)
+      .required_with("privacy.sampling", {"truncated_poisson"});
   schema
       .add("privacy.algorithm", privacy.algorithm,
            {{"auto", Algorithm::automatic},

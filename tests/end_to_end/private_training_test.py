@@ -162,7 +162,7 @@ def benchmark_shows_phases(weft):
 
 def keeps_the_guarantee_on_resume(weft):
     """What the guarantee depends on cannot change, with or without resume.accept_changed."""
-    for change in ("privacy.noise_key=system", "privacy.epsilon=4", "privacy.delta=1e-3", "privacy.clip=2", "privacy.clip_rate=0.1", "privacy.scheme=per_layer",
+    for change in ("privacy.noise_key=system", "privacy.epsilon=4", "privacy.delta=1e-3", "privacy.clip=2", "privacy.clipping=adaptive", "privacy.scheme=per_layer",
                    "privacy.clip_function=automatic", "privacy.accountant=rdp", "privacy.enabled=false", "data.sequence=8",
                    "data.validation_fraction=0.5"):
         more = ("--set", "data.validation=") if "fraction" in change else ()

@@ -95,8 +95,9 @@ TEST_CASE("what couples records, or depends on private data without noise, is re
   check_refused("[language_model]\nattention_dropout = 0.1\n", "drawn by the place in the batch");
   check_refused("[data]\naccept_changed = true\n", "accounted for the records of the data");
   check_refused("[privacy]\nsampling = \"shuffled\"\n", "their epsilon would be too small");
-  check_refused("[privacy]\nsampling = \"truncated_poisson\"\n", "without privacy.most_records");
-  check_refused("[privacy]\nmost_records = 100\n", "no effect");
+  check_refused("[privacy]\nsampling = \"truncated_poisson\"\n", "needs privacy.most_records");
+  check_refused("[privacy]\nmost_records = 100\n", "privacy.most_records is for");
+  check_refused("[privacy]\nclip_rate = 0.1\n", "privacy.clip_rate is for");
   check_refused("[privacy]\nclipping = \"adaptive\"\nscheme = \"group\"\n", "norms of whole gradients");
   check_refused("[privacy]\nclipping = \"adaptive\"\nclip_function = \"automatic\"\n", "nothing but the scale");
   check_refused("[privacy]\nunit = \"token\"\n", "attention couples the tokens");

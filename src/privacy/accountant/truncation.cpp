@@ -8,11 +8,13 @@
 //
 // (Chua et al. 2024, arXiv:2411.04205). t is the sum over the steps of Pr[Bin(n + 1, q) > B]: one of the two data sets
 // may have a record more than the n of the run. Which records are dropped does not matter.
+#include "privacy/accountant/truncation.hpp"
+
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "base/error.hpp"
-#include "privacy/accountant/accountant.hpp"
 
 namespace weft::privacy {
 namespace {
@@ -50,23 +52,26 @@ double log_binomial_tail(std::int64_t n, double q, std::int64_t most) {
   return std::min(0.0, first - std::log1p(-ratio));
 }
 
+double delta_of_steps(const Truncation& truncation, double delta) {
+  return truncation.most == 0 ? delta : (1 - kTruncationShare) * delta;
+}
+
 double epsilon(AccountantKind kind, History history, double delta, const Truncation& truncation) {
-  if (truncation.most == 0) return epsilon(kind, history, delta);
-  const double found = epsilon(kind, history, (1 - kTruncationShare) * delta);
+  const double found = epsilon(kind, history, delta_of_steps(truncation, delta));
   require_truncation(truncation, history, found, delta);
   return found;
 }
 
 double calibrate(AccountantKind kind, double target, double delta, double sample_rate, std::int64_t steps,
                  History before, const Truncation& truncation) {
-  if (truncation.most == 0) return calibrate(kind, target, delta, sample_rate, steps, before);
   std::vector<Phase> all(before.begin(), before.end());
   all.push_back({sample_rate, 1, steps});
   require_truncation(truncation, all, target, delta);
-  return calibrate(kind, target, (1 - kTruncationShare) * delta, sample_rate, steps, before);
+  return calibrate(kind, target, delta_of_steps(truncation, delta), sample_rate, steps, before);
 }
 
 void require_truncation(const Truncation& truncation, History history, double epsilon, double delta) {
+  if (truncation.most == 0) return;
   const double most = std::log(kTruncationShare * delta);
   if (log_added_delta(truncation, history, epsilon) <= most) return;
   Truncation enough{truncation.records, truncation.records + 1};  // never truncated
@@ -76,7 +81,7 @@ void require_truncation(const Truncation& truncation, History history, double ep
   }
   throw error(ExitCode::usage,
               "steps of at most {} of {} records are truncated too often for epsilon = {:.4g} (together they would add "
-              "more than {:g} of delta = {:g}); take privacy.most_records = {} or more",
+              "more than {:g} of delta = {:g}); take privacy.most_records = {} or more, or fewer steps",
               truncation.most, truncation.records, epsilon, kTruncationShare, delta, enough.most);
 }
 
