@@ -55,6 +55,8 @@ std::string limits(const Record& record, const std::string& initial) {
     text =
         "a document that is cut into several records is protected piece by piece; the vocabulary, the number of "
         "records";
+  else if (record.unit == Unit::owner)
+    text = "all lines of an owner are protected together; the vocabulary, the number of owners and of their sequences";
   else
     text = fmt::format(
         "several {0}s of a person are protected one by one, not together; the vocabulary, the number of {0}s and of "
@@ -79,6 +81,8 @@ const char* name_of(Unit unit) {
       return "document";
     case Unit::example:
       return "example";
+    case Unit::owner:
+      return "owner";
     case Unit::token:
       break;
   }

@@ -17,6 +17,7 @@ namespace {
 constexpr double kLargestEpsilon = 1e3, kLargestNoise = 1e6;
 constexpr double kSmallestNoise = 1e-2;
 constexpr double kLargestTile = 1 << 16;
+constexpr double kMostPerRecord = 1 << 20;
 
 constexpr const char* kChangedData =
     "the steps so far are accounted for the records of the data that the run began with; records of others are cut in "
@@ -142,7 +143,7 @@ void add_keys(input::Schema& schema, Settings& privacy) {
              "\"truncated_poisson\", and of more than most_records a random choice of so many");
   schema
       .add("privacy.most_records", privacy.most_records,
-           "truncated sampling: most records of a step on all ranks. some standard deviations more than are expected")
+           "truncated sampling: most records of a step on all ranks, some standard deviations more than expected")
       .at_least(0)
       .required_with("privacy.sampling", {"truncated_poisson"});
   schema
@@ -151,9 +152,9 @@ void add_keys(input::Schema& schema, Settings& privacy) {
             {"input_length", Algorithm::input_length},
             {"width", Algorithm::width},
             {"naive", Algorithm::naive}},
-           "how norms are formed: by products over the positions (input_length), by Gram matrices of the positions "
-           "(width), the cheaper one per layer (auto), or from the gradient of each record (naive: slow, for "
-           "comparison)")
+           "how norms are computed: by products over the positions (input_length), by Gram matrices of the "
+           "positions (width), the cheaper one per layer (auto), or from the gradient of each record (naive: "
+           "slow, for comparison)")
       .changeable();
   schema
       .add("privacy.mode", privacy.mode,
@@ -161,9 +162,9 @@ void add_keys(input::Schema& schema, Settings& privacy) {
             {"book_keeping", Mode::book_keeping},
             {"two_pass", Mode::two_pass},
             {"materialise", Mode::materialise}},
-           "where the clipped sum comes from: gradients of the records of a micro-batch in bf16 (materialise), kept "
-           "inputs and output gradients of all layers (book_keeping), or a second pass (two_pass); auto: the first of "
-           "these that fits the memory (a transcoder: of the last two)")
+           "how the clipped sum is computed: from gradients of the records of a micro-batch in bf16 "
+           "(materialise), from kept inputs and output gradients of all layers (book_keeping), or by a second "
+           "pass (two_pass); auto: the first of these that fits into memory (a transcoder: of the last two)")
       .retired_value("recompute", "take \"auto\", or \"two_pass\", which takes least memory")
       .changeable();
   schema.retired("privacy.mode_of", "privacy.mode holds for all blocks and the head; leave it out");
@@ -171,8 +172,8 @@ void add_keys(input::Schema& schema, Settings& privacy) {
                  "privacy.algorithm = \"auto\" takes the cheaper algorithm of each matrix; leave it out");
   schema
       .add("privacy.tile", privacy.tile,
-           "positions that the norm kernels take at a time, which are then those of products = \"library\"; 0 = "
-           "automatic. The result changes by rounding only")
+           "positions that the norm kernels of products = \"library\" process at a time; 0 = automatic; any "
+           "other value selects these kernels. Results change by rounding only")
       .in("tokens")
       .at_least(0)
       .at_most(kLargestTile)
@@ -180,9 +181,8 @@ void add_keys(input::Schema& schema, Settings& privacy) {
   schema
       .add("privacy.products", privacy.products,
            {{"library", kernels::ProductImplementation::library}, {"fused", kernels::ProductImplementation::fused}},
-           "what forms norms and clipped sums: on a GPU, for rows of 16 bits, kernels that keep the gradients of "
-           "records "
-           "in registers (fused; elsewhere the library), or the dense library, in a workspace")
+           "how norms and clipped sums are computed: by the dense library in a workspace (library), or on a GPU, for "
+           "16-bit rows, by kernels that keep the gradients of records in registers (fused; elsewhere as library)")
       .changeable();
   schema.add("privacy.scheme", privacy.scheme,
              {{"flat", Scheme::flat}, {"per_layer", Scheme::per_layer}, {"group", Scheme::group}},
@@ -197,22 +197,37 @@ void add_keys(input::Schema& schema, Settings& privacy) {
               {"pld", AccountantKind::pld},
               {"rdp", AccountantKind::rdp},
               {"gdp", AccountantKind::gdp}},
-             "how epsilon is computed: prv (tight), rdp (an upper bound, larger) or gdp (an approximation, no bound)");
+             "how epsilon is computed: prv (tight), pld (an upper bound), rdp (an upper bound, larger) or gdp "
+             "(an approximation, no bound)");
   schema.add(
       "privacy.unit", privacy.unit,
-      {{"sequence", Unit::sequence}, {"token", Unit::token}, {"document", Unit::document}, {"example", Unit::example}},
-      "the record: the unit that the guarantee protects. document, example: a whole document, or line of JSON "
-      "Lines, of a language model; of one longer than a micro-batch as many sequences as it holds, by run.seed");
+      {{"sequence", Unit::sequence},
+       {"token", Unit::token},
+       {"document", Unit::document},
+       {"example", Unit::example},
+       {"owner", Unit::owner}},
+      "the record: the unit that the guarantee protects. Of a language model also a whole document (document), a line "
+      "of JSON Lines (example), or all lines of JSON Lines with the same value of owner_field (owner)");
+  schema
+      .add("privacy.owner_field", privacy.owner_field,
+           "unit = \"owner\": the key of JSON Lines, a string or an integer, that says whom a line belongs to")
+      .required_with("privacy.unit", {"owner"});
+  schema
+      .add("privacy.max_per_owner", privacy.max_per_owner,
+           "most sequences of a record (an owner, a document or an example) that are used; of one with more, as many "
+           "are chosen once, by run.seed. A micro-batch must hold them")
+      .in("sequences")
+      .at_least(0)
+      .at_most(kMostPerRecord)
+      .required_with("privacy.unit", {"document", "example", "owner"});
   schema
       .add("privacy.release", privacy.release, {{"eager", Release::eager}, {"end", Release::end}},
-           "free memory that a layer no longer needs after the layer, or at the end of the backward pass, to measure "
-           "the "
-           "difference")
+           "when the memory of a layer is freed: after the layer, or at the end of the backward pass (for "
+           "measurements)")
       .free();
-  schema.add(
-      "privacy.noise_key", privacy.noise_key, {{"system", KeySource::system}, {"test", KeySource::test}},
-      "the secret of noise and sampling: from the operating system, kept in the checkpoint; test: from run.seed, "
-      "repeatable and not private");
+  schema.add("privacy.noise_key", privacy.noise_key, {{"system", KeySource::system}, {"test", KeySource::test}},
+             "the secret of noise and sampling: from the operating system, stored in the checkpoint; test: from "
+             "run.seed, repeatable and not private");
   add_value_rules(schema, privacy);
 }
 

@@ -43,7 +43,7 @@ enum class Scheme { flat, per_layer, group };
 /// The bound C: privacy.clip in every step, or one that follows a quantile of the norms.
 enum class BoundRule { fixed, adaptive };
 /// A record: what the guarantee protects.
-enum class Unit { sequence, token, document, example };
+enum class Unit { sequence, token, document, example, owner };
 /// Time at which rows that are no longer needed are freed: after each layer, or at the end of the backward pass.
 enum class Release { eager, end };
 /// Source of the key of noise and sampling: the operating system, or run.seed, for tests (not private).
@@ -71,13 +71,15 @@ struct Settings {
   ClipFunction clip_function = ClipFunction::abadi;
   AccountantKind accountant = AccountantKind::prv;
   Unit unit = Unit::sequence;
+  std::string owner_field;         ///< Unit::owner: key of JSON Lines whose value says whom a line belongs to
+  std::int64_t max_per_owner = 0;  ///< sequences of a record that are used, if it may have several; 0: not given
   /// Implementation that forms norms and clipped sums of products.
   kernels::ProductImplementation products = kernels::ProductImplementation::fused;
   bool overlap = true;  ///< no key; between ranks: clipped sums are exchanged while others are formed
   Release release = Release::eager;
   KeySource noise_key = KeySource::system;
-  /// True if a record may have several sequences: a document, or an example of JSON Lines.
-  bool joins_sequences() const { return unit == Unit::document || unit == Unit::example; }
+  /// True if a record may have several sequences: a document, an example of JSON Lines, or all that an owner has.
+  bool joins_sequences() const { return unit != Unit::sequence && unit != Unit::token; }
   /// The factors of a part are known when the backward pass leaves it: its rows need not be kept until the end.
   bool sums_by_part() const {
     return scheme != Scheme::flat && mode == Mode::book_keeping && release == Release::eager;

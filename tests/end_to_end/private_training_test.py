@@ -201,16 +201,32 @@ def begins_with_public_weights(weft):
 
 
 def adapters_over_documents(weft):
-    """Records are the lines of JSON Lines, of one or several sequences; the account counts them. Resumed bit for bit."""
-    rows = [program.TEXT[at:at + 10 + 40 * (at % 3)] for at in range(0, 1900, 20)]
-    (weft.folder / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    changes = program.sets("data.train=rows.jsonl", "privacy.unit=example", f"language_model.initial={weft.folder / 'public'}",
-                           "lora.rank=2", "run.steps=10")
+    """Records are the lines of JSON Lines, of one or several sequences, or those of a person; the account counts them. The same on
+    two ranks; resumed bit for bit."""
+    rows = [(program.TEXT[at:at + 10 + 40 * (at % 3)], at % 17) for at in range(0, 1900, 20)]
+    (weft.folder / "rows.jsonl").write_text("".join(json.dumps({"text": row, "user": user}) + "\n" for row, user in rows))
+    changes = program.sets("data.train=rows.jsonl", f"language_model.initial={weft.folder / 'public'}", "lora.rank=2", "run.steps=10",
+                           "privacy.max_per_owner=4")
+
+    def check(result, unit, records):
+        assert result["unit"] == unit and result["records"] == len(records) and result["steps"] == 10, result
+        sequences = sum(min(4, sum(-(-(len(row) - 1) // 16) for row in record)) for record in records)
+        assert abs(result["sample_rate"] - 16 / sequences) < 1e-12, (result, sequences)
+
+    weft.run(*command(weft, "adapted_examples", *changes, "--set", "privacy.unit=example"))
+    check(program.record(weft.folder / "adapted_examples")["result"]["privacy"], "example", [[row] for row, _ in rows])
+    assert "needs privacy.owner_field" in weft.run(*command(weft, "refused", *changes, "--set", "privacy.unit=owner"), code=2)
+    changes += program.sets("privacy.unit=owner", "privacy.owner_field=user")
     weft.run(*command(weft, "adapted", *changes))
     result = program.record(weft.folder / "adapted")["result"]["privacy"]
-    assert result["unit"] == "example" and result["records"] == len(rows) and result["steps"] == 10, result
-    sequences = sum(-(-(len(row) - 1) // 16) for row in rows if len(row) <= 65) + sum(4 for row in rows if len(row) > 65)
-    assert abs(result["sample_rate"] - 16 / sequences) < 1e-12, (result, sequences)
+    check(result, "owner", [[row for row, user in rows if user == one] for one in range(17)])
+    weft.run(*command(weft, "adapted_ranks", *changes), ranks=2)
+    two = program.record(weft.folder / "adapted_ranks")["result"]
+    assert two["privacy"] == result
+    assert abs(two["validation"]["loss"] - program.record(weft.folder / "adapted")["result"]["validation"]["loss"]) < 1e-4, two
+    assert "do not fit a micro-batch of 64 tokens" in weft.run(*command(weft, "refused", *changes, "--set", "privacy.max_per_owner=5"), code=2)
+    (weft.folder / "nobody.jsonl").write_text('{"text": "abc", "user": 1}\n{"text": "abc"}\n')
+    assert 'nobody.jsonl:2: has no "user"' in weft.run(*command(weft, "refused", *changes, "--set", "data.train=nobody.jsonl"), code=3)
     killed = command(weft, "adapted_killed", *changes)
     weft.run(*killed, fault="before-latest:0:5", code=-signal.SIGKILL)
     assert "resuming after step 5" in weft.run(*killed)
@@ -226,7 +242,8 @@ def refusals(weft):
             (("--set", "run.nonfinite=skip"), "private data"),
             (("--set", "privacy.algorithm=width", "--set", "privacy.mode=materialise"), "no effect"),
             (("--set", "language_model.dropout=0.1"), "place in the batch"),
-            (("--set", "privacy.unit=document"), "where documents begin")]:
+            (("--set", "privacy.unit=document"), "needs privacy.max_per_owner"),
+            (("--set", "privacy.unit=document", "--set", "privacy.max_per_owner=2"), "where documents begin")]:
         printed = weft.run(*command(weft, "refused", *arguments), code=2)
         assert words in printed, (arguments, printed)
     printed = weft.run(*command(weft, "dry", "--dry-run"))

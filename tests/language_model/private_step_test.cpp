@@ -140,8 +140,10 @@ TEST_CASE("gradients of the sequences of a record are added before they are clip
     CAPTURE(std::string(one.model));
     const auto sum = [&](const std::string& unit, const std::string& mode, const Records& of) {
       return clipped_sum(
-          private_configuration(
-              one.model, fmt::format("clip = {}\nunit = \"{}\"\n{}{}", kClip, unit, one.privacy, mode), one.more),
+          private_configuration(one.model,
+                                fmt::format("clip = {}\nunit = \"{}\"\n{}{}{}", kClip, unit,
+                                            unit == "sequence" ? "" : "max_per_owner = 3\n", one.privacy, mode),
+                                one.more),
           of);
     };
     const std::vector<float> naive = sum("document", "algorithm = \"naive\"\n", records);
@@ -160,6 +162,51 @@ TEST_CASE("gradients of the sequences of a record are added before they are clip
     // With records of one sequence each, the sum is that of unit = "sequence"; norms are raised for more rows.
     const Records single = {{0}, {1}, {4}, {7}};
     CHECK(relative_error(sum("document", stored, single), sum("sequence", stored, single)) < 2e-5);
+  }
+}
+
+TEST_CASE(
+    "the sum over the records of a text is that of their gradients, each clipped; one less changes it by at most C") {
+  constexpr double kClip = 2;
+  using Stays = std::function<bool(std::int64_t document, std::int64_t owner)>;
+  const Stays all = [](std::int64_t, std::int64_t) { return true; };
+  struct Case {
+    const char *keys, *mode;
+  };
+  for (const Case& one :
+       {Case{"unit = \"document\"\nmax_per_owner = 2\n", "algorithm = \"naive\"\n"},
+        Case{"unit = \"example\"\nmax_per_owner = 3\n", "mode = \"materialise\"\n"},
+        Case{"unit = \"owner\"\nowner_field = \"user\"\nmax_per_owner = 3\n", "algorithm = \"naive\"\n"},
+        Case{"unit = \"owner\"\nowner_field = \"user\"\nmax_per_owner = 2\n", "mode = \"two_pass\"\n"},
+        Case{"unit = \"owner\"\nowner_field = \"user\"\nmax_per_owner = 3\n", "mode = \"materialise\"\n"}}) {
+    CAPTURE(std::string(one.keys));
+    CAPTURE(std::string(one.mode));
+    const bool of_owners = std::string(one.keys).find("\"owner\"") != std::string::npos;
+    const auto sum = [&](double clip, const std::string& mode, const Stays& stays) {
+      const Configuration settings =
+          private_configuration("preset = \"llama\"\n", fmt::format("clip = {}\n{}{}", clip, one.keys, mode));
+      PrivateRun run(settings, testing::world().all());
+      run.step_on(testing::owned_documents(stays), settings);
+      return run.gradients();
+    };
+    const std::vector<float> whole = sum(kClip, one.mode, all);
+    std::vector<float> expected(whole.size());
+    for (std::int64_t record = 0; record < (of_owners ? 4 : 7); ++record) {
+      const auto is = [&](std::int64_t document, std::int64_t owner) {
+        return (of_owners ? owner : document) == record;
+      };
+      const std::vector<float> gradient = sum(1e6, "algorithm = \"naive\"\n", is);
+      const double norm = testing::norm_of(gradient), factor = std::min(1.0, kClip / norm);
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        expected[i] += static_cast<float>(factor * static_cast<double>(gradient[i]));
+      const std::vector<float> without =
+          sum(kClip, one.mode, [&](std::int64_t document, std::int64_t owner) { return !is(document, owner); });
+      const double change = testing::norm_of(testing::difference(whole, without));
+      CHECK(change <= kClip * (1 + 1e-5));
+      CHECK(change >= 0.99 * std::min(kClip, norm));
+    }
+    CHECK(relative_error(whole, expected) <
+          (std::string(one.mode).find("materialise") != std::string::npos ? 4e-3 : kTolerance));
   }
 }
 

@@ -124,7 +124,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
       arena_(execution, grid),
       slots_(weight_slots(configuration, parameter_specs(architecture), grid.shape(), grid.world().rank(), arena_)),
       model_(architecture, configuration.optimizer.state, grid.shape(), grid.world().rank(), execution,
-             configuration.moments(), slots_.units().bytes() > 0 ? &slots_ : nullptr),
+             configuration.moments(), slots_.largest() > 0 ? &slots_ : nullptr),
       staging_(configuration.rank_tokens(), configuration.data.document_mask, execution, arena_,
                configuration.privacy.enabled),
       tensor_(tensor_axis(configuration, architecture, grid, execution, arena_)),
@@ -141,7 +141,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                                                gathered_bytes(configuration_, slots_), arena_,
                                                kept_gradients(configuration_))),
               configuration.parallel.overlap, tensor_ ? &*tensor_ : nullptr, gathered_weights(configuration),
-              slots_.units().bytes() > 0 ? &slots_ : nullptr),
+              slots_.largest() > 0 ? &slots_ : nullptr),
       ranks_(grid.axis(parallel::kDataAxis)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
               [this] {
