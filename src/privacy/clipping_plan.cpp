@@ -179,6 +179,7 @@ ClippingBuffers::ClippingBuffers(const Settings& settings, std::span<const Param
                                  const ClippingShape& shape, model::StepArena& arena) {
   arena.purpose("clipping");
   const std::int64_t examples = shape.examples.examples, rows = shape.examples.rows;
+  bound = arena.take<double>(2);
   if (settings.algorithm == Algorithm::naive) {
     squares = arena.take<double>(largest_rows(specs));
     totals =

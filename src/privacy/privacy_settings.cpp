@@ -14,7 +14,7 @@ namespace weft::privacy {
 namespace {
 
 // Beyond these the guarantee means nothing, or the noise exceeds the range of fp32.
-constexpr double kLargestEpsilon = 1e3, kLargestNoise = 1e6, kLargestClip = 1e6;
+constexpr double kLargestEpsilon = 1e3, kLargestNoise = 1e6;
 constexpr double kSmallestNoise = 1e-2;
 constexpr double kLargestTile = 1 << 16;
 constexpr double kMostPerRecord = 1 << 20;
@@ -66,11 +66,21 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
            "default); take less than 1 / number of records, for example 1e-5";
   });
   schema.rule({"privacy.sampling"}, [&privacy]() -> std::string {
-    if (!privacy.enabled || privacy.sampling == "poisson") return {};
+    if (!privacy.enabled || privacy.sampling == "poisson" || privacy.truncates()) return {};
     return fmt::format(
         "privacy.sampling = \"{}\" (the accountants assume that each record joins a step independently of all others; "
-        "for shuffled or fixed batches their epsilon would be too small); take \"poisson\"",
+        "for shuffled or fixed batches their epsilon would be too small); take \"poisson\" or \"truncated_poisson\"",
         privacy.sampling);
+  });
+  schema.rule({"privacy.clipping", "privacy.scheme", "privacy.clip_function"}, [&privacy]() -> std::string {
+    if (!privacy.adapts_clip()) return {};
+    if (privacy.scheme != Scheme::flat)
+      return "privacy.clipping = \"adaptive\" with a privacy.scheme of parts (one bound follows the norms of whole "
+             "gradients); take \"flat\"";
+    if (privacy.clip_function == ClipFunction::automatic)
+      return "privacy.clipping = \"adaptive\" with privacy.clip_function = \"automatic\" (which scales every gradient "
+             "to about the bound, so that the bound changes nothing but the scale); take \"abadi\"";
+    return {};
   });
   schema.rule({"privacy.algorithm", "privacy.mode", "privacy.tile", "privacy.release"},
               [&privacy] { return privacy.enabled ? without_effect(privacy) : std::string(); });
@@ -102,9 +112,40 @@ void add_keys(input::Schema& schema, Settings& privacy) {
       .less_than(1);
   schema.add("privacy.clip", privacy.clip, "largest norm of the gradient of a record; larger ones are scaled down")
       .more_than(0)
-      .at_most(kLargestClip);
+      .at_most(kernels::kLargestClip);
+  schema.add(
+      "privacy.clipping", privacy.clipping, {{"fixed", BoundRule::fixed}, {"adaptive", BoundRule::adaptive}},
+      "the bound of the norms: clip in every step, or from clip on one that follows a quantile of the norms, by a "
+      "count with noise of its own");
+  schema
+      .add("privacy.clip_quantile", privacy.clip_quantile,
+           "adaptive clipping: fraction of the norms that are to be at most the bound")
+      .more_than(0)
+      .less_than(1)
+      .only_with("privacy.clipping", {"adaptive"});
+  schema
+      .add("privacy.clip_rate", privacy.clip_rate,
+           "adaptive clipping: each step multiplies the bound by exp(-rate * (fraction of norms within it - quantile))")
+      .more_than(0)
+      .at_most(10)
+      .only_with("privacy.clipping", {"adaptive"});
+  schema
+      .add(
+          "privacy.count_noise", privacy.count_noise,
+          "adaptive clipping: standard deviation of the noise on the count of records within the bound, more than half "
+          "the noise multiplier. The gradient gets more noise, so that the account is that of the multiplier. 0 = a "
+          "twentieth of the expected records of a step")
+      .at_least(0)
+      .at_most(kLargestNoise)
+      .only_with("privacy.clipping", {"adaptive"});
   schema.add("privacy.sampling", privacy.sampling,
-             "how records are drawn: \"poisson\", each one independently with the same probability");
+             "how records are drawn: \"poisson\", each one independently with the same probability; "
+             "\"truncated_poisson\", and of more than most_records a random choice of so many");
+  schema
+      .add("privacy.most_records", privacy.most_records,
+           "truncated sampling: most records of a step on all ranks, some standard deviations more than expected")
+      .at_least(0)
+      .required_with("privacy.sampling", {"truncated_poisson"});
   schema
       .add("privacy.algorithm", privacy.algorithm,
            {{"auto", Algorithm::automatic},

@@ -40,6 +40,8 @@ enum class Mode { automatic, book_keeping, two_pass, materialise };
 /// Units of clipping: the whole gradient to C, or K parts to C / sqrt(K) each, so that their norms together are at most
 /// C: a part per parameter (per_layer) or per block (group).
 enum class Scheme { flat, per_layer, group };
+/// The bound C: privacy.clip in every step, or one that follows a quantile of the norms.
+enum class BoundRule { fixed, adaptive };
 /// A record: what the guarantee protects.
 enum class Unit { sequence, token, document, example, owner };
 /// Time at which rows that are no longer needed are freed: after each layer, or at the end of the backward pass.
@@ -53,8 +55,15 @@ struct Settings {
   double epsilon = 0;           ///< target; 0: noise_multiplier is given
   double noise_multiplier = 0;  ///< standard deviation of the noise / clip; 0: epsilon is given
   double delta = 0;             ///< 0: not given
-  double clip = 1;              ///< C, the largest norm of a record's contribution
+  double clip = 1;              ///< C, the largest norm of a record's contribution; adaptive: of the first step
+  BoundRule clipping = BoundRule::fixed;
+  double clip_quantile = 0.5;  ///< of adaptive clipping, and the two below: kernels::ClipAdaptation
+  double clip_rate = 0.2;
+  double count_noise = 0;  ///< 0: a twentieth of the expected records of a step
+  bool adapts_clip() const { return enabled && clipping == BoundRule::adaptive; }
   std::string sampling = "poisson";
+  std::int64_t most_records = 0;  ///< of a step, with truncated sampling; 0: not given
+  bool truncates() const { return sampling == "truncated_poisson"; }
   Algorithm algorithm = Algorithm::automatic;
   Mode mode = Mode::automatic;
   std::int64_t tile = 0;  ///< positions per tile of the norm kernels; 0: automatic

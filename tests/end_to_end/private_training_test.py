@@ -87,6 +87,26 @@ def resumes_bit_for_bit(weft, expected):
     assert program.record(weft.folder / "killed")["result"]["privacy"] == program.record(expected)["result"]["privacy"]
 
 
+def adapts_its_bound_to_truncated_batches(weft):
+    changes = program.sets("privacy.clip=0.1", "privacy.clipping=adaptive", "privacy.count_noise=2", "privacy.sampling=truncated_poisson",
+                           "privacy.most_records=60", "log.every=1")
+    weft.run(*command(weft, "adaptive", *changes))
+    bounds = [line["clip_bound"] for line in program.metrics(weft.folder / "adaptive")]
+    # Gradients of a new model are larger than 0.1: the bound grows, by a factor of at most exp(0.2 * (0.5 + noise)) per step.
+    assert len(bounds) == 20 and bounds[-1] > 0.15 and all(b != a for a, b in zip(bounds, bounds[1:])), bounds
+    result = program.record(weft.folder / "adaptive")["result"]["privacy"]
+    assert 7.9 < result["epsilon"] <= 8 and result["clipping"] == "adaptive" and result["most_records"] == 60, result
+    killed = command(weft, "adaptive_killed", *changes)
+    weft.run(*killed, fault="before-latest:0:10", code=-signal.SIGKILL)
+    assert "resuming after step 10" in weft.run(*killed)
+    assert program.shard(weft.folder / "adaptive_killed", 20) == program.shard(weft.folder / "adaptive", 20)
+    assert program.record(weft.folder / "adaptive_killed")["result"]["privacy"] == result
+    assert program.metrics(weft.folder / "adaptive_killed")[-1]["clip_bound"] == bounds[-1]
+    # Batches that are truncated too often for the target, and a count with too little noise.
+    for change, words in (("privacy.most_records=30", "truncated too often"), ("privacy.count_noise=0.1", "raise privacy.count_noise")):
+        assert words in weft.run(*command(weft, "refused_bound", *changes, "--set", change), code=2)
+
+
 def ranks_agree(weft, expected):
     for name, axis in (("data", ()), ("tensor", ("--set", "parallel.tensor=2"))):
         weft.run(*command(weft, name, *axis), ranks=2)
@@ -142,7 +162,7 @@ def benchmark_shows_phases(weft):
 
 def keeps_the_guarantee_on_resume(weft):
     """What the guarantee depends on cannot change, with or without resume.accept_changed."""
-    for change in ("privacy.noise_key=system", "privacy.epsilon=4", "privacy.delta=1e-3", "privacy.clip=2", "privacy.scheme=per_layer",
+    for change in ("privacy.noise_key=system", "privacy.epsilon=4", "privacy.delta=1e-3", "privacy.clip=2", "privacy.clipping=adaptive", "privacy.scheme=per_layer",
                    "privacy.clip_function=automatic", "privacy.accountant=rdp", "privacy.enabled=false", "data.sequence=8",
                    "data.validation_fraction=0.5"):
         more = ("--set", "data.validation=") if "fraction" in change else ()
@@ -235,6 +255,7 @@ def test(weft):
     (weft.folder / "held_out.txt").write_text(program.TEXT[1000:1700])
     run = reports_the_guarantee(weft)
     resumes_bit_for_bit(weft, run)
+    adapts_its_bound_to_truncated_batches(weft)
     ranks_agree(weft, run)
     modes_agree(weft)
     benchmark_shows_phases(weft)

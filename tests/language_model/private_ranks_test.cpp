@@ -237,4 +237,29 @@ TEST_CASE("noise is that of one rank, drawn once per update, and all ranks keep 
     }
 }
 
+TEST_CASE("an adaptive bound has the same bits on every grid, and continues from its checkpoint") {
+  const privacy::Noise noise{.key = {9, 8, 7}, .multiplier = 1, .expected = 4, .count_deviation = 1};
+  const parallel::Communicator alone = testing::world().all().split(testing::world().rank(), 0);
+  const auto bounds = [&](const Configuration& settings, const parallel::Communicator& ranks) {
+    PrivateRun run(settings, ranks);
+    const checkpoint::Tensor* const stored = run.trainer.registry().find("privacy/clip_bound");
+    REQUIRE(stored != nullptr);
+    run.trainer.set_noise(noise);
+    std::vector<double> all;
+    for (const std::vector<std::int64_t>& examples : {kExamples, {}, {1, 3}, kExamples}) {
+      run.step(examples);
+      all.push_back(run.trainer.metrics().clip_bound);
+      CHECK(device::read(run.arithmetic, static_cast<const double*>(stored->data)) == all.back());
+    }
+    return all;
+  };
+  for (const char* mode : {"mode = \"materialise\"\n", "algorithm = \"naive\"\n"}) {
+    const Configuration settings = configuration(std::string("clip = 3\nclipping = \"adaptive\"\n") + mode);
+    const std::vector<double> expected = bounds(settings, alone);
+    CHECK(expected.front() != expected.back());
+    for (const std::int64_t tensor : tensor_sizes())
+      CHECK(bounds(on_tensor(settings, tensor), testing::world().all()) == expected);
+  }
+}
+
 }  // namespace weft::language_model

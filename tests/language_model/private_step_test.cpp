@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <set>
 
 #include "tests/language_model/private_run.hpp"
 
@@ -335,6 +336,47 @@ TEST_CASE("an example without a finite gradient is left out, and the others are 
     // rounding of an element to 8 bits.
     CHECK(relative_error(with, without) < (std::string(mode) == "materialise" ? 4e-3 : 1e-6));
   }
+}
+
+TEST_CASE("adaptive clipping: bound and sum of every step are those of a loop over the gradients of records") {
+  const std::string adaptive = "clipping = \"adaptive\"\nclip_quantile = 0.6\nclip_rate = 0.5\n";
+  // The norms of the records at the first weights, which stay: the learning rate is 0.
+  std::vector<std::vector<float>> gradients;
+  for (const std::int64_t example : kExamples)
+    gradients.push_back(clipped_sum(private_configuration("", "clip = 1e6\n"), {example}));
+  for (const char* mode :
+       {"algorithm = \"naive\"\n", "mode = \"two_pass\"\n", "mode = \"book_keeping\"\n", "mode = \"materialise\"\n"})
+    for (const char* function : {"", "clip_function = \"indicator\"\n"}) {
+      CAPTURE(std::string(mode));
+      Configuration settings = private_configuration("", "clip = 3\n" + adaptive + mode + function);
+      settings.optimizer.learning_rate = 0;
+      PrivateRun run(settings, testing::world().all());
+      const privacy::Noise noise{.key = {1, 2, 3}, .multiplier = 0, .expected = 5, .count_deviation = 0.3};
+      run.trainer.set_noise(noise);
+      double bound = 3;
+      std::set<double> counts;
+      for (std::uint64_t step = 1; step <= 6; ++step) {
+        run.step(kExamples);
+        double within = 0;
+        std::vector<double> sum(gradients[0].size());
+        for (const std::vector<float>& gradient : gradients) {
+          const double norm = testing::norm_of(gradient);
+          const double factor = norm <= bound ? 1 : *function != 0 ? 0 : bound / norm;
+          within += norm <= bound ? 1 : 0;
+          for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += factor * static_cast<double>(gradient[k]) / 5;
+        }
+        std::vector<float> expected(sum.begin(), sum.end());
+        CHECK(testing::norm_of(testing::difference(run.gradients(), expected)) <= 1e-2 * testing::norm_of(expected));
+        counts.insert(within);
+        const kernels::NoiseStream stream =
+            kernels::noise_stream(noise.key, step, 0, kernels::NoisePurpose::clip_bound);
+        const double xi = kernels::noise_pair(kernels::chacha20(stream.key, stream.block(0)), 0).first;
+        const double half = 0.5 * static_cast<double>(kExamples.size());
+        bound *= std::exp(-0.5 * (0.5 + (within - half + 0.3 * xi) / 5 - 0.6));
+        CHECK(run.trainer.metrics().clip_bound == doctest::Approx(bound).epsilon(1e-12));
+      }
+      CHECK(counts.size() >= 2);
+    }
 }
 
 TEST_CASE("a step without examples adds noise, and noise has the deviation that is accounted for") {

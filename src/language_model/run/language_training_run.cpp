@@ -206,6 +206,8 @@ run::Metrics TrainingRun::metrics() {
   // The loss on private data, without noise, is not released; the norm is that of the gradient with its noise.
   if (!account_) metrics.push_back({.name = "loss", .value = now.loss, .progress = "loss {:.4f}", .in_result = true});
   metrics.push_back({.name = "gradient_norm", .value = now.gradient_norm});
+  if (configuration_.privacy.adapts_clip())
+    metrics.push_back({.name = "clip_bound", .value = now.clip_bound, .progress = "clip {:.3g}"});
   metrics.push_back({.name = "skipped_steps", .value = now.skipped_steps});
   if (now.loss_scale > 0) metrics.push_back({.name = "loss_scale", .value = now.loss_scale});
   if (configuration_.data.sequence_start > 0) metrics.push_back({.name = "sequence", .value = trainer_.length()});

@@ -163,6 +163,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
         configuration_.micro_tokens() / configuration_.data.sequence, "clipped sums", buffers_.flags,
         std::move(buffers_.clipping));
   model_.parameters().add_to(registry_);
+  if (private_) private_->register_in(registry_, grid.world().rank() == 0);
   registry_.add({.name = "run/skipped_steps",
                  .type = kernels::Scalar::i64,
                  .shape = {1},
@@ -421,7 +422,8 @@ Trainer::Metrics Trainer::metrics() {
           .learning_rate = static_cast<double>(device::read(execution_, runner_.constants()).learning_rate),
           .gradient_norm = device::read(execution_, update_.norm()),
           .skipped_steps = device::read(execution_, runner_.skipped()),
-          .loss_scale = buffers_.loss_scale.size > 0 ? device::read(execution_, buffers_.loss_scale.data).scale : 0};
+          .loss_scale = buffers_.loss_scale.size > 0 ? device::read(execution_, buffers_.loss_scale.data).scale : 0,
+          .clip_bound = private_ ? private_->clip_bound() : 0};
 }
 
 void Trainer::time_phases(bool one_by_one) {
