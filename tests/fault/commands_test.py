@@ -29,7 +29,7 @@ COMMANDS = {
     "lm harvest": "lm harvest words --tokens 512 --rows-per-file 128 --output {}",
     "lm export": "lm export words --output {}",
     "lm merge": "lm merge adapted --output {}",
-    "attribute": "attribute words --transcoder replacement --prompt The --output {}/graph.json",
+    "attribute": "attribute words --transcoder replacement --prompt The,cat,sat,on,the,mat --output {}/graph.json",
 }
 
 # Phase of a command -> point of src/base/fault.hpp.
