@@ -2,6 +2,7 @@
 #include "storage/safetensors.hpp"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>

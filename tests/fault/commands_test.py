@@ -29,6 +29,7 @@ COMMANDS = {
     "lm harvest": "lm harvest words --tokens 512 --rows-per-file 128 --output {}",
     "lm export": "lm export words --output {}",
     "lm merge": "lm merge adapted --output {}",
+    "attribute": "attribute words --transcoder replacement --prompt The,cat,sat,on,the,mat --output {}/graph.json",
 }
 
 # Phase of a command -> point of src/base/fault.hpp.
@@ -50,6 +51,16 @@ d_mlp = 64
 [optimizer]
 warmup_steps = 1
 """
+REPLACEMENT = """
+[run]
+steps = 4
+[data]
+model = "words"
+batch_tokens = 64
+[transcoder]
+features = 24
+k = 3
+"""
 
 
 class Commands:
@@ -60,6 +71,8 @@ class Commands:
         (self.folder / "text.txt").write_text(program.TEXT * 20)
         (self.folder / "language.toml").write_text(LANGUAGE.format(folder=self.folder))
         weft.run("lm", "train", "language.toml", "--output", "words")
+        (self.folder / "replacement.toml").write_text(REPLACEMENT)
+        weft.run("train", "replacement.toml", "--output", "replacement")
         weft.run("lm", "train", "language.toml", "--output", "adapted", *program.sets("language_model.initial=words", "lora.rank=2"))
         weft.run("convert", "run", "--output", "converted")
         weft.run("export", "converted", "exported", "--to", "circuit-tracer")

@@ -5,6 +5,7 @@ launch.py transformers5 dp_accounting_test.py WEFT
 """
 import collections
 import json
+import resource
 import warnings
 
 from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
@@ -61,6 +62,19 @@ def truncated_batches(weft):
         assert -1e-4 <= found["epsilon"] - expected <= 1e-3, (found, expected)
 
 
+def noise_of_large_epsilon(weft):
+    """Each accountant finds the noise in a few seconds; it is that for which dp-accounting has this epsilon."""
+    for name in ("prv", "pld"):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        printed = weft.run("privacy", "--epsilon", 50, "--delta", 1e-5, "--sample-rate", 0.01, "--steps", 1000, "--json", "--quiet", "--accountant", name)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found = json.loads(printed)["accountants"][0]
+        accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-3)
+        pld = dp_accounting_epsilon(accountant, 0.01, found["noise_multiplier"], 1000, 1e-5)
+        assert 49.9 <= found["epsilon"] <= 50 and abs(pld - 50) <= 0.1, (found, pld)
+        assert after.ru_utime - before.ru_utime < 30, (name, after.ru_utime - before.ru_utime)
+
+
 def dp_accounting_epsilon(accountant, rate, noise, steps, delta):
     accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), steps)
     return float(accountant.get_epsilon(delta))
@@ -98,6 +112,7 @@ def test(weft):
             assert abs(prv["epsilon"] - expected) <= 0.03, (case, prv, expected)
             compared += 1
     assert compared > 6, compared
+    noise_of_large_epsilon(weft)
     privacy_loss_distributions(weft)
     truncated_batches(weft)
 

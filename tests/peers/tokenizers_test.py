@@ -69,6 +69,8 @@ def digits(individual):
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=individual), byte_level(True)])
 
 
+# SmolLM's vocabulary lacks 21 bytes: 13 that UTF-8 does not have, and others that texts rarely have.
+LACKING = bytes([3, 4, 5, 6, 7, 8, 0xc0, 0xc1, 0xf1, 0xf2, *range(0xf5, 0x100)])
 BOS = ("<|begin|>", [AddedToken("<|begin|>", special=True)])
 # Read: pre-tokeniser, added tokens; `bos`: the post-processor of Llama 3.
 READ = {
@@ -83,7 +85,7 @@ READ = {
     "possessive_interval": dict(pre=split(r"\p{N}{1,3}+|\p{L}+|[^\p{L}\p{N}]")),
     "hexadecimal": dict(pre=split(r"\h+|\H")),
     "word": dict(pre=split(r"\w+|\W")),
-    "smollm": dict(pre=digits(True)),
+    "smollm": dict(pre=digits(True), lacking=LACKING),
     "runs_of_digits": dict(pre=digits(False)),
     "ignore_merges": dict(pre=split(LLAMA3), ignore_merges=True),
     "added": dict(pre=byte_level(True), added=[AddedToken("<|tool|>", special=False), AddedToken("LORD", special=False, normalized=False)]),
@@ -100,12 +102,15 @@ REFUSED = {
 }
 
 
-def made(path, *, pre, added=(), bos=False, **model):
+def made(path, *, pre, added=(), bos=False, lacking=b"", **model):
     tokenizer = Tokenizer(BPE(**model))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre, decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    letters = bytes_to_unicode()
+    alphabet = [letters[byte] for byte in range(256) if byte not in lacking]
     tokenizer.train([str(models.TEXT)], trainers.BpeTrainer(vocab_size=800, special_tokens=["<|endoftext|>"], show_progress=False,
-                                                            initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+                                                            initial_alphabet=alphabet))
+    assert not any(tokenizer.token_to_id(letters[byte]) for byte in lacking)
     for token in added:
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
     if bos:
@@ -150,6 +155,11 @@ def reads(weft, files):
         made(weft.folder / f"{name}.json", **parts)
         printed = weft.run("lm", "tokenize", files[0], "--tokens", f"{name}.json", "--output", "refused", code=3)
         assert word in printed and not (weft.folder / "refused").exists(), (name, printed)
+    # tokenizers leaves bytes without a token out.
+    assert len(LACKING) == 21
+    (weft.folder / "lacking.txt").write_bytes(b"a\x03b")
+    printed = weft.run("lm", "tokenize", "lacking.txt", "--tokens", "smollm.json", "--output", "refused", code=3)
+    assert "lacking.txt: byte 1 is 0x03, which has no token" in printed and not (weft.folder / "refused").exists(), printed
 
 
 def reads_texts(weft, name, file):
