@@ -22,7 +22,6 @@
 // in all of them: the sums of each record, [records, size], are formed in the first pass and kept.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -88,7 +87,8 @@ struct ClippedParameters {
   bool is_partial(std::size_t parameter) const {
     return context.tensor != nullptr && specs[parameter].partial_gradient;
   }
-  double part_clip() const { return context.settings.clip / std::sqrt(static_cast<double>(parts.count)); }
+  /// Largest norm of a part of a record's contribution.
+  double part_clip() const;
   /// Adds up squares of parts of gradients over the ranks of the tensor axis, in place.
   void add_over_ranks(kernels::Array<double> squares) const;
 

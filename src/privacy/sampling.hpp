@@ -20,4 +20,7 @@ namespace weft::privacy {
 std::vector<std::int64_t> poisson_sample(const kernels::NoiseKey&, std::uint64_t step, std::int64_t records,
                                          double rate);
 
+/// Fair coins that say which of `count` canaries are among the records. They follow from the key alone.
+std::vector<bool> canary_coins(const kernels::NoiseKey&, std::int64_t count);
+
 }  // namespace weft::privacy
