@@ -17,6 +17,7 @@ namespace {
 struct Order {
   std::string point;
   std::int64_t countdown = 1;
+  bool always = false;
   std::int64_t rank = -1;  // -1: any
   std::int64_t step = -1;
   Kind kind = Kind::kill;
@@ -38,14 +39,14 @@ std::int64_t number(const std::string& word, std::int64_t least) {
 Kind kind_of(const std::string& word) {
   static const std::pair<const char*, Kind> kinds[] = {
       {"kill", Kind::kill}, {"exit", Kind::exit},     {"throw", Kind::throw_error}, {"segfault", Kind::segfault},
-      {"stop", Kind::stop}, {"enospc", Kind::enospc}, {"nan", Kind::nan},           {"usr1", Kind::usr1},
-      {"usr2", Kind::usr2}, {"term", Kind::term},     {"int", Kind::interrupt}};
+      {"stop", Kind::stop}, {"enospc", Kind::enospc}, {"nan", Kind::nan},           {"skip", Kind::skip},
+      {"usr1", Kind::usr1}, {"usr2", Kind::usr2},     {"term", Kind::term},         {"int", Kind::interrupt}};
   for (const auto& [name, kind] : kinds)
     if (word == name) return kind;
-  throw error(
-      ExitCode::usage,
-      "WEFT_FAULT={}: unknown kind \"{}\" (kill, exit, throw, segfault, stop, enospc, nan, usr1, usr2, term, int)",
-      ordered, word);
+  throw error(ExitCode::usage,
+              "WEFT_FAULT={}: unknown kind \"{}\" (kill, exit, throw, segfault, stop, enospc, nan, skip, usr1, usr2, "
+              "term, int)",
+              ordered, word);
 }
 
 Order read(const std::string& text) {
@@ -62,7 +63,8 @@ Order read(const std::string& text) {
   Order order;
   const std::size_t at = parts[0].find('@');
   order.point = parts[0].substr(0, at);
-  if (at != std::string::npos) order.countdown = number(parts[0].substr(at + 1), 1);
+  order.always = at != std::string::npos && parts[0].substr(at + 1) == "*";
+  if (at != std::string::npos && !order.always) order.countdown = number(parts[0].substr(at + 1), 1);
   if (parts[1] != "*") order.rank = number(parts[1], 0);
   if (parts[2] != "*") order.step = number(parts[2], 0);
   if (parts.size() == 4) order.kind = kind_of(parts[3]);
@@ -85,7 +87,7 @@ Kind fire(std::string_view name, int rank, std::int64_t step) {
     Order& order = *current;
     if (order.point != name || (order.rank >= 0 && order.rank != rank) || (order.step >= 0 && order.step != step))
       return kind;
-    if (--order.countdown != 0) return kind;
+    if (!order.always && --order.countdown != 0) return kind;
     kind = order.kind;
   }
   switch (kind) {
@@ -106,7 +108,8 @@ Kind fire(std::string_view name, int rank, std::int64_t step) {
     case Kind::enospc:
       throw error(ExitCode::io, "injected fault at {} on rank {}, step {} (No space left on device)", name, rank, step);
     case Kind::nan:
-      return Kind::nan;
+    case Kind::skip:
+      return kind;
     case Kind::usr1:
       ::raise(SIGUSR1);
       break;

@@ -269,6 +269,12 @@ void parse_words(int argc, const char* const* argv, Call& call) {
   std::optional<Options> options;
   if (at < words.size()) {
     chosen = command_named(group != nullptr ? group->name : "", words[at]);
+    // A command whose name begins with that of another one: weft privacy audit.
+    if (at + 1 < words.size())
+      if (const Command* const longer = command_named(words[at], words[at + 1]); longer != nullptr) {
+        chosen = longer;
+        ++at;
+      }
     options.emplace(options_of(*chosen, request));
     parse_with(of_command, *options, words.subspan(at + 1), extras);
   }

@@ -8,17 +8,18 @@ namespace weft::commands {
 
 extern const Command init_command, train_command, synth_command, evaluate_command, features_command, encode_command,
     convert_command, inspect_command, attribute_command, benchmark_command, export_command, import_command,
-    privacy_command, lm_train_command, lm_polychromic_command, lm_evaluate_command, lm_harvest_command,
-    lm_export_command, lm_merge_command, lm_generate_command, lm_diversity_command, lm_tokenize_command;
+    privacy_command, privacy_audit_command, lm_train_command, lm_polychromic_command, lm_evaluate_command,
+    lm_harvest_command, lm_export_command, lm_merge_command, lm_generate_command, lm_diversity_command,
+    lm_tokenize_command;
 extern const Family transcoder_family, language_model_family;
 
 std::span<const Command* const> command_list() {
   static constexpr const Command* all[] = {
-      &init_command,         &train_command,      &synth_command,     &evaluate_command, &features_command,
-      &encode_command,       &convert_command,    &attribute_command, &inspect_command,  &benchmark_command,
-      &export_command,       &import_command,     &privacy_command,   &lm_train_command, &lm_polychromic_command,
-      &lm_evaluate_command,  &lm_harvest_command, &lm_export_command, &lm_merge_command, &lm_generate_command,
-      &lm_diversity_command, &lm_tokenize_command};
+      &init_command,           &train_command,        &synth_command,      &evaluate_command,      &features_command,
+      &encode_command,         &convert_command,      &attribute_command,  &inspect_command,       &benchmark_command,
+      &export_command,         &import_command,       &privacy_command,    &privacy_audit_command, &lm_train_command,
+      &lm_polychromic_command, &lm_evaluate_command,  &lm_harvest_command, &lm_export_command,     &lm_merge_command,
+      &lm_generate_command,    &lm_diversity_command, &lm_tokenize_command};
   return all;
 }
 

@@ -38,6 +38,8 @@ void append(std::vector<Phase>& history, const Phase& phase) {
 /// other.
 constexpr const char* kKeyTensor = "privacy/chacha20_key";
 constexpr const char* kPhiloxKeyTensor = "privacy/key";
+/// The first key of a run with canaries: a later key would choose others.
+constexpr const char* kCanaryKeyTensor = "privacy/canary_key";
 
 /// Neighbouring relation: adding or removing one record, whose effect clipping bounds to C.
 constexpr const char* kRelation = "add_or_remove";
@@ -144,13 +146,17 @@ void Account::register_in(checkpoint::Registry& registry, bool writes) {
                 .held = range(kMostPhases),
                 .owned = range(writes ? kMostPhases : 0),
                 .data = phases_.data()});
-  registry.add({.name = kKeyTensor,
-                .type = kernels::Scalar::u32,
-                .shape = {static_cast<std::int64_t>(key_.size())},
-                .held = range(key_.size()),
-                .owned = range(writes ? key_.size() : 0),
-                .data = key_.data()});
-  registry.make_secret(kKeyTensor);
+  const auto add_key = [&](const char* name, kernels::NoiseKey& key) {
+    registry.add({.name = name,
+                  .type = kernels::Scalar::u32,
+                  .shape = {static_cast<std::int64_t>(key.size())},
+                  .held = range(key.size()),
+                  .owned = range(writes ? key.size() : 0),
+                  .data = key.data()});
+    registry.make_secret(name);
+  };
+  add_key(kKeyTensor, key_);
+  if (settings_.canaries > 0) add_key(kCanaryKeyTensor, canary_key_);
   // A checkpoint of another generator has another tensor, or none: `resume` then makes a key.
   registry.make_optional(kKeyTensor);
   registry.make_optional(kPhiloxKeyTensor);
@@ -195,6 +201,7 @@ void Account::make_key(std::uint64_t seed, std::int64_t done, const parallel::Co
 
 void Account::begin(std::uint64_t seed, std::int64_t steps, const parallel::Communicator& ranks) {
   make_key(seed, 0, ranks);
+  canary_key_ = key_;
   phases_ = {};
   parallel::note_phase("computing the noise multiplier");
   noise_multiplier_ = settings_.noise_multiplier > 0 ? settings_.noise_multiplier : from_root(ranks, [&] {
@@ -249,6 +256,9 @@ void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, 
 
 std::vector<std::int64_t> Account::draw(std::int64_t step, const parallel::Communicator& data_ranks) const {
   std::vector<std::int64_t> drawn = poisson_sample(key_, static_cast<std::uint64_t>(step), record_.count, sample_rate_);
+  std::erase_if(drawn, [coins = canaries(), first = record_.count - settings_.canaries](std::int64_t record) {
+    return record >= first && !coins[static_cast<std::size_t>(record - first)];
+  });
   if (settings_.truncates()) truncate_sample(key_, static_cast<std::uint64_t>(step), settings_.most_records, drawn);
   const parallel::Range own = parallel::part(std::ssize(drawn), data_ranks.size(), data_ranks.rank());
   return {drawn.begin() + own.begin, drawn.begin() + own.end};

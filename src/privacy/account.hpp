@@ -24,10 +24,12 @@
 #include "parallel/communicator.hpp"
 #include "privacy/accountant/accountant.hpp"
 #include "privacy/noise_key.hpp"
+#include "privacy/sampling.hpp"
 
 namespace weft::privacy {
 
-/// Definition of a record.
+/// Definition of a record. The last ones, as many as settings.canaries, are canaries: those whose coin says no are
+/// drawn and left out.
 struct Record {
   Unit unit = Unit::sequence;
   std::int64_t tokens = 0;  ///< of a sequence, at most
@@ -84,6 +86,8 @@ class Account {
   /// The noise of a step of `expected` records.
   Noise noise(double expected) const;
   const kernels::NoiseKey& key() const { return key_; }
+  /// Says of each canary whether it is among the records. The same in the whole run.
+  std::vector<bool> canaries() const { return canary_coins(canary_key_, settings_.canaries); }
   double noise_multiplier() const { return noise_multiplier_; }
   double sample_rate() const { return sample_rate_; }
 
@@ -111,7 +115,7 @@ class Account {
   const Record record_;
   const std::string initial_;
   double noise_multiplier_ = 0;
-  kernels::NoiseKey key_ = {};
+  kernels::NoiseKey key_ = {}, canary_key_ = {};
   std::array<StoredPhase, kMostPhases> phases_ = {};  // used ones first: their noise multiplier is not 0
 };
 

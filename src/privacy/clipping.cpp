@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "privacy/clipping.hpp"
 
+#include <cmath>
+#include <limits>
+
+#include "base/fault.hpp"
+
 namespace weft::privacy {
 
 using kernels::AnyMatrix;
@@ -25,6 +30,11 @@ ClippedParameters::ClippedParameters(const ClippingContext& context_)
 std::size_t ClippedParameters::row_of(std::size_t parameter) const {
   const bool counts = context.tensor == nullptr || context.tensor->rank() == 0 || !specs[parameter].cut.over.empty();
   return counts ? parts.part[parameter] : parts.count;
+}
+
+double ClippedParameters::part_share() const {
+  if (fault::point("clip-factors") == fault::Kind::skip) return std::numeric_limits<double>::infinity();
+  return 1 / std::sqrt(static_cast<double>(parts.count));
 }
 
 void ClippedParameters::add_over_ranks(kernels::Array<double> squares) const {

@@ -22,7 +22,6 @@
 // in all of them: the sums of each record, [records, size], are formed in the first pass and kept.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -89,7 +88,7 @@ struct ClippedParameters {
     return context.tensor != nullptr && specs[parameter].partial_gradient;
   }
   /// The bound of a part, relative to that of the whole gradient.
-  double part_share() const { return 1 / std::sqrt(static_cast<double>(parts.count)); }
+  double part_share() const;
   /// Adds up squares of parts of gradients over the ranks of the tensor axis, in place.
   void add_over_ranks(kernels::Array<double> squares) const;
 

@@ -84,6 +84,7 @@ struct Settings {
   bool sums_by_part() const {
     return scheme != Scheme::flat && mode == Mode::book_keeping && release == Release::eager;
   }
+  std::int64_t canaries = 0;     ///< of a language model: records of random ids for an audit (privacy/audit.hpp)
   std::int64_t record_rows = 0;  ///< of a transcoder with Unit::sequence: rows of a record; 0: not given
 };
 

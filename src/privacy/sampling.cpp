@@ -44,4 +44,14 @@ void truncate_sample(const kernels::NoiseKey& key, std::uint64_t step, std::int6
   records.resize(static_cast<std::size_t>(most));
 }
 
+std::vector<bool> canary_coins(const kernels::NoiseKey& key, std::int64_t count) {
+  // Batches begin with step 1.
+  const kernels::ChachaInput input = kernels::noise_stream(key, 0, 0, kernels::NoisePurpose::sampling).block(0);
+  std::vector<std::uint32_t> words(static_cast<std::size_t>(count));
+  storage::Keystream(key, std::to_array(input.word)).fill(words);
+  std::vector<bool> coins;
+  for (const std::uint32_t word : words) coins.push_back((word & 1) != 0);
+  return coins;
+}
+
 }  // namespace weft::privacy

@@ -25,4 +25,7 @@ std::vector<std::int64_t> poisson_sample(const kernels::NoiseKey&, std::uint64_t
 void truncate_sample(const kernels::NoiseKey&, std::uint64_t step, std::int64_t most,
                      std::vector<std::int64_t>& records);
 
+/// Fair coins that say which of `count` canaries are among the records. They follow from the key alone.
+std::vector<bool> canary_coins(const kernels::NoiseKey&, std::int64_t count);
+
 }  // namespace weft::privacy

@@ -38,7 +38,7 @@ struct ForwardModel {
   static language_model::Plan plan(const OpenedModel&, std::int64_t rows);
 
   const ModelRanks ranks;
-  const language_model::Model model;  ///< without moments
+  language_model::Model model;  ///< without moments
 };
 
 /// The exchanges of a transformer of a divided model, which must outlive it; empty if the group has one rank. gathered:
@@ -59,7 +59,7 @@ struct LoadedLanguageModel {
   const OpenedModel opened;
   const device::Runtime runtime;
   const std::optional<language_model::Tokenizer> tokenizer;
-  const ForwardModel part;
+  ForwardModel part;
 };
 
 /// A transformer for forward passes over at most `rows` rows, and the memory of its tokens. overlap: exchanges of a

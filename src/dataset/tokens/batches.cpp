@@ -225,16 +225,9 @@ std::int64_t disjoint_windows(std::int64_t ids, std::int64_t length) {
   return ids / (length + 1) + (ids % (length + 1) >= 2 ? 1 : 0);
 }
 
-void fill_disjoint_windows(const TokenSet& set, std::span<const std::int64_t> windows, TokenBatch& batch) {
-  WEFT_ASSERT(static_cast<std::int64_t>(windows.size()) == batch.sequences);
-  std::vector<std::uint32_t> window;
-  std::vector<std::int64_t> starts;
-  batch.counted = 0;
-  for (std::int64_t s = 0; s < batch.sequences; ++s) {
-    const std::int64_t begin = windows[static_cast<std::size_t>(s)] * (batch.length + 1);
-    const std::int64_t predictions = std::clamp<std::int64_t>(set.size() - 1 - begin, 0, batch.length);
-    fill_window(set, begin, predictions, s, batch, window, starts);
-  }
+DocumentRecords::Sequence disjoint_window(std::int64_t ids, std::int64_t length, std::int64_t number) {
+  const std::int64_t begin = number * (length + 1);
+  return {begin, std::clamp<std::int64_t>(ids - 1 - begin, 0, length)};
 }
 
 namespace {
@@ -302,14 +295,17 @@ std::span<const DocumentRecords::Sequence> DocumentRecords::of(std::int64_t reco
   return std::span(sequences_).subspan(first, end - first);
 }
 
-void fill_sequences(const TokenSet& set, std::span<const DocumentRecords::Sequence> sequences, TokenBatch& batch) {
+void fill_sequences(const TokenSet& set, std::span<const DocumentRecords::Sequence> sequences, TokenBatch& batch,
+                    const TokenSet* added) {
   WEFT_ASSERT(std::ssize(sequences) == batch.sequences);
   std::vector<std::uint32_t> window;
   std::vector<std::int64_t> starts;
   batch.counted = 0;
   for (std::int64_t s = 0; s < batch.sequences; ++s) {
     const DocumentRecords::Sequence& sequence = sequences[static_cast<std::size_t>(s)];
-    fill_window(set, sequence.begin, sequence.predictions, s, batch, window, starts);
+    const bool beyond = added != nullptr && sequence.begin >= set.size();
+    fill_window(beyond ? *added : set, sequence.begin - (beyond ? set.size() : 0), sequence.predictions, s, batch,
+                window, starts);
   }
 }
 

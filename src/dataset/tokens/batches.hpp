@@ -116,8 +116,6 @@ std::int64_t order_bytes(const TokenSettings&, std::int64_t tokens, std::int64_t
 /// Number of records of private training: the set cut into segments of length + 1 ids that share no id; the last one
 /// may be shorter, of at least two ids. One id is in one record, so that a record is removed by removing its text.
 std::int64_t disjoint_windows(std::int64_t ids, std::int64_t length);
-/// Fills sequence s with record windows[s]; batch.sequences == windows.size().
-void fill_disjoint_windows(const TokenSet&, std::span<const std::int64_t> windows, TokenBatch& batch);
 
 /// Records of private training that are documents of a set, or all documents of an owner. A document is cut into
 /// sequences of `length` ids with the id after each of them. Of a record with more than `most_sequences` of them, as
@@ -142,7 +140,10 @@ class DocumentRecords {
   std::vector<Sequence> sequences_;        // record after record
   std::vector<std::int64_t> first_ = {0};  // of each record; then the number of all
 };
-/// Fills the sequences of a batch.
-void fill_sequences(const TokenSet&, std::span<const DocumentRecords::Sequence>, TokenBatch& batch);
+/// One of the disjoint_windows.
+DocumentRecords::Sequence disjoint_window(std::int64_t ids, std::int64_t length, std::int64_t number);
+/// Fills the sequences of a batch. Positions beyond the set are those of `added`, as if it followed.
+void fill_sequences(const TokenSet&, std::span<const DocumentRecords::Sequence>, TokenBatch& batch,
+                    const TokenSet* added = nullptr);
 
 }  // namespace weft::dataset

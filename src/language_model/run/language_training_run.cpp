@@ -106,6 +106,8 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
   }
   if (configuration.privacy.enabled) {
     records_ = private_records(configuration, corpus.train);
+    if (configuration.privacy.canaries > 0)
+      records_.canaries = canaries(configuration, trainer_.model().architecture().vocabulary);
     account_.emplace(configuration.privacy, records_.rate(),
                      privacy::Record{configuration.privacy.unit, configuration.data.sequence + 1, records_.count},
                      configuration.initial);

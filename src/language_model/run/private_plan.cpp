@@ -7,11 +7,15 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/random.hpp"
 #include "language_model/run/planned_bytes.hpp"
 #include "privacy/mode_choice.hpp"
 
 namespace weft::language_model {
 namespace {
+
+/// Random windows of a text are drawn with step 0.
+constexpr std::uint64_t kCanaryStep = 1;
 
 privacy::ModeChoice mode_choice(const Configuration& configuration, const Architecture& architecture,
                                 const parallel::GridShape& grid, kernels::Backend backend) {
@@ -41,7 +45,8 @@ PrivateRecords private_records(const Configuration& configuration, const dataset
   dataset::DocumentRecords documents(train, settings.unit == privacy::Unit::owner ? Of::owners : Of::documents,
                                      configuration.data.sequence, settings.max_per_owner,
                                      static_cast<std::uint64_t>(configuration.run.seed));
-  const std::int64_t count = documents.count(), all = documents.sequences();
+  const std::int64_t of_data = documents.count(), count = of_data + settings.canaries,
+                     all = documents.sequences() + settings.canaries;
   const double sequences =
       static_cast<double>(configuration.data.batch_tokens) / static_cast<double>(configuration.data.sequence);
   if (sequences > static_cast<double>(all))
@@ -49,12 +54,16 @@ PrivateRecords private_records(const Configuration& configuration, const dataset
                            "data.batch_tokens = {} asks for {:g} sequences per step, the {} records of the training "
                            "data have {}; take fewer tokens per step",
                            configuration.data.batch_tokens, sequences, count, all);
-  return {count, sequences * static_cast<double>(count) / static_cast<double>(all), std::move(documents)};
+  return {count, of_data, configuration.data.sequence,
+          sequences * static_cast<double>(count) / static_cast<double>(all), std::move(documents)};
 }
 
 PrivateRecords private_records(const Configuration& configuration, std::int64_t train_tokens) {
+  const std::int64_t of_data = dataset::disjoint_windows(train_tokens, configuration.data.sequence);
   const PrivateRecords records{
-      .count = dataset::disjoint_windows(train_tokens, configuration.data.sequence),
+      .count = of_data + configuration.privacy.canaries,
+      .of_data = of_data,
+      .length = configuration.data.sequence,
       .expected = static_cast<double>(configuration.data.batch_tokens / configuration.data.sequence),
       .documents = {}};
   if (records.rate() > 1)
@@ -64,6 +73,16 @@ PrivateRecords private_records(const Configuration& configuration, std::int64_t 
                            configuration.data.batch_tokens, records.expected, records.count,
                            configuration.data.sequence + 1);
   return records;
+}
+
+dataset::TokenSet canaries(const Configuration& configuration, std::int64_t vocabulary) {
+  std::vector<std::uint32_t> ids;
+  for (std::int64_t i = 0; i <= configuration.privacy.canaries * configuration.data.sequence; ++i)
+    ids.push_back(static_cast<std::uint32_t>(kernels::uniform_below(
+        kernels::philox(static_cast<std::uint64_t>(configuration.run.seed), kernels::Purpose::token_window, kCanaryStep,
+                        static_cast<std::uint64_t>(i)),
+        static_cast<std::uint64_t>(vocabulary))));
+  return {"canaries", std::move(ids), vocabulary, 0};
 }
 
 void require_whole_records(const Configuration& configuration) {
@@ -84,22 +103,24 @@ void require_whole_records(const Configuration& configuration) {
 
 void private_step(Trainer& trainer, const PrivateRecords& all, const dataset::TokenSet& train,
                   std::span<const std::int64_t> records) {
-  const auto part = [](const auto& all_of_rank, std::int64_t first, const dataset::TokenBatch& batch) {
-    return std::span(all_of_rank).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(batch.sequences));
-  };
-  if (!all.documents)
-    return trainer.private_step(std::ssize(records), [&](std::int64_t first, dataset::TokenBatch& batch) {
-      dataset::fill_disjoint_windows(train, part(records, first, batch), batch);
-    });
   std::vector<dataset::DocumentRecords::Sequence> sequences;
   std::vector<std::int64_t> counts;
   for (const std::int64_t record : records) {
-    const std::span<const dataset::DocumentRecords::Sequence> of_record = all.documents->of(record);
-    sequences.insert(sequences.end(), of_record.begin(), of_record.end());
-    counts.push_back(std::ssize(of_record));
+    const std::size_t before = sequences.size();
+    if (record >= all.of_data) {
+      sequences.push_back({train.size() + (record - all.of_data) * all.length, all.length});
+    } else if (all.documents) {
+      const std::span<const dataset::DocumentRecords::Sequence> of_record = all.documents->of(record);
+      sequences.insert(sequences.end(), of_record.begin(), of_record.end());
+    } else {
+      sequences.push_back(dataset::disjoint_window(train.size(), all.length, record));
+    }
+    counts.push_back(static_cast<std::int64_t>(sequences.size() - before));
   }
   trainer.private_step(counts, [&](std::int64_t first, dataset::TokenBatch& batch) {
-    dataset::fill_sequences(train, part(sequences, first, batch), batch);
+    const auto part =
+        std::span(sequences).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(batch.sequences));
+    dataset::fill_sequences(train, part, batch, all.canaries ? &*all.canaries : nullptr);
   });
 }
 

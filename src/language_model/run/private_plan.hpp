@@ -18,17 +18,23 @@
 namespace weft::language_model {
 
 /// The records of private training: disjoint segments of data.sequence + 1 ids, or documents, or all documents of an
-/// owner, and the probability with which each joins a step.
+/// owner, and the probability with which each joins a step. The last privacy.canaries records are canaries of one
+/// sequence.
 struct PrivateRecords {
-  std::int64_t count = 0;
+  std::int64_t count = 0, of_data = 0;
+  std::int64_t length = 0;                            ///< of a sequence, without the id after it
   double expected = 0;                                ///< records of a step
   std::optional<dataset::DocumentRecords> documents;  ///< if they are records
+  std::optional<dataset::TokenSet> canaries = {};     ///< set by the caller if count is more than of_data
   double rate() const { return expected / static_cast<double>(count); }
 };
 /// Throws a collective Error(usage) if steps would have more records than there are; else as DocumentRecords.
 PrivateRecords private_records(const Configuration&, const dataset::TokenSet& train);
 /// With records that are segments.
 PrivateRecords private_records(const Configuration&, std::int64_t train_tokens);
+
+/// The canaries of a model with this vocabulary: privacy.canaries segments of random ids, by run.seed.
+dataset::TokenSet canaries(const Configuration&, std::int64_t vocabulary);
 
 /// Throws a collective Error(usage) if a record of privacy.max_per_owner sequences does not fit a micro-batch.
 void require_whole_records(const Configuration&);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/format.hpp"
@@ -56,7 +57,8 @@ void share(std::span<double> values, const parallel::Communicator* ranks) {
 
 EvaluationResult evaluate(const dataset::Segments& segments, std::int64_t length, std::int64_t rows,
                           Transformer& transformer, Staging& staging, const kernels::Execution& execution,
-                          const parallel::Communicator* ranks, const std::function<void(const Tokens&)>& forward) {
+                          const parallel::Communicator* ranks, const std::function<void(const Tokens&)>& forward,
+                          std::vector<double>* sums) {
   const dataset::TokenSet& set = segments.set();
   if (set.size() < 2)
     throw collective_error(ExitCode::data, "{}: {} token{} (a prediction needs two); give a longer text", set.name(),
@@ -97,6 +99,7 @@ EvaluationResult evaluate(const dataset::Segments& segments, std::int64_t length
     throw collective_error(ExitCode::numeric,
                            "{}: the loss is not finite (the model has parameters that are not, or too large)",
                            set.name());
+  if (sums != nullptr) *sums = std::move(losses);
   // Rows of documents do not have all of the text.
   result.bits_per_byte = set.text_bytes() > 0 && segments.documents() == nullptr
                              ? sum / std::numbers::ln2 / static_cast<double>(set.text_bytes())

@@ -39,10 +39,10 @@ void share(std::span<double> values, const parallel::Communicator* ranks);
 /// `rows`: most rows that the staging memory and the Transformer take. `ranks`: they have the same part of the model
 /// each and divide the batches; null: this one alone. Losses are added in the order of rows, then of segments: with the
 /// same `rows` the result has the same bits on any number of ranks; with others products may round differently.
-/// forward: in place of Transformer::forward. Collective. Throws a collective Error(data) if there is nothing to
-/// predict, Error(numeric) if the loss is not finite.
+/// forward: in place of Transformer::forward. sums: receives the sum of the losses of each segment. Collective. Throws
+/// a collective Error(data) if there is nothing to predict, Error(numeric) if the loss is not finite.
 EvaluationResult evaluate(const dataset::Segments&, std::int64_t length, std::int64_t rows, Transformer&, Staging&,
                           const kernels::Execution&, const parallel::Communicator* ranks = nullptr,
-                          const std::function<void(const Tokens&)>& forward = {});
+                          const std::function<void(const Tokens&)>& forward = {}, std::vector<double>* sums = nullptr);
 
 }  // namespace weft::language_model

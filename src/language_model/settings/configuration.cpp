@@ -17,6 +17,7 @@ namespace {
 // Kernels compute in fp32: smaller numbers would be 0 or lose digits there, larger ones would be infinite.
 constexpr double kSmallest = 1.2e-38;
 constexpr double kSmallestCap = 1e-3;
+constexpr double kMostCanaries = 1 << 16;
 
 /// Width of the MLP that a preset has: 4 d_model, or 8/3 d_model in multiples of 64, which has as many parameters when
 /// the activation is gated (Shazeer 2020).
@@ -547,6 +548,12 @@ input::Schema schema(Configuration& configuration) {
   optimizer::add_tuning_keys(schema, configuration.optimizer);
   optimizer::add_warmup_fraction(schema, configuration.optimizer);
   privacy::add_keys(schema, configuration.privacy);
+  schema
+      .add("privacy.canaries", configuration.privacy.canaries,
+           "records of random ids that are added to those of the data, each with probability 1/2, by a secret coin: "
+           "weft privacy audit guesses the coins from the model. 0 = none")
+      .at_least(0)
+      .at_most(kMostCanaries);
   add_keys(schema, configuration.lora, configuration.language_model);
   add_keys(schema, configuration.memory);
   add_parallel_keys(schema, configuration.parallel);

@@ -427,7 +427,9 @@ TEST_CASE("windows of records share no id, and the last one may be short") {
     std::vector<std::int64_t> windows(static_cast<std::size_t>(count)), uses(static_cast<std::size_t>(size), 0);
     std::iota(windows.rbegin(), windows.rend(), 0);  // in any order
     TokenRows rows(count, kLength, false);
-    fill_disjoint_windows(set, windows, rows.batch());
+    std::vector<DocumentRecords::Sequence> sequences;
+    for (const std::int64_t window : windows) sequences.push_back(disjoint_window(size, kLength, window));
+    fill_sequences(set, sequences, rows.batch());
     std::int64_t counted = 0;
     for (std::int64_t s = 0; s < count; ++s) {
       std::set<std::int64_t> ids;
