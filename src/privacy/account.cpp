@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -37,6 +38,7 @@ void append(std::vector<Phase>& history, const Phase& phase) {
 /// other.
 constexpr const char* kKeyTensor = "privacy/chacha20_key";
 constexpr const char* kPhiloxKeyTensor = "privacy/key";
+constexpr const char* kPartsKeyTensor = "privacy/parts_key";
 
 /// Neighbouring relation: adding or removing one record, whose effect clipping bounds to C.
 constexpr const char* kRelation = "add_or_remove";
@@ -104,6 +106,7 @@ Json to_json(const Guarantee& guarantee) {
                {"protects", fmt::format("each {}, added or removed; {}", to_text(guarantee.record),
                                         limits(guarantee.record, guarantee.initial))},
                {"private", guarantee.key == KeySource::system}};
+  if (guarantee.bands > 1) json["bands"] = guarantee.bands;
   if (guarantee.history.size() > 1)
     for (const Phase& phase : guarantee.history)
       json["history"].push_back(
@@ -125,8 +128,20 @@ std::string to_text(const Guarantee& guarantee) {
                      guarantee.initial.empty() ? "" : "; without the weights that training began with");
 }
 
+void require_parts(const Settings& settings, double sample_rate) {
+  const auto bands = static_cast<double>(settings.bands);
+  if (bands * sample_rate <= 1) return;
+  throw collective_error(
+      ExitCode::usage,
+      "privacy.bands = {} at a sample rate of {:.4g} (a step draws from one of {} parts of the data, "
+      "which have fewer records than a step is to have); take at most {:g} bands, or smaller batches",
+      settings.bands, sample_rate, settings.bands, std::floor(1 / sample_rate));
+}
+
 Account::Account(const Settings& settings, double sample_rate, const Record& record, std::string initial)
-    : settings_(settings), sample_rate_(sample_rate), record_(record), initial_(std::move(initial)) {}
+    : settings_(settings), sample_rate_(sample_rate), record_(record), initial_(std::move(initial)) {
+  require_parts(settings, sample_rate);
+}
 
 void Account::register_in(checkpoint::Registry& registry, bool writes) {
   const auto range = [&](std::size_t size) { return parallel::Range{0, static_cast<std::int64_t>(size)}; };
@@ -143,6 +158,15 @@ void Account::register_in(checkpoint::Registry& registry, bool writes) {
                 .owned = range(writes ? key_.size() : 0),
                 .data = key_.data()});
   registry.make_secret(kKeyTensor);
+  if (settings_.bands > 1) {
+    registry.add({.name = kPartsKeyTensor,
+                  .type = kernels::Scalar::u32,
+                  .shape = {static_cast<std::int64_t>(parts_key_.size())},
+                  .held = range(parts_key_.size()),
+                  .owned = range(writes ? parts_key_.size() : 0),
+                  .data = parts_key_.data()});
+    registry.make_secret(kPartsKeyTensor);
+  }
   // A checkpoint of another generator has another tensor, or none: `resume` then makes a key.
   registry.make_optional(kKeyTensor);
   registry.make_optional(kPhiloxKeyTensor);
@@ -162,15 +186,22 @@ std::vector<Phase> Account::planned(std::int64_t more) const {
   return all;
 }
 
+double Account::noise_for_target(std::int64_t more) const {
+  const Phase next{sample_rate_, 1, more};
+  const Phase counted = as_independent({&next, 1}, settings_.bands).front();
+  return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, counted.sample_rate, counted.steps,
+                   as_independent(history(), settings_.bands));
+}
+
 void Account::plan(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks) {
   const std::int64_t more = std::max<std::int64_t>(0, steps - done);
-  const double reached =
-      from_root(ranks, [&] { return epsilon(settings_.accountant, planned(more), settings_.delta); });
+  const double reached = from_root(ranks, [&] { return epsilon_of(planned(more)); });
   log::info(
-      "privacy: noise multiplier {:.6g}, sample rate {:.4g}, {} records: epsilon {:.4g} at delta {:g} ({}) after {} "
+      "privacy: noise multiplier {:.6g}{}, sample rate {:.4g}, {} records: epsilon {:.4g} at delta {:g} ({}) after {} "
       "steps, for each {}; {}",
-      noise_multiplier_, sample_rate_, record_.count, reached, settings_.delta, name_of(settings_.accountant),
-      done + more, to_text(record_), limits(record_, initial_));
+      noise_multiplier_, settings_.bands > 1 ? fmt::format(" in {} bands", settings_.bands) : "", sample_rate_,
+      record_.count, reached, settings_.delta, name_of(settings_.accountant), done + more, to_text(record_),
+      limits(record_, initial_));
   if (record_.count > 0 && settings_.delta * static_cast<double>(record_.count) >= 1)
     log::warning("privacy.delta = {:g} is not less than 1 / {} records: publishing a random record would satisfy it",
                  settings_.delta, record_.count);
@@ -187,11 +218,11 @@ void Account::make_key(std::uint64_t seed, std::int64_t done, const parallel::Co
 
 void Account::begin(std::uint64_t seed, std::int64_t steps, const parallel::Communicator& ranks) {
   make_key(seed, 0, ranks);
+  parts_key_ = key_;
   phases_ = {};
   parallel::note_phase("computing the noise multiplier");
-  noise_multiplier_ = settings_.noise_multiplier > 0 ? settings_.noise_multiplier : from_root(ranks, [&] {
-    return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, steps);
-  });
+  noise_multiplier_ = settings_.noise_multiplier > 0 ? settings_.noise_multiplier
+                                                     : from_root(ranks, [&] { return noise_for_target(steps); });
   plan(0, steps, ranks);
 }
 
@@ -222,10 +253,11 @@ void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, 
                                                      : before.back().noise_multiplier;
   if (settings_.epsilon > 0)
     noise_multiplier_ = from_root(ranks, [&] {
-      if (noise_multiplier_ > 0 && epsilon(settings_.accountant, planned(more), settings_.delta) <= settings_.epsilon)
-        return noise_multiplier_;
-      return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, more, before);
+      if (noise_multiplier_ > 0 && epsilon_of(planned(more)) <= settings_.epsilon) return noise_multiplier_;
+      return noise_for_target(more);
     });
+  if (settings_.bands > 1 && !before.empty())  // the condition of as_independent, whatever calibration finds
+    noise_multiplier_ = std::max(noise_multiplier_, before.back().noise_multiplier);
   const Phase next{sample_rate_, noise_multiplier_, 1};
   const bool has_key = key_ != kernels::NoiseKey{};
   if (!has_key || changed || (!before.empty() && !before.back().same_kind(next))) {
@@ -238,8 +270,11 @@ void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, 
 }
 
 std::vector<std::int64_t> Account::draw(std::int64_t step, const parallel::Communicator& data_ranks) const {
-  const std::vector<std::int64_t> drawn =
-      poisson_sample(key_, static_cast<std::uint64_t>(step), record_.count, sample_rate_);
+  const std::int64_t bands = settings_.bands;
+  std::vector<std::int64_t> drawn =
+      poisson_sample(key_, static_cast<std::uint64_t>(step), record_.count, static_cast<double>(bands) * sample_rate_);
+  if (bands > 1)
+    std::erase_if(drawn, [&](std::int64_t record) { return part_of(parts_key_, record, bands) != step % bands; });
   const parallel::Range own = parallel::part(std::ssize(drawn), data_ranks.size(), data_ranks.rank());
   return {drawn.begin() + own.begin, drawn.begin() + own.end};
 }
@@ -260,12 +295,12 @@ Guarantee Account::guarantee(const parallel::Communicator& ranks, std::int64_t m
   Guarantee guarantee{.delta = settings_.delta,
                       .accountant = settings_.accountant,
                       .clip = settings_.clip,
+                      .bands = settings_.bands,
                       .key = settings_.noise_key,
                       .record = record_,
                       .initial = initial_,
                       .history = more > 0 ? planned(more) : history()};
-  guarantee.epsilon =
-      from_root(ranks, [&] { return epsilon(settings_.accountant, guarantee.history, settings_.delta); });
+  guarantee.epsilon = from_root(ranks, [&] { return epsilon_of(guarantee.history); });
   if (guarantee.history.empty()) guarantee.history.push_back({sample_rate_, noise_multiplier_, 0});
   return guarantee;
 }

@@ -45,6 +45,7 @@ struct Guarantee {
   double delta = 0;
   AccountantKind accountant = AccountantKind::prv;
   double clip = 0;
+  std::int64_t bands = 1;  ///< of the noise
   KeySource key = KeySource::system;
   Record record;
   std::string initial;         ///< weights of another training that the run began with; "" = none
@@ -56,9 +57,12 @@ Json to_json(const Guarantee&);
 /// Text for the log: the guarantee, and what it protects.
 std::string to_text(const Guarantee&);
 
+/// Throws a collective Error(usage) if a record would be drawn with a probability above 1: privacy.bands * sample_rate.
+void require_parts(const Settings&, double sample_rate);
+
 class Account {
  public:
-  /// `settings.enabled`; `sample_rate` in (0, 1]. `initial`: see Guarantee.
+  /// `settings.enabled`; `sample_rate` in (0, 1]. `initial`: see Guarantee. Throws as require_parts.
   Account(const Settings& settings, double sample_rate, const Record& record, std::string initial = {});
   Account(const Account&) = delete;  // the registry refers to its members
 
@@ -97,6 +101,11 @@ class Account {
     double sample_rate, noise_multiplier, steps;
   };
   std::vector<Phase> planned(std::int64_t more) const;
+  double epsilon_of(History history) const {
+    return epsilon(settings_.accountant, as_independent(history, settings_.bands), settings_.delta);
+  }
+  /// The noise multiplier of `more` steps after those so far, for the target.
+  double noise_for_target(std::int64_t more) const;
   void make_key(std::uint64_t seed, std::int64_t done, const parallel::Communicator& ranks);
   void plan(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks);
 
@@ -106,6 +115,7 @@ class Account {
   const std::string initial_;
   double noise_multiplier_ = 0;
   kernels::NoiseKey key_ = {};
+  kernels::NoiseKey parts_key_ = {};  // the first key: a record stays in its part of the data (privacy.bands)
   std::array<StoredPhase, kMostPhases> phases_ = {};  // used ones first: their noise multiplier is not 0
 };
 

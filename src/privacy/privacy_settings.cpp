@@ -72,6 +72,13 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
         "for shuffled or fixed batches their epsilon would be too small); take \"poisson\"",
         privacy.sampling);
   });
+  schema.rule({"privacy.bands", "privacy.sampling"}, [&privacy]() -> std::string {
+    if (!privacy.enabled || privacy.bands == 1 || privacy.sampling == "poisson") return {};
+    return fmt::format(
+        "privacy.bands = {} with privacy.sampling = \"{}\" (the account of correlated noise is that of Poisson "
+        "sampling); take \"poisson\", or bands = 1",
+        privacy.bands, privacy.sampling);
+  });
   schema.rule({"privacy.algorithm", "privacy.mode", "privacy.tile", "privacy.release"},
               [&privacy] { return privacy.enabled ? without_effect(privacy) : std::string(); });
 }
@@ -105,6 +112,13 @@ void add_keys(input::Schema& schema, Settings& privacy) {
       .at_most(kLargestClip);
   schema.add("privacy.sampling", privacy.sampling,
              "how records are drawn: \"poisson\", each one independently with the same probability");
+  schema
+      .add("privacy.bands", privacy.bands,
+           "b: the noise of a step cancels a part of that of the b - 1 steps before it, whose noise is kept (b - 1 "
+           "arrays of all trained parameters in fp32). Each record is drawn in every b-th step at most, with b times "
+           "the probability. 1 = independent noise")
+      .at_least(1)
+      .at_most(static_cast<double>(kernels::kMostBands));
   schema
       .add("privacy.algorithm", privacy.algorithm,
            {{"auto", Algorithm::automatic},

@@ -47,7 +47,8 @@ PrivateStep::PrivateStep(const Parts& parts, const ClippingContext& context, std
       micro_records_(micro_records),
       sums_phase_(sums_phase),
       flags_(flags),
-      clipping_(make_clipping(context, std::move(buffers))) {}
+      clipping_(make_clipping(context, std::move(buffers))),
+      earlier_(context.parameters, context.settings.bands, context.execution) {}
 
 void PrivateStep::add(const MicroBatch& batch, Passes& passes) {
   TrainedPasses trained(passes, context_.parameters);
@@ -136,9 +137,14 @@ void PrivateStep::add_noise() {
         is_matrix ? context_.sum.matrix(i) : kernels::Matrix<float>{vector.data, 1, vector.size, vector.size};
     // Every rank has all elements of a vector, and draws the same noise for them.
     const std::int64_t first = is_matrix ? parts.owned.begin * owned.columns : parts.held.begin;
-    kernels::add_noise(context_.execution, {owned.data, owned.rows * owned.columns}, deviation,
-                       kernels::noise_stream(noise_.key, update, i), static_cast<std::uint64_t>(first),
-                       1 / noise_.expected);
+    const kernels::Array<float> values{owned.data, owned.rows * owned.columns};
+    const kernels::NoiseStream stream = kernels::noise_stream(noise_.key, update, i);
+    if (earlier_.active())
+      earlier_.add(i, values, deviation, stream, static_cast<std::uint64_t>(first), 1 / noise_.expected,
+                   parts_.runner.steps_done() + 1);
+    else
+      kernels::add_noise(context_.execution, values, deviation, stream, static_cast<std::uint64_t>(first),
+                         1 / noise_.expected);
   }
 }
 

@@ -3,7 +3,8 @@
 // One step of private training, whatever the model (DP-SGD, Abadi et al. 2016, arXiv 1607.00133):
 //
 //   S = sum over the drawn records b of c_b g_b        clipping.hpp, micro-batch by micro-batch; then over the ranks
-//   g = (S + sigma C xi) / expected records            xi standard normal, once per update
+//   g = (S + sigma C xi) / expected records            xi standard normal, once per update; or that of
+//                                                      correlated_noise.hpp
 //   AdamW with g                                       model/parameter_update.hpp
 //
 //   const std::vector<std::int64_t> records = account.draw(step, ranks);
@@ -20,6 +21,7 @@
 #include "model/parameter_update.hpp"
 #include "model/step_runner.hpp"
 #include "privacy/clipping.hpp"
+#include "privacy/correlated_noise.hpp"
 #include "privacy/noise_key.hpp"
 
 namespace weft::privacy {
@@ -49,6 +51,9 @@ class PrivateStep {
   PrivateStep(const Parts&, const ClippingContext&, std::int64_t micro_records, std::string_view sums_phase,
               kernels::Array<kernels::StepFlags> flags, ClippingBuffers&&);
 
+  /// Adds the noise of earlier steps (privacy.bands), which is state of the run.
+  void register_in(checkpoint::Registry& registry) const { earlier_.register_in(registry); }
+
   /// Sets the noise of all steps. Call it before the first step.
   void set_noise(const Noise& noise) { noise_ = noise; }
   /// One step on `records` records on this rank, which may be none. Unless gradients are reduced in every micro-batch,
@@ -76,6 +81,7 @@ class PrivateStep {
   const kernels::Array<kernels::StepFlags> flags_;
   const std::unique_ptr<Clipping> clipping_;
   Noise noise_;
+  CorrelatedNoise earlier_;
 };
 
 }  // namespace weft::privacy

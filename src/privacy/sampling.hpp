@@ -20,4 +20,7 @@ namespace weft::privacy {
 std::vector<std::int64_t> poisson_sample(const kernels::NoiseKey&, std::uint64_t step, std::int64_t records,
                                          double rate);
 
+/// The part of a record, from 0 to parts - 1: each with the same probability, independently of all other records.
+std::int64_t part_of(const kernels::NoiseKey&, std::int64_t record, std::int64_t parts);
+
 }  // namespace weft::privacy

@@ -57,7 +57,7 @@ TEST_CASE("a resumed run cannot change what its guarantee depends on") {
   language_model::Configuration configuration;
   const input::Schema keys = language_model::schema(configuration);
   for (const char* name : {"enabled", "epsilon", "noise_multiplier", "delta", "clip", "sampling", "scheme",
-                           "clip_function", "accountant", "unit", "noise_key"}) {
+                           "clip_function", "accountant", "unit", "noise_key", "bands"}) {
     CAPTURE(name);
     REQUIRE(keys.find(std::string("privacy.") + name) != nullptr);
     CHECK(keys.find(std::string("privacy.") + name)->resume == input::Resume::fixed);

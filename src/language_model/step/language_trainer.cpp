@@ -111,9 +111,13 @@ model::StepArena measure_step(const Configuration& configuration, const Architec
   arena.purpose("gradients");
   arena.count(model::StepArena::Where::device,
               model::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens(), kept));
-  if (configuration.privacy.enabled)
+  if (configuration.privacy.enabled) {
     arena.count(model::StepArena::Where::device,
                 privacy::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, part)));
+    arena.purpose("noise of earlier steps");
+    arena.count(model::StepArena::Where::device,
+                privacy::CorrelatedNoise::bytes(specs, configuration.privacy.bands, grid, last));
+  }
   return arena;
 }
 
@@ -163,6 +167,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
         configuration_.micro_tokens() / configuration_.data.sequence, "clipped sums", buffers_.flags,
         std::move(buffers_.clipping));
   model_.parameters().add_to(registry_);
+  if (private_) private_->register_in(registry_);
   registry_.add({.name = "run/skipped_steps",
                  .type = kernels::Scalar::i64,
                  .shape = {1},

@@ -51,6 +51,9 @@ model::StepArena measure_private_step(const Configuration& configuration, const 
   arena.count(model::StepArena::Where::device,
               model::AccumulatingSink::bytes(specs, grid, 0, rows) +
                   privacy::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, shape)));
+  arena.purpose("noise of earlier steps");
+  arena.count(model::StepArena::Where::device,
+              privacy::CorrelatedNoise::bytes(specs, configuration.privacy.bands, grid, 0));
   return arena;
 }
 
@@ -84,6 +87,7 @@ PrivateTrainer::PrivateTrainer(const Configuration& configuration, const Shape& 
                private_micro_rows(configuration) / record_rows(configuration), "gradients of records", buffers_.flags,
                std::move(buffers_.clipping)) {
   model_.add_to(registry_);
+  private_.register_in(registry_);
   registry_.add({.name = "run/skipped_steps",
                  .type = kernels::Scalar::i64,
                  .shape = {1},
