@@ -99,8 +99,8 @@ def correlated_noise_is_state(weft):
     answer = json.loads(weft.run("privacy", "--noise-multiplier", repr(found["noise_multiplier"]), "--delta", "1e-4", "--sample-rate",
                                  repr(found["sample_rate"]), "--steps", 20, "--bands", 3, "--accountant", "prv", "--json"))
     assert answer["accountants"][0]["epsilon"] == found["epsilon"] and found["bands"] == 3, (answer, found)
-    # A step of 256 records of 1,000 or so draws from a third of them at most.
-    printed = weft.run(*command(weft, "parts", "--set", "privacy.bands=8", "--set", "data.batch_tokens=32768", "--dry-run"), code=2)
+    # 16 of 116 records per step: more than an eighth of them.
+    printed = weft.run(*command(weft, "parts", "--set", "privacy.bands=8", "--dry-run"), code=2)
     assert "privacy.bands = 8 at a sample rate" in printed and "smaller batches" in printed, printed
 
 
