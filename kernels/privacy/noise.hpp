@@ -28,7 +28,7 @@ namespace weft::kernels {
 using NoiseKey = std::array<std::uint32_t, 8>;
 
 /// Purpose for which the key is used. Part of what a resumed run repeats: never renumber.
-enum class NoisePurpose : std::uint32_t { gradient = 1, sampling = 2, clip_bound = 3 };
+enum class NoisePurpose : std::uint32_t { gradient = 1, sampling = 2, clip_bound = 3, parts = 4 };
 
 /// All blocks of one parameter in one step.
 struct NoiseStream {
@@ -76,5 +76,16 @@ WEFT_HOST_DEVICE inline NormalPair noise_pair(const ChachaBlock& block, int pair
 /// `unit`: if not null, `deviation` is in units of *unit, in memory of the kernels.
 void add_noise(const Execution&, Array<float> values, double deviation, const NoiseStream&, std::uint64_t first_element,
                double scale = 1, const double* unit = nullptr);
+
+/// Most steps over which noise is correlated.
+inline constexpr std::int64_t kMostBands = 8;
+/// Weights of the noise of earlier steps.
+struct NoiseWeights {
+  double of_row[kMostBands - 1] = {};
+};
+/// earlier[to, i] = sum over rows k of of_row[k] * earlier[k, i], in fp64 and rounded once.
+void combine_noise(const Execution&, Matrix<float> earlier, const NoiseWeights&, std::int64_t to);
+/// values[i] = scale * (values[i] + noise[i]), in fp64 and rounded once.
+void add_given_noise(const Execution&, Array<float> values, Array<const float> noise, double scale);
 
 }  // namespace weft::kernels

@@ -44,4 +44,21 @@ void add_noise(const Execution& execution, Array<float> values, double deviation
       });
 }
 
+void combine_noise(const Execution& execution, Matrix<float> earlier, const NoiseWeights& weights, std::int64_t to) {
+  for_all(
+      execution, "combine_noise", earlier.columns, KOKKOS_LAMBDA(std::int64_t i) {
+        double sum = 0;
+        for (std::int64_t k = 0; k < earlier.rows; ++k)
+          sum += weights.of_row[k] * static_cast<double>(earlier.row(k)[i]);
+        earlier.row(to)[i] = static_cast<float>(sum);
+      });
+}
+
+void add_given_noise(const Execution& execution, Array<float> values, Array<const float> noise, double scale) {
+  for_all(
+      execution, "add_given_noise", values.size, KOKKOS_LAMBDA(std::int64_t i) {
+        values[i] = static_cast<float>(scale * (static_cast<double>(values[i]) + static_cast<double>(noise[i])));
+      });
+}
+
 }  // namespace weft::kernels

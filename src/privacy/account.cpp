@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -38,8 +39,8 @@ void append(std::vector<Phase>& history, const Phase& phase) {
 /// other.
 constexpr const char* kKeyTensor = "privacy/chacha20_key";
 constexpr const char* kPhiloxKeyTensor = "privacy/key";
-/// The first key of a run with canaries: a later key would choose others.
-constexpr const char* kCanaryKeyTensor = "privacy/canary_key";
+/// The first key of a run with canaries or bands: a later key would choose other canaries and parts of the data.
+constexpr const char* kFirstKeyTensor = "privacy/first_key";
 
 /// Neighbouring relation: adding or removing one record, whose effect clipping bounds to C.
 constexpr const char* kRelation = "add_or_remove";
@@ -114,6 +115,7 @@ Json to_json(const Guarantee& guarantee) {
                                         limits(guarantee.record, guarantee.initial))},
                {"private", guarantee.key == KeySource::system}};
   if (guarantee.most_records > 0) json["most_records"] = guarantee.most_records;
+  if (guarantee.bands > 1) json["bands"] = guarantee.bands;
   if (guarantee.history.size() > 1)
     for (const Phase& phase : guarantee.history)
       json["history"].push_back(
@@ -135,8 +137,20 @@ std::string to_text(const Guarantee& guarantee) {
                      guarantee.initial.empty() ? "" : "; without the weights that training began with");
 }
 
+void require_parts(const Settings& settings, double sample_rate) {
+  const auto bands = static_cast<double>(settings.bands);
+  if (bands * sample_rate <= 1) return;
+  throw collective_error(
+      ExitCode::usage,
+      "privacy.bands = {} at a sample rate of {:.4g} (a step draws from one of {} parts of the data, "
+      "which have fewer records than a step is to have); take at most {:g} bands, or smaller batches",
+      settings.bands, sample_rate, settings.bands, std::floor(1 / sample_rate));
+}
+
 Account::Account(const Settings& settings, double sample_rate, const Record& record, std::string initial)
-    : settings_(settings), sample_rate_(sample_rate), record_(record), initial_(std::move(initial)) {}
+    : settings_(settings), sample_rate_(sample_rate), record_(record), initial_(std::move(initial)) {
+  require_parts(settings, sample_rate);
+}
 
 void Account::register_in(checkpoint::Registry& registry, bool writes) {
   const auto range = [&](std::size_t size) { return parallel::Range{0, static_cast<std::int64_t>(size)}; };
@@ -156,7 +170,7 @@ void Account::register_in(checkpoint::Registry& registry, bool writes) {
     registry.make_secret(name);
   };
   add_key(kKeyTensor, key_);
-  if (settings_.canaries > 0) add_key(kCanaryKeyTensor, canary_key_);
+  if (settings_.canaries > 0 || settings_.bands > 1) add_key(kFirstKeyTensor, first_key_);
   // A checkpoint of another generator has another tensor, or none: `resume` then makes a key.
   registry.make_optional(kKeyTensor);
   registry.make_optional(kPhiloxKeyTensor);
@@ -176,15 +190,23 @@ std::vector<Phase> Account::planned(std::int64_t more) const {
   return all;
 }
 
+double Account::noise_for_target(std::int64_t more) const {
+  const Phase next{sample_rate_, 1, more};
+  const Phase counted = as_independent({&next, 1}, settings_.bands).front();
+  return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, counted.sample_rate, counted.steps,
+                   as_independent(history(), settings_.bands), truncation());
+}
+
 void Account::plan(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks) {
   const std::int64_t more = std::max<std::int64_t>(0, steps - done);
   const double reached = from_root(ranks, [&] { return epsilon_of(planned(more)); });
   noise(sample_rate_ * static_cast<double>(record_.count));  // throws where its parts do not fit
   log::info(
-      "privacy: noise multiplier {:.6g}, sample rate {:.4g}, {} records: epsilon {:.4g} at delta {:g} ({}) after {} "
+      "privacy: noise multiplier {:.6g}{}, sample rate {:.4g}, {} records: epsilon {:.4g} at delta {:g} ({}) after {} "
       "steps, for each {}; {}",
-      noise_multiplier_, sample_rate_, record_.count, reached, settings_.delta, name_of(settings_.accountant),
-      done + more, to_text(record_), limits(record_, initial_));
+      noise_multiplier_, settings_.bands > 1 ? fmt::format(" in {} bands", settings_.bands) : "", sample_rate_,
+      record_.count, reached, settings_.delta, name_of(settings_.accountant), done + more, to_text(record_),
+      limits(record_, initial_));
   if (record_.count > 0 && settings_.delta * static_cast<double>(record_.count) >= 1)
     log::warning("privacy.delta = {:g} is not less than 1 / {} records: publishing a random record would satisfy it",
                  settings_.delta, record_.count);
@@ -201,12 +223,11 @@ void Account::make_key(std::uint64_t seed, std::int64_t done, const parallel::Co
 
 void Account::begin(std::uint64_t seed, std::int64_t steps, const parallel::Communicator& ranks) {
   make_key(seed, 0, ranks);
-  canary_key_ = key_;
+  first_key_ = key_;
   phases_ = {};
   parallel::note_phase("computing the noise multiplier");
-  noise_multiplier_ = settings_.noise_multiplier > 0 ? settings_.noise_multiplier : from_root(ranks, [&] {
-    return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, steps, {}, truncation());
-  });
+  noise_multiplier_ = settings_.noise_multiplier > 0 ? settings_.noise_multiplier
+                                                     : from_root(ranks, [&] { return noise_for_target(steps); });
   plan(0, steps, ranks);
 }
 
@@ -237,12 +258,11 @@ void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, 
                                                      : before.back().noise_multiplier;
   if (settings_.epsilon > 0)
     noise_multiplier_ = from_root(ranks, [&] {
-      const double delta = delta_of_steps(truncation(), settings_.delta);
-      if (noise_multiplier_ > 0 && epsilon(settings_.accountant, planned(more), delta) <= settings_.epsilon)
-        return noise_multiplier_;
-      return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, more, before,
-                       truncation());
+      if (noise_multiplier_ > 0 && epsilon_of(planned(more)) <= settings_.epsilon) return noise_multiplier_;
+      return noise_for_target(more);
     });
+  if (settings_.bands > 1 && !before.empty())  // the condition of as_independent, whatever calibration finds
+    noise_multiplier_ = std::max(noise_multiplier_, before.back().noise_multiplier);
   const Phase next{sample_rate_, noise_multiplier_, 1};
   const bool has_key = key_ != kernels::NoiseKey{};
   if (!has_key || changed || (!before.empty() && !before.back().same_kind(next))) {
@@ -255,7 +275,11 @@ void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, 
 }
 
 std::vector<std::int64_t> Account::draw(std::int64_t step, const parallel::Communicator& data_ranks) const {
-  std::vector<std::int64_t> drawn = poisson_sample(key_, static_cast<std::uint64_t>(step), record_.count, sample_rate_);
+  const std::int64_t bands = settings_.bands;
+  std::vector<std::int64_t> drawn =
+      poisson_sample(key_, static_cast<std::uint64_t>(step), record_.count, static_cast<double>(bands) * sample_rate_);
+  if (bands > 1)
+    std::erase_if(drawn, [&](std::int64_t record) { return part_of(first_key_, record, bands) != step % bands; });
   std::erase_if(drawn, [coins = canaries(), first = record_.count - settings_.canaries](std::int64_t record) {
     return record >= first && !coins[static_cast<std::size_t>(record - first)];
   });
@@ -298,6 +322,7 @@ Guarantee Account::guarantee(const parallel::Communicator& ranks, std::int64_t m
                       .clip = settings_.clip,
                       .adaptive = settings_.adapts_clip(),
                       .most_records = truncation().most,
+                      .bands = settings_.bands,
                       .key = settings_.noise_key,
                       .record = record_,
                       .initial = initial_,

@@ -49,6 +49,7 @@ struct Guarantee {
   double clip = 0;
   bool adaptive = false;          ///< clip is the bound of the first step
   std::int64_t most_records = 0;  ///< of a step; 0: not truncated
+  std::int64_t bands = 1;         ///< of the noise
   KeySource key = KeySource::system;
   Record record;
   std::string initial;         ///< weights of another training that the run began with; "" = none
@@ -60,9 +61,12 @@ Json to_json(const Guarantee&);
 /// Text for the log: the guarantee, and what it protects.
 std::string to_text(const Guarantee&);
 
+/// Throws a collective Error(usage) if a record would be drawn with a probability above 1: privacy.bands * sample_rate.
+void require_parts(const Settings&, double sample_rate);
+
 class Account {
  public:
-  /// `settings.enabled`; `sample_rate` in (0, 1]. `initial`: see Guarantee.
+  /// `settings.enabled`; `sample_rate` in (0, 1]. `initial`: see Guarantee. Throws as require_parts.
   Account(const Settings& settings, double sample_rate, const Record& record, std::string initial = {});
   Account(const Account&) = delete;  // the registry refers to its members
 
@@ -87,7 +91,7 @@ class Account {
   Noise noise(double expected) const;
   const kernels::NoiseKey& key() const { return key_; }
   /// Says of each canary whether it is among the records. The same in the whole run.
-  std::vector<bool> canaries() const { return canary_coins(canary_key_, settings_.canaries); }
+  std::vector<bool> canaries() const { return canary_coins(first_key_, settings_.canaries); }
   double noise_multiplier() const { return noise_multiplier_; }
   double sample_rate() const { return sample_rate_; }
 
@@ -105,8 +109,10 @@ class Account {
   std::vector<Phase> planned(std::int64_t more) const;
   Truncation truncation() const { return {record_.count, settings_.truncates() ? settings_.most_records : 0}; }
   double epsilon_of(History history) const {
-    return epsilon(settings_.accountant, history, settings_.delta, truncation());
+    return epsilon(settings_.accountant, as_independent(history, settings_.bands), settings_.delta, truncation());
   }
+  /// The noise multiplier of `more` steps after those so far, for the target.
+  double noise_for_target(std::int64_t more) const;
   void make_key(std::uint64_t seed, std::int64_t done, const parallel::Communicator& ranks);
   void plan(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks);
 
@@ -115,7 +121,8 @@ class Account {
   const Record record_;
   const std::string initial_;
   double noise_multiplier_ = 0;
-  kernels::NoiseKey key_ = {}, canary_key_ = {};
+  kernels::NoiseKey key_ = {};
+  kernels::NoiseKey first_key_ = {};  // chooses canaries, and the part of the data of a record (privacy.bands)
   std::array<StoredPhase, kMostPhases> phases_ = {};  // used ones first: their noise multiplier is not 0
 };
 

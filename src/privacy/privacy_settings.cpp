@@ -82,6 +82,18 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
              "to about the bound, so that the bound changes nothing but the scale); take \"abadi\"";
     return {};
   });
+  schema.rule({"privacy.bands", "privacy.sampling", "privacy.clipping"}, [&privacy]() -> std::string {
+    if (!privacy.enabled || privacy.bands == 1) return {};
+    if (privacy.adapts_clip())
+      return "privacy.clipping = \"adaptive\" with privacy.bands (the noise of a step cancels that of steps with "
+             "another "
+             "bound); take \"fixed\", or bands = 1";
+    if (privacy.sampling == "poisson") return {};
+    return fmt::format(
+        "privacy.bands = {} with privacy.sampling = \"{}\" (the account of correlated noise is that of Poisson "
+        "sampling); take \"poisson\", or bands = 1",
+        privacy.bands, privacy.sampling);
+  });
   schema.rule({"privacy.algorithm", "privacy.mode", "privacy.tile", "privacy.release"},
               [&privacy] { return privacy.enabled ? without_effect(privacy) : std::string(); });
 }
@@ -146,6 +158,13 @@ void add_keys(input::Schema& schema, Settings& privacy) {
            "truncated sampling: most records of a step on all ranks, some standard deviations more than expected")
       .at_least(0)
       .required_with("privacy.sampling", {"truncated_poisson"});
+  schema
+      .add("privacy.bands", privacy.bands,
+           "b: the noise of a step cancels a part of that of the b - 1 steps before it, whose noise is kept (b - 1 "
+           "arrays of all trained parameters in fp32). Each record is drawn in every b-th step at most, with b times "
+           "the probability. 1 = independent noise")
+      .at_least(1)
+      .at_most(static_cast<double>(kernels::kMostBands));
   schema
       .add("privacy.algorithm", privacy.algorithm,
            {{"auto", Algorithm::automatic},

@@ -10,6 +10,7 @@
 
 #include "device/device_settings.hpp"
 #include "kernels/privacy/clipped_sums.hpp"
+#include "kernels/privacy/noise.hpp"
 #include "privacy/accountant/accountant.hpp"
 
 namespace weft::input {
@@ -64,6 +65,7 @@ struct Settings {
   std::string sampling = "poisson";
   std::int64_t most_records = 0;  ///< of a step, with truncated sampling; 0: not given
   bool truncates() const { return sampling == "truncated_poisson"; }
+  std::int64_t bands = 1;  ///< of correlated noise (correlated_noise.hpp); 1: independent noise
   Algorithm algorithm = Algorithm::automatic;
   Mode mode = Mode::automatic;
   std::int64_t tile = 0;  ///< positions per tile of the norm kernels; 0: automatic

@@ -48,12 +48,14 @@ PrivateStep::PrivateStep(const Parts& parts, const ClippingContext& context, std
       sums_phase_(sums_phase),
       flags_(flags),
       bound_(buffers.bound),
-      clipping_(make_clipping(context, std::move(buffers))) {
+      clipping_(make_clipping(context, std::move(buffers))),
+      earlier_(context.parameters, context.settings.bands, context.execution) {
   device::copy(context.execution, bound_.data, &context_.settings.clip, sizeof(double), device::Direction::to_device);
   kernels::fence(context.execution);
 }
 
 void PrivateStep::register_in(checkpoint::Registry& registry, bool writes) {
+  earlier_.register_in(registry);
   if (!context_.settings.adapts_clip()) return;
   registry.add({.name = "privacy/clip_bound",
                 .type = kernels::Scalar::fp64,
@@ -153,9 +155,14 @@ void PrivateStep::add_noise() {
         is_matrix ? context_.sum.matrix(i) : kernels::Matrix<float>{vector.data, 1, vector.size, vector.size};
     // Every rank has all elements of a vector, and draws the same noise for them.
     const std::int64_t first = is_matrix ? parts.owned.begin * owned.columns : parts.held.begin;
-    kernels::add_noise(context_.execution, {owned.data, owned.rows * owned.columns}, noise_.multiplier,
-                       kernels::noise_stream(noise_.key, update, i), static_cast<std::uint64_t>(first),
-                       1 / noise_.expected, bound_.data);
+    const kernels::Array<float> values{owned.data, owned.rows * owned.columns};
+    const kernels::NoiseStream stream = kernels::noise_stream(noise_.key, update, i);
+    if (earlier_.active())
+      earlier_.add(i, values, noise_.multiplier * context_.settings.clip, stream, static_cast<std::uint64_t>(first),
+                   1 / noise_.expected, parts_.runner.steps_done() + 1);
+    else
+      kernels::add_noise(context_.execution, values, noise_.multiplier, stream, static_cast<std::uint64_t>(first),
+                         1 / noise_.expected, bound_.data);
   }
 }
 

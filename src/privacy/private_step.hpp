@@ -3,7 +3,8 @@
 // One step of private training, whatever the model (DP-SGD, Abadi et al. 2016, arXiv 1607.00133):
 //
 //   S = sum over the drawn records b of c_b g_b        clipping.hpp, micro-batch by micro-batch; then over the ranks
-//   g = (S + sigma C xi) / expected records            xi standard normal, once per update
+//   g = (S + sigma C xi) / expected records            xi standard normal, once per update; or that of
+//                                                      correlated_noise.hpp
 //   C of the next step                                 with privacy.clipping = "adaptive" (kernels::adapt_clip)
 //   AdamW with g                                       model/parameter_update.hpp
 //
@@ -22,6 +23,7 @@
 #include "model/parameter_update.hpp"
 #include "model/step_runner.hpp"
 #include "privacy/clipping.hpp"
+#include "privacy/correlated_noise.hpp"
 #include "privacy/noise_key.hpp"
 
 namespace weft::privacy {
@@ -51,7 +53,8 @@ class PrivateStep {
   PrivateStep(const Parts&, const ClippingContext&, std::int64_t micro_records, std::string_view sums_phase,
               kernels::Array<kernels::StepFlags> flags, ClippingBuffers&&);
 
-  /// Adds the bound of adaptive clipping, which is state of the run. `writes`: on one rank.
+  /// Adds what is state of the run: the bound of adaptive clipping, and the noise of earlier steps (privacy.bands).
+  /// `writes`: on one rank.
   void register_in(checkpoint::Registry&, bool writes);
   /// C of the next step. Waits for the last one.
   double clip_bound() const;
@@ -85,6 +88,7 @@ class PrivateStep {
   const kernels::Array<double> bound_;  // ClippingBuffers::bound
   const std::unique_ptr<Clipping> clipping_;
   Noise noise_;
+  CorrelatedNoise earlier_;
 };
 
 }  // namespace weft::privacy

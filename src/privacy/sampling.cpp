@@ -54,4 +54,11 @@ std::vector<bool> canary_coins(const kernels::NoiseKey& key, std::int64_t count)
   return coins;
 }
 
+std::int64_t part_of(const kernels::NoiseKey& key, std::int64_t record, std::int64_t parts) {
+  const kernels::NoiseStream stream = kernels::noise_stream(key, 0, 0, kernels::NoisePurpose::parts);
+  const std::uint64_t word =
+      kernels::chacha20(stream.key, stream.block(static_cast<std::uint64_t>(record / 16))).word[record % 16];
+  return static_cast<std::int64_t>(word * static_cast<std::uint64_t>(parts) >> 32);
+}
+
 }  // namespace weft::privacy

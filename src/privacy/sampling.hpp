@@ -28,4 +28,7 @@ void truncate_sample(const kernels::NoiseKey&, std::uint64_t step, std::int64_t 
 /// Fair coins that say which of `count` canaries are among the records. They follow from the key alone.
 std::vector<bool> canary_coins(const kernels::NoiseKey&, std::int64_t count);
 
+/// The part of a record, from 0 to parts - 1: each with the same probability, independently of all other records.
+std::int64_t part_of(const kernels::NoiseKey&, std::int64_t record, std::int64_t parts);
+
 }  // namespace weft::privacy

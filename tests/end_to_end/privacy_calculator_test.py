@@ -65,6 +65,19 @@ def test_full_batches_and_little_epsilon(weft):
         assert little["prv"]["noise_multiplier"] < 0.9 * little["rdp"]["noise_multiplier"], little
 
 
+def test_bands(weft):
+    """Noise of b bands: that of ceil(steps / b) steps at b times the rate."""
+    given = ["--noise-multiplier", "1.5", "--delta", "1e-5", "--accountant", "prv"]
+    banded = document(weft, *given, "--sample-rate", "0.01", "--steps", "2250", "--bands", "4")
+    plain = document(weft, *given, "--sample-rate", "0.04", "--steps", "563")
+    assert banded["accountants"] == plain["accountants"] and banded["bands"] == 4, (banded, plain)
+    event = banded["accountants"][0]["dp_event"]
+    assert (event["count"], event["event"]["sampling_probability"]) == (563, 0.04), event
+    noise = document(weft, "--epsilon", "8", "--delta", "1e-5", "--sample-rate", "0.01", "--steps", "2250", "--bands", "4")
+    assert by_accountant(noise)["rdp"]["dp_event"]["event"]["event"]["noise_multiplier"] == by_accountant(noise)["rdp"]["noise_multiplier"]
+    assert "has at most 3" in weft.run("privacy", *given, "--sample-rate", "0.3", "--steps", "10", "--bands", "4", code=2)
+
+
 def test_input(weft):
     (weft.folder / "text.txt").write_text("private " * 1250)     # 10,000 characters
     source = weft.folder / "private.toml"
@@ -116,6 +129,7 @@ def test_refusals(weft):
 def test(weft):
     test_directions(weft)
     test_full_batches_and_little_epsilon(weft)
+    test_bands(weft)
     test_input(weft)
     test_refusals(weft)
 

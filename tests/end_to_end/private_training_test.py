@@ -107,6 +107,23 @@ def adapts_its_bound_to_truncated_batches(weft):
         assert words in weft.run(*command(weft, "refused_bound", *changes, "--set", change), code=2)
 
 
+def correlated_noise_is_state(weft):
+    bands = ("--set", "privacy.bands=3")
+    printed = weft.run(*command(weft, "bands", *bands))
+    assert "in 3 bands" in printed and "noise of earlier steps" in printed, printed
+    run, killed = weft.folder / "bands", command(weft, "killed_bands", *bands)
+    weft.run(*killed, fault="before-latest:0:10", code=-signal.SIGKILL)
+    assert "resuming after step 10" in weft.run(*killed)
+    assert program.shard(weft.folder / "killed_bands", 20) == program.shard(run, 20), "the resumed run has other bits"
+    found = program.record(run)["result"]["privacy"]
+    answer = json.loads(weft.run("privacy", "--noise-multiplier", repr(found["noise_multiplier"]), "--delta", "1e-4", "--sample-rate",
+                                 repr(found["sample_rate"]), "--steps", 20, "--bands", 3, "--accountant", "prv", "--json"))
+    assert answer["accountants"][0]["epsilon"] == found["epsilon"] and found["bands"] == 3, (answer, found)
+    # 16 of 116 records per step: more than an eighth of them.
+    printed = weft.run(*command(weft, "parts", "--set", "privacy.bands=8", "--dry-run"), code=2)
+    assert "privacy.bands = 8 at a sample rate" in printed and "smaller batches" in printed, printed
+
+
 def ranks_agree(weft, expected):
     for name, axis in (("data", ()), ("tensor", ("--set", "parallel.tensor=2"))):
         weft.run(*command(weft, name, *axis), ranks=2)
@@ -162,7 +179,7 @@ def benchmark_shows_phases(weft):
 
 def keeps_the_guarantee_on_resume(weft):
     """What the guarantee depends on cannot change, with or without resume.accept_changed."""
-    for change in ("privacy.noise_key=system", "privacy.epsilon=4", "privacy.delta=1e-3", "privacy.clip=2", "privacy.clipping=adaptive", "privacy.scheme=per_layer",
+    for change in ("privacy.noise_key=system", "privacy.epsilon=4", "privacy.bands=2", "privacy.delta=1e-3", "privacy.clip=2", "privacy.clipping=adaptive", "privacy.scheme=per_layer",
                    "privacy.clip_function=automatic", "privacy.accountant=rdp", "privacy.enabled=false", "data.sequence=8",
                    "data.validation_fraction=0.5"):
         more = ("--set", "data.validation=") if "fraction" in change else ()
@@ -256,6 +273,7 @@ def test(weft):
     run = reports_the_guarantee(weft)
     resumes_bit_for_bit(weft, run)
     adapts_its_bound_to_truncated_batches(weft)
+    correlated_noise_is_state(weft)
     ranks_agree(weft, run)
     modes_agree(weft)
     benchmark_shows_phases(weft)

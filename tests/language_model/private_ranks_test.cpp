@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "checkpoint/checkpoint_writer.hpp"
+#include "checkpoint/resume.hpp"
 #include "tests/language_model/private_run.hpp"
 #include "tests/model/registry_bits.hpp"
+#include "tests/scratch.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -177,9 +180,10 @@ TEST_CASE("the plan is what the largest rank takes") {
   struct Case {
     const char *privacy, *more = "";
   };
-  for (const Case& one : {Case{"mode = \"two_pass\"\n"}, Case{"mode = \"materialise\"\n"},
-                          Case{"algorithm = \"naive\"\n"}, Case{"mode = \"book_keeping\"\n", "[lora]\nrank = 2\n"},
-                          Case{"mode = \"materialise\"\n", "[lora]\nrank = 2\nbase = \"nf4\"\n"}})
+  for (const Case& one :
+       {Case{"mode = \"two_pass\"\n"}, Case{"mode = \"materialise\"\n"}, Case{"algorithm = \"naive\"\nbands = 4\n"},
+        Case{"mode = \"book_keeping\"\nbands = 3\n", "[lora]\nrank = 2\n"},
+        Case{"mode = \"materialise\"\n", "[lora]\nrank = 2\nbase = \"nf4\"\n"}})
     for (const std::int64_t tensor : tensor_sizes()) {
       CAPTURE(std::string(one.privacy));
       CAPTURE(std::string(one.more));
@@ -260,6 +264,70 @@ TEST_CASE("an adaptive bound has the same bits on every grid, and continues from
     for (const std::int64_t tensor : tensor_sizes())
       CHECK(bounds(on_tensor(settings, tensor), testing::world().all()) == expected);
   }
+}
+
+TEST_CASE(
+    "correlated noise is its recurrence in fp64, the same bits on every grid and after a checkpoint of another one") {
+  constexpr std::int64_t kSteps = 20, kBands = 4;
+  const privacy::Noise noise{.key = {9, 8, 7, 6, 5, 4, 3, 2}, .multiplier = 1.5, .expected = 4};
+  const parallel::Communicator alone = testing::world().all().split(testing::world().rank(), 0);
+  struct Case {
+    const char* model;
+    parallel::Shard shard;
+  };
+  for (const std::int64_t tensor : tensor_sizes())
+    for (const Case& one :
+         {Case{"preset = \"llama\"\nqk_norm = \"head\"\n", parallel::Shard::state}, Case{"", parallel::Shard::full}}) {
+      CAPTURE(tensor);
+      CAPTURE(std::string(one.model));
+      const Configuration banded = configuration("clip = 0.5\nbands = 4\n", one.model);
+      Configuration shared = on_tensor(banded, tensor);
+      shared.parallel.shard = one.shard;
+      PrivateRun together(shared, testing::world().all()), single(banded, alone), resumed(banded, alone),
+          independent(configuration("clip = 0.5\n", one.model), alone);
+      const testing::Scratch scratch;
+      // (1 - x)^(-1/2) = 1 + x / 2 + 3 x^2 / 8 + 5 x^3 / 16 + …
+      const std::vector<double> series = {1, 0.5, 0.375, 0.3125};
+      const double norm = std::sqrt(1 + 0.25 + 0.375 * 0.375 + 0.3125 * 0.3125);
+      std::vector<std::vector<double>> zeta;
+      for (PrivateRun* run : {&together, &single, &resumed, &independent}) run->trainer.set_noise(noise);
+      for (std::int64_t step = 1; step <= kSteps; ++step) {
+        CAPTURE(step);
+        together.step({});
+        single.step({});
+        independent.step({});
+        const std::vector<float> found = single.gradients(), z = independent.gradients();
+        CHECK(all_gradients(together) == found);
+        zeta.emplace_back(z.begin(), z.end());
+        double error = 0, size = 0;
+        for (std::size_t i = 0; i < z.size(); ++i) {
+          double& now = zeta.back()[i];
+          now *= norm;
+          for (std::int64_t j = 1; j < std::min(kBands, step); ++j)
+            now -= series[static_cast<std::size_t>(j)] * zeta[static_cast<std::size_t>(step - 1 - j)][i];
+          error += (static_cast<double>(found[i]) - now) * (static_cast<double>(found[i]) - now);
+          size += now * now;
+        }
+        CHECK(std::sqrt(error / size) < 3e-7);
+        if (step == kSteps / 2) {
+          checkpoint::Manifest manifest;
+          manifest.step = step;
+          checkpoint::Writer writer(testing::world().all(), scratch.path, {}, together.trainer.registry(),
+                                    testing::execution());
+          REQUIRE(writer.start(manifest));
+          REQUIRE(writer.finish()->durable);
+          testing::world().all().barrier();
+          const auto stored = checkpoint::find(alone, scratch.path, "auto", checkpoint::Verify::size);
+          REQUIRE(stored);
+          checkpoint::load(alone, *stored, resumed.trainer.registry(), testing::execution());
+          resumed.trainer.resume_at(step);
+        } else if (step > kSteps / 2) {
+          resumed.step({});
+          CHECK(resumed.gradients() == found);
+        }
+      }
+      CHECK(testing::different_tensors(resumed.trainer.registry(), single.trainer.registry()).empty());
+    }
 }
 
 }  // namespace weft::language_model

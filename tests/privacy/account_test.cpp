@@ -5,6 +5,8 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -13,6 +15,7 @@
 #include "base/log.hpp"
 #include "checkpoint/checkpoint_writer.hpp"
 #include "checkpoint/resume.hpp"
+#include "privacy/correlated_noise.hpp"
 #include "tests/scratch.hpp"
 
 namespace weft::privacy {
@@ -365,6 +368,93 @@ TEST_CASE("noise that no accountant can count ends the run before its first step
   Run run(settings, .001);
   CHECK(failure_of([&] { run.account.begin(1, 1'000'000'000'000, ranks()); }).find("take more noise") !=
         std::string::npos);
+}
+
+TEST_CASE("correlated noise: records of a part of the data every b-th step, also after a new key, and their account") {
+  constexpr std::int64_t kBands = 4, kSteps = 202;
+  const auto with_bands = [](double epsilon, double noise) {
+    Settings settings = settings_of(epsilon, noise);
+    settings.bands = kBands;
+    return settings;
+  };
+  const Scratch scratch;
+  Run run(with_bands(3, 0));
+  run.account.begin(1, kSteps, ranks());
+  std::vector<std::int64_t> last(static_cast<std::size_t>(kRecord.count), -kBands);
+  double drawn = 0;
+  bool apart = true;
+  const auto draw = [&](const Account& account, std::int64_t step) {
+    std::vector<std::int64_t> records = account.draw(step, ranks().split(ranks().rank(), 0));
+    drawn += static_cast<double>(records.size());
+    for (const std::int64_t record : records) {
+      std::int64_t& before = last[static_cast<std::size_t>(record)];
+      apart = apart && (before < 0 || ((step - before) % kBands == 0 && step > before));
+      before = step;
+    }
+  };
+  for (std::int64_t step = 1; step <= kSteps / 2; ++step) draw(run.account, step);
+  run.make(kSteps / 2);
+  scratch.write(run, kSteps / 2);
+  Run resumed(with_bands(3, 0));
+  scratch.load(resumed);
+  resumed.account.resume(1, kSteps / 2, kSteps, true, ranks());
+  CHECK(resumed.account.key() != run.account.key());
+  for (std::int64_t step = kSteps / 2 + 1; step <= kSteps; ++step) draw(resumed.account, step);
+  resumed.make(kSteps / 2);
+  CHECK(apart);
+  // Five standard deviations of the number of draws, with the sizes of the parts.
+  const double expected = kRate * static_cast<double>(kRecord.count) * kSteps;
+  CHECK(std::abs(drawn - expected) < 5 * std::sqrt(expected));
+  CHECK(std::count(last.begin(), last.end(), -kBands) < kRecord.count / 10);  // e^-4 of them
+
+  const Guarantee guarantee = resumed.account.guarantee(ranks());
+  const Phase counted{kBands * kRate, resumed.account.noise_multiplier(), 51};
+  CHECK(guarantee.epsilon == epsilon(AccountantKind::rdp, {&counted, 1}, 1e-5));
+  CHECK(guarantee.epsilon <= 3);
+  CHECK(resumed.account.noise_multiplier() == calibrate(AccountantKind::rdp, 3, 1e-5, kBands * kRate, 51));
+  CHECK(to_json(guarantee)["bands"] == kBands);
+  CHECK(to_json(guarantee)["steps"] == kSteps);
+  // Steps of several kinds are rounded up one by one, and a longer run never has less noise than before.
+  const Phase kinds[] = {{.01, 1, 5}, {.02, 2, 8}};
+  const std::vector<Phase> independent = as_independent(kinds, 4);
+  CHECK(independent[0].steps == 2);
+  CHECK(independent[1].steps == 2);
+  CHECK(independent[1].sample_rate == .08);
+  Run longer(with_bands(3, 0));
+  scratch.load(longer);
+  longer.account.resume(1, kSteps / 2, 10 * kSteps, true, ranks());
+  CHECK(longer.account.noise_multiplier() > resumed.account.noise_multiplier());
+  longer.make(10 * kSteps - kSteps / 2);
+  CHECK(longer.account.guarantee(ranks()).epsilon <= 3);
+  CHECK(failure_of([&] { Account(with_bands(3, 0), .3, kRecord); }).find("at most 3 bands") != std::string::npos);
+}
+
+TEST_CASE("with correlated noise the sum of all updates has less noise at one noise multiplier, columns have norm 1") {
+  constexpr std::size_t kSteps = 100;
+  double before = 0;
+  for (std::int64_t bands = 1; bands <= kernels::kMostBands; ++bands) {
+    CAPTURE(bands);
+    const std::vector<double> c = band_coefficients(bands);
+    double norm = 0;
+    for (const double each : c) norm += each * each;
+    CHECK(norm == doctest::Approx(1).epsilon(1e-14));
+    // Column 1 of C^-1, of which the others are shifts; sums of it are those of the noise of prefixes.
+    std::vector<double> inverse(kSteps, 0.0);
+    double sum = 0, error = 0;
+    for (std::size_t t = 0; t < kSteps; ++t) {
+      double value = t == 0 ? 1 : 0;
+      for (std::size_t j = 1; j < c.size() && j <= t; ++j) value -= c[j] * inverse[t - j];
+      inverse[t] = value / c[0];
+      sum += inverse[t];
+      error += sum * sum * static_cast<double>(kSteps - t);
+    }
+    if (bands == 1)
+      CHECK(error == doctest::Approx(kSteps * (kSteps + 1) / 2));
+    else
+      CHECK(error < before);
+    before = error;
+  }
+  CHECK(before < 0.3 * kSteps * (kSteps + 1) / 2);
 }
 
 }  // namespace weft::privacy

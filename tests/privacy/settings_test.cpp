@@ -56,9 +56,9 @@ TEST_CASE("a target or a noise multiplier enables private training, unless the i
 TEST_CASE("a resumed run cannot change what its guarantee depends on") {
   language_model::Configuration configuration;
   const input::Schema keys = language_model::schema(configuration);
-  for (const char* name :
-       {"enabled", "epsilon", "noise_multiplier", "delta", "clip", "clipping", "clip_quantile", "clip_rate",
-        "count_noise", "sampling", "most_records", "scheme", "clip_function", "accountant", "unit", "noise_key"}) {
+  for (const char* name : {"enabled", "epsilon", "noise_multiplier", "delta", "clip", "clipping", "clip_quantile",
+                           "clip_rate", "count_noise", "sampling", "most_records", "scheme", "clip_function",
+                           "accountant", "unit", "noise_key", "bands"}) {
     CAPTURE(name);
     REQUIRE(keys.find(std::string("privacy.") + name) != nullptr);
     CHECK(keys.find(std::string("privacy.") + name)->resume == input::Resume::fixed);

@@ -3,6 +3,7 @@
 // weft privacy: the epsilon of a private training, or the noise that an epsilon needs, by each accountant.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstdio>
 
 #include "base/format.hpp"
@@ -32,7 +33,7 @@ Error wrong_use(fmt::format_string<Args...> format, Args&&... args) {
 struct PrivacyQuestion {
   double epsilon = 0, noise_multiplier = 0;  // exactly one is not 0
   double delta = 0, sample_rate = -1;
-  std::int64_t steps = -1;
+  std::int64_t steps = -1, bands = 0;  // 0: 1, or that of the input
   privacy::Truncation truncation = {};
   std::vector<AccountantKind> accountants = {};
   std::string of = {};  // what the input says; "" without one
@@ -66,6 +67,7 @@ void add_input(PrivacyQuestion& question, const Request& request, const PrivacyO
     question.noise_multiplier = given.noise_multiplier;
   }
   if (question.delta == 0) question.delta = given.delta;
+  if (question.bands == 0) question.bands = given.bands;
   const bool by_epochs = question.steps < 0 && run.run.epochs > 0;
   const bool truncates = given.truncates() && question.truncation.most == 0;
   if (question.sample_rate < 0 || by_epochs || truncates) {
@@ -89,6 +91,7 @@ PrivacyQuestion question_of(const Request& request, const PrivacyOptions& given,
     if (given.accountant.empty() || given.accountant == "all" || given.accountant == privacy::name_of(kind))
       question.accountants.push_back(kind);
   if (!given.input.empty()) add_input(question, request, given, world);
+  if (question.bands == 0) question.bands = 1;
   if ((question.epsilon != 0) == (question.noise_multiplier != 0))
     throw wrong_use("weft privacy needs one of --epsilon and --noise-multiplier (the other is computed)");
   if (question.epsilon != 0 && !(question.epsilon > 0 && question.epsilon <= 1e3))
@@ -99,6 +102,9 @@ PrivacyQuestion question_of(const Request& request, const PrivacyOptions& given,
     throw wrong_use("weft privacy needs --delta between 0 and 1 (less than 1 / number of records)");
   if (!(question.sample_rate >= 0 && question.sample_rate <= 1))
     throw wrong_use("weft privacy needs --sample-rate from 0 to 1 (records of a step on average / all records)");
+  if (static_cast<double>(question.bands) * question.sample_rate > 1)
+    throw wrong_use("--bands {} is out of range (a sample rate of {:g} has at most {:g})", question.bands,
+                    question.sample_rate, std::floor(1 / question.sample_rate));
   if (question.steps < 0) throw wrong_use("weft privacy needs --steps, 0 or more");
   if ((question.truncation.most > 0) != (question.truncation.records > 0))
     throw wrong_use("weft privacy needs --records with --most-records, and the reverse (a batch is truncated)");
@@ -134,10 +140,11 @@ Json dp_event(const privacy::Phase& phase, const privacy::Truncation& truncation
 
 AccountantRow answer(const PrivacyQuestion& question, AccountantKind kind) {
   double noise = question.noise_multiplier;
+  const privacy::Phase given{question.sample_rate, noise, question.steps};
+  privacy::Phase phase = privacy::as_independent({&given, 1}, question.bands).front();
   if (noise == 0)
-    noise = privacy::calibrate(kind, question.epsilon, question.delta, question.sample_rate, question.steps, {},
-                               question.truncation);
-  const privacy::Phase phase{question.sample_rate, noise, question.steps};
+    noise = phase.noise_multiplier = privacy::calibrate(kind, question.epsilon, question.delta, phase.sample_rate,
+                                                        phase.steps, {}, question.truncation);
   const privacy::History history(&phase, 1);
   AccountantRow row{.document = {{"accountant", privacy::name_of(kind)},
                                  {"noise_multiplier", noise},
@@ -173,9 +180,11 @@ int run_privacy(const Request& request, const PrivacyOptions& options, const par
     if (question.epsilon > 0) document["target_epsilon"] = question.epsilon;
     if (question.truncation.most > 0)
       document.update({{"records", question.truncation.records}, {"most_records", question.truncation.most}});
+    if (question.bands > 1) document["bands"] = question.bands;
     std::string text = question.of.empty() ? "" : question.of + "\n";
-    text += fmt::format("{} steps at a sample rate of {:.6g}, delta {:g}; a record is added or removed\n",
-                        question.steps, question.sample_rate, question.delta);
+    text += fmt::format("{} steps at a sample rate of {:.6g}{}, delta {:g}; a record is added or removed\n",
+                        question.steps, question.sample_rate,
+                        question.bands > 1 ? fmt::format(", noise of {} bands", question.bands) : "", question.delta);
     text += fmt::format("  {:<12}{:<18}{}\n", "accountant", "noise multiplier", "epsilon");
     std::size_t failed = 0;
     for (const AccountantKind kind : question.accountants) {
@@ -216,6 +225,8 @@ extern const Command privacy_command = with_options(
       options.add("--most-records", own.question.truncation.most, "B",
                   "a step that draws more records takes a random choice of B (truncated Poisson sampling)", 1,
                   std::int64_t{1} << 50);
+      options.add("--bands", own.question.bands, "B", "those of correlated noise (privacy.bands; default 1)", 1,
+                  kernels::kMostBands);
       options.add("--accountant", own.accountant, "NAME", "prv, pld, rdp, gdp or all (default all)",
                   {"prv", "pld", "rdp", "gdp", "all"});
       options.add("--input", own.input, "FILE",

@@ -15,6 +15,7 @@
 #include "language_model/run/private_plan.hpp"
 #include "language_model/step/clipping_shape.hpp"
 #include "language_model/step/language_trainer.hpp"
+#include "privacy/account.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -89,6 +90,7 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
   std::string text;
   if (plan.train_tokens > 0 && !settings.joins_sequences()) {
     const PrivateRecords records = private_records(configuration, plan.train_tokens);
+    privacy::require_parts(settings, records.rate());
     text += fmt::format(
         "  private: {} records of at most {} tokens, each in a step with probability {:.4g}: {:g} expected\n",
         format::grouped(records.count), configuration.data.sequence + 1, records.rate(), records.expected);
@@ -224,6 +226,8 @@ Plan plan(const Configuration& configuration, const Architecture& architecture, 
       "order of segments",
       train_tokens > 0 ? dataset::order_bytes(configuration.data, train_tokens, architecture.vocabulary) : 0);
   plan.checkpoint_bytes = model::checkpoint_bytes(specs, configuration.optimizer.state);
+  if (configuration.privacy.enabled)
+    plan.checkpoint_bytes += privacy::CorrelatedNoise::bytes(specs, configuration.privacy.bands, {}, 0);
   plan.disk_bytes = (configuration.checkpoint.kept() + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
     plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes / grid.ranks());  // a rank's own rows

@@ -16,6 +16,7 @@
 #include "language_model/blocks/block_list.hpp"
 #include "language_model/run/private_plan.hpp"
 #include "language_model/step/clipping_shape.hpp"
+#include "privacy/correlated_noise.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -103,7 +104,7 @@ struct Sizes {
 /// Work that replaces the weight gradients in a private step.
 run::Work clipping_work(std::string_view phase, const Sizes& s, const privacy::Settings& settings,
                         const Configuration& configuration, const Architecture& architecture) {
-  if (phase == "noise") return {8 * s.owned, 0};
+  if (phase == "noise") return {privacy::CorrelatedNoise::traffic(settings.bands) * s.owned, 0};
   const bool norms = phase == "norms of records";
   if (!norms && phase != "clipped sums") return {};
   const privacy::ClippingShape shape = clipping_shape(configuration, architecture);

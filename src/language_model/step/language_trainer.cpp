@@ -111,9 +111,13 @@ model::StepArena measure_step(const Configuration& configuration, const Architec
   arena.purpose("gradients");
   arena.count(model::StepArena::Where::device,
               model::AccumulatingSink::bytes(specs, grid, last, configuration.micro_tokens(), kept));
-  if (configuration.privacy.enabled)
+  if (configuration.privacy.enabled) {
     arena.count(model::StepArena::Where::device,
                 privacy::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, part)));
+    arena.purpose("noise of earlier steps");
+    arena.count(model::StepArena::Where::device,
+                privacy::CorrelatedNoise::bytes(specs, configuration.privacy.bands, grid, last));
+  }
   return arena;
 }
 

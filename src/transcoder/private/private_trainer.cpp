@@ -51,6 +51,9 @@ model::StepArena measure_private_step(const Configuration& configuration, const 
   arena.count(model::StepArena::Where::device,
               model::AccumulatingSink::bytes(specs, grid, 0, rows) +
                   privacy::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, shape)));
+  arena.purpose("noise of earlier steps");
+  arena.count(model::StepArena::Where::device,
+              privacy::CorrelatedNoise::bytes(specs, configuration.privacy.bands, grid, 0));
   return arena;
 }
 

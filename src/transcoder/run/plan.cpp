@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint_writer.hpp"
 #include "dataset/activations/loader.hpp"
 #include "kernels/slow_paths.hpp"
+#include "privacy/account.hpp"
 #include "privacy/mode_choice.hpp"
 #include "transcoder/private/private_trainer.hpp"
 #include "transcoder/run/evaluation.hpp"
@@ -160,6 +161,8 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
   if (configuration.data.validates() && configuration.log.evaluate_every > 0)
     plan.host.emplace_back("evaluation", 2 * grid.largest_part(batch) * description.row_bytes());
   plan.checkpoint_bytes = model::checkpoint_bytes(parameters, storage);
+  if (is_private)
+    plan.checkpoint_bytes += privacy::CorrelatedNoise::bytes(parameters, configuration.privacy.bands, {}, 0);
   plan.disk_bytes = (configuration.checkpoint.kept() + 1) * plan.checkpoint_bytes;
   if (configuration.checkpoint.staging == checkpoint::Staging::full)
     plan.host.emplace_back("checkpoint staging", plan.checkpoint_bytes / (grid.ranks()));
@@ -224,6 +227,7 @@ std::string private_text(const Configuration& configuration, const dataset::Desc
   std::string text;
   if (train.n_rows > 0) {
     const RecordTable records(train, rows);
+    privacy::require_parts(configuration.privacy, sample_rate(configuration, records));
     text += fmt::format(
         "  private: {} records of at most {} row{}, each in a step with probability {:.4g}: {:g} expected\n",
         format::grouped(records.count()), rows, rows == 1 ? "" : "s", sample_rate(configuration, records),

@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "privacy/correlated_noise.hpp"
 #include "transcoder/forward/forward.hpp"
 #include "transcoder/private/records.hpp"
 
@@ -112,7 +113,7 @@ run::PhaseBytes private_phase_bytes(const Configuration& configuration, const Sh
                of_rows = 4 * (2 * n * width + 2 * products);  // bytes of all products of gradients
   const double norms = naive ? 8 * passes * matrices : of_rows, sums = of_rows + passes * 8 * matrices;
   return {{"gradients of records", two * (forward + backward + 2 * passes * matrices * w) + norms + sums},
-          {"noise", 8 * owned},
+          {"noise", privacy::CorrelatedNoise::traffic(configuration.privacy.bands) * owned},
           {"check", 4 * owned},
           {"update", owned * (4 + 2 * (w + moments))}};
 }
