@@ -151,22 +151,17 @@ void Account::register_in(checkpoint::Registry& registry, bool writes) {
                 .held = range(kMostPhases),
                 .owned = range(writes ? kMostPhases : 0),
                 .data = phases_.data()});
-  registry.add({.name = kKeyTensor,
-                .type = kernels::Scalar::u32,
-                .shape = {static_cast<std::int64_t>(key_.size())},
-                .held = range(key_.size()),
-                .owned = range(writes ? key_.size() : 0),
-                .data = key_.data()});
-  registry.make_secret(kKeyTensor);
-  if (settings_.bands > 1) {
-    registry.add({.name = kPartsKeyTensor,
+  const auto add_key = [&](const char* name, kernels::NoiseKey& key) {
+    registry.add({.name = name,
                   .type = kernels::Scalar::u32,
-                  .shape = {static_cast<std::int64_t>(parts_key_.size())},
-                  .held = range(parts_key_.size()),
-                  .owned = range(writes ? parts_key_.size() : 0),
-                  .data = parts_key_.data()});
-    registry.make_secret(kPartsKeyTensor);
-  }
+                  .shape = {static_cast<std::int64_t>(key.size())},
+                  .held = range(key.size()),
+                  .owned = range(writes ? key.size() : 0),
+                  .data = key.data()});
+    registry.make_secret(name);
+  };
+  add_key(kKeyTensor, key_);
+  if (settings_.bands > 1) add_key(kPartsKeyTensor, parts_key_);
   // A checkpoint of another generator has another tensor, or none: `resume` then makes a key.
   registry.make_optional(kKeyTensor);
   registry.make_optional(kPhiloxKeyTensor);
