@@ -133,7 +133,9 @@ TEST_CASE("noise is that of one rank, drawn once per update, and steps give the 
   for (const PrivateVariant& variant : {kVariants[0], kVariants[4]}) {
     CAPTURE(variant.keys);
     const privacy::Noise noise{.key = {9, 8, 7, 6, 5, 4, 3, 2}, .multiplier = 1.5, .expected = 4};
-    const Configuration settings = private_configuration(variant.keys, kSequence);
+    const std::int64_t bands = std::string(variant.keys) == kVariants[0].keys ? 1 : 3;
+    const Configuration settings =
+        private_configuration(variant.keys, kSequence + ("bands = " + std::to_string(bands) + "\n"));
     const parallel::Communicator alone = testing::world().all().split(testing::world().rank(), 0);
     PrivateSteps together(settings, testing::world().all()), single(settings, alone);
     for (PrivateSteps* run : {&together, &single}) {
@@ -143,7 +145,8 @@ TEST_CASE("noise is that of one rank, drawn once per update, and steps give the 
     // No sums: the same bits; and the deviation that is accounted for, of 1,000 elements.
     const std::vector<double> first = together.gradients();
     CHECK(first == single.gradients());
-    CHECK(norm_of(first) / std::sqrt(static_cast<double>(first.size())) == doctest::Approx(1.5 * 0.8 / 4).epsilon(0.1));
+    CHECK(norm_of(first) / std::sqrt(static_cast<double>(first.size())) ==
+          doctest::Approx(1.5 * 0.8 / 4 / privacy::band_coefficients(bands)[0]).epsilon(0.1));
     for (PrivateSteps* run : {&together, &single}) {
       run->step(kRecords);
       run->step({1, 3});
@@ -191,7 +194,8 @@ TEST_CASE("records lie in one file each, and a rank with a part of the features 
 }
 
 TEST_CASE("the plan is what a private trainer allocates") {
-  for (const char* privacy : {"mode = \"two_pass\"\n", "", "mode = \"materialise\"\n", "algorithm = \"naive\"\n"}) {
+  for (const char* privacy :
+       {"mode = \"two_pass\"\n", "", "mode = \"materialise\"\n", "algorithm = \"naive\"\nbands = 3\n"}) {
     CAPTURE(privacy);
     const Configuration settings = private_configuration(kVariants[4].keys, std::string(kSequence) + privacy);
     const Shape shape = shape_of(settings.transcoder, kPrivateLayers, kPrivateWidth);

@@ -106,6 +106,10 @@ PrivacyQuestion question_of(const Request& request, const PrivacyOptions& given,
     throw wrong_use("--bands {} is out of range (a sample rate of {:g} has at most {:g})", question.bands,
                     question.sample_rate, std::floor(1 / question.sample_rate));
   if (question.steps < 0) throw wrong_use("weft privacy needs --steps, 0 or more");
+  if (question.bands > 1 && question.truncation.most > 0)
+    throw wrong_use(
+        "weft privacy takes --bands or --most-records, not both (the account of bands is that of Poisson "
+        "sampling)");
   if ((question.truncation.most > 0) != (question.truncation.records > 0))
     throw wrong_use("weft privacy needs --records with --most-records, and the reverse (a batch is truncated)");
   if (question.epsilon != 0 && (question.steps == 0 || question.sample_rate == 0))

@@ -53,7 +53,7 @@ model::StepArena measure_private_step(const Configuration& configuration, const 
                   privacy::own_bytes(configuration.privacy, specs, grid, clipping_shape(configuration, shape)));
   arena.purpose("noise of earlier steps");
   arena.count(model::StepArena::Where::device,
-              privacy::CorrelatedNoise::bytes(specs, configuration.privacy.bands, grid, 0));
+              privacy::CorrelatedNoise::bytes(specs, configuration.privacy.bands, grid, grid.ranks() - 1));
   return arena;
 }
 
