@@ -86,10 +86,14 @@ def has_the_bits_of_files(weft):
     assert record["data"]["model"].endswith("lm, step 10"), record["data"]
     log = (weft.folder / "from_model" / "log.txt").read_text()
     assert "32 tokens each, 4 in a forward pass" in log and "computed while training runs" in log, log
-    # There are no files for the commands that read some: they say how to make them.
+    # There are no files for the commands that read some: they say how to make them, and then find them.
     for command in ("features", "evaluate"):
         said = weft.run(command, weft.folder / "from_model", "--output", weft.folder / "nothing", code=2)
-        assert f"record some and name them: weft lm harvest {weft.folder}/lm --split validation --tokens 65536" in said, said
+        assert f"record some, once: weft lm harvest {weft.folder}/lm --split validation --tokens 65536" in said, said
+    weft.run("lm", "harvest", "lm", "--split", "validation", "--output", weft.folder / "from_model" / "validation")
+    weft.run("evaluate", weft.folder / "from_model", "--output", weft.folder / "evaluated")
+    weft.run("features", weft.folder / "from_model", "--output", weft.folder / "features")
+    assert (weft.folder / "features" / "features.h5").exists() and (weft.folder / "evaluated" / "evaluation.json").exists()
     # More than one epoch, so that windows were computed again, and validation on the text that the model held out.
     assert found[1][-1]["epoch"] >= 2, found[1][-1]
     validation = json.loads((weft.folder / "data" / "validation" / "metadata.json").read_text())["total_tokens"]

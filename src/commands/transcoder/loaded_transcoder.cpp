@@ -25,18 +25,22 @@ bench::TranscoderInput input_of(const checkpoint::Found& found, const Request& r
   return input;
 }
 
-/// `run`: where activations may be recorded.
+/// `run`: where activations of a model may be recorded, and are then found.
 std::string data_of(const bench::TranscoderInput& input, const std::string& data, const std::filesystem::path& run,
                     const parallel::World& world) {
-  const std::string path = data.empty() ? input.configuration.data.validation : data;
+  std::string path = data.empty() ? input.configuration.data.validation : data;
   if (const dataset::Settings& used = input.configuration.data; path.empty() && !used.model.empty()) {
+    path = world.on_root([&] {
+      const std::filesystem::path recorded = run / "validation";
+      return std::filesystem::is_directory(recorded) ? recorded.string() : std::string();
+    });
+    if (!path.empty()) return path;
     const std::vector<std::string>& text = used.validation_text.empty() ? used.text : used.validation_text;
     const bool held_out = text == std::vector<std::string>{dataset::kHeldOut};
     throw collective_error(ExitCode::usage,
                            "no data to use (the run computed its activations with data.model = \"{0}\" and has no "
-                           "data.validation); record "
-                           "some and name them: weft lm harvest {0}{1}{2} --tokens 65536 --output {3}/validation, then "
-                           "--data {3}/validation",
+                           "data.validation); record some, once: weft lm harvest {0}{1}{2} --tokens 65536 "
+                           "--output {3}/validation",
                            used.model,
                            held_out       ? " --split validation"
                            : text.empty() ? ""
