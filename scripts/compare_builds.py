@@ -8,7 +8,7 @@ For changes that must not change results. The runs are short trainings on plante
   language     GPT-2, Llama, Qwen3, OLMo 2 and Gemma 2 layouts, precisions, state policies, recomputation, adapters, and grids
   private      transcoders and language models in every mode
   polychromic  fine-tuning on drawn answers
-Recorded are the sha256 of every tensor of the checkpoints, the exit code where an input is refused, and tokens of greedy generation.
+Recorded are the sha256 of every tensor of the checkpoints, the exit code of inputs that are an error, and tokens of greedy generation.
 
   compare_builds.py record WEFT FILE.json     runs every case with WEFT, and writes FILE.json
   compare_builds.py compare WEFT FILE.json    runs the cases of FILE.json with WEFT, and lists the differences

@@ -5,7 +5,7 @@
 compare_private.py WEFT [--input FILE] [--seeds 1 2 3] [--output DIR] [--set table.key=value ...]
 
 private   the input (inputs/lm_private.toml)
-naive     the same epsilon with what one would take without privacy: an expected batch of 64 records, clip 1, the learning rate of
+naive     the same epsilon with the usual settings of training without privacy: an expected batch of 64 records, clip 1, the learning rate of
           inputs/lm_character.toml, and as many records in all steps together as `private` has
 open      the naive setting without privacy
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Puts the headers for attention by cuDNN into a folder, which is created complete or not at all: cudnn-frontend from its
-# pinned wheel, those of cuDNN from this machine (beside nvcc, or /usr/include) or else from its pinned wheel (370 MB, of
+# pinned wheel, those of cuDNN from this machine (next to nvcc, or /usr/include) or else from its pinned wheel (370 MB, of
 # which 1 MB is kept). The digests (cmake/cudnn_archives.txt) are checked by pip. The library itself is not needed to build.
 #
 #   bash scripts/cudnn_headers.sh DIR     include/ and licences/ in DIR

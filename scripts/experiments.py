@@ -22,10 +22,10 @@ TECHNIQUES = {
     "TF32": ("products of fp32 operands rounded to TF32", 'device.precision = "tf32"'),
     "fp8 forward": ("forward products of the blocks in e4m3", "device.fp8_forward = true"),
     "hand-written kernels": ("CUDA kernels instead of Kokkos; fused norm and residual, tensor cores", "device.backend"),
-    "bf16 + hand-written kernels": ("the same in bf16, which they need", "device.backend"),
-    "bf16 + fp8 forward": ("the same with bf16, which it needs", "device.fp8_forward = true"),
+    "bf16 + hand-written kernels": ("CUDA kernels instead of Kokkos, which need bf16", "device.backend"),
+    "bf16 + fp8 forward": ("forward products of the blocks in e4m3, which need bf16", "device.fp8_forward = true"),
     "flash attention": ("attention without the matrix of scores", "always"),
-    "chunked head": ("logits of a part of the rows at a time", "always; memory.head_chunk"),
+    "chunked head": ("logits of a part of the rows at a time", "memory.head_chunk"),
     "recompute activation": ("outputs of the MLP's activation are computed again", 'memory.recompute = "activation"'),
     "recompute norms": ("these and outputs of norms", 'memory.recompute = "norm"'),
     "recompute blocks": ("everything of a block but its input", 'memory.recompute = "block"'),
@@ -47,8 +47,8 @@ TECHNIQUES = {
 ELSEWHERE = {
     "tensor parallelism: ranks share every matrix": (
         "`parallel.tensor`", "two H200, 65,536 tokens per step: GPT-2 1.56B 1.67, sizes of Llama 3.2 1B 1.79 times one GPU "
-        "([measured 2026-11-24](language_models.md#models-divided-over-ranks)); a GPU holds its part of the weights alone"),
-    "automatic learning rate: range test, plateau, greedy": ("`optimizer.tuning`", "[below](#automatic-learning-rate)"),
+        "([measured 2026-11-24](language_performance.md#several-gpus)); a GPU holds its part of the weights alone"),
+    "automatic learning rate: range test, plateau, greedy": ("`optimizer.tuning`", "[trainings](#trainings)"),
 }
 COMBINED = ("baseline", "A", "B", "safe", "all")
 
@@ -98,7 +98,8 @@ def conclusion(case, baseline, noise):
     return "; ".join(words)
 
 
-def section(machine, result):
+def section(machine, result, described):
+    """The table of a machine; adds the techniques that it describes to `described`, which later tables only name."""
     title, command = MACHINES[machine]
     lines = [f"## {title}", ""]
     if result is None:
@@ -110,7 +111,7 @@ def section(machine, result):
         note = result.get("note", "")
         device = result["machine"]
         lines += [f"{command}{': ' + note if note else ''}. {device['device']}; memory copy {device['copy_gb_per_second']:.1f} GB/s, "
-                  f"product {device['gemm_gflops']:.0f} GFLOP/s; revision {result['build']['revision'][:12]}. "
+                  f"product {grouped(device['gemm_gflops'])} GFLOP/s; revision {result['build']['revision'][:12]}. "
                   f"Loss: nats per token after {result['steps']} steps.", ""]
         if baseline is None:
             lines += [f"The baseline could not be measured ({missing.get('baseline', 'it is not among the cases')}): no row is valid.", ""]
@@ -118,20 +119,21 @@ def section(machine, result):
             lines += [f"Baseline: {baseline['ms_per_step']:.0f} ms/step, {grouped(baseline['tokens_per_second'])} tokens/s, "
                       f"{mib(baseline['peak_bytes'])} MiB, loss {baseline['loss']:.4f}. Differences in time below "
                       f"{100 * drift(cases):.0f} % are noise of this measurement.", ""]
-    lines += ["| technique | status | tokens/s before | after | MiB before | after | loss differs by | conclusion |",
-              "|---|---|---:|---:|---:|---:|---:|---|"]
+    lines += ["| technique | tokens/s | MiB | loss differs by | conclusion |", "|---|---:|---:|---:|---|"]
+    unmeasured = {}  # reason -> techniques
     for name, (what, key) in TECHNIQUES.items():
-        single = " + " not in name and name not in ("A", "B", "safe", "all")
-        status = f"`{key}`" if " = " in key else (key or ("combination" if not single else "does not exist"))
-        row = [f"**{name}**: {what}", status]
         if name in cases and baseline:
             case = cases[name]
-            row += [grouped(baseline["tokens_per_second"]), grouped(case["tokens_per_second"]), mib(baseline["peak_bytes"]),
-                    mib(case["peak_bytes"]), f"{case['loss_difference']:.0e}" if case["loss_difference"] else "0",
-                    conclusion(case, baseline, drift(cases))]
+            switch = f" ({key if key == 'always' else f'`{key}`'})" if key else ""
+            what = "" if name in described else f": {what}{switch}"
+            described.add(name)
+            row = [f"**{name}**{what}", grouped(case["tokens_per_second"]), mib(case["peak_bytes"]),
+                   f"{case['loss_difference']:.0e}" if case["loss_difference"] else "0", conclusion(case, baseline, drift(cases))]
+            lines.append("| " + " | ".join(row) + " |")
         else:
-            row += ["", "", "", "", "", f"not measured: {missing[name]}" if name in missing else "not measured"]
-        lines.append("| " + " | ".join(row) + " |")
+            unmeasured.setdefault(missing.get(name, "no result"), []).append(name)
+    if result and unmeasured:
+        lines += ["", "Not measured: " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in unmeasured.items()) + "."]
     return lines + [""]
 
 
@@ -207,12 +209,12 @@ def mean(losses):
 
 def comparison(name, result):
     title, what = COMPARISONS[name]
-    lines = [f"### {title}", "", what, ""]
     if result is None:
-        return lines + [f"Not measured. `scripts/compare_trainings.py WEFT {name}` writes the results.", ""]
+        return [f"Not measured. {title}: `scripts/compare_trainings.py WEFT {name}` writes the results.", ""]
+    lines = [f"### {title}", "", what, ""]
     settings = ", ".join(f"`{each}`" for each in result["settings"])
     lines += [f"`{result['input']}` with {settings}; {grouped(result['steps'])} steps, seeds {', '.join(map(str, result['seeds']))}. "
-              f"{result['machine']['device']}; revision {result['build']['revision'][:12]}.", "",
+              f"{result['machine']['device']}; revision {result['build']['revision'][:12]}{'; ' + result['note'] if 'note' in result else ''}.", "",
               f"| | ms/step | validation loss at equal tokens | at equal time ({result['seconds']:.1f} s) |", "|---|---:|---:|---:|"]
     for variant in result["variants"]:
         ms = variant["ms_per_step"]
@@ -234,8 +236,7 @@ by `scripts/experiments.py` from results of `weft benchmark`; [language_models.m
 
 - The baseline has every optimisation off: fp32, attention with the matrix of scores in memory (of one layer at a time), logits of the
   whole batch, all activations kept, fp32 state, one micro-batch, no graphs, portable kernels. Each technique is switched on alone.
-- *Status*: how it is switched on in an input.
-- *MiB*: the largest amount allocated at once where the kernels run.
+- In parentheses: how an input switches it on. *MiB*: the largest amount allocated at once where the kernels run.
 - A row is valid if the loss after the same steps on the same batches differs from the baseline's by at most
   `benchmark.loss_tolerance`, and if the baseline fits in memory. *0*: the same bits.
 """
@@ -244,9 +245,10 @@ by `scripts/experiments.py` from results of `weft benchmark`; [language_models.m
 def main():
     folder = Path(sys.argv[1])
     lines = HEAD.splitlines() + [""]
+    described = set()
     for machine in MACHINES:
         path = folder / f"{machine}.json"
-        lines += section(machine, json.loads(path.read_text()) if path.exists() else None)
+        lines += section(machine, json.loads(path.read_text()) if path.exists() else None, described)
     lines += elsewhere(folder) + operations(folder) + combined(folder)
     lines += TRAININGS.splitlines() + [""]
     for name in COMPARISONS:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Time of each stage of polychromic fine-tuning, for several ways to compute the answers.
+"""Time of each stage of polychromic fine-tuning, for several methods to compute the answers.
 
 polychromic_stages.py WEFT MODEL --text FILE [--steps 100] [--slow-steps 100] [--samples 3 8] [--output DIR] [--diversity PROGRAM]
                       [--set table.key=value ...]
@@ -8,7 +8,7 @@ polychromic_stages.py WEFT MODEL --text FILE [--steps 100] [--slow-steps 100] [-
 MODEL: a run of weft lm train or a directory of Hugging Face. Each case trains it for --steps steps (answers one by one: --slow-steps), at
 least 4, with answers in every step: 4 prompts of 128 tokens, 100 new tokens. Prints Markdown: milliseconds per step as a whole and of each
 stage with its share of the step, memory, part of the rate of a memory copy at which generation moves weights, keys and values, and how
-many times faster than answers one by one. Answers before the first step warm up; they are in no column.
+many times faster than answers one by one. Answers before the first step are not counted.
 
 Two tables follow: a supervised step and the generation of the answers with flash attention and with the matrix of scores in memory
 (benchmark.attention), by weft benchmark; and, with --diversity build/cuda-release/tests/gpu/gpu_diversity_benchmark, the fused kernel of
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 
 STAGES = ("generate", "embed", "reward", "diversity and advantage", "policy backward")
-# As one would begin: every answer and every embedding by itself, each kernel launched by the host.
+# Naive baseline first: every answer and every embedding by itself, each kernel launched by the host.
 CASES = {
     "one by one": ["polychromic.draw_together=1", "polychromic.embed_together=1", "device.graphs=false"],
     "answers together": ["polychromic.embed_together=1", "device.graphs=false"],

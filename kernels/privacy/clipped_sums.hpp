@@ -14,6 +14,7 @@
 #include "kernels/bf16.hpp"
 #include "kernels/execution.hpp"
 #include "kernels/privacy/examples.hpp"
+#include "kernels/privacy/noise.hpp"
 
 namespace weft::kernels {
 
@@ -35,9 +36,28 @@ constexpr double norm_margin(std::int64_t rows) { return 0x1p-14 + 0x1p-23 * sta
 /// examples must not change the factor.
 float clip_factor(double squared_norm, double clip, ClipFunction function, std::int64_t rows = 1);
 
-/// factors[b] from squared norms. `clipped`: if not null, *clipped = number of factors that scale a gradient down.
+/// factors[b] from squared norms. `unit`: if not null, `clip` is in units of *unit, in memory of the kernels.
 void clip_factors(const Execution&, Array<const double> squared_norms, double clip, ClipFunction, std::int64_t rows,
-                  Array<float> factors, std::int64_t* clipped = nullptr);
+                  Array<float> factors, const double* unit = nullptr);
+
+/// *balance += number of factors that are 1 - number of others.
+void add_clip_balance(const Execution&, Array<const float> factors, double* balance);
+
+/// One step of a clip bound that follows a quantile of the norms (Andrew et al. 2021, arXiv:1905.03871). A record adds
+/// b - 1/2 to half of *balance, b = 1 if its norm is at most the bound and else 0: magnitude 1/2, which is why the
+/// count needs half the noise of a sum of b. On average the sum is expected * (fraction - 1/2).
+struct ClipAdaptation {
+  double quantile = 0.5;  ///< fraction of norms that are to be at most the bound
+  double rate = 0;
+  double deviation = 0;  ///< of the noise on half of *balance
+  double expected = 1;   ///< records of a step: the public expectation
+};
+/// The range of clip bounds.
+constexpr double kLeastClip = 1e-6, kLargestClip = 1e6;
+
+/// *clip *= exp(-rate (fraction - quantile)), fraction = 1/2 + (*balance / 2 + deviation xi) / expected, xi the first
+/// number of the stream; to kLeastClip or kLargestClip at most.
+void adapt_clip(const Execution&, const double* balance, const ClipAdaptation&, const NoiseStream&, double* clip);
 
 /// Bytes of workspace of add_clipped_product.
 std::int64_t clipped_product_workspace(Scalar x, Scalar g, std::int64_t in, std::int64_t out, const ExampleSizes&,

@@ -26,17 +26,31 @@ float clip_factor(double squared_norm, double clip, ClipFunction function, std::
 }
 
 void clip_factors(const Execution& execution, Array<const double> squared_norms, double clip, ClipFunction function,
-                  std::int64_t rows, Array<float> factors, std::int64_t* clipped) {
+                  std::int64_t rows, Array<float> factors, const double* unit) {
   const double margin = norm_margin(rows);
   for_all(
-      execution, "clip_factors", factors.size,
-      KOKKOS_LAMBDA(std::int64_t b) { factors[b] = factor_of(squared_norms[b], clip, function, margin); });
-  if (clipped == nullptr) return;
+      execution, "clip_factors", factors.size, KOKKOS_LAMBDA(std::int64_t b) {
+        factors[b] = factor_of(squared_norms[b], unit == nullptr ? clip : clip * *unit, function, margin);
+      });
+}
+
+void add_clip_balance(const Execution& execution, Array<const float> factors, double* balance) {
   for_all(
-      execution, "count_clipped", 1, KOKKOS_LAMBDA(std::int64_t) {
-        std::int64_t count = 0;
-        for (std::int64_t b = 0; b < factors.size; ++b) count += factors[b] < 1.0f;
-        *clipped = count;
+      execution, "add_clip_balance", 1, KOKKOS_LAMBDA(std::int64_t) {
+        double sum = *balance;
+        for (std::int64_t b = 0; b < factors.size; ++b) sum += factors[b] == 1.0f ? 1 : -1;
+        *balance = sum;
+      });
+}
+
+void adapt_clip(const Execution& execution, const double* balance, const ClipAdaptation& adaptation,
+                const NoiseStream& stream, double* clip) {
+  for_all(
+      execution, "adapt_clip", 1, KOKKOS_LAMBDA(std::int64_t) {
+        const double noise = noise_pair(chacha20(stream.key, stream.block(0)), 0).first;
+        const double fraction = 0.5 + (0.5 * *balance + adaptation.deviation * noise) / adaptation.expected;
+        const double next = *clip * std::exp(-adaptation.rate * (fraction - adaptation.quantile));
+        *clip = next < kLeastClip ? kLeastClip : next > kLargestClip ? kLargestClip : next;
       });
 }
 

@@ -9,7 +9,7 @@
 // that these stay in the L2 cache. Whole tiles are added to memory by reductions (PTX ISA, red): no thread waits for a
 // read of the sum. Measured variants: docs/experiments_log.md.
 //
-// Rates and their limits: docs/privacy.md.
+// Rates and their limits: docs/private_performance.md.
 #include "kernels/privacy/hopper_panels_cuda.cuh"
 
 namespace weft::kernels::cuda {

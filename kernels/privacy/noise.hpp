@@ -28,7 +28,7 @@ namespace weft::kernels {
 using NoiseKey = std::array<std::uint32_t, 8>;
 
 /// Purpose for which the key is used. Part of what a resumed run repeats: never renumber.
-enum class NoisePurpose : std::uint32_t { gradient = 1, sampling = 2 };
+enum class NoisePurpose : std::uint32_t { gradient = 1, sampling = 2, clip_bound = 3 };
 
 /// All blocks of one parameter in one step.
 struct NoiseStream {
@@ -73,7 +73,8 @@ WEFT_HOST_DEVICE inline NormalPair noise_pair(const ChachaBlock& block, int pair
 }
 
 /// values[i] = scale * (values[i] + deviation * number of element first_element + i), in fp64 and rounded once.
+/// `unit`: if not null, `deviation` is in units of *unit, in memory of the kernels.
 void add_noise(const Execution&, Array<float> values, double deviation, const NoiseStream&, std::uint64_t first_element,
-               double scale = 1);
+               double scale = 1, const double* unit = nullptr);
 
 }  // namespace weft::kernels

@@ -19,7 +19,7 @@ NoiseStream noise_stream(const NoiseKey& key, std::uint64_t step, std::uint64_t 
 }
 
 void add_noise(const Execution& execution, Array<float> values, double deviation, const NoiseStream& stream,
-               std::uint64_t first_element, double scale) {
+               std::uint64_t first_element, double scale, const double* unit) {
   if (values.size == 0) return;
   const std::uint64_t first_block = first_element / kNoiseBlock;
   const auto skipped = static_cast<std::int64_t>(first_element % kNoiseBlock),
@@ -30,9 +30,10 @@ void add_noise(const Execution& execution, Array<float> values, double deviation
   for_all(
       execution, "add_noise", blocks, KOKKOS_LAMBDA(std::int64_t i) {
         const ChachaBlock block = chacha20(stream.key, stream.block(first_block + static_cast<std::uint64_t>(i)));
+        const double width = unit == nullptr ? deviation : deviation * *unit;
         const auto add = [&](std::int64_t element, double number) {
           if (element < 0 || element >= values.size) return;
-          values[element] = static_cast<float>(scale * (static_cast<double>(values[element]) + deviation * number));
+          values[element] = static_cast<float>(scale * (static_cast<double>(values[element]) + width * number));
         };
         for (int pair = 0; pair < 4; ++pair) {
           const NormalPair normal = noise_pair(block, pair);

@@ -254,6 +254,13 @@ def _step_axis(picture, values):
     _linear(picture.axes.xaxis, low, high, whole=True)
 
 
+def _measure_axis(picture, values):
+    low, high = _range(values)
+    margin = 0.04 * (high - low)
+    picture.axes.set_xlim(low - margin, high + margin)
+    _linear(picture.axes.xaxis, low - margin, high + margin)
+
+
 def _dash(pattern):
     return "solid" if pattern == "none" else (0, tuple(float(one) / 1.8 for one in pattern.split()))
 
@@ -313,8 +320,9 @@ def _dot(picture, x, y, colour, moved, radius=2.5):
     picture.patch(Polygon(corners, closed=True, facecolor=colour, edgecolor="none"))
 
 
-def overlay(x_label, y_label, lines, from_zero=False):
-    """Curves (name, x, y) of several runs; neighbours differ in colour and in dashes. At most len(PALETTE) are drawn."""
+def overlay(x_label, y_label, lines, from_zero=False, steps=True):
+    """Curves (name, x, y) of several runs; neighbours differ in colour and in dashes. At most len(PALETTE) are drawn. steps: x are steps,
+    from 0."""
     lines = lines[:len(PALETTE)]
     finite = []
     for name, x, y in lines:
@@ -323,7 +331,7 @@ def overlay(x_label, y_label, lines, from_zero=False):
     picture = Picture(y_label)
     picture.place(58, 8, 24, 40)
     remark = _value_axis(picture, [value for _, points in finite for _, value in points], from_zero)
-    _step_axis(picture, [at for _, points in finite for at, _ in points])
+    (_step_axis if steps else _measure_axis)(picture, [at for _, points in finite for at, _ in points])
     picture.labels(x_label, y_label + remark)
     spot, entries = picture_units(picture), []
     for i, (name, points) in enumerate(finite):

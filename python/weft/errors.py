@@ -38,7 +38,7 @@ class Output:
     @staticmethod
     def add_options(parser):
         parser.add_argument("--json", action="store_true", help="print the result as one JSON document; all else goes to standard error")
-        parser.add_argument("--quiet", action="store_true", help="print results, warnings and errors alone")
+        parser.add_argument("--quiet", action="store_true", help="print only results, warnings and errors")
 
     def info(self, text):
         if not self.quiet:

@@ -9,14 +9,14 @@ Reads metrics.jsonl of each run as it grows, by polling: the directory may be mo
 its end has been written. A run that resumes from a checkpoint writes some steps again: the later line of a step replaces the earlier
 one. Ends when all runs have ended (--once: after one pass; --every SECONDS between two passes), or with Ctrl-C.
 
-The targets, each of which alone needs its library:
+Targets (only the chosen one needs its library):
 
-  tensorboard DIR   event files in DIR/RUN (package tensorboard; tensorboardX or PyTorch will do)
+  tensorboard DIR   event files in DIR/RUN (package tensorboard, tensorboardX or PyTorch)
   wandb [PROJECT]   one W&B run per run, resumed under the same id; PROJECT is "weft" unless given (package wandb)
   csv [DIR]         DIR/RUN.csv, or RUN/metrics.csv; replaced as a whole, so that it is always complete
 
-Can be stopped and started again: CSV files are written anew; what TensorBoard or W&B have received is noted in .follow_TARGET.json
-(in DIR, for wandb in the current directory), and only newer steps are handed over. W&B keeps the first line of a step, TensorBoard also
+Can be stopped and started again: CSV files are written again; .follow_TARGET.json (in DIR, for wandb in the current directory) records
+the steps that TensorBoard or W&B have received, and only newer ones are sent. W&B keeps the first line of a step, TensorBoard also
 has the later one if the step was written again while this program ran.
 
 Layers are columns "l0.3" (layer_l0 of layer 3), members of a group "communication.bytes_sent". Exit codes: 0 done, 2 usage.
@@ -257,7 +257,7 @@ class Wandb:
         try:
             import wandb
         except ImportError:
-            raise WeftError(USAGE, "--to wandb needs the package wandb (it is not installed); pip install wandb, or take --to csv") from None
+            raise WeftError(USAGE, "--to wandb needs the package wandb (it is not installed); pip install wandb, or use --to csv") from None
         self.wandb, self.project, self.runs = wandb, where or "weft", {}
         self.sent = Sent(".follow_wandb.json")
 
@@ -311,7 +311,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser(prog="weft follow", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs")
     parser.add_argument("--to", nargs="+", required=True, metavar=("TARGET", "WHERE"), help="tensorboard DIR, wandb [PROJECT] or csv [DIR]")
-    parser.add_argument("--every", type=float, default=5, metavar="SECONDS", help="between two passes (default %(default)s)")
+    parser.add_argument("--every", type=float, default=5, metavar="SECONDS", help="time between two passes (default %(default)s)")
     parser.add_argument("--once", action="store_true", help="end after one pass")
     given = parser.parse_args(arguments)
     if given.to[0] not in TARGETS or len(given.to) > 2:

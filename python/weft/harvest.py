@@ -5,9 +5,9 @@
 
 MODEL is a name on the hub or a directory: a causal language model, or an encoder such as MiniLM. Texts are plain files (one document
 each), or .jsonl with a "text" in each line; --dataset reads a dataset from the hub instead (needs the package datasets). Each document
-is cut into windows of at most --context tokens, the last of which may be short; --join joins the documents by the end-of-text token
-first, so that windows are whole but for the last one of a file. --split train and --split validation divide the documents, by a hash of their text: a
-document is always on the same side. The files hold the token id of every row and the rows at which documents begin; vocabulary.json
+is cut into windows of at most --context tokens, the last of which may be short; --join first joins the documents by the end-of-text
+token, so that only the last window of a file may be short. --split train and --split validation divide the documents by a hash of their
+text. The files hold the token id of every row and the rows at which documents begin; vocabulary.json
 holds the text of every id.
 
 Values are stored exactly as computed by the model if --store is the type in which the model runs (--dtype; both default to
@@ -17,7 +17,7 @@ harvest resumes when the same command is run again.
 
     torchrun --nproc-per-node 8 -m weft.harvest MODEL …     (or srun, mpirun: ranks are taken from the environment)
 
-A model that is larger than a GPU is spread over all that one process sees by --device-map auto (needs the package accelerate).
+--device-map auto distributes a model that is larger than a GPU over all GPUs of one process (needs the package accelerate).
 
 The hooks are recorded in the files. A hook is the name of a module inside a block of the model, followed by ".input" or
 ".output". The defaults are the input of the MLP (after the norm, in pre-norm models) and its output: mlp.input and mlp.output, in
@@ -209,7 +209,7 @@ def require_same(path, settings):
     differ = [f"{key} was {made_with.get(key)!r}, now {value!r}" for key, value in settings.items()
               if made_with.get(key) != value]
     if differ:
-        raise WeftError(USAGE, f"{path}: belongs to another harvest ({'; '.join(differ)}); take another --output")
+        raise WeftError(USAGE, f"{path}: belongs to another harvest ({'; '.join(differ)}); choose another --output")
 
 
 def token_texts(tokenizer):
@@ -277,7 +277,7 @@ def first_token(tokenizer, choice):
     if choice == "auto":
         choice = "drop" if begin is not None and tokenizer.encode("")[:1] == [begin] else "none"
     if choice != "none" and begin is None:
-        raise WeftError(USAGE, f"--bos {choice}: the tokenizer has no begin-of-text token; take --bos none")
+        raise WeftError(USAGE, f"--bos {choice}: the tokenizer has no begin-of-text token; choose --bos none")
     return (None if choice == "none" else begin), choice
 
 
@@ -288,7 +288,7 @@ def added_ids(tokenizer):
     for begin in range(len(whole) - len(text) + 1 if text else 0):
         if whole[begin:begin + len(text)] == text:
             return whole[:begin], whole[begin + len(text):]
-    raise WeftError(USAGE, "--bos: what the tokenizer adds to a text cannot be told from the text itself; take --bos none")
+    raise WeftError(USAGE, "--bos: the tokens that the tokenizer adds to a text cannot be recognised; choose --bos none")
 
 
 class Harvester:
@@ -466,22 +466,22 @@ def parse(arguments):
     parser.add_argument("--revision", help="commit or branch of the model on the hub")
     parser.add_argument("--text", nargs="+", default=[], metavar="FILE", help="text files, or .jsonl")
     parser.add_argument("--dataset", help="a dataset of the hub instead of files")
-    parser.add_argument("--dataset-config", help="its configuration")
-    parser.add_argument("--dataset-split", default="train", help="its split (default %(default)s)")
+    parser.add_argument("--dataset-config", help="configuration of the dataset")
+    parser.add_argument("--dataset-split", default="train", help="split of the dataset (default %(default)s)")
     parser.add_argument("--split", choices=["all", "train", "validation"], default="all",
-                        help="of the documents, by a hash of their text (default %(default)s)")
+                        help="documents to process, divided by a hash of their text (default %(default)s)")
     parser.add_argument("--validation", type=float, default=0.1, metavar="FRACTION",
-                        help="part of the documents that --split validation takes (default %(default)s)")
+                        help="fraction of the documents in --split validation (default %(default)s)")
     parser.add_argument("--join", action="store_true",
                         help="join documents by the end-of-text token, so that windows span them (default: each by itself)")
     parser.add_argument("--column", default="text", help="field or column with the text (default %(default)s)")
     parser.add_argument("--output", required=True, metavar="DIR", help="directory of the activations")
-    parser.add_argument("--tokens", type=int, default=0, help="rows to store, about, in whole files (default: all of the text)")
+    parser.add_argument("--tokens", type=int, default=0, help="approximate number of rows to store, in whole files (default: all of the text)")
     parser.add_argument("--context", type=int, default=512, help="tokens per window (default %(default)s)")
     parser.add_argument("--batch", type=int, default=8, help="windows per forward pass (default %(default)s)")
     parser.add_argument("--bos", choices=["auto", "none", "keep", "drop"], default="auto",
-                        help="begin-of-text token before each window, of an encoder [CLS] and [SEP]: none; keep or drop its row "
-                        "(default: drop where the tokenizer adds one: its activations are outliers)")
+                        help="begin-of-text token before each window (of an encoder [CLS] and [SEP]): none; keep or drop its row "
+                        "(default: drop, because its activations are outliers, if the tokenizer adds one)")
     parser.add_argument("--inputs", metavar="HOOK", help="input of the transcoder (default: that of the MLP)")
     parser.add_argument("--targets", metavar="HOOK", help="target of the transcoder (default: the output of the MLP)")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="type in which the model runs (default %(default)s)")
@@ -489,7 +489,7 @@ def parse(arguments):
     parser.add_argument("--rows-per-file", type=int, default=65536, help="approximate number of rows per file (default %(default)s)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda:0 ... (default %(default)s)")
     parser.add_argument("--device-map", choices=["auto", "balanced", "sequential"],
-                        help="spread a model that is larger than a GPU over all GPUs (one process)")
+                        help="distribute a model that is larger than a GPU over all GPUs (one process)")
     given = parser.parse_args(arguments)
     given.store = given.store or given.dtype
     if bool(given.text) == bool(given.dataset):

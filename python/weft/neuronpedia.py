@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.errors import USAGE, Output, Parser, WeftError, run
-from weft.serve.catalogue import Catalogue, find_features
+from weft.serve.catalogue import Catalogue, required_features
 from weft.text import plural
 
 BATCH = 1024        # features of a file
@@ -150,7 +150,7 @@ def arguments_of(arguments):
 
 def command(arguments):
     options = arguments_of(arguments)
-    output, path = Output(options.json, options.quiet), find_features(options.features)
+    output, path = Output(options.json, options.quiet), required_features(options.features)
     target = Path(options.output)
     if target.exists():
         raise WeftError(USAGE, f"--output {target}: exists (nothing is overwritten); name a new directory")

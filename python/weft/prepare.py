@@ -7,12 +7,12 @@
 Rows of FILE.jsonl and FILE.parquet (which needs the package pyarrow):
 
   {"messages": [{"role", "content"}]}           a conversation
-  {"prompt": [messages], "completion": [messages]}   a conversation whose second part counts
+  {"prompt": [messages], "completion": [messages]}   a conversation; only the completion counts in the loss
   {"text"}, {"prompt", "completion"}, {"segments"}   texts, which are copied
 
-The chat template of the model (chat_template.jinja or tokenizer_config.json in DIRECTORY) makes a text of a conversation, like
-apply_chat_template of transformers; Jinja2 runs it. The row becomes {"segments": [{"text", "loss"}]}: the turns of the assistant count in the
-loss. Where a template writes a turn differently once others follow, the last turn alone counts, and such rows are counted.
+The chat template of the model (chat_template.jinja or tokenizer_config.json in DIRECTORY) makes a text of a conversation, as
+apply_chat_template of transformers does (needs Jinja2). The row becomes {"segments": [{"text", "loss"}]}: the turns of the assistant count
+in the loss. If a template writes a turn differently when others follow, only the last turn counts; the number of such rows is printed.
 
 With --generation-prompt a conversation becomes a prompt: it ends with the header of the assistant's next turn. A last turn of the assistant is
 left out of the text and becomes "reference".
@@ -63,7 +63,7 @@ def json_rows(path):
                 yield place, BadRow(str(failure))
 
 
-def parquet_rows(path):
+def parquet_rows(path, kept):
     """(place, row) of each row."""
     try:
         import pyarrow
@@ -72,7 +72,7 @@ def parquet_rows(path):
         raise WeftError(USAGE, f"{path}: Parquet needs the package pyarrow ({printable(str(failure), 200)}); pip install pyarrow") from None
     try:
         file = pyarrow.parquet.ParquetFile(path)
-        wanted = [name for name in file.schema_arrow.names if name in (*COPIED, "messages", "tools")]
+        wanted = [name for name in file.schema_arrow.names if name in (*COPIED, *kept, "messages", "tools")]
         number = 0
         for batch in file.iter_batches(batch_size=256, columns=wanted):
             for row in batch.to_pylist():
@@ -82,9 +82,9 @@ def parquet_rows(path):
         raise WeftError(DATA, f"{path}: cannot be read as Parquet ({printable(str(failure), 200)}); is it complete?") from None
 
 
-def rows_of(path):
+def rows_of(path, kept):
     with open(path, "rb") as file:
-        return parquet_rows(path) if file.read(4) == b"PAR1" else json_rows(path)
+        return parquet_rows(path, kept) if file.read(4) == b"PAR1" else json_rows(path)
 
 
 def messages_in(row, key):
@@ -103,19 +103,25 @@ def messages_in(row, key):
 class Preparer:
     """Makes rows of rows, and counts them."""
 
-    def __init__(self, template, generation_prompt, ignore_tools):
-        self.template, self.generation_prompt, self.ignore_tools = template, generation_prompt, ignore_tools
+    def __init__(self, template, generation_prompt, ignore_tools, kept):
+        self.template, self.generation_prompt, self.ignore_tools, self.kept = template, generation_prompt, ignore_tools, kept
         self.counts = {"rows": 0, "conversations": 0, "last_turn_alone": 0, "skipped": 0}
 
     def row(self, row):
         """Raises BadRow and TemplateFailure."""
         if not isinstance(row, dict):
             raise BadRow("not a JSON object")
+        missing = [key for key in self.kept if key not in row]
+        if missing:
+            raise BadRow(f"has no \"{missing[0]}\" (--keep)")
+        return {**self.made(row), **{key: row[key] for key in self.kept}}
+
+    def made(self, row):
         is_split = isinstance(row.get("prompt"), list)
         if "messages" not in row and not is_split:
             return self.copied(row)
         if row.get("tools") and not self.ignore_tools:
-            raise WeftError(DATA, "has \"tools\", whose definitions Weft does not give to the template; leave them out with --ignore-tools")
+            raise WeftError(DATA, "has \"tools\" (their definitions are not passed to the template); leave them out with --ignore-tools")
         if self.template is None:
             raise WeftError(USAGE, "is a conversation, which becomes a text by the chat template of a model; give --model DIRECTORY")
         self.counts["conversations"] += 1
@@ -153,7 +159,7 @@ def write(preparer, files, target, skips):
     """Writes the rows; returns messages about the first that were skipped."""
     skipped = []
     for path in files:
-        for place, row in rows_of(path):
+        for place, row in rows_of(path, preparer.kept):
             try:
                 if isinstance(row, BadRow):
                     raise row
@@ -182,11 +188,13 @@ def value_of(text):
 def command(arguments):
     parser = Parser("prepare", description=__doc__)
     parser.add_argument("files", nargs="+", metavar="FILE", help="JSON Lines or Parquet")
-    parser.add_argument("--model", metavar="DIRECTORY", help="model whose chat template conversations get")
-    parser.add_argument("--output", required=True, metavar="OUT.jsonl", help="is written when all rows are complete")
+    parser.add_argument("--model", metavar="DIRECTORY", help="model whose chat template is applied to conversations")
+    parser.add_argument("--output", required=True, metavar="OUT.jsonl", help="output file, written when all rows are complete")
     parser.add_argument("--generation-prompt", action="store_true", help="write prompts for weft lm generate and weft lm polychromic")
     parser.add_argument("--argument", action="append", default=[], metavar="NAME=VALUE",
                         help="a variable of the template, as enable_thinking=false (VALUE is JSON or a text); repeatable")
+    parser.add_argument("--keep", action="append", default=[], metavar="KEY",
+                        help="a key that each row must have and keeps, as the one that privacy.owner_field names; repeatable")
     parser.add_argument("--ignore-tools", action="store_true", help="leave \"tools\" of conversations out")
     parser.add_argument("--bad-lines", choices=["stop", "skip"], default="stop",
                         help="a row that cannot be used is an error, or is left out and counted (default %(default)s)")
@@ -204,7 +212,7 @@ def command(arguments):
 
     variables = {name: value_of(value) for name, _, value in (one.partition("=") for one in given.argument)}
     template = ChatTemplate(given.model, variables) if given.model else None
-    preparer = Preparer(template, given.generation_prompt, given.ignore_tools)
+    preparer = Preparer(template, given.generation_prompt, given.ignore_tools, given.keep)
     handle, temporary = tempfile.mkstemp(prefix=f"{target.name}.", suffix=".tmp", dir=target.parent)
     try:
         with open(handle, "wb") as file:

@@ -30,8 +30,8 @@ void add_keys(input::Schema& schema, Settings& checkpoint) {
       .free();
   schema
       .add("checkpoint.keep_best", checkpoint.keep_best,
-           "an evaluation with the lowest validation loss so far also writes a checkpoint, which is kept until one has "
-           "a lower loss; commands read it as RUN/best")
+           "keep the checkpoint with the lowest validation loss, which the evaluation writes; commands read it "
+           "as RUN/best")
       .free();
   schema
       .add("checkpoint.verify", checkpoint.verify,
@@ -50,8 +50,8 @@ void add_keys(input::Schema& schema, Settings& checkpoint) {
       .free();
   schema
       .add("checkpoint.local", checkpoint.local,
-           "directory on a disk of each node: checkpoints are written there first, then copied to the run directory "
-           "while training continues; \"\" = written to the run directory")
+           "directory on a disk of each node: checkpoints are written there first, then copied to the run "
+           "directory while training continues; \"\" = none")
       .path_name()
       .not_with("checkpoint.keep_best", {}, "only the newest checkpoint on the nodes is copied")
       .free();

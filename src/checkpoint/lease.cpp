@@ -295,7 +295,7 @@ bool Lease::attempt(const Settings& settings) {
   } else if (settings.take_over) {
     why = "--take-over";
   } else if (!here && seconds(now - seen_since_) >= silence) {
-    why = fmt::format("without a sign of life for {:g} s", silence);
+    why = fmt::format("its lease was not renewed for {:g} s", silence);
   } else if ((here || renewed_) && seconds(now - waiting_since_) >= grace) {
     throw error(ExitCode::io,
                 "{}: belongs to another run: {} (two runs in one directory would overwrite each other's files); wait "
@@ -304,7 +304,7 @@ bool Lease::attempt(const Settings& settings) {
   } else {
     if (!std::exchange(announced_, true))
       log::info("{}: belongs to {}; waiting up to {:g} s {}", directory_.string(), describe(owner),
-                here ? grace : silence, here ? "until it has ended" : "for a sign of life");
+                here ? grace : silence, here ? "until it has ended" : "for a renewal of its lease");
     return false;
   }
   if (!why.empty()) taken_over_from_ = fmt::format("{} ({})", describe(owner), why);

@@ -75,7 +75,7 @@ Options options_of(const Command& command, Request& request) {
     options.add(std::string(command.subject), request.subject, "", help_of_subject(command.subject));
   command.options(options);
   return options.flag("--json", request.json, "print the result as one JSON document; all else goes to standard error")
-      .flag("--quiet", request.quiet, "print results, warnings and errors alone")
+      .flag("--quiet", request.quiet, "print only results, warnings and errors")
       .flag("--verbose", request.verbose, "also print versions, and when each phase outside the steps begins")
       .texts();
 }

@@ -26,6 +26,7 @@ constexpr PackageCommand kPackage[] = {
     {"follow", "RUN", "metrics of a run for TensorBoard, W&B or a table", false},
     {"prepare", "FILE", "conversations and Parquet to JSON Lines for weft lm", false},
     {"neuronpedia", "DIR", "features in the layout of Neuronpedia", false},
+    {"score", "DIR", "labels of features, scored by a program", false},
     {"harvest", "MODEL", "activations of a Hugging Face model, by PyTorch", true},
 };
 

@@ -23,8 +23,7 @@ void add_keys(input::Schema& schema, Settings& data) {
   schema
       .add("data.model", data.model,
            "language model that computes the activations while training runs, in place of data.train: a run, a "
-           "checkpoint "
-           "or a directory of Hugging Face; \"\" = none")
+           "checkpoint or a directory of Hugging Face; \"\" = none")
       .path_name()
       .not_with("data.train", {}, "rows come from a model or from files")
       .free();
@@ -43,15 +42,14 @@ void add_keys(input::Schema& schema, Settings& data) {
       .free();
   schema
       .add("data.sequence", data.sequence,
-           "tokens of a text segment, which data.model processes by itself; 0 = as in its training, at most 1024 of a "
-           "directory of Hugging Face")
+           "tokens per text segment of data.model; 0 = as in its training (a directory of Hugging Face: at most 1024)")
       .in("tokens")
       .at_least(0)
       .at_most(kMostTokens)
       .only_with("data.model");
   schema
       .add("data.statistics_rows", data.statistics_rows,
-           "rows at the beginning of the training data that mean and scale are computed from; 0 = all")
+           "rows at the beginning of the training data from which mean and scale are computed; 0 = all")
       .in("rows")
       .at_least(0)
       .derived(fmt::format("0, with data.model {}", kModelStatisticsRows),
@@ -69,7 +67,8 @@ void add_keys(input::Schema& schema, Settings& data) {
       .free();
   schema.add("data.normalise", data.normalise,
              {{"per_dimension", Normalise::per_dimension}, {"scalar", Normalise::scalar}, {"none", Normalise::none}},
-             "divide activations by the standard deviation of each dimension, by one number per layer, or not at all");
+             "normalisation of activations: by the standard deviation of each dimension, by one number per "
+             "layer, or none");
   schema.add("data.targets", data.targets, {{"outputs", Targets::outputs}, {"inputs", Targets::inputs}},
              "what is reconstructed: the targets in the files, or the inputs (a sparse autoencoder)");
   schema

@@ -27,11 +27,11 @@ void add_keys(input::Schema& schema, Settings& device, Precision& precision, con
   schema.add("device.precision", precision, names, precision_help).free();
   schema
       .add("device.graphs", device.graphs,
-           "on a GPU: capture a training step once as a graph and replay it (less work for the host)")
+           "on a GPU: capture a training step as a CUDA graph and replay it (less work for the host)")
       .free();
   schema
       .add("device.algorithms", device.algorithms,
-           "on a GPU: file written by weft benchmark --tune; \"\" = the dense library's first proposal")
+           "on a GPU: file written by weft benchmark --tune; \"\" = default algorithms of the dense library")
       .path_name()
       .free();
   schema
@@ -49,9 +49,8 @@ void add_keys(input::Schema& schema, Settings& device, Precision& precision, con
       .free();
   schema
       .add("device.affinity", device.affinity,
-           "auto: each process keeps to those of its CPUs that are near its GPU, and processes that the launcher left "
-           "on "
-           "the same CPUs divide them; none: masks stay as they are")
+           "auto: each process runs on those of its CPUs that are near its GPU, and processes on the same CPUs "
+           "divide them; none: the launcher's binding is kept")
       .one_of({"auto", "none"})
       .free();
   schema.rule({"device.backend", "device.precision"}, [&device, &precision]() -> std::string {

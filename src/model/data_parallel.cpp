@@ -278,16 +278,16 @@ void DataParallel::gather_unit(std::size_t unit) {
 }
 
 void DataParallel::gather_matrix(std::size_t parameter) {
-  const kernels::ParameterRows &all = parameters_.matrix(parameter), &owned = parameters_.owned_matrix(parameter);
-  const std::int64_t row_bytes = all.columns * kernels::bytes_of(parameters_.read_type(parameter));
-  std::vector<std::int64_t> bytes;
-  for (std::int64_t r = 0; r < ranks_->size(); ++r)
-    bytes.push_back(row_bytes * parallel::part(all.rows, ranks_->size(), r).size());
-  ranks_->all_gather(owned.weight, all.weight, bytes, "weights");
-  // Another unit may have written over the rows of zeros.
-  if (const std::int64_t rows = parameters_.rows_in_memory(parameter); rows > all.rows)
-    device::zero(communication(), static_cast<std::byte*>(all.weight) + all.rows * row_bytes,
-                 (rows - all.rows) * row_bytes);
+  const std::int64_t held = parameters_.matrix(parameter).rows;
+  for (const Parameters::Gathered& plane : parameters_.gathered(parameter)) {
+    std::vector<std::int64_t> bytes;
+    for (std::int64_t r = 0; r < ranks_->size(); ++r)
+      bytes.push_back(plane.row_bytes * parallel::part(held, ranks_->size(), r).size());
+    ranks_->all_gather(plane.owned, plane.held, bytes, "weights");
+    // Another unit may have written over the rows of zeros.
+    if (const std::int64_t rows = parameters_.rows_in_memory(parameter); rows > held)
+      device::zero(communication(), plane.held + held * plane.row_bytes, (rows - held) * plane.row_bytes);
+  }
 }
 
 void DataParallel::await_weights_below(std::size_t end) {

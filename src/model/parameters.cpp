@@ -205,6 +205,12 @@ std::vector<Plane> planes_of(const ParameterSpec& spec, StorageType storage, ker
   return planes;
 }
 
+std::vector<Plane> read_planes(const ParameterSpec& spec, StorageType storage, kernels::Backend backend) {
+  std::vector<Plane> planes = planes_of(spec, storage, backend, Moments::none);
+  planes.resize(spec.packing != kernels::Packing::none ? 3 : 1);
+  return planes;
+}
+
 bool is_on_host(const ParameterSpec& spec, const Plane& plane, Moments moments) {
   return moments == Moments::on_host && spec.is_matrix() && (plane.part == Part::moment || plane.key == "weight_rest");
 }
@@ -283,7 +289,7 @@ std::int64_t checkpoint_bytes(std::span<const ParameterSpec> specs, StorageType 
 
 Parameters::Parameters(std::vector<ParameterSpec> specs, StorageType storage, const parallel::GridShape& grid,
                        std::int64_t rank, const kernels::Execution& execution, Moments moments,
-                       std::vector<std::byte*> gathered)
+                       std::vector<std::vector<std::byte*>> gathered)
     : specs_(std::move(specs)),
       storage_(storage),
       execution_(execution),
@@ -380,18 +386,21 @@ Parameters::View Parameters::view_of(std::size_t parameter) const {
   owned = all;
   owned.rows = parts.owned.size();
   owned.first_row = parts.owned.begin;
-  const std::int64_t rows_before = parts.owned.begin - parts.held.begin;
-  owned.weight = static_cast<std::byte*>(all.weight) + rows_before * bytes_per_row(planes_[parameter].front().plane);
-  if (all.weight_rest != nullptr) owned.weight_rest += before;
-  if (packed) {
-    owned.block_scales += rows_before * kernels::packed_blocks(spec.columns());
-    owned.row_scales += rows_before * kernels::kRowScales;
-  }
   if (is_gathered(parameter)) {  // `all` is where they are gathered, without the plane that products do not read
-    owned.weight = all.weight;
-    owned.weight_rest = all.weight_rest;
-    all.weight = gathered_[parameter];
+    all.weight = gathered_[parameter].front();
     all.weight_rest = nullptr;
+    if (packed) {
+      all.block_scales = reinterpret_cast<std::uint8_t*>(gathered_[parameter][1]);
+      all.row_scales = reinterpret_cast<float*>(gathered_[parameter][2]);
+    }
+  } else {
+    const std::int64_t rows_before = parts.owned.begin - parts.held.begin;
+    owned.weight = static_cast<std::byte*>(all.weight) + rows_before * bytes_per_row(planes_[parameter].front().plane);
+    if (all.weight_rest != nullptr) owned.weight_rest += before;
+    if (packed) {
+      owned.block_scales += rows_before * kernels::packed_blocks(spec.columns());
+      owned.row_scales += rows_before * kernels::kRowScales;
+    }
   }
   owned.first_moment = data(parameter, "first_moment");
   owned.second_moment = data(parameter, "second_moment");
@@ -399,6 +408,14 @@ Parameters::View Parameters::view_of(std::size_t parameter) const {
   owned.second_scale = floats("second_scale");
   if (all_are_owned && !is_gathered(parameter)) all = owned;
   return view;
+}
+
+std::vector<Parameters::Gathered> Parameters::gathered(std::size_t parameter) const {
+  std::vector<Gathered> planes;
+  for (std::size_t plane = 0; plane < gathered_[parameter].size(); ++plane)
+    planes.push_back(
+        {planes_[parameter][plane].data, gathered_[parameter][plane], bytes_per_row(planes_[parameter][plane].plane)});
+  return planes;
 }
 
 std::byte* Parameters::data(std::size_t parameter, std::string_view key) const {

@@ -171,6 +171,8 @@ struct Plane {
 bool is_on_host(const ParameterSpec&, const Plane&, Moments);
 /// All planes of a parameter. A checkpoint holds those of the portable backend, so that either backend reads it.
 std::vector<Plane> planes_of(const ParameterSpec&, kernels::StorageType, kernels::Backend, Moments);
+/// Those of a matrix that products read, in the order of `planes_of`: codes and both scales of a packed one, else one.
+std::vector<Plane> read_planes(const ParameterSpec&, kernels::StorageType, kernels::Backend);
 
 /// The parts of a parameter on one rank.
 struct RowParts {
@@ -185,11 +187,11 @@ std::int64_t most_held_rows(const ParameterSpec&, const parallel::GridShape&);
 /// checkpoint fills it. Parameters are numbered in the order of their specs.
 class Parameters {
  public:
-  /// The storage of `rank` of a grid. Allocates on the device. gathered: by parameter, where the weights of its held
-  /// rows are gathered if it is a matrix (WeightSlots); empty: the rank keeps them. Throws Error(internal) for specs
-  /// that contradict each other.
+  /// The storage of `rank` of a grid. Allocates on the device. gathered: by parameter and plane of `read_planes`, where
+  /// the weights of its held rows are gathered if it is a matrix (WeightSlots); empty: the rank keeps them. Throws
+  /// Error(internal) for specs that contradict each other.
   Parameters(std::vector<ParameterSpec> specs, kernels::StorageType, const parallel::GridShape&, std::int64_t rank,
-             const kernels::Execution&, Moments, std::vector<std::byte*> gathered = {});
+             const kernels::Execution&, Moments, std::vector<std::vector<std::byte*>> gathered = {});
 
   /// Fills the weights with their initial values: of all stored rows, the same on any grid.
   void initialise(std::uint64_t seed);
@@ -207,8 +209,15 @@ class Parameters {
   /// A matrix: all held rows, [held, columns]. It has moments if all held rows are owned. In a WeightSlot only what
   /// products read is there, while the unit is used.
   const kernels::ParameterRows& matrix(std::size_t parameter) const;
-  /// Type of the plane that products read.
+  /// Type of the plane that products read; of a packed matrix that of its codes.
   kernels::Scalar read_type(std::size_t parameter) const { return planes_[parameter].front().plane.type; }
+  /// A plane that products read of a matrix whose held rows are gathered.
+  struct Gathered {
+    const std::byte* owned;  ///< the owned rows
+    std::byte* held;         ///< where all held rows are gathered
+    std::int64_t row_bytes;
+  };
+  std::vector<Gathered> gathered(std::size_t parameter) const;
   /// Rows of a matrix or vector whose weights this rank keeps, and those of a matrix.
   parallel::Range stored(std::size_t parameter) const {
     return is_gathered(parameter) ? parts_[parameter].owned : parts_[parameter].held;
@@ -264,7 +273,7 @@ class Parameters {
   kernels::StorageType storage_;
   kernels::Execution execution_;
   Moments moments_;
-  const std::vector<std::byte*> gathered_;
+  const std::vector<std::vector<std::byte*>> gathered_;
   std::vector<RowParts> parts_;  // the following three: by parameter
   std::vector<std::vector<Placed>> planes_;
   std::vector<View> views_;

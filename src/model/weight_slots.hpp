@@ -2,10 +2,11 @@
 //
 // Memory of the weights of a model of which every rank of the data axis keeps a part (parallel.shard = "full"): those
 // of a unit are gathered before it is computed and may be overwritten by those of another unit afterwards (UnitMemory).
-// Only the plane that products read is gathered: of fp32 weights in two planes the upper one.
+// Only the planes that products read are gathered (read_planes): of fp32 weights in two planes the upper one.
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "model/step_arena.hpp"
 #include "model/unit_memory.hpp"
@@ -20,16 +21,17 @@ class WeightSlots {
   WeightSlots(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank, kernels::StorageType,
               std::int64_t block_slots, StepArena&);
 
-  const UnitMemory& units() const { return units_; }
-  /// Bytes of the largest matrix.
+  const UnitMemory& units() const { return planes_.front(); }
+  /// Bytes of the largest plane of a matrix; 0 without slots.
   std::int64_t largest() const { return largest_; }
-  /// Where the weights of each parameter are gathered: for Parameters.
-  std::vector<std::byte*> places() const;
+  /// Where the weights of each parameter are gathered, by plane: for Parameters.
+  const std::vector<std::vector<std::byte*>>& places() const { return places_; }
 
  private:
   std::int64_t largest_ = 0;
-  UnitMemory units_;
+  std::vector<UnitMemory> planes_;  // those of the members of a group follow one another
   parallel::ExchangeBuffer memory_;
+  std::vector<std::vector<std::byte*>> places_;
 };
 
 }  // namespace weft::model

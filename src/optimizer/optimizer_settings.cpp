@@ -26,8 +26,8 @@ void add_keys(input::Schema& schema, Settings& adam, bool of_loss) {
     schema
         .add("optimizer.epsilon_scale", adam.epsilon_scale,
              {{"none", EpsilonScale::none}, {"loss", EpsilonScale::loss}},
-             "what epsilon is multiplied by: loss = 2 / (batch_tokens * d_model), the factor of all gradients, so that "
-             "its effect depends on neither; none: nothing, as in earlier versions (with epsilon = 1e-8)")
+             "factor of epsilon: loss = 2 / (batch_tokens * d_model), the factor of all gradients; none = 1, as "
+             "in earlier versions (with epsilon = 1e-8)")
         .derived("\"loss\"", [] { return input::Value("loss"); })
         .changeable();
   input::Key& epsilon = schema.add("optimizer.epsilon", adam.epsilon, "added to the root of the second moment")
@@ -53,7 +53,8 @@ void add_keys(input::Schema& schema, Settings& adam, bool of_loss) {
             {"cosine", Schedule::cosine},
             {"step", Schedule::step},
             {"wsd", Schedule::wsd}},
-           "how the learning rate falls after decay_begin; wsd: as 1 - sqrt(q) over the rest q of the schedule")
+           "how the learning rate falls after decay_begin; wsd: as 1 - sqrt(q), with q the elapsed fraction of "
+           "the decay")
       .changeable();
   schema.add("optimizer.warmup_steps", adam.warmup_steps, "steps over which the learning rate rises linearly from zero")
       .in("steps")
@@ -62,7 +63,7 @@ void add_keys(input::Schema& schema, Settings& adam, bool of_loss) {
       .changeable();
   schema
       .add("optimizer.schedule_steps", adam.schedule_steps,
-           "steps over which the schedule extends, also if the run is made longer later; 0 = run.steps")
+           "length of the schedule, also if the run is extended later; 0 = run.steps")
       .in("steps")
       .at_least(0)
       .at_most(input::kMostSteps)
@@ -99,7 +100,7 @@ bool keep_epsilon(const input::Schema& schema, Settings& adam, std::string_view 
 void add_warmup_fraction(input::Schema& schema, Settings& adam) {
   schema
       .add("optimizer.warmup_fraction", adam.warmup_fraction,
-           "the same as optimizer.warmup_steps, in proportion to the schedule; 0 = warmup_steps")
+           "length of the warm-up as a fraction of the schedule; 0 = warmup_steps")
       .in("fraction of the schedule")
       .at_least(0)
       .at_most(1)
@@ -116,8 +117,8 @@ void add_tuning_keys(input::Schema& schema, Settings& adam) {
   schema.add(
       "optimizer.tuning", adam.tuning,
       {{"none", Tuning::none}, {"range", Tuning::range}, {"plateau", Tuning::plateau}, {"greedy", Tuning::greedy}},
-      "learning rate by the loss: found by a sweep before the first step; lowered when the loss stalls or jumps; "
-      "raised and lowered with it (GreedyLR)");
+      "learning rate by the loss: found by a sweep before the first step (range); lowered when the loss stalls "
+      "or jumps (plateau); raised and lowered with it (greedy: GreedyLR)");
   schema
       .add("optimizer.tuning_patience", adam.tuning_patience,
            "plateau, greedy: steps in a row without (with) a lower mean loss after which the learning rate changes")

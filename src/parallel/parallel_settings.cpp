@@ -48,12 +48,11 @@ void add_keys(input::Schema& schema, Settings& parallel) {
   add_world_key(schema, parallel);
   schema
       .add("parallel.nvls", parallel.nvls,
-           "between GPUs: true leaves NVLink multicast to NCCL; false turns it off, unless NCCL_NVLS_ENABLE is set")
+           "between GPUs: true: NCCL may use NVLink multicast; false: off, unless NCCL_NVLS_ENABLE is set")
       .free();
   schema
-      .add(
-          "parallel.blocks", parallel.blocks,
-          "between GPUs: layers are exchanged in this many blocks, each while others are computed; 1 = without overlap")
+      .add("parallel.blocks", parallel.blocks,
+           "between GPUs: layers are exchanged in this many blocks, each while others are computed; 1 = no overlap")
       .at_least(1)
       .at_most(256)
       .free();

@@ -85,7 +85,6 @@ std::vector<AnsweredPrompt> answered_prompts(std::span<const Answers> answers, c
     prompt.id = of_prompt.prompt.id;
     prompt.prompt = of_prompt.prompt.text;
     prompt.reference = of_prompt.prompt.reference;
-    prompt.prompt_ids = of_prompt.prompt.ids;
     prompt.answer_ids = of_prompt.ids;
     prompt.answers = texts_of(of_prompt, tokenizer);
   }
@@ -96,13 +95,15 @@ std::vector<AnsweredPrompt> answered_prompts(std::span<const Answers> answers, c
 
 namespace {
 
-std::unique_ptr<Reward> make_reward(const Settings& settings, RewardKind kind,
-                                    const MeanLogProbabilities& likelihoods) {
+std::unique_ptr<Reward> make_reward(const Settings& settings, RewardKind kind, const std::vector<double>* of_answers,
+                                    const std::vector<double>* of_references) {
   switch (kind) {
     case RewardKind::constant:
       return constant_reward();
     case RewardKind::likelihood:
-      return likelihood_reward(likelihoods);
+      return likelihood_reward(of_answers);
+    case RewardKind::reference_likelihood:
+      return likelihood_reward(of_references);
     case RewardKind::exact:
       return exact_match_reward();
     case RewardKind::regex:
@@ -127,15 +128,16 @@ std::unique_ptr<const Model> own_model(const Model& trained, const Configuration
 
 }  // namespace
 
-std::unique_ptr<Reward> make_reward(const Settings& settings, const MeanLogProbabilities& likelihoods) {
+std::unique_ptr<Reward> make_reward(const Settings& settings, const std::vector<double>* of_answers,
+                                    const std::vector<double>* of_references) {
   std::vector<WeightedReward> terms;
   for (const auto& [kind, weight] : settings.rewards())
-    terms.push_back({make_reward(settings, kind, likelihoods), weight});
+    terms.push_back({make_reward(settings, kind, of_answers, of_references), weight});
   return sum_reward(std::move(terms));
 }
 
 void require_reward(const Settings& settings, const parallel::World& world) {
-  world.on_root([&] { make_reward(settings, {}); });
+  world.on_root([&] { make_reward(settings); });
 }
 
 TransformerSettings Judge::forward_settings(const Configuration& configuration, const Architecture& architecture,
@@ -189,7 +191,7 @@ Judge::Judge(const Configuration& configuration, Trainer& trainer, const Tokeniz
       staging_(frozen_settings(configuration, trainer.model(), grid).rows, false, execution, arena),
       embedder_(frozen_settings(configuration, trainer.model(), grid), transformer_, staging_, execution, arena,
                 configuration.polychromic.embed_together, tokenizer.vocabulary_size()),
-      reward_(make_reward(settings_, [this](std::span<const AnsweredPrompt>) { return log_probabilities_; })) {
+      reward_(make_reward(settings_, &log_probabilities_, &reference_log_probabilities_)) {
   if (!settings_.embedder.empty()) encoder_.emplace(settings_.embedder, execution);
   if (!own_) return;  // the weights of the run are not there yet
   initial.load(own_->parameters(), world, execution);
@@ -226,17 +228,25 @@ std::string Judge::whole(std::string held, const checkpoint::Tensor& tensor) con
 }
 
 void Judge::embed(std::span<const Answers> answers) {
-  std::vector<AnswerIds> texts;
-  std::vector<EmbeddedText> rows;
+  std::vector<AnswerIds> texts;  // prompt, answer, reference
+  std::vector<EmbeddedText> rows, references;
   for (const Answers& of_prompt : answers)
     for (const AnswerIds& ids : of_prompt.ids) {
       AnswerIds& text = texts.emplace_back(of_prompt.prompt.ids);
       text.insert(text.end(), ids.begin(), ids.end());
+      text.insert(text.end(), of_prompt.prompt.reference_ids.begin(), of_prompt.prompt.reference_ids.end());
     }
   std::size_t row = 0;
   for (const Answers& of_prompt : answers)
-    for (std::size_t i = 0; i < of_prompt.ids.size(); ++i, ++row)
-      rows.push_back({texts[row], std::ssize(of_prompt.prompt.ids)});
+    for (std::size_t i = 0; i < of_prompt.ids.size(); ++i, ++row) {
+      const std::size_t prompt = of_prompt.prompt.ids.size(), answer = prompt + of_prompt.ids[i].size();
+      rows.push_back({std::span(texts[row]).first(answer), static_cast<std::int64_t>(prompt)});
+      references.push_back({texts[row], static_cast<std::int64_t>(answer)});
+    }
+  if (settings_.uses(RewardKind::reference_likelihood)) {
+    reference_log_probabilities_.resize(rows.size());
+    embedder_.embed(references, {}, reference_log_probabilities_);
+  }
   log_probabilities_.assign(rows.size(), 0.0);
   const kernels::Matrix<float> all = buffers_.embeddings,
                                embeddings = {all.data, std::ssize(rows), all.columns, all.stride};

@@ -124,6 +124,12 @@ void require_settings(const Configuration& configuration, const Architecture& ar
         fmt::format("the longest prompt has {} tokens, and polychromic.max_new_tokens = {}: together they do not fit "
                     "data.sequence = {}; take shorter ones",
                     prompts.longest(), configuration.polychromic.max_new_tokens, configuration.data.sequence));
+  if (const std::int64_t longest = prompts.longest_with_reference() + configuration.polychromic.max_new_tokens;
+      longest > configuration.data.sequence)
+    refuse(
+        fmt::format("polychromic.reward = \"reference_likelihood\": a prompt, polychromic.max_new_tokens and its "
+                    "reference have {} tokens together, and data.sequence = {}; take shorter ones",
+                    longest, configuration.data.sequence));
   const GenerationSettings settings = generation(configuration, architecture, prompts, 0);
   if (settings.most_rows() > configuration.micro_tokens())
     refuse(
@@ -422,7 +428,9 @@ std::vector<std::pair<std::string, double>> PolychromicRun::phase_bytes() {
   work.prompt_tokens /= answers;
   work.answer_tokens /= answers;
   work.drawn = 1 / static_cast<double>(settings_.every);
-  work.embedded = settings_.embedder.empty() || settings_.uses(RewardKind::likelihood) ? work.drawn : 0;
+  for (const bool passes : {settings_.embedder.empty() || settings_.uses(RewardKind::likelihood),
+                            settings_.uses(RewardKind::reference_likelihood)})
+    if (passes) work.embedded += work.drawn;
   const auto uses = static_cast<double>(settings_.trains() ? std::min(settings_.epochs, settings_.every) : 0);
   work.trained = work.drawn * uses;
   work.scored = settings_.kl > 0 ? 2 * work.trained : std::max(0.0, work.trained - work.drawn);

@@ -17,10 +17,14 @@ namespace {
 
 constexpr double kMostStepPrompts = 1 << 16, kMostSamples = 1 << 12, kMostTokens = 1 << 20;
 
-constexpr std::pair<const char*, RewardKind> kRewards[] = {
-    {"constant", RewardKind::constant}, {"likelihood", RewardKind::likelihood}, {"exact", RewardKind::exact},
-    {"regex", RewardKind::regex},       {"length", RewardKind::length},         {"file", RewardKind::file},
-    {"command", RewardKind::command}};
+constexpr std::pair<const char*, RewardKind> kRewards[] = {{"constant", RewardKind::constant},
+                                                           {"likelihood", RewardKind::likelihood},
+                                                           {"reference_likelihood", RewardKind::reference_likelihood},
+                                                           {"exact", RewardKind::exact},
+                                                           {"regex", RewardKind::regex},
+                                                           {"length", RewardKind::length},
+                                                           {"file", RewardKind::file},
+                                                           {"command", RewardKind::command}};
 
 const std::pair<const char*, RewardKind>* reward_of(const std::string& name) {
   return std::find_if(std::begin(kRewards), std::end(kRewards), [&](const auto& one) { return one.first == name; });
@@ -39,8 +43,7 @@ void add_reward_rule(input::Schema& schema, const Settings& polychromic, RewardK
 }
 
 void add_sampling_keys(input::Schema& schema, Settings& polychromic) {
-  schema
-      .add("polychromic.every", polychromic.every, "a batch of answers every so many steps; other steps are supervised")
+  schema.add("polychromic.every", polychromic.every, "steps between batches of answers; other steps are supervised")
       .in("steps")
       .at_least(1)
       .at_most(input::kMostSteps);
@@ -50,12 +53,14 @@ void add_sampling_keys(input::Schema& schema, Settings& polychromic) {
   schema.add("polychromic.samples", polychromic.samples, "answers per prompt, more than set_size")
       .at_least(3)
       .at_most(kMostSamples);
-  schema.add("polychromic.set_size", polychromic.set_size, "answers of a set, whose quality and diversity count")
+  schema
+      .add("polychromic.set_size", polychromic.set_size,
+           "answers per set, whose quality and diversity are rated together")
       .at_least(2)
       .at_most(kMostSamples);
   schema
       .add("polychromic.temperature", polychromic.temperature,
-           "logits are divided by it: of the distribution from which answers are drawn and whose gradient is formed")
+           "temperature of the distribution from which answers are drawn and whose gradient is formed")
       .at_least(0.01)
       .at_most(100);
   schema
@@ -72,8 +77,7 @@ void add_sampling_keys(input::Schema& schema, Settings& polychromic) {
   schema
       .add("polychromic.prompts_file", polychromic.prompts_file,
            "prompts, one per line, used in turn; FILE.jsonl (or .ndjson, .json): {\"prompt\": TEXT, \"reference\": "
-           "TEXT} per line; \"\" = "
-           "pieces of the training text at random places")
+           "TEXT} per line; \"\" = pieces of the training text at random places")
       .path_name();
   schema.add("polychromic.prompt_tokens", polychromic.prompt_tokens, "length of a prompt that is cut from a text")
       .in("tokens")
@@ -89,15 +93,13 @@ void add_sampling_keys(input::Schema& schema, Settings& polychromic) {
       .free();
   schema
       .add("polychromic.draw_together", polychromic.draw_together,
-           "answers that a rank writes at the same time; fewer need less memory for keys and values; 0 = all")
+           "answers that a rank generates at a time; fewer need less memory for keys and values; 0 = all")
       .at_least(0)
       .at_most(1 << 20)
       .free();
   schema
-      .add(
-          "polychromic.embed_together", polychromic.embed_together,
-          "answers that pass the initial model at the same time for their embeddings and likelihoods; 0 = as many as a "
-          "micro-batch has tokens for")
+      .add("polychromic.embed_together", polychromic.embed_together,
+           "answers whose embeddings and likelihoods are computed at a time; 0 = as many as fit into a micro-batch")
       .at_least(0)
       .at_most(1 << 20)
       .free();
@@ -105,8 +107,9 @@ void add_sampling_keys(input::Schema& schema, Settings& polychromic) {
 
 void add_reward_keys(input::Schema& schema, Settings& polychromic) {
   schema.add("polychromic.reward", polychromic.reward, {std::begin(kRewards), std::end(kRewards)},
-             "score of an answer: 1; the geometric mean of its probabilities under the initial model; 1 if it is the "
-             "reference of the prompt; 1 if reward_pattern matches; 1 - |tokens - reward_length| / reward_length, at "
+             "score of an answer: 1; the geometric mean of its probabilities under the initial model; that of the "
+             "probabilities of the reference of the prompt, after prompt and answer; 1 if it is the reference; 1 if "
+             "reward_pattern matches; 1 - |tokens - reward_length| / reward_length, at "
              "least 0; from reward_file; from "
              "reward_command");
   schema.add("polychromic.more_rewards", polychromic.more_rewards, "names of further rewards, which are added");
@@ -174,17 +177,17 @@ void add_objective_keys(input::Schema& schema, Settings& polychromic) {
            "factor of the divergence from the initial model, estimated on the tokens of the answers; 0 = none")
       .at_least(0)
       .at_most(1e6);
-  schema.add(
-      "polychromic.objective", polychromic.objective,
-      {{"product", Objective::product},
-       {"additive", Objective::additive},
-       {"supervised", Objective::supervised},
-       {"grpo", Objective::grpo},
-       {"rloo", Objective::rloo},
-       {"best_of_n", Objective::best_of_n}},
-      "what answers raise: mean reward of a set times its diversity, or plus diversity_weight times diversity; "
-      "nothing (answers are measured only); the mean reward, with advantages relative to the mean of the prompt's "
-      "answers, or of the others (leave one out); the probability of the best answer of a prompt");
+  schema.add("polychromic.objective", polychromic.objective,
+             {{"product", Objective::product},
+              {"additive", Objective::additive},
+              {"supervised", Objective::supervised},
+              {"grpo", Objective::grpo},
+              {"rloo", Objective::rloo},
+              {"best_of_n", Objective::best_of_n}},
+             "what training on answers raises: mean reward of a set times its diversity (product), or plus "
+             "diversity_weight times diversity (additive); nothing, answers are measured only (supervised); the mean "
+             "reward, relative to the mean of the prompt's answers (grpo) or of its other answers (rloo); the "
+             "probability of a prompt's best answer (best_of_n)");
   schema
       .add("polychromic.standardise", polychromic.standardise,
            "true: advantages of a prompt are divided by the standard deviation of its rewards")
@@ -196,8 +199,8 @@ void add_objective_keys(input::Schema& schema, Settings& polychromic) {
   schema
       .add("polychromic.hold_reward", polychromic.hold_reward,
            {{"none", HoldReward::none}, {"initial", HoldReward::initial}, {"target", HoldReward::target}},
-           "mean reward of the answers that is kept constant by changing the weight of the diversity, which begins as "
-           "diversity_weight: none; that of the initial model; reward_target")
+           "mean reward of the answers that is kept constant by changing the weight of the diversity (at first "
+           "diversity_weight): none; that of the initial model; reward_target")
       .only_with("polychromic.objective", {"additive"},
                  "it changes the weight of the diversity, which a product does not have")
       .not_with("polychromic.reward", {"constant"}, "the reward is the same for all answers");
@@ -220,12 +223,12 @@ void add_objective_keys(input::Schema& schema, Settings& polychromic) {
              {{"semantic", DiversityMeasure::semantic},
               {"distinct", DiversityMeasure::distinct},
               {"self_bleu", DiversityMeasure::self_bleu}},
-             "distance of two answers: 1 - cosine of their embeddings; different bigrams of both; 1 - BLEU-2 of one "
-             "against the other");
+             "distance of two answers: 1 - cosine of their embeddings; fraction of distinct bigrams; 1 - BLEU-2 "
+             "of one against the other");
   schema
       .add("polychromic.embedder", polychromic.embedder,
-           "what forms the embeddings of answers: the directory of an encoder of sentences (model_type bert) that "
-           "sentence-transformers has saved; \"\" = the initial model")
+           "model of the embeddings of answers: directory of a sentence encoder (model_type bert) saved by "
+           "sentence-transformers; \"\" = the initial model")
       .path_name();
   schema
       .add("polychromic.semantic_weight", polychromic.semantic_weight,
@@ -248,14 +251,13 @@ void add_keys(input::Schema& schema, Settings& polychromic) {
     if (polychromic.samples > polychromic.set_size || !polychromic.of_sets()) return {};
     return fmt::format(
         "polychromic.samples = {} is not more than polychromic.set_size = {} (all sets would have the same answers, "
-        "and "
-        "all advantages would be 0); take more samples",
+        "and all advantages would be 0); take more samples",
         polychromic.samples, polychromic.set_size);
   });
   schema.rule({"polychromic.reward", "polychromic.prompts_file"}, [&polychromic]() -> std::string {
-    if (!polychromic.uses(RewardKind::exact) || is_named_json_lines(polychromic.prompts_file)) return {};
-    return "polychromic.reward = \"exact\" needs references, which prompts of a FILE.jsonl have; give such a "
-           "polychromic.prompts_file";
+    if (!polychromic.needs_references() || is_named_json_lines(polychromic.prompts_file)) return {};
+    return "polychromic.reward = \"exact\" or \"reference_likelihood\" needs references, which prompts of a FILE.jsonl "
+           "have; give such a polychromic.prompts_file";
   });
   schema.rule({"polychromic.epochs", "polychromic.every"}, [&polychromic]() -> std::string {
     if (polychromic.epochs <= polychromic.every) return {};
@@ -267,14 +269,12 @@ void add_keys(input::Schema& schema, Settings& polychromic) {
   schema.rule({"polychromic.top_p", "polychromic.epochs", "polychromic.kl"}, [&polychromic]() -> std::string {
     if (polychromic.top_p == 1 || (polychromic.epochs == 1 && polychromic.kl == 0)) return {};
     return "polychromic.top_p with polychromic.epochs or polychromic.kl (they compare probabilities of two models, "
-           "whose "
-           "most probable tokens differ); set top_p to 1";
+           "whose most probable tokens differ); set top_p to 1";
   });
   schema.rule({"polychromic.hold_reward", "polychromic.diversity_weight"}, [&polychromic]() -> std::string {
     if (polychromic.hold_reward == HoldReward::none || polychromic.diversity_weight > 0) return {};
     return "polychromic.hold_reward with diversity_weight = 0 (the weight is multiplied, and remains 0); give it a "
-           "first "
-           "value, 1 for example";
+           "first value, 1 for example";
   });
 }
 

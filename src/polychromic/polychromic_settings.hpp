@@ -17,7 +17,7 @@ namespace weft::polychromic {
 /// Distance of two answers: of embeddings, or of their tokens (text_diversity.hpp).
 enum class DiversityMeasure { semantic, distinct, self_bleu };
 /// Score of an answer (reward.hpp).
-enum class RewardKind { constant, likelihood, exact, regex, length, file, command };
+enum class RewardKind { constant, likelihood, reference_likelihood, exact, regex, length, file, command };
 /// What the gradient of a batch of answers raises: the objective of sets (kernels/language/diversity/set_rule.hpp), or
 /// what advantage.hpp says.
 enum class Objective { product, additive, supervised, grpo, rloo, best_of_n };
@@ -73,8 +73,12 @@ struct Settings {
   /// The rewards that are added, with their factors.
   std::vector<std::pair<RewardKind, double>> rewards() const;
   bool uses(RewardKind) const;
+  /// True if a reward compares answers with the reference of their prompt.
+  bool needs_references() const { return uses(RewardKind::exact) || uses(RewardKind::reference_likelihood); }
+  /// True if a reward is a probability under the initial model.
+  bool uses_likelihood() const { return uses(RewardKind::likelihood) || uses(RewardKind::reference_likelihood); }
   /// True if answers pass the initial model: for embeddings, likelihoods or the divergence from it.
-  bool uses_frozen_model() const { return embedder.empty() || uses(RewardKind::likelihood) || kl > 0; }
+  bool uses_frozen_model() const { return embedder.empty() || uses_likelihood() || kl > 0; }
   bool holds_reward() const { return hold_reward != HoldReward::none && weight > 0; }
 };
 

@@ -19,14 +19,16 @@ constexpr std::uint64_t kEvaluationStep = 1, kTrainingStep = 2;
 std::vector<Prompt> prompts_of(std::string_view text, const Settings& settings, const Tokenizer& tokenizer) {
   std::vector<Prompt> prompts;
   for (PromptLine& line : prompt_lines(text, settings.prompts_file)) {
-    if (settings.uses(RewardKind::exact) && line.reference.empty())
+    if (settings.needs_references() && line.reference.empty())
       throw error(ExitCode::data,
-                  "{}: has no \"reference\" (polychromic.reward = \"exact\" compares answers with it); add one, or use "
-                  "another reward",
+                  "{}: has no \"reference\", which the reward compares answers with; add one, or use another "
+                  "polychromic.reward",
                   line.source);
     Prompt prompt{
         .id = std::move(line.source), .text = std::move(line.text), .reference = std::move(line.reference), .ids = {}};
     prompt.ids = tokenizer.encode(prompt.text, prompt.id);
+    if (settings.uses(RewardKind::reference_likelihood))
+      prompt.reference_ids = tokenizer.encode(prompt.reference, prompt.id);
     if (!line.rendered) prompt.ids = tokenizer.with_begin(std::move(prompt.ids));
     if (prompt.ids.empty())
       throw error(ExitCode::data, "{}: the prompt has no token (a text begins with at least one); remove the line",
@@ -71,6 +73,13 @@ Prompts::Prompts(const Settings& settings, const Corpus& corpus, std::uint64_t s
   if (!corpus.validation) return;
   require_length(*corpus.validation);
   n_evaluation_ = settings.evaluation_prompts;
+}
+
+std::int64_t Prompts::longest_with_reference() const {
+  std::int64_t longest = longest_;
+  for (const Prompt& prompt : lines_)
+    longest = std::max(longest, std::ssize(prompt.ids) + std::ssize(prompt.reference_ids));
+  return longest;
 }
 
 Prompt Prompts::training(std::int64_t batch, std::int64_t number) const {

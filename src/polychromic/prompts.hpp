@@ -14,9 +14,10 @@
 namespace weft::polychromic {
 
 struct Prompt {
-  std::string id;                  ///< "FILE:LINE", or the place in the text
-  std::string text, reference;     ///< reference: the answer that is right; "": none is known
-  std::vector<std::uint32_t> ids;  ///< at least one
+  std::string id;                                 ///< "FILE:LINE", or the place in the text
+  std::string text, reference;                    ///< reference: the answer that is right; "": none is known
+  std::vector<std::uint32_t> ids;                 ///< at least one
+  std::vector<std::uint32_t> reference_ids = {};  ///< for the reward reference_likelihood
 };
 
 /// The prompts of polychromic.prompts_file, which rank 0 reads. Collective; throws as Prompts.
@@ -38,6 +39,8 @@ class Prompts {
   std::int64_t vocabulary() const { return corpus_.tokenizer->vocabulary_size(); }
   /// Length in tokens of the longest prompt.
   std::int64_t longest() const { return longest_; }
+  /// Length in tokens of the longest prompt with its reference.
+  std::int64_t longest_with_reference() const;
 
  private:
   Prompt piece(const dataset::TokenSet&, std::uint64_t batch, std::int64_t number) const;

@@ -40,18 +40,16 @@ class ConstantReward final : public Reward {
 
 class LikelihoodReward final : public Reward {
  public:
-  explicit LikelihoodReward(MeanLogProbabilities log_probabilities)
-      : log_probabilities_(std::move(log_probabilities)) {}
+  explicit LikelihoodReward(const std::vector<double>* log_probabilities) : log_probabilities_(log_probabilities) {}
   Scores scores(std::span<const AnsweredPrompt> prompts) override {
-    const std::vector<double> means = log_probabilities_(prompts);
     std::size_t next = 0;
     return each_answer(prompts, [&](const AnsweredPrompt& prompt, std::size_t i) {
-      return prompt.answer_ids.at(i).empty() ? (++next, 0.0) : std::exp(means.at(next++));
+      return prompt.answer_ids.at(i).empty() ? (++next, 0.0) : std::exp(log_probabilities_->at(next++));
     });
   }
 
  private:
-  const MeanLogProbabilities log_probabilities_;
+  const std::vector<double>* const log_probabilities_;
 };
 
 std::string_view trimmed(std::string_view text) {
@@ -216,8 +214,8 @@ class FileReward final : public Reward {
 }  // namespace
 
 std::unique_ptr<Reward> constant_reward() { return std::make_unique<ConstantReward>(); }
-std::unique_ptr<Reward> likelihood_reward(MeanLogProbabilities log_probabilities) {
-  return std::make_unique<LikelihoodReward>(std::move(log_probabilities));
+std::unique_ptr<Reward> likelihood_reward(const std::vector<double>* log_probabilities) {
+  return std::make_unique<LikelihoodReward>(log_probabilities);
 }
 std::unique_ptr<Reward> exact_match_reward() { return std::make_unique<ExactMatchReward>(); }
 std::unique_ptr<Reward> regex_reward(std::string_view pattern) { return std::make_unique<RegexReward>(pattern); }

@@ -5,6 +5,8 @@
 //   constant      1
 //   likelihood    exp(mean over the tokens of the answer of log p(token | prompt, tokens before)) under a frozen model:
 //                 the geometric mean of the probabilities, in (0, 1]; an empty answer has 0
+//   reference_likelihood
+//                 the same mean over the tokens of the reference, given prompt and answer
 //   exact         1 if the answer is the reference answer, without white space at both ends; else 0
 //   regex         1 if a regular expression (PCRE2, UTF-8) matches anywhere in the answer, else 0
 //   length        1 - |tokens - wanted| / wanted, at least 0
@@ -14,7 +16,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,7 +29,6 @@ struct AnsweredPrompt {
   std::string prompt;
   std::string reference;  ///< answer that is right; "": none is known
   std::vector<std::string> answers;
-  std::vector<std::uint32_t> prompt_ids;               ///< for `likelihood`
   std::vector<std::vector<std::uint32_t>> answer_ids;  ///< [answers]
 };
 
@@ -41,9 +41,9 @@ class Reward {
 
 std::unique_ptr<Reward> constant_reward();
 
-/// log_probabilities: the mean of each answer in nats per token, prompts one after the other (Embedder).
-using MeanLogProbabilities = std::function<std::vector<double>(std::span<const AnsweredPrompt>)>;
-std::unique_ptr<Reward> likelihood_reward(MeanLogProbabilities);
+/// log_probabilities: of each answer that is scored, prompts one after the other, the mean in nats per token
+/// (Embedder). Read in `scores`; must outlive the object.
+std::unique_ptr<Reward> likelihood_reward(const std::vector<double>* log_probabilities);
 
 /// Throws Error(data) for a prompt without a reference answer.
 std::unique_ptr<Reward> exact_match_reward();

@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
+#include "privacy/accountant/truncation.hpp"
 #include "privacy/sampling.hpp"
 
 namespace weft::privacy {
@@ -41,6 +42,10 @@ constexpr const char* kPhiloxKeyTensor = "privacy/key";
 /// Neighbouring relation: adding or removing one record, whose effect clipping bounds to C.
 constexpr const char* kRelation = "add_or_remove";
 
+/// Largest noise multiplier / (2 deviation of the count): the gradient then has 7 times the noise. At 1 it has infinite
+/// noise.
+constexpr double kMostCountPart = 0.99;
+
 /// Text on the limits of the guarantee.
 std::string limits(const Record& record, const std::string& initial) {
   std::string text;
@@ -50,6 +55,8 @@ std::string limits(const Record& record, const std::string& initial) {
     text =
         "a document that is cut into several records is protected piece by piece; the vocabulary, the number of "
         "records";
+  else if (record.unit == Unit::owner)
+    text = "all lines of an owner are protected together; the vocabulary, the number of owners and of their sequences";
   else
     text = fmt::format(
         "several {0}s of a person are protected one by one, not together; the vocabulary, the number of {0}s and of "
@@ -74,6 +81,8 @@ const char* name_of(Unit unit) {
       return "document";
     case Unit::example:
       return "example";
+    case Unit::owner:
+      return "owner";
     case Unit::token:
       break;
   }
@@ -94,12 +103,15 @@ Json to_json(const Guarantee& guarantee) {
                {"steps", steps_of(guarantee.history)},
                {"accountant", name_of(guarantee.accountant)},
                {"clip", guarantee.clip},
+               {"clipping", guarantee.adaptive ? "adaptive" : "fixed"},
+               {"sampling", guarantee.most_records > 0 ? "truncated_poisson" : "poisson"},
                {"unit", name_of(guarantee.record.unit)},
                {"records", guarantee.record.count},
                {"relation", kRelation},
                {"protects", fmt::format("each {}, added or removed; {}", to_text(guarantee.record),
                                         limits(guarantee.record, guarantee.initial))},
                {"private", guarantee.key == KeySource::system}};
+  if (guarantee.most_records > 0) json["most_records"] = guarantee.most_records;
   if (guarantee.history.size() > 1)
     for (const Phase& phase : guarantee.history)
       json["history"].push_back(
@@ -160,8 +172,8 @@ std::vector<Phase> Account::planned(std::int64_t more) const {
 
 void Account::plan(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks) {
   const std::int64_t more = std::max<std::int64_t>(0, steps - done);
-  const double reached =
-      from_root(ranks, [&] { return epsilon(settings_.accountant, planned(more), settings_.delta); });
+  const double reached = from_root(ranks, [&] { return epsilon_of(planned(more)); });
+  noise(sample_rate_ * static_cast<double>(record_.count));  // throws where its parts do not fit
   log::info(
       "privacy: noise multiplier {:.6g}, sample rate {:.4g}, {} records: epsilon {:.4g} at delta {:g} ({}) after {} "
       "steps, for each {}; {}",
@@ -186,7 +198,7 @@ void Account::begin(std::uint64_t seed, std::int64_t steps, const parallel::Comm
   phases_ = {};
   parallel::note_phase("computing the noise multiplier");
   noise_multiplier_ = settings_.noise_multiplier > 0 ? settings_.noise_multiplier : from_root(ranks, [&] {
-    return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, steps);
+    return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, steps, {}, truncation());
   });
   plan(0, steps, ranks);
 }
@@ -218,9 +230,11 @@ void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, 
                                                      : before.back().noise_multiplier;
   if (settings_.epsilon > 0)
     noise_multiplier_ = from_root(ranks, [&] {
-      if (noise_multiplier_ > 0 && epsilon(settings_.accountant, planned(more), settings_.delta) <= settings_.epsilon)
+      const double delta = delta_of_steps(truncation(), settings_.delta);
+      if (noise_multiplier_ > 0 && epsilon(settings_.accountant, planned(more), delta) <= settings_.epsilon)
         return noise_multiplier_;
-      return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, more, before);
+      return calibrate(settings_.accountant, settings_.epsilon, settings_.delta, sample_rate_, more, before,
+                       truncation());
     });
   const Phase next{sample_rate_, noise_multiplier_, 1};
   const bool has_key = key_ != kernels::NoiseKey{};
@@ -234,10 +248,26 @@ void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, 
 }
 
 std::vector<std::int64_t> Account::draw(std::int64_t step, const parallel::Communicator& data_ranks) const {
-  const std::vector<std::int64_t> drawn =
-      poisson_sample(key_, static_cast<std::uint64_t>(step), record_.count, sample_rate_);
+  std::vector<std::int64_t> drawn = poisson_sample(key_, static_cast<std::uint64_t>(step), record_.count, sample_rate_);
+  if (settings_.truncates()) truncate_sample(key_, static_cast<std::uint64_t>(step), settings_.most_records, drawn);
   const parallel::Range own = parallel::part(std::ssize(drawn), data_ranks.size(), data_ranks.rank());
   return {drawn.begin() + own.begin, drawn.begin() + own.end};
+}
+
+/// With adaptive clipping a step releases the sum with noise z' C and the count, to which a record adds 1/2, with noise
+/// s: together a Gaussian mechanism of the noise multiplier z if 1/z^2 = 1/z'^2 + 1/(2 s)^2 (Andrew et al. 2021).
+Noise Account::noise(double expected) const {
+  Noise noise{.key = key_, .multiplier = noise_multiplier_, .expected = expected};
+  if (!settings_.adapts_clip()) return noise;
+  noise.count_deviation = settings_.count_noise > 0 ? settings_.count_noise : expected / 20;
+  const double part = noise_multiplier_ / (2 * noise.count_deviation);
+  if (!(part < kMostCountPart))
+    throw collective_error(ExitCode::usage,
+                           "adaptive clipping needs more noise on its count than {:g} for a noise multiplier of {:g}; "
+                           "raise privacy.count_noise to {:.3g} or more",
+                           noise.count_deviation, noise_multiplier_, noise_multiplier_);
+  noise.multiplier /= std::sqrt(1 - part * part);
+  return noise;
 }
 
 void Account::count_step() {
@@ -256,12 +286,13 @@ Guarantee Account::guarantee(const parallel::Communicator& ranks, std::int64_t m
   Guarantee guarantee{.delta = settings_.delta,
                       .accountant = settings_.accountant,
                       .clip = settings_.clip,
+                      .adaptive = settings_.adapts_clip(),
+                      .most_records = truncation().most,
                       .key = settings_.noise_key,
                       .record = record_,
                       .initial = initial_,
                       .history = more > 0 ? planned(more) : history()};
-  guarantee.epsilon =
-      from_root(ranks, [&] { return epsilon(settings_.accountant, guarantee.history, settings_.delta); });
+  guarantee.epsilon = from_root(ranks, [&] { return epsilon_of(guarantee.history); });
   if (guarantee.history.empty()) guarantee.history.push_back({sample_rate_, noise_multiplier_, 0});
   return guarantee;
 }

@@ -45,6 +45,8 @@ struct Guarantee {
   double delta = 0;
   AccountantKind accountant = AccountantKind::prv;
   double clip = 0;
+  bool adaptive = false;          ///< clip is the bound of the first step
+  std::int64_t most_records = 0;  ///< of a step; 0: not truncated
   KeySource key = KeySource::system;
   Record record;
   std::string initial;         ///< weights of another training that the run began with; "" = none
@@ -80,7 +82,7 @@ class Account {
   /// Records of step `step`, drawn among those of the training data: those of this rank of the data axis.
   std::vector<std::int64_t> draw(std::int64_t step, const parallel::Communicator& data_ranks) const;
   /// The noise of a step of `expected` records.
-  Noise noise(double expected) const { return {key_, noise_multiplier_, expected}; }
+  Noise noise(double expected) const;
   const kernels::NoiseKey& key() const { return key_; }
   double noise_multiplier() const { return noise_multiplier_; }
   double sample_rate() const { return sample_rate_; }
@@ -97,6 +99,10 @@ class Account {
     double sample_rate, noise_multiplier, steps;
   };
   std::vector<Phase> planned(std::int64_t more) const;
+  Truncation truncation() const { return {record_.count, settings_.truncates() ? settings_.most_records : 0}; }
+  double epsilon_of(History history) const {
+    return epsilon(settings_.accountant, history, settings_.delta, truncation());
+  }
   void make_key(std::uint64_t seed, std::int64_t done, const parallel::Communicator& ranks);
   void plan(std::int64_t done, std::int64_t steps, const parallel::Communicator& ranks);
 

@@ -88,7 +88,8 @@ struct ClippedParameters {
   bool is_partial(std::size_t parameter) const {
     return context.tensor != nullptr && specs[parameter].partial_gradient;
   }
-  double part_clip() const { return context.settings.clip / std::sqrt(static_cast<double>(parts.count)); }
+  /// The bound of a part, relative to that of the whole gradient.
+  double part_share() const { return 1 / std::sqrt(static_cast<double>(parts.count)); }
   /// Adds up squares of parts of gradients over the ranks of the tensor axis, in place.
   void add_over_ranks(kernels::Array<double> squares) const;
 

@@ -62,8 +62,8 @@ kernels::NormMethod method_of(const Settings& settings, std::int64_t in, std::in
   const kernels::ProductImplementation products = norm_products(settings, shape);
   if (algorithm == Algorithm::input_length) return {NormAlgorithm::direct, settings.tile, products};
   if (algorithm == Algorithm::width) return {NormAlgorithm::gram, settings.tile, products};
-  // The rate of the fused Gram kernel relative to the direct one, measured on an H200 (docs/privacy.md): 0.73 to 0.85
-  // at widths from 768 x 2304 to 2048 x 16384.
+  // The rate of the fused Gram kernel relative to the direct one, measured on an H200 (docs/private_performance.md):
+  // 0.73 to 0.85 at widths from 768 x 2304 to 2048 x 16384.
   const double rate = products == kernels::ProductImplementation::fused ? 0.75 : 1;
   return {kernels::choose_algorithm(in, out, shape.examples.most_rows, norm_tile(settings, shape), rate), settings.tile,
           products};
@@ -179,6 +179,7 @@ ClippingBuffers::ClippingBuffers(const Settings& settings, std::span<const Param
                                  const ClippingShape& shape, model::StepArena& arena) {
   arena.purpose("clipping");
   const std::int64_t examples = shape.examples.examples, rows = shape.examples.rows;
+  bound = arena.take<double>(2);
   if (settings.algorithm == Algorithm::naive) {
     squares = arena.take<double>(largest_rows(specs));
     totals =

@@ -53,6 +53,7 @@ struct ClippingBuffers {
   ClippingBuffers() = default;
   /// settings.mode is not automatic unless settings.algorithm is naive.
   ClippingBuffers(const Settings&, std::span<const model::ParameterSpec>, const ClippingShape&, model::StepArena&);
+  kernels::Array<double> bound;          ///< [2]: C; of adaptive clipping, kernels::add_clip_balance of the step
   kernels::Array<double> norms;          ///< squares, [parts + 1, examples]; the last: those that are not counted
   kernels::Array<float> factors;         ///< [parts, examples]
   kernels::Array<float> vectors;         ///< gradients of all vectors, [examples, elements]

@@ -3,6 +3,7 @@
 // Records one by one, the gradient of each in memory; the factors are formed on the host. The oracle of the other
 // modes.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "kernels/convert/convert_rows.hpp"
@@ -28,6 +29,9 @@ class Naive final : public Clipping {
     const ClippingContext& context = parameters_.context;
     const std::size_t size = parameters_.specs.size();
     std::vector<double> parts(parameters_.parts.count);
+    std::array<double, 2> bound = {};
+    device::copy(context.execution, bound.data(), buffers_.bound.data, sizeof bound, device::Direction::to_host);
+    kernels::fence(context.execution);
     for (std::int64_t e = 0; e < batch.examples.count(); ++e) {
       one_.clear();
       passes.pass({e, e + 1}, one_);
@@ -36,8 +40,7 @@ class Naive final : public Clipping {
       std::fill(parts.begin(), parts.end(), 0.0);
       for (std::size_t i = 0; i < size; ++i) parts[parameters_.parts.part[i]] += squares[i];
       for (std::size_t i = 0; i < size; ++i) {
-        const float factor = kernels::clip_factor(parts[parameters_.parts.part[i]], parameters_.part_clip(),
-                                                  context.settings.clip_function, context.shape.summed_rows());
+        const float factor = factor_of(parts[parameters_.parts.part[i]], bound[0]);
         if (factor == 0 || parameters_.specs[i].frozen) continue;  // 0 also if the gradient is not finite
         // Rank 0 has added the partial gradients of all ranks.
         if (parameters_.is_partial(i) && context.tensor->rank() > 0) continue;
@@ -45,10 +48,19 @@ class Naive final : public Clipping {
         kernels::scale_rows(context.execution, view(of_one), factor);
         kernels::add_rows(context.execution, view(sum), view(of_one), view(sum));
       }
+      bound[1] += factor_of(parts[0], bound[0]) == 1 ? 1 : -1;
     }
+    if (!context.settings.adapts_clip()) return;
+    device::copy(context.execution, buffers_.bound.data, bound.data(), sizeof bound, device::Direction::to_device);
+    kernels::fence(context.execution);
   }
 
  private:
+  float factor_of(double square, double bound) const {
+    return kernels::clip_factor(square, bound * parameters_.part_share(), parameters_.context.settings.clip_function,
+                                parameters_.context.shape.summed_rows());
+  }
+
   Matrix<float> gradient(const model::AccumulatingSink& sink, std::size_t parameter) const {
     if (parameters_.specs[parameter].is_matrix()) return sink.held(parameter);
     const Array<float> vector = sink.vector(parameter);

@@ -14,8 +14,9 @@ namespace weft::privacy {
 /// Noise that a private step adds to the sum of the clipped gradients, and the divisor of the sum.
 struct Noise {
   kernels::NoiseKey key = {};
-  double multiplier = 0;  ///< standard deviation / privacy.clip
-  double expected = 1;    ///< records of a step: the public expectation, never the number that was drawn
+  double multiplier = 0;       ///< standard deviation / bound of the norms
+  double expected = 1;         ///< records of a step: the public expectation, never the number that was drawn
+  double count_deviation = 0;  ///< of the noise on the count that adaptive clipping follows
 };
 
 /// Draws a key of 256 bits from the operating system, or for KeySource::test of `seed` and `step`, after which the key

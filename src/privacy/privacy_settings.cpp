@@ -14,9 +14,10 @@ namespace weft::privacy {
 namespace {
 
 // Beyond these the guarantee means nothing, or the noise exceeds the range of fp32.
-constexpr double kLargestEpsilon = 1e3, kLargestNoise = 1e6, kLargestClip = 1e6;
+constexpr double kLargestEpsilon = 1e3, kLargestNoise = 1e6;
 constexpr double kSmallestNoise = 1e-2;
 constexpr double kLargestTile = 1 << 16;
+constexpr double kMostPerRecord = 1 << 20;
 
 constexpr const char* kChangedData =
     "the steps so far are accounted for the records of the data that the run began with; records of others are cut in "
@@ -65,11 +66,21 @@ void add_value_rules(input::Schema& schema, const Settings& privacy) {
            "default); take less than 1 / number of records, for example 1e-5";
   });
   schema.rule({"privacy.sampling"}, [&privacy]() -> std::string {
-    if (!privacy.enabled || privacy.sampling == "poisson") return {};
+    if (!privacy.enabled || privacy.sampling == "poisson" || privacy.truncates()) return {};
     return fmt::format(
         "privacy.sampling = \"{}\" (the accountants assume that each record joins a step independently of all others; "
-        "for shuffled or fixed batches their epsilon would be too small); take \"poisson\"",
+        "for shuffled or fixed batches their epsilon would be too small); take \"poisson\" or \"truncated_poisson\"",
         privacy.sampling);
+  });
+  schema.rule({"privacy.clipping", "privacy.scheme", "privacy.clip_function"}, [&privacy]() -> std::string {
+    if (!privacy.adapts_clip()) return {};
+    if (privacy.scheme != Scheme::flat)
+      return "privacy.clipping = \"adaptive\" with a privacy.scheme of parts (one bound follows the norms of whole "
+             "gradients); take \"flat\"";
+    if (privacy.clip_function == ClipFunction::automatic)
+      return "privacy.clipping = \"adaptive\" with privacy.clip_function = \"automatic\" (which scales every gradient "
+             "to about the bound, so that the bound changes nothing but the scale); take \"abadi\"";
+    return {};
   });
   schema.rule({"privacy.algorithm", "privacy.mode", "privacy.tile", "privacy.release"},
               [&privacy] { return privacy.enabled ? without_effect(privacy) : std::string(); });
@@ -101,18 +112,49 @@ void add_keys(input::Schema& schema, Settings& privacy) {
       .less_than(1);
   schema.add("privacy.clip", privacy.clip, "largest norm of the gradient of a record; larger ones are scaled down")
       .more_than(0)
-      .at_most(kLargestClip);
+      .at_most(kernels::kLargestClip);
+  schema.add(
+      "privacy.clipping", privacy.clipping, {{"fixed", BoundRule::fixed}, {"adaptive", BoundRule::adaptive}},
+      "the bound of the norms: clip in every step, or from clip on one that follows a quantile of the norms, by a "
+      "count with noise of its own");
+  schema
+      .add("privacy.clip_quantile", privacy.clip_quantile,
+           "adaptive clipping: fraction of the norms that are to be at most the bound")
+      .more_than(0)
+      .less_than(1)
+      .only_with("privacy.clipping", {"adaptive"});
+  schema
+      .add("privacy.clip_rate", privacy.clip_rate,
+           "adaptive clipping: each step multiplies the bound by exp(-rate * (fraction of norms within it - quantile))")
+      .more_than(0)
+      .at_most(10)
+      .only_with("privacy.clipping", {"adaptive"});
+  schema
+      .add(
+          "privacy.count_noise", privacy.count_noise,
+          "adaptive clipping: standard deviation of the noise on the count of records within the bound, more than half "
+          "the noise multiplier. The gradient gets more noise, so that the account is that of the multiplier. 0 = a "
+          "twentieth of the expected records of a step")
+      .at_least(0)
+      .at_most(kLargestNoise)
+      .only_with("privacy.clipping", {"adaptive"});
   schema.add("privacy.sampling", privacy.sampling,
-             "how records are drawn: \"poisson\", each one independently with the same probability");
+             "how records are drawn: \"poisson\", each one independently with the same probability; "
+             "\"truncated_poisson\", and of more than most_records a random choice of so many");
+  schema
+      .add("privacy.most_records", privacy.most_records,
+           "truncated sampling: most records of a step on all ranks, some standard deviations more than expected")
+      .at_least(0)
+      .required_with("privacy.sampling", {"truncated_poisson"});
   schema
       .add("privacy.algorithm", privacy.algorithm,
            {{"auto", Algorithm::automatic},
             {"input_length", Algorithm::input_length},
             {"width", Algorithm::width},
             {"naive", Algorithm::naive}},
-           "how norms are formed: by products over the positions (input_length), by Gram matrices of the positions "
-           "(width), the cheaper one per layer (auto), or from the gradient of each record (naive: slow, for "
-           "comparison)")
+           "how norms are computed: by products over the positions (input_length), by Gram matrices of the "
+           "positions (width), the cheaper one per layer (auto), or from the gradient of each record (naive: "
+           "slow, for comparison)")
       .changeable();
   schema
       .add("privacy.mode", privacy.mode,
@@ -120,9 +162,9 @@ void add_keys(input::Schema& schema, Settings& privacy) {
             {"book_keeping", Mode::book_keeping},
             {"two_pass", Mode::two_pass},
             {"materialise", Mode::materialise}},
-           "where the clipped sum comes from: gradients of the records of a micro-batch in bf16 (materialise), kept "
-           "inputs and output gradients of all layers (book_keeping), or a second pass (two_pass); auto: the first of "
-           "these that fits the memory (a transcoder: of the last two)")
+           "how the clipped sum is computed: from gradients of the records of a micro-batch in bf16 "
+           "(materialise), from kept inputs and output gradients of all layers (book_keeping), or by a second "
+           "pass (two_pass); auto: the first of these that fits into memory (a transcoder: of the last two)")
       .retired_value("recompute", "take \"auto\", or \"two_pass\", which takes least memory")
       .changeable();
   schema.retired("privacy.mode_of", "privacy.mode holds for all blocks and the head; leave it out");
@@ -130,8 +172,8 @@ void add_keys(input::Schema& schema, Settings& privacy) {
                  "privacy.algorithm = \"auto\" takes the cheaper algorithm of each matrix; leave it out");
   schema
       .add("privacy.tile", privacy.tile,
-           "positions that the norm kernels take at a time, which are then those of products = \"library\"; 0 = "
-           "automatic. The result changes by rounding only")
+           "positions that the norm kernels of products = \"library\" process at a time; 0 = automatic; any "
+           "other value selects these kernels. Results change by rounding only")
       .in("tokens")
       .at_least(0)
       .at_most(kLargestTile)
@@ -139,9 +181,8 @@ void add_keys(input::Schema& schema, Settings& privacy) {
   schema
       .add("privacy.products", privacy.products,
            {{"library", kernels::ProductImplementation::library}, {"fused", kernels::ProductImplementation::fused}},
-           "what forms norms and clipped sums: on a GPU, for rows of 16 bits, kernels that keep the gradients of "
-           "records "
-           "in registers (fused; elsewhere the library), or the dense library, in a workspace")
+           "how norms and clipped sums are computed: by the dense library in a workspace (library), or on a GPU, for "
+           "16-bit rows, by kernels that keep the gradients of records in registers (fused; elsewhere as library)")
       .changeable();
   schema.add("privacy.scheme", privacy.scheme,
              {{"flat", Scheme::flat}, {"per_layer", Scheme::per_layer}, {"group", Scheme::group}},
@@ -156,22 +197,37 @@ void add_keys(input::Schema& schema, Settings& privacy) {
               {"pld", AccountantKind::pld},
               {"rdp", AccountantKind::rdp},
               {"gdp", AccountantKind::gdp}},
-             "how epsilon is computed: prv (tight), rdp (an upper bound, larger) or gdp (an approximation, no bound)");
+             "how epsilon is computed: prv (tight), pld (an upper bound), rdp (an upper bound, larger) or gdp "
+             "(an approximation, no bound)");
   schema.add(
       "privacy.unit", privacy.unit,
-      {{"sequence", Unit::sequence}, {"token", Unit::token}, {"document", Unit::document}, {"example", Unit::example}},
-      "the record: the unit that the guarantee protects. document, example: a whole document, or line of JSON "
-      "Lines, of a language model; of one longer than a micro-batch as many sequences as it holds, by run.seed");
+      {{"sequence", Unit::sequence},
+       {"token", Unit::token},
+       {"document", Unit::document},
+       {"example", Unit::example},
+       {"owner", Unit::owner}},
+      "the record: the unit that the guarantee protects. Of a language model also a whole document (document), a line "
+      "of JSON Lines (example), or all lines of JSON Lines with the same value of owner_field (owner)");
+  schema
+      .add("privacy.owner_field", privacy.owner_field,
+           "unit = \"owner\": the key of JSON Lines, a string or an integer, that says whom a line belongs to")
+      .required_with("privacy.unit", {"owner"});
+  schema
+      .add("privacy.max_per_owner", privacy.max_per_owner,
+           "most sequences of a record (an owner, a document or an example) that are used; of one with more, as many "
+           "are chosen once, by run.seed. A micro-batch must hold them")
+      .in("sequences")
+      .at_least(0)
+      .at_most(kMostPerRecord)
+      .required_with("privacy.unit", {"document", "example", "owner"});
   schema
       .add("privacy.release", privacy.release, {{"eager", Release::eager}, {"end", Release::end}},
-           "free memory that a layer no longer needs after the layer, or at the end of the backward pass, to measure "
-           "the "
-           "difference")
+           "when the memory of a layer is freed: after the layer, or at the end of the backward pass (for "
+           "measurements)")
       .free();
-  schema.add(
-      "privacy.noise_key", privacy.noise_key, {{"system", KeySource::system}, {"test", KeySource::test}},
-      "the secret of noise and sampling: from the operating system, kept in the checkpoint; test: from run.seed, "
-      "repeatable and not private");
+  schema.add("privacy.noise_key", privacy.noise_key, {{"system", KeySource::system}, {"test", KeySource::test}},
+             "the secret of noise and sampling: from the operating system, stored in the checkpoint; test: from "
+             "run.seed, repeatable and not private");
   add_value_rules(schema, privacy);
 }
 

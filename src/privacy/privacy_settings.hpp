@@ -40,8 +40,10 @@ enum class Mode { automatic, book_keeping, two_pass, materialise };
 /// Units of clipping: the whole gradient to C, or K parts to C / sqrt(K) each, so that their norms together are at most
 /// C: a part per parameter (per_layer) or per block (group).
 enum class Scheme { flat, per_layer, group };
+/// The bound C: privacy.clip in every step, or one that follows a quantile of the norms.
+enum class BoundRule { fixed, adaptive };
 /// A record: what the guarantee protects.
-enum class Unit { sequence, token, document, example };
+enum class Unit { sequence, token, document, example, owner };
 /// Time at which rows that are no longer needed are freed: after each layer, or at the end of the backward pass.
 enum class Release { eager, end };
 /// Source of the key of noise and sampling: the operating system, or run.seed, for tests (not private).
@@ -53,8 +55,15 @@ struct Settings {
   double epsilon = 0;           ///< target; 0: noise_multiplier is given
   double noise_multiplier = 0;  ///< standard deviation of the noise / clip; 0: epsilon is given
   double delta = 0;             ///< 0: not given
-  double clip = 1;              ///< C, the largest norm of a record's contribution
+  double clip = 1;              ///< C, the largest norm of a record's contribution; adaptive: of the first step
+  BoundRule clipping = BoundRule::fixed;
+  double clip_quantile = 0.5;  ///< of adaptive clipping, and the two below: kernels::ClipAdaptation
+  double clip_rate = 0.2;
+  double count_noise = 0;  ///< 0: a twentieth of the expected records of a step
+  bool adapts_clip() const { return enabled && clipping == BoundRule::adaptive; }
   std::string sampling = "poisson";
+  std::int64_t most_records = 0;  ///< of a step, with truncated sampling; 0: not given
+  bool truncates() const { return sampling == "truncated_poisson"; }
   Algorithm algorithm = Algorithm::automatic;
   Mode mode = Mode::automatic;
   std::int64_t tile = 0;  ///< positions per tile of the norm kernels; 0: automatic
@@ -62,13 +71,15 @@ struct Settings {
   ClipFunction clip_function = ClipFunction::abadi;
   AccountantKind accountant = AccountantKind::prv;
   Unit unit = Unit::sequence;
+  std::string owner_field;         ///< Unit::owner: key of JSON Lines whose value says whom a line belongs to
+  std::int64_t max_per_owner = 0;  ///< sequences of a record that are used, if it may have several; 0: not given
   /// Implementation that forms norms and clipped sums of products.
   kernels::ProductImplementation products = kernels::ProductImplementation::fused;
   bool overlap = true;  ///< no key; between ranks: clipped sums are exchanged while others are formed
   Release release = Release::eager;
   KeySource noise_key = KeySource::system;
-  /// True if a record may have several sequences: a document, or an example of JSON Lines.
-  bool joins_sequences() const { return unit == Unit::document || unit == Unit::example; }
+  /// True if a record may have several sequences: a document, an example of JSON Lines, or all that an owner has.
+  bool joins_sequences() const { return unit != Unit::sequence && unit != Unit::token; }
   /// The factors of a part are known when the backward pass leaves it: its rows need not be kept until the end.
   bool sums_by_part() const {
     return scheme != Scheme::flat && mode == Mode::book_keeping && release == Release::eager;

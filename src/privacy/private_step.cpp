@@ -47,7 +47,24 @@ PrivateStep::PrivateStep(const Parts& parts, const ClippingContext& context, std
       micro_records_(micro_records),
       sums_phase_(sums_phase),
       flags_(flags),
-      clipping_(make_clipping(context, std::move(buffers))) {}
+      bound_(buffers.bound),
+      clipping_(make_clipping(context, std::move(buffers))) {
+  device::copy(context.execution, bound_.data, &context_.settings.clip, sizeof(double), device::Direction::to_device);
+  kernels::fence(context.execution);
+}
+
+void PrivateStep::register_in(checkpoint::Registry& registry, bool writes) {
+  if (!context_.settings.adapts_clip()) return;
+  registry.add({.name = "privacy/clip_bound",
+                .type = kernels::Scalar::fp64,
+                .shape = {1},
+                .held = {0, 1},
+                .owned = {0, writes ? 1 : 0},
+                .data = bound_.data,
+                .on_device = true});
+}
+
+double PrivateStep::clip_bound() const { return device::read(context_.execution, bound_.data); }
 
 void PrivateStep::add(const MicroBatch& batch, Passes& passes) {
   TrainedPasses trained(passes, context_.parameters);
@@ -95,6 +112,7 @@ void PrivateStep::compute(std::span<const std::int64_t> micro_batches, std::int6
   parts_.update.reduce();
   parts_.timers.phase("noise");
   add_noise();
+  if (context_.settings.adapts_clip()) adapt_bound();
   parts_.timers.phase("check");
   parts_.update.form_norm(flags_.data);
   parts_.runner.guard(flags_.data);
@@ -106,6 +124,7 @@ void PrivateStep::compute(std::span<const std::int64_t> micro_batches, std::int6
 }
 
 void PrivateStep::clear() {
+  device::zero(context_.execution, &bound_[1], sizeof(double));
   context_.sum.clear();
   context_.sum.end_micro_batch();
 }
@@ -120,12 +139,10 @@ void PrivateStep::reduce_beside_sums(bool wanted) {
   });
 }
 
-/// The gradients of the owned rows become (S + deviation xi) / expected, xi standard normal by (key, update, parameter,
-/// global element): once per update, the same on any grid.
+/// The gradients of the owned rows become (S + sigma C xi) / expected, xi standard normal by (key, update, parameter,
+/// global element): once per update, the same on any grid. C bounds what one record adds to S: the sensitivity.
 void PrivateStep::add_noise() {
   const model::Parameters& parameters = context_.parameters;
-  // Clipping bounds what one record adds to S, or removes from it: the sensitivity.
-  const double deviation = noise_.multiplier * context_.settings.clip;
   const auto update = static_cast<std::uint64_t>(parts_.runner.steps_done() + 1);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (parameters.specs()[i].frozen) continue;
@@ -136,10 +153,21 @@ void PrivateStep::add_noise() {
         is_matrix ? context_.sum.matrix(i) : kernels::Matrix<float>{vector.data, 1, vector.size, vector.size};
     // Every rank has all elements of a vector, and draws the same noise for them.
     const std::int64_t first = is_matrix ? parts.owned.begin * owned.columns : parts.held.begin;
-    kernels::add_noise(context_.execution, {owned.data, owned.rows * owned.columns}, deviation,
+    kernels::add_noise(context_.execution, {owned.data, owned.rows * owned.columns}, noise_.multiplier,
                        kernels::noise_stream(noise_.key, update, i), static_cast<std::uint64_t>(first),
-                       1 / noise_.expected);
+                       1 / noise_.expected, bound_.data);
   }
+}
+
+/// The count is a sum of integers: the same on any grid. Ranks of the tensor axis have the same one.
+void PrivateStep::adapt_bound() {
+  if (parts_.update.exchange().active()) parts_.update.exchange().sum({&bound_[1], 1}, "count of clipped records");
+  const Settings& settings = context_.settings;
+  kernels::adapt_clip(context_.execution, &bound_[1],
+                      {settings.clip_quantile, settings.clip_rate, noise_.count_deviation, noise_.expected},
+                      kernels::noise_stream(noise_.key, static_cast<std::uint64_t>(parts_.runner.steps_done() + 1), 0,
+                                            kernels::NoisePurpose::clip_bound),
+                      bound_.data);
 }
 
 }  // namespace weft::privacy

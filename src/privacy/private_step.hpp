@@ -4,6 +4,7 @@
 //
 //   S = sum over the drawn records b of c_b g_b        clipping.hpp, micro-batch by micro-batch; then over the ranks
 //   g = (S + sigma C xi) / expected records            xi standard normal, once per update
+//   C of the next step                                 with privacy.clipping = "adaptive" (kernels::adapt_clip)
 //   AdamW with g                                       model/parameter_update.hpp
 //
 //   const std::vector<std::int64_t> records = account.draw(step, ranks);
@@ -17,6 +18,7 @@
 #include <span>
 #include <string_view>
 
+#include "checkpoint/registry.hpp"
 #include "model/parameter_update.hpp"
 #include "model/step_runner.hpp"
 #include "privacy/clipping.hpp"
@@ -49,6 +51,11 @@ class PrivateStep {
   PrivateStep(const Parts&, const ClippingContext&, std::int64_t micro_records, std::string_view sums_phase,
               kernels::Array<kernels::StepFlags> flags, ClippingBuffers&&);
 
+  /// Adds the bound of adaptive clipping, which is state of the run. `writes`: on one rank.
+  void register_in(checkpoint::Registry&, bool writes);
+  /// C of the next step. Waits for the last one.
+  double clip_bound() const;
+
   /// Sets the noise of all steps. Call it before the first step.
   void set_noise(const Noise& noise) { noise_ = noise; }
   /// One step on `records` records on this rank, which may be none. Unless gradients are reduced in every micro-batch,
@@ -68,12 +75,14 @@ class PrivateStep {
   void compute(std::span<const std::int64_t> micro_batches, std::int64_t most);
   void reduce_beside_sums(bool wanted);
   void add_noise();
+  void adapt_bound();
 
   const Parts parts_;
   const ClippingContext context_;
   const std::int64_t micro_records_;
   const std::string_view sums_phase_;
   const kernels::Array<kernels::StepFlags> flags_;
+  const kernels::Array<double> bound_;  // ClippingBuffers::bound
   const std::unique_ptr<Clipping> clipping_;
   Noise noise_;
 };

@@ -201,9 +201,11 @@ void RecordNorms::form_factors(std::size_t first) {
              size = static_cast<std::int64_t>(*most + 1) * most_records - begin;
   parameters_.add_over_ranks({buffers_.norms.data + begin, size});
   context().phase("clipping factors");
-  kernels::clip_factors(execution, {buffers_.norms.data + begin, size}, parameters_.part_clip(),
+  kernels::clip_factors(execution, {buffers_.norms.data + begin, size}, parameters_.part_share(),
                         context().settings.clip_function, context().shape.summed_rows(),
-                        {buffers_.factors.data + begin, size});
+                        {buffers_.factors.data + begin, size}, buffers_.bound.data);
+  if (context().settings.adapts_clip())
+    kernels::add_clip_balance(execution, {buffers_.factors.data, records}, &buffers_.bound[1]);
   context().phase("clipped sums");
   for (const VectorRun& run : runs_)
     if (is_open(run))

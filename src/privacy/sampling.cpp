@@ -27,4 +27,21 @@ std::vector<std::int64_t> poisson_sample(const kernels::NoiseKey& key, std::uint
   }
 }
 
+void truncate_sample(const kernels::NoiseKey& key, std::uint64_t step, std::int64_t most,
+                     std::vector<std::int64_t>& records) {
+  if (std::ssize(records) <= most) return;
+  // Selection sampling (Knuth, algorithm S): a record is kept with probability wanted / left.
+  const kernels::ChachaInput input = kernels::noise_stream(key, step, 1, kernels::NoisePurpose::sampling).block(0);
+  storage::Keystream stream(key, std::to_array(input.word));
+  std::vector<std::uint32_t> words(2 * records.size());
+  stream.fill(words);
+  std::int64_t kept = 0;
+  for (std::size_t i = 0; kept < most; ++i) {
+    const auto left = static_cast<double>(records.size() - i), wanted = static_cast<double>(most - kept);
+    if (kernels::uniform_double(words[2 * i], words[2 * i + 1]) * left <= wanted)
+      records[static_cast<std::size_t>(kept++)] = records[i];
+  }
+  records.resize(static_cast<std::size_t>(most));
+}
+
 }  // namespace weft::privacy

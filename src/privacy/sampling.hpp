@@ -20,4 +20,9 @@ namespace weft::privacy {
 std::vector<std::int64_t> poisson_sample(const kernels::NoiseKey&, std::uint64_t step, std::int64_t records,
                                          double rate);
 
+/// Keeps `most` of the records of a step, each subset of so many with the same probability, in their order; all if
+/// there are no more. `most` > 0.
+void truncate_sample(const kernels::NoiseKey&, std::uint64_t step, std::int64_t most,
+                     std::vector<std::int64_t>& records);
+
 }  // namespace weft::privacy

@@ -34,10 +34,10 @@ namespace fs = std::filesystem;
 /// Throws Error(usage) unless the directory is missing, empty, or that of a run: a run deletes and replaces files. What
 /// users prepare before the first start (checkpoints/ on another disk, a request file) belongs to a run.
 void require_run_or_empty(const fs::path& path) {
-  static const std::set<std::string> names{
-      "CHECKPOINT",      "STOP",          "benchmark.csv", "benchmark.json", "benchmark.svg",
-      "evaluation.json", "profile.json",  "checkpoints",   "heartbeat",      "input.toml",
-      "log.txt",         "metrics.jsonl", "report.html",   "starts.jsonl",   "statistics.txt"};
+  static const std::set<std::string> names{"CHECKPOINT",     "STOP",          "answers.json",    "benchmark.csv",
+                                           "benchmark.json", "benchmark.svg", "evaluation.json", "profile.json",
+                                           "checkpoints",    "heartbeat",     "input.toml",      "log.txt",
+                                           "metrics.jsonl",  "report.html",   "starts.jsonl",    "statistics.txt"};
   if (!fs::is_directory(path)) return;
   std::string foreign;
   for (const fs::directory_entry& entry : fs::directory_iterator(path)) {

@@ -22,8 +22,7 @@ void add_keys(input::Schema& schema, RunSettings& run) {
       .free();
   schema
       .add("run.epochs", run.epochs,
-           "the length of the run in passes over the training data, in place of run.steps; may be a fraction. The log "
-           "and the input.toml of the run state the steps; 0 = run.steps")
+           "length of the run in passes over the training data, may be a fraction; 0 = run.steps")
       .in("epochs")
       .at_least(0)
       .at_most(1e6)
@@ -31,7 +30,7 @@ void add_keys(input::Schema& schema, RunSettings& run) {
       .free();
   schema
       .add("run.stop_after", run.stop_after,
-           "evaluations in a row without a lower validation loss after which the run is finished; 0 = no limit")
+           "evaluations in a row without a lower validation loss after which the run ends; 0 = no limit")
       .in("evaluations")
       .at_least(0)
       .free();
@@ -44,7 +43,7 @@ void add_keys(input::Schema& schema, RunSettings& run) {
       .free();
   schema
       .add("run.lease", run.lease,
-           "time without a sign of life of this run after which a run on another host may take over its directory")
+           "time without a renewal of this run's lease after which a run on another host may take over its directory")
       .in("s")
       .at_least(1)
       .at_most(3600)
@@ -66,8 +65,7 @@ void add_keys(input::Schema& schema, RunSettings& run) {
     const std::optional<std::int64_t> seconds = parse_walltime(run.walltime);
     if (seconds == 0)
       return fmt::format(
-          "run.walltime = \"{}\" leaves no time for a step; give the time that the job has, or \"\" for no "
-          "limit",
+          "run.walltime = \"{}\" leaves no time for a step; give the time that the job has, or \"\" for no limit",
           run.walltime);
     if (seconds) return {};
     return fmt::format("run.walltime = \"{}\" is not a time (hours:minutes:seconds); write it as \"11:55:00\"",
@@ -127,8 +125,7 @@ void use_epochs(RunSettings& run, const input::Schema& schema, double steps_per_
 void require_validation(const RunSettings& run, bool keep_best, bool has_validation) {
   if (has_validation || (run.stop_after == 0 && !keep_best)) return;
   throw collective_error(ExitCode::usage,
-                         "{} compares losses on validation data, and the input has none; give "
-                         "data.validation",
+                         "{} compares losses on validation data, and the input has none; give data.validation",
                          run.stop_after > 0 ? "run.stop_after" : "checkpoint.keep_best");
 }
 

@@ -120,7 +120,7 @@ TEST_CASE("the lease of a process that does not exist any more is taken over at 
   }
 }
 
-TEST_CASE("the lease of another host is taken over after its time without a sign of life, not before") {
+TEST_CASE("the lease of another host is taken over after its time without a renewal, not before") {
   Owner silent = present_owner();
   silent.seconds = 1;
   Owner renamed = silent, rebooted = silent, contained = silent;
@@ -133,7 +133,7 @@ TEST_CASE("the lease of another host is taken over after its time without a sign
     const auto begin = std::chrono::steady_clock::now();
     const Lease lease(world(), scratch.path, kLong);
     CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::seconds(1));
-    CHECK(lease.taken_over_from().find("without a sign of life for 1 s") != std::string::npos);
+    CHECK(lease.taken_over_from().find("its lease was not renewed for 1 s") != std::string::npos);
   }
 }
 

@@ -2,6 +2,7 @@
 """Checks README.md and docs/ against the repository and the program.
 
 docs_test.py REPOSITORY CHECK [WEFT]
+  english    pages of the guide: short sentences, none of the phrases of PHRASES
   links      relative links point to existing files of the repository and to existing headings
   messages   the messages quoted in troubleshooting.md occur in the sources
   reference  input_reference.md equals the output of the program (--write after WEFT: updates the page)
@@ -86,6 +87,74 @@ def links(repository):
                 problems.append(f"{where} no such heading")
     assert count > 5, f"only {count} links found"
     return problems, f"{count} links are valid"
+
+
+# --- English --------------------------------------------------------------------------------------------------------------
+
+# Phrases that have a plainer form. A match of the pattern is an error.
+PHRASES = {
+    r"(is|are|was|were|be) refused": "is an error: …, with the remedy",
+    r"refuses": "is an error: …, with the remedy",
+    r"(ms|µs|seconds|GB|tokens|steps) an? (step|token|second)": "ms/step, tokens/s, per step",
+    r"nobody|somebody|anybody": "the rank, the program, the user",
+    r"comes to mind": "naive baseline",
+    r"(goes|go|went) by messages": "is sent over MPI",
+    r"going on behind": "resuming after",
+    r"suffers?": "name the fault",
+    r"judges": "evaluates",
+    r"what the largest of": "the quantity by which they are ranked",
+}
+# May be right, rarely: a match is printed and is no error.
+DOUBTFUL = {r"beside": "besides, next to, as well as"}
+MEAN_WORDS, MOST_WORDS = 25, 60
+
+
+def without_code(text):
+    """Text without fenced blocks and comments; inline code is one word, a link is its text."""
+    text = re.sub(r"<!--.*?-->", "", without_blocks(text), flags=re.S)
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"``.+?``|`[^`]*`", "CODE", text)
+    return re.sub(r"<[^>\n]+>", "", text)
+
+
+def sentences(text):
+    """Sentences of prose: paragraphs, and items of lists one by one; headings and tables are left out."""
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*+]|\d+\.) )|\n(?=\s*[|#])", without_code(text)):
+        paragraph = " ".join(paragraph.split())
+        if not paragraph or paragraph[0] in "|#":
+            continue
+        paragraph = re.sub(r"^(?:[-*+>]|\d+\.) ", "", paragraph).replace("**", "")
+        # The next sentence begins with a capital letter, a digit, code or a bracket.
+        for sentence in re.split(r"(?<=[.!?])(?<!\b[A-Z]\.)(?<!et al\.)[\"”)*]* +(?=[\"“(*]*[A-Z0-9ΣÅ]|[\"“])", paragraph):
+            words = [word for word in sentence.split() if re.search(r"\w", word)]
+            if words:
+                yield sentence, len(words)
+
+
+def english(repository):
+    problems, total = [], 0
+    for page in [repository / "README.md", *sorted((repository / "docs").glob("*.md"))]:
+        if page.name == "input_reference.md":  # generated: its rows are no sentences
+            continue
+        text, name = page.read_text(), page.relative_to(repository)
+        found = list(sentences(text))
+        total += len(found)
+        mean = sum(words for _, words in found) / max(1, len(found))
+        if mean > MEAN_WORDS:
+            problems.append(f"{name}: {mean:.1f} words per sentence, at most {MEAN_WORDS}")
+        problems += [f"{name}: a sentence of {words} words: {sentence[:90]}…" for sentence, words in found if words > MOST_WORDS]
+        plain = " ".join(without_code(text).split())
+        for phrases, fatal in ((PHRASES, True), (DOUBTFUL, False)):
+            for phrase, better in phrases.items():
+                for match in re.finditer(rf"\b(?:{phrase})\b", plain, flags=re.I):
+                    said = f"{name}: …{plain[max(0, match.start() - 40):match.end() + 20]}…: write “{better}”"
+                    if fatal:
+                        problems.append(said)
+                    else:
+                        print(f"warning: {said}")
+    assert total > 500, f"only {total} sentences found"
+    return problems, f"{total} sentences"
 
 
 # --- Messages -------------------------------------------------------------------------------------------------------------
@@ -203,8 +272,8 @@ def commands(repository, weft):
 
 def main():
     repository, check = Path(sys.argv[1]).resolve(), sys.argv[2]
-    if check in ("links", "messages"):
-        problems, fine = {"links": links, "messages": messages}[check](repository)
+    if check in ("english", "links", "messages"):
+        problems, fine = {"english": english, "links": links, "messages": messages}[check](repository)
     else:
         weft = Path(sys.argv[3]).resolve()
         if not weft.exists():

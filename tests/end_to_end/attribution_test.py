@@ -246,6 +246,12 @@ def predictions_are_those_of_interventions(weft, w):
             after = Frozen(w, ids, written_by(transcoder, feature["layer"], feature["feature"], amounts))
             change = (after.logits() - before.logits())[-1]
             assert np.abs(change[place] - change.mean() - recomputed).max() < 1e-4 * (1 + largest), (decoder, feature, change[place])
+    # Weights in bf16, which products in fp32 read: the frozen pass and the graph read the same ones.
+    weft.run("lm", "train", "lm.toml", "--output", "lm_8bit", *program.sets("optimizer.state=8bit", "run.steps=2"))
+    said = weft.run("attribute", "lm_8bit", "--transcoder", "tied", "--prompt", PROMPT, "--output", "check.json", "--check", 2, "--json", "--quiet")
+    checked = [logit for feature in json.loads(said[said.index("{"):])["graphs"][0]["check"] for logit in feature["logits"]]
+    largest = max(abs(logit["predicted"]) for logit in checked)
+    assert checked and max(abs(logit["predicted"] - logit["frozen"]) for logit in checked) < 1e-4 * largest, checked
     table = weft.run("attribute", "lm", "--transcoder", "tied", "--prompt", PROMPT, "--output", "check.json", "--check")
     assert "predicted" in table and "recomputed" in table, table
 

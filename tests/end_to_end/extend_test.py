@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run.steps raised on a finished run: what happens to the learning rate is in the log, and is what docs/resilience.md states.
+"""run.steps raised on a finished run: what happens to the learning rate is in the log, and is what docs/trust.md states.
 
 extend_test.py WEFT
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The story of a user who has a model, its chat template and conversations (docs/language_models.md): weft prepare, adapters trained on the
+"""The story of a user who has a model, its chat template and conversations (docs/own_data.md): weft prepare, adapters trained on the
 answers alone, the checkpoint with the lowest validation loss, answers by the chat template, a merged model in files of Hugging Face.
 
 instruct_test.py WEFT

@@ -190,7 +190,7 @@ def reads_one_matrix_for_query_key_and_value(weft):
 
 
 def packed_weights(weft, run, base_files):
-    """The base in nf4 (table of docs/language_models.md): resuming, ranks, initial models of both kinds, merging, PEFT, commands."""
+    """The base in nf4 (table of docs/adapters.md): resuming, ranks, initial models of both kinds, merging, PEFT, commands."""
     lora = LORA + 'dropout = 0.1\nbase = "nf4"\n'
     packed, printed = train(weft, "packed", initial="base", lora=lora)
     assert "the others are frozen, in bf16 and those of the linear layers in nf4" in printed, printed

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Polychromic fine-tuning from the outside: diversity rises, only with a gradient; records, samples, the page; resuming bit for
-bit; refusals.
+"""Polychromic fine-tuning from the outside: diversity rises, only with a gradient; records, samples, the page; example rewards; resuming
+bit for bit, also after a kill within a batch of answers; refusals.
 
 polychromic_test.py WEFT
 """
 import json
+import math
+import subprocess
+import sys
+from pathlib import Path
 
 import program
+
+INPUTS = Path(__file__).resolve().parents[2] / "inputs"
 
 MODEL = """
 [run]
@@ -83,27 +89,79 @@ def diversity_rises(weft):
         assert "Diversity of answers" in text and "before the training" in text
 
 
+def example_rewards(weft):
+    """The programs of inputs/ on lines of their protocol, and what they train on or write."""
+    def ran(program_file, *arguments, lines=()):
+        return subprocess.run([sys.executable, INPUTS / program_file, *arguments], input="".join(json.dumps(line) + "\n" for line in lines),
+                              cwd=weft.folder, text=True, capture_output=True, check=True).stdout
+
+    def scored(program_file, *arguments, reference, answers):
+        line = {"id": "a", "prompt": "?", "reference": reference, "answers": answers}
+        return json.loads(ran(program_file, "reward", *arguments, lines=[line]))["scores"]
+
+    rows = (INPUTS / "text" / "arithmetic.jsonl").read_text()
+    assert ran("arithmetic.py", "data", str(rows.count("\n"))) == rows
+    assert scored("arithmetic.py", reference="12", answers=["= 12.", "it is 12 or 13", "13, not 12", "", "-12"]) == [1, 1, 0, 0, 0]
+    assert ran("classifier.py", "train", INPUTS / "text" / "sentences.jsonl", "classifier.json").startswith("48 of 48")
+    good, bad, unknown, empty = scored("classifier.py", "classifier.json", reference="",
+                                       answers=["The people were kind and the food was good.", "A rude, dirty and noisy place.", "qqq", ""])
+    assert bad < 0.2 < unknown == empty < 0.8 < good, (good, bad, unknown)
+
+
+def reference_has_its_probability(weft, run):
+    """The reward is exp of the difference between the losses of two texts under the initial model."""
+    prompts = {one["prompt"]: one["reference"] for one in map(json.loads, (weft.folder / "prompts.jsonl").read_text().splitlines())}
+
+    def nats(text):
+        (weft.folder / "scored.txt").write_text(text)
+        weft.run("lm", "evaluate", "base", "--text", "scored.txt", "--output", "scored")
+        found = program.validation(weft.folder / "scored")
+        assert found["tokens"] == len(text) - 1, found
+        return found["loss"] * found["tokens"]
+
+    sample = json.loads((run / "samples.json").read_text())["after"]["samples"][0]
+    reference = prompts[sample["prompt"]]
+    for answer, reward in zip(sample["answers"][:2], sample["rewards"]):
+        text = sample["prompt"] + answer
+        assert math.isclose(reward, math.exp((nats(text) - nats(text + reference)) / len(reference)), rel_tol=1e-4), (text, reference, reward)
+
+
+def measures_checkpoints(weft, run):
+    """Every checkpoint of a run, with more answers; groups of ranks divide the prompts."""
+    def measured(*arguments, ranks=None):
+        weft.run("lm", "evaluate", *arguments, "--answers", "prompts.jsonl", "--samples", 8, "--output", run, ranks=ranks)
+        return json.loads((run / "answers.json").read_text())["checkpoints"]
+
+    both = measured(run, "--all-checkpoints")
+    assert [one["step"] for one in both] == [2, 4] and both[0]["answers"] != both[1]["answers"], both
+    last = both[1]["answers"]
+    assert last["pass_8"] >= last["pass_1"] == last["reward"] and last["pass_64"] is None, last
+    assert [one["answers"] for one in measured(run, ranks=2)] == [last]
+    for arguments, message in (((run / "checkpoints", "--all-checkpoints", "--answers", "prompts.jsonl"), "needs the directory of a run"),
+                               ((run, "--all-checkpoints"), "is for --answers")):
+        assert message in weft.run("lm", "evaluate", *arguments, code=2), message
+
+
 def objectives(weft):
     """Every measure of diversity, objective and reward makes a step."""
     (weft.folder / "prompts.jsonl").write_text(
         '{"prompt": "The cat", "reference": " sat"}\n{"prompt": "The dog sat", "reference": " on"}\n')
-    command = weft.folder / "reward.py"
-    command.write_text("import json, sys\nfor line in sys.stdin:\n    given = json.loads(line)\n"
-                       "    print(json.dumps({'scores': [answer.count('e') / 10 for answer in given['answers']]}), flush=True)\n")
+    command = f"{sys.executable} {INPUTS / 'classifier.py'} reward classifier.json"
     weights = {}
     for name, sets in {
             "distinct": ["polychromic.diversity=distinct"], "both": ["polychromic.diversity=distinct", "polychromic.semantic_weight=2"],
             "bleu": ["polychromic.diversity=self_bleu"],
             "additive": ["polychromic.objective=additive", "polychromic.diversity_weight=2"],
             "likelihood": ["polychromic.reward=likelihood"],
+            "reference": ["polychromic.reward=reference_likelihood", "polychromic.prompts_file=prompts.jsonl"],
             "top_p": ["polychromic.top_p=0.9", "language_model.dropout=0.1"],
             "grpo": ["polychromic.objective=grpo", "polychromic.reward=likelihood", 'polychromic.more_rewards=["length"]',
                      "polychromic.more_weights=[0.5]", "polychromic.reward_length=30"],
             "epochs": ["polychromic.epochs=2", "optimizer.learning_rate=0.02"], "kl": ["polychromic.kl=1"],
             "stop": ['polychromic.stop=["."]', "polychromic.max_new_tokens=20"],
-            "regex": ["polychromic.reward=regex", 'polychromic.reward_pattern="t[eh]"'],
+            "regex": ["checkpoint.every=2", "polychromic.reward=regex", 'polychromic.reward_pattern="t[eh]"'],
             "exact": ["polychromic.reward=exact", "polychromic.prompts_file=prompts.jsonl"],
-            "command": ["polychromic.reward=command", f'polychromic.reward_command="/usr/bin/env python3 {command}"']}.items():
+            "command": ["polychromic.reward=command", f'polychromic.reward_command="{command}"']}.items():
         run, _ = tune(weft, name, *sets, steps=4, extra="")
         weights[name] = program.shard(run, 4)
         line = program.metrics(run)[-1]
@@ -115,13 +173,10 @@ def objectives(weft):
             assert not any("." in text for text in texts) and min(map(len, texts)) < 20, texts
         if name == "kl":
             assert line["answers.divergence"] > 0, line
-        if name == "regex":  # of any checkpoint, with more answers; groups of ranks divide the prompts
-            measured = []
-            for ranks in (None, 2):
-                weft.run("lm", "evaluate", run, "--answers", "prompts.jsonl", "--samples", 8, "--output", "measured", ranks=ranks)
-                measured.append(json.loads((weft.folder / "measured" / "evaluation.json").read_text())["answers"])
-            assert measured[0]["pass_8"] >= measured[0]["pass_1"] == measured[0]["reward"] and measured[0]["pass_64"] is None, measured
-            assert measured[0] == measured[1], measured
+        if name == "reference":
+            reference_has_its_probability(weft, run)
+        if name == "regex":
+            measures_checkpoints(weft, run)
         if name != "exact":  # no answer of this length is the reference
             assert line["answers.advantage_spread"] > 0, (name, line)
     assert len(set(weights.values())) == len(weights)
@@ -145,6 +200,30 @@ def resumes(weft):
     (weft.folder / "base" / "checkpoints" / "step_00000060").rename(weft.folder / "moved")
     _, printed = tune(weft, "pieces", "run.steps=13", "language_model.initial=moved", "parallel.tensor=2", *sets, steps=12, ranks=2)
     assert "resuming after step 12" in printed, printed
+
+
+def survives_a_kill(weft):
+    """The program of the reward kills the run while it waits for the scores of its third batch; the next start has the same bits."""
+    script = weft.folder / "killer.py"
+    script.write_text("""import json, os, pathlib, signal, sys
+for number, line in enumerate(sys.stdin):
+    answers = json.loads(line)["answers"]
+    marker = pathlib.Path(sys.argv[1])
+    if number == 8 + 2 * 2 and not marker.exists():     # 8 evaluation prompts, two batches of 2
+        marker.touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+    print(json.dumps({"scores": [answer.count("e") / 10 for answer in answers]}), flush=True)
+""")
+    (weft.folder / "never").touch()
+    runs = {}
+    for name, marker, codes in (("undisturbed", "never", [0]), ("killed", "once", [program.KILLED, 0])):
+        for code in codes:
+            runs[name], printed = tune(weft, name, "polychromic.reward=command", "checkpoint.every=2",
+                                       f'polychromic.reward_command="exec {sys.executable} {script} {marker}"', steps=8, code=code)
+    assert "resuming after step" in printed, printed    # 2 or 4: the last checkpoint may not be written yet
+    assert program.shard(runs["killed"], 8) == program.shard(runs["undisturbed"], 8)
+    answers = [program.record(run)["result"]["answers"] for run in runs.values()]
+    assert answers[0] == answers[1], answers
 
 
 def ranks_agree(weft):
@@ -245,10 +324,12 @@ def test(weft):
     (weft.folder / "base.toml").write_text(MODEL.format(steps=60, initial=""))
     weft.run("lm", "train", "base.toml", "--output", weft.folder / "base")
     refusals(weft)
+    example_rewards(weft)
     objectives(weft)
     diversity_rises(weft)
     ranks_agree(weft)
     resumes(weft)
+    survives_a_kill(weft)
     reward_is_held(weft)
 
 

@@ -41,6 +41,13 @@ def test_directions(weft):
     assert "accountant rdp" in weft.run("privacy", *little, "--accountant", "prv", code=2)
     # The columns of a large epsilon stay apart.
     assert "e+05  an upper bound" in weft.run("privacy", *little, "--accountant", "rdp")
+    # Truncated Poisson sampling: hardly more, unless batches are truncated too often.
+    batches = ["--noise-multiplier", "1", "--delta", "1e-6", "--sample-rate", repr(256 / 60000), "--steps", "1000", "--records", "60000"]
+    rows = by_accountant(document(weft, *batches, "--most-records", "400"))
+    assert abs(rows["pld"]["epsilon"] - 0.87052) < 1e-3 and rows["rdp"]["epsilon"] > rows["pld"]["epsilon"], rows
+    assert rows["pld"]["dp_event"]["event"]["class_name"] == "TruncatedSubsampledGaussianDpEvent", rows
+    assert "take privacy.most_records = " in weft.run("privacy", *batches, "--most-records", "300", code=2)
+    assert "needs --records with --most-records" in weft.run("privacy", *batches, code=2)
     # If none has a result, that is an error as well; and nothing can be computed where no record is used.
     assert "cannot be reached" in weft.run("privacy", "--epsilon", "1", "--delta", "1e-5", "--sample-rate", "0.01", "--steps", 2**50, code=2)
     assert "--steps above 0" in weft.run("privacy", "--epsilon", "1", "--delta", "1e-5", "--sample-rate", "0.01", "--steps", 0, code=2)

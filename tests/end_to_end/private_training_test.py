@@ -87,6 +87,26 @@ def resumes_bit_for_bit(weft, expected):
     assert program.record(weft.folder / "killed")["result"]["privacy"] == program.record(expected)["result"]["privacy"]
 
 
+def adapts_its_bound_to_truncated_batches(weft):
+    changes = program.sets("privacy.clip=0.1", "privacy.clipping=adaptive", "privacy.count_noise=2", "privacy.sampling=truncated_poisson",
+                           "privacy.most_records=60", "log.every=1")
+    weft.run(*command(weft, "adaptive", *changes))
+    bounds = [line["clip_bound"] for line in program.metrics(weft.folder / "adaptive")]
+    # Gradients of a new model are larger than 0.1: the bound grows, by a factor of at most exp(0.2 * (0.5 + noise)) per step.
+    assert len(bounds) == 20 and bounds[-1] > 0.15 and all(b != a for a, b in zip(bounds, bounds[1:])), bounds
+    result = program.record(weft.folder / "adaptive")["result"]["privacy"]
+    assert 7.9 < result["epsilon"] <= 8 and result["clipping"] == "adaptive" and result["most_records"] == 60, result
+    killed = command(weft, "adaptive_killed", *changes)
+    weft.run(*killed, fault="before-latest:0:10", code=-signal.SIGKILL)
+    assert "resuming after step 10" in weft.run(*killed)
+    assert program.shard(weft.folder / "adaptive_killed", 20) == program.shard(weft.folder / "adaptive", 20)
+    assert program.record(weft.folder / "adaptive_killed")["result"]["privacy"] == result
+    assert program.metrics(weft.folder / "adaptive_killed")[-1]["clip_bound"] == bounds[-1]
+    # Batches that are truncated too often for the target, and a count with too little noise.
+    for change, words in (("privacy.most_records=30", "truncated too often"), ("privacy.count_noise=0.1", "raise privacy.count_noise")):
+        assert words in weft.run(*command(weft, "refused_bound", *changes, "--set", change), code=2)
+
+
 def ranks_agree(weft, expected):
     for name, axis in (("data", ()), ("tensor", ("--set", "parallel.tensor=2"))):
         weft.run(*command(weft, name, *axis), ranks=2)
@@ -142,7 +162,7 @@ def benchmark_shows_phases(weft):
 
 def keeps_the_guarantee_on_resume(weft):
     """What the guarantee depends on cannot change, with or without resume.accept_changed."""
-    for change in ("privacy.noise_key=system", "privacy.epsilon=4", "privacy.delta=1e-3", "privacy.clip=2", "privacy.scheme=per_layer",
+    for change in ("privacy.noise_key=system", "privacy.epsilon=4", "privacy.delta=1e-3", "privacy.clip=2", "privacy.clipping=adaptive", "privacy.scheme=per_layer",
                    "privacy.clip_function=automatic", "privacy.accountant=rdp", "privacy.enabled=false", "data.sequence=8",
                    "data.validation_fraction=0.5"):
         more = ("--set", "data.validation=") if "fraction" in change else ()
@@ -181,16 +201,32 @@ def begins_with_public_weights(weft):
 
 
 def adapters_over_documents(weft):
-    """Records are the lines of JSON Lines, of one or several sequences; the account counts them. Resumed bit for bit."""
-    rows = [program.TEXT[at:at + 10 + 40 * (at % 3)] for at in range(0, 1900, 20)]
-    (weft.folder / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    changes = program.sets("data.train=rows.jsonl", "privacy.unit=example", f"language_model.initial={weft.folder / 'public'}",
-                           "lora.rank=2", "run.steps=10")
+    """Records are the lines of JSON Lines, of one or several sequences, or those of a person; the account counts them. The same on
+    two ranks; resumed bit for bit."""
+    rows = [(program.TEXT[at:at + 10 + 40 * (at % 3)], at % 17) for at in range(0, 1900, 20)]
+    (weft.folder / "rows.jsonl").write_text("".join(json.dumps({"text": row, "user": user}) + "\n" for row, user in rows))
+    changes = program.sets("data.train=rows.jsonl", f"language_model.initial={weft.folder / 'public'}", "lora.rank=2", "run.steps=10",
+                           "privacy.max_per_owner=4")
+
+    def check(result, unit, records):
+        assert result["unit"] == unit and result["records"] == len(records) and result["steps"] == 10, result
+        sequences = sum(min(4, sum(-(-(len(row) - 1) // 16) for row in record)) for record in records)
+        assert abs(result["sample_rate"] - 16 / sequences) < 1e-12, (result, sequences)
+
+    weft.run(*command(weft, "adapted_examples", *changes, "--set", "privacy.unit=example"))
+    check(program.record(weft.folder / "adapted_examples")["result"]["privacy"], "example", [[row] for row, _ in rows])
+    assert "needs privacy.owner_field" in weft.run(*command(weft, "refused", *changes, "--set", "privacy.unit=owner"), code=2)
+    changes += program.sets("privacy.unit=owner", "privacy.owner_field=user")
     weft.run(*command(weft, "adapted", *changes))
     result = program.record(weft.folder / "adapted")["result"]["privacy"]
-    assert result["unit"] == "example" and result["records"] == len(rows) and result["steps"] == 10, result
-    sequences = sum(-(-(len(row) - 1) // 16) for row in rows if len(row) <= 65) + sum(4 for row in rows if len(row) > 65)
-    assert abs(result["sample_rate"] - 16 / sequences) < 1e-12, (result, sequences)
+    check(result, "owner", [[row for row, user in rows if user == one] for one in range(17)])
+    weft.run(*command(weft, "adapted_ranks", *changes), ranks=2)
+    two = program.record(weft.folder / "adapted_ranks")["result"]
+    assert two["privacy"] == result
+    assert abs(two["validation"]["loss"] - program.record(weft.folder / "adapted")["result"]["validation"]["loss"]) < 1e-4, two
+    assert "do not fit a micro-batch of 64 tokens" in weft.run(*command(weft, "refused", *changes, "--set", "privacy.max_per_owner=5"), code=2)
+    (weft.folder / "nobody.jsonl").write_text('{"text": "abc", "user": 1}\n{"text": "abc"}\n')
+    assert 'nobody.jsonl:2: has no "user"' in weft.run(*command(weft, "refused", *changes, "--set", "data.train=nobody.jsonl"), code=3)
     killed = command(weft, "adapted_killed", *changes)
     weft.run(*killed, fault="before-latest:0:5", code=-signal.SIGKILL)
     assert "resuming after step 5" in weft.run(*killed)
@@ -206,7 +242,8 @@ def refusals(weft):
             (("--set", "run.nonfinite=skip"), "private data"),
             (("--set", "privacy.algorithm=width", "--set", "privacy.mode=materialise"), "no effect"),
             (("--set", "language_model.dropout=0.1"), "place in the batch"),
-            (("--set", "privacy.unit=document"), "where documents begin")]:
+            (("--set", "privacy.unit=document"), "needs privacy.max_per_owner"),
+            (("--set", "privacy.unit=document", "--set", "privacy.max_per_owner=2"), "where documents begin")]:
         printed = weft.run(*command(weft, "refused", *arguments), code=2)
         assert words in printed, (arguments, printed)
     printed = weft.run(*command(weft, "dry", "--dry-run"))
@@ -218,6 +255,7 @@ def test(weft):
     (weft.folder / "held_out.txt").write_text(program.TEXT[1000:1700])
     run = reports_the_guarantee(weft)
     resumes_bit_for_bit(weft, run)
+    adapts_its_bound_to_truncated_batches(weft)
     ranks_agree(weft, run)
     modes_agree(weft)
     benchmark_shows_phases(weft)

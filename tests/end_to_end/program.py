@@ -14,7 +14,7 @@ KILLED = "any exit code but 0"
 PACKAGE = Path(__file__).resolve().parents[2] / "python"
 # Programs of the Python package; an installation has the same (python/pyproject.toml).
 PROGRAMS = {"report": "weft.report.command", "sweep": "weft.sweep.command", "serve": "weft.serve.command", "follow": "weft.follow",
-            "harvest": "weft.harvest", "prepare": "weft.prepare", "neuronpedia": "weft.neuronpedia"}
+            "harvest": "weft.harvest", "prepare": "weft.prepare", "neuronpedia": "weft.neuronpedia", "score": "weft.score"}
 
 # Small planted data in FOLDER/data: the beginning of an input, to be formatted with `folder`.
 SYNTHETIC = """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must not depend on the grid of ranks or the batch, and that every combination of variants trains (docs/verification.md)."""
+"""What must not depend on the grid of ranks or the batch, and that every combination of variants trains (docs/trust.md)."""
 import numpy as np
 
 import covering

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that write files, under faults: each ends with a documented exit code, leaves nothing incomplete under the name of the
-output, and writes the bytes of an undisturbed command when it is repeated. The table is in docs/resilience.md.
+output, and writes the bytes of an undisturbed command when it is repeated. The table is in docs/trust.md.
 
 commands_test.py WEFT     The full and the read-only disk need a mount in a separate namespace; otherwise the test counts as skipped.
 """

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bytes of chunk_0.hdf5, the only file of a dataset: described and then read. Mostly executes HDF5; docs/fuzzing.md
+// The bytes of chunk_0.hdf5, the only file of a dataset: described and then read. Mostly executes HDF5; docs/trust.md
 // lists the defects found there.
 #include "dataset/activations/reader.hpp"
 #include "tests/fuzz/activations.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes as a token file in HDF5. Mostly executes HDF5; docs/fuzzing.md lists the defects found there.
+// Any bytes as a token file in HDF5. Mostly executes HDF5; docs/trust.md lists the defects found there.
 #include "tests/fuzz/tokens.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

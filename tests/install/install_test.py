@@ -52,7 +52,7 @@ source {{{path}}}
 
 
 def check_configures(folder):
-    """The build of docs/README.md: it needs none of the packages that scripts/setup.sh installs for the tests alone."""
+    """The build of README.md: it needs none of the packages that scripts/setup.sh installs for the tests alone."""
     done = subprocess.run([CMAKE, "-S", REPOSITORY, "-B", folder / "configured", "-G", "Ninja", "-DCMAKE_DISABLE_FIND_PACKAGE_doctest=ON"],
                           text=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout

@@ -138,16 +138,38 @@ TEST_CASE("ranks may have different numbers of examples, and none") {
   }
 }
 
-TEST_CASE("records of several sequences have the sum of one rank, with other micro-batches on each") {
-  const std::vector<std::vector<std::int64_t>> records = {{0, 1}, {4}, {7, 8}, {11}, {12}, {2}};
-  for (const parallel::Shard shard : {parallel::Shard::state, parallel::Shard::gradients}) {
-    Configuration settings = configuration("mode = \"book_keeping\"\nunit = \"document\"\n");
-    const std::vector<float> expected = testing::clipped_sum(settings, records);
-    settings.parallel.shard = shard;
-    PrivateRun run(settings, testing::world().all());
-    run.step_of(records);
-    // Norms are raised by 2^-23 for each row that a record may have, which is less in smaller micro-batches.
-    CHECK(testing::relative_error(all_gradients(run), expected) < 4e-6);
+TEST_CASE("records of several sequences have the sum of one rank on every grid, with other micro-batches on each") {
+  const dataset::TokenSet set = testing::owned_documents([](std::int64_t, std::int64_t) { return true; });
+  for (const char* unit : {"unit = \"document\"\n", "unit = \"owner\"\nowner_field = \"user\"\n"}) {
+    const Configuration plain = configuration("mode = \"book_keeping\"\nmax_per_owner = 2\n" + std::string(unit));
+    const auto sum = [&](Configuration settings, const parallel::Communicator& ranks) {
+      PrivateRun run(settings, ranks);
+      run.step_on(set, settings);
+      return ranks.size() == testing::world().size() ? all_gradients(run) : run.gradients();
+    };
+    const std::vector<float> expected = sum(plain, testing::world().all().split(testing::world().rank(), 0));
+    CHECK(testing::norm_of(expected) > 1);
+    for (const parallel::Shard shard : {parallel::Shard::state, parallel::Shard::gradients, parallel::Shard::full})
+      for (const std::int64_t tensor : tensor_sizes()) {
+        CAPTURE(std::string(unit));
+        CAPTURE(static_cast<int>(shard));
+        CAPTURE(tensor);
+        Configuration settings = on_tensor(plain, tensor);
+        settings.parallel.shard = shard;
+        CHECK(testing::relative_error(sum(settings, testing::world().all()), expected) < tolerance_of(tensor));
+      }
+  }
+}
+
+TEST_CASE("what a record contributes does not depend on the ranks: it is an error if it does not fit a micro-batch") {
+  for (const std::int64_t most : {2, 3, 4}) {
+    Configuration settings = configuration("unit = \"document\"\nmax_per_owner = " + std::to_string(most) + "\n");
+    use_ranks(settings, testing::world().size());
+    // Micro-batches of 3 sequences; of the 6 sequences of a step, 3 or 2 on a rank.
+    if (most <= (testing::world().size() < 4 ? 3 : 2))
+      require_whole_records(settings);
+    else
+      CHECK_THROWS_WITH_AS(require_whole_records(settings), doctest::Contains("do not fit a micro-batch"), Error);
   }
 }
 
@@ -213,6 +235,31 @@ TEST_CASE("noise is that of one rank, drawn once per update, and all ranks keep 
           CHECK(std::memcmp(all.data() + rank * std::ssize(own), own.data(), own.size()) == 0);
       }
     }
+}
+
+TEST_CASE("an adaptive bound has the same bits on every grid, and continues from its checkpoint") {
+  const privacy::Noise noise{.key = {9, 8, 7}, .multiplier = 1, .expected = 4, .count_deviation = 1};
+  const parallel::Communicator alone = testing::world().all().split(testing::world().rank(), 0);
+  const auto bounds = [&](const Configuration& settings, const parallel::Communicator& ranks) {
+    PrivateRun run(settings, ranks);
+    const checkpoint::Tensor* const stored = run.trainer.registry().find("privacy/clip_bound");
+    REQUIRE(stored != nullptr);
+    run.trainer.set_noise(noise);
+    std::vector<double> all;
+    for (const std::vector<std::int64_t>& examples : {kExamples, {}, {1, 3}, kExamples}) {
+      run.step(examples);
+      all.push_back(run.trainer.metrics().clip_bound);
+      CHECK(device::read(run.arithmetic, static_cast<const double*>(stored->data)) == all.back());
+    }
+    return all;
+  };
+  for (const char* mode : {"mode = \"materialise\"\n", "algorithm = \"naive\"\n"}) {
+    const Configuration settings = configuration(std::string("clip = 3\nclipping = \"adaptive\"\n") + mode);
+    const std::vector<double> expected = bounds(settings, alone);
+    CHECK(expected.front() != expected.back());
+    for (const std::int64_t tensor : tensor_sizes())
+      CHECK(bounds(on_tensor(settings, tensor), testing::world().all()) == expected);
+  }
 }
 
 }  // namespace weft::language_model

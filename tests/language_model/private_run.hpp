@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -32,6 +33,22 @@ inline Configuration private_configuration(const std::string& model = "", const 
                   privacy + "[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 2\nclip_norm = 0\n" + more,
               "test.toml");
   return read;
+}
+
+/// Documents of several sequences, and of less than one; several of them belong to one of four owners. `stays`: without
+/// those documents for which it is false.
+inline dataset::TokenSet owned_documents(const std::function<bool(std::int64_t document, std::int64_t owner)>& stays) {
+  std::vector<std::uint16_t> ids;
+  dataset::TokenMarks marks;
+  for (std::int64_t document = 0; document < 7; ++document) {
+    const std::int64_t owner = document % 4;
+    if (!stays(document, owner)) continue;
+    marks.documents.push_back(std::ssize(ids));
+    marks.owners.push_back(owner);
+    for (std::int64_t i = 0; i < 9 + 23 * document % 50; ++i)
+      ids.push_back(static_cast<std::uint16_t>((i * i * (document + 1) + 5 * document) % kPrivateVocabulary));
+  }
+  return {"documents", std::move(ids), kPrivateVocabulary, 0, std::move(marks)};
 }
 
 struct PrivateRun {
@@ -129,6 +146,17 @@ struct PrivateRun {
       for (std::int64_t s = 0; s < batch.sequences; ++s)
         fill_example(examples[static_cast<std::size_t>(first + s)], s, batch);
     });
+    trainer.wait();
+  }
+  /// A step on all records of a set.
+  void step_on(const dataset::TokenSet& set, Configuration settings) {
+    settings.data.batch_tokens = settings.data.sequence;  // no sampling: a set of one sequence will do
+    const PrivateRecords records = private_records(settings, set);
+    const parallel::Communicator& ranks = grid.axis(parallel::kDataAxis);
+    const parallel::Range part = parallel::part(records.count, ranks.size(), ranks.rank());
+    std::vector<std::int64_t> own(static_cast<std::size_t>(part.size()));
+    std::iota(own.begin(), own.end(), part.begin);
+    private_step(trainer, records, set, own);
     trainer.wait();
   }
   /// The gradients of the last step, in the order of the parameters: of owned rows, and of all vectors.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <set>
 
 #include "tests/language_model/private_run.hpp"
 
@@ -139,8 +140,10 @@ TEST_CASE("gradients of the sequences of a record are added before they are clip
     CAPTURE(std::string(one.model));
     const auto sum = [&](const std::string& unit, const std::string& mode, const Records& of) {
       return clipped_sum(
-          private_configuration(
-              one.model, fmt::format("clip = {}\nunit = \"{}\"\n{}{}", kClip, unit, one.privacy, mode), one.more),
+          private_configuration(one.model,
+                                fmt::format("clip = {}\nunit = \"{}\"\n{}{}{}", kClip, unit,
+                                            unit == "sequence" ? "" : "max_per_owner = 3\n", one.privacy, mode),
+                                one.more),
           of);
     };
     const std::vector<float> naive = sum("document", "algorithm = \"naive\"\n", records);
@@ -159,6 +162,51 @@ TEST_CASE("gradients of the sequences of a record are added before they are clip
     // With records of one sequence each, the sum is that of unit = "sequence"; norms are raised for more rows.
     const Records single = {{0}, {1}, {4}, {7}};
     CHECK(relative_error(sum("document", stored, single), sum("sequence", stored, single)) < 2e-5);
+  }
+}
+
+TEST_CASE(
+    "the sum over the records of a text is that of their gradients, each clipped; one less changes it by at most C") {
+  constexpr double kClip = 2;
+  using Stays = std::function<bool(std::int64_t document, std::int64_t owner)>;
+  const Stays all = [](std::int64_t, std::int64_t) { return true; };
+  struct Case {
+    const char *keys, *mode;
+  };
+  for (const Case& one :
+       {Case{"unit = \"document\"\nmax_per_owner = 2\n", "algorithm = \"naive\"\n"},
+        Case{"unit = \"example\"\nmax_per_owner = 3\n", "mode = \"materialise\"\n"},
+        Case{"unit = \"owner\"\nowner_field = \"user\"\nmax_per_owner = 3\n", "algorithm = \"naive\"\n"},
+        Case{"unit = \"owner\"\nowner_field = \"user\"\nmax_per_owner = 2\n", "mode = \"two_pass\"\n"},
+        Case{"unit = \"owner\"\nowner_field = \"user\"\nmax_per_owner = 3\n", "mode = \"materialise\"\n"}}) {
+    CAPTURE(std::string(one.keys));
+    CAPTURE(std::string(one.mode));
+    const bool of_owners = std::string(one.keys).find("\"owner\"") != std::string::npos;
+    const auto sum = [&](double clip, const std::string& mode, const Stays& stays) {
+      const Configuration settings =
+          private_configuration("preset = \"llama\"\n", fmt::format("clip = {}\n{}{}", clip, one.keys, mode));
+      PrivateRun run(settings, testing::world().all());
+      run.step_on(testing::owned_documents(stays), settings);
+      return run.gradients();
+    };
+    const std::vector<float> whole = sum(kClip, one.mode, all);
+    std::vector<float> expected(whole.size());
+    for (std::int64_t record = 0; record < (of_owners ? 4 : 7); ++record) {
+      const auto is = [&](std::int64_t document, std::int64_t owner) {
+        return (of_owners ? owner : document) == record;
+      };
+      const std::vector<float> gradient = sum(1e6, "algorithm = \"naive\"\n", is);
+      const double norm = testing::norm_of(gradient), factor = std::min(1.0, kClip / norm);
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        expected[i] += static_cast<float>(factor * static_cast<double>(gradient[i]));
+      const std::vector<float> without =
+          sum(kClip, one.mode, [&](std::int64_t document, std::int64_t owner) { return !is(document, owner); });
+      const double change = testing::norm_of(testing::difference(whole, without));
+      CHECK(change <= kClip * (1 + 1e-5));
+      CHECK(change >= 0.99 * std::min(kClip, norm));
+    }
+    CHECK(relative_error(whole, expected) <
+          (std::string(one.mode).find("materialise") != std::string::npos ? 4e-3 : kTolerance));
   }
 }
 
@@ -288,6 +336,47 @@ TEST_CASE("an example without a finite gradient is left out, and the others are 
     // rounding of an element to 8 bits.
     CHECK(relative_error(with, without) < (std::string(mode) == "materialise" ? 4e-3 : 1e-6));
   }
+}
+
+TEST_CASE("adaptive clipping: bound and sum of every step are those of a loop over the gradients of records") {
+  const std::string adaptive = "clipping = \"adaptive\"\nclip_quantile = 0.6\nclip_rate = 0.5\n";
+  // The norms of the records at the first weights, which stay: the learning rate is 0.
+  std::vector<std::vector<float>> gradients;
+  for (const std::int64_t example : kExamples)
+    gradients.push_back(clipped_sum(private_configuration("", "clip = 1e6\n"), {example}));
+  for (const char* mode :
+       {"algorithm = \"naive\"\n", "mode = \"two_pass\"\n", "mode = \"book_keeping\"\n", "mode = \"materialise\"\n"})
+    for (const char* function : {"", "clip_function = \"indicator\"\n"}) {
+      CAPTURE(std::string(mode));
+      Configuration settings = private_configuration("", "clip = 3\n" + adaptive + mode + function);
+      settings.optimizer.learning_rate = 0;
+      PrivateRun run(settings, testing::world().all());
+      const privacy::Noise noise{.key = {1, 2, 3}, .multiplier = 0, .expected = 5, .count_deviation = 0.3};
+      run.trainer.set_noise(noise);
+      double bound = 3;
+      std::set<double> counts;
+      for (std::uint64_t step = 1; step <= 6; ++step) {
+        run.step(kExamples);
+        double within = 0;
+        std::vector<double> sum(gradients[0].size());
+        for (const std::vector<float>& gradient : gradients) {
+          const double norm = testing::norm_of(gradient);
+          const double factor = norm <= bound ? 1 : *function != 0 ? 0 : bound / norm;
+          within += norm <= bound ? 1 : 0;
+          for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += factor * static_cast<double>(gradient[k]) / 5;
+        }
+        std::vector<float> expected(sum.begin(), sum.end());
+        CHECK(testing::norm_of(testing::difference(run.gradients(), expected)) <= 1e-2 * testing::norm_of(expected));
+        counts.insert(within);
+        const kernels::NoiseStream stream =
+            kernels::noise_stream(noise.key, step, 0, kernels::NoisePurpose::clip_bound);
+        const double xi = kernels::noise_pair(kernels::chacha20(stream.key, stream.block(0)), 0).first;
+        const double half = 0.5 * static_cast<double>(kExamples.size());
+        bound *= std::exp(-0.5 * (0.5 + (within - half + 0.3 * xi) / 5 - 0.6));
+        CHECK(run.trainer.metrics().clip_bound == doctest::Approx(bound).epsilon(1e-12));
+      }
+      CHECK(counts.size() >= 2);
+    }
 }
 
 TEST_CASE("a step without examples adds noise, and noise has the deviation that is accounted for") {

@@ -62,6 +62,8 @@ TEST_CASE("ranks that divide more of the model learn the same") {
   for (const Case& one :
        {Case{"", "", 96}, Case{"", "", 16, 1e-6}, Case{"preset = \"llama\"\nqk_norm = \"head\"\n", "", 16, 1e-6, 2},
         Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 16, 1e-6},
+        Case{"preset = \"llama\"\n", "[lora]\nrank = 4\nbase = \"nf4\"\n", 16, 1e-6, 2},
+        Case{"", "[lora]\nrank = 2\nbase = \"int8\"\n", 96},
         Case{"tied = false\ntrain = [\"head\", \"block_1\"]\n", "", 16, 1e-6},
         Case{"train = [\"norms\"]\n", "", 16, 1e-6},
         Case{"tied = false\ndropout = 0.2\n", "state = \"8bit\"\n[memory]\nrecompute = \"block\"\n", 16, 1e-3},
@@ -97,7 +99,7 @@ TEST_CASE("ranks that divide the clipped sums, with different numbers of records
          {"", "preset = \"llama\"\ntied = false\n", "bias = false\n", "preset = \"llama\"\nkv_heads = 1\n"}) {
       CAPTURE(mode);
       CAPTURE(model);
-      const std::string lora = model.find("kv_heads") != std::string::npos ? "[lora]\nrank = 2\n" : "";
+      const std::string lora = model.find("kv_heads") != std::string::npos ? "[lora]\nrank = 2\nbase = \"int8\"\n" : "";
       Configuration settings = testing::private_configuration("heads = 2\n" + model, "mode = \"" + mode + "\"\n", lora);
       settings.language_model.layers = 3;
       settings.memory.micro_tokens = 32;

@@ -50,6 +50,18 @@ def privacy_loss_distributions(weft):
         assert -below * max(1, expected) <= found["epsilon"] - expected <= 1e-3 * max(1, expected), (case, found, expected)
 
 
+def truncated_batches(weft):
+    """Weft leaves a thousandth of delta for truncation; dp-accounting bounds each step (Ganesh et al., arXiv:2508.15089)."""
+    for records, rate, most, noise, steps, delta in ((60000, 256 / 60000, 400, 1.0, 1000, 1e-6), (4000, 0.02, 150, 1.5, 500, 1e-5)):
+        printed = weft.run("privacy", "--noise-multiplier", noise, "--delta", delta, "--sample-rate", rate, "--steps", steps,
+                           "--records", records, "--most-records", most, "--json", "--quiet", "--accountant", "pld")
+        found = json.loads(printed)["accountants"][0]
+        accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
+        accountant.compose(DpEvent.from_named_tuple(dp_event(found["dp_event"])))
+        expected = float(accountant.get_epsilon(delta))
+        assert -1e-4 <= found["epsilon"] - expected <= 1e-3, (found, expected)
+
+
 def noise_of_large_epsilon(weft):
     """Each accountant finds the noise in a few seconds; it is that for which dp-accounting has this epsilon."""
     for name in ("prv", "pld"):
@@ -102,6 +114,7 @@ def test(weft):
     assert compared > 6, compared
     noise_of_large_epsilon(weft)
     privacy_loss_distributions(weft)
+    truncated_batches(weft)
 
 
 if __name__ == "__main__":

@@ -275,6 +275,9 @@ TEST_CASE("answers are drawn with the adapters of the moment, and trained withou
     for (std::size_t r = 0; r < rows.size(); ++r)
       for (std::size_t t = 0; t < 5; ++t)
         CHECK(trained[r][t] == doctest::Approx(answers.log_drawn[r][t]).epsilon(1e-4));
+    // Ratios of probabilities are those of two forward passes of training: 1 while the weights are the same.
+    policy.batch.score(model.transformer());
+    CHECK(policy.batch.log_probabilities() == trained);
     drawn.push_back(answers.log_drawn);
   }
   CHECK(drawn[0] != drawn[1]);
@@ -317,11 +320,34 @@ TEST_CASE("advantages of groups: GRPO, leave one out, the best of N") {
     CHECK(group_advantages(objective, true, rewards, one).advantages == std::vector<double>(5));
     CHECK(group_advantages(objective, true, rewards, std::vector<char>(5)).counted == 0);
   }
+  // Sets: equal answers with equal rewards, and a prompt that has fewer answers than a set.
+  for (const kernels::SetObjective objective : {kernels::SetObjective::product, kernels::SetObjective::additive}) {
+    const kernels::SetRule rule{.objective = objective, .set_size = 3, .diversity_weight = 0.5};
+    const std::vector<double> equal(5, 0.1), none(25);
+    for (const double advantage : set_advantages(rule, equal, none).advantages) CHECK(std::abs(advantage) <= 1e-16);
+    CHECK(set_advantages(rule, rewards, std::vector<double>(25, 1), one).advantages == std::vector<double>(5));
+  }
   Settings settings;
   CHECK(advantage_factor(settings, 8) == kernels::gradient_factor(4, 8));
   settings.objective = Objective::rloo;
   CHECK(advantage_factor(settings, 4) == 0.25);
   CHECK(advantage_factor(settings, 0) == 0);
+}
+
+TEST_CASE("empty and cut answers are counted; a cut answer has its reward") {
+  Answers answers;
+  answers.ids = {{1, 2}, {}, {3}};
+  answers.ended = {1, 1, 0};
+  Judgement judgement;
+  judgement.rewards = {0, 0, 1};
+  judgement.text = text_diversity(answers.ids);
+  AnswerMeasures measures;
+  measures.add(answers, judgement);
+  const auto third = doctest::Approx(1.0 / 3);
+  for (const AnswerMeasures::Measure share :
+       {AnswerMeasures::empty, AnswerMeasures::cut, AnswerMeasures::reward, AnswerMeasures::pass_1})
+    CHECK(measures.mean(share) == third);
+  CHECK(measures.mean(AnswerMeasures::length) == 1.5);
 }
 
 TEST_CASE("probabilities of answers are those of the tempered softmax, whatever the lengths beside them") {
@@ -340,6 +366,11 @@ TEST_CASE("probabilities of answers are those of the tempered softmax, whatever 
       }
       const Gradients gradients = whole.gradients(rows), in_pieces = pieces.gradients(rows);
       const auto found = whole.batch.log_probabilities(), again = pieces.batch.log_probabilities();
+      // Without a change of the weights the ratio of probabilities is 1 in all bits.
+      whole.batch.score(model.transformer());
+      CHECK(whole.batch.log_probabilities() == found);
+      pieces.batch.score(model.transformer());
+      CHECK(pieces.batch.log_probabilities() == again);
       for (std::size_t r = 0; r < 3; ++r) {
         AnswerIds text = prompts[r];
         REQUIRE(found[r].size() == answers[r].size());
@@ -414,6 +445,8 @@ TEST_CASE("answers have the probabilities with which they were drawn") {
     const auto end = std::find(whole.begin(), whole.end(), whole[2]);
     CHECK(stopped.drawn[0] == AnswerIds(whole.begin(), end + 1));
     CHECK(stopped.ids[0] == AnswerIds(whole.begin(), end));
+    CHECK(stopped.ended[0] == 1);
+    CHECK(answers[0].ended == std::vector<char>{0, 0});  // cut by new_tokens
   }
 }
 

@@ -26,18 +26,8 @@ using Scores = std::vector<std::vector<double>>;
 
 /// Two prompts with two answers and one.
 std::vector<AnsweredPrompt> two_prompts() {
-  return {{.id = "a",
-           .prompt = "2 + 2 =",
-           .reference = "4",
-           .answers = {" 4\n", "5"},
-           .prompt_ids = {},
-           .answer_ids = {{1}, {}}},
-          {.id = "b",
-           .prompt = "3 \"x\"",
-           .reference = "x",
-           .answers = {"\xff x"},
-           .prompt_ids = {},
-           .answer_ids = {{1, 2}}}};
+  return {{.id = "a", .prompt = "2 + 2 =", .reference = "4", .answers = {" 4\n", "5"}, .answer_ids = {{1}, {}}},
+          {.id = "b", .prompt = "3 \"x\"", .reference = "x", .answers = {"\xff x"}, .answer_ids = {{1, 2}}}};
 }
 
 /// The error of a call: its exit code and its message, which must contain `part`.
@@ -64,9 +54,8 @@ TEST_CASE("constant, exact match, likelihood") {
   check_error(ExitCode::data, "prompt \"b\" has no reference answer", [&] { exact_match_reward()->scores(without); });
 
   // exp of the mean; the empty second answer has 0, not exp(0).
-  const auto likelihood = likelihood_reward([](std::span<const AnsweredPrompt>) {
-    return std::vector<double>{std::log(0.25), 0, -2};
-  });
+  const std::vector<double> log_probabilities = {std::log(0.25), 0, -2};
+  const auto likelihood = likelihood_reward(&log_probabilities);
   const Scores scores = likelihood->scores(prompts);
   CHECK(std::abs(scores[0][0] - 0.25) <= 1e-15);
   CHECK(scores[0][1] == 0);
@@ -143,7 +132,6 @@ TEST_CASE("command: batches beyond the size of a pipe") {
                     .prompt = std::string(100, 'p'),
                     .reference = "",
                     .answers = {"x"},
-                    .prompt_ids = {},
                     .answer_ids = {}});
   // sed writes while it still has lines to read: neither side may wait for the other.
   const Scores scores =

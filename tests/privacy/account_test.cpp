@@ -299,6 +299,66 @@ TEST_CASE("an account that does not fit its checkpoint is refused") {
   }
 }
 
+TEST_CASE("adaptive clipping divides the noise between sum and count: the account is that of the multiplier") {
+  Settings settings = settings_of(0, 1.5);
+  settings.clipping = BoundRule::adaptive;
+  Run run(settings), plain(settings_of(0, 1.5));
+  run.account.begin(1, 200, ranks());
+  plain.account.begin(1, 200, ranks());
+  const Noise noise = run.account.noise(80);
+  CHECK(noise.count_deviation == 4);
+  // Sensitivities 1 of the sum in units of the bound, 1/2 of the count: together those of 1 at 1.5.
+  CHECK(std::pow(noise.multiplier, -2) + std::pow(2 * noise.count_deviation, -2) ==
+        doctest::Approx(std::pow(1.5, -2)).epsilon(1e-14));
+  CHECK(noise.multiplier > 1.5);
+  run.make(200);
+  plain.make(200);
+  CHECK(run.account.guarantee(ranks()).epsilon == plain.account.guarantee(ranks()).epsilon);
+  CHECK(to_json(run.account.guarantee(ranks()))["clipping"] == "adaptive");
+  CHECK(plain.account.noise(80).multiplier == 1.5);
+  settings.count_noise = .75;  // half the multiplier: the gradient would need infinite noise
+  Run little(settings);
+  CHECK(failure_of([&] { little.account.begin(1, 200, ranks()); }).find("raise privacy.count_noise") !=
+        std::string::npos);
+}
+
+TEST_CASE("truncated sampling: steps have at most so many records, and a resumed run the same account") {
+  Settings settings = settings_of(3, 0, KeySource::test);
+  settings.sampling = "truncated_poisson";
+  settings.most_records = 150;
+  const Scratch scratch;
+  Run run(settings), plain(settings_of(3, 0, KeySource::test));
+  run.account.begin(1, 200, ranks());
+  plain.account.begin(1, 200, ranks());
+  CHECK(run.account.noise_multiplier() >= plain.account.noise_multiplier());
+  CHECK(run.account.draw(1, ranks()) == plain.account.draw(1, ranks()));  // 80 of 150
+  run.make(80);
+  scratch.write(run, 80);
+  Run resumed(settings);
+  scratch.load(resumed);
+  resumed.account.resume(1, 80, 200, false, ranks());
+  CHECK(resumed.account.noise_multiplier() == run.account.noise_multiplier());
+  run.make(120);
+  resumed.make(120);
+  const Guarantee guarantee = resumed.account.guarantee(ranks());
+  CHECK(guarantee.epsilon == run.account.guarantee(ranks()).epsilon);
+  CHECK(guarantee.epsilon <= 3);
+  CHECK(guarantee.epsilon > epsilon(AccountantKind::rdp, guarantee.history, 1e-5));
+  CHECK(to_json(guarantee)["most_records"] == 150);
+  // So many more steps that the batch is truncated too often.
+  Run longer(settings);
+  scratch.load(longer);
+  CHECK(failure_of([&] { longer.account.resume(1, 80, 500'000'000, false, ranks()); }).find("most_records = ") !=
+        std::string::npos);
+  settings.most_records = 70;
+  Run small(settings);
+  CHECK(failure_of([&] { small.account.begin(1, 200, ranks()); }).find("truncated too often") != std::string::npos);
+  // The draw is truncated before it is divided between the ranks.
+  std::int64_t drawn = std::ssize(small.account.draw(1, ranks()));
+  ranks().sum({&drawn, 1});
+  CHECK(drawn <= 70);
+}
+
 TEST_CASE("noise that no accountant can count ends the run before its first step") {
   Settings settings = settings_of(0, 1);
   settings.accountant = AccountantKind::prv;

@@ -290,4 +290,61 @@ TEST_CASE("extreme values give a result or an error that says why") {
                        doctest::Contains("more than 16777216 points"), Error);
 }
 
+TEST_CASE("the tail of a binomial distribution is bounded from above, closely where truncation is rare") {
+  // ln Pr[Bin(n, q) > most] by scipy.stats.binom.logsf.
+  const std::tuple<std::int64_t, double, std::int64_t, double> recorded[] = {
+      {1001, .05, 80, -10.761160967529115},    {1001, .05, 100, -23.909357280672857},
+      {60001, 256 / 60000., 350, -18.4228268}, {1000001, 1e-3, 1200, -21.6891326645},
+      {1000000001, 1e-6, 1300, -44.387721473}, {11, .5, 9, -5.139712336371398},
+      {11, .5, 10, -7.6246189861593985}};
+  for (const auto& [n, q, most, expected] : recorded) {
+    CAPTURE(n);
+    CAPTURE(most);
+    const double found = log_binomial_tail(n, q, most);
+    CHECK(found >= expected - 1e-6);
+    CHECK(found <= expected + .1);
+  }
+  CHECK(log_binomial_tail(10, .5, 3) == 0);
+  CHECK(log_binomial_tail(10, 1, 9) == 0);
+  CHECK(std::exp(log_binomial_tail(10, .5, 10)) == 0);
+}
+
+TEST_CASE("truncated sampling takes a thousandth of delta, and no batch that needs more of it") {
+  // By dp-accounting 0.6 (TruncatedSubsampledGaussianDpEvent; Ganesh et al., arXiv:2508.15089): 0.87052.
+  const std::vector<Phase> steps = {{256 / 60000., 1, 1000}};
+  const Truncation rare{60000, 400};
+  for (const AccountantKind kind : kAccountants) {
+    CAPTURE(name_of(kind));
+    const double plain = epsilon(kind, steps, 1e-6), truncated = epsilon(kind, steps, 1e-6, rare);
+    CHECK(truncated >= plain);
+    CHECK(truncated <= 1.001 * plain + 1e-3);
+    CHECK(epsilon(kind, steps, 1e-6, {60000, 0}) == plain);
+  }
+  CHECK(epsilon(AccountantKind::pld, steps, 1e-6, rare) == doctest::Approx(.87052).epsilon(1e-3));
+  // What is left covers the truncation: 1000 Pr[Bin(60001, q) > 400] (1 + e^epsilon), the probability by scipy.
+  CHECK(1000 * std::exp(-38.0475) * (1 + std::exp(.8716)) < 1e-9);
+  // Batches of 350 are truncated with a probability of 1e-8: the message has the least that suffices.
+  std::string message;
+  try {
+    epsilon(AccountantKind::rdp, steps, 1e-6, {60000, 350});
+  } catch (const Error& failure) {
+    CHECK(failure.code() == ExitCode::usage);
+    message = failure.what();
+  }
+  CAPTURE(message);
+  const std::size_t at = message.find("most_records = ");
+  REQUIRE(at != std::string::npos);
+  const std::int64_t least = std::stoll(message.substr(at + 15));
+  CHECK(least > 350);
+  CHECK(least < 400);
+  CHECK_NOTHROW(epsilon(AccountantKind::rdp, steps, 1e-6, {60000, least}));
+  CHECK_THROWS_AS(epsilon(AccountantKind::rdp, steps, 1e-6, {60000, least - 1}), Error);
+  CHECK_THROWS_AS(calibrate(AccountantKind::rdp, 1, 1e-6, 256 / 60000., 1000, {}, {60000, 200}), Error);
+  const double noise = calibrate(AccountantKind::rdp, 1, 1e-6, 256 / 60000., 1000, {}, rare);
+  CHECK(noise >= calibrate(AccountantKind::rdp, 1, 1e-6, 256 / 60000., 1000));
+  CHECK(epsilon(AccountantKind::rdp, std::vector<Phase>{{256 / 60000., noise, 1000}}, 1e-6, rare) <= 1);
+  // All records at once, and a batch for them with one record more.
+  CHECK(epsilon(AccountantKind::gdp, std::vector<Phase>{{1, 5, 3}}, 1e-6, {100, 101}) > 0);
+}
+
 }  // namespace weft::privacy

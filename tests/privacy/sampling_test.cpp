@@ -46,6 +46,29 @@ TEST_CASE("records join with the given probability, each as often as any other, 
   CHECK(squares / kSteps == doctest::Approx(kRecords * kRate * (1 - kRate)).epsilon(0.05));
 }
 
+TEST_CASE("of more than the most records, every subset of so many is as likely as any other") {
+  constexpr std::int64_t kSteps = 20000;
+  std::array<double, 32> found = {};
+  for (std::int64_t step = 1; step <= kSteps; ++step) {
+    std::vector<std::int64_t> members = {0, 1, 2, 3, 4}, again = members;
+    truncate_sample(kKey, static_cast<std::uint64_t>(step), 3, members);
+    truncate_sample(kKey, static_cast<std::uint64_t>(step), 3, again);
+    REQUIRE(members == again);
+    REQUIRE((std::ssize(members) == 3 && members[0] < members[1] && members[1] < members[2]));
+    ++found[(1u << members[0]) | (1u << members[1]) | (1u << members[2])];
+  }
+  int subsets = 0;
+  for (const double count : found) {
+    if (count == 0) continue;
+    ++subsets;
+    CHECK(std::abs(count - kSteps / 10) < 5 * std::sqrt(kSteps * 0.09));
+  }
+  CHECK(subsets == 10);
+  std::vector<std::int64_t> few = {3, 8};
+  truncate_sample(kKey, 1, 2, few);
+  CHECK(few == std::vector<std::int64_t>{3, 8});
+}
+
 TEST_CASE("a draw depends on the key and the step alone") {
   const std::vector<std::int64_t> first = poisson_sample(kKey, 3, 1000, 0.1);
   CHECK(first == poisson_sample(kKey, 3, 1000, 0.1));

@@ -56,8 +56,9 @@ TEST_CASE("a target or a noise multiplier enables private training, unless the i
 TEST_CASE("a resumed run cannot change what its guarantee depends on") {
   language_model::Configuration configuration;
   const input::Schema keys = language_model::schema(configuration);
-  for (const char* name : {"enabled", "epsilon", "noise_multiplier", "delta", "clip", "sampling", "scheme",
-                           "clip_function", "accountant", "unit", "noise_key"}) {
+  for (const char* name :
+       {"enabled", "epsilon", "noise_multiplier", "delta", "clip", "clipping", "clip_quantile", "clip_rate",
+        "count_noise", "sampling", "most_records", "scheme", "clip_function", "accountant", "unit", "noise_key"}) {
     CAPTURE(name);
     REQUIRE(keys.find(std::string("privacy.") + name) != nullptr);
     CHECK(keys.find(std::string("privacy.") + name)->resume == input::Resume::fixed);
@@ -94,6 +95,11 @@ TEST_CASE("what couples records, or depends on private data without noise, is re
   check_refused("[language_model]\nattention_dropout = 0.1\n", "drawn by the place in the batch");
   check_refused("[data]\naccept_changed = true\n", "accounted for the records of the data");
   check_refused("[privacy]\nsampling = \"shuffled\"\n", "their epsilon would be too small");
+  check_refused("[privacy]\nsampling = \"truncated_poisson\"\n", "needs privacy.most_records");
+  check_refused("[privacy]\nmost_records = 100\n", "privacy.most_records is for");
+  check_refused("[privacy]\nclip_rate = 0.1\n", "privacy.clip_rate is for");
+  check_refused("[privacy]\nclipping = \"adaptive\"\nscheme = \"group\"\n", "norms of whole gradients");
+  check_refused("[privacy]\nclipping = \"adaptive\"\nclip_function = \"automatic\"\n", "nothing but the scale");
   check_refused("[privacy]\nunit = \"token\"\n", "attention couples the tokens");
   for (const char* without_effect :
        {"algorithm = \"naive\"\nmode = \"two_pass\"\n", "algorithm = \"naive\"\ntile = 64\n",

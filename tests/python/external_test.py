@@ -44,7 +44,7 @@ def check(weft):
     for name in program.PROGRAMS:
         assert f"weft {name} " in weft.run("--help")
     weft.environment["PATH"] = "/usr/bin:/bin"
-    for name in ("report", "sweep", "serve", "follow", "harvest", "prepare", "neuronpedia"):
+    for name in ("report", "sweep", "serve", "follow", "harvest", "prepare", "neuronpedia", "score"):
         said = weft.run(name, "runs/a", code=2)
         assert f"no weft-{name} in PATH" in said and "pip install ./python" in said and said.startswith("error: "), said
     assert '(did you mean "report"?)' in weft.run("reprot", code=2)

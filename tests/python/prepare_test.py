@@ -97,6 +97,12 @@ def check_program():
     assert rows("p.jsonl") == [{"segments": [{"text": prompt, "loss": False}], "reference": "Hello."}, {"text": "a"}, lines[2],
                                {"segments": [{"text": prompt, "loss": False}], "reference": "Hello."}]
 
+    # A key that rows keep: also without a conversation.
+    (FOLDER / "k.jsonl").write_text("\n".join(json.dumps({**line, "user": i}) for i, line in enumerate(lines)))
+    prepare("k.jsonl", "--model", "model", "--output", "o.jsonl", "--keep", "user")
+    assert [(row["user"], "segments" in row) for row in rows("o.jsonl")] == [(0, True), (1, False), (2, False), (3, True)], rows("o.jsonl")
+    assert 'a.jsonl:1: has no "user"' in prepare("a.jsonl", "--model", "model", "--output", "q.jsonl", "--keep", "user", code=3)
+
     # Rows that cannot be used: an error each, or left out together.
     bad = [b'{"text": "a"', b'{"text": "\xff"}', b'{"text": "\\ud800"}', b"[1]", b'{"other": 1}', b'{"messages": []}', b'{"messages": [{"content": "a"}]}',
            b'{"messages": [{"role": "user", "content": "a"}]}', b'{"messages": [{"role": "user", "content": 1}]}', b"[" * 100000]
@@ -143,8 +149,8 @@ def check_parquet():
         return
     table = pyarrow.table({"messages": [TURNS("u", "a"), None], "text": [None, "t"], "other": [1, 2]})
     pyarrow.parquet.write_table(table, FOLDER / "a.parquet")
-    prepare("a.parquet", "--model", "model", "--output", "r.jsonl")
-    assert rows("r.jsonl")[1] == {"text": "t"} and rows("r.jsonl")[0]["segments"][1] == {"text": "a<|im_end|>\n", "loss": True}
+    prepare("a.parquet", "--model", "model", "--output", "r.jsonl", "--keep", "other")
+    assert rows("r.jsonl")[1] == {"text": "t", "other": 2} and rows("r.jsonl")[0]["segments"][1] == {"text": "a<|im_end|>\n", "loss": True}
     (FOLDER / "a.parquet").write_bytes((FOLDER / "a.parquet").read_bytes()[:100])
     assert "cannot be read as Parquet" in prepare("a.parquet", "--output", "r.jsonl", code=3)
 

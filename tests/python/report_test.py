@@ -423,6 +423,18 @@ def check_families(weft):
     page.says("language model (llama), private, polychromic", "Protected: one record.", "Not private: the noise follows", "+50.0 %", "1.25",
               "validation loss, nats per token", "4,000 predictions", "> a\\nb", "fastest to slowest rank", "generate: 3 s, 75 %",
               "Semantic diversity in training")
+    points = [{"step": step, "answers": {"reward": 0.25 + step / 40, "pass_1": 0.2, "pass_8": None, "diversity": None,
+                                         "distinct_2": 0.9 - step / 40}} for step in range(30, 0, -1)]
+    (run / "answers.json").write_text(json.dumps({"prompts": "sums.jsonl", "samples": 8, "checkpoints": [*points, {"model": "base"}, 7]}))
+    page = report(weft, run)
+    page.says("Answers of the checkpoints", "8 answers to each prompt of sums.jsonl", "pass@1", "distinct-2 0.875: 0.275",
+              "distinct-2 0.15: 1", "step 30: 1")
+    assert "pass@8" not in page.cells, "it has no value"
+    for text, notes in (('{"checkpoints": 3, "samples": []}', ()), ("[]", ('answers.json has no "checkpoints"',))):
+        (run / "answers.json").write_text(text)
+        page = report(weft, run)
+        page.says(*notes)
+        assert "Answers of the checkpoints" not in page.text
     assert "Training loss" not in page.text, "a private run has no curve of the loss"
     assert ("privacy", "epsilon") not in page.cells and "2.5" in page.cells
 

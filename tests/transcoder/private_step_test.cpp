@@ -159,6 +159,22 @@ TEST_CASE("noise is that of one rank, drawn once per update, and steps give the 
   }
 }
 
+TEST_CASE("an adaptive bound follows the norms of records, with the same bits on any number of ranks") {
+  const privacy::Noise noise{.key = {9, 8, 7}, .multiplier = 0, .expected = 4, .count_deviation = 0.5};
+  const Configuration settings =
+      private_configuration(kVariants[0].keys, std::string(kSequence) + "clipping = \"adaptive\"\n");
+  const parallel::Communicator alone = testing::world().all().split(testing::world().rank(), 0);
+  PrivateSteps together(settings, testing::world().all()), single(settings, alone);
+  for (const std::vector<std::int64_t>& records : {kRecords, {}, {1, 3}}) {
+    for (PrivateSteps* run : {&together, &single}) {
+      run->trainer.set_noise(noise);
+      run->step(records);
+    }
+    CHECK(together.trainer.metrics().clip_bound == single.trainer.metrics().clip_bound);
+    CHECK(single.trainer.metrics().clip_bound != settings.privacy.clip);
+  }
+}
+
 TEST_CASE("records lie in one file each, and a rank with a part of the features is refused") {
   dataset::Description data;
   data.files = {{.name = "a", .rows = 10}, {.name = "b", .rows = 3}, {.name = "c", .rows = 8}};

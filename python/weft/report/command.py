@@ -14,8 +14,8 @@ from weft.report.run_page import benchmark_figures, run_page
 from weft.text import parse_json
 
 MOST_PAGES = 20
-DESCRIPTION = """Writes one HTML page of a run: curves, settings, results and timings. Of several runs, which may be of either kind of
-model but all of one, a page that compares them. Of a directory of `weft benchmark`, its cases."""
+DESCRIPTION = """Writes one HTML page of a run: curves, settings, results and timings. Several runs of one kind of model are compared on
+one page. A directory of `weft benchmark` gives a page of its cases."""
 
 
 def benchmark_page(directory):

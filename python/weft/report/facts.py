@@ -36,8 +36,9 @@ class CheckpointFact:
 class RunFacts:
     path: Path
     record: dict            # run.json
-    benchmark: dict = None  # benchmark.json, evaluation.json of the same directory
+    benchmark: dict = None  # benchmark.json, evaluation.json, answers.json of the same directory
     evaluation: dict = None
+    answers: dict = None
     input: str = ""         # input.toml
     curves: Curves = field(default_factory=Curves)
     starts: list = field(default_factory=list)
@@ -129,6 +130,7 @@ def read_facts(path):
     facts = RunFacts(path, record)
     facts.benchmark = _optional_json(path / "benchmark.json", "cases", facts.notes)
     facts.evaluation = _optional_json(path / "evaluation.json", "validation", facts.notes)
+    facts.answers = _optional_json(path / "answers.json", "checkpoints", facts.notes)
     if (path / "input.toml").exists():
         try:
             facts.input = read_bytes(path / "input.toml", LARGEST_INPUT).decode("utf-8", "replace")

@@ -2,6 +2,7 @@
 """What the page shows of a language model: validation, the model, and the answers of polychromic training."""
 import math
 
+from weft import charts
 from weft.page import Section
 from weft.report.family import MOST_ROWS, CurveStyle, FamilyPart
 from weft.report.privacy import privacy_sections
@@ -11,6 +12,8 @@ from weft.text import joined, member, number, printable, short_number, text_of, 
 PROMPTS, ANSWERS, LONGEST = 4, 8, 600
 MEASURES = (("reward", "mean reward"), ("diversity", "semantic diversity"), ("distinct_2", "distinct-2"), ("self_bleu", "self-BLEU"),
             ("objective", "objective of sets"), ("answer_tokens", "tokens of an answer"), ("empty_answers", "share of empty answers"))
+SHARES = (("reward", "mean reward"), ("pass_1", "pass@1"), ("pass_8", "pass@8"), ("pass_64", "pass@64"))
+DIVERSITIES = (("diversity", "semantic diversity"), ("distinct_2", "distinct-2"), ("unique_answers", "different answers"))
 STAGES = ("generate", "embed", "reward", "diversity and advantage", "policy backward")
 
 
@@ -95,6 +98,37 @@ def _answers_section(facts):
     return section
 
 
+def _checkpoints_section(facts):
+    """answers.json of `weft lm evaluate --answers`: a row for each checkpoint, curves, reward against diversity; None without it."""
+    records = member(facts.answers, "checkpoints")
+    measured = [(number(member(one, "step")), one) for one in records[:MOST_ROWS]] if isinstance(records, list) else []
+    measured = sorted((one for one in measured if math.isfinite(one[0])), key=lambda one: one[0])
+    if not measured:
+        return None
+    section, steps = Section("Answers of the checkpoints"), [step for step, _ in measured]
+    section.paragraph(f"{whole(number(facts.answers.get('samples')))} answers to each prompt of {printable(text_of(facts.answers.get('prompts')), LONGEST)}, "
+                      "from answers.json. pass@k: probability that of k answers at least one has the reward 1 or more.")
+    values = {key: [number(member(one, "answers", key)) for _, one in measured] for key, _ in (*SHARES, *DIVERSITIES)}
+    known = [(key, name) for key, name in (*SHARES, *DIVERSITIES) if any(map(math.isfinite, values[key]))]
+    section.table(["step", *(name for _, name in known)],
+                  [[whole(step), *(f"{values[key][i]:.4f}" if math.isfinite(values[key][i]) else "-" for key, _ in known)]
+                   for i, step in enumerate(steps)], 0)
+    if len(measured) < 2:
+        return section
+    section.begin_columns()
+    for title, group in (("Reward and right answers", SHARES), ("Diversity", DIVERSITIES)):
+        if lines := [(name, steps, values[key]) for key, name in group if (key, name) in known]:
+            section.figure(title, charts.overlay("step", "mean over the prompts", lines), "The same prompts and random numbers for each checkpoint.")
+    chosen = next((one for one in DIVERSITIES if one in known), None)
+    if chosen and SHARES[0] in known:
+        points = [(f"step {whole(step)}", [values[chosen[0]][i]], [values["reward"][i]]) for i, step in enumerate(steps)]
+        drawn = [points[i * (len(points) - 1) // (shown - 1)] for shown in [min(len(points), len(charts.PALETTE))] for i in range(shown)]
+        section.figure("Reward against diversity", charts.overlay(chosen[1], "mean reward", drawn, steps=False),
+                       "A point for each checkpoint: further up and to the right is better.")
+    section.end_columns()
+    return section
+
+
 def _model_section(facts, validation):
     section = Section("Model")
     if isinstance(validation, dict):
@@ -121,5 +155,6 @@ def _about(facts):
 
 def language_model_part(facts, with_sections=True):
     validation = _validation_of(facts)
-    sections = [*privacy_sections(facts), _answers_section(facts), _model_section(facts, validation)] if with_sections else []
+    sections = [*privacy_sections(facts), _answers_section(facts), _checkpoints_section(facts),
+                _model_section(facts, validation)] if with_sections else []
     return FamilyPart(_about(facts), _curves(facts, validation), _tiles(facts, validation), [one for one in sections if one])

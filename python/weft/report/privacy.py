@@ -4,7 +4,8 @@ from weft.page import Section
 from weft.text import member, text_of
 
 OF_RESULT = ("epsilon", "delta", "accountant", "noise_multiplier", "sample_rate", "steps", "records", "clip")
-OF_SETTINGS = ("algorithm", "mode", "scheme", "clip_function", "sampling", "unit", "record_rows", "noise_key")
+OF_SETTINGS = ("algorithm", "mode", "scheme", "clip_function", "clipping", "clip_quantile", "clip_rate", "count_noise",
+               "sampling", "most_records", "unit", "record_rows", "noise_key")
 
 
 def privacy_sections(facts):

@@ -9,14 +9,15 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from weft.errors import DATA, IO, USAGE, WeftError
-from weft.text import text_of
+from weft.errors import DATA, IO, LARGEST_JSON, USAGE, WeftError, read_bytes
+from weft.text import member, number, parse_json, text_of
 
 MOST_LAYERS, MOST_FEATURES = 256, 1 << 28       # of a file, all layers together
 MOST_EXAMPLES = 8       # whose tokens are listed and searched
 MOST_EFFECTS = 1 << 16      # of a feature, on tokens or on other features
 EFFECTS = {"raised": "effect", "lowered": "effect", "downstream": "effect", "coactive": "part"}     # and the name of their values
 BINS = 32
+SCORES = "scores.jsonl"     # of the labels, as weft score writes it next to features.h5
 ORDERS = ("layer and index", "density, highest first", "density, lowest first", "strongest activation", "nearest feature")
 
 
@@ -24,6 +25,14 @@ def find_features(directory):
     """features.h5 of a directory, or the one in DIRECTORY/features; None if there is none."""
     places = (Path(directory) / "features.h5", Path(directory) / "features" / "features.h5")
     return next((found for found in places if found.is_file()), None)
+
+
+def required_features(place):
+    """features.h5 of a directory as above, or the file itself. Raises if there is none."""
+    found = Path(place) if Path(place).is_file() else find_features(place)
+    if found is None:
+        raise WeftError(USAGE, f"{place}: has no features.h5; weft features RUN --output {place} writes it")
+    return found
 
 
 class Catalogue:
@@ -50,6 +59,7 @@ class Catalogue:
         self.edges = self._read(self._dataset("histogram_edges", (BINS,), "f"), slice(None)).tolist()
         self.vocabulary = self._read_vocabulary()
         self.labels = self._read_labels()
+        self.scores = self._read_scores()
         self._layers = [self._layer(layer) for layer in range(self.n_layers)]
         whole = {name: np.concatenate([self._read(layer[name], slice(None)) for layer in self._layers]) for name in ("fired", "mean")}
         self.fired, self.mean = whole["fired"], whole["mean"]
@@ -144,6 +154,20 @@ class Catalogue:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise self._wrong("/labels is damaged") from None
 
+    def _read_scores(self):
+        """{(layer, feature): {"detection": x, "fuzzing": y}} of the labels that are still the same ones."""
+        path, scores = self.path.with_name(SCORES), {}
+        if not path.is_file():
+            return scores
+        for at, line in enumerate(read_bytes(path, LARGEST_JSON).splitlines(), 1):
+            row = parse_json(line)
+            place = (member(row, "layer"), member(row, "feature"))
+            if not all(isinstance(one, int) for one in place):
+                raise WeftError(DATA, f"{path}:{at}: is no score of a label; write it again with weft score, or remove it")
+            if self.labels.get(place) == member(row, "label"):
+                scores[place] = {task: number(row[task]) for task in ("detection", "fuzzing") if math.isfinite(number(row.get(task)))}
+        return scores
+
     def text(self, token):
         return self.vocabulary[token] if 0 <= token < len(self.vocabulary) else f"[{token}]"
 
@@ -236,6 +260,8 @@ class Catalogue:
                    "targets": [{"layer": layer + t, "share": share} for t, share in enumerate(row["target_share"])],
                    "nearest": [{**self._named(layer, other), "cosine": cosine}
                                for other, cosine in zip(row.get("nearest", []), row.get("nearest_cosine", [])) if other >= 0]}
+        if self.scores.get((layer, index)):
+            details["scores"] = self.scores[layer, index]
         for name, values in EFFECTS.items():
             if name in row:
                 details[name] = [{**(self._named(*divmod(one, self.n_features)) if name in ("downstream", "coactive") else

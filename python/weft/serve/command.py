@@ -90,14 +90,14 @@ def export(given, catalogue, graphs, output):
 def serve(arguments):
     parser = Parser("serve", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("paths", metavar="DIR", nargs="*", help="a directory with features.h5, graphs or both, also in its folders features/ and "
-                        "graphs/; or such a file")
+                        "graphs/; or one of these files")
     parser.add_argument("--port", type=int, default=PORT, metavar="N", help=f"port of the server (default {PORT}; 0 takes a free one)")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
                         help="address to listen on (default 127.0.0.1: this machine only; there is no password)")
     parser.add_argument("--export", metavar="FILE", help="write a page instead, with the features of --features or one graph; FILE.svg: a picture "
                         "of the graph")
     parser.add_argument("--features", action="append", default=[], metavar="LAYER:INDEX,…",
-                        help="features of the page, as 0:12,3:55 or 0:10-20 (default: of each layer those that fired on most tokens, together "
+                        help="features of the page, such as 0:12,3:55 or 0:10-20 (default: of each layer those that fired on most tokens, together "
                         f"at most {DEFAULT_EXPORTED})")
     parser.add_argument("--graph", metavar="NAME", help="the graph that --export writes, by the name in the list of graphs (default: the only one, "
                         "if there are no features)")

@@ -51,6 +51,9 @@ function draw_lines(title, examples, strongest, parent) {
 }
 
 function draw_examples(feature, parent) {
+  if (feature.scores)
+    element('p', 'Scores of the label (0.5 is chance): ' + Object.entries(feature.scores).map(([task, value]) => task + ' ' + number(value)).join(', ') + '.',
+            parent);
   element('p', 'Fired on ' + feature.fired + ' of ' + feature.tokens + ' tokens; mean activation ' + number(feature.mean) + '.', parent);
   const strongest = feature.top.length ? feature.top[0].activation : 1;
   draw_lines('Strongest examples', feature.top, strongest, parent);

@@ -203,7 +203,7 @@ def parse(arguments):
     parser.add_argument("input", metavar="INPUT", nargs="?", help="a TOML file, of weft train or weft lm train")
     parser.add_argument("--grid", action="append", default=[], metavar="KEY=VALUE,VALUE",
                         help="values of a key, as in transcoder.k=8,16; repeatable")
-    parser.add_argument("--output", metavar="DIR", help="receives a directory per point, the table and the page")
+    parser.add_argument("--output", metavar="DIR", help="directory for the runs of all points, the table and the page")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                         help="replace a value of the input, as in run.steps=500; repeatable")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default 1)")

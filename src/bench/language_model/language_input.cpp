@@ -24,8 +24,8 @@ input::Schema language_keys(LanguageInput& input) {
       .free();
   schema
       .add("benchmark.batch_tokens", b.batch_tokens,
-           "tokens per step of the baseline, which takes them as one micro-batch, and of the cases that are compared "
-           "with it; 0 = data.batch_tokens")
+           "tokens per step of the baseline, as one micro-batch, and of the cases that are compared with it; 0 = "
+           "data.batch_tokens")
       .in("tokens")
       .at_least(0)
       .at_most(1 << 28)
@@ -38,9 +38,8 @@ input::Schema language_keys(LanguageInput& input) {
       .free();
   schema
       .add("benchmark.generate_tokens", b.generate_tokens,
-           "a step writes this number of tokens for each sequence, with a cache of keys and values, instead of "
-           "training; "
-           "0 = it trains")
+           "tokens that a step generates for each sequence instead of training, with a cache of keys and values; "
+           "0 = training")
       .in("tokens")
       .at_least(0)
       .at_most(1 << 16)
@@ -49,7 +48,7 @@ input::Schema language_keys(LanguageInput& input) {
       .at_least(1)
       .at_most(1 << 14)
       .free();
-  schema.add("benchmark.generate_samples", b.generate_samples, "of them, how many continue the same prompt")
+  schema.add("benchmark.generate_samples", b.generate_samples, "sequences that continue the same prompt")
       .at_least(1)
       .at_most(1 << 14)
       .free();
@@ -66,24 +65,24 @@ input::Schema language_keys(LanguageInput& input) {
       .free();
   schema
       .add("benchmark.overlap", b.overlap,
-           "between several ranks: gradients and weights are exchanged while other layers are computed, activations of "
-           "the tensor axis while their layer is, as in training; false: the computation waits for each exchange")
+           "between ranks: gradients, weights and activations of the tensor axis are exchanged during the "
+           "computation, as in training; false: the computation waits for each exchange")
       .formerly("parallel.overlap")
       .free();
   schema
       .add("benchmark.private_overlap", b.private_overlap,
-           "between several ranks: clipped sums are exchanged while those of other parameters are formed, as in "
-           "training (not with naive); false: after the last one")
+           "between ranks: clipped sums are exchanged while others are formed, as in training (not with naive); "
+           "false: after the last one")
       .formerly("privacy.overlap")
       .free();
   schema
       .add("benchmark.loss_tolerance", b.loss_tolerance,
-           "a case is valid if its loss differs from that of the case named baseline by at most this part of it")
+           "largest relative difference of a valid case's loss from that of the baseline")
       .at_least(0)
       .free();
   schema
       .add("benchmark.peak_tflops", b.peak_tflops,
-           "dense bf16 peak of the device, of which the utilisation (MFU) is a part; 0 = not stated: no MFU")
+           "dense bf16 peak of the device, for the utilisation (MFU); 0 = no MFU")
       .in("TFLOP/s")
       .at_least(0)
       .free();

@@ -52,7 +52,7 @@ void add_benchmark_keys(input::Schema& schema, TranscoderSettings& b, const tran
       .formerly("data.prefetch")
       .free();
   schema.retired("privacy.overlap", "private steps always exchange sums while others are formed; leave it out");
-  add_case_keys(schema, b, "the case named dense is the dense formulation");
+  add_case_keys(schema, b, "\"dense\" is the dense formulation");
   schema.rule({"benchmark.selection", "transcoder.activation"}, [&]() -> std::string {
     if (b.selection == SelectionPlace::everywhere ||
         configuration.transcoder.activation == kernels::Activation::batch_topk)

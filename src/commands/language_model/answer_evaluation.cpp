@@ -41,8 +41,10 @@ polychromic::AnswerMeasures measure_answers(const LoadedLanguageModel& loaded, p
   const Settings& settings = configuration.polychromic;
   const auto refuse = [](const char* why) { throw collective_error(ExitCode::usage, "--answers: {}", why); };
   if (!loaded.tokenizer) refuse("the model has no tokeniser; name another model");
-  if (settings.uses(RewardKind::likelihood))
-    refuse("polychromic.reward = \"likelihood\" needs the initial model; name a model that was trained with another");
+  if (settings.uses_likelihood())
+    refuse(
+        "polychromic.reward = \"likelihood\" or \"reference_likelihood\" needs the initial model; name a model that "
+        "was trained with another");
   if (const std::string why =
           language_model::generation_obstacle(loaded.architecture().model, loaded.architecture().positions);
       !why.empty())
@@ -62,7 +64,7 @@ polychromic::AnswerMeasures measure_answers(const LoadedLanguageModel& loaded, p
   ForwardOnly forward(loaded, std::max(generation.most_rows(), kAnswersTogether));
   language_model::Generator generator(generation, forward.transformer, loaded.execution(), forward.timers,
                                       forward.arena);
-  const std::unique_ptr<Reward> reward = polychromic::make_reward(settings, {});
+  const std::unique_ptr<Reward> reward = polychromic::make_reward(settings);
   std::optional<language_model::SentenceEncoder> encoder;
   if (!settings.embedder.empty()) encoder.emplace(settings.embedder, loaded.execution());
   AnswerMeasures measures;

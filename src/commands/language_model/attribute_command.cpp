@@ -97,7 +97,9 @@ struct Work {
     model::StepArena arena(backend);
     const Staging::Buffers staging(tokens, false, false, arena);
     const FrozenText::Buffers text(model, tokens, arena);
-    const FrozenBackward::Buffers backward(model, tokens, targets_together(model, tokens), backend, arena);
+    const FrozenBackward::Buffers backward(model,
+                                           kernels::product_type(settings.storage, backend == kernels::Backend::cuda),
+                                           tokens, targets_together(model, tokens), arena);
     arena.take<float>(tokens * model.layers * model.d_model);
     return arena;
   }
@@ -303,7 +305,7 @@ extern const Command attribute_command = with_options(
           "one per line; FILE.jsonl, .ndjson or .json: {\"prompt\": TEXT} per line, or segments of weft prepare");
       options.add("--output", options.request.output, "FILE",
                   "the graph as JSON; of several prompts with their number before .json");
-      options.flag("--matrix", own.matrix, "also write all effects as HDF5, beside the JSON file");
+      options.flag("--matrix", own.matrix, "also write all effects as HDF5, next to the JSON file");
       options.add("--max-nodes", own.attribution.max_nodes, "N",
                   "features of the graph, those with most influence (default: all that are active)", 1, 1 << 24);
       options.add("--max-logits", own.attribution.max_logits, "N", "next tokens that are nodes, at most (default 10)",

@@ -5,11 +5,14 @@
 // parallel.tensor ranks has the model and some of the batches.
 #include <filesystem>
 
+#include "checkpoint/checkpoint_directory.hpp"
+#include "checkpoint/manifest.hpp"
 #include "commands/language_model/answer_evaluation.hpp"
 #include "commands/language_model/loaded_language_model.hpp"
 #include "commands/language_model/replacement.hpp"
 #include "commands/language_model/texts.hpp"
 #include "language_model/run/text_evaluation.hpp"
+#include "language_model/tokenizer/lines.hpp"
 #include "storage/durable.hpp"
 
 namespace weft::commands {
@@ -19,24 +22,44 @@ struct LanguageEvaluateOptions {
   std::string text, transcoder, answers;  ///< "" or FILE, "" or CHECKPOINT, "" or FILE of prompts
   InterventionOptions interventions;
   bool frozen_attention = false;
+  bool all_checkpoints = false;
   std::int64_t samples = 0;  ///< answers to each prompt; 0: as in training
 };
 
-Json record_of(const LoadedLanguageModel& loaded) {
-  if (loaded.opened.found)
-    return {{"checkpoint", loaded.opened.found->path.string()}, {"step", loaded.opened.found->manifest.step}};
-  return {{"model", loaded.opened.directory->path().string()}};
+Json record_of(const OpenedModel& opened) {
+  if (opened.found) return {{"checkpoint", opened.found->path.string()}, {"step", opened.found->manifest.step}};
+  return {{"model", opened.directory->path().string()}};
 }
 
-/// Prints the record, and writes it to the output.
-int conclude(const Request& request, const std::string& printed, const Json& record, const parallel::World& world) {
+/// Prints the record, and writes it to a file of the output.
+int conclude(const Request& request, const char* file, const std::string& printed, const Json& record,
+             const parallel::World& world) {
   print_result(request, printed, record);
   if (request.output.empty()) return 0;
   world.on_root([&] {
     storage::make_directory(request.output);
-    storage::write_json(std::filesystem::path(request.output) / "evaluation.json", record);
+    storage::write_json(std::filesystem::path(request.output) / file, record);
   });
   return 0;
+}
+
+/// The model of the request, or the checkpoints of its run, oldest first.
+std::vector<std::string> models_of(const Request& request, bool all_checkpoints, const parallel::World& world) {
+  if (!all_checkpoints) return {request.subject};
+  const std::filesystem::path directory = std::filesystem::path(request.subject) / "checkpoints";
+  const std::string names = world.on_root([&] {
+    std::string text;
+    for (const std::int64_t step : checkpoint::steps_in(directory))
+      text += (directory / checkpoint::directory_name(step)).string() + "\n";
+    if (text.empty())
+      throw error(ExitCode::usage, "{}: has no checkpoints; --all-checkpoints needs the directory of a run",
+                  request.subject);
+    return text;
+  });
+  std::vector<std::string> models;
+  language_model::each_line(names, request.subject,
+                            [&](std::string_view line, const std::string&) { models.emplace_back(line); });
+  return models;
 }
 
 int run_answer_evaluation(const Request& request, const LanguageEvaluateOptions& options,
@@ -44,20 +67,28 @@ int run_answer_evaluation(const Request& request, const LanguageEvaluateOptions&
   if (!options.text.empty() || !options.transcoder.empty() || request.dry_run)
     throw collective_error(ExitCode::usage,
                            "weft lm evaluate: --answers goes with neither --text nor --transcoder nor --dry-run");
-  const LoadedLanguageModel loaded(request, world);
+  Request of_model = request;
+  const std::vector<std::string> models = models_of(request, options.all_checkpoints, world);
+  of_model.subject = models.front();
+  const LoadedLanguageModel loaded(of_model, world);
   polychromic::Configuration configuration = loaded.opened.input.configuration;
   polychromic::Settings& settings = configuration.polychromic;
   settings.prompts_file = options.answers;
   if (options.samples > 0) settings.samples = options.samples;
-  Json record = record_of(loaded);
-  record["prompts"] = settings.prompts_file;
-  record["samples"] = settings.samples;
-  record["answers"] = measure_answers(loaded, configuration, world).to_json();
-  std::string printed =
-      fmt::format("{} on {}, {} answers per prompt:", loaded.opened.name(), settings.prompts_file, settings.samples);
-  for (const auto& [name, value] : record["answers"].items())
-    if (!value.is_null()) printed += fmt::format("\n  {:<15} {:.4f}", name, value.get<double>());
-  return conclude(request, printed, record, world);
+  Json record = {{"prompts", settings.prompts_file}, {"samples", settings.samples}, {"checkpoints", Json::array()}};
+  std::string printed = fmt::format("{} answers to each prompt of {}", settings.samples, settings.prompts_file);
+  for (const std::string& model : models) {
+    of_model.subject = model;
+    const OpenedModel opened(of_model, world);
+    if (model != models.front()) opened.load(loaded.part.model, world, loaded.execution());
+    Json measured = record_of(opened);
+    measured["answers"] = measure_answers(loaded, configuration, world).to_json();
+    printed += fmt::format("\n{}:", opened.name());
+    for (const auto& [name, value] : measured["answers"].items())
+      if (!value.is_null()) printed += fmt::format("\n  {:<15} {:.4f}", name, value.get<double>());
+    record["checkpoints"].push_back(std::move(measured));
+  }
+  return conclude(request, "answers.json", printed, record, world);
 }
 
 int run_language_evaluate(const Request& request, const LanguageEvaluateOptions& options,
@@ -66,6 +97,8 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
   if (options.frozen_attention && changes.empty())
     throw collective_error(ExitCode::usage,
                            "--frozen-attention is for interventions; add --set-feature or --scale-feature");
+  if (options.answers.empty() && options.all_checkpoints)
+    throw collective_error(ExitCode::usage, "--all-checkpoints is for --answers; add --answers FILE");
   if (!options.answers.empty()) return run_answer_evaluation(request, options, world);
   if (request.dry_run) {
     const OpenedModel opened(request, world);
@@ -114,7 +147,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
       language_model::evaluate(text, configuration.data.sequence, forward.settings.rows, forward.transformer,
                                forward.staging, loaded.execution(), &loaded.part.ranks.peers);
   std::string printed = fmt::format("{} on {}: {}", loaded.opened.name(), path, language_model::to_text(result));
-  Json record = record_of(loaded);
+  Json record = record_of(loaded.opened);
   record["data"] = path;
   record["validation"] = language_model::to_json(result);
   if (!changes.empty()) {
@@ -152,7 +185,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
                              {"step", transcoder.found().manifest.step}};
     record["replacement"].update(language_model::to_json(replaced));
   }
-  return conclude(request, printed, record, world);
+  return conclude(request, "evaluation.json", printed, record, world);
 }
 
 }  // namespace
@@ -174,7 +207,8 @@ extern const Command lm_evaluate_command = with_options(
                   "and rewarded as by the table [polychromic] of the model: reward, pass@k, diversity");
       options.add("--samples", own.samples, "N", "of --answers: answers to each prompt (default: as in training)", 1,
                   1 << 12);
-      options.set().dry_run().output("receives evaluation.json");
+      options.flag("--all-checkpoints", own.all_checkpoints, "of --answers: each checkpoint of the run MODEL");
+      options.set().dry_run().output("directory for evaluation.json, with --answers answers.json");
     });
 
 }  // namespace weft::commands

@@ -191,11 +191,12 @@ extern const Command lm_harvest_command = with_options(
       options.add("--split", own.split, "PART", "without --text: which part of the run's text, train or validation",
                   {"train", "validation"});
       options.add("--type", own.stored_type, "TYPE",
-                  "of the stored values, bf16, fp16 or fp32 (default: as the model computes them)",
+                  "type of the stored values, bf16, fp16 or fp32 (default: that of the model's computation)",
                   {"bf16", "fp16", "fp32"});
       options.add("--tokens", own.rows, "N", "rows to store (default: all), in whole windows", 1,
                   std::int64_t{1} << 40);
-      options.add("--rows-per-file", own.rows_per_file, "N", "rows of a file, about (default 65536)", 1, 1 << 30);
+      options.add("--rows-per-file", own.rows_per_file, "N", "approximate number of rows per file (default 65536)", 1,
+                  1 << 30);
       options.set().dry_run().output("the dataset");
     });
 

@@ -124,9 +124,10 @@ int run_tokenize(const Request& request, const TokenizeOptions& options, const p
     dataset::TokenWriter writer(request.output, tokenizer.vocabulary_size(), tokenizer.stored_text());
     for (const std::string& path : request.files) {
       if (is_json_lines(path, data)) {
-        language_model::encode_rows(tokenizer, path, data.bad_lines, threads,
-                                    [&](std::span<const std::uint32_t> ids, std::span<const std::uint8_t> counted,
-                                        std::int64_t bytes) { writer.append(ids, bytes, counted); });
+        language_model::encode_rows(
+            tokenizer, path, data.bad_lines, threads,
+            [&](std::span<const std::uint32_t> ids, std::span<const std::uint8_t> counted,
+                const language_model::JsonRow& row) { writer.append(ids, std::ssize(row.text), counted); });
         continue;
       }
       const storage::MappedFile file(path);
@@ -189,7 +190,7 @@ extern const Command lm_tokenize_command = with_options(
       options
           .set(
               "data.add_special_tokens=false: leave out what the post-processor of a tokenizer.json adds; data.format, "
-              "data.bad_lines: docs/language_models.md")
+              "data.bad_lines: docs/own_data.md")
           .output("receives the token files and tokenizer.json (data.tokens)");
     });
 

@@ -109,6 +109,7 @@ int train_language_model(const Request& request, const TrainOptions& options, co
     if (n_ranks > 1 && (divides || request.dry_run)) grids = choice.all(asked);
     if (divides && grids.empty()) language_model::use_ranks(input.configuration, n_ranks);
     take(divides && n_ranks > 1 ? language_model::GridChoice::best(grids) : choice.given(asked));
+    language_model::require_whole_records(configuration);
   };
   choose();
   if (draws_answers) {

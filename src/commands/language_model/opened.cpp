@@ -78,10 +78,11 @@ void OpenedModel::read(const Request& request, const input::Schema& schema, cons
     architecture.model = configuration().language_model;  // dropout and sparse attention may be set
     architecture.lora = configuration().lora;
     if (architecture.lora.rank == 0 && language_model::is_peft_directory(request.subject))
-      throw collective_error(ExitCode::usage,
-                             "{}: has adapters beside its weights (adapter_config.json), which would be left out; give "
-                             "lora.rank, lora.alpha and lora.initial, or remove them",
-                             request.subject);
+      throw collective_error(
+          ExitCode::usage,
+          "{}: has adapters in addition to its weights (adapter_config.json), which would be left out; give "
+          "lora.rank, lora.alpha and lora.initial, or remove them",
+          request.subject);
     if (architecture.lora.rank == 0) return;
     if (architecture.lora.initial.empty())
       throw collective_error(ExitCode::usage,

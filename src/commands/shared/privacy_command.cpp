@@ -33,6 +33,7 @@ struct PrivacyQuestion {
   double epsilon = 0, noise_multiplier = 0;  // exactly one is not 0
   double delta = 0, sample_rate = -1;
   std::int64_t steps = -1;
+  privacy::Truncation truncation = {};
   std::vector<AccountantKind> accountants = {};
   std::string of = {};  // what the input says; "" without one
 };
@@ -66,13 +67,15 @@ void add_input(PrivacyQuestion& question, const Request& request, const PrivacyO
   }
   if (question.delta == 0) question.delta = given.delta;
   const bool by_epochs = question.steps < 0 && run.run.epochs > 0;
-  if (question.sample_rate < 0 || by_epochs) {
+  const bool truncates = given.truncates() && question.truncation.most == 0;
+  if (question.sample_rate < 0 || by_epochs || truncates) {
     const language_model::Corpus corpus =
         language_model::load_corpus(run, language_model::open_initial(run, world), world);
     const language_model::PrivateRecords records = language_model::private_records(run, corpus.train);
     if (by_epochs)
       run::use_epochs(input.configuration.run, schema, language_model::steps_per_epoch(run, corpus.segments));
     if (question.sample_rate < 0) question.sample_rate = records.rate();
+    if (truncates) question.truncation = {records.count, given.most_records};
     question.of = fmt::format("{}: {:g} of {} {}s per step on average", train.subject, records.expected,
                               format::grouped(records.count), privacy::name_of(given.unit));
   }
@@ -97,6 +100,8 @@ PrivacyQuestion question_of(const Request& request, const PrivacyOptions& given,
   if (!(question.sample_rate >= 0 && question.sample_rate <= 1))
     throw wrong_use("weft privacy needs --sample-rate from 0 to 1 (records of a step on average / all records)");
   if (question.steps < 0) throw wrong_use("weft privacy needs --steps, 0 or more");
+  if ((question.truncation.most > 0) != (question.truncation.records > 0))
+    throw wrong_use("weft privacy needs --records with --most-records, and the reverse (a batch is truncated)");
   if (question.epsilon != 0 && (question.steps == 0 || question.sample_rate == 0))
     throw wrong_use("--epsilon has no noise multiplier as its answer where no record is used; give {}",
                     question.steps == 0 ? "--steps above 0" : "a --sample-rate above 0");
@@ -110,42 +115,49 @@ struct AccountantRow {
 
 /// The steps as the tree of events that dp-accounting reads (DpEvent.from_named_tuple): names of class and module, and
 /// its fields.
-Json dp_event(const privacy::Phase& phase) {
+Json dp_event(const privacy::Phase& phase, const privacy::Truncation& truncation) {
   const auto event = [](const char* name, Json fields) {
     fields["module_name"] = "dp_accounting.dp_event";
     fields["class_name"] = name;
     return fields;
   };
-  const Json step = event("PoissonSampledDpEvent",
-                          {{"sampling_probability", phase.sample_rate},
-                           {"event", event("GaussianDpEvent", {{"noise_multiplier", phase.noise_multiplier}})}});
+  Json step = event("PoissonSampledDpEvent",
+                    {{"sampling_probability", phase.sample_rate},
+                     {"event", event("GaussianDpEvent", {{"noise_multiplier", phase.noise_multiplier}})}});
+  if (truncation.most > 0)
+    step = event("TruncatedSubsampledGaussianDpEvent", {{"dataset_size", truncation.records},
+                                                        {"sampling_probability", phase.sample_rate},
+                                                        {"truncated_batch_size", truncation.most},
+                                                        {"noise_multiplier", phase.noise_multiplier}});
   return event("SelfComposedDpEvent", {{"count", phase.steps}, {"event", step}});
 }
 
 AccountantRow answer(const PrivacyQuestion& question, AccountantKind kind) {
   double noise = question.noise_multiplier;
   if (noise == 0)
-    noise = privacy::calibrate(kind, question.epsilon, question.delta, question.sample_rate, question.steps);
+    noise = privacy::calibrate(kind, question.epsilon, question.delta, question.sample_rate, question.steps, {},
+                               question.truncation);
   const privacy::Phase phase{question.sample_rate, noise, question.steps};
   const privacy::History history(&phase, 1);
-  AccountantRow row{
-      .document = {{"accountant", privacy::name_of(kind)}, {"noise_multiplier", noise}, {"dp_event", dp_event(phase)}}};
+  AccountantRow row{.document = {{"accountant", privacy::name_of(kind)},
+                                 {"noise_multiplier", noise},
+                                 {"dp_event", dp_event(phase, question.truncation)}}};
   std::string note;
   double epsilon = 0;
-  if (kind == AccountantKind::prv) {
+  if (kind == AccountantKind::prv && question.truncation.most == 0) {
     const privacy::PrvEpsilon found = privacy::prv_epsilon(history, question.delta);
     epsilon = found.upper;
     row.document["epsilon"] = epsilon;
     row.document["lower"] = found.lower;
     note = fmt::format("an upper bound; the true value is at least {:.5g}", found.lower);
-  } else if (kind == AccountantKind::rdp) {
+  } else if (kind == AccountantKind::rdp && question.truncation.most == 0) {
     const privacy::RdpEpsilon found = privacy::rdp_epsilon(history, question.delta, privacy::rdp_orders());
     epsilon = found.epsilon;
     row.document["epsilon"] = epsilon;
     row.document["order"] = found.order;
     note = fmt::format("an upper bound, of order {:g}", found.order);
   } else {
-    epsilon = privacy::epsilon(kind, history, question.delta);
+    epsilon = privacy::epsilon(kind, history, question.delta, question.truncation);
     row.document["epsilon"] = epsilon;
     note = kind == AccountantKind::gdp ? "an approximation, no bound" : "an upper bound";
   }
@@ -159,6 +171,8 @@ int run_privacy(const Request& request, const PrivacyOptions& options, const par
   world.on_root([&] {
     Json document = {{"delta", question.delta}, {"sample_rate", question.sample_rate}, {"steps", question.steps}};
     if (question.epsilon > 0) document["target_epsilon"] = question.epsilon;
+    if (question.truncation.most > 0)
+      document.update({{"records", question.truncation.records}, {"most_records", question.truncation.most}});
     std::string text = question.of.empty() ? "" : question.of + "\n";
     text += fmt::format("{} steps at a sample rate of {:.6g}, delta {:g}; a record is added or removed\n",
                         question.steps, question.sample_rate, question.delta);
@@ -197,6 +211,11 @@ extern const Command privacy_command = with_options(
       options.add("--delta", own.question.delta, "D", "probability with which epsilon may not hold");
       options.add("--sample-rate", own.question.sample_rate, "Q", "probability with which a record joins a step");
       options.add("--steps", own.question.steps, "N", "updates of the model", 0, std::int64_t{1} << 50);
+      options.add("--records", own.question.truncation.records, "N", "with --most-records: those of the training data",
+                  1, std::int64_t{1} << 50);
+      options.add("--most-records", own.question.truncation.most, "B",
+                  "a step that draws more records takes a random choice of B (truncated Poisson sampling)", 1,
+                  std::int64_t{1} << 50);
       options.add("--accountant", own.accountant, "NAME", "prv, pld, rdp, gdp or all (default all)",
                   {"prv", "pld", "rdp", "gdp", "all"});
       options.add("--input", own.input, "FILE",

@@ -225,16 +225,16 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
 
 extern const Command convert_command = with_options(
     {"convert", "CHECKPOINT", "batch_topk or topk to thresholds (jumprelu)",
-     "Replaces the activation batch_topk or topk by thresholds (jumprelu), calibrated on data. Receives a new "
+     "Replaces the activation batch_topk or topk by thresholds (jumprelu), calibrated on data. Writes a new "
      "checkpoint, which can be trained further."},
     run_convert, [](Options& options, ConvertOptions& own) {
       data_option(options, own.data)
           .add("--thresholds", own.thresholds, "WHICH", "per_feature or per_layer (default per_feature)",
                {"per_feature", "per_layer"});
       options.add("--type", own.stored_type, "TYPE",
-                  "what weights and thresholds are rounded to, bf16 or fp32 (default bf16)", {"bf16", "fp32"});
+                  "type to which weights and thresholds are rounded, bf16 or fp32 (default bf16)", {"bf16", "fp32"});
       options.add("--finetune", own.finetune, "STEPS",
-                  "first train for as many more steps on the run's training data, with batch_topk (default 0)", 0,
+                  "first train this many more steps on the run's training data, with batch_topk (default 0)", 0,
                   1 << 30);
       options.set().output("a new directory: the checkpoint and conversion.json");
     });

@@ -31,10 +31,11 @@ static int run_encode(const Request& request, const std::string& data, const par
   return 0;
 }
 
-extern const Command encode_command = with_options(
-    {"encode", "CHECKPOINT", "sparse activations of a dataset, for other programs",
-     "Writes the active features of every row of a dataset as sparse matrices, for other programs."},
-    run_encode,
-    [](Options& options, std::string& data) { data_option(options, data).set().output("receives the encoded files"); });
+extern const Command encode_command =
+    with_options({"encode", "CHECKPOINT", "sparse activations of a dataset, for other programs",
+                  "Writes the active features of every row of a dataset as sparse matrices, for other programs."},
+                 run_encode, [](Options& options, std::string& data) {
+                   data_option(options, data).set().output("directory of the encoded files");
+                 });
 
 }  // namespace weft::commands

@@ -179,8 +179,8 @@ extern const Command export_command = with_options(
                   {"bf16", "fp32"});
       options.add("--model", own.model, "NAME",
                   "the language model, for the configuration that circuit-tracer reads (default: not written)");
-      options.add("--input-hook", own.input_hook, "NAME", "the point in it where the inputs were recorded");
-      options.add("--output-hook", own.output_hook, "NAME", "the point in it where the targets were recorded");
+      options.add("--input-hook", own.input_hook, "NAME", "where in the model the inputs were recorded");
+      options.add("--output-hook", own.output_hook, "NAME", "where in the model the targets were recorded");
     });
 
 }  // namespace weft::commands

@@ -243,7 +243,7 @@ extern const Command features_command = with_options(
                   1 << 10);
       options.add("--labels", own.labels, "FILE",
                   "labels of features, JSON Lines with \"layer\", \"feature\" and \"label\", for pages and JSON");
-      options.set().output("receives features.h5");
+      options.set().output("directory for features.h5");
     });
 
 }  // namespace weft::commands

@@ -13,7 +13,9 @@ void add_keys(input::Schema& schema, SyntheticSettings& s) {
   schema.add("synthetic.layers", s.layers, "layers of the model").at_least(1).at_most(kernels::kMostLayers).free();
   schema.add("synthetic.d_model", s.d_model, "dimensions of an activation").at_least(1).free();
   schema.add("synthetic.features", s.features, "planted features per layer").at_least(1).free();
-  schema.add("synthetic.k", s.k, "active per token and layer; a fraction is the probability of one more")
+  schema
+      .add("synthetic.k", s.k,
+           "active features per token and layer; the fractional part is the probability of one more")
       .more_than(0)
       .free();
   schema.add("synthetic.tokens", s.tokens, "tokens of the training set").in("tokens").at_least(1).free();
@@ -22,7 +24,9 @@ void add_keys(input::Schema& schema, SyntheticSettings& s) {
       .at_least(1)
       .free();
   schema.add("synthetic.rows_per_file", s.rows_per_file, "tokens in one file").in("tokens").at_least(1).free();
-  schema.add("synthetic.reach", s.reach, "layers that a feature writes to, its own included; 0 = all that follow")
+  schema
+      .add("synthetic.reach", s.reach,
+           "layers that a feature writes to, including its own; 0 = its own and all later ones")
       .at_least(0)
       .free();
   schema.add("synthetic.noise_db", s.noise_db, "signal power over noise power").in("dB").free();
@@ -39,7 +43,7 @@ void add_keys(input::Schema& schema, SyntheticSettings& s) {
       .add("synthetic.compression", s.compression, {{"none", Compression::none}, {"gzip", Compression::gzip}},
            "filter of the files")
       .free();
-  schema.add("synthetic.seed", s.seed, "seed of the random numbers; each makes other data").at_least(0).free();
+  schema.add("synthetic.seed", s.seed, "seed of the random numbers").at_least(0).free();
 }
 
 }  // namespace weft::dataset

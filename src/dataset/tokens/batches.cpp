@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <string>
 
 #include "base/contract.hpp"
 #include "base/error.hpp"
@@ -11,6 +13,7 @@
 #include "dataset/tokens/segment_order.hpp"
 #include "kernels/language/head/cross_entropy.hpp"
 #include "kernels/random.hpp"
+#include "storage/digest.hpp"
 
 namespace weft::dataset {
 namespace {
@@ -234,37 +237,69 @@ void fill_disjoint_windows(const TokenSet& set, std::span<const std::int64_t> wi
   }
 }
 
-DocumentRecords::DocumentRecords(const TokenSet& set, std::int64_t length, std::int64_t most_sequences,
-                                 std::uint64_t seed)
-    : length_(length), most_(most_sequences), seed_(seed) {
+namespace {
+
+/// A number below 2^56 that follows from the ids of a sequence.
+std::int64_t number_of(const TokenSet& set, const DocumentRecords::Sequence& sequence) {
+  std::vector<std::uint32_t> ids(static_cast<std::size_t>(sequence.predictions + 1));
+  set.read(sequence.begin, ids);
+  const std::string digest = storage::sha256({reinterpret_cast<const char*>(ids.data()), 4 * ids.size()});
+  return std::stoll(digest.substr(0, 14), nullptr, 16);
+}
+
+}  // namespace
+
+DocumentRecords::DocumentRecords(const TokenSet& set, Of of, std::int64_t length, std::int64_t most_sequences,
+                                 std::uint64_t seed) {
   if (!set.has_documents())
     throw collective_error(ExitCode::usage,
                            "{}: does not say where documents begin (a record is a document); take JSON Lines or token "
                            "files, or privacy.unit = \"sequence\"",
                            set.name());
-  std::vector<std::int64_t> starts;
+  std::vector<std::int64_t> starts, owners;
   set.document_starts(0, set.size(), starts);
+  starts.insert(starts.begin(), 0);
   starts.push_back(set.size());
-  std::int64_t begin = 0;
-  for (const std::int64_t end : starts) {
-    const Document document{begin, end - begin};
-    if (document.ids >= 2) documents_.push_back(document);
-    begin = end;
+  std::vector<std::size_t> documents(starts.size() - 1);
+  std::iota(documents.begin(), documents.end(), std::size_t{0});
+  if (of == Of::owners) {
+    owners = set.owners();
+    if (owners.empty())
+      throw collective_error(ExitCode::usage,
+                             "{}: does not say whom its documents belong to (a record is all that an owner has); take "
+                             "JSON Lines, or privacy.unit = \"document\"",
+                             set.name());
+    std::stable_sort(documents.begin(), documents.end(),
+                     [&](std::size_t a, std::size_t b) { return owners[a] < owners[b]; });
   }
-  if (documents_.empty())
+  std::vector<Sequence> all;  // of a record
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    const std::size_t document = documents[i];
+    const std::int64_t last = starts[document + 1] - 1;
+    for (std::int64_t begin = starts[document]; begin < last; begin += length)
+      all.push_back({begin, std::min(length, last - begin)});
+    const bool more = !owners.empty() && i + 1 < documents.size() && owners[document] == owners[documents[i + 1]];
+    if (more || all.empty()) continue;
+    const std::int64_t count = std::ssize(all);
+    if (count > most_sequences) {
+      // Not the number of the record, which depends on the others.
+      const std::int64_t number = number_of(set, all.front());
+      for (std::int64_t s = 0; s < most_sequences; ++s)
+        sequences_.push_back(all[static_cast<std::size_t>(shuffled_segment(s, count, seed, number))]);
+    } else {
+      sequences_.insert(sequences_.end(), all.begin(), all.end());
+    }
+    first_.push_back(std::ssize(sequences_));
+    all.clear();
+  }
+  if (count() == 0)
     throw collective_error(ExitCode::usage, "{}: no document has two ids; give other training data", set.name());
-  for (const Document& document : documents_) sequences_ += std::min(document.sequences(length_), most_);
 }
 
-std::vector<DocumentRecords::Sequence> DocumentRecords::of(std::int64_t record) const {
-  const Document& document = documents_.at(static_cast<std::size_t>(record));
-  const std::int64_t count = document.sequences(length_);
-  std::vector<Sequence> sequences;
-  for (std::int64_t i = 0; i < std::min(count, most_); ++i) {
-    const std::int64_t number = count > most_ ? shuffled_segment(i, count, seed_, record) : i, first = number * length_;
-    sequences.push_back({document.begin + first, std::min(length_, document.ids - 1 - first)});
-  }
-  return sequences;
+std::span<const DocumentRecords::Sequence> DocumentRecords::of(std::int64_t record) const {
+  const auto first = static_cast<std::size_t>(first_.at(static_cast<std::size_t>(record))),
+             end = static_cast<std::size_t>(first_.at(static_cast<std::size_t>(record) + 1));
+  return std::span(sequences_).subspan(first, end - first);
 }
 
 void fill_sequences(const TokenSet& set, std::span<const DocumentRecords::Sequence> sequences, TokenBatch& batch) {

@@ -119,31 +119,28 @@ std::int64_t disjoint_windows(std::int64_t ids, std::int64_t length);
 /// Fills sequence s with record windows[s]; batch.sequences == windows.size().
 void fill_disjoint_windows(const TokenSet&, std::span<const std::int64_t> windows, TokenBatch& batch);
 
-/// Documents of a set as records of private training. A document is cut into sequences of `length` ids with the id
-/// after each of them; of one with more than `most_sequences`, as many are taken, chosen by the seed.
+/// Records of private training that are documents of a set, or all documents of an owner. A document is cut into
+/// sequences of `length` ids with the id after each of them. Of a record with more than `most_sequences` of them, as
+/// many are taken, chosen by the seed and by what the record has alone: one record more or less changes no other one.
 class DocumentRecords {
  public:
+  enum class Of { documents, owners };
   struct Sequence {
     std::int64_t begin = 0, predictions = 0;
   };
 
   /// Reads where documents start; those of one id are left out. Throws a collective Error(usage) if the set does not
-  /// say, or has none.
-  DocumentRecords(const TokenSet&, std::int64_t length, std::int64_t most_sequences, std::uint64_t seed);
+  /// say that, or whom documents belong to, or has no record; else as TokenSet::read.
+  DocumentRecords(const TokenSet&, Of, std::int64_t length, std::int64_t most_sequences, std::uint64_t seed);
 
-  std::int64_t count() const { return std::ssize(documents_); }
-  std::int64_t sequences() const { return sequences_; }  ///< of all records
+  std::int64_t count() const { return std::ssize(first_) - 1; }
+  std::int64_t sequences() const { return std::ssize(sequences_); }  ///< of all records
   /// Sequences of a record.
-  std::vector<Sequence> of(std::int64_t record) const;
+  std::span<const Sequence> of(std::int64_t record) const;
 
  private:
-  struct Document {
-    std::int64_t begin = 0, ids = 0;
-    std::int64_t sequences(std::int64_t length) const { return (ids - 1 + length - 1) / length; }
-  };
-  std::int64_t length_, most_, sequences_ = 0;
-  std::uint64_t seed_;
-  std::vector<Document> documents_;
+  std::vector<Sequence> sequences_;        // record after record
+  std::vector<std::int64_t> first_ = {0};  // of each record; then the number of all
 };
 /// Fills the sequences of a batch.
 void fill_sequences(const TokenSet&, std::span<const DocumentRecords::Sequence>, TokenBatch& batch);

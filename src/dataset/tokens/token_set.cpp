@@ -206,6 +206,7 @@ void set_ids(std::vector<Id>& kept, std::vector<Id> ids, Scalar type, TokenMarks
     shard.n_documents = static_cast<std::int64_t>(store.marks.documents.size());
   }
   WEFT_ASSERT(store.marks.counted.empty() || store.marks.counted.size() == kept.size());
+  WEFT_ASSERT(store.marks.owners.empty() || store.marks.owners.size() == store.marks.documents.size());
   if (!store.marks.counted.empty()) shard.counted = reinterpret_cast<const std::byte*>(store.marks.counted.data());
   store.shards.push_back(std::move(shard));
 }
@@ -331,6 +332,14 @@ void TokenSet::document_starts(std::int64_t begin, std::int64_t end, std::vector
 bool TokenSet::has_documents() const {
   const Shard& first = store_->shards.front();
   return first.documents != nullptr || first.document_start >= 0;
+}
+
+std::vector<std::int64_t> TokenSet::owners() const {
+  const std::vector<std::int64_t>&all = store_->marks.owners, &documents = store_->marks.documents;
+  if (all.empty()) return {};
+  const auto first = std::upper_bound(documents.begin(), documents.end(), begin_) - 1 - documents.begin(),
+             last = std::lower_bound(documents.begin(), documents.end(), end_) - documents.begin();
+  return {all.begin() + first, all.begin() + last};
 }
 
 bool TokenSet::has_counted() const {

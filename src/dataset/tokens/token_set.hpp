@@ -25,8 +25,9 @@ namespace weft::dataset {
 
 /// What is known of ids in memory beyond the ids.
 struct TokenMarks {
-  std::vector<std::int64_t> documents;  ///< at which documents start, ascending from 0; empty: one document
-  std::vector<std::uint8_t> counted;    ///< 1: the id counts in the loss, 0: it does not; empty: all count
+  std::vector<std::int64_t> documents;    ///< at which documents start, ascending from 0; empty: one document
+  std::vector<std::uint8_t> counted;      ///< 1: the id counts in the loss, 0: it does not; empty: all count
+  std::vector<std::int64_t> owners = {};  ///< of each document the number of its owner; empty: not known
 };
 
 /// A set of ids, or a range of one. Copies share the ids. Reading is thread-safe.
@@ -57,6 +58,8 @@ class TokenSet {
 
   /// True if it is known where documents start; of ids in memory: of JSON Lines, not of a text.
   bool has_documents() const;
+  /// Number of the owner of each document; empty if it is not known.
+  std::vector<std::int64_t> owners() const;
   /// True if some ids may not count in the loss.
   bool has_counted() const;
   /// Fills [begin, begin + out.size()) with 1 for ids that count in the loss, 0 for others. Throws Error(data) with

@@ -58,8 +58,8 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
       .free();
   schema
       .add("data.loss_on", data.loss_on, {{"completion", LossOn::completion}, {"all", LossOn::all}},
-           "tokens that count in the loss: those of completions, where the data say which these are (JSON Lines, and "
-           "token files written from them), or all")
+           "tokens that count in the loss: those of completions, where the data mark them (JSON Lines, and token "
+           "files written from them), or all")
       .changeable();
   add_text_keys(schema, data);
   schema
@@ -78,9 +78,8 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
   schema.add("data.sequence", data.sequence, "length of a sequence").in("tokens").at_least(1).at_most(kLongestSequence);
   schema
       .add("data.sequence_start", data.sequence_start,
-           "length of the first steps' sequences, which doubles until it is data.sequence, with as many tokens per "
-           "step; "
-           "0 = data.sequence throughout")
+           "length of sequences in the first steps; it doubles until it is data.sequence, at constant tokens per "
+           "step; 0 = data.sequence throughout")
       .in("tokens")
       .at_least(0)
       .at_most(kLongestSequence)
@@ -93,15 +92,14 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
       .at_most(input::kMostSteps)
       .required_with("data.sequence_start")
       .changeable();
-  schema.add(
-      "data.order", data.order,
-      {{"random_windows", TokenOrder::random_windows},
-       {"sequential", TokenOrder::sequential},
-       {"shuffled", TokenOrder::shuffled},
-       {"curriculum", TokenOrder::curriculum}},
-      "segments at uniformly random positions; the stream cut into segments, each once per epoch, in stored order "
-      "or in a random one of each epoch; or random segments of which the first steps draw the easiest, those "
-      "whose tokens are frequent");
+  schema.add("data.order", data.order,
+             {{"random_windows", TokenOrder::random_windows},
+              {"sequential", TokenOrder::sequential},
+              {"shuffled", TokenOrder::shuffled},
+              {"curriculum", TokenOrder::curriculum}},
+             "segments at uniformly random positions (random_windows); consecutive segments, each once per epoch, in "
+             "stored order (sequential) or in a random one (shuffled); or random segments, at first the easiest, whose "
+             "tokens are frequent (curriculum)");
   schema.add("data.curriculum_steps", data.curriculum_steps, "steps after which segments of any difficulty are drawn")
       .in("steps")
       .at_least(0)
@@ -110,14 +108,14 @@ void add_keys(input::Schema& schema, TokenSettings& data) {
       .changeable();
   schema
       .add("data.pack", data.pack, {{"stream", Pack::stream}, {"documents", Pack::documents}},
-           "what a sequence is: sequence + 1 ids of the stream of all documents; or consecutive whole documents of "
-           "together at most as many, and padding that does not count")
+           "what a sequence is: sequence + 1 ids of the stream of all documents (stream); or consecutive whole "
+           "documents of at most that many ids, with padding that does not count in the loss (documents)")
       .not_with("data.order", {"random_windows", "curriculum"}, "they begin anywhere in a document")
       .not_with("data.sequence_start", {}, "the rows of documents are laid out for one length");
   schema
       .add("data.long_documents", data.long_documents, {{"cut", LongDocuments::cut}, {"drop", LongDocuments::drop}},
-           "documents of more than sequence + 1 ids: keep the first sequence + 1 ids, or leave the document out; both "
-           "are counted in the log")
+           "documents of more than sequence + 1 ids: keep the first sequence + 1 ids, or drop the document; the "
+           "log counts both")
       .only_with("data.pack", {"documents"});
   schema.add("data.document_mask", data.document_mask,
              "true: documents inside a sequence do not see each other, and positions restart with each");

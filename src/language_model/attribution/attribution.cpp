@@ -62,7 +62,7 @@ std::int64_t targets_together(const ModelSettings& model, std::int64_t tokens) {
   return std::clamp<std::int64_t>(kGradientBytes / (tokens * model.layers * model.d_model * 4), 1, kMostTargets);
 }
 
-Attribution::Buffers::Buffers(const ModelSettings& model, std::int64_t vocabulary, std::int64_t tokens,
+Attribution::Buffers::Buffers(const ModelSettings& model, std::int64_t vocabulary, Scalar weight, std::int64_t tokens,
                               std::int64_t sources, std::int64_t targets, model::StepArena& arena) {
   arena.purpose("effects");
   const auto take = [&](std::int64_t rows, std::int64_t columns) -> kernels::Matrix<float> {
@@ -75,7 +75,6 @@ Attribution::Buffers::Buffers(const ModelSettings& model, std::int64_t vocabular
   products = arena.take<float>(tokens * targets * columns_together(arena.backend()));
   token_of = arena.take<std::int32_t>(sources);
   ones = arena.take<float>(vocabulary);
-  const Scalar weight = arena.backend() == kernels::Backend::cuda ? Scalar::bf16 : Scalar::fp32;
   workspace = arena.take<std::byte>(
       std::max(kernels::gemm_workspace(Scalar::fp32, weight, Scalar::fp32, 1, model.d_model, vocabulary),
                kernels::gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::fp32, tokens * targets, sources,
@@ -92,8 +91,9 @@ Attribution::Attribution(FrozenBackward& backward, const Model& model, const Act
       ids_(ids),
       together_(targets),
       execution_(execution),
-      buffers_(model.architecture().model, model.architecture().vocabulary, std::ssize(ids),
-               std::ssize(features.list) + (model.architecture().model.layers + 1) * std::ssize(ids), targets, arena) {
+      buffers_(model.architecture().model, model.architecture().vocabulary, model.layers().head().matrix.type,
+               std::ssize(ids), std::ssize(features.list) + (model.architecture().model.layers + 1) * std::ssize(ids),
+               targets, arena) {
   const std::int64_t layers = model.architecture().model.layers, n = std::ssize(ids), count = std::ssize(features.list);
   std::int64_t next = 0;
   for (std::int64_t layer = 0; layer < layers; ++layer)

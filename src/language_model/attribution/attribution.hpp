@@ -35,8 +35,9 @@ std::int64_t targets_together(const ModelSettings&, std::int64_t tokens);
 class Attribution {
  public:
   struct Buffers {
-    Buffers(const ModelSettings&, std::int64_t vocabulary, std::int64_t tokens, std::int64_t sources,
-            std::int64_t targets, model::StepArena&);
+    /// weight: the type in which products read the matrices of the model.
+    Buffers(const ModelSettings&, std::int64_t vocabulary, kernels::Scalar weight, std::int64_t tokens,
+            std::int64_t sources, std::int64_t targets, model::StepArena&);
     kernels::Matrix<float> gradients;       ///< dx, [targets, C]
     kernels::Matrix<float> effects;         ///< [targets, sources]
     kernels::Matrix<float> embeddings;      ///< [tokens, C]

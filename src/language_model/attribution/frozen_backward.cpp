@@ -23,8 +23,8 @@ kernels::Matrix<float> floats(const AnyMatrix& matrix) {
 
 }  // namespace
 
-FrozenBackward::Buffers::Buffers(const ModelSettings& model, std::int64_t tokens, std::int64_t targets,
-                                 kernels::Backend backend, model::StepArena& arena) {
+FrozenBackward::Buffers::Buffers(const ModelSettings& model, Scalar weight, std::int64_t tokens, std::int64_t targets,
+                                 model::StepArena& arena) {
   arena.purpose("gradients of targets");
   const std::int64_t rows = tokens * targets, width = model.d_model, queries = model.heads * model.head_size(),
                      keys = model.kv_heads * model.head_size();
@@ -34,7 +34,6 @@ FrozenBackward::Buffers::Buffers(const ModelSettings& model, std::int64_t tokens
   mixed = arena.take<float>(rows * queries);
   values = arena.take<float>(rows * keys);
   places = arena.take<std::int64_t>(targets);
-  const Scalar weight = backend == kernels::Backend::cuda ? Scalar::bf16 : Scalar::fp32;
   std::int64_t bytes = 0;
   for (const std::int64_t inner : {width, queries, keys})
     for (const std::int64_t columns : {width, queries, keys})
@@ -50,7 +49,7 @@ FrozenBackward::FrozenBackward(const FrozenText& text, const Layers& layers, std
       layers_(layers),
       skip_(skip.begin(), skip.end()),
       execution_(execution),
-      buffers_(text.model(), tokens, targets, execution.backend, arena) {}
+      buffers_(text.model(), layers.head().matrix.type, tokens, targets, arena) {}
 
 AnyMatrix FrozenBackward::rows(const kernels::Array<float>& memory, std::int64_t columns) const {
   return {memory.data, Scalar::fp32, tokens_ * targets_, columns, columns};

@@ -28,7 +28,8 @@ namespace weft::language_model {
 class FrozenBackward {
  public:
   struct Buffers {
-    Buffers(const ModelSettings&, std::int64_t tokens, std::int64_t targets, kernels::Backend, model::StepArena&);
+    /// weight: the type in which products read the matrices of the model.
+    Buffers(const ModelSettings&, kernels::Scalar weight, std::int64_t tokens, std::int64_t targets, model::StepArena&);
     kernels::Array<float> outputs;                       ///< G, [rows, L * C]
     kernels::Array<float> stream, input, mixed, values;  ///< [rows, C], [rows, C], [rows, H d], [rows, H_kv d]
     kernels::Array<std::int64_t> places;                 ///< rows of the targets

@@ -131,7 +131,7 @@ bool is_bert_directory(const fs::path& directory) {
   if (!fs::exists(file)) return false;
   const SortedJson config = interchange::json_object(file);
   const auto type = config.find("model_type");
-  return type != config.end() && *type == "bert";
+  return type != config.end() && type->is_string() && type->get_ref<const std::string&>() == "bert";
 }
 
 BertDirectory::BertDirectory(const fs::path& directory)

@@ -85,7 +85,7 @@ std::int64_t sent_over_data_axis(const Configuration& configuration, const Archi
   const std::vector<model::ParameterSpec> specs = parameter_specs(architecture);
   std::int64_t bytes = 4 * configuration.data.batch_tokens / ranks;  // losses
   bytes += 4 * model::AccumulatingSink::vector_elements(specs, grid, last);
-  const bool two_planes = device::planned_backend(device_settings(configuration)) == kernels::Backend::cuda;
+  const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   const parallel::Shard shard = configuration.shard();
   const std::vector<std::int64_t> gathered = gatherings(configuration, specs);
   const std::int64_t reduced = shard == parallel::Shard::state ? 1 : micro_batches(configuration);
@@ -93,12 +93,15 @@ std::int64_t sent_over_data_axis(const Configuration& configuration, const Archi
     if (!spec.is_matrix() || (spec.frozen && shard != parallel::Shard::full)) continue;
     const std::int64_t rows = model::row_parts(spec, grid, last).held.size();
     const kernels::StorageType storage = spec.storage.value_or(configuration.optimizer.state);
-    const bool half = two_planes && storage == kernels::StorageType::fp32 &&
+    const bool half = backend == kernels::Backend::cuda && storage == kernels::StorageType::fp32 &&
                       gathered_weights(configuration) == model::GatheredWeights::upper_plane;
-    const std::int64_t weights = model::weight_bytes(storage, rows, spec.columns()) / (half ? 2 : 1);
-    bytes += ((spec.frozen ? 0 : 4 * reduced * rows * spec.columns()) +
-              (shard == parallel::Shard::full ? gathered[spec.unit] : 1) * weights) /
-             ranks;
+    std::int64_t weights = 0;
+    if (shard != parallel::Shard::full)
+      weights = model::weight_bytes(storage, rows, spec.columns()) / (half ? 2 : 1);
+    else
+      for (const model::Plane& plane : model::read_planes(spec, configuration.optimizer.state, backend))
+        weights += gathered[spec.unit] * rows * plane.columns * kernels::bytes_of(plane.type);
+    bytes += ((spec.frozen ? 0 : 4 * reduced * rows * spec.columns()) + weights) / ranks;
   }
   return (ranks - 1) * bytes;
 }
@@ -108,7 +111,7 @@ bool gathers_repeatedly(const Configuration& configuration) {
   return configuration.shard() == parallel::Shard::full && micro_batches(configuration) > 1;
 }
 
-/// Rates of H100 and H200: products as complete steps attain them (docs/language_models.md), memory, NCCL over NVLink,
+/// Rates of H100 and H200: products as complete steps attain them (docs/language_performance.md), memory, NCCL over NVLink,
 /// and a network of 400 Gbit/s per GPU.
 constexpr double kProducts16 = 0.5 * 989e12, kProductsTf32 = 0.5 * 495e12, kProducts32 = 0.9 * 67e12;
 constexpr double kMemoryRate = 3e12, kNodeRate = 300e9, kNetworkRate = 40e9;

@@ -88,10 +88,11 @@ InitialModel::InitialModel(const Configuration& configuration, const parallel::W
     context_ = directory_->config().positions;
     family_ = directory_->config().family->name;
     if (is_peft_directory(configuration.initial) && configuration.lora.initial.empty())
-      throw collective_error(ExitCode::usage,
-                             "language_model.initial = \"{}\": has adapters beside its weights (adapter_config.json); "
-                             "name them as lora.initial, or remove them",
-                             configuration.initial);
+      throw collective_error(
+          ExitCode::usage,
+          "language_model.initial = \"{}\": has adapters in addition to its weights (adapter_config.json); "
+          "name them as lora.initial, or remove them",
+          configuration.initial);
   } else {
     found_ = open_checkpoint(configuration.initial, world);
     const auto is_embedding = [](const checkpoint::TensorEntry& tensor) { return tensor.name == "embedding/tokens"; };
@@ -219,7 +220,8 @@ bool same_ids(const Tokenizer& data, const Tokenizer& model) {
 
 Corpus load_corpus(const Configuration& configuration, const std::optional<InitialModel>& initial,
                    const parallel::World& world) {
-  if (!initial) return load_corpus(configuration.data, world);
+  const std::string owner_field = configuration.privacy.enabled ? configuration.privacy.owner_field : "";
+  if (!initial) return load_corpus(configuration.data, world, std::nullopt, owner_field);
   const dataset::TokenSettings& data = configuration.data;
   std::optional<Tokenizer> tokenizer;
   try {
@@ -230,7 +232,7 @@ Corpus load_corpus(const Configuration& configuration, const std::optional<Initi
       log::warning("language_model.initial = \"{}\": its tokeniser cannot be compared with that of the data ({})",
                    configuration.initial, unreadable.what());
   }
-  Corpus corpus = load_corpus(data, world, tokenizer);
+  Corpus corpus = load_corpus(data, world, tokenizer, owner_field);
   if (tokenizer && corpus.tokenizer && !same_ids(*corpus.tokenizer, *tokenizer))
     throw collective_error(ExitCode::usage,
                            "language_model.initial = \"{}\": has another tokeniser than {} (the ids would mean other "

@@ -105,7 +105,6 @@ TrainingRun::TrainingRun(const Configuration& configuration, const Corpus& corpu
     if (stored) stored_text = stored->stored_text();  // of the same size as in the checkpoint
   }
   if (configuration.privacy.enabled) {
-    documents_ = document_records(configuration, corpus.train);
     records_ = private_records(configuration, corpus.train);
     account_.emplace(configuration.privacy, records_.rate(),
                      privacy::Record{configuration.privacy.unit, configuration.data.sequence + 1, records_.count},
@@ -172,25 +171,7 @@ run::Step TrainingRun::private_step() {
   const std::int64_t tokens = configuration_.data.batch_tokens;
   const std::vector<std::int64_t> own = account_->draw(trainer_.steps_done() + 1, data_ranks_);
   trainer_.set_noise(account_->noise(records_.expected));
-  const auto part = [](const auto& all, std::int64_t first, const dataset::TokenBatch& batch) {
-    return std::span(all).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(batch.sequences));
-  };
-  if (documents_) {
-    std::vector<dataset::DocumentRecords::Sequence> sequences;
-    std::vector<std::int64_t> counts;
-    for (const std::int64_t record : own) {
-      const std::vector<dataset::DocumentRecords::Sequence> of_record = documents_->of(record);
-      sequences.insert(sequences.end(), of_record.begin(), of_record.end());
-      counts.push_back(std::ssize(of_record));
-    }
-    trainer_.private_step(counts, [&](std::int64_t first, dataset::TokenBatch& batch) {
-      dataset::fill_sequences(corpus_.train, part(sequences, first, batch), batch);
-    });
-  } else {
-    trainer_.private_step(std::ssize(own), [&](std::int64_t first, dataset::TokenBatch& batch) {
-      dataset::fill_disjoint_windows(corpus_.train, part(own, first, batch), batch);
-    });
-  }
+  language_model::private_step(trainer_, records_, corpus_.train, own);
   account_->count_step();
   token_ += tokens;
   return {.work = tokens};
@@ -225,6 +206,8 @@ run::Metrics TrainingRun::metrics() {
   // The loss on private data, without noise, is not released; the norm is that of the gradient with its noise.
   if (!account_) metrics.push_back({.name = "loss", .value = now.loss, .progress = "loss {:.4f}", .in_result = true});
   metrics.push_back({.name = "gradient_norm", .value = now.gradient_norm});
+  if (configuration_.privacy.adapts_clip())
+    metrics.push_back({.name = "clip_bound", .value = now.clip_bound, .progress = "clip {:.3g}"});
   metrics.push_back({.name = "skipped_steps", .value = now.skipped_steps});
   if (now.loss_scale > 0) metrics.push_back({.name = "loss_scale", .value = now.loss_scale});
   if (configuration_.data.sequence_start > 0) metrics.push_back({.name = "sequence", .value = trainer_.length()});

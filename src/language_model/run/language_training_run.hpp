@@ -73,7 +73,6 @@ class TrainingRun final : public run::Trainable {
   Trainer trainer_;
   std::optional<privacy::Account> account_;  // of private training
   PrivateRecords records_;
-  std::optional<dataset::DocumentRecords> documents_;  // if they are records
   model::StepArena sample_arena_;
   std::optional<Generator> generator_;   // of samples
   std::vector<std::uint8_t> tokenizer_;  // its text

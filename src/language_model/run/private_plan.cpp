@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "language_model/run/private_plan.hpp"
 
+#include <fmt/format.h>
+
+#include <utility>
+#include <vector>
+
 #include "base/error.hpp"
 #include "language_model/run/planned_bytes.hpp"
 #include "privacy/mode_choice.hpp"
@@ -29,34 +34,29 @@ privacy::ModeChoice mode_choice(const Configuration& configuration, const Archit
 
 }  // namespace
 
-std::optional<dataset::DocumentRecords> document_records(const Configuration& configuration,
-                                                         const dataset::TokenSet& train) {
-  if (!configuration.privacy.joins_sequences()) return {};
-  const std::int64_t length = configuration.data.sequence;
-  return std::optional<dataset::DocumentRecords>(std::in_place, train, length, configuration.micro_tokens() / length,
-                                                 static_cast<std::uint64_t>(configuration.run.seed));
-}
-
 PrivateRecords private_records(const Configuration& configuration, const dataset::TokenSet& train) {
-  const std::optional<dataset::DocumentRecords> documents = document_records(configuration, train);
-  if (!documents) return private_records(configuration, train.size());
+  const privacy::Settings& settings = configuration.privacy;
+  if (!settings.joins_sequences()) return private_records(configuration, train.size());
+  using Of = dataset::DocumentRecords::Of;
+  dataset::DocumentRecords documents(train, settings.unit == privacy::Unit::owner ? Of::owners : Of::documents,
+                                     configuration.data.sequence, settings.max_per_owner,
+                                     static_cast<std::uint64_t>(configuration.run.seed));
+  const std::int64_t count = documents.count(), all = documents.sequences();
   const double sequences =
       static_cast<double>(configuration.data.batch_tokens) / static_cast<double>(configuration.data.sequence);
-  const PrivateRecords records{
-      .count = documents->count(),
-      .expected = sequences * static_cast<double>(documents->count()) / static_cast<double>(documents->sequences())};
-  if (records.rate() > 1)
+  if (sequences > static_cast<double>(all))
     throw collective_error(ExitCode::usage,
                            "data.batch_tokens = {} asks for {:g} sequences per step, the {} records of the training "
                            "data have {}; take fewer tokens per step",
-                           configuration.data.batch_tokens, sequences, documents->count(), documents->sequences());
-  return records;
+                           configuration.data.batch_tokens, sequences, count, all);
+  return {count, sequences * static_cast<double>(count) / static_cast<double>(all), std::move(documents)};
 }
 
 PrivateRecords private_records(const Configuration& configuration, std::int64_t train_tokens) {
   const PrivateRecords records{
       .count = dataset::disjoint_windows(train_tokens, configuration.data.sequence),
-      .expected = static_cast<double>(configuration.data.batch_tokens / configuration.data.sequence)};
+      .expected = static_cast<double>(configuration.data.batch_tokens / configuration.data.sequence),
+      .documents = {}};
   if (records.rate() > 1)
     throw collective_error(ExitCode::usage,
                            "data.batch_tokens = {} asks for {} records per step, the training data have {} of {} ids; "
@@ -64,6 +64,43 @@ PrivateRecords private_records(const Configuration& configuration, std::int64_t 
                            configuration.data.batch_tokens, records.expected, records.count,
                            configuration.data.sequence + 1);
   return records;
+}
+
+void require_whole_records(const Configuration& configuration) {
+  const privacy::Settings& settings = configuration.privacy;
+  const std::int64_t needed = settings.max_per_owner * configuration.data.sequence, rank = configuration.rank_tokens();
+  if (!settings.enabled || !settings.joins_sequences() || needed <= configuration.micro_tokens()) return;
+  throw collective_error(ExitCode::usage,
+                         "privacy.max_per_owner = {} sequences of {} tokens do not fit a micro-batch of {} tokens (the "
+                         "gradient of a record "
+                         "is formed in one); {} a smaller privacy.max_per_owner",
+                         settings.max_per_owner, configuration.data.sequence, configuration.micro_tokens(),
+                         needed <= rank
+                             ? fmt::format("give data.micro_tokens = {} or more, or", needed)
+                             : fmt::format("a rank has at most {} tokens per step: take fewer ranks, a larger "
+                                           "data.batch_tokens, or",
+                                           rank));
+}
+
+void private_step(Trainer& trainer, const PrivateRecords& all, const dataset::TokenSet& train,
+                  std::span<const std::int64_t> records) {
+  const auto part = [](const auto& all_of_rank, std::int64_t first, const dataset::TokenBatch& batch) {
+    return std::span(all_of_rank).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(batch.sequences));
+  };
+  if (!all.documents)
+    return trainer.private_step(std::ssize(records), [&](std::int64_t first, dataset::TokenBatch& batch) {
+      dataset::fill_disjoint_windows(train, part(records, first, batch), batch);
+    });
+  std::vector<dataset::DocumentRecords::Sequence> sequences;
+  std::vector<std::int64_t> counts;
+  for (const std::int64_t record : records) {
+    const std::span<const dataset::DocumentRecords::Sequence> of_record = all.documents->of(record);
+    sequences.insert(sequences.end(), of_record.begin(), of_record.end());
+    counts.push_back(std::ssize(of_record));
+  }
+  trainer.private_step(counts, [&](std::int64_t first, dataset::TokenBatch& batch) {
+    dataset::fill_sequences(train, part(sequences, first, batch), batch);
+  });
 }
 
 double steps_per_epoch(const Configuration& configuration, const dataset::Segments& train) {

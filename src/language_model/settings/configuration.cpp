@@ -30,8 +30,8 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
   const std::string of_preset = "of the preset";
   schema.table("language_model", "The model: a decoder-only transformer.");
   schema.add("language_model.preset", model.preset, {{"gpt2", Preset::gpt2}, {"llama", Preset::llama}},
-             "architecture that fills in what the input does not give: gpt2 (LayerNorm, GELU, learned positions, "
-             "biases, tied head) or llama (RMSNorm, SwiGLU, rotary positions, no biases, untied head)");
+             "architecture that gives the defaults: gpt2 (LayerNorm, GELU, learned positions, biases, tied head) "
+             "or llama (RMSNorm, SwiGLU, rotary positions, no biases, untied head)");
   schema.add("language_model.layers", model.layers, "transformer blocks").at_least(1).at_most(kMostLayers);
   schema.add("language_model.heads", model.heads, "attention heads").at_least(1).at_most(kMostWidth);
   schema
@@ -91,10 +91,9 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
   });
   schema.add("language_model.bias", model.bias, "biases of products, and of norms if norm = \"layer\"")
       .derived(of_preset, [=] { return input::Value(!is_llama()); });
-  schema.add(
-      "language_model.biases", model.biases,
-      "products with a bias, of query, key, value (all three or none), output, gate and up (both or none), down; "
-      "[] = all, or none, as bias states");
+  schema.add("language_model.biases", model.biases,
+             "which of query, key, value (all three or none), output, gate and up (both or none), down have a bias; [] "
+             "= as language_model.bias");
   schema
       .add("language_model.train", model.train,
            "what is trained: embedding, attention, mlp, norms, biases, head, block_0, …; the rest is frozen. [] = all")
@@ -151,8 +150,7 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
   schema
       .add("language_model.sparse_blocks", model.sparse_blocks,
            "sparse attention: earlier blocks of 64 keys that a block of 64 queries reads, those with the largest "
-           "product "
-           "of mean query and mean key; 0 = all (dense)")
+           "product of mean query and mean key; 0 = all (dense)")
       .in("blocks")
       .at_least(0)
       .at_most(kMostRows)
@@ -172,11 +170,10 @@ void add_keys(input::Schema& schema, ModelSettings& model) {
 
 void add_keys(input::Schema& schema, MemorySettings& memory) {
   schema
-      .add(
-          "data.micro_tokens", memory.micro_tokens,
-          "tokens of a micro-batch, a multiple of sequence: a step adds up the gradients of its micro-batches; 0 = the "
-          "largest divisor of the sequences of a rank that fits into memory; the input.toml of the run states it, and "
-          "a resumed run keeps it (weft benchmark: one micro-batch)")
+      .add("data.micro_tokens", memory.micro_tokens,
+           "tokens of a micro-batch, a multiple of sequence; a step adds up the gradients of its micro-batches; 0 "
+           "= the largest that fits into memory and divides the sequences of a rank, kept by a resumed run (weft "
+           "benchmark: one micro-batch)")
       .in("tokens")
       .at_least(0)
       .at_most(kMostRows)
@@ -188,23 +185,22 @@ void add_keys(input::Schema& schema, MemorySettings& memory) {
             {"activation", Recompute::activation},
             {"norm", Recompute::norm},
             {"block", Recompute::block}},
-           "what the backward pass computes again instead of keeping it: nothing; outputs of the MLP's activation; "
-           "these and outputs of norms; everything of a block but its input. The same bits in all cases")
+           "what the backward pass recomputes: nothing; outputs of the MLP's activation; these and outputs of "
+           "norms; all of a block but its input. The same bits in all cases")
       .free();
   schema
       .add("memory.offload_optimizer", memory.offload_optimizer,
            "optimizer state of matrices (moments, and the low halves of fp32 weights) in page-locked host memory, "
-           "copied "
-           "to the GPU block by block in the update. The same bits; for models whose state does not fit")
+           "copied to the GPU block by block in the update. The same bits; for models whose state does not fit")
       .free();
   schema
       .add("memory.swap_activations", memory.swap_activations,
-           "activations that the backward pass needs are in page-locked host memory between forward and backward pass, "
-           "but for those of two blocks. The same bits; an error where recompute = \"block\" costs less time")
+           "activations for the backward pass, except those of two blocks, are kept in page-locked host memory. "
+           "The same bits; an error if recompute = \"block\" costs less time")
       .free();
   schema
       .add("memory.head_chunk", memory.head_chunk,
-           "rows whose logits are in memory at a time; 0 = as many as take 256 MiB")
+           "rows whose logits are in memory at a time; 0 = as many as fit into 256 MiB")
       .in("tokens")
       .at_least(0)
       .at_most(kMostRows)
@@ -213,11 +209,10 @@ void add_keys(input::Schema& schema, MemorySettings& memory) {
 
 void add_initial_key(input::Schema& schema, Configuration& configuration) {
   schema
-      .add(
-          "language_model.initial", configuration.initial,
-          "run, checkpoint or directory of Hugging Face whose weights the training begins with; the keys of this table "
-          "are those of its model, as weft inspect prints them; a directory gives the ones that the input leaves out; "
-          "\"\" = random weights")
+      .add("language_model.initial", configuration.initial,
+           "run, checkpoint or directory of Hugging Face with the initial weights; the keys of this table must be "
+           "those of its model, which weft inspect prints (of a directory they are the defaults); \"\" = random "
+           "weights")
       .path_name()
       .free();
 }
@@ -227,8 +222,8 @@ void add_parallel_keys(input::Schema& schema, parallel::Settings& parallel) {
   parallel::add_timeout_key(schema, parallel);
   schema
       .add("parallel.tensor", parallel.tensor,
-           "ranks that share every matrix and compute on the same tokens, a divisor of the number of ranks; the others "
-           "divide the batch. For models that do not fit one GPU: ranks of one node, which exchange in every layer")
+           "ranks that divide every matrix and compute on the same tokens, for models that do not fit one GPU; a "
+           "divisor of the number of ranks. They exchange in every layer and belong on one node")
       .in("ranks")
       .at_least(1)
       .at_most(1 << 10)
@@ -236,16 +231,15 @@ void add_parallel_keys(input::Schema& schema, parallel::Settings& parallel) {
       .free();
   schema
       .add("parallel.shard", parallel.shard, {std::begin(parallel::kShards), std::end(parallel::kShards)},
-           "what ranks that divide the batch also divide among them: the state of the optimizer; gradients as well, "
-           "which are then exchanged in every micro-batch; or all, with the weights of the matrices, which are "
-           "gathered block by block in every pass")
+           "what ranks that divide the batch also divide: optimizer state (state); gradients too, exchanged in every "
+           "micro-batch (gradients); or also the weights of matrices, gathered block by block in every pass (full)")
       .not_with("privacy.algorithm", {"naive"}, "which forms the gradients of all parameters for each record")
       .free();
   using parallel::Division;
   schema
       .add("parallel.plan", parallel.plan, {{"given", Division::given}, {"auto", Division::automatic}},
-           "auto: the program sets parallel.tensor and parallel.shard, for the shortest expected step among those that "
-           "fit into memory; the input.toml of the run states them, and a resumed run with as many ranks keeps them")
+           "auto: the program sets parallel.tensor and parallel.shard, for the shortest expected step among "
+           "those that fit into memory; a resumed run with as many ranks keeps them")
       .free();
   parallel::add_world_key(schema, parallel);
   schema.add("parallel.node", parallel.node, "ranks of a node, of a plan for parallel.world ranks")
@@ -275,7 +269,7 @@ void add_device_keys(input::Schema& schema, Configuration& configuration) {
            {{"auto", AttentionImplementation::recorded},
             {"own", AttentionImplementation::own},
             {"cudnn", AttentionImplementation::cudnn}},
-           "kernels of attention on a GPU: those that device.algorithms names, own where it names none; or always "
+           "attention kernels on a GPU: those that device.algorithms names, else Weft's own (auto); or always "
            "Weft's own, or cuDNN's")
       .free();
   schema.rule({"device.attention", "device.precision", "device.backend"}, [&configuration]() -> std::string {
@@ -304,7 +298,7 @@ void add_keys(input::Schema& schema, SampleSettings& sample) {
       .free();
   schema
       .add("log.sample_temperature", sample.temperature,
-           "the logits of that text are divided by this; 0 = always the most probable token")
+           "sampling temperature of that text; 0 = always the most probable token")
       .at_least(0)
       .at_most(100)
       .free();
@@ -326,8 +320,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
           return fmt::format("language_model.head_size = {} is not a multiple of 8; take {}", size, (size / 8 + 1) * 8);
         return fmt::format(
             "language_model.d_model = {} and language_model.heads = {} give heads of {} (the size of a head is a "
-            "multiple "
-            "of 8, at most {}); change the number of heads",
+            "multiple of 8, at most {}); change the number of heads",
             model.d_model, model.heads, size, kernels::kLargestHead);
       });
   schema.rule({"language_model.kv_heads", "language_model.heads"}, [&model]() -> std::string {
@@ -359,8 +352,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                   return {};
                 return fmt::format(
                     "{} with language_model.rope_method = \"{}\" and data.sequence = {} above rope_length = {} "
-                    "(wavelengths follow "
-                    "data.sequence, and shorter texts have others); leave it out",
+                    "(wavelengths follow data.sequence, and shorter texts have others); leave it out",
                     starts_shorter ? "data.sequence_start" : "log.sample_tokens",
                     scaling.method == kernels::RopeMethod::dynamic ? "dynamic" : "longrope",
                     configuration.data.sequence, scaling.length);
@@ -377,8 +369,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     if (!configuration.memory.swap_activations || configuration.language_model.layers > kResidentBlocks) return {};
     return fmt::format(
         "memory.swap_activations = true has no effect with language_model.layers = {} (activations of {} blocks stay "
-        "on "
-        "the device); leave it out",
+        "on the device); leave it out",
         configuration.language_model.layers, kResidentBlocks);
   });
   schema.rule({"device.precision"}, [&configuration]() -> std::string {
@@ -386,23 +377,16 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return "device.precision = \"tf32\" needs a GPU (TF32 is a format of its matrix units, and this program was built "
            "without CUDA); take \"fp32\"";
   });
-  schema.rule(
-      {"lora.base", "device.precision", "device.fp8_forward", "parallel.shard"}, [&configuration]() -> std::string {
-        if (configuration.lora.packing() == kernels::Packing::none) return {};
-        if (configuration.parallel.shard == parallel::Shard::full)
-          return "lora.base = \"int8\" or \"nf4\" with parallel.shard = \"full\" (codes and scales are not gathered "
-                 "yet); "
-                 "take lora.base = \"bf16\", or shard = \"gradients\"";
-        if (configuration.precision == Precision::fp16)
-          return "lora.base = \"int8\" or \"nf4\" with device.precision = \"fp16\" (packed weights are multiplied in "
-                 "bf16); "
-                 "take device.precision = \"bf16\", or lora.base = \"bf16\"";
-        if (configuration.fp8_forward)
-          return "lora.base = \"int8\" or \"nf4\" with device.fp8_forward (it keeps all weights in 8 bits besides); "
-                 "leave "
-                 "one of them out";
-        return {};
-      });
+  schema.rule({"lora.base", "device.precision", "device.fp8_forward"}, [&configuration]() -> std::string {
+    if (configuration.lora.packing() == kernels::Packing::none) return {};
+    if (configuration.precision == Precision::fp16)
+      return "lora.base = \"int8\" or \"nf4\" with device.precision = \"fp16\" (packed weights are multiplied in "
+             "bf16); take device.precision = \"bf16\", or lora.base = \"bf16\"";
+    if (configuration.fp8_forward)
+      return "lora.base = \"int8\" or \"nf4\" with device.fp8_forward (it also keeps all weights in 8 bits); leave one "
+             "of them out";
+    return {};
+  });
   // Keys and values, in pairs of heads of a multiple of 8, have such widths together.
   schema.rule(
       {"device.fp8_forward", "language_model.d_model", "language_model.d_mlp", "language_model.head_size"},
@@ -446,8 +430,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     if (data.curriculum_steps > steps)
       return fmt::format(
           "data.curriculum_steps = {} is more than run.steps = {} (the most difficult text segments would never be "
-          "drawn); "
-          "take fewer",
+          "drawn); take fewer",
           data.curriculum_steps, steps);
     return {};
   });
@@ -463,16 +446,7 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   schema.rule({"parallel.shard", "device.precision"}, [&configuration]() -> std::string {
     if (configuration.parallel.shard != parallel::Shard::full || configuration.precision != Precision::fp16) return {};
     return "parallel.shard = \"full\" with device.precision = \"fp16\" (every rank would keep all weights in fp16); "
-           "take "
-           "\"bf16\", or shard = \"gradients\"";
-  });
-  schema.rule({"privacy.unit", "data.micro_tokens"}, [&configuration]() -> std::string {
-    if (!configuration.privacy.enabled || !configuration.privacy.joins_sequences() ||
-        configuration.memory.micro_tokens > 0)
-      return {};
-    return "privacy.unit = \"document\" or \"example\" without data.micro_tokens (a record has at most the sequences "
-           "of a "
-           "micro-batch, so that the memory of a machine would choose the records); give data.micro_tokens";
+           "take \"bf16\", or shard = \"gradients\"";
   });
   schema.rule({"parallel.plan"}, [&configuration]() -> std::string {
     if (configuration.parallel.plan == parallel::Division::given ||
@@ -489,9 +463,8 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                 if (!configuration.privacy.enabled || configuration.data.validation_fraction == 0 || !(stops || keeps))
                   return {};
                 return fmt::format(
-                    "{} with privacy.enabled and data.validation_fraction (the choice would follow the loss on a part "
-                    "of the private "
-                    "text); give public validation data (data.validation), or leave it out",
+                    "{} with privacy.enabled and data.validation_fraction (the choice would follow the loss on a "
+                    "part of the private text); give public validation data (data.validation), or leave it out",
                     stops ? "run.stop_after" : "checkpoint.keep_best");
               });
   schema.rule({"optimizer.clip_mode"}, [&configuration]() -> std::string {

@@ -59,9 +59,8 @@ void add_rotary_keys(input::Schema& schema, ModelSettings& model) {
       .at_most(kMostLayers)
       .only_with("language_model.position", {"rope"});
   schema
-      .add(
-          "language_model.rope_factor", model.rope_scaling.factor,
-          "long wavelengths of rotary positions are multiplied by this, for contexts longer than those of the training")
+      .add("language_model.rope_factor", model.rope_scaling.factor,
+           "factor of long wavelengths of rotary positions, for contexts longer than those of the training")
       .at_least(1)
       .at_most(kMostScale)
       .only_with("language_model.position", {"rope"});

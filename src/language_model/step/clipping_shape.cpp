@@ -39,14 +39,14 @@ std::int64_t copied_columns(const Configuration& configuration, const Architectu
 
 privacy::ClippingShape clipping_shape(const Configuration& configuration, const Architecture& part) {
   const ModelSettings& model = part.model;
-  const std::int64_t length = configuration.data.sequence, rows = configuration.micro_tokens();
-  privacy::ClippingShape shape{.examples = {.examples = rows / length,
-                                            .most_rows = configuration.privacy.joins_sequences() ? rows : length,
-                                            .rows = rows},
-                               .sum_rows = model.qk_norm == QueryKeyNorm::head ? model.heads : 1,
-                               .type = activation_type(configuration),
-                               .kept_columns = copied_columns(configuration, part),
-                               .tensor_ranks = part.tensor_ranks};
+  const std::int64_t length = configuration.data.sequence, rows = configuration.micro_tokens(),
+                     of_record = configuration.privacy.joins_sequences() ? configuration.privacy.max_per_owner : 1;
+  privacy::ClippingShape shape{
+      .examples = {.examples = rows / length, .most_rows = std::min(of_record * length, rows), .rows = rows},
+      .sum_rows = model.qk_norm == QueryKeyNorm::head ? model.heads : 1,
+      .type = activation_type(configuration),
+      .kept_columns = copied_columns(configuration, part),
+      .tensor_ranks = part.tensor_ranks};
   const std::vector<model::ParameterSpec> specs = parameter_specs(part);
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (specs[i].frozen) continue;

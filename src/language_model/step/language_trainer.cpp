@@ -124,7 +124,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
       arena_(execution, grid),
       slots_(weight_slots(configuration, parameter_specs(architecture), grid.shape(), grid.world().rank(), arena_)),
       model_(architecture, configuration.optimizer.state, grid.shape(), grid.world().rank(), execution,
-             configuration.moments(), slots_.units().bytes() > 0 ? &slots_ : nullptr),
+             configuration.moments(), slots_.largest() > 0 ? &slots_ : nullptr),
       staging_(configuration.rank_tokens(), configuration.data.document_mask, execution, arena_,
                configuration.privacy.enabled),
       tensor_(tensor_axis(configuration, architecture, grid, execution, arena_)),
@@ -141,7 +141,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                                                gathered_bytes(configuration_, slots_), arena_,
                                                kept_gradients(configuration_))),
               configuration.parallel.overlap, tensor_ ? &*tensor_ : nullptr, gathered_weights(configuration),
-              slots_.units().bytes() > 0 ? &slots_ : nullptr),
+              slots_.largest() > 0 ? &slots_ : nullptr),
       ranks_(grid.axis(parallel::kDataAxis)),
       runner_(runner_settings(), execution, timers_, buffers_.runner,
               [this] {
@@ -163,6 +163,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
         configuration_.micro_tokens() / configuration_.data.sequence, "clipped sums", buffers_.flags,
         std::move(buffers_.clipping));
   model_.parameters().add_to(registry_);
+  if (private_) private_->register_in(registry_, grid.world().rank() == 0);
   registry_.add({.name = "run/skipped_steps",
                  .type = kernels::Scalar::i64,
                  .shape = {1},
@@ -421,7 +422,8 @@ Trainer::Metrics Trainer::metrics() {
           .learning_rate = static_cast<double>(device::read(execution_, runner_.constants()).learning_rate),
           .gradient_norm = device::read(execution_, update_.norm()),
           .skipped_steps = device::read(execution_, runner_.skipped()),
-          .loss_scale = buffers_.loss_scale.size > 0 ? device::read(execution_, buffers_.loss_scale.data).scale : 0};
+          .loss_scale = buffers_.loss_scale.size > 0 ? device::read(execution_, buffers_.loss_scale.data).scale : 0,
+          .clip_bound = private_ ? private_->clip_bound() : 0};
 }
 
 void Trainer::time_phases(bool one_by_one) {

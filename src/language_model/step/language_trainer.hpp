@@ -94,6 +94,7 @@ class Trainer : private privacy::PrivateModel {
     double gradient_norm = 0;  ///< before clipping
     std::int64_t skipped_steps = 0;
     double loss_scale = 0;  ///< of the next step; 0: the loss is not scaled
+    double clip_bound = 0;  ///< of the norms of records in the next step; 0: not private
   };
   /// Metrics of the last step. Waits for it.
   Metrics metrics();

@@ -22,7 +22,7 @@ Model::Model(const Architecture& architecture, kernels::StorageType storage, con
     : architecture_(architecture),
       execution_(execution),
       parameters_(parameter_specs(architecture), storage, grid, rank, execution, moments,
-                  slots != nullptr ? slots->places() : std::vector<std::byte*>()),
+                  slots != nullptr ? slots->places() : std::vector<std::vector<std::byte*>>()),
       rotary_(rotary_elements(architecture)),
       layers_(parameters_, declared_parameters(architecture).products, architecture.model, execution, rotary_.array()) {
   if (rotary_.size() == 0) return;

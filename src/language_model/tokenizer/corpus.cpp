@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <set>
+#include <unordered_map>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -63,6 +64,7 @@ TokenSet broadcast(const std::string& path, EncodedText text, const Tokenizer& t
   world.all().broadcast(&text.bytes, sizeof text.bytes);
   broadcast(text.marks.documents, world);
   broadcast(text.marks.counted, world);
+  broadcast(text.marks.owners, world);
   const std::int64_t vocabulary = tokenizer.vocabulary_size();
   if (vocabulary > 65536) {
     broadcast(text.ids, world);
@@ -94,18 +96,22 @@ TokenSet encode_text(const std::string& path, const Tokenizer& tokenizer, const 
 
 /// Encodes JSON Lines with a tokeniser: each row is a document. Collective.
 TokenSet encode_json_lines(const std::string& path, const Tokenizer& tokenizer, const dataset::TokenSettings& data,
-                           const parallel::World& world) {
+                           const parallel::World& world, const std::string& owner_field) {
   parallel::note_phase("encoding the text");
   EncodedText encoded;
   world.on_root([&] {
-    const RowCounts counts =
-        encode_rows(tokenizer, path, data.bad_lines, device::host_threads({}, parallel::processes_sharing_cpus(world)),
-                    [&](std::span<const std::uint32_t> ids, std::span<const std::uint8_t> counted, std::int64_t bytes) {
-                      encoded.marks.documents.push_back(std::ssize(encoded.ids));
-                      encoded.ids.insert(encoded.ids.end(), ids.begin(), ids.end());
-                      encoded.marks.counted.insert(encoded.marks.counted.end(), counted.begin(), counted.end());
-                      encoded.bytes += bytes;
-                    });
+    std::unordered_map<std::string, std::int64_t> owners;  // name -> number
+    const RowCounts counts = encode_rows(
+        tokenizer, path, data.bad_lines, device::host_threads({}, parallel::processes_sharing_cpus(world)),
+        [&](std::span<const std::uint32_t> ids, std::span<const std::uint8_t> counted, const JsonRow& row) {
+          if (!owner_field.empty())
+            encoded.marks.owners.push_back(owners.try_emplace(row.owner, std::ssize(owners)).first->second);
+          encoded.marks.documents.push_back(std::ssize(encoded.ids));
+          encoded.ids.insert(encoded.ids.end(), ids.begin(), ids.end());
+          encoded.marks.counted.insert(encoded.marks.counted.end(), counted.begin(), counted.end());
+          encoded.bytes += std::ssize(row.text);
+        },
+        owner_field);
     if (data.loss_on == dataset::LossOn::all || counts.counted == counts.tokens) encoded.marks.counted = {};
     if (data.loss_on == dataset::LossOn::completion && counts.counted == 0)
       throw error(ExitCode::data,
@@ -162,15 +168,16 @@ std::int64_t text_bytes(const TokenSet& set, const Tokenizer& tokenizer) {
 }
 
 /// The tokeniser of the characters of all rows.
-Tokenizer characters_of_rows(const dataset::TokenSettings& data) {
+Tokenizer characters_of_rows(const dataset::TokenSettings& data, const std::string& owner_field) {
   std::set<long> codes;
-  for_each_text(data.train, data.bad_lines, [&](std::string_view text) {
+  const auto add = [&](std::string_view text) {
     while (!text.empty()) {
       const Character next = first_character(text);
       codes.insert(next.code);
       text.remove_prefix(next.bytes);
     }
-  });
+  };
+  for_each_text(data.train, data.bad_lines, add, owner_field);
   std::string characters;
   for (const long code : codes) append_character(characters, code);
   return Tokenizer::characters_of(characters, data.special, data.train);
@@ -218,7 +225,7 @@ TokenSet load_tokens(const std::string& path, std::string_view key, const datase
     set = counting(dataset::open_tokens(world, path), data);
     require_match(*set, tokenizer, vocabulary);
   } else if (tokenizer) {
-    set = format == DataFormat::jsonl ? encode_json_lines(path, *tokenizer, data, world)
+    set = format == DataFormat::jsonl ? encode_json_lines(path, *tokenizer, data, world, "")
                                       : encode_text(path, *tokenizer, world);
   } else {
     throw collective_error(
@@ -232,7 +239,7 @@ TokenSet load_tokens(const std::string& path, std::string_view key, const datase
 }
 
 Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& world,
-                   const std::optional<Tokenizer>& of_model) {
+                   const std::optional<Tokenizer>& of_model, const std::string& owner_field) {
   std::optional<Tokenizer> tokenizer = named_tokenizer(data, world);
   const DataFormat format = shared_format(data.train, "data.train", data, world);
   std::optional<TokenSet> train;
@@ -260,13 +267,13 @@ Corpus load_corpus(const dataset::TokenSettings& data, const parallel::World& wo
       const storage::MappedFile file(data.train);
       if (!tokenizer && format == DataFormat::text)
         tokenizer = Tokenizer::characters_of(file.text(), data.special, data.train);
-      if (!tokenizer) tokenizer = characters_of_rows(data);
+      if (!tokenizer) tokenizer = characters_of_rows(data, owner_field);
       return fmt::format("{}:{}", name_of(format), storage::sha256(file.text()));
     });
     const std::string form = world.on_root([&] { return tokenizer->stored_text(); });
     if (!world.is_root()) tokenizer = Tokenizer::from_text(form, data.train);
     choose_special_tokens();
-    train = format == DataFormat::jsonl ? encode_json_lines(data.train, *tokenizer, data, world)
+    train = format == DataFormat::jsonl ? encode_json_lines(data.train, *tokenizer, data, world, owner_field)
                                         : encode_text(data.train, *tokenizer, world);
     fingerprint = fmt::format("{},tokens:{}{}{}", digest, storage::sha256(tokenizer->text()),
                               ids_text(",begin:", tokenizer->begin()), ids_text(",end:", tokenizer->end()));

@@ -26,8 +26,9 @@ struct Corpus {
 /// to all ranks: Error(usage) for a path that does not exist and for settings that do not fit the data, Error(data) for
 /// invalid UTF-8, bad rows of JSON Lines, an empty file, a set shorter than a sequence and its last target, and damaged
 /// files. `of_model`: the tokeniser of a model that the training begins with, taken where the settings name none.
+/// `owner_field`: see JsonRowReader; of the training set.
 Corpus load_corpus(const dataset::TokenSettings&, const parallel::World&,
-                   const std::optional<Tokenizer>& of_model = std::nullopt);
+                   const std::optional<Tokenizer>& of_model = std::nullopt, const std::string& owner_field = "");
 
 /// Logs the special tokens that are added to texts, if there are any.
 void note_special_tokens(const Tokenizer&);

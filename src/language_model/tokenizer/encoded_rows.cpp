@@ -84,9 +84,9 @@ EncodedRow encode_row(const Tokenizer& tokenizer, std::int64_t last, const JsonR
 }
 
 RowCounts encode_rows(const Tokenizer& tokenizer, const std::string& path, dataset::BadLines bad_lines, int n_threads,
-                      const TakeRow& take) {
+                      const TakeRow& take, const std::string& owner_field) {
   const storage::MappedFile file(path);
-  JsonRowReader reader(file.text(), path, bad_lines);
+  JsonRowReader reader(file.text(), path, bad_lines, owner_field);
   const std::int64_t last = end_symbol(tokenizer);
   RowCounts counts;
   dataset::Workers workers(n_threads);
@@ -116,7 +116,7 @@ RowCounts encode_rows(const Tokenizer& tokenizer, const std::string& path, datas
       counts.joined += row.joined ? 1 : 0;
       counts.tokens += std::ssize(row.ids);
       counts.counted += std::count(row.counted.begin(), row.counted.end(), 1);
-      take(row.ids, row.counted, std::ssize(rows[i].text));
+      take(row.ids, row.counted, rows[i]);
     }
     rows.clear();
   };
@@ -138,9 +138,9 @@ RowCounts encode_rows(const Tokenizer& tokenizer, const std::string& path, datas
 }
 
 void for_each_text(const std::string& path, dataset::BadLines bad_lines,
-                   const std::function<void(std::string_view)>& take) {
+                   const std::function<void(std::string_view)>& take, const std::string& owner_field) {
   const storage::MappedFile file(path);
-  JsonRowReader reader(file.text(), path, bad_lines);
+  JsonRowReader reader(file.text(), path, bad_lines, owner_field);
   for (JsonRow row; reader.next(row);) take(row.text);
 }
 

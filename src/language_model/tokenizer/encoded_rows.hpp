@@ -40,14 +40,16 @@ struct RowCounts {
   std::int64_t rows() const { return texts + completions + segments; }
 };
 
-/// Called for each row in order: ids, of each 1 if it counts in the loss, bytes of text.
-using TakeRow = std::function<void(std::span<const std::uint32_t>, std::span<const std::uint8_t>, std::int64_t bytes)>;
+/// Called for each row in order: ids, of each 1 if it counts in the loss, the row.
+using TakeRow = std::function<void(std::span<const std::uint32_t>, std::span<const std::uint8_t>, const JsonRow&)>;
 
 /// Reads and encodes all rows of a file with several threads, and logs what was found. Throws Error(data) as the reader
 /// does, and if no row has text.
-RowCounts encode_rows(const Tokenizer&, const std::string& path, dataset::BadLines, int n_threads, const TakeRow& take);
+RowCounts encode_rows(const Tokenizer&, const std::string& path, dataset::BadLines, int n_threads, const TakeRow& take,
+                      const std::string& owner_field = "");
 
 /// Calls `take` for the text of each row, in order.
-void for_each_text(const std::string& path, dataset::BadLines, const std::function<void(std::string_view)>& take);
+void for_each_text(const std::string& path, dataset::BadLines, const std::function<void(std::string_view)>& take,
+                   const std::string& owner_field = "");
 
 }  // namespace weft::language_model

@@ -21,6 +21,18 @@ bool take_text(SortedJson& object, const char* key, std::string& text) {
   return true;
 }
 
+/// Takes the owner of a row out of its object. Returns why it has none, "".
+std::string take_owner(const SortedJson& object, const std::string& field, std::string& owner) {
+  if (field.empty() || !object.is_object()) return "";
+  const auto found = object.find(field);
+  if (found == object.end()) return fmt::format("has no \"{}\" (privacy.owner_field: the owner of the row)", field);
+  if (!found->is_string() && !found->is_number_integer())
+    return fmt::format("\"{}\" is not a string or an integer of 64 bits (privacy.owner_field: the owner of the row)",
+                       field);
+  owner = found->is_string() ? found->get<std::string>() : found->dump();
+  return owner.empty() ? fmt::format("\"{}\" is empty (privacy.owner_field: the owner of the row)", field) : "";
+}
+
 std::string take_segments(SortedJson& list, JsonRow& row) {
   if (!list.is_array()) return "\"segments\" is not a list";
   bool counts = false;
@@ -78,8 +90,9 @@ std::string take_row(SortedJson& object, JsonRow& row) {
   return "";
 }
 
-JsonRowReader::JsonRowReader(std::string_view text, std::string path, dataset::BadLines bad_lines)
-    : rest_(text), path_(std::move(path)), bad_lines_(bad_lines) {
+JsonRowReader::JsonRowReader(std::string_view text, std::string path, dataset::BadLines bad_lines,
+                             std::string owner_field)
+    : rest_(text), path_(std::move(path)), bad_lines_(bad_lines), owner_field_(std::move(owner_field)) {
   if (!rest_.starts_with(kByteOrderMark)) return;
   rest_.remove_prefix(kByteOrderMark.size());
   mark_ = kByteOrderMark.size();
@@ -103,7 +116,8 @@ bool JsonRowReader::next(JsonRow& row) {
                     "{0}:{1}: is a conversation, which becomes a text by the chat template of its model; convert the "
                     "file: weft prepare {0} --model DIRECTORY --output OUT.jsonl",
                     path_, line_);
-      fault.why = take_row(object, row);
+      fault.why = take_owner(object, owner_field_, row.owner);
+      if (fault.why.empty()) fault.why = take_row(object, row);
     }
     if (fault.why.empty()) {
       row.line = line_;

@@ -31,7 +31,8 @@ struct JsonRow {
   /// Bytes at which counting in the loss begins and ends in turn, ascending: an odd number if the end counts. Of a text
   /// {0}.
   std::vector<std::size_t> borders;
-  std::int64_t line = 0;  ///< from 1
+  std::int64_t line = 0;   ///< from 1
+  std::string owner = {};  ///< value of the field that names the owner, if one is asked for
 };
 
 /// True for an object that a chat template makes a text of: "messages", or a "prompt" that is a list.
@@ -42,8 +43,9 @@ std::string take_row(SortedJson& object, JsonRow& row);
 
 class JsonRowReader {
  public:
-  /// The text of the file at `path`, which must outlive the reader.
-  JsonRowReader(std::string_view text, std::string path, dataset::BadLines bad_lines);
+  /// The text of the file at `path`, which must outlive the reader. `owner_field`: the key of a string or an integer
+  /// that each row must have, and that says whom it belongs to; "": none.
+  JsonRowReader(std::string_view text, std::string path, dataset::BadLines bad_lines, std::string owner_field = "");
 
   /// The next row; false at the end. Throws Error(data) "PATH:LINE: …" for a bad line, unless these are skipped, and
   /// for a conversation ("messages"), which needs a template.
@@ -57,6 +59,7 @@ class JsonRowReader {
   std::string_view rest_;
   std::string path_;
   dataset::BadLines bad_lines_;
+  std::string owner_field_;
   std::size_t mark_ = 0;  // bytes of a byte order mark, in the first line
   std::int64_t line_ = 0, skipped_ = 0;
   std::vector<std::string> first_skipped_;

@@ -66,6 +66,20 @@ double gdp_epsilon(History, double delta);
 double calibrate(AccountantKind, double target, double delta, double sample_rate, std::int64_t steps,
                  History before = {});
 
+/// Truncated Poisson sampling: a step that draws more than `most` of the `records` takes a random choice of so many.
+struct Truncation {
+  std::int64_t records = 0;  ///< of the training data
+  std::int64_t most = 0;     ///< of a step; 0: not truncated
+};
+/// The same with truncation, for which a thousandth of delta is left. Throw Error(usage), with the batch that suffices,
+/// if it needs more.
+double epsilon(AccountantKind, History, double delta, const Truncation&);
+double calibrate(AccountantKind, double target, double delta, double sample_rate, std::int64_t steps, History before,
+                 const Truncation&);
+void require_truncation(const Truncation&, History, double epsilon, double delta);
+/// An upper bound of ln Pr[Bin(n, q) > most], a few percent of the probability above it in the far tail.
+double log_binomial_tail(std::int64_t n, double q, std::int64_t most);
+
 std::string_view name_of(AccountantKind);
 
 }  // namespace weft::privacy

@@ -84,6 +84,7 @@ PrivateTrainer::PrivateTrainer(const Configuration& configuration, const Shape& 
                private_micro_rows(configuration) / record_rows(configuration), "gradients of records", buffers_.flags,
                std::move(buffers_.clipping)) {
   model_.add_to(registry_);
+  private_.register_in(registry_, grid.world().rank() == 0);
   registry_.add({.name = "run/skipped_steps",
                  .type = kernels::Scalar::i64,
                  .shape = {1},
@@ -164,7 +165,8 @@ void PrivateTrainer::wait() {
 PrivateTrainer::Metrics PrivateTrainer::metrics() {
   runner_.wait();
   return {.learning_rate = static_cast<double>(device::read(execution_, runner_.constants()).learning_rate),
-          .gradient_norm = device::read(execution_, update_.norm())};
+          .gradient_norm = device::read(execution_, update_.norm()),
+          .clip_bound = private_.clip_bound()};
 }
 
 }  // namespace weft::transcoder

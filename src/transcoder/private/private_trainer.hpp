@@ -63,6 +63,7 @@ class PrivateTrainer : private privacy::PrivateModel {
   struct Metrics {
     double learning_rate = 0;
     double gradient_norm = 0;  ///< norm of the noisy gradient, before optimizer.clip_norm
+    double clip_bound = 0;     ///< of the norms of records in the next step
   };
   /// Returns the metrics of the last step. Waits for the step.
   Metrics metrics();

@@ -88,9 +88,13 @@ void PrivateTrainingRun::read(std::span<const std::int64_t> records, PrivateTrai
 
 run::Metrics PrivateTrainingRun::metrics() {
   const PrivateTrainer::Metrics now = trainer_.metrics();
-  return {{.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(data_.train.n_rows)},
-          {.name = "learning_rate", .value = now.learning_rate},
-          {.name = "gradient_norm", .value = now.gradient_norm, .progress = "noisy gradient {:.3g}"}};
+  run::Metrics metrics = {
+      {.name = "epoch", .value = static_cast<double>(token_) / static_cast<double>(data_.train.n_rows)},
+      {.name = "learning_rate", .value = now.learning_rate},
+      {.name = "gradient_norm", .value = now.gradient_norm, .progress = "noisy gradient {:.3g}"}};
+  if (configuration_.privacy.adapts_clip())
+    metrics.push_back({.name = "clip_bound", .value = now.clip_bound, .progress = "clip {:.3g}"});
+  return metrics;
 }
 
 const EvaluationResult& PrivateTrainingRun::validate() {

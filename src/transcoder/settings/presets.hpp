@@ -2,7 +2,7 @@
 //
 // Conventions of other trainers, by the name of the project. A preset fills in keys that the input does not give; it
 // has no other effect, and the resolved input names every value. The values are those of the formulas and defaults that
-// a project publishes (docs/variants.md compares them); a convention that Weft does not support is an error, not
+// a project publishes (docs/choosing.md compares them); a convention that Weft does not support is an error, not
 // approximated.
 #pragma once
 

@@ -74,8 +74,8 @@ void add_private_keys(input::Schema& schema, Configuration& configuration) {
     const privacy::Settings& settings = configuration.privacy;
     if (!settings.enabled) return {};
     if (settings.joins_sequences())
-      return "privacy.unit = \"document\" or \"example\" of a transcoder (activation files do not say where documents "
-             "begin); take \"sequence\" with privacy.record_rows";
+      return "privacy.unit = \"document\", \"example\" or \"owner\" of a transcoder (activation files do not say where "
+             "documents begin, and whose they are); take \"sequence\" with privacy.record_rows";
     if (settings.unit == privacy::Unit::sequence && settings.record_rows == 0)
       return "privacy.unit = \"sequence\" without privacy.record_rows (activation files do not say where a sequence "
              "ends); give the rows of a record, or take unit = \"token\", which protects each row alone";

@@ -59,8 +59,8 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .changeable();
   schema
       .add("transcoder.initial", model.initial,
-           "run or checkpoint (also one of weft import or weft convert) whose weights and normalisation the training "
-           "begins with, with fresh moments; the keys of this table are those of its model; \"\" = random weights")
+           "run or checkpoint (also of weft import or weft convert) with the initial weights and normalisation; "
+           "moments begin at zero; the keys of this table must be those of its model; \"\" = random weights")
       .path_name()
       .free();
   schema.add("transcoder.features", model.features, "features per layer")
@@ -73,8 +73,8 @@ void add_table(input::Schema& schema, ModelSettings& model) {
             {"topk", Activation::topk},
             {"relu", Activation::relu},
             {"jumprelu", Activation::jumprelu}},
-           "which features are active: the largest of the batch, the largest of each token, all that are positive, all "
-           "that exceed a learned threshold of their own")
+           "which features are active: the largest of the batch (batch_topk) or of each token (topk), all that "
+           "are positive (relu), all above a learned threshold per feature (jumprelu)")
       .changeable();
   schema
       .add("transcoder.k", model.k,
@@ -106,32 +106,31 @@ void add_table(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.k_decline", model.k_decline,
            {{"linear", Decline::linear}, {"exponential", Decline::exponential}},
-           "course from k_initial to k, in whole numbers: equal differences, or equal ratios")
+           "how k_initial declines to k, in whole numbers: by equal differences, or by equal ratios")
       .changeable();
   schema
       .add("transcoder.ranking", model.ranking,
            {{"value", Ranking::value}, {"decoder_norm", Ranking::decoder_norm}, {"z_score", Ranking::z_score}},
-           "features are ranked by their pre-activations, by these times the norm of the feature's decoder row, or by "
-           "their deviations from the mean over the batch in standard deviations")
+           "what features are ranked by: the pre-activation (value), times the norm of the decoder row "
+           "(decoder_norm), or its deviation from the batch mean in standard deviations (z_score)")
       .only_with("transcoder.activation", {"batch_topk", "topk"}, "the others compare no features with one another")
       .changeable();
   schema
       .add("transcoder.scope", model.scope, {{"layer", Scope::layer}, {"all_layers", Scope::all_layers}},
            "one budget of active features for each layer, or one for all layers together")
       .changeable();
-  schema.add(
-      "transcoder.decoder", model.decoder,
-      {{"cross_layer", Decoder::cross_layer},
-       {"per_layer", Decoder::per_layer},
-       {"tied", Decoder::tied},
-       {"tied_target", Decoder::tied_target},
-       {"low_rank", Decoder::low_rank}},
-      "vectors that a feature writes to its own and every later layer: a separate vector for each layer "
-      "(per_layer: for its own layer only), one vector for all layers, for each layer a vector that features of "
-      "one index in all source layers share, or for each layer a vector of a space of transcoder.rank dimensions");
+  schema.add("transcoder.decoder", model.decoder,
+             {{"cross_layer", Decoder::cross_layer},
+              {"per_layer", Decoder::per_layer},
+              {"tied", Decoder::tied},
+              {"tied_target", Decoder::tied_target},
+              {"low_rank", Decoder::low_rank}},
+             "vectors of a feature: one for its own and each later layer (cross_layer), for its own layer only "
+             "(per_layer), one for all layers (tied), one per layer that features of the same index in all source "
+             "layers share (tied_target), or one per layer from a space of transcoder.rank dimensions (low_rank)");
   schema
       .add("transcoder.rank", model.rank,
-           "dimensions of the space of the vectors that features of one layer write to another, fewer than d_model")
+           "dimensions of the space of decoder vectors from one layer to another, fewer than d_model")
       .at_least(0)
       .at_most(kMostFeatures)
       .required_with("transcoder.decoder", {"low_rank"});
@@ -142,7 +141,7 @@ void add_table(input::Schema& schema, ModelSettings& model) {
                  "other decoders have a vector for each feature, which includes its scale");
   schema
       .add("transcoder.decoder_scale_initial", model.decoder_scale_initial,
-           "decoder_affine: initial scale of the layers after the feature's own, whose scale is 1 at first")
+           "decoder_affine: initial scale of later layers; that of the feature's own layer is 1")
       .at_least(0)
       .at_most(1e3);
   schema.add("transcoder.encoder_initial", model.encoder_initial,
@@ -151,11 +150,10 @@ void add_table(input::Schema& schema, ModelSettings& model) {
   schema.add("transcoder.decoder_initial", model.decoder_initial,
              {{"uniform", DecoderInitial::uniform}, {"zero", DecoderInitial::zero}},
              "initial decoder weights: uniform within 1 / sqrt(columns of the first decoder), or zero");
-  schema.add(
-      "transcoder.encoder_bias_initial", model.encoder_bias_initial,
-      {{"zero", EncoderBiasInitial::zero}, {"data", EncoderBiasInitial::data}},
-      "initial encoder biases: zero, or such that initially_active features are active on the first batch, each on "
-      "the same number of tokens");
+  schema.add("transcoder.encoder_bias_initial", model.encoder_bias_initial,
+             {{"zero", EncoderBiasInitial::zero}, {"data", EncoderBiasInitial::data}},
+             "initial encoder biases: zero, or such that initially_active features per token are active on the first "
+             "batch, each on equally many tokens");
   schema.at("transcoder.encoder_bias_initial").not_with("transcoder.initial", {}, "its biases are taken");
   schema
       .add("transcoder.initially_active", model.initially_active,
@@ -165,19 +163,19 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .at_most(kMostFeatures);
   schema
       .add("transcoder.skip", model.skip, {{"none", Skip::none}, {"linear", Skip::linear}},
-           "linear: every layer has a matrix that adds a linear map of its input to its target")
+           "linear: the reconstruction of each layer also has a learned linear map of its input")
       .not_with("data.targets", {"inputs"}, "the identity reconstructs the inputs without any feature");
   schema
       .add("transcoder.decoder_bias", model.decoder_bias,
            {{"target", DecoderBias::target}, {"pair", DecoderBias::pair}},
-           "pair: as if every pair of layers had a bias of its own; equal ones add up, so that the sum of target layer "
-           "t, counted from 0, moves t + 1 times as far per step")
+           "one bias per target layer, or per pair of layers: stored as their sum, which for target layer t, "
+           "counted from 0, moves t + 1 times as far per step")
       .changeable();
   schema
       .add("transcoder.capacity", model.capacity,
-           "relu, jumprelu: room for active features per token and layer, on average over the batch and of equal size "
-           "on each rank, with threshold_gradient = \"listed\" also for those in the bands about "
-           "thresholds; a step that needs more ends the run; 0: room for all features")
+           "relu, jumprelu: memory for this many active features per token and layer, on average over the batch, "
+           "equally on each rank (threshold_gradient = \"listed\": also for features near their thresholds); a "
+           "step that needs more ends the run; 0 = all features")
       .in("features")
       .at_least(0)
       .at_most(kMostFeatures)
@@ -190,8 +188,7 @@ void add_table(input::Schema& schema, ModelSettings& model) {
             {"clt-forge", JumpForm::clt_forge},
             {"openmoss", JumpForm::openmoss},
             {"saelens", JumpForm::saelens}},
-           "jumprelu: how thresholds learn, in the form that this project publishes; a preset may give it to others, "
-           "on which it has no effect")
+           "jumprelu: gradient of thresholds, as this project defines it; no effect on other activations")
       .changeable();
   schema.add("transcoder.threshold", model.threshold, "initial threshold of every feature")
       .more_than(0)
@@ -219,11 +216,10 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .only_with("transcoder.bandwidth_initial")
       .changeable();
   schema
-      .add(
-          "transcoder.error", model.error,
-          {{"normalised", ErrorForm::normalised}, {"raw", ErrorForm::raw}, {"unexplained", ErrorForm::unexplained}},
-          "the loss of the reconstruction: squared errors of normalised targets, of raw targets, or their sum over the "
-          "variance of the batch's targets, added over layers")
+      .add("transcoder.error", model.error,
+           {{"normalised", ErrorForm::normalised}, {"raw", ErrorForm::raw}, {"unexplained", ErrorForm::unexplained}},
+           "reconstruction loss: squared errors of normalised targets, of raw targets, or (unexplained) the sum "
+           "over layers of squared errors divided by the variance of the batch's targets")
       .changeable();
   add_reduction(schema, "transcoder.error_reduction", model.error_reduction,
                 "the sum of squared errors over N tokens, L layers and E = d_model dimensions")
@@ -238,8 +234,8 @@ void add_table(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.sparsity_form", model.sparsity_form,
            {{"tanh", SparsityForm::tanh}, {"linear", SparsityForm::linear}},
-           "form of the penalty on activations: tanh, or its argument alone, which gives the L1 norm of activations "
-           "weighted by the decoder's norms")
+           "form of the penalty on activations: tanh, or its argument alone (L1 norm of activations weighted by "
+           "decoder norms)")
       .changeable();
   schema.add("transcoder.sparsity_scale", model.sparsity_scale, "scale inside the penalty on activations")
       .more_than(0)
@@ -282,8 +278,8 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .changeable();
   schema
       .add("transcoder.auxk", model.auxk,
-           "coefficient of the auxiliary loss, in which dead features reconstruct the remaining error: relative to the "
-           "loss of the reconstruction; 0: none")
+           "coefficient of the auxiliary loss, in which dead features reconstruct the remaining error, relative "
+           "to the reconstruction loss; 0: none")
       .at_least(0)
       .at_most(1e6)
       .only_with("transcoder.error", {"normalised"}, "dead features reconstruct the error in normalised space")
@@ -303,9 +299,9 @@ void add_threshold_gradient(input::Schema& schema, ModelSettings& model) {
   schema
       .add("transcoder.threshold_gradient", model.threshold_gradient,
            {{"dense", ThresholdGradient::dense}, {"listed", ThresholdGradient::listed}},
-           "how the gradient of thresholds is formed, with equal results but for rounding: from every "
-           "pre-activation and its product of gradient row and decoder row, or from lists of those in the bands about "
-           "thresholds, for which transcoder.capacity needs room")
+           "how the gradient of thresholds is computed, with the same result up to rounding: from every "
+           "pre-activation (dense), or from lists of those near thresholds, which transcoder.capacity must hold "
+           "(listed)")
       .derived(
           "\"listed\" if capacity > 0, threshold >= half of the bandwidth and inactive features have no gradient of "
           "their own (goreg, preactivation_penalty), else \"dense\"",

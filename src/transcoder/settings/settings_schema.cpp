@@ -15,9 +15,8 @@ input::Schema schema(Configuration& configuration) {
   parallel::add_keys(schema, configuration.parallel);
   schema
       .add("parallel.tensor", configuration.parallel.tensor,
-           "ranks that share the weights of data.model, neighbours and a divisor of the number of ranks; all ranks "
-           "train "
-           "the transcoder. For models that do not fit one GPU")
+           "neighbouring ranks that share the weights of data.model, for models that do not fit one GPU; a "
+           "divisor of the number of ranks. All ranks train the transcoder")
       .in("ranks")
       .at_least(1)
       .at_most(1 << 10)
@@ -26,9 +25,7 @@ input::Schema schema(Configuration& configuration) {
   device::add_keys(schema, configuration.device, configuration.precision,
                    {{"fp32", Precision::fp32}, {"bf16", Precision::bf16}},
                    "type of activations, products and gradient rows; sums are fp32 in both");
-  schema
-      .add("device.tile", configuration.tile,
-           "pre-activations made at a time; 0 = as many as suit the processor or GPU")
+  schema.add("device.tile", configuration.tile, "pre-activations computed at a time; 0 = automatic")
       .in("MiB")
       .at_least(0)
       .at_most(1 << 16)

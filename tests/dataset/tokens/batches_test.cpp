@@ -341,7 +341,8 @@ TEST_CASE("a document is a record of several sequences; of a long one some are c
   std::iota(ids.begin(), ids.end(), std::uint16_t{0});
   // Documents of 5, 1, 20 and 14 ids, in sequences of 6 predictions.
   const TokenSet set("text", ids, 40, 0, {.documents = {0, 5, 6, 26}, .counted = {}});
-  const DocumentRecords records(set, 6, 3, 1);
+  using Of = DocumentRecords::Of;
+  const DocumentRecords records(set, Of::documents, 6, 3, 1);
   CHECK(records.count() == 3);
   CHECK(records.sequences() == 1 + 3 + 3);
   const auto begins = [&](const DocumentRecords& of, std::int64_t record) {
@@ -353,19 +354,67 @@ TEST_CASE("a document is a record of several sequences; of a long one some are c
   CHECK(begins(records, 2) == std::set<std::int64_t>{26, 32, 38});
   std::set<std::set<std::int64_t>> choices;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    const std::set<std::int64_t> chosen = begins(DocumentRecords(set, 6, 3, seed), 1);
+    const std::set<std::int64_t> chosen = begins(DocumentRecords(set, Of::documents, 6, 3, seed), 1);
     CHECK(chosen.size() == 3);
     for (const std::int64_t begin : chosen) CHECK((begin >= 6 && begin < 26 && begin % 6 == 0));
     choices.insert(chosen);
   }
   CHECK(choices.size() == 4);
   // No sequence goes beyond its document.
-  const std::vector<DocumentRecords::Sequence> last = records.of(2);
   TokenRows rows(3, 6, false);
-  fill_sequences(set, last, rows.batch());
+  fill_sequences(set, records.of(2), rows.batch());
   CHECK(rows.batch().counted == 13);
   CHECK(rows.batch().targets[12] == 39);
-  CHECK_THROWS_WITH_AS(DocumentRecords(counting(9), 6, 3, 1), doctest::Contains("where documents begin"), Error);
+  CHECK_THROWS_WITH_AS(DocumentRecords(counting(9), Of::documents, 6, 3, 1), doctest::Contains("where documents begin"),
+                       Error);
+  CHECK_THROWS_WITH_AS(DocumentRecords(set, Of::owners, 6, 3, 1), doctest::Contains("whom its documents belong to"),
+                       Error);
+}
+
+TEST_CASE("the documents of an owner are one record, and what is chosen of it does not depend on the others") {
+  // 30 documents of 2 to 20 ids, the same ids wherever they are stored.
+  constexpr std::int64_t kLength = 3, kOwners = 5, kMost = 4;
+  const auto set_without = [&](std::int64_t left_out) {
+    std::vector<std::uint16_t> ids;
+    TokenMarks marks;
+    for (std::int64_t document = 0; document < 30; ++document) {
+      const std::int64_t owner = document * document % kOwners;
+      if (owner == left_out) continue;
+      marks.documents.push_back(std::ssize(ids));
+      marks.owners.push_back(owner);
+      for (std::int64_t i = 0; i < 2 + document * 7 % 19; ++i)
+        ids.push_back(static_cast<std::uint16_t>(100 * document + i));
+    }
+    return TokenSet("text", std::move(ids), 4000, 0, std::move(marks));
+  };
+  // What each record is trained on.
+  const auto records_of = [&](const TokenSet& set, std::uint64_t seed = 1) {
+    const DocumentRecords records(set, DocumentRecords::Of::owners, kLength, kMost, seed);
+    std::vector<std::vector<std::uint32_t>> all;
+    for (std::int64_t record = 0; record < records.count(); ++record) {
+      TokenRows rows(std::ssize(records.of(record)), kLength, false);
+      fill_sequences(set, records.of(record), rows.batch());
+      all.emplace_back(rows.batch().ids.begin(), rows.batch().ids.end());
+    }
+    return all;
+  };
+  const TokenSet set = set_without(-1);
+  const std::vector<std::vector<std::uint32_t>> all = records_of(set);
+  REQUIRE(all.size() == 3);  // squares modulo 5: 0, 1, 4
+  CHECK(all != records_of(set, 2));
+  for (std::size_t record = 0; record < all.size(); ++record) {
+    CHECK(std::ssize(all[record]) == kMost * kLength);
+    std::vector<std::vector<std::uint32_t>> others = all;
+    others.erase(others.begin() + static_cast<std::ptrdiff_t>(record));
+    const std::int64_t owner = set.owners()[static_cast<std::size_t>(all[record].front() / 100)];
+    CHECK(records_of(set_without(owner)) == others);
+    for (const std::uint32_t id : all[record])
+      if (id != 0) CHECK(set.owners()[id / 100] == owner);
+  }
+  // A part of the set has the owners of its documents.
+  std::vector<std::int64_t> starts;
+  set.document_starts(0, set.size(), starts);
+  CHECK(set.part(starts[9], starts[12], 0).owners() == std::vector<std::int64_t>{0, 1, 4});
 }
 
 TEST_CASE("windows of records share no id, and the last one may be short") {

@@ -100,11 +100,31 @@ TEST_CASE("clipping factors: at most those of the exact norm, 0 of what is not f
   for_each_backend([&](const Execution& execution) {
     const DeviceArray<double> norms(std::vector<double>{4, nan, 0.25, infinity, 0});
     const DeviceArray<float> factors(5);
-    const DeviceArray<std::int64_t> clipped(1);
-    clip_factors(execution, norms.array(), 1, abadi, 700, factors.array(), clipped.data());
+    const DeviceArray<double> unit(std::vector<double>{4}), balance(std::vector<double>{7});
+    clip_factors(execution, norms.array(), 0.25, abadi, 700, factors.array(), unit.data());
     const std::vector<double> squared = norms.values();
     for (std::size_t b = 0; b < 5; ++b) CHECK(factors.values()[b] == clip_factor(squared[b], 1, abadi, 700));
-    CHECK(clipped.values()[0] == 3);
+    // Records whose norm is not finite are not within the bound.
+    add_clip_balance(execution, factors.array(), balance.data());
+    CHECK(balance.values()[0] == 7 + 2 - 3);
+  });
+}
+
+TEST_CASE("an adaptive bound takes the step of Andrew et al., with noise on the count, and stays in its range") {
+  for_each_backend([&](const Execution& execution) {
+    const NoiseStream stream = noise_stream({1, 2, 3}, 5, 0, NoisePurpose::clip_bound);
+    const double xi = noise_pair(chacha20(stream.key, stream.block(0)), 0).first;
+    const auto after = [&](double clip, double balance, const ClipAdaptation& adaptation) {
+      const DeviceArray<double> bound(std::vector<double>{clip}), count(std::vector<double>{balance});
+      adapt_clip(execution, count.data(), adaptation, stream, bound.data());
+      return bound.values()[0];
+    };
+    // 6 of 8 records within the bound, 10 expected: (6 - 4) / 10 + 1/2.
+    CHECK(after(2, 4, {0.5, 0.2, 0, 10}) == doctest::Approx(2 * std::exp(-0.2 * 0.2)).epsilon(1e-14));
+    CHECK(after(2, 4, {0.9, 0.2, 0, 10}) == doctest::Approx(2 * std::exp(0.2 * 0.2)).epsilon(1e-14));
+    CHECK(after(2, 4, {0.5, 0.2, 3, 10}) == doctest::Approx(2 * std::exp(-0.2 * (2 + 3 * xi) / 10)).epsilon(1e-12));
+    CHECK(after(1e-6, 10, {0.01, 5, 0, 10}) == kLeastClip);
+    CHECK(after(1e6, -10, {0.99, 5, 0, 10}) == kLargestClip);
   });
 }
 

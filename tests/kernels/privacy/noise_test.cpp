@@ -124,7 +124,8 @@ TEST_CASE("noise adds the deviation times a standard normal number and scales th
     const std::vector<float> start = random_floats(size, 1);
     const DeviceArray<float> values(start);
     const NoiseStream stream = noise_stream(kKey, 1, 2);
-    add_noise(execution, values.array(), 0.75, stream, 10, 0.3);
+    const DeviceArray<double> unit(std::vector<double>{3});
+    add_noise(execution, values.array(), 0.25, stream, 10, 0.3, unit.data());
     const std::vector<float> got = values.values();
     for (std::int64_t i = 0; i < size; ++i) {
       const std::int64_t element = 10 + i;

@@ -175,6 +175,14 @@ TEST_CASE("rows of JSON Lines are documents, and completions alone count, unless
   CHECK(split.tokenizer->detokenise(all_of(split.train)) == "abca");
   CHECK(split.tokenizer->detokenise(all_of(*split.validation)) == "caá");
 
+  // Owners are numbered as they occur; those of lines without text are no documents.
+  data = on(folder.text("owners.jsonl",
+                        "{\"text\": \"ab\", \"by\": \"x\"}\n{\"text\": \"\", \"by\": \"z\"}\n"
+                        "{\"text\": \"ba\", \"by\": 7}\n{\"text\": \"b\", \"by\": \"x\"}\n"),
+            3);
+  CHECK(load_corpus(data, world()).train.owners().empty());
+  CHECK(load_corpus(data, world(), std::nullopt, "by").train.owners() == std::vector<std::int64_t>{0, 1, 0});
+
   data.format = dataset::DataFormat::text;
   data.train = folder.text("b.jsonl", "{\"text\": \"abca\"}\n");
   CHECK(refusal(data, ExitCode::usage).find("data.format = \"text\"") != std::string::npos);

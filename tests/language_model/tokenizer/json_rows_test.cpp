@@ -99,6 +99,28 @@ TEST_CASE("a bad line is an error with its place, or is left out and counted") {
           }).find("weft prepare a.jsonl --model DIRECTORY") != std::string::npos);
 }
 
+TEST_CASE("a row has the owner that a field names, as text; without one it is a bad line") {
+  const auto owner_of = [](const std::string& value) {
+    const std::string text = "{\"text\": \"x\", \"user\": \"a\"}\n{\"text\": \"y\"" + value + "}";
+    JsonRowReader reader(text, "a.jsonl", BadLines::stop, "user");
+    JsonRow row;
+    const bool first = reader.next(row) && row.owner == "a";
+    return first && reader.next(row) ? row.owner : "no row";
+  };
+  CHECK(owner_of(", \"user\": \"b c\"") == "b c");
+  CHECK(owner_of(", \"user\": -7") == "-7");
+  CHECK(owner_of(", \"user\": 18446744073709551615") == "18446744073709551615");
+  const std::pair<const char*, const char*> lines[] = {
+      {"", "a.jsonl:2: has no \"user\" (privacy.owner_field"},
+      {", \"user\": \"\"", "a.jsonl:2: \"user\" is empty"},
+      {", \"user\": null", "a.jsonl:2: \"user\" is not a string or an integer"},
+      {", \"user\": 1.5", "a.jsonl:2: \"user\" is not a string or an integer"},
+      {", \"user\": 18446744073709551616", "a.jsonl:2: \"user\" is not a string or an integer"},
+      {", \"user\": [\"b\"]", "a.jsonl:2: \"user\" is not a string or an integer"}};
+  for (const auto& [value, said] : lines)
+    CHECK(refusal(ExitCode::data, [&, value = value] { owner_of(value); }).find(said) != std::string::npos);
+}
+
 TEST_CASE("a line of 100 MB is a row; one of more than 256 MiB is a bad line") {
   const std::string long_line = "{\"text\": \"" + std::string(100'000'000, 'a') + "\"}";
   const std::vector<JsonRow> rows = rows_of(long_line);
