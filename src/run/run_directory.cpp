@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <set>
 
@@ -41,7 +42,9 @@ void require_run_or_empty(const fs::path& path) {
   if (!fs::is_directory(path)) return;
   std::string foreign;
   for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
-    const std::string name = entry.path().filename().string();
+    std::string name = entry.path().filename().string();
+    // "benchmark.json.0123abcd.tmp": an interrupted command left it.
+    if (name.ends_with(".tmp")) name.resize(std::min(name.find('.', name.find('.') + 1), name.size()));
     if (name == "run.json" || name.starts_with("lease.")) return;
     if (!names.contains(name)) foreign = name;
   }

@@ -74,13 +74,15 @@ void remove_interrupted(const fs::path& temporary) {
   log::warning("{}: removed (left by an interrupted command)", temporary.string());
 }
 
-/// Removes from `folder` what interrupted commands with the output `path` have left.
-void remove_leftovers(const fs::path& folder, const fs::path& path) {
+/// Removes from `folder` what interrupted commands with the output `path` have left. `alone`: another process that
+/// writes it is an error.
+void remove_leftovers(const fs::path& folder, const fs::path& path, bool alone = true) {
   for (const fs::path& temporary : temporaries_in(folder, path.filename().string())) {
     Descriptor descriptor;
     switch (try_lock(temporary, descriptor)) {
       case LockState::taken:
-        refuse_second(path, temporary);
+        if (alone) refuse_second(path, temporary);
+        break;
       case LockState::held:
         remove_interrupted(temporary);
         break;
@@ -145,7 +147,7 @@ PendingOutput::PendingOutput(fs::path path, Kind kind, std::vector<std::string> 
   const fs::path parent = directory_of(path_);
   // 1. What is there.
   const bool exists = fs::exists(path_);
-  remove_leftovers(parent, path_);
+  remove_leftovers(parent, path_, kind != Kind::shared_file);
   if (kind == Kind::directory && exists) {
     if (!fs::is_directory(path_))
       throw error(ExitCode::usage, "{}: exists (nothing is overwritten); name a new directory, or remove this one",
@@ -179,7 +181,7 @@ PendingOutput::PendingOutput(fs::path path, Kind kind, std::vector<std::string> 
     if (own == LockState::held || (own == LockState::unknown && fs::exists(temporary_))) break;
     if (attempt == kMostAttempts) refuse_second(path_, temporary_);
   }
-  place_ = kind_ == Kind::file ? temporary_ / path_.filename() : temporary_;
+  place_ = kind_ == Kind::directory ? temporary_ : temporary_ / path_.filename();
   fault::point("output-begin");
 }
 
@@ -189,7 +191,7 @@ PendingOutput::~PendingOutput() {
 }
 
 void PendingOutput::publish() {
-  if (kind_ == Kind::file) {
+  if (kind_ != Kind::directory) {
     sync_file(place_);
     fault::point("before-publish");
     rename_durably(place_, path_);

@@ -8,7 +8,8 @@
 //                         its entries are renamed at the end, one after the other
 //
 // that is locked (flock) while the process lives. A command that is repeated after a kill removes what the killed one
-// has left, which is not locked any more. A second command with the same output ends with an error. The locks only
+// has left, which is not locked any more. A second command with the same output ends with an error, except that any
+// number of processes may write a `shared_file`: the last one that publishes it replaces the others. The locks only
 // decide what is removed: without them (a file system that has none) leftovers stay, with a warning, and processes
 // still write to directories of different names.
 #pragma once
@@ -24,7 +25,7 @@ namespace weft::storage {
 
 class PendingOutput {
  public:
-  enum class Kind { directory, file };
+  enum class Kind { directory, file, shared_file };
 
   /// Removes what interrupted commands with this output have left, and creates the directory to write to, with missing
   /// parents. A file may exist, and is replaced. A directory may exist if it is empty; with `names`, names that the

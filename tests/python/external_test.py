@@ -36,6 +36,11 @@ def check(weft):
         assert f"{weft.binary}|" not in weft.run(*arguments)
     assert "unknown command \"../programs/weft-show\"" in weft.run("../programs/weft-show", code=2)
 
+    # It replaces the process: no watchdog of the program ends it, however long it takes.
+    script(folder, "weft-number", "echo $$")
+    started = subprocess.Popen([weft.binary, "number"], env=weft.environment, stdout=subprocess.PIPE, text=True)
+    assert int(started.communicate(timeout=60)[0]) == started.pid
+
     # Under a launcher rank 0 alone starts it; harvest divides its work.
     assert weft.run("show", ranks=2, code=None).count("|") == 3
     assert weft.run("harvest", ranks=2).count("a process of harvest") == 2

@@ -442,7 +442,12 @@ TEST_CASE("fletcher32 equals the checksum of HDF5's filter") {
       check(H5Dflush(dataset), "flushing");
       const hsize_t origin = 0;
       std::uint32_t mask = 0;
+#if H5_VERSION_GE(2, 0, 0)
+      std::size_t room = stored.size();
+      check(H5Dread_chunk2(dataset, H5P_DEFAULT, &origin, &mask, stored.data(), &room), "reading");
+#else
       check(H5Dread_chunk(dataset, H5P_DEFAULT, &origin, &mask, stored.data()), "reading");
+#endif
       const std::uint32_t sum = fletcher32(data.data(), size);
       Fletcher32 in_parts;  // also inside a word
       for (std::size_t at = 0, part = 1; at < size; at += part, part = 3 * part + 2)

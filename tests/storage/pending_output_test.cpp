@@ -60,6 +60,21 @@ TEST_CASE("an output appears when it is complete, synced, or not at all") {
   CHECK(names_in(path) == Names{"folder", "table"});
 }
 
+TEST_CASE("a shared file is that of the last process; what an interrupted one left is removed") {
+  const Scratch scratch;
+  const fs::path path = scratch.path / "record.json";
+  const auto pending = [&] { return std::make_unique<PendingOutput>(path, PendingOutput::Kind::shared_file); };
+  fs::create_directory(scratch.path / "record.json.0123abcd.tmp");
+  const auto first = pending(), second = pending();
+  testing::write_file(first->place(), "first");
+  testing::write_file(second->place(), "second");
+  second->publish();
+  CHECK(testing::contents(path) == "second");
+  first->publish();
+  CHECK(testing::contents(path) == "first");
+  CHECK(names_in(scratch.path) == Names{"record.json"});
+}
+
 TEST_CASE("what an interrupted command left is removed, what another process or user has is not") {
   const Scratch scratch;
   const fs::path path = scratch.path / "new";

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/safetensors.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 
 #include "kernels/bf16.hpp"
@@ -83,6 +85,30 @@ TEST_CASE("fp16 and fp64 are converted, integers are not read as numbers") {
   file.read(*file.find("d"), 0, 1, values);
   CHECK(values[0] == 0.1f);
   CHECK(has(refusal(ExitCode::data, [&] { file.read(*file.find("i"), 0, 1, values); }), "\"i\" has dtype I64"));
+}
+
+TEST_CASE("the time to read a header grows with the number of tensors, not with its square") {
+  const Scratch scratch;
+  const auto processor_time = [&](int tensors) {
+    std::string header = "{";
+    for (int i = 0; i < tensors; ++i)
+      header += fmt::format(R"({}"t{}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})", i == 0 ? "" : ",", i);
+    const std::string path = file_with(scratch, header + "}", 0);
+    std::clock_t least = 0;  // of three: other processes take the caches
+    for (int attempt = 0; attempt < 3; ++attempt) {
+      const std::clock_t begin = std::clock();
+      const SafetensorsFile file(path);
+      const std::clock_t time = std::clock() - begin;
+      CHECK(file.entries().size() == static_cast<std::size_t>(tensors));
+      CHECK(file.find("t9999") != nullptr);
+      least = attempt == 0 ? time : std::min(least, time);
+    }
+    return static_cast<double>(least);
+  };
+  // A square gives 16.
+  const double ratio = processor_time(40'000) / processor_time(10'000);
+  CAPTURE(ratio);
+  CHECK(ratio < 8);
 }
 
 TEST_CASE("a header that contradicts the file is refused with file and tensor") {

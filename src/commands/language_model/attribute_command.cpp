@@ -19,7 +19,7 @@
 #include "language_model/attribution/graph_check.hpp"
 #include "language_model/attribution/graph_files.hpp"
 #include "run/usable_memory.hpp"
-#include "storage/json_file.hpp"
+#include "storage/durable.hpp"
 #include "storage/pending_output.hpp"
 
 namespace weft::commands {
@@ -254,7 +254,7 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
           .prune_edges = options.prune_edges};
       if (options.attribution.max_nodes > 0) facts.generation["max_feature_nodes"] = options.attribution.max_nodes;
       storage::PendingOutput file(path, storage::PendingOutput::Kind::file);
-      storage::write_json_text(file.place(), graph_json(graph, pruned, measured, facts));
+      storage::write_text(file.place(), graph_json(graph, pruned, measured, facts));
       file.publish();
       if (options.matrix)
         write_graph_matrix(path_of(request.output, number, prompts.size(), ".h5"), graph, of_nodes, measured, facts);
