@@ -274,8 +274,7 @@ void add_template(const JsonPart& step, std::vector<std::uint32_t>& begin, std::
       throw step.refuse("its post-processor has a template with the part {} that is not known",
                         printable(piece.dump()));
     const JsonPart token = special.object(name);
-    for (const json& id : token.list("ids"))
-      (texts == 0 ? begin : end).push_back(special_id(step, id, name));
+    for (const json& id : token.list("ids")) (texts == 0 ? begin : end).push_back(special_id(step, id, name));
   }
   if (texts != 1) throw step.refuse("its post-processor has a template that contains the text {} times", texts);
 }
