@@ -111,8 +111,8 @@ bool gathers_repeatedly(const Configuration& configuration) {
   return configuration.shard() == parallel::Shard::full && micro_batches(configuration) > 1;
 }
 
-/// Rates of H100 and H200: products as complete steps attain them (docs/language_performance.md), memory, NCCL over NVLink,
-/// and a network of 400 Gbit/s per GPU.
+/// Rates of H100 and H200: products as complete steps attain them (docs/language_performance.md), memory, NCCL over
+/// NVLink, and a network of 400 Gbit/s per GPU.
 constexpr double kProducts16 = 0.5 * 989e12, kProductsTf32 = 0.5 * 495e12, kProducts32 = 0.9 * 67e12;
 constexpr double kMemoryRate = 3e12, kNodeRate = 300e9, kNetworkRate = 40e9;
 
