@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
+#include <new>
 #include <utility>
 
 #include "base/fault.hpp"
@@ -23,6 +25,8 @@ std::recursive_mutex& mutex() {
 /// HDF5 1.10 reads what it has freed when an object is closed after an operation on it found no memory: valgrind shows
 /// it for a property list whose H5Pset_chunk failed. From the first such failure on, nothing is closed.
 std::atomic<bool> without_memory = false;
+
+constexpr std::size_t kRoom = std::size_t{1} << 20;
 
 /// Why the library failed: the innermost message of its error stack, and the errno of the system call, or 0.
 struct Reason {
@@ -90,7 +94,11 @@ const char* lock_hint(int number) {
 
 }  // namespace
 
-Lock::Lock() : lock_(mutex()) {
+Lock::Lock(bool needs_memory) : lock_(mutex()) {
+  if (void* volatile room = needs_memory ? std::malloc(kRoom) : nullptr; room != nullptr)
+    std::free(room);
+  else if (needs_memory)
+    throw std::bad_alloc();
   static const bool started = [] {
     H5dont_atexit();
     H5open();
@@ -119,7 +127,7 @@ Handle& Handle::operator=(Handle&& other) noexcept {
 
 Handle::~Handle() {
   if (id_ < 0 || without_memory) return;
-  const Lock lock;
+  const Lock lock(false);
   close_(id_);
   H5Eclear2(H5E_DEFAULT);
 }

@@ -23,7 +23,9 @@ namespace weft::storage {
 /// disables the exit handler of the library (it would crash after a failed write) and the printing of its error stack.
 class Lock {
  public:
-  Lock();
+  /// Before work, throws std::bad_alloc if less than 1 MiB of memory is left: HDF5 1.10 frees what it could not
+  /// allocate in H5Dcreate2, and the process ends with SIGSEGV.
+  explicit Lock(bool needs_memory = true);
 
  private:
   std::unique_lock<std::recursive_mutex> lock_;

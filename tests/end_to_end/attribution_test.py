@@ -236,6 +236,9 @@ def predictions_are_those_of_interventions(weft, w):
                         *(["--max-nodes", 30] if decoder == "tied" else []))
         checked = json.loads(said[said.index("{"):])["graphs"][0]["check"]
         assert len(checked) == 4, checked
+        strongest = json.loads(said[said.index("{"):])["graphs"][0]["strongest"]
+        assert [(one["layer"], one["feature"], one["token"]) for one in strongest[:4]] == [(one["layer"], one["feature"], one["token"]) for one in checked]
+        assert all(one["text"] == PROMPT[one["token"]] and one["activation"] > 0 for one in strongest) and len(strongest) == 10, strongest
         value = lambda name: np.array([[logit[name] for logit in feature["logits"]] for feature in checked])
         largest = np.abs(value("predicted")).max()
         assert np.abs(value("predicted") - value("frozen")).max() < 1e-4 * largest, (decoder, value("predicted"), value("frozen"))

@@ -69,6 +69,46 @@ std::int64_t longest_of(const std::vector<Prompt>& prompts) {
   return longest;
 }
 
+/// Features of a prompt that are listed: those with most influence, in this order.
+constexpr std::size_t kListed = 10;
+
+std::vector<std::size_t> strongest(const Graph& graph, std::span<const double> influence) {
+  std::vector<std::size_t> features(graph.features.size());
+  std::iota(features.begin(), features.end(), 0);
+  const auto end = features.begin() + static_cast<std::ptrdiff_t>(std::min(kListed, features.size()));
+  std::partial_sort(features.begin(), end, features.end(), [&](std::size_t a, std::size_t b) {
+    return influence[a] != influence[b] ? influence[a] > influence[b] : a < b;
+  });
+  features.erase(end, features.end());
+  return features;
+}
+
+Json strongest_json(const Graph& graph, std::span<const double> influence, std::span<const std::string> tokens) {
+  Json features = Json::array();
+  for (const std::size_t number : strongest(graph, influence)) {
+    const ActiveFeature& feature = graph.features[number];
+    features.push_back({{"layer", feature.layer},
+                        {"feature", feature.index},
+                        {"token", feature.token},
+                        {"text", tokens[static_cast<std::size_t>(feature.token)]},
+                        {"activation", feature.activation},
+                        {"influence", influence[number]}});
+  }
+  return features;
+}
+
+std::string to_table(const Json& features) {
+  std::string text =
+      fmt::format("{:<16}{:>6}  {:<16}{:>12}{:>12}", "layer:feature", "token", "", "activation", "influence");
+  for (const Json& feature : features)
+    text +=
+        fmt::format("\n{:<16}{:>6}  {:<16}{:>12.4g}{:>12.4g}",
+                    fmt::format("{}:{}", feature["layer"].get<std::int64_t>(), feature["feature"].get<std::int64_t>()),
+                    feature["token"].get<std::int64_t>(), printable(feature["text"].get<std::string>(), 16),
+                    feature["activation"].get<float>(), feature["influence"].get<double>());
+  return text;
+}
+
 /// FILE of one prompt, or FILE with its number before the extension.
 std::filesystem::path path_of(const std::string& output, std::size_t number, std::size_t prompts,
                               const std::string& extension) {
@@ -264,6 +304,8 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
           printed.empty() ? "" : "\n", path.string(), format::grouped(std::ssize(graph.features)),
           format::grouped(graph.active), measured.replacement, measured.completeness, format::grouped(kept),
           format::grouped(std::ssize(pruned.edges)));
+      const Json listed = strongest_json(graph, of_nodes, facts.tokens);
+      if (prompts.size() == 1) printed += "\n" + to_table(listed);
       const std::vector<CheckedFeature> checked =
           options.check == 0
               ? std::vector<CheckedFeature>{}
@@ -278,7 +320,8 @@ int run_attribute(const Request& request, const AttributeOptions& options, const
                            {"replacement", measured.replacement},
                            {"completeness", measured.completeness},
                            {"nodes", kept},
-                           {"edges", pruned.edges.size()}});
+                           {"edges", pruned.edges.size()},
+                           {"strongest", listed}});
       if (options.check > 0) documents.back()["check"] = to_json(checked, graph);
     });
   }
