@@ -34,12 +34,15 @@ void forget_spaces();
 /// optimizer's block, so that a block never spans two chunks.
 constexpr int kChunkColumns = 256;
 
-// On a host both levels of scratch are the same memory, but from Kokkos 5 the first one has at most 32 KiB.
 #if defined(KOKKOS_ENABLE_CUDA)
-constexpr int kTeamLanes = 32, kScratchLevel = 0;
+constexpr int kTeamLanes = 32;
 #else
-constexpr int kTeamLanes = 1, kScratchLevel = 1;
+constexpr int kTeamLanes = 1;
 #endif
+
+/// On a host both levels of scratch are the same memory, but from Kokkos 5 the first one has at most 32 KiB. A
+/// function, since Kokkos takes the level by reference, which device code cannot form of a constant.
+constexpr int scratch_level() { return kTeamLanes == 1 ? 1 : 0; }
 
 /// The execution policy of Kokkos for a body whose captured values are arguments of the kernel. Above 512 bytes Kokkos
 /// would copy them to constant memory on a GPU and wait for that copy, which cannot be captured in a graph.
@@ -55,7 +58,7 @@ void for_teams(const Execution& execution, const char* name, std::int64_t count,
                const Body& body) {
   if (count == 0) return;
   Teams policy(space_of(execution), static_cast<int>(count), 1, kTeamLanes);
-  policy.set_scratch_size(kScratchLevel, Kokkos::PerTeam(static_cast<int>(scratch_bytes + 64)));
+  policy.set_scratch_size(scratch_level(), Kokkos::PerTeam(static_cast<int>(scratch_bytes + 64)));
   Kokkos::parallel_for(name, as_arguments<Body>(policy), body);
 }
 
@@ -80,7 +83,7 @@ inline void offsets_from_counts(const Space& space, std::int64_t* data, std::int
 /// The team's scratch as a T (an aggregate of arrays), not initialised.
 template <class T>
 KOKKOS_FORCEINLINE_FUNCTION T& scratch(const Team& team) {
-  return *static_cast<T*>(team.team_scratch(kScratchLevel).get_shmem_aligned(sizeof(T), 64));
+  return *static_cast<T*>(team.team_scratch(scratch_level()).get_shmem_aligned(sizeof(T), 64));
 }
 
 /// body(c) for every c in [0, count).

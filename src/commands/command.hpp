@@ -96,14 +96,20 @@ class Options {
   Options& replacing(std::string key);  ///< the value of the last option replaces that of this key of the input
   Options& profile();
   Options& texts();  ///< --help and --version
+  Options& example(std::string command) {
+    example_ = std::move(command);
+    return *this;
+  }
 
   const std::vector<Option>& list() const { return list_; }
+  const std::string& example() const { return example_; }  ///< "": that of a training
   Option& last() { return list_.back(); }
 
   Request& request;
 
  private:
   std::vector<Option> list_;
+  std::string example_;
 };
 
 /// What a command needs. One that needs no device starts MPI only if a launcher started the process.

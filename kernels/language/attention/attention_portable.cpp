@@ -182,7 +182,7 @@ void queries_backward(const Execution& execution, const BackwardArguments& a) {
         const std::int64_t column = block.head * head_size;
         const std::int64_t key_column = block.head / (shape.heads / shape.kv_heads) * head_size;
         const std::int64_t statistics = (block.sequence * shape.heads + block.head) * shape.length + block.begin;
-        Pieces pieces(team.team_scratch(kScratchLevel).get_shmem_aligned(bytes, 64));
+        Pieces pieces(team.team_scratch(scratch_level()).get_shmem_aligned(bytes, 64));
         const BackwardPieces s(pieces, head_size, 1);
         load_panels(team, block, a.queries, column, head_size, shape.scale, s.buffer, s.panels[0]);
         load_panels(team, block, a.out_gradient, column, head_size, 1.0f, s.buffer, s.panels[1]);
@@ -249,7 +249,7 @@ void keys_backward(const Execution& execution, const BackwardArguments& a) {
         const Block block = block_of(shape, shape.kv_heads, team.league_rank(), false);
         const std::int64_t key_column = block.head * head_size;
         const std::int64_t sharing = shape.heads / shape.kv_heads;
-        Pieces pieces(team.team_scratch(kScratchLevel).get_shmem_aligned(bytes, 64));
+        Pieces pieces(team.team_scratch(scratch_level()).get_shmem_aligned(bytes, 64));
         const BackwardPieces s(pieces, head_size, 2);
         load_panels(team, block, a.keys, key_column, head_size, 1.0f, s.buffer, s.panels[0]);
         load_panels(team, block, a.values, key_column, head_size, 1.0f, s.buffer, s.panels[1]);
@@ -322,7 +322,7 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
         const Block block = block_of(shape, shape.heads, team.league_rank(), true);
         const std::int64_t column = block.head * head_size;
         const std::int64_t key_column = block.head / (shape.heads / shape.kv_heads) * head_size;
-        Pieces pieces(team.team_scratch(kScratchLevel).get_shmem_aligned(bytes, 64));
+        Pieces pieces(team.team_scratch(scratch_level()).get_shmem_aligned(bytes, 64));
         const ForwardPieces s(pieces, head_size);
         load_panels(team, block, queries, column, head_size, shape.scale, s.buffer, s.queries);
         for_columns(team, kBlockRows, [&](int m) {

@@ -136,6 +136,7 @@ extern const Command init_command = with_options(
      "transcoder.toml, then weft train transcoder.toml --dry-run.",
      Needs::nothing},
     run_init, [](Options& options, InitOptions& own) {
+      options.example("weft init --model gpt2 --text corpus.txt > transcoder.toml");
       options.add("--model", own.model, "MODEL", "a run, a checkpoint, or a directory of Hugging Face")
           .add("--text", own.texts, "FILE", "text to train on; repeatable")
           .add("--validation", own.validation, "DIR", "activations of other text, as weft lm harvest writes them");

@@ -301,6 +301,7 @@ extern const Command lm_diversity_command = with_options(
      "as weft lm generate writes, or {\"prompt\": TEXT, \"answers\": [TEXT]}; other files have one answer per "
      "line."},
     run_diversity, [](Options& options, DiversityOptions& own) {
+      options.example("weft lm diversity answers.jsonl --model gpt2");
       options.add("--model", own.model, "MODEL",
                   "measure in its tokens, not in words, and add the distance of the answers' embeddings by this model");
       options.add("--embedder", own.embedder, "DIR",

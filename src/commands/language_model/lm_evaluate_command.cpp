@@ -195,6 +195,7 @@ extern const Command lm_evaluate_command = with_options(
      "Measures loss, perplexity and bits per byte of a language model on a text; with --transcoder also with its "
      "MLPs replaced by a transcoder or, with --set-feature and --scale-feature, with features of it changed."},
     run_language_evaluate, [](Options& options, LanguageEvaluateOptions& own) {
+      options.example("weft lm evaluate gpt2 --transcoder thresholds --text held_out.txt");
       options.add("--text", own.text, "FILE", "the text, or token files (default: the run's validation data)");
       options.add("--transcoder", own.transcoder, "CHECKPOINT",
                   "also the loss with MLP outputs replaced by a transcoder's reconstructions, all layers together and "

@@ -87,6 +87,7 @@ extern const Command lm_export_command = with_options(
      "Writes a language model in the files of the transformers library of Hugging Face. Adapters ([lora]) are merged "
      "into its weights; with --adapters they alone are written, in the files of PEFT."},
     run_language_export, [](Options& options, LanguageExportOptions& own) {
+      options.example("weft lm export runs/verses --output exported --type bf16");
       options.flag("--adapters", own.adapters, "the adapters of a run with [lora] alone, in the files of PEFT");
       options.add("--type", own.stored_type, "TYPE", "storage of the weights, bf16 or fp32 (default fp32)",
                   {"bf16", "fp32"});

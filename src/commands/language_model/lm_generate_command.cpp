@@ -242,6 +242,7 @@ int run_generate(const Request& request, const GenerateOptions& options, const p
 extern const Command lm_generate_command = with_options(
     {"lm generate", "MODEL", "text that the model writes", "Continues prompts with text that a language model writes."},
     run_generate, [](Options& options, GenerateOptions& own) {
+      options.example("weft lm generate runs/verses --prompt \"And the\" --max-new-tokens 50");
       options.add("--prompt", own.prompt, "TEXT", "the beginning of the text, or");
       options.add(
           "--prompts", own.prompts, "FILE",

@@ -187,6 +187,7 @@ extern const Command lm_harvest_command = with_options(
      "Writes MLP inputs and outputs of a language model on a text as an activation dataset for weft train. An "
      "interrupted harvest resumes with the same command."},
     run_harvest, [](Options& options, HarvestOptions& own) {
+      options.example("weft lm harvest gpt2 --text held_out.txt --tokens 8192 --output validation");
       options.add("--text", own.texts, "FILES", "texts or token files (default: the run's training text)");
       options.add("--split", own.split, "PART", "without --text: which part of the run's text, train or validation",
                   {"train", "validation"});

@@ -82,6 +82,7 @@ extern const Command lm_merge_command = with_options(
      "Writes a checkpoint of a language model without adapters ([lora]): they are added to the weights, which can then "
      "be trained further, as a whole or with new adapters."},
     run_merge, [](Options& options) {
+      options.example("weft lm merge runs/adapters --output merged");
       options.add("--output", options.request.output, "DIR", "a new directory for the checkpoint");
     });
 

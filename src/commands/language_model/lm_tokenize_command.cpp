@@ -180,6 +180,7 @@ extern const Command lm_tokenize_command = with_options(
      "Writes text files and JSON Lines as token files; with --train-bpe trains a vocabulary on them first.",
      Needs::nothing},
     run_tokenize, [](Options& options, TokenizeOptions& own) {
+      options.example("weft lm tokenize corpus.txt --train-bpe 8192 --output tokens");
       options.add("--tokens", own.tokens, "bytes|PATH", "the tokeniser: bytes, a tokeniser file, or a model directory");
       options.add("--train-bpe", own.train_bpe, "SIZE", "train a byte-level BPE of this vocabulary on FILES first", 1,
                   1 << 24);

@@ -123,6 +123,7 @@ extern const Command privacy_audit_command = with_options(
      "Guesses from the model of a private run which of its canaries (privacy.canaries) it was trained on, and prints "
      "the lower bound of epsilon that follows. Exit code 1 if it is more than the run states."},
     run_privacy_audit, [](Options& options, AuditOptions& own) {
+      options.example("weft privacy audit runs/private --guesses 200");
       options.add("--confidence", own.confidence, "P", "probability with which the bound holds (default 0.95)");
       options.add("--guesses", own.guesses, "K",
                   "guesses, an even number; to be chosen before the result is known (default: half of the canaries)", 2,

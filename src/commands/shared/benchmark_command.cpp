@@ -213,6 +213,7 @@ extern const Command benchmark_command = with_options(
      "[benchmark]. Writes benchmark.json and benchmark.csv; weft report makes a page of them.",
      Needs::device, true, keys_of_family},
     run_benchmark, [](Options& options, BenchmarkOptions& own) {
+      options.example("weft benchmark inputs/benchmark_gpt2_small.toml --output benchmark");
       options.add("--compare", own.compare, "FILE",
                   "end with 1 when a case takes longer than benchmark.compare_ratio times this benchmark.json's");
       options.flag("--tune", own.tune, "on a GPU: time products and attention, record the best");

@@ -146,6 +146,7 @@ extern const Command inspect_command = with_options(
      "Face, and checks them.",
      Needs::nothing},
     run_inspect, [](Options& options) {
+      options.example("weft inspect runs/quickstart");
       options.set("of a dataset: replace a value of table [data], as in data.stored_as=bf16; repeatable");
     });
 

@@ -218,6 +218,7 @@ extern const Command privacy_command = with_options(
      "each accountant (docs/privacy.md).",
      Needs::nothing},
     run_privacy, [](Options& options, PrivacyOptions& own) {
+      options.example("weft privacy --epsilon 8 --delta 1e-5 --sample-rate 0.04 --steps 2250");
       options.add("--epsilon", own.question.epsilon, "E", "the target, or");
       options.add("--noise-multiplier", own.question.noise_multiplier, "S",
                   "standard deviation of the noise / largest norm of a record's gradient");

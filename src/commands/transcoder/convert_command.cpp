@@ -229,6 +229,7 @@ extern const Command convert_command = with_options(
      "Replaces the activation batch_topk or topk by thresholds (jumprelu), calibrated on data. Writes a new "
      "checkpoint, which can be trained further."},
     run_convert, [](Options& options, ConvertOptions& own) {
+      options.example("weft convert runs/quickstart --output thresholds");
       data_option(options, own.data)
           .add("--thresholds", own.thresholds, "WHICH", "per_feature or per_layer (default per_feature)",
                {"per_feature", "per_layer"});

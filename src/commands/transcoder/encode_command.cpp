@@ -35,6 +35,7 @@ extern const Command encode_command =
     with_options({"encode", "CHECKPOINT", "sparse activations of a dataset, for other programs",
                   "Writes the active features of every row of a dataset as sparse matrices, for other programs."},
                  run_encode, [](Options& options, std::string& data) {
+                   options.example("weft encode runs/quickstart --output encoded");
                    data_option(options, data).set().output("directory of the encoded files");
                  });
 

@@ -59,6 +59,7 @@ extern const Command evaluate_command = with_options(
      "Measures a transcoder on data that it was not trained on: errors, explained variance, active and dead features "
      "per layer; on planted data the features recovered."},
     run_evaluate, [](Options& options, std::string& data) {
+      options.example("weft evaluate runs/quickstart --data activations/validation");
       data_option(options, data).set().output("directory for evaluation.json");
       options.flag("--profile", options.request.profile,
                    "with --output: write a time line (profile.json, for ui.perfetto.dev) and five figures");

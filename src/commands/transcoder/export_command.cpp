@@ -168,6 +168,7 @@ extern const Command export_command = with_options(
      "(docs/interchange.md).",
      Needs::nothing},
     run_export, [](Options& options, ExportOptions& own) {
+      options.example("weft export thresholds exported --to circuit-tracer");
       options.add("DIR", own.directory, "", "the directory to write");
       options.add("--to", own.format, "FORMAT",
                   "circuit-tracer or crosslayer-coding; saelens or sparsify for transcoders of single layers and "

@@ -226,6 +226,7 @@ extern const Command features_command = with_options(
      "Collects what features respond to: their strongest activations with the tokens around them, densities and "
      "decoder rows. With --output as features.h5 (weft serve shows it), with --feature as JSON of single features."},
     run_features, [](Options& options, FeaturesOptions& own) {
+      options.example("weft features runs/transcoder --model runs/model --output features");
       data_option(options, own.data)
           .add("--feature", own.features, "LAYER:INDEX", "print this feature as JSON; repeatable");
       options.add("--top", own.top, "N", "strongest activations per feature (default 16)", 1, 1 << 16);

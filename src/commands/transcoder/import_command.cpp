@@ -103,6 +103,7 @@ extern const Command import_command = with_options(
      "activations of CLT-Forge in DIR.",
      Needs::nothing},
     run_import, [](Options& options, std::string& statistics) {
+      options.example("weft import downloaded --output imported");
       options.add("--statistics", statistics, "FILE",
                   "crosslayer-coding: norm_stats.json of the training data (default: in DIR or the directory above)");
       options.output("the checkpoint, or the dataset");

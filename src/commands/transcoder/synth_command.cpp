@@ -45,6 +45,7 @@ extern const Command synth_command = with_options(
      "describes them.",
      Needs::nothing, false, [](std::string_view) { return keys_of(bench::dataset_keys); }},
     run_synth, [](Options& options) {
+      options.example("weft synth inputs/quickstart.toml --set synthetic.output=runs/data");
       options.set().templates().dry_run();
       options.output("receives train/, validation/ and ground_truth.h5 (synthetic.output)", "synthetic.output")
           .profile();
