@@ -163,10 +163,10 @@ std::string help_of(const Command& command) {
     if (option.is_argument()) text += row("  " + option.names, option.help);
   text += "\nOptions:\n" + option_rows(options);
   if (const std::string more = command_rows(command.name); !more.empty()) text += "\n" + more;
-  text +=
-      fmt::format("\nExample: {}\n", options.example().empty()
-                                         ? fmt::format("weft {} INPUT --output RUN --set run.steps=500", command.name)
-                                         : options.example());
+  text += fmt::format("\nExample:\n  {}\n",
+                      options.example().empty()
+                          ? fmt::format("weft {} INPUT --output RUN --set run.steps=500", command.name)
+                          : options.example());
   return text + "\nExit codes: see weft --help";
 }
 

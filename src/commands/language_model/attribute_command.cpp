@@ -341,7 +341,7 @@ extern const Command attribute_command = with_options(
      "one "
      "another and on the most probable next tokens, with attention patterns and norm denominators frozen."},
     run_attribute, [](Options& options, AttributeOptions& own) {
-      options.example("weft attribute gpt2 --transcoder thresholds --prompt \"Paris is in\" --output graph.json");
+      options.example("weft attribute gpt2 --transcoder thresholds --prompt \"The\" --output g.json");
       options.add("--transcoder", own.transcoder, "CHECKPOINT", "the transcoder whose features are nodes");
       options.add("--prompt", own.prompts, "TEXT", "the text; repeatable, a graph for each; or");
       options.add(

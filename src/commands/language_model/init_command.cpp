@@ -51,12 +51,7 @@ Size size_of(std::int64_t layers, std::int64_t d_model) {
 void require_files(const InitOptions& options) {
   if (options.model.empty() || options.texts.empty())
     throw error(ExitCode::usage, "weft init: needs --model MODEL and --text FILES; see weft init --help");
-  if (!std::filesystem::exists(options.model))
-    throw error(
-        ExitCode::usage,
-        "{}: no such run or directory (models of a hub are not downloaded); for a model of the Hugging Face hub: "
-        "pip install huggingface_hub && hf download {} --local-dir DIR, then --model DIR",
-        options.model, options.model);
+  require_model(options.model);
   for (const std::string& text : options.texts)
     if (!std::filesystem::is_regular_file(text))
       throw error(ExitCode::usage, "--text {}: no such file; name text files", text);

@@ -13,6 +13,10 @@
 
 namespace weft::commands {
 
+/// Throws Error(usage) if there is nothing at this path: a model of a hub is not downloaded. `RUN/best` is not looked
+/// for if RUN is there.
+void require_model(const std::string& path);
+
 struct OpenedModel {
   /// request.subject is the model. Its input is that of the checkpoint, or one with the model's settings and sequences
   /// of up to 1024 tokens, with the request's --set; parallel.tensor is 1 unless --set gives it. Collective. Throws,
