@@ -51,7 +51,10 @@ Size size_of(std::int64_t layers, std::int64_t d_model) {
 void require_files(const InitOptions& options) {
   if (options.model.empty() || options.texts.empty())
     throw error(ExitCode::usage, "weft init: needs --model MODEL and --text FILES; see weft init --help");
-  require_model(options.model);
+  require_no_hub_name(options.model);
+  if (!std::filesystem::exists(options.model))
+    throw error(ExitCode::usage,
+                "{}: no such run or directory; name a run, a checkpoint or a directory of Hugging Face", options.model);
   for (const std::string& text : options.texts)
     if (!std::filesystem::is_regular_file(text))
       throw error(ExitCode::usage, "--text {}: no such file; name text files", text);

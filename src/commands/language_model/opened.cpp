@@ -60,10 +60,9 @@ void load_part(const model::Parameters& parameters, const checkpoint::Found& fou
 
 }  // namespace
 
-void require_model(const std::string& path) {
+void require_no_hub_name(const std::string& path) {
   const std::filesystem::path place(path);
-  if (std::filesystem::exists(place) || (place.has_parent_path() && std::filesystem::exists(place.parent_path())))
-    return;
+  if (!place.has_parent_path() || std::filesystem::exists(place.parent_path())) return;
   throw error(ExitCode::usage,
               "{}: no such run or directory (models of a hub are not downloaded); for a model of the Hugging Face hub: "
               "pip install huggingface_hub && hf download {} --local-dir DIR, then take DIR",
@@ -71,7 +70,7 @@ void require_model(const std::string& path) {
 }
 
 OpenedModel::OpenedModel(const Request& request, const parallel::World& world) {
-  world.on_root([&] { require_model(request.subject); });
+  world.on_root([&] { require_no_hub_name(request.subject); });
   const input::Schema schema = bench::language_keys(input);
   read(request, schema, world);
   // The grid of a training run says nothing about this job.

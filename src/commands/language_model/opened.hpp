@@ -13,9 +13,8 @@
 
 namespace weft::commands {
 
-/// Throws Error(usage) if there is nothing at this path: a model of a hub is not downloaded. `RUN/best` is not looked
-/// for if RUN is there.
-void require_model(const std::string& path);
+/// Throws Error(usage) for OWNER/NAME where no OWNER is: a model of a hub is not downloaded.
+void require_no_hub_name(const std::string& path);
 
 struct OpenedModel {
   /// request.subject is the model. Its input is that of the checkpoint, or one with the model's settings and sequences
