@@ -58,8 +58,8 @@ std::vector<Answers> draw_answers(language_model::Generator&, const language_mod
 /// The answers as texts, for rewards.
 std::vector<AnsweredPrompt> answered_prompts(std::span<const Answers>, const language_model::Tokenizer&);
 
-/// The sum of the rewards of the settings. of_answers, of_references: log-probabilities of
-/// likelihood_reward, for "likelihood" and "reference_likelihood" alone.
+/// The sum of the rewards of the settings. of_answers, of_references: log-probabilities (likelihood_reward) for
+/// "likelihood" and "reference_likelihood" alone.
 std::unique_ptr<Reward> make_reward(const Settings&, const std::vector<double>* of_answers = nullptr,
                                     const std::vector<double>* of_references = nullptr);
 
@@ -119,7 +119,7 @@ class Judge {
   language_model::Staging staging_;
   Embedder embedder_;
   std::optional<language_model::SentenceEncoder> encoder_;
-  // Of the answers in `buffers_`, and of their references, under the frozen model.
+  // Mean log-probabilities of the answers in `buffers_`, and of their references, under the frozen model.
   std::vector<double> log_probabilities_, reference_log_probabilities_;
   std::unique_ptr<Reward> reward_;
 };

@@ -11,7 +11,6 @@
 #include "base/log.hpp"
 #include "parallel/failure.hpp"
 #include "parallel/watchdog.hpp"
-#include "privacy/accountant/truncation.hpp"
 #include "privacy/sampling.hpp"
 
 namespace weft::privacy {

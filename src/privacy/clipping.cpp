@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/fault.hpp"
+#include "base/log.hpp"
 
 namespace weft::privacy {
 
@@ -33,7 +34,14 @@ std::size_t ClippedParameters::row_of(std::size_t parameter) const {
 }
 
 double ClippedParameters::part_share() const {
-  if (fault::point("clip-factors") == fault::Kind::skip) return std::numeric_limits<double>::infinity();
+  if (fault::point("clip-factors") == fault::Kind::skip) {
+    [[maybe_unused]] static const bool warned = [] {
+      log::warning(
+          "WEFT_FAULT: gradients of records are not clipped; the guarantee that this run states does not hold");
+      return true;
+    }();
+    return std::numeric_limits<double>::infinity();
+  }
   return 1 / std::sqrt(static_cast<double>(parts.count));
 }
 

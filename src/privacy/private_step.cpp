@@ -66,7 +66,9 @@ void PrivateStep::register_in(checkpoint::Registry& registry, bool writes) {
                 .on_device = true});
 }
 
-double PrivateStep::clip_bound() const { return device::read(context_.execution, bound_.data); }
+double PrivateStep::clip_bound() const {
+  return context_.settings.adapts_clip() ? device::read(context_.execution, bound_.data) : context_.settings.clip;
+}
 
 void PrivateStep::add(const MicroBatch& batch, Passes& passes) {
   TrainedPasses trained(passes, context_.parameters);

@@ -56,7 +56,7 @@ class PrivateStep {
   /// Adds what is state of the run: the bound of adaptive clipping, and the noise of earlier steps (privacy.bands).
   /// `writes`: on one rank.
   void register_in(checkpoint::Registry&, bool writes);
-  /// C of the next step. Waits for the last one.
+  /// C of the next step. With adaptive clipping waits for the last one.
   double clip_bound() const;
 
   /// Sets the noise of all steps. Call it before the first step.

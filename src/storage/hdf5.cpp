@@ -26,6 +26,7 @@ std::recursive_mutex& mutex() {
 /// it for a property list whose H5Pset_chunk failed. From the first such failure on, nothing is closed.
 std::atomic<bool> without_memory = false;
 
+/// Memory that must be left before work: see Lock.
 constexpr std::size_t kRoom = std::size_t{1} << 20;
 
 /// Why the library failed: the innermost message of its error stack, and the errno of the system call, or 0.

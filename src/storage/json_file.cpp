@@ -6,10 +6,15 @@
 #include "storage/pending_output.hpp"
 
 namespace weft::storage {
+namespace {
 
-void write_json(const std::filesystem::path& path, const Json& value) {
-  write_json_text(path, finite_json_text(value, 2) + "\n");
-}
+std::string file_text(const Json& value) { return finite_json_text(value, 2) + "\n"; }
+
+}  // namespace
+
+void write_json(const std::filesystem::path& path, const Json& value) { write_json_text(path, file_text(value)); }
+
+void write_pending_json(const std::filesystem::path& path, const Json& value) { write_text(path, file_text(value)); }
 
 void write_json_text(const std::filesystem::path& path, std::string_view text) {
   // `require_ownership` is not used: this function also writes the end of a run that lost its directory.

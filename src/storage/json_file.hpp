@@ -13,6 +13,8 @@ namespace weft::storage {
 /// Writes a temporary file, syncs it and renames it to `path`: a reader sees the old file or the new one. Throws
 /// Error(io).
 void write_json(const std::filesystem::path& path, const Json& value);
+/// Writes a file inside a PendingOutput, which syncs and publishes it. Throws Error(io).
+void write_pending_json(const std::filesystem::path& path, const Json& value);
 /// Writes a text that is already JSON, like `write_json`.
 void write_json_text(const std::filesystem::path& path, std::string_view text);
 

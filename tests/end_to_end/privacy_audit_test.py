@@ -66,7 +66,7 @@ def honest_runs_pass(weft):
 def a_run_without_clipping_is_caught(weft):
     run = train(weft, "broken", fault="clip-factors@*:*:*:skip")
     result, printed = audit(weft, run, code=1)
-    print(result)
+    assert "the guarantee that this run states does not hold" in (run / "log.txt").read_text()
     assert result["epsilon_lower"] > result["epsilon"] and "the guarantee does not hold" in printed, printed
     return run
 
@@ -91,12 +91,18 @@ def documents_have_canaries_too(weft):
     assert audit(weft, run)[0]["canaries"] == 128
 
 
+def runs_with_correlated_noise_are_audited(weft):
+    run = train(weft, "bands", "--set", "run.steps=3", "--set", "privacy.bands=2")
+    assert audit(weft, run)[0]["epsilon"] == program.record(run)["result"]["privacy"]["epsilon"]
+
+
 def test(weft):
     (weft.folder / "text.txt").write_text(program.TEXT)
     run = honest_runs_pass(weft)
     a_run_without_clipping_is_caught(weft)
     wrong_uses_are_errors(weft, run)
     documents_have_canaries_too(weft)
+    runs_with_correlated_noise_are_audited(weft)
 
 
 program.main(test)

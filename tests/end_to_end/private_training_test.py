@@ -242,8 +242,8 @@ def adapters_over_documents(weft):
     assert two["privacy"] == result
     assert abs(two["validation"]["loss"] - program.record(weft.folder / "adapted")["result"]["validation"]["loss"]) < 1e-4, two
     assert "do not fit a micro-batch of 64 tokens" in weft.run(*command(weft, "refused", *changes, "--set", "privacy.max_per_owner=5"), code=2)
-    (weft.folder / "nobody.jsonl").write_text('{"text": "abc", "user": 1}\n{"text": "abc"}\n')
-    assert 'nobody.jsonl:2: has no "user"' in weft.run(*command(weft, "refused", *changes, "--set", "data.train=nobody.jsonl"), code=3)
+    (weft.folder / "without_owner.jsonl").write_text('{"text": "abc", "user": 1}\n{"text": "abc"}\n')
+    assert 'without_owner.jsonl:2: has no "user"' in weft.run(*command(weft, "refused", *changes, "--set", "data.train=without_owner.jsonl"), code=3)
     killed = command(weft, "adapted_killed", *changes)
     weft.run(*killed, fault="before-latest:0:5", code=-signal.SIGKILL)
     assert "resuming after step 5" in weft.run(*killed)

@@ -68,8 +68,6 @@ batch_tokens = 64
 features = 24
 k = 3
 """
-
-
 BENCHMARK = """
 [data]
 batch_tokens = 16

@@ -64,7 +64,9 @@ int run_privacy_audit(const Request& request, const AuditOptions& options, const
   const language_model::Configuration& configuration = loaded.configuration();
 
   // 1. The account of the checkpoint: which canaries were records, and the guarantee.
-  privacy::Account account(configuration.privacy, 1, {configuration.privacy.unit, configuration.data.sequence + 1});
+  const double any_rate = 1 / static_cast<double>(configuration.privacy.bands);  // no step is added to the account
+  privacy::Account account(configuration.privacy, any_rate,
+                           {configuration.privacy.unit, configuration.data.sequence + 1});
   checkpoint::Registry registry;
   account.register_in(registry, world.is_root());
   checkpoint::load(world.all(), *loaded.opened.found, registry, loaded.execution(), checkpoint::Load::part);

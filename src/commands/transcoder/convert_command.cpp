@@ -19,7 +19,7 @@
 #include "parallel/nccl.hpp"
 #include "run/build.hpp"
 #include "run/pass.hpp"
-#include "storage/durable.hpp"
+#include "storage/json_file.hpp"
 #include "transcoder/run/conversion.hpp"
 #include "transcoder/run/result.hpp"
 #include "transcoder/run/statistics_state.hpp"
@@ -214,7 +214,7 @@ int run_convert(const Request& request, const ConvertOptions& options, const par
                  {"finetuned_steps", steps},
                  {"before", transcoder::to_json(before)},
                  {"after", transcoder::to_json(after)}};
-  world.on_root([&] { storage::write_text(output.place() / "conversion.json", finite_json_text(record, 2) + "\n"); });
+  world.on_root([&] { storage::write_pending_json(output.place() / "conversion.json", record); });
   output.publish();
   record["output"] = request.output;
   print_written(request, text, record);

@@ -242,8 +242,8 @@ std::int64_t number_of(const TokenSet& set, const DocumentRecords::Sequence& seq
 
 }  // namespace
 
-DocumentRecords::DocumentRecords(const TokenSet& set, Of of, std::int64_t length, std::int64_t most_sequences,
-                                 std::uint64_t seed) {
+DocumentRecords::DocumentRecords(const TokenSet& set, Grouping grouping, std::int64_t length,
+                                 std::int64_t most_sequences, std::uint64_t seed) {
   if (!set.has_documents())
     throw collective_error(ExitCode::usage,
                            "{}: does not say where documents begin (a record is a document); take JSON Lines or token "
@@ -255,7 +255,7 @@ DocumentRecords::DocumentRecords(const TokenSet& set, Of of, std::int64_t length
   starts.push_back(set.size());
   std::vector<std::size_t> documents(starts.size() - 1);
   std::iota(documents.begin(), documents.end(), std::size_t{0});
-  if (of == Of::owners) {
+  if (grouping == Grouping::by_owner) {
     owners = set.owners();
     if (owners.empty())
       throw collective_error(ExitCode::usage,

@@ -122,14 +122,14 @@ std::int64_t disjoint_windows(std::int64_t ids, std::int64_t length);
 /// many are taken, chosen by the seed and by what the record has alone: one record more or less changes no other one.
 class DocumentRecords {
  public:
-  enum class Of { documents, owners };
+  enum class Grouping { by_document, by_owner };
   struct Sequence {
     std::int64_t begin = 0, predictions = 0;
   };
 
   /// Reads where documents start; those of one id are left out. Throws a collective Error(usage) if the set does not
   /// say that, or whom documents belong to, or has no record; else as TokenSet::read.
-  DocumentRecords(const TokenSet&, Of, std::int64_t length, std::int64_t most_sequences, std::uint64_t seed);
+  DocumentRecords(const TokenSet&, Grouping, std::int64_t length, std::int64_t most_sequences, std::uint64_t seed);
 
   std::int64_t count() const { return std::ssize(first_) - 1; }
   std::int64_t sequences() const { return std::ssize(sequences_); }  ///< of all records

@@ -41,10 +41,10 @@ privacy::ModeChoice mode_choice(const Configuration& configuration, const Archit
 PrivateRecords private_records(const Configuration& configuration, const dataset::TokenSet& train) {
   const privacy::Settings& settings = configuration.privacy;
   if (!settings.joins_sequences()) return private_records(configuration, train.size());
-  using Of = dataset::DocumentRecords::Of;
-  dataset::DocumentRecords documents(train, settings.unit == privacy::Unit::owner ? Of::owners : Of::documents,
-                                     configuration.data.sequence, settings.max_per_owner,
-                                     static_cast<std::uint64_t>(configuration.run.seed));
+  using Grouping = dataset::DocumentRecords::Grouping;
+  dataset::DocumentRecords documents(
+      train, settings.unit == privacy::Unit::owner ? Grouping::by_owner : Grouping::by_document,
+      configuration.data.sequence, settings.max_per_owner, static_cast<std::uint64_t>(configuration.run.seed));
   const std::int64_t of_data = documents.count(), count = of_data + settings.canaries,
                      all = documents.sequences() + settings.canaries;
   const double sequences =
@@ -91,8 +91,7 @@ void require_whole_records(const Configuration& configuration) {
   if (!settings.enabled || !settings.joins_sequences() || needed <= configuration.micro_tokens()) return;
   throw collective_error(ExitCode::usage,
                          "privacy.max_per_owner = {} sequences of {} tokens do not fit a micro-batch of {} tokens (the "
-                         "gradient of a record "
-                         "is formed in one); {} a smaller privacy.max_per_owner",
+                         "gradient of a record is formed in one); {} a smaller privacy.max_per_owner",
                          settings.max_per_owner, configuration.data.sequence, configuration.micro_tokens(),
                          needed <= rank
                              ? fmt::format("give data.micro_tokens = {} or more, or", needed)

@@ -76,7 +76,6 @@ struct Truncation {
 double epsilon(AccountantKind, History, double delta, const Truncation&);
 double calibrate(AccountantKind, double target, double delta, double sample_rate, std::int64_t steps, History before,
                  const Truncation&);
-void require_truncation(const Truncation&, History, double epsilon, double delta);
 /// An upper bound of ln Pr[Bin(n, q) > most], a few percent of the probability above it in the far tail.
 double log_binomial_tail(std::int64_t n, double q, std::int64_t most);
 

@@ -8,13 +8,13 @@
 //
 // (Chua et al. 2024, arXiv:2411.04205). t is the sum over the steps of Pr[Bin(n + 1, q) > B]: one of the two data sets
 // may have a record more than the n of the run. Which records are dropped does not matter.
-#include "privacy/accountant/truncation.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "base/error.hpp"
+#include "privacy/accountant/accountant.hpp"
 
 namespace weft::privacy {
 namespace {
@@ -38,6 +38,27 @@ double log_added_delta(const Truncation& truncation, History history, double eps
   return largest + std::log(std::max(1.0, sum)) + epsilon + std::log1p(std::exp(-epsilon));
 }
 
+/// The delta of the steps, without what is left for truncation.
+double delta_of_steps(const Truncation& truncation, double delta) {
+  return truncation.most == 0 ? delta : (1 - kTruncationShare) * delta;
+}
+
+/// Throws Error(usage), with the batch that suffices, if truncation needs more than is left for it.
+void require_truncation(const Truncation& truncation, History history, double epsilon, double delta) {
+  if (truncation.most == 0) return;
+  const double most = std::log(kTruncationShare * delta);
+  if (log_added_delta(truncation, history, epsilon) <= most) return;
+  Truncation enough{truncation.records, truncation.records + 1};  // never truncated
+  for (std::int64_t low = truncation.most; enough.most - low > 1;) {
+    const std::int64_t middle = low + (enough.most - low) / 2;
+    (log_added_delta({truncation.records, middle}, history, epsilon) <= most ? enough.most : low) = middle;
+  }
+  throw error(ExitCode::usage,
+              "steps of at most {} of {} records are truncated too often for epsilon = {:.4g} (together they would add "
+              "more than {:g} of delta = {:g}); take privacy.most_records = {} or more, or fewer steps",
+              truncation.most, truncation.records, epsilon, kTruncationShare, delta, enough.most);
+}
+
 }  // namespace
 
 double log_binomial_tail(std::int64_t n, double q, std::int64_t most) {
@@ -52,10 +73,6 @@ double log_binomial_tail(std::int64_t n, double q, std::int64_t most) {
   return std::min(0.0, first - std::log1p(-ratio));
 }
 
-double delta_of_steps(const Truncation& truncation, double delta) {
-  return truncation.most == 0 ? delta : (1 - kTruncationShare) * delta;
-}
-
 double epsilon(AccountantKind kind, History history, double delta, const Truncation& truncation) {
   const double found = epsilon(kind, history, delta_of_steps(truncation, delta));
   require_truncation(truncation, history, found, delta);
@@ -68,21 +85,6 @@ double calibrate(AccountantKind kind, double target, double delta, double sample
   all.push_back({sample_rate, 1, steps});
   require_truncation(truncation, all, target, delta);
   return calibrate(kind, target, delta_of_steps(truncation, delta), sample_rate, steps, before);
-}
-
-void require_truncation(const Truncation& truncation, History history, double epsilon, double delta) {
-  if (truncation.most == 0) return;
-  const double most = std::log(kTruncationShare * delta);
-  if (log_added_delta(truncation, history, epsilon) <= most) return;
-  Truncation enough{truncation.records, truncation.records + 1};  // never truncated
-  for (std::int64_t low = truncation.most; enough.most - low > 1;) {
-    const std::int64_t middle = low + (enough.most - low) / 2;
-    (log_added_delta({truncation.records, middle}, history, epsilon) <= most ? enough.most : low) = middle;
-  }
-  throw error(ExitCode::usage,
-              "steps of at most {} of {} records are truncated too often for epsilon = {:.4g} (together they would add "
-              "more than {:g} of delta = {:g}); take privacy.most_records = {} or more, or fewer steps",
-              truncation.most, truncation.records, epsilon, kTruncationShare, delta, enough.most);
 }
 
 }  // namespace weft::privacy

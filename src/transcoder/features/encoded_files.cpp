@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "parallel/failure.hpp"
-#include "storage/durable.hpp"
+#include "storage/json_file.hpp"
 #include "storage/pending_output.hpp"
 #include "storage/sparse_file.hpp"
 
@@ -181,7 +181,7 @@ void EncodedFiles::finish() {
                            {"rows", state.first_row},
                            {"entries", state.entries},
                            {"files", state.files}};
-    storage::write_text(state.output->place() / "metadata.json", finite_json_text(metadata, 2) + "\n");
+    storage::write_pending_json(state.output->place() / "metadata.json", metadata);
     state.output->publish();
   });
 }

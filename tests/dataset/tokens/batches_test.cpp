@@ -341,8 +341,8 @@ TEST_CASE("a document is a record of several sequences; of a long one some are c
   std::iota(ids.begin(), ids.end(), std::uint16_t{0});
   // Documents of 5, 1, 20 and 14 ids, in sequences of 6 predictions.
   const TokenSet set("text", ids, 40, 0, {.documents = {0, 5, 6, 26}, .counted = {}});
-  using Of = DocumentRecords::Of;
-  const DocumentRecords records(set, Of::documents, 6, 3, 1);
+  using Grouping = DocumentRecords::Grouping;
+  const DocumentRecords records(set, Grouping::by_document, 6, 3, 1);
   CHECK(records.count() == 3);
   CHECK(records.sequences() == 1 + 3 + 3);
   const auto begins = [&](const DocumentRecords& of, std::int64_t record) {
@@ -354,7 +354,7 @@ TEST_CASE("a document is a record of several sequences; of a long one some are c
   CHECK(begins(records, 2) == std::set<std::int64_t>{26, 32, 38});
   std::set<std::set<std::int64_t>> choices;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
-    const std::set<std::int64_t> chosen = begins(DocumentRecords(set, Of::documents, 6, 3, seed), 1);
+    const std::set<std::int64_t> chosen = begins(DocumentRecords(set, Grouping::by_document, 6, 3, seed), 1);
     CHECK(chosen.size() == 3);
     for (const std::int64_t begin : chosen) CHECK((begin >= 6 && begin < 26 && begin % 6 == 0));
     choices.insert(chosen);
@@ -365,10 +365,10 @@ TEST_CASE("a document is a record of several sequences; of a long one some are c
   fill_sequences(set, records.of(2), rows.batch());
   CHECK(rows.batch().counted == 13);
   CHECK(rows.batch().targets[12] == 39);
-  CHECK_THROWS_WITH_AS(DocumentRecords(counting(9), Of::documents, 6, 3, 1), doctest::Contains("where documents begin"),
-                       Error);
-  CHECK_THROWS_WITH_AS(DocumentRecords(set, Of::owners, 6, 3, 1), doctest::Contains("whom its documents belong to"),
-                       Error);
+  CHECK_THROWS_WITH_AS(DocumentRecords(counting(9), Grouping::by_document, 6, 3, 1),
+                       doctest::Contains("where documents begin"), Error);
+  CHECK_THROWS_WITH_AS(DocumentRecords(set, Grouping::by_owner, 6, 3, 1),
+                       doctest::Contains("whom its documents belong to"), Error);
 }
 
 TEST_CASE("the documents of an owner are one record, and what is chosen of it does not depend on the others") {
@@ -389,7 +389,7 @@ TEST_CASE("the documents of an owner are one record, and what is chosen of it do
   };
   // What each record is trained on.
   const auto records_of = [&](const TokenSet& set, std::uint64_t seed = 1) {
-    const DocumentRecords records(set, DocumentRecords::Of::owners, kLength, kMost, seed);
+    const DocumentRecords records(set, DocumentRecords::Grouping::by_owner, kLength, kMost, seed);
     std::vector<std::vector<std::uint32_t>> all;
     for (std::int64_t record = 0; record < records.count(); ++record) {
       TokenRows rows(std::ssize(records.of(record)), kLength, false);
