@@ -122,8 +122,8 @@ def accuracy(values, label, threshold, sign):
 def probe(of_a, of_b):
     """Balanced accuracy on the second halves of the column and threshold that are best on the first ones."""
     halves = []
-    for part in (slice(None, None, 2), slice(1, None, 2)):
-        a, b = of_a[part], of_b[part]
+    for half in (0, 1):
+        a, b = (chunks[half * len(chunks) // 2:(half + 1) * len(chunks) // 2] for chunks in (of_a, of_b))
         halves.append((np.concatenate([a, b]), np.arange(len(a) + len(b)) < len(a)))
     (train, is_a), (test, test_is_a) = halves
     spread = train.std(axis=0) + 1e-9
