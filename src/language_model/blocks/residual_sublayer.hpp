@@ -61,8 +61,8 @@ class ResidualSublayer {
   void enter(const Pass& pass) { enter(pass, {}, {}); }
   /// Computes the sublayer up to its last product.
   void forward(const Pass& pass) { sublayer_->forward(pass, input(pass)); }
-  /// Starts the last product of the sublayer. next: the sublayer after it, or null.
-  void start_output(const Pass& pass, kernels::AnyMatrix y, const ResidualSublayer* next) {
+  /// Starts the last product of the sublayer. next: in a joined pass the sublayer after it, or null.
+  void start_output(const Pass& pass, kernels::AnyMatrix y, const ResidualSublayer* next = nullptr) {
     sublayer_->output(pass, output(pass, y, next));
   }
   /// Awaits it, and forms y. tap: gets x and the output of the sublayer; null: none.
