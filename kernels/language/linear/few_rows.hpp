@@ -7,9 +7,9 @@
 // eight. Each warp takes 16 outputs, all rows, and every kInnerWarps-th group of 16 inputs of a chunk; the sums of the
 // warps are added in their order.
 //
-// The rows may be normalised first (norm/norm.hpp): their statistics follow from the moments that the product before
-// has left (row_moments.hpp), and each thread normalises in shared memory the words of x that it has copied there. No
-// thread waits for another one, and no barrier is added.
+// Sums may be those of normalised rows (linear_operands.hpp): x is then weight ∘ h, and the statistics of a row of h,
+// which follow from the moments that the product before has left (row_moments.hpp), are applied to its sums. Nothing
+// is added between the arrival of the rows and their products.
 //
 // Invariant. The order in which a sum is formed depends on the number of outputs and inputs alone: a row has the same
 // bits whatever the other rows are and however many.
@@ -23,16 +23,15 @@
 namespace weft::kernels {
 
 /// Division of the work of a block. kRows: rows of x, the rest are zeros; kOutputs: outputs of the tile; kTransposed: W
-/// is stored as [inputs, outputs]; kNormalised: the product is that of normalised rows.
+/// is stored as [inputs, outputs]; kNormalised: the sums are those of normalised rows.
 template <int kRows_, int kOutputs_, bool kTransposed_, bool kNormalised_ = false>
 struct FewRowsTile {
   static constexpr int kRows = kRows_, kOutputs = kOutputs_;
   static constexpr bool kTransposed = kTransposed_, kNormalised = kNormalised_;
   static constexpr int kWarps = 8, kThreads = kWarps * 32;
-  static constexpr int kChunk = 64;  ///< inputs that are loaded together
-  /// Chunks in flight. The weights of a norm for all of them are in registers.
-  static constexpr int kStages = kOutputs == 32 && !kNormalised ? 6 : 4;
-  static constexpr int kBands = kOutputs == 64 ? 2 : 1;  ///< of 16 outputs, of a warp
+  static constexpr int kChunk = 64;                       ///< inputs that are loaded together
+  static constexpr int kStages = kOutputs == 32 ? 6 : 4;  ///< chunks in flight
+  static constexpr int kBands = kOutputs == 64 ? 2 : 1;   ///< of 16 outputs, of a warp
   static constexpr int kOutputWarps = kOutputs / (16 * kBands), kInnerWarps = kWarps / kOutputWarps;
   static constexpr int kGroups = kChunk / 16 / kInnerWarps;  ///< of 16 inputs, of a warp, per chunk
   static constexpr int kUnits = kRows * kOutputs / 4;        ///< of four outputs of a row
@@ -53,11 +52,9 @@ struct FewRowsTile {
   static_assert(kRows % 8 == 0 && kOutputs % 32 == 0 && kOutputWarps * kInnerWarps == kWarps);
 };
 
-/// A norm of the rows of x. weight and bias are aligned to 16 bytes.
+/// Statistics of the rows of a norm.
 struct FewRowsNorm {
-  const float* weight;     ///< [inputs]
-  const float* bias;       ///< [inputs], or null
-  const Moments* moments;  ///< of x, [rows, moment_groups(inputs)]
+  const Moments* moments;  ///< of h, [rows, moment_groups(inputs)]; null: no norm
   float epsilon;
   float share;   ///< 1 / inputs: divided before the kernel starts
   bool centred;  ///< false: the mean is not subtracted
@@ -188,181 +185,75 @@ WEFT_FLASH_INLINE float few_rows_inverse_root(float x) {
 #endif
 }
 
-/// Normalises the words of x that this thread copies, after they have arrived for this thread: FewRowsWords gives the
-/// words of a row to eight successive lanes, which merge the moments of that row.
+/// Statistics of a row: norm(h) = inverse (weight ∘ (h - mean)) + bias.
+struct FewRowsStatistics {
+  float mean, inverse;
+};
+
+/// Merges the moments of a row. kLanes successive lanes share a row; all lanes of a warp call the functions together.
 ///
 /// The moments of groups of columns are merged as deviations from the mean of the first group: their squares are not
 /// much larger than the variance, so that no digits cancel.
-template <class Tile>
-class FewRowsNormaliser {
-  using Words = FewRowsWords<Tile>;
-  static constexpr int kLanes = Words::kWords;
-  static constexpr int kMoments = 4;  ///< groups that a lane reads at once
-  static constexpr int kRowsOfThread = Tile::kRows / Words::kRowsAtOnce;
-  static constexpr int kRounds = (Tile::kStages + Words::kStagesAtOnce - 1) / Words::kStagesAtOnce;
+class FewRowsMoments {
+  static constexpr int kLanes = 8, kAtOnce = 4;  ///< kAtOnce: groups that a lane reads at once
 
  public:
-  /// What does not depend on x: reads the weights of the norm for the first kStages chunks, and forms addresses.
-  WEFT_FLASH_INLINE FewRowsNormaliser(const FewRowsOperands& o, const Words& words, int thread)
-      : lane_(thread % kLanes), groups_(static_cast<int>(moment_groups(o.inputs))) {
-#pragma unroll
-    for (int r = 0; r < kRowsOfThread; ++r)
-      moments_[r] =
-          o.norm.moments + std::int64_t{flash_least(words.row + r * Words::kRowsAtOnce, o.rows - 1)} * groups_;
-#pragma unroll
-    for (int round = 0; round < kRounds; ++round)
-      load_weights_of(o, words, round * Words::kStagesAtOnce, columns_[round]);
+  /// Reads the first groups.
+  WEFT_FLASH_INLINE void load(const FewRowsOperands& o, int row, int thread) {
+    lane_ = thread % kLanes;
+    groups_ = static_cast<int>(moment_groups(o.inputs));
+    moments_ = o.norm.moments + std::int64_t{flash_least(row, o.rows - 1)} * groups_;
+    origin_ = moments_[0].mean;
+    load_groups(lane_);
   }
 
-  /// Forms the statistics of the rows of this thread. All lanes of a warp call this together.
   template <class Context>
-  WEFT_FLASH_INLINE void merge_moments(Context& context, const FewRowsOperands& o) {
-    Moments read[kRowsOfThread][kMoments];
-    float origin[kRowsOfThread], sum[kRowsOfThread] = {}, squares[kRowsOfThread] = {}, within[kRowsOfThread] = {};
-    const auto read_groups = [&](int begin) {
-#pragma unroll
-      for (int r = 0; r < kRowsOfThread; ++r)
-#pragma unroll
-        for (int i = 0; i < kMoments; ++i) read[r][i] = moments_[r][flash_least(begin + i * kLanes, groups_ - 1)];
-    };
-#pragma unroll
-    for (int r = 0; r < kRowsOfThread; ++r) origin[r] = moments_[r][0].mean;
-    read_groups(lane_);
+  WEFT_FLASH_INLINE FewRowsStatistics merge(Context& context, const FewRowsOperands& o) {
+    float sum = 0.0f, squares = 0.0f, within = 0.0f;
 #pragma unroll 1
     for (int begin = lane_;;) {
 #pragma unroll
-      for (int r = 0; r < kRowsOfThread; ++r)
-#pragma unroll
-        for (int i = 0; i < kMoments; ++i) {
-          const int left = o.inputs - (begin + i * kLanes) * kMomentColumns;
-          const float columns = static_cast<float>(flash_most(0, flash_least(kMomentColumns, left))),
-                      distance = read[r][i].mean - origin[r];
-          sum[r] = few_rows_add_product(columns, distance, sum[r]);
-          squares[r] = few_rows_add_product(columns * distance, distance, squares[r]);
-          within[r] += left > 0 ? read[r][i].squares : 0.0f;
-        }
-      begin += kLanes * kMoments;
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int left = o.inputs - (begin + i * kLanes) * kMomentColumns;
+        const float columns = static_cast<float>(flash_most(0, flash_least(kMomentColumns, left))),
+                    distance = read_[i].mean - origin_;
+        sum = few_rows_add_product(columns, distance, sum);
+        squares = few_rows_add_product(columns * distance, distance, squares);
+        within += left > 0 ? read_[i].squares : 0.0f;
+      }
+      begin += kLanes * kAtOnce;
       if (begin - lane_ >= groups_) break;
-      read_groups(begin);
+      load_groups(begin);
     }
 #pragma unroll
-    for (int mask = kLanes / 2; mask > 0; mask /= 2)
-#pragma unroll
-      for (int r = 0; r < kRowsOfThread; ++r) {
-        sum[r] += context.shuffle_xor(sum[r], mask);
-        squares[r] += context.shuffle_xor(squares[r], mask);
-        within[r] += context.shuffle_xor(within[r], mask);
-      }
-#pragma unroll
-    for (int r = 0; r < kRowsOfThread; ++r) {
-      const float mean = few_rows_add_product(sum[r], o.norm.share, origin[r]),
-                  about_mean = within[r] + few_rows_add_product(-sum[r], sum[r] * o.norm.share, squares[r]);
-      float variance = few_rows_add_product(about_mean, o.norm.share, o.norm.epsilon);
-      if (!o.norm.centred) variance = few_rows_add_product(mean, mean, variance);
-      inverse_[r] = few_rows_inverse_root(variance);
-      shift_[r] = o.norm.centred ? -mean * inverse_[r] : 0.0f;
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+      sum += context.shuffle_xor(sum, mask);
+      squares += context.shuffle_xor(squares, mask);
+      within += context.shuffle_xor(within, mask);
     }
-  }
-
-  /// Normalises the words of the first `count` chunks, at most kStages. Reads all before it writes the first.
-  template <class Context>
-  WEFT_FLASH_INLINE void normalise_all(Context& context, const Words& words, int count) const {
-    FlashWord word[kRounds][kRowsOfThread] = {};
-    const auto each = [&](const auto& visit) {
-#pragma unroll
-      for (int round = 0; round < kRounds; ++round) {
-        const int first = round * Words::kStagesAtOnce;
-        if (words.stage + first >= flash_least(count, Tile::kStages) || first * Tile::kChunk >= words.x_inputs)
-          continue;
-#pragma unroll
-        for (int r = 0; r < kRowsOfThread; ++r) visit(word[round][r], *place(context, words, first, r), round, r);
-      }
-    };
-    each([](FlashWord& to, const FlashWord& shared, int, int) { to = shared; });
-    each([&](const FlashWord& from, FlashWord& shared, int round, int r) {
-      shared = normalised(from, columns_[round], r);
-    });
-  }
-
-  /// Reads the weights for the i-th chunk of this block, from kStages on.
-  WEFT_FLASH_INLINE void load_weights_of(const FewRowsOperands& o, const Words& words, int i) {
-    load_weights_of(o, words, i, columns_[0]);
-  }
-  /// Normalises the words of that chunk in a stage: those that few_rows_load_rows_of has copied.
-  template <class Context>
-  WEFT_FLASH_INLINE void normalise_one(Context& context, const Words& words, int i, int stage) const {
-    if (words.stage != 0 || i * Tile::kChunk >= words.x_inputs) return;
-#pragma unroll
-    for (int r = 0; r < kRowsOfThread; ++r) {
-      FlashWord* const at = place(context, words, stage, r);
-      *at = normalised(*at, columns_[0], r);
-    }
+    const float mean = few_rows_add_product(sum, o.norm.share, origin_),
+                about_mean = within + few_rows_add_product(-sum, sum * o.norm.share, squares);
+    float variance = few_rows_add_product(about_mean, o.norm.share, o.norm.epsilon);
+    if (!o.norm.centred) variance = few_rows_add_product(mean, mean, variance);
+    return {o.norm.centred ? mean : 0.0f, few_rows_inverse_root(variance)};
   }
 
  private:
-  /// Weights of the norm for the eight columns of a word.
-  struct Columns {
-    FewRowsColumns weight[2] = {}, bias[2] = {};
-  };
-
-  /// chunk: from that of the thread's first word.
-  WEFT_FLASH_INLINE static void load_weights_of(const FewRowsOperands& o, const Words& words, int chunk,
-                                                Columns& columns) {
-    if (chunk * Tile::kChunk >= words.x_inputs) return;
-    const int column = o.inputs - words.x_inputs + chunk * Tile::kChunk;
+  WEFT_FLASH_INLINE void load_groups(int begin) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      columns.weight[i] = reinterpret_cast<const FewRowsColumns*>(o.norm.weight + column)[i];
-      if (o.norm.bias != nullptr) columns.bias[i] = reinterpret_cast<const FewRowsColumns*>(o.norm.bias + column)[i];
-    }
+    for (int i = 0; i < kAtOnce; ++i) read_[i] = moments_[flash_least(begin + i * kLanes, groups_ - 1)];
   }
 
-  /// stage: from that of the thread's first word.
-  template <class Context>
-  WEFT_FLASH_INLINE static FlashWord* place(Context& context, const Words& words, int stage, int r) {
-    return reinterpret_cast<FlashWord*>(
-        context.shared + words.place +
-        static_cast<std::uint32_t>(stage * Tile::kStageBytes + r * Words::kRowsAtOnce * Tile::kChunk * 2));
-  }
-
-  /// Normalises a word of the r-th row of this thread. Rows that x does not have become numbers that no result
-  /// contains.
-  WEFT_FLASH_INLINE FlashWord normalised(const FlashWord& word, const Columns& columns, int r) const {
-    const auto norm = [&](float x, int column) {
-      return few_rows_add_product(columns.weight[column / 4].value[column % 4],
-                                  few_rows_add_product(x, inverse_[r], shift_[r]),
-                                  columns.bias[column / 4].value[column % 4]);
-    };
-    FlashWord result;
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      result.pair[i] =
-          flash_pack<bf16>(norm(flash_low<bf16>(word.pair[i]), 2 * i), norm(flash_high<bf16>(word.pair[i]), 2 * i + 1));
-    return result;
-  }
-
-  int lane_, groups_;
-  const Moments* moments_[kRowsOfThread];
-  Columns columns_[kRounds];
-  float inverse_[kRowsOfThread], shift_[kRowsOfThread];  // norm(x) = weight (inverse x + shift) + bias
+  const Moments* moments_;
+  int groups_, lane_;
+  float origin_;
+  Moments read_[kAtOnce];
 };
 
-/// In place of FewRowsNormaliser for rows that are multiplied as they are.
-template <class Tile>
-struct FewRowsAsTheyAre {
-  using Words = FewRowsWords<Tile>;
-  WEFT_FLASH_INLINE FewRowsAsTheyAre(const FewRowsOperands&, const Words&, int /*thread*/) {}
-  template <class Context>
-  WEFT_FLASH_INLINE void merge_moments(Context&, const FewRowsOperands&) {}
-  template <class Context>
-  WEFT_FLASH_INLINE void normalise_all(Context&, const Words&, int /*count*/) const {}
-  WEFT_FLASH_INLINE void load_weights_of(const FewRowsOperands&, const Words&, int /*i*/) {}
-  template <class Context>
-  WEFT_FLASH_INLINE void normalise_one(Context&, const Words&, int /*i*/, int /*stage*/) const {}
-};
-
-template <class Tile>
-using FewRowsNormOf = std::conditional_t<Tile::kNormalised, FewRowsNormaliser<Tile>, FewRowsAsTheyAre<Tile>>;
+/// The sum of a normalised row from that of x, where `s` is the sum of the row of W (NormTerms).
+WEFT_FLASH_INLINE float few_rows_normalised(const FewRowsStatistics& row, float sum, float s) {
+  return row.inverse * few_rows_add_product(-row.mean, s, sum);
+}
 
 /// Addresses from which a lane reads its part of the operands of a group of 16 inputs in a stage.
 template <class Tile>
@@ -484,26 +375,20 @@ WEFT_FLASH_INLINE void few_rows_sum(Context& context, const FewRowsOperands& o, 
 #pragma unroll 1
   for (int i = 0; i < kStages && i < count; ++i)
     few_rows_load_weight<Tile>(context, o, words, first_output, begin + i, i, i);
-  FewRowsNormOf<Tile> norm(o, words, thread);
   await_rows();
   few_rows_load_rows<Tile>(context, o, words, count);
   context.commit();
-  norm.merge_moments(context, o);
   context.template wait<0>();
-  norm.normalise_all(context, words, count);
   context.sync();
   FewRowsSums<Tile> of_warp;
   if (count <= kStages) {
     few_rows_multiply_all<Tile>(context, places, count, of_warp);
   } else {
-    norm.load_weights_of(o, words, kStages);
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const int stage = i % kStages, next = i + kStages;
       if (i >= kStages) {
         context.template wait<kStages - 1>();
-        norm.normalise_one(context, words, i, stage);
-        norm.load_weights_of(o, words, i + 1);
         context.sync();
       }
       few_rows_multiply<Tile>(context, places, stage, of_warp);

@@ -59,13 +59,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
     return OwnOutputs<kCount>{unit / of_row, first_output + unit % of_row * 4 + item % kItems * kCount};
   };
   OwnOutputs<kCount> own = outputs_of(thread);
-  own.load_bias(a);
+  own.load_vectors(a);
+  FewRowsMoments moments;
   few_rows_sum<Tile>(
       context, o, first_output, chunks * part / parts, chunks * (part + 1) / parts, most_chunks,
       [&] {
         if (parts > 1) meet_cluster();  // shared memory of the others exists
         await_previous_kernel();
         own.load_residual(a);
+        if constexpr (Tile::kNormalised) moments.load(o, own.row, thread);
       },
       [&](int unit, const FewRowsColumns& sums, FewRowsColumns* at) {
         const int group = unit / kWarp;
@@ -75,6 +77,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
         else
           *at = sums;
       });
+  FewRowsStatistics statistics{};
+  if constexpr (Tile::kNormalised) statistics = moments.merge(context, o);
   if (parts > 1)
     of_sums.wait();
   else
@@ -83,8 +87,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
   for (int item = thread; item < of_rank * kItems; item += Tile::kThreads) {
     if (item != thread) {
       own = outputs_of(item);
-      own.load_bias(a);
+      own.load_vectors(a);
       own.load_residual(a);
+      if constexpr (Tile::kNormalised) {
+        moments.load(o, own.row, thread);
+        statistics = moments.merge(context, o);
+      }
     }
     if (unit_of(item - lane) / (Tile::kOutputs / 4) >= o.rows) break;  // of the whole warp
     float sum[kCount] = {};
@@ -105,7 +113,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kRows == 8 ? 1 : 2)
 #pragma unroll
         for (int i = 0; i < kCount; ++i) sum[i] += rank < parts ? of_ranks[rank].value[i] : 0.0f;
     }
-    finish_outputs<kCount>(a, own.row, own.output, sum, own.bias, own.residual);
+    if constexpr (Tile::kNormalised) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] = few_rows_normalised(statistics, sum[i], own.factor[i]);
+    }
+    finish_outputs<kCount>(a, own.row, own.output, sum, own.bias, own.factor, own.residual);
   }
 #endif
 }
@@ -126,7 +138,7 @@ void launch(const Execution& execution, const FewRowsArguments& arguments) {
 template <int kRows>
 void launch(const Execution& execution, const FewRowsArguments& arguments, bool transposed) {
   const std::int64_t outputs = arguments.operands.outputs;
-  if (arguments.operands.norm.weight != nullptr) {
+  if (arguments.operands.norm.moments != nullptr) {
     if (outputs >= kSeveralOutputs) return launch<FewRowsTile<kRows, kMiddleTile, false, true>>(execution, arguments);
     return launch<FewRowsTile<kRows, kNarrowTile, false, true>>(execution, arguments);
   }
@@ -146,35 +158,44 @@ bool is_in_words(const AnyMatrix& matrix) {
   return matrix.type == Scalar::bf16 && matrix.stride % 8 == 0 && is_aligned(matrix.data, 16);
 }
 
-/// True if a product can apply the norm. One with many outputs does not: the rows would be normalised in as many
-/// blocks, where a kernel of its own does it once in a small part of the time of the product.
-bool fits_norm(const LinearWeights& weights, const NormWeights& norm, std::int64_t outputs) {
-  return !weights.transposed && outputs < kManyOutputs && is_aligned(norm.weight.data, 16) &&
-         is_aligned(norm.bias.data, 16);
+/// True if a product can apply the norm. One with many outputs does not: its tiles have no place for the statistics,
+/// and a norm of its own takes a small part of the time of the product.
+bool fits_norm(const LinearWeights& weights, const LinearInput& x, const LinearOutput& y) {
+  const bool has_terms = weights.norm_terms.sums.size > 0;
+  return !weights.transposed && y.rows.columns < kManyOutputs && y.scaled.rows.data == nullptr &&
+         (has_terms || !needs_terms(*x.norm)) && is_aligned(weights.norm_terms.sums.data, 16) &&
+         is_aligned(weights.norm_terms.bias.data, 16);
 }
+
+/// Rows that the product reads.
+const AnyMatrix& read_rows(const LinearInput& x) { return x.norm == nullptr ? x.rows : x.normalised; }
 
 void multiply_fitting(const Execution& execution, const LinearWeights& weights, const LinearInput& x,
                       const LinearOutput& y, FewRowsAfter after) {
-  FewRowsArguments arguments{.operands = {.x = static_cast<const bf16*>(x.rows.data),
+  const AnyMatrix& rows = read_rows(x);
+  const bool has_terms = x.norm != nullptr && needs_terms(*x.norm);
+  const Array<const float> bias = has_terms ? weights.norm_terms.bias : weights.bias;
+  FewRowsArguments arguments{.operands = {.x = static_cast<const bf16*>(rows.data),
                                           .weight = static_cast<const bf16*>(weights.matrix.data),
-                                          .x_stride = x.rows.stride,
+                                          .x_stride = rows.stride,
                                           .weight_stride = weights.matrix.stride,
-                                          .rows = static_cast<int>(x.rows.rows),
+                                          .rows = static_cast<int>(rows.rows),
                                           .outputs = static_cast<int>(y.rows.columns),
-                                          .inputs = static_cast<int>(x.rows.columns)},
-                             .bias = weights.bias.size > 0 ? weights.bias.data : nullptr,
+                                          .inputs = static_cast<int>(rows.columns)},
+                             .bias = bias.size > 0 ? bias.data : nullptr,
+                             .factors = has_terms ? weights.norm_terms.sums.data : y.scaled.weight.data,
                              .residual = static_cast<const bf16*>(y.residual.data),
                              .y = static_cast<bf16*>(y.rows.data),
+                             .scaled = static_cast<bf16*>(y.scaled.rows.data),
                              .moments = y.moments.data,
                              .residual_stride = y.residual.stride,
                              .y_stride = y.rows.stride,
+                             .scaled_stride = y.scaled.rows.stride,
                              .after = after};
   if (x.norm != nullptr)
-    arguments.operands.norm = {.weight = x.norm->weight.data,
-                               .bias = x.norm->bias.size > 0 ? x.norm->bias.data : nullptr,
-                               .moments = x.moments.data,
+    arguments.operands.norm = {.moments = x.moments.data,
                                .epsilon = x.norm->epsilon,
-                               .share = 1.0f / static_cast<float>(x.rows.columns),
+                               .share = 1.0f / static_cast<float>(rows.columns),
                                .centred = x.norm->kind == Norm::layer};
   if (!weights.transposed && x.norm == nullptr && y.residual.data == nullptr && after == FewRowsAfter::nothing &&
       y.rows.columns >= kManyOutputs &&
@@ -192,13 +213,14 @@ void multiply_fitting(const Execution& execution, const LinearWeights& weights, 
 
 bool fits_few_rows(const LinearWeights& weights, const LinearInput& input, const LinearOutput& output) {
   constexpr std::int64_t kMostOutputs = 65535 * kNarrowTile, kMostInputs = std::int64_t{1} << 30;
-  const AnyMatrix &x = input.rows, &y = output.rows;
+  const AnyMatrix &x = read_rows(input), &y = output.rows;
   return has_clusters() && x.rows >= 1 && x.rows <= kMostFewRows && is_in_words(x) && is_in_words(weights.matrix) &&
          begins_in_fours(y) && is_aligned(weights.bias.data, 16) && x.columns >= 8 && x.columns % 8 == 0 &&
          x.columns <= kMostInputs && y.columns >= 1 && y.columns <= kMostOutputs &&
-         (!weights.transposed || y.columns % 8 == 0) &&
-         (input.norm == nullptr || fits_norm(weights, *input.norm, y.columns)) &&
-         (output.residual.data == nullptr || begins_in_fours(output.residual));
+         (!weights.transposed || y.columns % 8 == 0) && (input.norm == nullptr || fits_norm(weights, input, output)) &&
+         (output.residual.data == nullptr || begins_in_fours(output.residual)) &&
+         (output.scaled.rows.data == nullptr ||
+          (begins_in_fours(output.scaled.rows) && is_aligned(output.scaled.weight.data, 16)));
 }
 
 bool joins_norms(const Execution& /*execution*/, Scalar type, std::int64_t rows, std::int64_t width) {

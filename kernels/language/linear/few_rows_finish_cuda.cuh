@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Products of few rows on a GPU: what their kernels share. The sums of a tile, which blocks of a cluster send to the
-// block that adds them up, and what follows a sum: an activation, or the sum with the residual stream and its moments.
+// block that adds them up, and what follows a sum: a norm, an activation, or the sum with the residual stream, from
+// which its moments and scaled rows follow.
 #pragma once
 
 #include <type_traits>
@@ -20,10 +21,12 @@ enum class FewRowsAfter : int { nothing, gelu, relu2 };
 struct FewRowsArguments {
   FewRowsOperands operands;
   const float* bias;     ///< or null
+  const float* factors;  ///< of normalised rows NormTerms::sums, with `scaled` its weights; or null
   const bf16* residual;  ///< added to y; or null
   bf16* y;
+  bf16* scaled;      ///< weights ∘ the sum with the residual; or null
   Moments* moments;  ///< of the sum with the residual, [rows, moment_groups(outputs)]
-  std::int64_t residual_stride, y_stride;
+  std::int64_t residual_stride, y_stride, scaled_stride;
   FewRowsAfter after;
 };
 
@@ -81,7 +84,7 @@ __device__ __forceinline__ void leave_moments(const FewRowsArguments& a, int row
 template <int kCount>
 __device__ __forceinline__ void finish_outputs(const FewRowsArguments& a, int row, int output,
                                                const float (&sum)[kCount], const float (&bias)[kCount],
-                                               const bf16 (&residual)[kCount]) {
+                                               const float (&factor)[kCount], const bf16 (&residual)[kCount]) {
   const int count = row < a.operands.rows ? a.operands.outputs - output : 0;  // at most kCount are used
   bf16 value[kCount];
 #pragma unroll
@@ -102,7 +105,14 @@ __device__ __forceinline__ void finish_outputs(const FewRowsArguments& a, int ro
       activate(std::integral_constant<MlpActivation, MlpActivation::relu2>());
   }
   store_outputs<kCount>(a.y + row * a.y_stride + output, value, count);
-  if (a.residual != nullptr) leave_moments<kCount>(a, row, output, value);
+  if (a.residual == nullptr) return;
+  if (a.scaled != nullptr) {
+    bf16 scaled[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scaled[i] = to_bf16(float{value[i]} * factor[i]);
+    store_outputs<kCount>(a.scaled + row * a.scaled_stride + output, scaled, count);
+  }
+  leave_moments<kCount>(a, row, output, value);
 }
 
 #ifndef WEFT_BEFORE_AMPERE
@@ -177,7 +187,7 @@ class Arrivals {
 template <int kCount>
 struct OwnOutputs {
   int row, output;
-  float bias[kCount] = {};
+  float bias[kCount] = {}, factor[kCount] = {};
   bf16 residual[kCount] = {};
 
   /// Reads the residual rows, which other kernels have written.
@@ -200,19 +210,26 @@ struct OwnOutputs {
     }
   }
 
-  __device__ __forceinline__ void load_bias(const FewRowsArguments& a) {
-    if (a.bias == nullptr) return;
+  /// Reads what depends on the outputs alone.
+  __device__ __forceinline__ void load_vectors(const FewRowsArguments& a) {
+    load(a, a.bias, bias);
+    load(a, a.factors, factor);
+  }
+
+ private:
+  __device__ __forceinline__ void load(const FewRowsArguments& a, const float* from, float (&to)[kCount]) const {
+    if (from == nullptr) return;
     if constexpr (kCount == 4) {
       if (output + 4 <= a.operands.outputs) {
-        const FewRowsColumns read = *reinterpret_cast<const FewRowsColumns*>(a.bias + output);
+        const FewRowsColumns read = *reinterpret_cast<const FewRowsColumns*>(from + output);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) bias[i] = read.value[i];
+        for (int i = 0; i < 4; ++i) to[i] = read.value[i];
         return;
       }
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (output + i < a.operands.outputs) bias[i] = a.bias[output + i];
+      if (output + i < a.operands.outputs) to[i] = from[output + i];
     }
   }
 };

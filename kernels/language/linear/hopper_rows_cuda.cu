@@ -46,7 +46,7 @@ struct HopperSums {
 template <class Tile>
 int shared_bytes(int most_chunks) {
   return most_chunks * Tile::kStageBytes + Tile::kParts * HopperSums<Tile>::kBytes +
-         Tile::kOutputs * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(std::uint64_t));
+         2 * Tile::kOutputs * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(std::uint64_t));
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -87,9 +87,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
             warpgroup = __shfl_sync(kAllLanes, thread / kWarpgroup, 0);
   if (context.base % kSwizzleAlignment != 0) __trap();
   FewRowsColumns* const exchanged = reinterpret_cast<FewRowsColumns*>(context.shared + most_chunks * Tile::kStageBytes);
-  FewRowsColumns* const bias = exchanged + kParts * OfPart::kUnits;
+  FewRowsColumns* const vectors = exchanged + kParts * OfPart::kUnits;  // biases of the outputs, then their factors
   constexpr int kUnits = Tile::kOutputs / 4;
-  const Arrivals of_sums(reinterpret_cast<std::uint64_t*>(bias + kUnits));
+  const Arrivals of_sums(reinterpret_cast<std::uint64_t*>(vectors + 2 * kUnits));
   if (thread == 0) of_sums.create();
   __syncwarp();
   if (thread == 0) of_sums.expect(Tile::kRows * Tile::kOutputs * static_cast<int>(sizeof(float)));
@@ -97,11 +97,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
   const FewRowsWords<Tile> words(thread, o, first_output, begin);
 #pragma unroll 1
   for (int i = 0; i < count; ++i) few_rows_load_weight<Tile>(context, o, words, first_output, begin + i, i, i);
-  if (thread < kUnits) {
-    const int output = first_output + 4 * thread;
-    const bool valid = a.bias != nullptr && output < o.outputs;
-    context.copy16(static_cast<std::uint32_t>(reinterpret_cast<unsigned char*>(bias + thread) - context.shared),
-                   valid ? a.bias + output : static_cast<const void*>(o.x), valid);
+  if (thread < 2 * kUnits) {
+    const float* const from = thread < kUnits ? a.bias : a.factors;
+    const int output = first_output + 4 * (thread % kUnits);
+    const bool valid = from != nullptr && output < o.outputs;
+    context.copy16(static_cast<std::uint32_t>(reinterpret_cast<unsigned char*>(vectors + thread) - context.shared),
+                   valid ? from + output : static_cast<const void*>(o.x), valid);
   }
   // Outputs that this thread finishes: a warp has four rows and 32 outputs.
   const int unit = warp / (OfPart::kRows / 4) * 8 + lane % 8, row_of_part = warp % (OfPart::kRows / 4) * 4 + lane / 8;
@@ -115,9 +116,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
                         OfPart::at(row % OfPart::kRows, warpgroup * (Tile::kColumns / 4) + lane % 4 / 2),
                     row / OfPart::kRows);
   OwnOutputs<4> own{part * OfPart::kRows + row_of_part, first_output + 4 * unit};
-  FewRowsNormOf<Tile> norm(o, words, thread);
   meet_cluster();  // shared memory of the others exists
   await_previous_kernel();
+  FewRowsMoments moments;
+  if (finishes) {  // whole warps; eight lanes have a row
+    own.load_residual(a);
+    if constexpr (Tile::kNormalised) moments.load(o, own.row, thread);
+  }
 #pragma unroll
   for (int stage = 0; stage < Tile::kStages; ++stage) {
     if (stage < count) {
@@ -130,10 +135,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
     }
     context.commit();
   }
-  if (finishes) own.load_residual(a);
-  norm.merge_moments(context, o);
-  if constexpr (Tile::kNormalised) context.wait<0>();
-  norm.normalise_all(context, words, count);
   constexpr int kSums = Tile::kColumns / 2;
   float sums[Tile::kGroups][kSums];
   const std::uint64_t of_rows = operand_at(context.base, 0),
@@ -141,12 +142,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
                           operand_at(context.base + Tile::kRowsBytes + warpgroup * Tile::kWeightsOfWarpgroup, 0);
   const auto add_stage = [&](auto stage) {
     if (stage >= count) return;
-    // Rows that are normalised have arrived in all stages.
-    if constexpr (!Tile::kNormalised || stage == 0) {
-      context.template wait<Tile::kStages - 1 - stage>();
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // products read what threads have written
-      context.sync();
-    }
+    context.template wait<Tile::kStages - 1 - stage>();
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // products read what threads have written
+    context.sync();
     begin_products();
 #pragma unroll
     for (int group = 0; group < Tile::kGroups; ++group)
@@ -173,6 +171,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
     of_sums.send(there, i / 4 * OfPart::kOfEight * 16,
                  odd ? make_float4(x, y, value[2], value[3]) : make_float4(value[0], value[1], x, y));
   }
+  FewRowsStatistics statistics{};
+  if (Tile::kNormalised && finishes) statistics = moments.merge(context, o);
   of_sums.wait();
   if (finishes) {
     float sum[4] = {};
@@ -182,7 +182,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 2) multiply_rows(const __grid_
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum[i] += of_block.value[i];
     }
-    finish_outputs<4>(a, own.row, own.output, sum, bias[unit].value, own.residual);
+    if constexpr (Tile::kNormalised) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] = few_rows_normalised(statistics, sum[i], vectors[kUnits + unit].value[i]);
+    }
+    finish_outputs<4>(a, own.row, own.output, sum, vectors[unit].value, vectors[kUnits + unit].value, own.residual);
   }
 #endif
 }

@@ -44,6 +44,13 @@ AnyMatrix formed(const Execution& execution, const LinearInput& x) {
   return x.normalised;
 }
 
+/// Adds the residual rows, if there are any, to a product that has been formed.
+void add_residual(const Execution& execution, const LinearOutput& y) {
+  if (y.residual.data == nullptr) return;
+  add_rows(execution, y.residual, y.rows, y.rows);
+  form_moments(execution, y.rows, y.moments, y.scaled);
+}
+
 }  // namespace
 
 void linear(const Execution& execution, const LinearWeights& weights, const LinearInput& x, const LinearOutput& y,
@@ -52,16 +59,13 @@ void linear(const Execution& execution, const LinearWeights& weights, const Line
       reads_codes(execution, weights, rows, y.rows)) {
     formed(execution, x);
     try_cuda<cuda::multiply_packed_rows>(execution, weights, rows, y.rows);
-    if (y.residual.data == nullptr) return;
-    add_rows(execution, y.residual, y.rows, y.rows);
-    return row_moments(execution, y.rows, y.moments);
+    return add_residual(execution, y);
   }
   if (weights.packed != nullptr) return linear(execution, unpacked(execution, weights), x, y, workspace);
   if (try_cuda<cuda::multiply_few_rows>(execution, weights, x, y)) return;
   if (y.residual.data != nullptr) {
     linear(execution, weights, x, y.rows, workspace);
-    add_rows(execution, y.residual, y.rows, y.rows);
-    return row_moments(execution, y.rows, y.moments);
+    return add_residual(execution, y);
   }
   if (x.norm != nullptr) return linear(execution, weights, formed(execution, x), y, workspace);
   if (multiply_with_bias(execution, weights, x.rows, y.rows, Epilogue::Kind::bias, workspace)) return;

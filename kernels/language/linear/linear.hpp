@@ -39,6 +39,13 @@ void linear(const Execution&, const LinearWeights&, const LinearInput& x, const 
 /// stream. If not, linear and norm_forward with separate operands are faster than joined ones.
 bool joins_norms(const Execution&, Scalar type, std::int64_t rows, std::int64_t width);
 
+/// Forms the terms of norm(h) Wᵀ + b (linear_operands.hpp), which follow from the parameters alone: sums, bias
+/// [outputs]. W is not transposed and not packed.
+void form_norm_terms(const Execution&, const LinearWeights& weights, const NormWeights&, Array<float> sums,
+                     Array<float> bias);
+/// Forms the moments and the scaled rows that a product leaves of `rows`, where none has left them.
+void form_moments(const Execution&, AnyMatrix rows, Array<Moments> moments, const ScaledRows& scaled);
+
 /// Product with operands in 8 bits (gemm/fp8.hpp): x [n, inputs], weight [outputs, inputs], y in bf16. The bias is that
 /// of `weights`. Workspace: that of gemm_coded.
 void linear_coded(const Execution&, const LinearWeights& weights, const CodedRows& weight, const CodedRows& x,

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "kernels/array.hpp"
-#include "kernels/execution.hpp"
 
 namespace weft::kernels {
 
@@ -18,8 +17,5 @@ constexpr int kMomentColumns = 32;
 
 /// Groups of a row: of a matrix [n, columns] the moments are [n, moment_groups(columns)].
 constexpr std::int64_t moment_groups(std::int64_t columns) { return (columns + kMomentColumns - 1) / kMomentColumns; }
-
-/// Forms the moments of rows of any type, in fp32, where no product has left them.
-void row_moments(const Execution&, AnyMatrix rows, Array<Moments> moments);
 
 }  // namespace weft::kernels

@@ -14,8 +14,10 @@ Layers::Layers(const model::Parameters& parameters, std::span<const Product> pro
       tokens_(parameters.index("embedding/tokens")),
       positions_(find("embedding/positions")),
       n_products_(products.size()) {
-  for (const Product& product : products)
+  for (const Product& product : products) {
     linears_.push_back(linear(product.prefix + product.parts.front().name, product.parts.size()));
+    if (!product.writes_residual) linears_.back().norm = norm(product.sublayer() + "_norm");
+  }
   linears_.push_back(model.tied ? Linear{.weight = tokens_, .matrix = token_embedding()} : linear("head", 1));
   if (execution.backend == kernels::Backend::cuda)
     linears_.back().matrix.rows = parameters.rows_in_memory(linears_.back().weight);

@@ -18,6 +18,11 @@ namespace weft::language_model {
 
 inline constexpr std::size_t kNoParameter = std::numeric_limits<std::size_t>::max();
 
+struct NormLayer {
+  std::size_t weight = kNoParameter, bias = kNoParameter;
+  kernels::NormWeights values;
+};
+
 /// y = x Wᵀ + b. W may be several parameters with adjacent outputs.
 struct Linear {
   std::size_t weight = kNoParameter;  ///< number of the (first) parameter in Parameters
@@ -29,6 +34,7 @@ struct Linear {
   kernels::ParameterRows packed = {};            ///< its codes; without packing: none
   bool transposed = false;                       ///< stored as [inputs, outputs]
   kernels::Array<const float> bias_values = {};  ///< [outputs], or empty
+  std::optional<NormLayer> norm = {};            ///< whose rows the first product of a sublayer reads, if it has one
 
   bool is_packed() const { return packed.packing != kernels::Packing::none; }
   std::int64_t outputs() const { return transposed ? matrix.columns : matrix.rows; }
@@ -44,11 +50,6 @@ struct Adapter {
     std::int64_t first_output = 0;  ///< of the product
   };
   std::vector<Part> parts = {};
-};
-
-struct NormLayer {
-  std::size_t weight = kNoParameter, bias = kNoParameter;
-  kernels::NormWeights values;
 };
 
 class Layers {

@@ -102,6 +102,9 @@ Products::Buffers::Buffers(const TransformerSettings& settings, const ParameterL
     arena.purpose("workspaces");
   }
   half_weights = arena.take<kernels::half>(settings.type == Scalar::fp16 ? matrix_elements(settings, list) : 0);
+  if (settings.joins_norms(arena.backend()) && settings.architecture.model.norm == Norm::layer)
+    for (const Product& product : list.products)
+      norm_terms.push_back(arena.take<float>(product.writes_residual ? 0 : 2 * aligned_columns(product.outputs())));
   if (!settings.rounds_biases(arena.backend())) return;
   std::int64_t biases = 0;
   for (const Product& product : list.products) biases += aligned_columns(product.outputs());
@@ -158,6 +161,18 @@ void Products::prepare() {
   for (std::size_t i = 0; i < coded_weights_.size(); ++i)
     kernels::code_rows(context_.execution, linears[i].matrix, linears[i].form(), coded_weights_[i]);
   kernels::round_copies(context_.execution, buffers_.bias_copies, largest_bias_);
+  has_norm_terms_ = false;
+}
+
+void Products::prepare_norms() {
+  context_.timers.phase("products");
+  for (const Linear& linear : context_.layers.linears().first(buffers_.norm_terms.size())) {
+    if (!applies_norm(linear)) continue;
+    const kernels::Array<float> terms = buffers_.norm_terms[linear.index];
+    kernels::form_norm_terms(context_.execution, weights_of(linear), linear.norm->values,
+                             {terms.data, linear.outputs()}, {terms.data + terms.size / 2, linear.outputs()});
+  }
+  has_norm_terms_ = true;
 }
 
 kernels::LinearWeights Products::weights_of(const Linear& linear) const {
@@ -174,6 +189,10 @@ kernels::LinearWeights Products::weights_of(const Linear& linear) const {
   }
   if (weights.bias.size > 0 && linear.bias < rounded_biases_.size())
     weights.rounded_bias = rounded_biases_[linear.bias];
+  if (has_norm_terms_ && applies_norm(linear)) {
+    const kernels::Array<float> terms = buffers_.norm_terms[linear.index];
+    weights.norm_terms = {{terms.data, linear.outputs()}, {terms.data + terms.size / 2, linear.outputs()}};
+  }
   return weights;
 }
 

@@ -32,6 +32,7 @@ class Products {
     kernels::Array<kernels::half> half_weights;
     kernels::Array<kernels::bf16> rounded_biases;      ///< of all products, where their kernels take them in bf16
     kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed
+    std::vector<kernels::Array<float>> norm_terms;     ///< s | c of products that apply norms, in their order
   };
 
   /// The context must outlive this object.
@@ -41,6 +42,11 @@ class Products {
   bool copies_weights() const { return !half_weights_.empty() || !coded_weights_.empty(); }
   /// Forms what products read in place of the parameters. To be called after each change of the parameters.
   void prepare();
+  /// Forms the terms with which products apply the norms of their inputs. All weights must be there. They are valid
+  /// until the next call of `prepare`.
+  void prepare_norms();
+  /// True if products can apply the norms.
+  bool applies_norms() const { return has_norm_terms_ || buffers_.norm_terms.empty(); }
 
   /// Computes y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs: y is a sum over the ranks, to
   /// be awaited. Norms and residual rows in x and y: of joined passes alone.
@@ -66,6 +72,9 @@ class Products {
  private:
   const LoraSettings& lora() const { return context_.settings.architecture.lora; }
   bool adapts(const Linear& linear) const { return context_.settings.adapters && linear.adapter != kNoParameter; }
+  bool applies_norm(const Linear& linear) const {
+    return linear.index < buffers_.norm_terms.size() && linear.norm && !linear.is_packed();
+  }
   bool is_coded(const Linear& linear) const { return linear.index < coded_weights_.size(); }
   kernels::LinearWeights weights_of(const Linear&) const;
   void place_biases();
@@ -81,6 +90,7 @@ class Products {
   const Buffers buffers_;
   std::vector<kernels::Array<const kernels::bf16>> rounded_biases_;  // by parameter; empty: none
   std::int64_t largest_bias_ = 0;
+  bool has_norm_terms_ = false;
   std::vector<kernels::Matrix<kernels::half>> half_weights_;  // by Linear::index; empty: none
   std::vector<kernels::CodedRows> coded_weights_;             // likewise, without the head
 };

@@ -21,7 +21,7 @@ AnyMatrix sums_of(const kernels::Matrix<float>& sums, const kernels::NormBlocks&
 
 Norms::Buffers::Buffers(const TransformerSettings& settings, model::StepArena& arena) {
   const std::int64_t width = settings.architecture.model.d_model;
-  if (arena.backend() == kernels::Backend::cuda && settings.type == kernels::Scalar::bf16) {
+  if (settings.joins_norms(arena.backend())) {
     arena.purpose("activations");
     moments =
         arena.take<kernels::Moments>(std::min(settings.rows, kernels::kMostFewRows) * kernels::moment_groups(width));
@@ -38,9 +38,7 @@ kernels::Array<kernels::Moments> Norms::joining(const Pass& pass) const {
   const TransformerSettings& settings = context_.settings;
   const ModelSettings& model = context_.model();
   const std::int64_t rows = pass.tokens.rows();
-  if (hook_ || pass.backward_follows || context_.drops(pass) || context_.tensor != nullptr || settings.fp8_forward ||
-      (settings.adapters && !context_.layers.adapters().empty()) || model.residual == Residual::parallel ||
-      !model.normalises_inputs() || model.normalises_outputs() ||
+  if (hook_ || pass.backward_follows || context_.drops(pass) || !settings.joins_norms(context_.execution.backend) ||
       !kernels::joins_norms(context_.execution, settings.type, rows, model.d_model))
     return {};
   return {buffers_.moments.data, rows * kernels::moment_groups(model.d_model)};

@@ -33,6 +33,7 @@ struct Product {
 
   /// Prefix of the names of the block's parameters: "block_3/".
   std::string block() const { return prefix.substr(0, prefix.find('/') + 1); }
+  std::string sublayer() const { return prefix.substr(0, prefix.size() - 1); }  ///< "block_3/attention"
   std::int64_t outputs() const;
   /// Number of weights.
   std::int64_t elements() const { return outputs() * inputs; }

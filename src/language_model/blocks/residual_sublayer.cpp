@@ -56,17 +56,19 @@ void ResidualSublayer::enter(const Pass& pass, AnyMatrix before, AnyMatrix adden
                     pass.rows_of(residual_), pass.rows_of(input_), pass.rows_of(statistics_));
 }
 
-/// x, or in a joined pass h with its norm.
+/// x, or in a joined pass h with its norm; the memory of x then has what the last product has left for the norm.
 kernels::LinearInput ResidualSublayer::input(const Pass& pass) const {
   const AnyMatrix x = pass.rows_of(input_);
   if (!pass.joined() || number_ == 0) return x;
   return {pass.rows_of(residual_), norm_->values, pass.moments, x, pass.rows_of(statistics_)};
 }
 
-/// The output, or in a joined pass h after it.
-kernels::LinearOutput ResidualSublayer::output(const Pass& pass, AnyMatrix y) const {
+/// The output, or in a joined pass h after it and what the norm of the next sublayer needs.
+kernels::LinearOutput ResidualSublayer::output(const Pass& pass, AnyMatrix y, const ResidualSublayer* next) const {
   if (!pass.joined()) return raw(pass, y);
-  return {pass.rows_of(y), pass.rows_of(residual_), pass.moments};
+  kernels::ScaledRows scaled;
+  if (next != nullptr) scaled = {next->norm_->values.weight, pass.rows_of(next->input_)};
+  return {pass.rows_of(y), pass.rows_of(residual_), pass.moments, scaled};
 }
 
 void ResidualSublayer::finish_output(const Pass& pass, AnyMatrix y, const Tap* tap) {

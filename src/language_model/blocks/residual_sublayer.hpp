@@ -61,8 +61,10 @@ class ResidualSublayer {
   void enter(const Pass& pass) { enter(pass, {}, {}); }
   /// Computes the sublayer up to its last product.
   void forward(const Pass& pass) { sublayer_->forward(pass, input(pass)); }
-  /// Starts the last product of the sublayer.
-  void start_output(const Pass& pass, kernels::AnyMatrix y) { sublayer_->output(pass, output(pass, y)); }
+  /// Starts the last product of the sublayer. next: in a joined pass the sublayer after it, or null.
+  void start_output(const Pass& pass, kernels::AnyMatrix y, const ResidualSublayer* next = nullptr) {
+    sublayer_->output(pass, output(pass, y, next));
+  }
   /// Awaits it, and forms y. tap: gets x and the output of the sublayer; null: none.
   void finish_output(const Pass&, kernels::AnyMatrix y, const Tap* tap = nullptr);
 
@@ -82,7 +84,7 @@ class ResidualSublayer {
     return post_norm_ ? pass.rows_of(raw_) : pass.rows_of(y);
   }
   kernels::LinearInput input(const Pass&) const;
-  kernels::LinearOutput output(const Pass&, kernels::AnyMatrix y) const;
+  kernels::LinearOutput output(const Pass&, kernels::AnyMatrix y, const ResidualSublayer* next) const;
   std::uint32_t site() const { return 1 + static_cast<std::uint32_t>(number_); }
   OutputGradient output_gradient(const Pass&, const OutputGradient& after, const GradientMemory&) const;
 

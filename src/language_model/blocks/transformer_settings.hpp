@@ -45,6 +45,14 @@ struct TransformerSettings {
   bool rounds_biases(kernels::Backend backend) const {
     return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 && architecture.model.has_biases();
   }
+  /// True if products of few rows may apply the norms: those of the inputs of sublayers whose outputs are added to the
+  /// residual stream as a product forms them.
+  bool joins_norms(kernels::Backend backend) const {
+    const ModelSettings& model = architecture.model;
+    return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 && !fp8_forward &&
+           !(adapters && architecture.lora.rank > 0) && architecture.tensor_ranks == 1 &&
+           model.residual != Residual::parallel && model.normalises_inputs() && !model.normalises_outputs();
+  }
 };
 
 /// Rows of logits and rounded biases begin at multiples of 128 elements: products are faster with aligned rows.

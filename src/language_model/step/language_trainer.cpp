@@ -202,7 +202,8 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                                  [this] {
                                    timers_.phase("exchange");
                                    update_.exchange().await_weights();
-                                 }});
+                                 },
+                             .gathers = slots_.largest() > 0});
 }
 
 void Trainer::initialise() {

@@ -140,6 +140,12 @@ void Transformer::prepare_weights() {
   products_.prepare();
 }
 
+void Transformer::complete_weights() {
+  prepare_weights();
+  if (source_.complete) source_.complete();
+  if (!source_.gathers) products_.prepare_norms();
+}
+
 Pass Transformer::pass_over(const Tokens& tokens, const kernels::AdamStep* step) const {
   Pass pass{.tokens = tokens,
             .step = step,
@@ -147,7 +153,7 @@ Pass Transformer::pass_over(const Tokens& tokens, const kernels::AdamStep* step)
             .backward_follows = settings_.gradients && !attention_hook_,
             .attention = attention_hook_ ? &attention_hook_ : nullptr};
   // A tap reads inputs and outputs of sublayers, which a joined pass does not form.
-  if (!tap_) pass.moments = norms_.joining(pass);
+  if (!tap_ && products_.applies_norms()) pass.moments = norms_.joining(pass);
   return pass;
 }
 
@@ -220,7 +226,9 @@ void Transformer::enter(std::size_t number, const Pass& part) {
 
 /// Starts the output of a sublayer, or in a joined pass the residual stream after it.
 void Transformer::start_output(std::size_t number, const Pass& part) {
-  buffers_.sublayers[number].start_output(part, part.joined() ? residual_after(number) : buffers_.output);
+  const std::vector<ResidualSublayer>& sublayers = buffers_.sublayers;
+  const ResidualSublayer* const next = number + 1 < sublayers.size() ? &sublayers[number + 1] : nullptr;
+  buffers_.sublayers[number].start_output(part, part.joined() ? residual_after(number) : buffers_.output, next);
 }
 
 /// [rows, C] memory of the residual stream after a sublayer.

@@ -66,6 +66,7 @@ class Transformer {
     /// longer be there.
     std::function<void(std::size_t unit, std::size_t next)> use;
     std::function<void()> complete;  ///< later work finds all weights, as far as they are not gathered in every pass
+    bool gathers = false;            ///< weights are gathered in every pass
   };
   void weights_from(WeightSource source) { source_ = std::move(source); }
 
@@ -73,11 +74,8 @@ class Transformer {
   /// each change of the parameters, before `forward`: once per step, whatever the number of micro-batches.
   void prepare_weights();
   /// Calls prepare_weights and makes later work wait for all weights: for work between steps. Some ranks may have none,
-  /// and a replayed graph contains no wait.
-  void complete_weights() {
-    prepare_weights();
-    if (source_.complete) source_.complete();
-  }
+  /// and a replayed graph contains no wait. Until the next prepare_weights, products of few rows apply the norms.
+  void complete_weights();
 
   /// last_keys: a forward pass may end when the hook of the attention has the keys and values of the last layer.
   enum class Until { hidden_states, last_keys };

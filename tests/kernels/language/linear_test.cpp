@@ -114,6 +114,34 @@ std::vector<float> residual_rows(std::int64_t rows, std::int64_t columns) {
   return values;
 }
 
+/// Checks a product of a normalised row h against float64, at some of the outputs. weight ∘ h or norm(h) is rounded to
+/// bf16, and so is the result: each by less than 2^-9, about half of it on average.
+void check_normalised_row(const NormParameters& norm, Norm kind, std::span<const float> h, const Weights& weights,
+                          const std::vector<float>& stored, std::span<const float> got) {
+  const std::vector<float> gamma = norm.weight.values(), beta = norm.bias.values();
+  const auto n = static_cast<double>(h.size());
+  double mean = 0, squares = 0, error = 0, allowed = 0;
+  if (kind == Norm::layer)
+    for (const float x : h) mean += static_cast<double>(x) / n;
+  for (const float x : h) squares += std::pow(static_cast<double>(x) - mean, 2);
+  const double r = 1 / std::sqrt(squares / n + static_cast<double>(norm.values.epsilon));
+  const std::int64_t step = std::max<std::int64_t>(1, std::ssize(got) / 96);
+  for (std::int64_t o = 0; o < std::ssize(got); o += step) {
+    double sum = weights.bias[static_cast<std::size_t>(o)], rounded = 0;
+    for (std::size_t i = 0; i < h.size(); ++i) {
+      const double scaled = r * static_cast<double>(gamma[i]) * static_cast<double>(h[i]),
+                   normalised = scaled - r * static_cast<double>(gamma[i]) * mean +
+                                (kind == Norm::layer ? static_cast<double>(beta[i]) : 0),
+                   w = weights.at(stored, o, static_cast<std::int64_t>(i));
+      sum += normalised * w;
+      rounded += (scaled * scaled + normalised * normalised) * w * w;
+    }
+    error += std::pow(static_cast<double>(got[static_cast<std::size_t>(o)]) - sum, 2);
+    allowed += (rounded + sum * sum) / (512.0 * 512.0);
+  }
+  CHECK(error <= allowed);
+}
+
 /// Up to three roundings to bf16: of the sums, of the bias or the slope's product, of the result.
 double tolerance(Scalar type) { return type == Scalar::fp32 ? 2e-6 : 8e-3; }
 
@@ -226,7 +254,9 @@ TEST_CASE("a product that adds the residual stream has the bits of separate kern
           const std::int64_t groups = moment_groups(shape.outputs);
           const DeviceArray<Moments> moments(std::vector<Moments>(static_cast<std::size_t>(rows * groups)));
           const device::Buffer<std::byte> workspace = workspace_of({rows, shape.outputs, shape.inputs}, kType);
-          const LinearOutput sum{joined.view(), residual.view(), moments.array()};
+          const DeviceArray<float> weight(NormParameters::about_one(shape.outputs));
+          const Rows scaled(rows, shape.outputs, kType, kInFours);
+          const LinearOutput sum{joined.view(), residual.view(), moments.array(), {weight.array(), scaled.view()}};
           linear(execution, weights.view(false), x.view(), sum, workspace.array());
           linear(execution, weights.view(false), x.view(), separate.view(), workspace.array());
           CHECK(forms_few_rows(execution, weights.view(false), x.view(), sum) ==
@@ -234,6 +264,11 @@ TEST_CASE("a product that adds the residual stream has the bits of separate kern
           add_rows(execution, residual.view(), separate.view(), separate.view());
           const std::vector<float> stored = joined.values();
           CHECK(stored == separate.values());
+          const std::vector<float> weight_values = weight.values();
+          std::vector<float> products;
+          for (std::size_t i = 0; i < stored.size(); ++i)
+            products.push_back(stored[i] * weight_values[i % static_cast<std::size_t>(shape.outputs)]);
+          CHECK(scaled.values() == Rows(products, rows, shape.outputs, kType).values());
           const std::vector<Moments> got = moments.values();
           std::vector<float> means, squares;
           std::vector<double> want_means, want_squares;
@@ -258,7 +293,7 @@ TEST_CASE("a product that adds the residual stream has the bits of separate kern
   });
 }
 
-TEST_CASE("products of normalised rows agree with separate kernels, and a row does not depend on the number of rows") {
+TEST_CASE("products of normalised rows agree with float64, and a row does not depend on the number of rows") {
   // Of the first product of a sublayer; a narrow one; one with many outputs, whose norm is a kernel of its own.
   const Shape shapes[] = {{1, 2304, 768},   {1, 3072, 768}, {1, 4800, 1600}, {1, 4096, 4096},
                           {1, 12288, 4096}, {1, 72, 264},   {1, 16392, 264}};
@@ -266,6 +301,7 @@ TEST_CASE("products of normalised rows agree with separate kernels, and a row do
     for (const Shape& shape : shapes) {
       if (is_slow(execution, shape)) continue;
       const Weights weights(shape.outputs, shape.inputs, false, Scalar::bf16);
+      const std::vector<float> stored = weights.stored.values();
       for (const Norm kind : {Norm::layer, Norm::rms}) {
         const NormParameters norm(shape.inputs, kind);
         for (const std::int64_t rows : {1, 7, 8, 9, 32, 33, 64}) {
@@ -275,26 +311,29 @@ TEST_CASE("products of normalised rows agree with separate kernels, and a row do
           CAPTURE(kind == Norm::layer);
           constexpr Scalar kType = Scalar::bf16;
           const Rows h(residual_rows(rows, shape.inputs), rows, shape.inputs, kType, {8, 16}),
-              memory(rows, shape.inputs, kType), normalised(rows, shape.inputs, kType),
-              joined(rows, shape.outputs, kType), separate(rows, shape.outputs, kType), one(1, shape.outputs, kType),
-              hidden(rows, shape.outputs, kType), activated(rows, shape.outputs, kType);
+              memory(rows, shape.inputs, kType), joined(rows, shape.outputs, kType),
+              separate(rows, shape.outputs, kType), one(1, shape.outputs, kType), hidden(rows, shape.outputs, kType),
+              activated(rows, shape.outputs, kType);
           const std::int64_t groups = moment_groups(shape.inputs);
           const DeviceArray<Moments> moments(std::vector<Moments>(static_cast<std::size_t>(rows * groups)));
+          LinearWeights view = weights.view(false);
+          const DeviceArray<float> sums(shape.outputs), constants(shape.outputs);
+          form_norm_terms(execution, view, norm.values, sums.array(), constants.array());
+          view.norm_terms = {sums.array(), constants.array()};
           const DeviceArray<float> mean(rows), inverse(rows);
           const NormStatistics statistics{kind == Norm::layer ? mean.array() : Array<float>{}, inverse.array()};
           const device::Buffer<std::byte> workspace = workspace_of({rows, shape.outputs, shape.inputs}, kType);
-          row_moments(execution, h.view(), moments.array());
+          form_moments(execution, h.view(), moments.array(), {norm.values.weight, memory.view()});
           const LinearInput x{h.view(), norm.values, moments.array(), memory.view(), statistics};
-          linear(execution, weights.view(false), x, joined.view(), workspace.array());
-          norm_forward(execution, norm.values, h.view(), {}, {}, normalised.view(), statistics);
-          linear(execution, weights.view(false), normalised.view(), separate.view(), workspace.array());
-          const std::vector<float> got = joined.values();
-          // Statistics that differ by roundings of fp32 move about one of 10^4 normalised values from one bf16 to the
-          // next, and these about one of 50 results: 2^-8 / sqrt(50).
-          CHECK(relative_error(got, widened(separate.values())) <= 1e-3);
-          const bool few = forms_few_rows(execution, weights.view(false), x, joined.view());
-          const bool has_kernel = forms_few_rows(execution, weights.view(false), h.view(), joined.view());
+          linear(execution, view, x, joined.view(), workspace.array());
+          const std::vector<float> got = joined.values(), residual = h.values();
+          const bool few = forms_few_rows(execution, view, x, joined.view());
+          const bool has_kernel = forms_few_rows(execution, view, h.view(), joined.view());
           CHECK(few == (has_kernel && shape.outputs < 16384));
+          CHECK(!forms_few_rows(execution, weights.view(false), x, joined.view()) == (!few || kind == Norm::layer));
+          for (const std::int64_t n : {std::int64_t{0}, rows / 2, rows - 1})
+            check_normalised_row(norm, kind, std::span(residual).subspan(n * shape.inputs, shape.inputs), weights,
+                                 stored, std::span(got).subspan(n * shape.outputs, shape.outputs));
           if (has_kernel)
             for (const std::int64_t n : {std::int64_t{0}, rows / 2, rows - 1}) {
               const LinearInput row{h.view().rows_from(n, 1),
@@ -302,14 +341,14 @@ TEST_CASE("products of normalised rows agree with separate kernels, and a row do
                                     {moments.data() + n * groups, groups},
                                     memory.view().rows_from(n, 1),
                                     statistics};
-              linear(execution, weights.view(false), row, one.view(), workspace.array());
+              linear(execution, view, row, one.view(), workspace.array());
               CHECK(one.values() ==
                     std::vector<float>(got.begin() + n * shape.outputs, got.begin() + (n + 1) * shape.outputs));
             }
           for (const MlpActivation activation : {MlpActivation::gelu, MlpActivation::relu2, MlpActivation::swiglu}) {
             const std::int64_t columns = is_gated(activation) ? shape.outputs / 2 : shape.outputs;
-            linear_activated(execution, weights.view(false), x, hidden.view(), activation,
-                             activated.view().columns_from(0, columns), workspace.array());
+            linear_activated(execution, view, x, hidden.view(), activation, activated.view().columns_from(0, columns),
+                             workspace.array());
             mlp_activation(execution, activation, joined.view(), separate.view().columns_from(0, columns));
             // The kernel for few rows applies the activation to rows as they are stored; the kernel of its own gets
             // these.
