@@ -213,7 +213,8 @@ def main():
             print(f"| {samples} | {name} | {time:.1f} | " + " | ".join(f"{ms:.1f} ({ms / time:.0%})" for ms in stages) +
                   f" | {memory:.1f} | {1e3 * moved / stages[0] / copy:.0%} | {', '.join(f'{part:.0%}' for part in of_products)} | "
                   f"{hours(time):.3f} | {f'{first / time:.1f}' if first else ''} |", flush=True)
-    print(f"\n| with flash attention or the matrix of scores (memory copy {copy:.0f} GB/s, product {product:.0f} GFLOP/s) | ms | memory, GiB |\n|---|---:|---:|")
+    print(f"\nMemory copy {copy:.0f} GB/s, product {product:.0f} GFLOP/s.\n\n| with flash attention or the matrix of scores | ms | memory, GiB |\n"
+          "|---|---:|---:|")
     for case in attention["cases"]:
         print(f"| {case['name']} | {case['ms_per_step']:.2f} | {case['peak_bytes'] / 2**30:.2f} |")
     if given.diversity:

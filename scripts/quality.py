@@ -175,7 +175,7 @@ class Quality:
                  for state in ("fp32", "8bit") for seed in given.seeds[:1]] if given.state_steps else []
         self.points = state + [(form, k, seed, ()) for form in given.forms for k in given.k
                                for seed in (given.seeds if k == given.seeds_of else given.seeds[:1])]
-        self.planted = [(form, state, seed) for form in given.forms for state in ("fp32", "8bit") for seed in given.seeds] if given.planted else []
+        self.planted = [(form, state, seed) for form in given.forms for state in ("fp32", "8bit") for seed in given.seeds if given.planted]
 
     def place(self, point):
         form, k, seed, settings = point
@@ -201,8 +201,8 @@ class Quality:
             record = kept(place / "quality.json")
             if "loss_recovered" in record:
                 return
-            self.weft(place, "train", self.start, "--output", place / "run",
-                      *sets([*FORMS[form.split(",")[0]], f"transcoder.k={k}", f"run.seed={seed}", "checkpoint.every=0", *self.given.set, *settings]))
+            changes = [*FORMS[form.split(",")[0]], f"transcoder.k={k}", f"run.seed={seed}", "checkpoint.every=0", *self.given.set, *settings]
+            self.weft(place, "train", self.start, "--output", place / "run", *sets(changes))
             if not (place / "thresholds").exists():
                 self.weft(place, "convert", place / "run", "--output", place / "thresholds")
             validation = json.loads(self.weft(place, "evaluate", place / "thresholds", "--json", *self.precision()))["validation"]
@@ -296,7 +296,8 @@ class Quality:
             for form, state, seed in self.planted:
                 records.append(kept(self.planted_place(form, state, seed) / "quality.json"))
                 found.setdefault((form, state), []).append(records[-1])
-            text += "\n" + table(["planted, form", "state"], {name: "{:.3f}" for name in ("f1", "mcc", "recall", "explained_variance")}, found.items())
+            columns = {name: "{:.3f}" for name in ("f1", "mcc", "recall", "explained_variance")}
+            text += "\n" + table(["planted, form", "state"], columns, found.items())
         return text, [record for record in records if record] + ([{"form": "a neuron", **self.neurons}] if self.neurons else [])
 
     def main(self):
