@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "bench/transcoder/baselines.hpp"
+#include "transcoder/private/records.hpp"
 #include "transcoder/run/step_work.hpp"
 #include "transcoder/step/trainer.hpp"
 #ifndef WEFT_ENABLE_CUDA
@@ -67,6 +68,9 @@ class Sparse final : public TranscoderSubject<transcoder::Trainer> {
                      batches_->row_bytes(),
                      [](const dataset::RawBatch&, std::int64_t) { return std::string("batch of a benchmark"); });
     trainer_->initialise();
+    // Every step has as many records as a private step has on average.
+    if (configuration_.privacy.enabled)
+      trainer_->set_noise({.key = {}, .multiplier = 1, .expected = transcoder::expected_records(configuration_)});
   }
   void wait() override { trainer_->wait(); }
   parallel::Exchanges exchanges() const override { return trainer_->exchanges(); }
@@ -78,7 +82,10 @@ class Sparse final : public TranscoderSubject<transcoder::Trainer> {
   }
   run::Work work_of(std::string_view phase) const override { return transcoder::work_of(phase, sizes_); }
   run::PhaseBytes phase_bytes() const override { return transcoder::phase_bytes(sizes_); }
-  std::optional<double> loss() override { return trainer_->metrics().loss; }
+  std::optional<double> loss() override {
+    if (configuration_.privacy.enabled) return std::nullopt;
+    return trainer_->metrics().loss;
+  }
 };
 
 #ifndef WEFT_ENABLE_CUDA
@@ -107,12 +114,12 @@ class Dense final : public TranscoderSubject<DenseTrainer> {
 
 std::string obstacle(const transcoder::Configuration& configuration, const TranscoderSettings& settings,
                      const parallel::World& world) {
-  if (configuration.privacy.enabled) return "private steps of a transcoder have no benchmark (privacy.enabled)";
   if (settings.from == Batches::data && configuration.data.train.empty() && configuration.data.model.empty())
     return "benchmark.from = \"data\" needs data.train or data.model";
   if (settings.from == Batches::resident && !settings.prefetch)
     return "benchmark.prefetch = false has no effect on batches in memory; set benchmark.from = \"data\"";
   if (settings.formulation == Formulation::sparse) return "";
+  if (configuration.privacy.enabled) return "the dense formulation has no private steps";
   if (kernels::activation_has_thresholds(configuration.transcoder.activation) || configuration.transcoder.sparsity > 0)
     return "the dense formulation has neither thresholds nor penalties";
 #ifdef WEFT_ENABLE_CUDA

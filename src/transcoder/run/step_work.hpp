@@ -40,8 +40,4 @@ StepSizes step_sizes(const Configuration&, const Shape&, const parallel::Grid&, 
 /// Bytes of every phase of a step, for --profile.
 run::PhaseBytes phase_bytes(const StepSizes&);
 
-/// Bytes of every phase of a private step (private/private_trainer.hpp) with the expected number of records on this
-/// rank; row_bytes: bytes of a row of inputs (or targets) as stored.
-run::PhaseBytes private_phase_bytes(const Configuration&, const Shape&, const parallel::Grid&, std::int64_t row_bytes);
-
 }  // namespace weft::transcoder
