@@ -141,9 +141,13 @@ run::Communication PrivateTrainingRun::communication() const {
   return {.exchanges = trainer_.exchanges(), .step_bytes_sent = trainer_.step_bytes_sent()};
 }
 
-/// Without the entries of the lists: their number follows from private data.
+/// Of entries those that topk keeps; how many others there are follows from private data.
 std::vector<std::pair<std::string, double>> PrivateTrainingRun::phase_bytes() {
-  StepSizes sizes = step_sizes(configuration_, trainer_.model().shape(), grid_, {});
+  const Shape& shape = trainer_.model().shape();
+  std::vector<double> l0;
+  if (kernels::activation_keeps_k(configuration_.transcoder.activation))
+    l0.assign(static_cast<std::size_t>(shape.n_layers), configuration_.transcoder.k);
+  StepSizes sizes = step_sizes(configuration_, shape, grid_, l0);
   sizes.stores_products = !trainer_.forms_products();
   return transcoder::phase_bytes(sizes);
 }

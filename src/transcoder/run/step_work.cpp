@@ -48,6 +48,9 @@ run::Work work_of(std::string_view phase, const StepSizes& s) {
   if (phase == "bookkeeping") return {layers * features * 24, 0};
   if (phase == "biases") return {n * width * e, 0};
   if (phase == "decode") return {s.entry_columns * w + n * width * e, 0};
+  // Of a private step: rows of both sides, twice those of the gradients; a pass over the decoder that updates nothing.
+  if (phase == "norms of records") return {3 * n * width * e + s.entries * 20, 0};
+  if (phase == "gradients of activations") return {decoder * w + n * width * e + s.entries * 12, 0};
   if (phase == "decoder backward") return {decoder * update + n * width * e + s.entries * 12, 0};
   if (phase == "encoder backward") return {encoder * update + n * width * e + s.entries * 12, 0};
   return {};
@@ -64,6 +67,7 @@ StepSizes step_sizes(const Configuration& configuration, const Shape& shape, con
   sizes.own_tokens = grid.own_part(tokens).size();
   sizes.batch_tokens = tokens;
   sizes.lists_bands = lists_bands(configuration.transcoder);
+  sizes.is_private = configuration.privacy.enabled;
   sizes.row_bytes = kernels::bytes_of(scalar_of(configuration.precision));
   sizes.weight_bytes = model::weight_bytes(storage, 1, 1);
   sizes.moments_bytes = static_cast<double>(moment_bytes(
@@ -83,6 +87,8 @@ run::PhaseBytes phase_bytes(const StepSizes& sizes) {
   for (const char* phase : {"normalise", "encode", "select", "transpose", "decode", "skip", "loss", "check", "biases",
                             "thresholds", "decoder backward", "encoder backward", "bookkeeping"})
     all.emplace_back(phase, work_of(phase, sizes).bytes);
+  for (const char* phase : {"norms of records", "gradients of activations"})
+    if (sizes.is_private) all.emplace_back(phase, work_of(phase, sizes).bytes);
   return all;
 }
 

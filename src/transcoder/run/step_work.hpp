@@ -27,6 +27,7 @@ struct StepSizes {
   std::int64_t weight_bytes = 4;  ///< bytes of a stored weight
   double moments_bytes = 8;       ///< bytes of both stored moments of a parameter
   bool lists_bands = false;       ///< jumprelu with threshold_gradient = "listed"
+  bool is_private = false;
   bool stores_products = true;    ///< pre-activations pass through memory between "encode" and "select"
 };
 

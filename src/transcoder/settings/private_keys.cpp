@@ -50,7 +50,7 @@ std::string refusal(const Configuration& configuration) {
     return "transcoder.activation = \"batch_topk\" with privacy.enabled (a record more in the batch changes which "
            "features of the others are active: their gradients would depend on it); take \"topk\", \"relu\" or "
            "\"jumprelu\"";
-  if (configuration.data.validation.empty())
+  if (configuration.data.validation.empty() && !configuration.data.train.empty())  // a benchmark has neither
     return "privacy.enabled without data.validation (normalisation and measures are taken from the validation data, "
            "which are public: statistics of the training data would be released without noise); give it";
   if (model.decoder == Decoder::low_rank)
