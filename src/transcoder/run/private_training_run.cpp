@@ -67,12 +67,12 @@ run::Step PrivateTrainingRun::step() {
   const std::vector<std::int64_t> drawn = account_.draw(trainer_.steps_done() + 1);
   std::vector<std::int64_t> offsets{0};
   for (const std::int64_t record : drawn) offsets.push_back(offsets.back() + records_.rows_of(record).count);
-  if (offsets.back() > largest_.data.batch_tokens)
+  if (const std::int64_t most = largest_.data.batch_tokens / record_rows(configuration_); std::ssize(drawn) > most)
     throw collective_error(
         ExitCode::numeric,
-        "step {} has {} rows of records, more than the {} for which there is memory (which has a "
-        "probability below 1e-20); resume from the newest checkpoint with a larger data.batch_tokens",
-        trainer_.steps_done() + 1, offsets.back(), largest_.data.batch_tokens);
+        "step {} has {} records, more than the {} for which there is memory (which has a probability "
+        "below 1e-20); begin again with another output directory",
+        trainer_.steps_done() + 1, drawn.size(), most);
   const std::int64_t n_rows = std::max<std::int64_t>(offsets.back(), world_.size());
   const parallel::Range own = grid_.own_part(n_rows);
   read(drawn, offsets, own);

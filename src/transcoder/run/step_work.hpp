@@ -28,7 +28,7 @@ struct StepSizes {
   double moments_bytes = 8;       ///< bytes of both stored moments of a parameter
   bool lists_bands = false;       ///< jumprelu with threshold_gradient = "listed"
   bool is_private = false;
-  bool stores_products = true;    ///< pre-activations pass through memory between "encode" and "select"
+  bool stores_products = true;  ///< pre-activations pass through memory between "encode" and "select"
 };
 
 /// Work of one phase, by its name in the timers; zero for phases without such work (exchange).
