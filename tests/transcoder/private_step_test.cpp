@@ -23,7 +23,7 @@ using testing::relative_error;
 
 /// Which [transcoder] and what it is for the reference.
 struct PrivateVariant {
-  const char* keys;
+  std::string keys;
   PrivateReference reference;
 };
 using Activation = PrivateReference::Activation;
@@ -75,7 +75,7 @@ constexpr const char* kToken = "unit = \"token\"\n";
 
 TEST_CASE("the clipped sum is that of the gradients of single records in float64") {
   for (const PrivateVariant& variant : kVariants)
-    for (const char* unit : {kToken, kSequence})
+    for (const std::string& unit : {std::string(kToken), std::string(kSequence)})
       for (const std::int64_t of_features : feature_ranks()) {
         CAPTURE(variant.keys);
         CAPTURE(unit);
@@ -92,8 +92,8 @@ TEST_CASE("the clipped sum is that of the gradients of single records in float64
         // Norms are taken 2^-14 larger; fp32 sums of about 50 terms.
         CHECK(relative_error(run.gradients(), variant.reference.clipped_sum(gradients, 0.8)) < 1.5e-4);
         // Unclipped: without that margin.
-        PrivateSteps open(private_configuration(variant.keys, std::string(unit) + "clip = 1e5\n"),
-                          testing::world().all(), of_features);
+        PrivateSteps open(private_configuration(variant.keys, unit + "clip = 1e5\n"), testing::world().all(),
+                          of_features);
         open.step(kRecords);
         CHECK(relative_error(open.gradients(), variant.reference.clipped_sum(gradients, 1e9)) < 2e-6);
         CHECK(smallest > 0);
@@ -102,7 +102,7 @@ TEST_CASE("the clipped sum is that of the gradients of single records in float64
 
 TEST_CASE("a record changes the sum by the bound at most, in every scheme") {
   for (const PrivateVariant& variant : {kVariants[0], kVariants[7]})
-    for (const char* scheme : {"flat", "group", "per_layer"}) {
+    for (const std::string& scheme : {std::string("flat"), std::string("group"), std::string("per_layer")}) {
       CAPTURE(variant.keys);
       CAPTURE(scheme);
       const Configuration settings =
@@ -123,7 +123,7 @@ TEST_CASE("a step without records has sum 0") {
 
 TEST_CASE("a record that is not finite is left out, and the others are not changed") {
   for (const PrivateVariant& variant : kVariants)
-    for (const char* unit : {kToken, kSequence}) {
+    for (const std::string& unit : {std::string(kToken), std::string(kSequence)}) {
       CAPTURE(variant.keys);
       CAPTURE(unit);
       const Configuration settings = private_configuration(variant.keys, unit);
@@ -140,9 +140,9 @@ TEST_CASE("noise is that of one rank, drawn once per update, and steps give the 
       CAPTURE(variant.keys);
       CAPTURE(of_features);
       const privacy::Noise noise{.key = {9, 8, 7, 6, 5, 4, 3, 2}, .multiplier = 1.5, .expected = 4};
-      const std::int64_t bands = std::string(variant.keys) == kVariants[0].keys ? 1 : 3;
+      const std::int64_t bands = variant.keys == kVariants[0].keys ? 1 : 3;
       const Configuration settings =
-          private_configuration(variant.keys, kSequence + ("bands = " + std::to_string(bands) + "\n"));
+          private_configuration(variant.keys, std::string(kSequence) + ("bands = " + std::to_string(bands) + "\n"));
       const parallel::Communicator alone = testing::world().all().split(testing::world().rank(), 0);
       PrivateSteps together(settings, testing::world().all(), of_features), single(settings, alone);
       for (PrivateSteps* run : {&together, &single}) {
@@ -198,14 +198,15 @@ TEST_CASE("records lie in one file each, and a step has room for more than are e
 }
 
 TEST_CASE("the plan is what a private trainer allocates") {
-  for (const char* privacy : {kToken, kSequence, "unit = \"sequence\"\nrecord_rows = 4\nbands = 3\n"}) {
+  for (const std::string& privacy : {std::string(kToken), std::string(kSequence),
+                                     std::string("unit = \"sequence\"\nrecord_rows = 4\nbands = 3\n")}) {
     CAPTURE(privacy);
-    const Configuration settings =
-        with_largest_batch(private_configuration(kVariants[7].keys, privacy), 0, testing::world().size());
+    const Configuration given = private_configuration(kVariants[7].keys, privacy),
+                        settings = with_largest_batch(given, 0, testing::world().size());
     const Shape shape = shape_of(settings.transcoder, kPrivateLayers, kPrivateWidth);
     const parallel::GridShape grid = parallel::data_by_feature(testing::world().size(), 1);
     const std::int64_t before = device::memory_use().device_bytes;
-    const PrivateSteps run(settings, testing::world().all());
+    const PrivateSteps run(given, testing::world().all());
     const std::int64_t taken = device::memory_use().device_bytes - before;
     const std::vector<model::ParameterSpec> specs = parameter_specs(shape);
     const model::StateBytes state = model::state_bytes(specs, grid, testing::world().rank(), kernels::StorageType::fp32,

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/optimize/adam_cuda.cuh"
-#include "kernels/privacy/row_noise_cuda.cuh"
+#include "kernels/optimize/row_noise_cuda.cuh"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels::cuda {

@@ -25,8 +25,8 @@
 
 #include "kernels/constants.hpp"
 #include "kernels/optimize/adam_cuda.cuh"
+#include "kernels/optimize/row_noise_cuda.cuh"
 #include "kernels/peers/peers_cuda.hpp"
-#include "kernels/privacy/row_noise_cuda.cuh"
 #include "kernels/transcoder/sparse/hit_stream_cuda.cuh"
 #include "kernels/transcoder/sparse/stream_memory_cuda.cuh"
 

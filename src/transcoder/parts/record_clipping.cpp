@@ -8,8 +8,8 @@
 #include "kernels/convert/convert_rows.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/privacy/norms.hpp"
-#include "kernels/privacy/sparse_records.hpp"
 #include "kernels/reduce/reduce.hpp"
+#include "kernels/transcoder/records/sparse_records.hpp"
 #include "privacy/clipping.hpp"
 
 namespace weft::transcoder {
@@ -209,7 +209,7 @@ void RecordClipping::form_norms(const BackwardPass& pass, SparseDecoder& decoder
   // Rows that are not finite become 0, before anything is multiplied with them.
   kernels::row_squares(execution_, bias_rows(pass), false, of_rows);
   add_bias_norms(pass);
-  const bool to_end = shape.decoder == Decoder::cross_layer;
+  const bool to_end = shape.decoder == Decoder::cross_layer, by_target = shape.decoder == Decoder::tied_target;
   kernels::row_squares(execution_, pass.decoder_rows, to_end, of_rows);
   if (model_.owned().size() > 0) {
     timers_.phase("gradients of activations");
@@ -224,8 +224,9 @@ void RecordClipping::form_norms(const BackwardPass& pass, SparseDecoder& decoder
     timers_.phase("norms of records");
     const Lists written = decoder.written(pass.all);
     if (decoder_shares_rows(configuration_))
-      kernels::shared_entry_squares(execution_, written.activations, written.hits, written.activations.value, {},
-                                    pass.decoder_rows, to_end, 0, record_, buffers_.by_position, squares);
+      kernels::shared_entry_squares(
+          execution_, written.activations, written.hits, by_target ? pass.all.hits.offsets : Array<std::int64_t>{},
+          written.activations.value, {}, pass.decoder_rows, to_end, 0, record_, offsets, buffers_.by_position, squares);
     else
       kernels::entry_squares(execution_, written.activations, written.activations.value, {}, of_rows, 0, squares);
     kernels::add_token_squares(execution_, squares, offsets, norms_of(kDecoder));
@@ -240,8 +241,8 @@ void RecordClipping::form_norms(const BackwardPass& pass, SparseDecoder& decoder
       dz = buffers_.dz;
     }
     if (record_rows(configuration_) > 1)
-      kernels::shared_entry_squares(execution_, list, pass.all.hits, dz, buffers_.by_threshold, pass.inputs, false, 1,
-                                    record_, buffers_.by_position, squares);
+      kernels::shared_entry_squares(execution_, list, pass.all.hits, {}, dz, buffers_.by_threshold, pass.inputs, false,
+                                    1, record_, offsets, buffers_.by_position, squares);
     else
       kernels::entry_squares(execution_, list, dz, buffers_.by_threshold, of_rows, 1, squares);
     kernels::add_token_squares(execution_, squares, offsets, norms_of(kEncoder));

@@ -3,7 +3,7 @@
 
 #include "kernels/bf16.hpp"
 #include "kernels/portable.hpp"
-#include "kernels/privacy/sparse_records.hpp"
+#include "kernels/transcoder/records/sparse_records.hpp"
 
 namespace weft::kernels {
 namespace {
@@ -122,43 +122,74 @@ void entry_squares(const Execution& execution, const SparseActivations& of, Arra
 }
 
 void shared_entry_squares(const Execution& execution, const SparseActivations& of, const FeatureHits& of_hits,
-                          Array<const float> v, Array<const float> w, AnyMatrix rows, bool to_end, double constant,
-                          Array<const std::int32_t> record, Array<double> by_position, Matrix<double> squares) {
+                          Array<const std::int64_t> source_offsets, Array<const float> v, Array<const float> w,
+                          AnyMatrix rows, bool to_end, double constant, Array<const std::int32_t> record,
+                          Array<const std::int64_t> record_offsets, Array<double> by_position, Matrix<double> squares) {
   const SparseActivations list = of;
   const FeatureHits hits = of_hits;
-  const std::int64_t d = rows.columns / list.n_layers;
+  const std::int64_t d = rows.columns / list.n_layers, n_features = list.n_features;
   struct Buffers {
     float sum[kChunkColumns], row[kChunkColumns];
   };
   for_teams(
-      execution, "shared_entry_squares", list.n_layers * list.n_features, sizeof(Buffers),
-      KOKKOS_LAMBDA(const Team& team) {
+      execution, "shared_entry_squares", list.n_layers * n_features, sizeof(Buffers), KOKKOS_LAMBDA(const Team& team) {
         Buffers& buffer = scratch<Buffers>(team);
-        const std::int64_t key = team.league_rank(), layer = key / list.n_features;
-        const std::int64_t first = layer * d, columns = to_end ? rows.columns - first : d, end = hits.offsets[key + 1];
-        for (std::int64_t begin = hits.offsets[key], next = begin; begin < end; begin = next) {
-          const std::int32_t of_begin = record[hits.token[begin]];
-          double of_v = 0, of_w = 0;
-          for (next = begin; next < end && record[hits.token[next]] == of_begin; ++next) {
-            const std::uint32_t at = hits.position[next];
-            of_v += static_cast<double>(v[at]);
-            if (w.data != nullptr) of_w += static_cast<double>(w[at]);
+        const std::int64_t key = team.league_rank(), layer = key / n_features;
+        const std::int64_t first_column = layer * d, columns = to_end ? rows.columns - first_column : d;
+        // Hits ascend by token in each of these runs.
+        const std::int64_t runs = source_offsets.size > 0 ? layer + 1 : 1;
+        const auto size_of = [&](std::int64_t run) {
+          if (source_offsets.size == 0) return hits.offsets[key + 1] - hits.offsets[key];
+          const std::int64_t source = run * n_features + key - layer * n_features;
+          return source_offsets[source + 1] - source_offsets[source];
+        };
+        const auto first_of_record = [&](std::int64_t begin, std::int64_t end, std::int64_t b) {
+          std::int64_t low = begin, high = end;
+          while (low < high) {
+            const std::int64_t middle = low + (high - low) / 2;
+            if (static_cast<std::int64_t>(hits.token[middle]) < record_offsets[b])
+              low = middle + 1;
+            else
+              high = middle;
           }
-          double sum = constant * of_v * of_v + of_w * of_w;
-          for_chunks(columns, columns, [&](std::int64_t column, int count) {
-            for_columns(team, count, [&](int c) { buffer.sum[c] = 0.0f; });
-            for (std::int64_t hit = begin; hit < next; ++hit) {
-              const float value = v[hits.position[hit]];
-              const float* row = row_chunk(team, rows, hits.token[hit], first + column, count, buffer.row);
-              for_columns(team, count, [&](int c) { buffer.sum[c] += value * row[c]; });
-            }
-            sum += sum_columns<double>(team, count, [&](int c) { return square(buffer.sum[c]); });
-          });
-          once(team, [&] {
-            for (std::int64_t hit = begin; hit < next; ++hit)
-              by_position[hits.position[hit]] = hit + 1 == next && of_begin >= 0 ? sum : 0;
-          });
-        }
+          return low;
+        };
+        const auto is_of_record = [&](std::int64_t hit, std::int64_t end, std::int64_t b) {
+          return hit < end && static_cast<std::int64_t>(hits.token[hit]) < record_offsets[b + 1];
+        };
+        for (std::int64_t run = 0, begin = hits.offsets[key]; run < runs; begin += size_of(run), ++run)
+          for (std::int64_t hit = begin, end = begin + size_of(run), next = hit; hit < end; hit = next) {
+            const std::int32_t b = record[hits.token[hit]];
+            for (next = hit; next < end && record[hits.token[next]] == b; ++next)
+              once(team, [&] { by_position[hits.position[next]] = 0; });
+            if (b < 0) continue;
+            bool counted = false;  // with an earlier run
+            for (std::int64_t other = 0, at = hits.offsets[key]; other < run; at += size_of(other), ++other)
+              counted = counted || is_of_record(first_of_record(at, at + size_of(other), b), at + size_of(other), b);
+            if (counted) continue;
+            const auto for_each_hit = [&](const auto& body) {
+              for (std::int64_t other = run, at = begin; other < runs; at += size_of(other), ++other)
+                for (std::int64_t i = first_of_record(at, at + size_of(other), b);
+                     is_of_record(i, at + size_of(other), b); ++i)
+                  body(i);
+            };
+            double of_v = 0, of_w = 0;
+            for_each_hit([&](std::int64_t i) {
+              of_v += static_cast<double>(v[hits.position[i]]);
+              if (w.data != nullptr) of_w += static_cast<double>(w[hits.position[i]]);
+            });
+            double sum = constant * of_v * of_v + of_w * of_w;
+            for_chunks(columns, columns, [&](std::int64_t column, int count) {
+              for_columns(team, count, [&](int c) { buffer.sum[c] = 0.0f; });
+              for_each_hit([&](std::int64_t i) {
+                const float value = v[hits.position[i]];
+                const float* row = row_chunk(team, rows, hits.token[i], first_column + column, count, buffer.row);
+                for_columns(team, count, [&](int c) { buffer.sum[c] += value * row[c]; });
+              });
+              sum += sum_columns<double>(team, count, [&](int c) { return square(buffer.sum[c]); });
+            });
+            once(team, [&] { by_position[hits.position[hit]] = sum; });
+          }
       });
   for_all(
       execution, "shared_entry_squares: tokens", list.n_tokens * list.n_layers, KOKKOS_LAMBDA(std::int64_t i) {

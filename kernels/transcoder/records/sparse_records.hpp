@@ -39,16 +39,19 @@ void entry_squares(const Execution&, const SparseActivations&, Array<const float
                    Matrix<const double> of_rows, double constant, Matrix<double> squares);
 
 /// The same where a record has several entries of a feature: their vectors are added before they are squared. For each
-/// feature and record, squares(s, n) of the last token n with an entry gains
+/// feature and record, squares(s, n) of one token n with an entry gains
 ///
 ///   |sum of v r|^2 + constant * (sum of v)^2 + (sum of w)^2       r: columns of layer s of row n; with `to_end` all
 ///   from
 ///                                                                 its first one on
 ///
-/// record: of each token, ascending; tokens of none have -1. by_position: workspace, as large as v.
-void shared_entry_squares(const Execution&, const SparseActivations&, const FeatureHits&, Array<const float> v,
-                          Array<const float> w, AnyMatrix rows, bool to_end, double constant,
-                          Array<const std::int32_t> record, Array<double> by_position, Matrix<double> squares);
+/// record: of each token, ascending; tokens of none have -1. by_position: workspace, as large as v. source_offsets:
+/// offsets of the hits by source if they are those of hits_by_target, which for each key follow one another by source;
+/// else empty.
+void shared_entry_squares(const Execution&, const SparseActivations&, const FeatureHits&,
+                          Array<const std::int64_t> source_offsets, Array<const float> v, Array<const float> w,
+                          AnyMatrix rows, bool to_end, double constant, Array<const std::int32_t> record,
+                          Array<const std::int64_t> record_offsets, Array<double> by_position, Matrix<double> squares);
 
 /// norms(part, b) += sum over the tokens of record b of squares(s, n) of the layers s of the part: one part per layer
 /// if norms has L rows, else one of all.
