@@ -82,8 +82,7 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
   const std::string plan_text =
       transcoder::to_text(plan, configuration) +
       (configuration.privacy.enabled ? transcoder::private_text(configuration, data.train) : "");
-  if (const std::string advice = transcoder::grid_advice(plan);
-      !advice.empty() && world.is_root())
+  if (const std::string advice = transcoder::grid_advice(plan); !advice.empty() && world.is_root())
     log::warning("{}", advice);
   MemoryNeed need{.device = plan.device_total(), .host = plan.host_total()};
   // The host memory of another machine is not known; without its data a run is planned, not started.

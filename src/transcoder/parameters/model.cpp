@@ -87,7 +87,7 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
       specs.push_back({.name = fmt::format("encoder_{}/threshold", s),
                        .shape = {n_features},
                        .cut = by_feature,
-                         .initial = model::constant(*shape.threshold),
+                       .initial = model::constant(*shape.threshold),
                        .group = "threshold",
                        .export_name = fmt::format("threshold_{}", s)});
     specs.push_back({.name = decoder_name(shape, s),

@@ -4,7 +4,8 @@
 // noise is added to the sum.
 //
 //   da = <W_dec, g>                          a pass of the decoder that changes nothing
-//   |g_b|^2 for each record b                from the entries of the lists (kernels/transcoder/records/sparse_records.hpp), summed
+//   |g_b|^2 for each record b                from the entries of the lists
+//   (kernels/transcoder/records/sparse_records.hpp), summed
 //                                            over all ranks, since each has the gradients of its own features
 //   a, da <- c_b a, c_b da                   c_b = clip factor of |g_b|
 //   backward pass and update                 of the step without privacy, with these lists; noise is added to the
