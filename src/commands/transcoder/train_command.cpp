@@ -46,7 +46,6 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
   const parallel::GridShape shape = parallel::grid_shape(
       configuration.parallel.data, {std::string(parallel::kFeatureAxis), configuration.parallel.feature},
       parallel::ranks_of_grid(configuration.parallel, world.size(), request.dry_run));
-  if (configuration.privacy.enabled) transcoder::require_private_grid(shape);
   const bool without_files = plans_without_files(request, configuration.data, world);
   if (!without_files && configuration.data.model.empty())
     require_directory(world, configuration.data.train, "data.train");
