@@ -55,7 +55,8 @@ ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def adapter_by_weft_name(name, values):
     """The same of a parameter of a PEFT adapter."""
     block, module, factor = re.fullmatch(r"base_model\.model\.model\.layers\.(\d+)\.(.*)\.lora_([AB])\.default\.weight", name).groups()
-    return {f"block_{block}/{ROTARY[module]}/lora_{factor.lower()}": values}
+    transposed = factor == "A" and module in ("self_attn.o_proj", "mlp.down_proj")
+    return {f"block_{block}/{ROTARY[module]}/lora_{factor.lower()}": values.T if transposed else values}
 
 
 def by_weft_name(name, values):

@@ -92,6 +92,7 @@ void Trainer::name_state() {
   if (thresholds.keys.size > 0)
     replicated("selection/threshold", kernels::Scalar::u32, thresholds.keys.size, thresholds.keys.data,
                thresholds.on_device);
+  if (configuration_.privacy.enabled) registry_.make_optional("optimizer/previous_gradient_norm");  // earlier versions
   replicated("optimizer/previous_gradient_norm", kernels::Scalar::fp64, 1, step_.clipping().norm(), true);
   replicated("run/skipped_steps", kernels::Scalar::i64, 1, runner_.skipped(), true);
   if (step_.records() != nullptr) step_.records()->register_in(registry_, grid_.world().rank() == 0);
