@@ -2,6 +2,7 @@
 #include "bench/transcoder/transcoder_subject.hpp"
 
 #include <optional>
+#include <vector>
 
 #include "bench/transcoder/baselines.hpp"
 #include "transcoder/private/records.hpp"
@@ -77,7 +78,10 @@ class Sparse final : public TranscoderSubject<transcoder::Trainer> {
   double step_exposed_seconds() const override { return trainer_->step_exposed_seconds(); }
   void time_phases(bool one_by_one) override { trainer_->time_phases(one_by_one); }
   void count_work() override {
-    sizes_ = transcoder::step_sizes(configuration_, shape_, grid_, trainer_->metrics().l0);
+    // Private steps count no entries. Those of topk are at most k.
+    const std::vector<double> most(static_cast<std::size_t>(shape_.n_layers), configuration_.transcoder.k);
+    sizes_ = transcoder::step_sizes(configuration_, shape_, grid_,
+                                    configuration_.privacy.enabled ? most : trainer_->metrics().l0);
     sizes_.stores_products = !trainer_->forms_products();
   }
   run::Work work_of(std::string_view phase) const override { return transcoder::work_of(phase, sizes_); }
