@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/transcoder/records/sparse_records.hpp"
-
 #include <limits>
 
 #include "kernels/bf16.hpp"
 #include "kernels/portable.hpp"
+#include "kernels/transcoder/records/sparse_records.hpp"
 
 namespace weft::kernels {
 namespace {
