@@ -251,9 +251,8 @@ reward = "likelihood"
         for (mode, settings), (base, grid) in itertools.product(MODES.items(), (("gpt2", []), ("qwen3", []), ("llama", ["ranks=2"]))):
             if not (cuda and grid):
                 cases[f"private language {base} {mode}{' 2 ranks' if grid else ''}"] = ("language", LANGUAGE[base] + PRIVATE + settings + grid)
-        for mode, settings in MODES.items():
-            cases[f"private transcoder {mode}"] = ("transcoder", ["transcoder.activation=relu", "privacy.unit=token",
-                                                                  f"data.validation={self.scratch / 'data' / 'validation'}"] + PRIVATE + settings)
+        cases["private transcoder"] = ("transcoder", ["transcoder.activation=relu", "privacy.unit=token",
+                                                      f"data.validation={self.scratch / 'data' / 'validation'}"] + PRIVATE)
         cases["lora"] = ("after gpt2", ["lora.rank=4", "lora.dropout=0.1"])
         cases["polychromic"] = ("polychromic", [])
         cases["polychromic, distinct"] = ("polychromic", ["polychromic.diversity=distinct", "polychromic.kl=0.1", "polychromic.epochs=2"])

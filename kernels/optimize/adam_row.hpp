@@ -138,7 +138,36 @@ struct RowScratch {
   float weight[kChunkColumns];
   float row[kChunkColumns];  // a gradient or input row that is stored as bf16
   AdamScratch update;
+  double noise[kChunkColumns + kNoiseBlock];  // of a private step; the first element may be any one of its block
 };
+
+/// Adds the noise of a private step to columns [column, column + count) of the gradient of a row.
+KOKKOS_FORCEINLINE_FUNCTION void add_noise_chunk(const Team& team, const RowNoise& noise,
+                                                 const ParameterRows& parameters, std::int64_t row, std::int64_t column,
+                                                 int count, RowScratch& buffer) {
+  const std::int64_t local = row * parameters.columns + column;
+  const std::uint64_t first = static_cast<std::uint64_t>(parameters.first_row * parameters.columns + local);
+  if (noise.given != nullptr) {
+    const float* const given = noise.given[0] + local;
+    for_columns(team, count, [&](int c) { buffer.gradient[c] = noise.add(buffer.gradient[c], given[c]); });
+    return;
+  }
+  const int offset = static_cast<int>(first % kNoiseBlock), size = static_cast<int>(kNoiseBlock);
+  for_columns(team, (offset + count + size - 1) / size, [&](int i) {
+    const ChachaBlock block =
+        chacha20(noise.stream.key, noise.stream.block(first / kNoiseBlock + static_cast<std::uint64_t>(i)));
+    for (int pair = 0; pair < size / 2; ++pair) {
+      const NormalPair normal = noise_pair(block, pair);
+      buffer.noise[size * i + 2 * pair] = normal.first;
+      buffer.noise[size * i + 2 * pair + 1] = normal.second;
+    }
+  });
+  team.team_barrier();
+  const double width = noise.width();
+  for_columns(team, count,
+              [&](int c) { buffer.gradient[c] = noise.add(buffer.gradient[c], width * buffer.noise[offset + c]); });
+  team.team_barrier();
+}
 
 /// One row of a backward pass, chunk by chunk: form(column, count, weight) leaves dW of the chunk in buffer.gradient,
 /// then the epilogue. `weight` is null unless `needs_weight` or the epilogue reads weights. step == nullptr: no update.
@@ -147,7 +176,7 @@ template <class Epilogue, class Form>
 KOKKOS_FORCEINLINE_FUNCTION double walk_row(const Team& team, const ParameterRows& parameters, std::int64_t row,
                                             std::int64_t key, bool has_hits, bool needs_weight, bool with_norm,
                                             const Epilogue& epilogue, const AdamStep* step, const Form& form) {
-  const bool has_gradient = has_hits || Epilogue::kHasExtra;
+  const bool has_gradient = has_hits || Epilogue::kHasExtra || Epilogue::kHasNoise;
   if (step == nullptr && !has_gradient) return 0.0;
   RowScratch& buffer = scratch<RowScratch>(team);
   AdamStep adam{};
@@ -163,6 +192,7 @@ KOKKOS_FORCEINLINE_FUNCTION double walk_row(const Team& team, const ParameterRow
       const float of_row = epilogue.extra.row(key);
       for_columns(team, count, [&](int c) { buffer.gradient[c] += epilogue.extra(of_row, weight[c]); });
     }
+    if constexpr (Epilogue::kHasNoise) add_noise_chunk(team, epilogue.noise, parameters, row, column, count, buffer);
     if (with_norm && has_gradient)
       norm += sum_columns<double>(team, count, [&](int c) {
         const double g = adam.gradient_scale * buffer.gradient[c];

@@ -2,7 +2,7 @@
 //
 // What happens to the gradient of a parameter row in the kernels that form it:
 //
-//   dW  ->  + extra gradient  ->  clip (AdamStep::gradient_scale)  ->  update of w, m, v
+//   dW  ->  + extra gradient  ->  + noise  ->  clip (AdamStep::gradient_scale)  ->  update of w, m, v
 //
 // The fused backward kernels of encode/ and decode/ hold dW in registers or cache and never store it, so whatever acts
 // on it runs inside them. Each is written once for any RowEpilogue, on both backends; RowEpilogue<> is plain Adam and
@@ -12,6 +12,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/optimize/adam_rule.hpp"
+#include "kernels/privacy/row_noise.hpp"
 
 namespace weft::kernels {
 
@@ -34,11 +35,15 @@ struct AdamRule {
   }
 };
 
-template <class ExtraGradient = NoExtraGradient, class Rule = AdamRule>
+/// Noise: NoRowNoise or RowNoise; rows without hits have it too.
+template <class ExtraGradient = NoExtraGradient, class Rule = AdamRule, class Noise = NoRowNoise>
 struct RowEpilogue {
-  static constexpr bool kHasExtra = ExtraGradient::kPresent;
+  static constexpr bool kHasExtra = ExtraGradient::kPresent, kHasNoise = Noise::kPresent;
   ExtraGradient extra{};
   Rule rule{};
+  Noise noise{};
 };
+/// Epilogue of a private step.
+using NoisyEpilogue = RowEpilogue<NoExtraGradient, AdamRule, RowNoise>;
 
 }  // namespace weft::kernels

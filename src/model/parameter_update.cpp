@@ -54,12 +54,12 @@ void ParameterUpdate::form_norm(kernels::StepFlags* flags) {
   kernels::flag_above(execution_, {buffers_.norm.data, 1}, std::numeric_limits<double>::max(), &flags->not_finite);
 }
 
-void ParameterUpdate::apply(kernels::AdamStep* step, const kernels::LossScale* scale, const OwnUpdate& own) {
+void ParameterUpdate::apply(kernels::AdamStep* step, const kernels::LossScale* scale) {
   kernels::unscale_and_clip(execution_, buffers_.norm.data, settings_.clip_norm, scale, buffers_.norm.data + 1, step);
   if (state_) state_->begin();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const ParameterSpec& spec = parameters_.specs()[i];
-    if (spec.frozen || (!spec.is_matrix() && own && own(i, gradients_.vector(i)))) continue;
+    if (spec.frozen) continue;
     if (!spec.is_matrix())
       kernels::adam_vector(execution_, parameters_.owned_vector(i), gradients_.vector(i), step);
     else if (state_)

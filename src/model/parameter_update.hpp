@@ -11,7 +11,6 @@
 // first: norm and clipping are those of the gradient itself.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <span>
 
@@ -51,9 +50,7 @@ class ParameterUpdate {
   void form_norm(kernels::StepFlags* flags);
   /// No effect if the step is withheld. Weights of rows that other ranks own arrive in the next step (DataParallel).
   /// Collective. `scale`: of the loss whose gradients these are; null: it is not scaled.
-  /// `own`: true for a vector that it has updated itself, from this gradient.
-  using OwnUpdate = std::function<bool(std::size_t parameter, kernels::Array<const float> gradient)>;
-  void apply(kernels::AdamStep* step, const kernels::LossScale* scale = nullptr, const OwnUpdate& own = {});
+  void apply(kernels::AdamStep* step, const kernels::LossScale* scale = nullptr);
 
   /// Norm of the gradient of the last step before clipping, in memory where the kernels run.
   const double* norm() const { return buffers_.norm.data + 1; }

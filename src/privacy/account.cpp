@@ -274,6 +274,12 @@ void Account::resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, 
 }
 
 std::vector<std::int64_t> Account::draw(std::int64_t step, const parallel::Communicator& data_ranks) const {
+  const std::vector<std::int64_t> drawn = draw(step);
+  const parallel::Range own = parallel::part(std::ssize(drawn), data_ranks.size(), data_ranks.rank());
+  return {drawn.begin() + own.begin, drawn.begin() + own.end};
+}
+
+std::vector<std::int64_t> Account::draw(std::int64_t step) const {
   const std::int64_t bands = settings_.bands;
   std::vector<std::int64_t> drawn =
       poisson_sample(key_, static_cast<std::uint64_t>(step), record_.count, static_cast<double>(bands) * sample_rate_);
@@ -283,8 +289,7 @@ std::vector<std::int64_t> Account::draw(std::int64_t step, const parallel::Commu
     return record >= first && !coins[static_cast<std::size_t>(record - first)];
   });
   if (settings_.truncates()) truncate_sample(key_, static_cast<std::uint64_t>(step), settings_.most_records, drawn);
-  const parallel::Range own = parallel::part(std::ssize(drawn), data_ranks.size(), data_ranks.rank());
-  return {drawn.begin() + own.begin, drawn.begin() + own.end};
+  return drawn;
 }
 
 /// With adaptive clipping a step releases the sum with noise z' C and the count, to which a record adds 1/2, with noise

@@ -85,7 +85,9 @@ class Account {
   void resume(std::uint64_t seed, std::int64_t done, std::int64_t steps, bool changed,
               const parallel::Communicator& ranks);
 
-  /// Records of step `step`, drawn among those of the training data: those of this rank of the data axis.
+  /// Records of step `step`, drawn among those of the training data, ascending: the same on all ranks.
+  std::vector<std::int64_t> draw(std::int64_t step) const;
+  /// Those of them of this rank of the data axis.
   std::vector<std::int64_t> draw(std::int64_t step, const parallel::Communicator& data_ranks) const;
   /// The noise of a step of `expected` records.
   Noise noise(double expected) const;

@@ -33,7 +33,7 @@ std::size_t ClippedParameters::row_of(std::size_t parameter) const {
   return counts ? parts.part[parameter] : parts.count;
 }
 
-double ClippedParameters::part_share() const {
+double part_share(std::size_t parts) {
   if (fault::point("clip-factors") == fault::Kind::skip) {
     [[maybe_unused]] static const bool warned = [] {
       log::warning(
@@ -42,7 +42,7 @@ double ClippedParameters::part_share() const {
     }();
     return std::numeric_limits<double>::infinity();
   }
-  return 1 / std::sqrt(static_cast<double>(parts.count));
+  return 1 / std::sqrt(static_cast<double>(parts));
 }
 
 void ClippedParameters::add_over_ranks(kernels::Array<double> squares) const {

@@ -76,6 +76,9 @@ struct ClippingContext {
   }
 };
 
+/// The bound of each of `parts` parts, relative to that of the whole gradient.
+double part_share(std::size_t parts);
+
 /// The parameters as this rank clips them.
 struct ClippedParameters {
   explicit ClippedParameters(const ClippingContext&);
@@ -87,8 +90,7 @@ struct ClippedParameters {
   bool is_partial(std::size_t parameter) const {
     return context.tensor != nullptr && specs[parameter].partial_gradient;
   }
-  /// The bound of a part, relative to that of the whole gradient.
-  double part_share() const;
+  double part_share() const { return privacy::part_share(parts.count); }
   /// Adds up squares of parts of gradients over the ranks of the tensor axis, in place.
   void add_over_ranks(kernels::Array<double> squares) const;
 

@@ -8,10 +8,10 @@
 namespace weft::privacy {
 namespace {
 
-/// Rows of which a rank forms the gradient: those it owns, and all that it holds of a vector.
+/// Rows of which a rank forms the gradient: those it owns, and all that it holds of a vector that every rank updates.
 parallel::Range summed_rows(const model::ParameterSpec& spec, const model::RowParts& parts) {
   if (spec.frozen) return {};
-  return spec.is_matrix() ? parts.owned : parts.held;
+  return spec.is_matrix() || spec.update == model::Update::own_rows ? parts.owned : parts.held;
 }
 
 }  // namespace
@@ -74,9 +74,9 @@ void CorrelatedNoise::register_in(checkpoint::Registry& registry) const {
   }
 }
 
-void CorrelatedNoise::add(std::size_t parameter, kernels::Array<float> values, double deviation,
-                          const kernels::NoiseStream& stream, std::uint64_t first_element, double scale,
-                          std::int64_t step) {
+kernels::Array<const float> CorrelatedNoise::form(std::size_t parameter, double deviation,
+                                                  const kernels::NoiseStream& stream, std::uint64_t first_element,
+                                                  std::int64_t step) {
   const kernels::Matrix<float>& earlier = earlier_[parameter];
   const std::int64_t now = step % earlier.rows;
   kernels::NoiseWeights weights;
@@ -85,7 +85,13 @@ void CorrelatedNoise::add(std::size_t parameter, kernels::Array<float> values, d
   kernels::combine_noise(execution_, earlier, weights, now);
   const kernels::Array<float> noise{earlier.row(now), earlier.columns};
   kernels::add_noise(execution_, noise, deviation, stream, first_element, 1 / coefficients_[0]);
-  kernels::add_given_noise(execution_, values, {noise.data, noise.size}, scale);
+  return noise;
+}
+
+void CorrelatedNoise::add(std::size_t parameter, kernels::Array<float> values, double deviation,
+                          const kernels::NoiseStream& stream, std::uint64_t first_element, double scale,
+                          std::int64_t step) {
+  kernels::add_given_noise(execution_, values, form(parameter, deviation, stream, first_element, step), scale);
 }
 
 }  // namespace weft::privacy

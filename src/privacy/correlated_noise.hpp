@@ -41,8 +41,16 @@ class CorrelatedNoise {
   void register_in(checkpoint::Registry&) const;
 
   bool active() const { return coefficients_.size() > 1; }
-  /// values = scale * (values + zeta_step) for the owned rows of a matrix or all held elements of a vector; z has this
-  /// deviation and is that of the stream from `first_element` on. Once per step and parameter, in the order of steps.
+  /// Forms zeta_step of the owned rows of a matrix, or of the rows of a vector that a rank updates; returns it. z has
+  /// this deviation and is that of the stream from `first_element` on. Once per step and parameter, in the order of
+  /// steps.
+  kernels::Array<const float> form(std::size_t parameter, double deviation, const kernels::NoiseStream&,
+                                   std::uint64_t first_element, std::int64_t step);
+  kernels::Array<const float> formed(std::size_t parameter, std::int64_t step) const {
+    const kernels::Matrix<float>& earlier = earlier_[parameter];
+    return {earlier.row(step % earlier.rows), earlier.columns};
+  }
+  /// values = scale * (values + zeta_step) for the owned rows of a matrix or those of a vector; as `form`.
   void add(std::size_t parameter, kernels::Array<float> values, double deviation, const kernels::NoiseStream&,
            std::uint64_t first_element, double scale, std::int64_t step);
 

@@ -183,7 +183,7 @@ void add_keys(input::Schema& schema, Settings& privacy) {
             {"materialise", Mode::materialise}},
            "how the clipped sum is computed: from gradients of the records of a micro-batch in bf16 "
            "(materialise), from kept inputs and output gradients of all layers (book_keeping), or by a second "
-           "pass (two_pass); auto: the first of these that fits into memory (a transcoder: of the last two)")
+           "pass (two_pass); auto: the first of these that fits into memory")
       .retired_value("recompute", "take \"auto\", or \"two_pass\", which takes least memory")
       .changeable();
   schema.retired("privacy.mode_of", "privacy.mode holds for all blocks and the head; leave it out");

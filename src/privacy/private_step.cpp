@@ -121,10 +121,7 @@ void PrivateStep::compute(std::span<const std::int64_t> micro_batches, std::int6
   parts_.update.form_norm(flags_.data);
   parts_.runner.guard(flags_.data);
   parts_.timers.phase("update");
-  parts_.update.apply(parts_.runner.constants(), nullptr,
-                      [this](std::size_t parameter, kernels::Array<const float> gradient) {
-                        return parts_.model.update(parameter, gradient);
-                      });
+  parts_.update.apply(parts_.runner.constants());
 }
 
 void PrivateStep::clear() {

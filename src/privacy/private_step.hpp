@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One step of private training, whatever the model (DP-SGD, Abadi et al. 2016, arXiv 1607.00133):
+// One step of private training of a model whose gradients are in memory (DP-SGD, Abadi et al. 2016, arXiv 1607.00133):
 //
 //   S = sum over the drawn records b of c_b g_b        clipping.hpp, micro-batch by micro-batch; then over the ranks
 //   g = (S + sigma C xi) / expected records            xi standard normal, once per update; or that of
@@ -35,8 +35,6 @@ class PrivateModel : public Passes {
   virtual void prepare_weights() = 0;
   /// Makes records [first, first + count) of those of this rank the micro-batch of the passes that follow.
   virtual MicroBatch load(std::int64_t first, std::int64_t count) = 0;
-  /// True for a vector that the model has updated itself, from its noisy gradient.
-  virtual bool update(std::size_t /*parameter*/, kernels::Array<const float> /*gradient*/) { return false; }
 };
 
 class PrivateStep {

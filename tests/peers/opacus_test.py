@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One private step of Weft against Opacus: gradients of records, clipped to the bound and summed, of the same model and texts.
+"""One private step of Weft against Opacus: gradients of records, clipped to the bound and summed, of the same model and texts; of whole
+models, and of adapters of PEFT.
 
 A step of AdamW without beta1 leaves the gradient of the step in its first moment: clipped sum / records + noise. Two steps that differ in
 the noise multiplier alone have the same random numbers, so that the clipped sum follows from both: 2 * first - second.
 
 launch.py transformers5 opacus_test.py WEFT
 """
+import json
 import re
 
 import numpy as np
+import peft
 import torch
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
@@ -46,6 +49,16 @@ GPT2 = {"ln_1": "attention_norm", "ln_2": "mlp_norm", "attn.c_proj": "attention/
 """Modules of a block: names of Weft. OLMo 2 and Gemma 2 have other norms; their losses are compared in transformers_test.py."""
 
 
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def adapter_by_weft_name(name, values):
+    """The same of a parameter of a PEFT adapter."""
+    block, module, factor = re.fullmatch(r"base_model\.model\.model\.layers\.(\d+)\.(.*)\.lora_([AB])\.default\.weight", name).groups()
+    transposed = factor == "A" and module in ("self_attn.o_proj", "mlp.down_proj")
+    return {f"block_{block}/{ROTARY[module]}/lora_{factor.lower()}": values.T if transposed else values}
+
+
 def by_weft_name(name, values):
     """{tensor of Weft: values} of a parameter of transformers. Weft stores output and down projections [inputs, outputs]."""
     name = name.removeprefix("transformer.").removeprefix("model.")
@@ -69,34 +82,38 @@ def record_losses(logits, targets):
 
 
 def clipped_sums(model, records, clip):
-    """({parameter: sum over records of the clipped gradients}, norms of the records) by the optimizer of Opacus."""
+    """({trained parameter: sum over records of the clipped gradients}, norms of the records) by the optimizer of Opacus."""
     wrapped = GradSampleModule(model, loss_reduction="sum", strict=False)
-    optimizer = DPOptimizer(torch.optim.SGD(wrapped.parameters(), lr=0.0), noise_multiplier=0.0, max_grad_norm=clip,
+    trained = {name.removeprefix("_module."): values for name, values in wrapped.named_parameters() if values.requires_grad}
+    optimizer = DPOptimizer(torch.optim.SGD(trained.values(), lr=0.0), noise_multiplier=0.0, max_grad_norm=clip,
                             expected_batch_size=RECORDS, loss_reduction="sum")
     # Positions by record: the library's own are of one row for all, of which Opacus would take the batch to have one record.
     positions = torch.arange(SEQUENCE).repeat(RECORDS, 1)
     record_losses(wrapped(records[:, :-1], position_ids=positions).logits, records[:, 1:]).sum().backward()
     norms = sum((values.flatten(1).double() ** 2).sum(1) for values in optimizer.grad_samples).sqrt()
     optimizer.clip_and_accumulate()
-    return {name.removeprefix("_module."): parameter.summed_grad.double().numpy() for name, parameter in wrapped.named_parameters()}, norms
+    return {name: values.summed_grad.double().numpy() for name, values in trained.items()}, norms
 
 
-def step_gradient(weft, directory, clip, noise, *sets):
+def step_gradient(weft, directory, clip, noise, run, *sets):
     table = weft.run("inspect", directory).split("\n\n", 1)[1].replace('initial = ""', f'initial = "{directory}"')
     (weft.folder / "input.toml").write_text(INPUT.format(batch=RECORDS * SEQUENCE, sequence=SEQUENCE, clip=clip, noise=noise) + table)
-    output = f"{directory.name}_{clip}_{noise}_{'_'.join(sets)}"
+    output = f"{run}_{clip}_{noise}"
     weft.run("lm", "train", "input.toml", "--output", output, *(argument for one in sets for argument in ("--set", one)))
     checkpoint = reader.Run(weft.folder / output).checkpoint()
     end = ".first_moment"
     return {name.removesuffix(end): checkpoint[name].astype(np.float64) for name in checkpoint.shapes if name.endswith(end)}
 
 
-def compare(weft, name, directory, records, clip, *sets):
-    once, twice = (step_gradient(weft, directory, clip, noise, *sets) for noise in (NOISE, 2 * NOISE))
+def compare(weft, name, directory, records, clip, *sets, adapter=None):
+    once, twice = (step_gradient(weft, directory, clip, noise, name, *sets) for noise in (NOISE, 2 * NOISE))
     expected = {}
-    sums, norms = clipped_sums(models.load(directory).train(), records, clip)
+    model = models.load(directory)
+    if adapter:
+        model = peft.PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    sums, norms = clipped_sums(model.train(), records, clip)
     for parameter, values in sums.items():
-        expected.update(by_weft_name(parameter, values / RECORDS))
+        expected.update((adapter_by_weft_name if adapter else by_weft_name)(parameter, values / RECORDS))
     assert expected.keys() == once.keys(), (name, expected.keys() ^ once.keys())
     # Positions that no record has take no part.
     if "embedding/positions" in expected:
@@ -118,6 +135,20 @@ def compare(weft, name, directory, records, clip, *sets):
     return norms
 
 
+def saved_adapter(weft, name, directory):
+    """A directory of PEFT with random factors, so that the gradients of both are not 0."""
+    torch.manual_seed(3)
+    model = peft.get_peft_model(models.load(directory), peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, init_lora_weights=False,
+                                                                        target_modules=list(ADAPTED)))
+    with torch.no_grad():
+        for parameter, values in model.named_parameters():
+            if "lora_" in parameter:
+                values.normal_(0, 0.3)
+    folder = weft.folder / f"adapter_of_{name}"
+    model.save_pretrained(folder)
+    return folder
+
+
 def test(weft):
     for name in ("gpt2", "llama", "qwen3"):
         directory = models.save(weft, name)
@@ -129,9 +160,16 @@ def test(weft):
         (weft.folder / "text.txt").write_text(text)
         records = torch.tensor(ids[:RECORDS * (SEQUENCE + 1)]).reshape(RECORDS, SEQUENCE + 1)
         for mode in ("book_keeping", "two_pass"):
-            norms = compare(weft, name, directory, records, 1.0, f"privacy.mode={mode}")
+            norms = compare(weft, f"{name}_{mode}", directory, records, 1.0, f"privacy.mode={mode}")
         # Some records below the bound, some above.
         compare(weft, name, directory, records, norms.median().item())
+        if name == "gpt2":
+            continue
+        adapter = saved_adapter(weft, name, directory)
+        targets = json.dumps([ROTARY[module].split("/")[1] for module in ROTARY if module.endswith("_proj")])
+        sets = ("lora.rank=4", "lora.alpha=8", f"lora.targets={targets}", f"lora.initial={adapter}")
+        norms = compare(weft, f"{name}_adapter", directory, records, 1.0, *sets, adapter=adapter)
+        compare(weft, f"{name}_adapter", directory, records, norms.median().item(), *sets, adapter=adapter)
 
 
 if __name__ == "__main__":

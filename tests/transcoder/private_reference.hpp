@@ -2,7 +2,8 @@
 //
 // The gradients of records of a transcoder in float64, one record after the other, written from the formulas alone: no
 // code shared with Weft. Parameters and gradients are one vector each: of every layer W_enc [F, d], b_enc [F], theta
-// [F] (where there are thresholds), W_dec [F, (L - s) d] or [F, d]; then b_dec [L d].
+// [F] (where there are thresholds), W_dec [F, (L - s) d] or [F, d] (tied per target: that of target s); then b_dec
+// [L d].
 #pragma once
 
 #include <algorithm>
@@ -15,18 +16,25 @@ namespace weft::testing {
 struct PrivateReference {
   using Values = std::vector<double>;
   enum class Activation { topk, topk_all_layers, relu, jump };
+  enum class Decoder { cross_layer, per_layer, tied, tied_target };
 
   std::int64_t n_layers, d, features;
   Activation activation;
   std::int64_t k;  ///< topk: active of each layer, or of all together
-  bool cross_layer = true;
+  Decoder decoder = Decoder::cross_layer;
   double bandwidth = 0;  ///< jump: the gradient of ln theta is -(theta / bandwidth) da within the open window
-  bool goreg = false;    ///< jump: of theta instead, half-open window, dz = da on all z >= 0
   std::int64_t record_rows = 1;
   Values parameters = {};
 
   static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-  std::int64_t columns(std::int64_t s) const { return (cross_layer ? n_layers - s : 1) * d; }
+  std::int64_t columns(std::int64_t s) const { return (decoder == Decoder::cross_layer ? n_layers - s : 1) * d; }
+  /// True if a feature of layer s writes to column j.
+  bool writes(std::int64_t s, std::int64_t j) const { return decoder == Decoder::per_layer ? j / d == s : j / d >= s; }
+  /// Index of its weight.
+  std::size_t weight(std::int64_t s, std::int64_t f, std::int64_t j) const {
+    const std::int64_t row = begin_of(decoder == Decoder::tied_target ? j / d : s).decoder + f * columns(s);
+    return at(row + (decoder == Decoder::cross_layer ? j - s * d : j % d));
+  }
   std::int64_t size_of(std::int64_t s) const {
     return features * (d + 1 + (activation == Activation::jump ? 1 : 0) + columns(s));
   }
@@ -75,27 +83,25 @@ struct PrivateReference {
     activate(z, a);
     for (std::int64_t j = 0; j < width; ++j) {
       double value = parameters[at(decoder_bias() + j)];
-      for (std::int64_t s = cross_layer ? 0 : j / d; s <= j / d; ++s)
-        for (std::int64_t f = 0; f < features; ++f)
-          value += a[at(s * features + f)] * parameters[at(begin_of(s).decoder + f * columns(s) + j - s * d)];
+      for (std::int64_t s = 0; s <= j / d; ++s)
+        for (std::int64_t f = 0; f < features && writes(s, j); ++f)
+          value += a[at(s * features + f)] * parameters[weight(s, f, j)];
       g[at(j)] = 2.0 / static_cast<double>(record_rows * d) * (value - y[j]);
       sum[at(decoder_bias() + j)] += g[at(j)];
     }
     for (std::int64_t s = 0; s < n_layers; ++s)
       for (std::int64_t f = 0; f < features; ++f) {
         double alpha = 0;
-        for (std::int64_t j = 0; j < columns(s); ++j) {
-          const std::int64_t weight = begin_of(s).decoder + f * columns(s) + j;
-          alpha += parameters[at(weight)] * g[at(s * d + j)];
-          sum[at(weight)] += a[at(s * features + f)] * g[at(s * d + j)];
+        for (std::int64_t j = 0; j < width; ++j) {
+          if (!writes(s, j)) continue;
+          alpha += parameters[weight(s, f, j)] * g[at(j)];
+          sum[weight(s, f, j)] += a[at(s * features + f)] * g[at(j)];
         }
-        double dz = a[at(s * features + f)] > 0 ? alpha : 0;
+        const double dz = a[at(s * features + f)] > 0 ? alpha : 0;
         if (activation == Activation::jump) {
           const double value = z[at(s * features + f)], theta = parameters[at(begin_of(s).threshold + f)];
           const double distance = value - theta, half = bandwidth / 2;
-          if (goreg) dz = value >= 0 ? alpha : 0;
-          const bool inside = goreg ? distance > -half && distance <= half : std::abs(distance) < half;
-          if (inside) sum[at(begin_of(s).threshold + f)] -= theta / bandwidth * alpha;
+          if (std::abs(distance) < half) sum[at(begin_of(s).threshold + f)] -= theta / bandwidth * alpha;
         }
         sum[at(begin_of(s).bias + f)] += dz;
         for (std::int64_t i = 0; i < d; ++i) sum[at(begin_of(s).encoder + f * d + i)] += dz * x[s * d + i];

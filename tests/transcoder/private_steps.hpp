@@ -3,8 +3,8 @@
 // A small private training of a transcoder: what tests of private steps need.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -15,8 +15,9 @@
 #include "kernels/optimize/adam.hpp"
 #include "tests/test.hpp"
 #include "tests/transcoder/private_reference.hpp"
-#include "transcoder/private/private_trainer.hpp"
+#include "transcoder/private/records.hpp"
 #include "transcoder/settings/settings_schema.hpp"
+#include "transcoder/step/trainer.hpp"
 
 namespace weft::testing {
 
@@ -30,7 +31,7 @@ inline double random_normal(std::uint64_t stream, std::int64_t index) {
 }
 
 /// `model`: keys of [transcoder]; `privacy`: of [privacy], clip = 0.8 unless it says otherwise; `more`: other tables.
-/// The mode "auto" is book_keeping, as for a run without device.memory (with_private_mode).
+/// With beta1 = 0 the first moments are the gradients of the last step.
 inline Configuration private_configuration(const std::string& model, const std::string& privacy = "",
                                            const std::string& more = "") {
   Configuration read;
@@ -40,10 +41,8 @@ inline Configuration private_configuration(const std::string& model, const std::
               "[transcoder]\nfeatures = 13\n" +
                   model + "[privacy]\nenabled = true\nnoise_multiplier = 1\ndelta = 1e-5\nnoise_key = \"test\"\n" +
                   privacy + (privacy.find("clip =") == std::string::npos ? "clip = 0.8\n" : "") +
-                  "[optimizer]\nlearning_rate = 1e-2\n" + more,
+                  "[optimizer]\nlearning_rate = 1e-2\nbeta1 = 0\n" + more,
               "test.toml");
-  if (read.privacy.mode == privacy::Mode::automatic && read.privacy.algorithm != privacy::Algorithm::naive)
-    read.privacy.mode = privacy::Mode::book_keeping;
   return read;
 }
 
@@ -56,11 +55,13 @@ inline std::vector<float> stored_row(std::int64_t row, bool target) {
 }
 
 struct PrivateSteps {
-  PrivateSteps(const Configuration& settings, const parallel::Communicator& ranks)
+  PrivateSteps(const Configuration& settings, const parallel::Communicator& ranks, std::int64_t feature_ranks = 1)
       : of_record(record_rows(settings)),
-        grid(ranks, parallel::data_by_feature(ranks.size(), 1)),
-        trainer(settings, shape_of(settings.transcoder, kPrivateLayers, kPrivateWidth), normalisation(), statistics(),
-                grid, execution(), kernels::Scalar::fp32) {
+        grid(ranks, parallel::data_by_feature(ranks.size() / feature_ranks, feature_ranks)),
+        trainer(with_largest_batch(settings, 0, ranks.size()),
+                shape_of(settings.transcoder, kPrivateLayers, kPrivateWidth), normalisation(), statistics(), grid,
+                execution(), 4 * kPrivateColumns,
+                [](const dataset::RawBatch&, std::int64_t) { return std::string("records"); }) {
     trainer.initialise();
     // Gradients of all parameters well above rounding.
     const model::Parameters& parameters = trainer.model().parameters();
@@ -83,15 +84,18 @@ struct PrivateSteps {
                                        std::vector<double>(kPrivateColumns, 2), std::vector<double>(kPrivateLayers, 1)};
     return {100, side, side};
   }
-  void set(std::size_t parameter, const std::vector<float>& values) {
+  void set(std::size_t parameter, const std::vector<float>& all) {
     const model::Parameters& parameters = trainer.model().parameters();
     const model::ParameterSpec& spec = parameters.specs()[parameter];
-    const device::Buffer<float> staged(spec.elements());
+    const parallel::Range held = parameters.parts(parameter).held;
+    const std::int64_t size = held.size() * spec.columns();
+    const float* const values = all.data() + held.begin * spec.columns();
+    const device::Buffer<float> staged(size);
     float* const to = spec.is_matrix() ? staged.data() : parameters.vector(parameter).weight.data;
-    device::copy(execution(), to, values.data(), 4 * spec.elements(), device::Direction::to_device);
+    device::copy(execution(), to, values, 4 * size, device::Direction::to_device);
     if (spec.is_matrix())
       kernels::weights_from_float(execution(), parameters.matrix(parameter), 0,
-                                  staged.matrix(spec.rows(), spec.columns()));
+                                  staged.matrix(held.size(), spec.columns()));
     kernels::fence(execution());
   }
   static std::vector<float> to_host(const float* data, std::int64_t size) {
@@ -102,34 +106,35 @@ struct PrivateSteps {
   }
   /// All parameters, or the gradients of the last step, on every rank.
   std::vector<double> parameters() {
+    return gather(
+        [](const kernels::ParameterRows& rows, const device::Buffer<float>& staged) {
+          kernels::weights_to_float(execution(), rows, 0, staged.matrix(rows.rows, rows.columns));
+          return staged.data();
+        },
+        &kernels::ParameterVector::weight);
+  }
+  std::vector<double> gradients() {
+    return gather([](const kernels::ParameterRows& rows,
+                     const device::Buffer<float>&) { return static_cast<const float*>(rows.first_moment); },
+                  &kernels::ParameterVector::first_moment);
+  }
+  /// Collects what each rank updates.
+  template <class OfMatrix>
+  std::vector<double> gather(const OfMatrix& of_matrix, kernels::Array<float> kernels::ParameterVector::*of_vector) {
     trainer.wait();
     std::vector<double> all;
     const model::Parameters& held = trainer.model().parameters();
     for (std::size_t i = 0; i < held.size(); ++i) {
       const model::ParameterSpec& spec = held.specs()[i];
-      const device::Buffer<float> staged(spec.elements());
-      if (spec.is_matrix())
-        kernels::weights_to_float(execution(), held.matrix(i), 0, staged.matrix(spec.rows(), spec.columns()));
-      const std::vector<float> one =
-          to_host(spec.is_matrix() ? staged.data() : held.vector(i).weight.data, spec.elements());
-      all.insert(all.end(), one.begin(), one.end());
-    }
-    return all;
-  }
-  std::vector<double> gradients() const {
-    std::vector<double> all;
-    const model::Parameters& held = trainer.model().parameters();
-    for (std::size_t i = 0; i < held.size(); ++i) {
-      const model::ParameterSpec& spec = held.specs()[i];
       std::vector<double> values(static_cast<std::size_t>(spec.elements()));
-      const bool is_matrix = spec.is_matrix();
-      const kernels::Matrix<float> owned = trainer.gradients().matrix(i);
-      const std::vector<float> own = is_matrix ? to_host(owned.data, owned.rows * owned.columns)
-                                               : to_host(trainer.gradients().vector(i).data, spec.elements());
-      const std::int64_t begin = is_matrix ? held.parts(i).owned.begin * owned.columns : 0;
-      for (std::size_t e = 0; e < own.size(); ++e)
-        values[static_cast<std::size_t>(begin) + e] = static_cast<double>(own[e]);
-      if (is_matrix) grid.world().sum(std::span<double>(values));
+      const parallel::Range owned = held.parts(i).owned;
+      const std::int64_t size = owned.size() * spec.columns();
+      const device::Buffer<float> staged(size);
+      const std::vector<float> own =
+          to_host(spec.is_matrix() ? of_matrix(held.owned_matrix(i), staged) : (held.owned_vector(i).*of_vector).data,
+                  held.parts(i).writes ? size : 0);
+      std::copy(own.begin(), own.end(), values.begin() + owned.begin * spec.columns());
+      grid.world().sum(std::span<double>(values));
       all.insert(all.end(), values.begin(), values.end());
     }
     return all;
@@ -137,25 +142,33 @@ struct PrivateSteps {
 
   /// Record r has the rows from r * of_record on; every third one is short.
   std::int64_t length(std::int64_t record) const { return record % 3 == 1 ? (of_record + 1) / 2 : of_record; }
-  /// A step on these records; each rank takes its part of them, or `of_rank`.
-  void step(const std::vector<std::int64_t>& records, std::optional<parallel::Range> of_rank = {}) {
-    const parallel::Range own = of_rank ? *of_rank : grid.part(parallel::kDataAxis, std::ssize(records));
-    std::vector<std::int64_t> lengths;
-    for (std::int64_t i = own.begin; i < own.end; ++i) lengths.push_back(length(records[static_cast<std::size_t>(i)]));
-    trainer.step(lengths, [&](std::int64_t first, std::int64_t count, PrivateTrainer::Rows rows) {
-      std::byte *inputs = rows.inputs, *targets = rows.targets;
-      for (std::int64_t i = first; i < first + count; ++i) {
-        const std::int64_t record = records[static_cast<std::size_t>(own.begin + i)];
-        for (std::int64_t row = record * of_record; row < record * of_record + length(record); ++row) {
-          std::vector<float> x = stored_row(row, false);
-          if (record == not_finite) x[3] = std::numeric_limits<float>::quiet_NaN();
-          std::memcpy(inputs, x.data(), 4 * x.size());
-          std::memcpy(targets, stored_row(row, true).data(), 4 * x.size());
-          inputs += 4 * kPrivateColumns;
-          targets += 4 * kPrivateColumns;
-        }
+  /// A step on these records.
+  void step(const std::vector<std::int64_t>& records) {
+    std::vector<std::int64_t> offsets{0};
+    std::vector<float> x, y;
+    for (const std::int64_t record : records) {
+      for (std::int64_t row = record * of_record; row < record * of_record + length(record); ++row) {
+        const std::vector<float> input = stored_row(row, false), target = stored_row(row, true);
+        x.insert(x.end(), input.begin(), input.end());
+        y.insert(y.end(), target.begin(), target.end());
+        if (record == not_finite) x[x.size() - 3] = std::numeric_limits<float>::quiet_NaN();
       }
-    });
+      offsets.push_back(offsets.back() + length(record));
+    }
+    const std::int64_t n_rows = std::max<std::int64_t>(offsets.back(), grid.world().size());
+    x.resize(static_cast<std::size_t>(n_rows * kPrivateColumns));
+    y.resize(x.size());
+    const parallel::Range own = grid.own_part(n_rows);
+    const auto rows = [&](std::vector<float>& all) -> kernels::AnyMatrix {
+      return {all.data() + own.begin * kPrivateColumns, kernels::Scalar::fp32, own.size(), kPrivateColumns,
+              kPrivateColumns};
+    };
+    trainer.set_records(offsets);
+    dataset::RawBatch batch;
+    batch.inputs = rows(x);
+    batch.targets = rows(y);
+    batch.n_tokens = n_rows;
+    trainer.step(batch);
     trainer.wait();
   }
   /// Of the reference: the gradients of these records.
@@ -179,7 +192,7 @@ struct PrivateSteps {
   const std::int64_t of_record;
   std::int64_t not_finite = -1;  ///< this record has a NaN
   parallel::Grid grid;
-  PrivateTrainer trainer;
+  Trainer trainer;
 };
 
 inline double norm_of(const std::vector<double>& values) {

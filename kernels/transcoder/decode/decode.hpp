@@ -21,6 +21,7 @@
 #include "kernels/array.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/optimize/parameter_rows.hpp"
+#include "kernels/privacy/row_noise.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels {
@@ -80,5 +81,11 @@ WEFT_KERNEL(decode_backward_norm,
             void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
                  std::span<const ParameterRows> decoder, Array<float> activation_gradient, Array<double> squared_norm,
                  Array<std::byte> workspace, const LateRows& late, Array<const float> factors));
+
+/// decode_backward_update or, without a step, decode_backward_norm of gradients with noise; no factors.
+WEFT_KERNEL(decode_backward_noisy,
+            void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix gradient_rows,
+                 std::span<const ParameterRows> decoder, const AdamStep* step, Array<float> activation_gradient,
+                 Array<double> squared_norm, Array<std::byte> workspace, const LateRows& late, const RowNoise& noise));
 
 }  // namespace weft::kernels

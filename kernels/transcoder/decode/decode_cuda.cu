@@ -186,6 +186,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   a.rows = static_cast<const char*>(gradient_rows.data);
   a.row_bytes = gradient_rows.stride * 2;
   a.n_features = n_features;
+  a.first_row = decoder[0].first_row;
   a.n_layers = static_cast<int>(n_layers);
   a.d_model = static_cast<int>(d_model);
   a.groups = grouping.groups;
@@ -265,6 +266,14 @@ void decode_backward_norm(const Execution& execution, const SparseActivations& a
                           const LateRows& late, Array<const float> factors) {
   cuda::decode_backward_update(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient,
                                squared_norm, workspace, late, factors, {});
+}
+
+void decode_backward_noisy(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
+                           Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte> workspace,
+                           const LateRows& late, const RowNoise& noise) {
+  backward(execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, workspace,
+           late, {}, NoisyEpilogue{.noise = noise});
 }
 
 }  // namespace weft::kernels::cuda

@@ -206,22 +206,33 @@ std::int64_t decode_backward_workspace(Backend, std::int64_t, std::int64_t, std:
 
 namespace {
 
-// Processes all layers, with the epilogue that the factors require.
+// Processes all layers.
+template <class Epilogue>
 void backward_layers(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                      const AnyMatrix& gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
-                     float* activation_gradient, double* squared_norm, const LateRows& late, const float* factors) {
+                     float* activation_gradient, double* squared_norm, const LateRows& late, const Epilogue& epilogue) {
   if (late.wait) late.wait();
   std::int64_t column = 0;
   for (std::size_t s = 0; s < decoder.size(); column += decoder[s].segment, ++s) {
-    const auto layer = [&](const auto& epilogue) {
-      backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), column, decoder[s], epilogue,
-               step, activation_gradient, squared_norm);
-    };
-    if (factors != nullptr)
-      layer(RowEpilogue<RowFactors>{.extra = {factors}});
-    else
-      layer(RowEpilogue<>{});
+    Epilogue of_layer = epilogue;
+    of_layer.noise = epilogue.noise.of_layer(static_cast<std::int64_t>(s));
+    backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), column, decoder[s], of_layer,
+             step, activation_gradient, squared_norm);
   }
+}
+
+// The same with the epilogue that the factors require.
+void backward_layers(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                     const AnyMatrix& gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
+                     float* activation_gradient, double* squared_norm, const LateRows& late, const float* factors) {
+  const auto layers = [&](const auto& epilogue) {
+    backward_layers(execution, activations, hits, gradient_rows, decoder, step, activation_gradient, squared_norm, late,
+                    epilogue);
+  };
+  if (factors != nullptr)
+    layers(RowEpilogue<RowFactors>{.extra = {factors}});
+  else
+    layers(RowEpilogue<>{});
 }
 
 }  // namespace
@@ -241,6 +252,14 @@ void decode_backward_norm(const Execution& execution, const SparseActivations& a
                           const LateRows& late, Array<const float> factors) {
   backward_layers(execution, activations, hits, gradient_rows, decoder, nullptr, activation_gradient.data,
                   squared_norm.data, late, factors.data);
+}
+
+void decode_backward_noisy(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                           AnyMatrix gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
+                           Array<float> activation_gradient, Array<double> squared_norm, Array<std::byte>,
+                           const LateRows& late, const RowNoise& noise) {
+  backward_layers(execution, activations, hits, gradient_rows, decoder, step, activation_gradient.data,
+                  squared_norm.data, late, NoisyEpilogue{.noise = noise});
 }
 
 }  // namespace weft::kernels::portable

@@ -18,8 +18,9 @@ struct BiasArguments {
   const float* value;      // dz by CSR position
   const float* value_sum;  // bias gradients if the stream has formed them, or null
   std::int64_t n_keys, n_features;
-  const AdamStep* step;   // null: no update
-  const float* row_norm;  // [L * groups, F] sums of squares from the stream, or null
+  std::int64_t first_row;  // global index of feature 0; with noise
+  const AdamStep* step;    // null: no update
+  const float* row_norm;   // [L * groups, F] sums of squares from the stream, or null
   int groups;
   double* norm;  // by key, or null; if row_norm is null the squares are added to it
   BiasPointers layer[kMostLayers];
@@ -27,7 +28,8 @@ struct BiasArguments {
 
 // One warp per 32 features. Every lane sums the hits of its own feature, in order; those of a hot one are summed by all
 // lanes together.
-__global__ void finish_biases(const __grid_constant__ BiasArguments a) {
+template <class Noise>
+__global__ void finish_biases(const __grid_constant__ BiasArguments a, const __grid_constant__ Noise noise) {
   if (a.step != nullptr && a.step->withheld != 0) return;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const std::int64_t key = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
@@ -52,6 +54,8 @@ __global__ void finish_biases(const __grid_constant__ BiasArguments a) {
   }
   if (!mine) return;
   const std::int64_t layer = key / a.n_features, feature = key % a.n_features;
+  if constexpr (Noise::kPresent)
+    gradient = noise.of_layer(layer).add_to(gradient, static_cast<std::uint64_t>(a.first_row + feature), feature);
   float scale = 1.0f;
   if (a.step != nullptr) {
     const AdamStep adam = *a.step;
@@ -77,17 +81,18 @@ __global__ void finish_biases(const __grid_constant__ BiasArguments a) {
   }
 }
 
-void launch_biases(cudaStream_t queue, const BiasArguments& a) {
+template <class Noise>
+void launch_biases(cudaStream_t queue, const BiasArguments& a, const Noise& noise) {
   if (a.n_keys == 0) return;
-  finish_biases<<<blocks_for(a.n_keys, 128), 128, 0, queue>>>(a);
+  finish_biases<<<blocks_for(a.n_keys, 128), 128, 0, queue>>>(a, noise);
   require_launch("encode_backward: biases");
 }
 
-template <class Epilogue>
+template <class Epilogue, class BiasNoise>
 void backward(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
               const AnyMatrix& x, Array<const float> preactivation_gradient, std::span<const ParameterRows> encoder,
               std::span<const ParameterVector> bias, const AdamStep* step, Array<double> squared_norm,
-              Array<std::byte> workspace, const Epilogue& epilogue) {
+              Array<std::byte> workspace, const Epilogue& epilogue, const BiasNoise& bias_noise) {
   require_layers("encode_backward", static_cast<std::size_t>(activations.n_layers));
   const cudaStream_t queue = stream_of(execution);
   const std::int64_t n_layers = activations.n_layers, n_features = activations.n_features;
@@ -98,6 +103,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   b.value = preactivation_gradient.data;
   b.n_keys = n_layers * n_features;
   b.n_features = n_features;
+  b.first_row = encoder.empty() ? 0 : encoder[0].first_row;
   b.step = step;
   b.norm = squared_norm.data;
   for (std::size_t s = 0; s < bias.size(); ++s)
@@ -119,7 +125,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
                    s * n_features, n_features, encoder.empty() ? shape : encoder[static_cast<std::size_t>(s)], step,
                    nullptr, squared_norm.data},
                   epilogue);
-    launch_biases(queue, b);
+    launch_biases(queue, b, bias_noise);
     return;
   }
 
@@ -133,6 +139,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   a.rows = static_cast<const char*>(x.data);
   a.row_bytes = x.stride * 2;
   a.n_features = n_features;
+  a.first_row = b.first_row;
   a.target_end = n_layers;
   a.items = n_layers * grouping.groups * a.stream.blocks;
   require(cudaMemsetAsync(a.stream.next_item, 0, sizeof(std::uint32_t), queue), "cudaMemsetAsync");
@@ -149,7 +156,7 @@ void backward(const Execution& execution, const SparseActivations& activations, 
   b.value_sum = a.stream.value_sum;
   b.row_norm = a.stream.norm;
   b.groups = grouping.groups;
-  launch_biases(queue, b);
+  launch_biases(queue, b, bias_noise);
 }
 
 }  // namespace
@@ -165,14 +172,23 @@ void encode_backward_update(const Execution& execution, const SparseActivations&
                             std::span<const ParameterRows> encoder, std::span<const ParameterVector> bias,
                             const AdamStep* step, Array<double> squared_norm, Array<std::byte> workspace) {
   backward(execution, activations, hits, x, preactivation_gradient, encoder, bias, step, squared_norm, workspace,
-           RowEpilogue<>{});
+           RowEpilogue<>{}, NoRowNoise{});
 }
 
 void encode_backward_norm(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
                           AnyMatrix x, Array<const float> preactivation_gradient, Array<double> squared_norm,
                           Array<std::byte> workspace) {
   backward(execution, activations, hits, x, preactivation_gradient, {}, {}, nullptr, squared_norm, workspace,
-           RowEpilogue<>{});
+           RowEpilogue<>{}, NoRowNoise{});
+}
+
+void encode_backward_noisy(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                           AnyMatrix x, Array<const float> preactivation_gradient,
+                           std::span<const ParameterRows> encoder, std::span<const ParameterVector> bias,
+                           const AdamStep* step, Array<double> squared_norm, Array<std::byte> workspace,
+                           const RowNoise& noise, const RowNoise& bias_noise) {
+  backward(execution, activations, hits, x, preactivation_gradient, encoder, bias, step, squared_norm, workspace,
+           NoisyEpilogue{.noise = noise}, bias_noise);
 }
 
 }  // namespace weft::kernels::cuda

@@ -41,10 +41,10 @@ KOKKOS_FORCEINLINE_FUNCTION float bias_gradient(const BackwardHits& hits, std::i
 
 // Processes one layer. If `step` is null only the norms are formed: `parameters` then gives the shape alone, so the
 // epilogue must not read weights.
-template <class Epilogue>
+template <class Epilogue, class BiasNoise>
 void backward(const Execution& execution, const BackwardHits& hits, const AnyMatrix& x, std::int64_t first_key,
               std::int64_t first_column, const ParameterRows& parameters, const ParameterVector& bias,
-              const Epilogue& epilogue, const AdamStep* step, double* squared_norm) {
+              const Epilogue& epilogue, const BiasNoise& bias_noise, const AdamStep* step, double* squared_norm) {
   for_teams(
       execution, "encode_backward", parameters.rows, sizeof(RowScratch), KOKKOS_LAMBDA(const Team& team) {
         if (step != nullptr && step->withheld != 0) return;
@@ -57,7 +57,9 @@ void backward(const Execution& execution, const BackwardHits& hits, const AnyMat
                        gather_chunk(team, hits, key, x, first_column + column, count, buffer.gradient, buffer.row);
                      });
         once(team, [&] {
-          const float gradient = bias_gradient(hits, key);
+          float gradient = bias_gradient(hits, key);
+          if constexpr (BiasNoise::kPresent)
+            gradient = bias_noise.add_to(gradient, static_cast<std::uint64_t>(parameters.first_row + row), row);
           const double g = (step != nullptr ? step->gradient_scale : 1.0f) * gradient;
           if (squared_norm != nullptr) squared_norm[key] = norm + g * g;
           if (step != nullptr) adam_bias(bias, row, gradient, *step);
@@ -83,7 +85,7 @@ void encode_backward_update(const Execution& execution, const SparseActivations&
     require_portable_storage(encoder[s]);
     const std::int64_t layer = static_cast<std::int64_t>(s);
     backward(execution, hits_of(hits, preactivation_gradient), x, layer * activations.n_features,
-             layer * encoder[s].columns, encoder[s], bias[s], RowEpilogue<>{}, step, squared_norm.data);
+             layer * encoder[s].columns, encoder[s], bias[s], RowEpilogue<>{}, NoRowNoise{}, step, squared_norm.data);
   }
 }
 
@@ -96,7 +98,21 @@ void encode_backward_norm(const Execution& execution, const SparseActivations& a
   shape.columns = shape.segment = d_model;
   for (std::int64_t layer = 0; layer < activations.n_layers; ++layer)
     backward(execution, hits_of(hits, preactivation_gradient), x, layer * activations.n_features, layer * d_model,
-             shape, {}, RowEpilogue<>{}, nullptr, squared_norm.data);
+             shape, {}, RowEpilogue<>{}, NoRowNoise{}, nullptr, squared_norm.data);
+}
+
+void encode_backward_noisy(const Execution& execution, const SparseActivations& activations, const FeatureHits& hits,
+                           AnyMatrix x, Array<const float> preactivation_gradient,
+                           std::span<const ParameterRows> encoder, std::span<const ParameterVector> bias,
+                           const AdamStep* step, Array<double> squared_norm, Array<std::byte>, const RowNoise& noise,
+                           const RowNoise& bias_noise) {
+  for (std::size_t s = 0; s < encoder.size(); ++s) {
+    require_portable_storage(encoder[s]);
+    const std::int64_t layer = static_cast<std::int64_t>(s);
+    backward(execution, hits_of(hits, preactivation_gradient), x, layer * activations.n_features,
+             layer * encoder[s].columns, encoder[s], bias[s], NoisyEpilogue{.noise = noise.of_layer(layer)},
+             bias_noise.of_layer(layer), step, squared_norm.data);
+  }
 }
 
 }  // namespace weft::kernels::portable

@@ -17,6 +17,7 @@
 #include "kernels/array.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/optimize/parameter_rows.hpp"
+#include "kernels/privacy/row_noise.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels {
@@ -77,5 +78,12 @@ WEFT_KERNEL(encode_backward_update, void(const Execution&, const SparseActivatio
 WEFT_KERNEL(encode_backward_norm,
             void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
                  Array<const float> preactivation_gradient, Array<double> squared_norm, Array<std::byte> workspace));
+
+/// encode_backward_update or, without a step, encode_backward_norm of gradients with noise.
+WEFT_KERNEL(encode_backward_noisy,
+            void(const Execution&, const SparseActivations&, const FeatureHits&, AnyMatrix x,
+                 Array<const float> preactivation_gradient, std::span<const ParameterRows> encoder,
+                 std::span<const ParameterVector> bias, const AdamStep* step, Array<double> squared_norm,
+                 Array<std::byte> workspace, const RowNoise& noise, const RowNoise& bias_noise));
 
 }  // namespace weft::kernels

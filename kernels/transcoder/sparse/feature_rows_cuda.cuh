@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/optimize/adam_cuda.cuh"
+#include "kernels/optimize/row_noise_cuda.cuh"
 #include "kernels/transcoder/sparse/sparse.hpp"
 
 namespace weft::kernels::cuda {
@@ -25,7 +26,7 @@ struct FeatureRows {
 };
 
 template <class Epilogue>
-__global__ void walk_features(const FeatureRows a, const Epilogue epilogue) {
+__global__ void walk_features(const FeatureRows a, const __grid_constant__ Epilogue epilogue) {
   const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(blockDim.x / kWarp) + threadIdx.x / kWarp;
   if (row >= a.n_rows) return;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
@@ -68,6 +69,11 @@ __global__ void walk_features(const FeatureRows a, const Epilogue epilogue) {
 #pragma unroll
         for (int j = 0; j < kLaneColumns; ++j)
           if (lane + kWarp * j < count) sum[j] += epilogue.extra(epilogue.extra.row(key), weight[j]);
+      if constexpr (Epilogue::kHasNoise) {
+        const std::int64_t local = row * p.columns + column;
+        add_noise_strided(epilogue.noise, static_cast<int>(a.first_key / a.n_rows),
+                          static_cast<std::uint64_t>(p.first_row * p.columns + local), local, count, lane, sum);
+      }
       if (a.norm != nullptr) {
         double square = 0.0;
 #pragma unroll

@@ -25,6 +25,7 @@
 
 #include "kernels/constants.hpp"
 #include "kernels/optimize/adam_cuda.cuh"
+#include "kernels/optimize/row_noise_cuda.cuh"
 #include "kernels/peers/peers_cuda.hpp"
 #include "kernels/transcoder/sparse/hit_stream_cuda.cuh"
 #include "kernels/transcoder/sparse/stream_memory_cuda.cuh"
@@ -76,6 +77,7 @@ struct StreamArguments {
   const char* rows;             // bf16
   std::int64_t row_bytes;
   std::int64_t n_features;
+  std::int64_t first_row;                 // global index of row 0; with noise
   std::int64_t target_begin, target_end;  // targets of the launch
   std::int64_t first_item, items;         // range of items of these targets, of units * blocks
   int n_layers;
@@ -231,6 +233,11 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
 #pragma unroll
           for (int i = 0; i < 8; ++i) g[i] += epilogue.extra(epilogue.extra.row(hot.key), w[i]);
         }
+      if constexpr (Epilogue::kHasNoise)
+        if (live(c)) {
+          const std::int64_t local = at + c * kBlockColumns;
+          add_noise8(epilogue.noise, source, static_cast<std::uint64_t>(a.first_row * columns + local), local, g);
+        }
 #pragma unroll
       for (int i = 0; i < 8; ++i) square = fmaf(g[i], g[i], square);
       if constexpr (kUpdate) {
@@ -379,6 +386,20 @@ __global__ void __launch_bounds__(kWarps* kWarp, kBlocks)
 #pragma unroll
           for (int j = 0; j < kChunks * 8; ++j)
             if (live(j / 8)) sum[j] += epilogue.extra(of_this, weight[j]);
+        }
+        if constexpr (Epilogue::kHasNoise) {
+#pragma unroll
+          for (int c = 0; c < kChunks; ++c) {
+            if (!live(c)) continue;
+            const std::int64_t local = at + c * kBlockColumns;
+            float g[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) g[j] = sum[c * 8 + j];
+            add_noise8(epilogue.noise, unit.source, static_cast<std::uint64_t>(a.first_row * columns + local), local,
+                       g);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) sum[c * 8 + j] = g[j];
+          }
         }
         if constexpr (!kDots)
           if (lane == 0 && unit.group == 0) a.stream.value_sum[unit.source * a.n_features + first + i] = rows.value_sum;

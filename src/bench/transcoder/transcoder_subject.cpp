@@ -2,8 +2,10 @@
 #include "bench/transcoder/transcoder_subject.hpp"
 
 #include <optional>
+#include <vector>
 
 #include "bench/transcoder/baselines.hpp"
+#include "transcoder/private/records.hpp"
 #include "transcoder/run/step_work.hpp"
 #include "transcoder/step/trainer.hpp"
 #ifndef WEFT_ENABLE_CUDA
@@ -67,18 +69,27 @@ class Sparse final : public TranscoderSubject<transcoder::Trainer> {
                      batches_->row_bytes(),
                      [](const dataset::RawBatch&, std::int64_t) { return std::string("batch of a benchmark"); });
     trainer_->initialise();
+    // Every step has as many records as a private step has on average.
+    if (configuration_.privacy.enabled)
+      trainer_->set_noise({.key = {}, .multiplier = 1, .expected = transcoder::expected_records(configuration_)});
   }
   void wait() override { trainer_->wait(); }
   parallel::Exchanges exchanges() const override { return trainer_->exchanges(); }
   double step_exposed_seconds() const override { return trainer_->step_exposed_seconds(); }
   void time_phases(bool one_by_one) override { trainer_->time_phases(one_by_one); }
   void count_work() override {
-    sizes_ = transcoder::step_sizes(configuration_, shape_, grid_, trainer_->metrics().l0);
+    // Private steps count no entries. Those of topk are at most k.
+    const std::vector<double> most(static_cast<std::size_t>(shape_.n_layers), configuration_.transcoder.k);
+    sizes_ = transcoder::step_sizes(configuration_, shape_, grid_,
+                                    configuration_.privacy.enabled ? most : trainer_->metrics().l0);
     sizes_.stores_products = !trainer_->forms_products();
   }
   run::Work work_of(std::string_view phase) const override { return transcoder::work_of(phase, sizes_); }
   run::PhaseBytes phase_bytes() const override { return transcoder::phase_bytes(sizes_); }
-  std::optional<double> loss() override { return trainer_->metrics().loss; }
+  std::optional<double> loss() override {
+    if (configuration_.privacy.enabled) return std::nullopt;
+    return trainer_->metrics().loss;
+  }
 };
 
 #ifndef WEFT_ENABLE_CUDA
@@ -107,12 +118,12 @@ class Dense final : public TranscoderSubject<DenseTrainer> {
 
 std::string obstacle(const transcoder::Configuration& configuration, const TranscoderSettings& settings,
                      const parallel::World& world) {
-  if (configuration.privacy.enabled) return "private steps of a transcoder have no benchmark (privacy.enabled)";
   if (settings.from == Batches::data && configuration.data.train.empty() && configuration.data.model.empty())
     return "benchmark.from = \"data\" needs data.train or data.model";
   if (settings.from == Batches::resident && !settings.prefetch)
     return "benchmark.prefetch = false has no effect on batches in memory; set benchmark.from = \"data\"";
   if (settings.formulation == Formulation::sparse) return "";
+  if (configuration.privacy.enabled) return "the dense formulation has no private steps";
   if (kernels::activation_has_thresholds(configuration.transcoder.activation) || configuration.transcoder.sparsity > 0)
     return "the dense formulation has neither thresholds nor penalties";
 #ifdef WEFT_ENABLE_CUDA

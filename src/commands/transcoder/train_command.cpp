@@ -46,7 +46,6 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
   const parallel::GridShape shape = parallel::grid_shape(
       configuration.parallel.data, {std::string(parallel::kFeatureAxis), configuration.parallel.feature},
       parallel::ranks_of_grid(configuration.parallel, world.size(), request.dry_run));
-  if (configuration.privacy.enabled) transcoder::require_private_grid(shape);
   const bool without_files = plans_without_files(request, configuration.data, world);
   if (!without_files && configuration.data.model.empty())
     require_directory(world, configuration.data.train, "data.train");
@@ -81,9 +80,8 @@ int run_train(const Request& request, const TrainOptions& options, const paralle
   const transcoder::Plan plan = transcoder::plan(configuration, data.train, shape);
   const std::string plan_text =
       transcoder::to_text(plan, configuration) +
-      (configuration.privacy.enabled ? transcoder::private_text(configuration, data.train, shape) : "");
-  if (const std::string advice = transcoder::grid_advice(plan);
-      !advice.empty() && !configuration.privacy.enabled && world.is_root())
+      (configuration.privacy.enabled ? transcoder::private_text(configuration, data.train) : "");
+  if (const std::string advice = transcoder::grid_advice(plan); !advice.empty() && world.is_root())
     log::warning("{}", advice);
   MemoryNeed need{.device = plan.device_total(), .host = plan.host_total()};
   // The host memory of another machine is not known; without its data a run is planned, not started.

@@ -34,7 +34,10 @@ SparseDecoder::Prepared SparseDecoder::prepare(const Lists&, kernels::AnyMatrix 
 
 void SparseDecoder::backward(const Lists& lists, kernels::AnyMatrix rows, const BackwardStep& of) {
   if (owned() == 0) return;  // possible if there are more ranks than features
-  if (of.step != nullptr)
+  if (of.noise != nullptr)
+    kernels::decode_backward_noisy(execution_, lists.activations, lists.hits, rows, model().owned_decoder(), of.step,
+                                   of.gradient, of.squared_norm, workspace_, of.late, *of.noise);
+  else if (of.step != nullptr)
     kernels::decode_backward_update(execution_, lists.activations, lists.hits, rows, model().owned_decoder(), of.step,
                                     of.gradient, of.squared_norm, workspace_, of.late, of.row_factors, of.new_norms);
   else

@@ -83,13 +83,17 @@ class SparseDecoder {
   virtual Prepared prepare(const Lists& lists, kernels::AnyMatrix gradient_rows, device::Event& read,
                            parallel::DeviceCommunicator& world);
 
+  /// The lists whose values are multiplied with the gradient rows, after `prepare`: `all`, or lists by target.
+  virtual Lists written(const Lists& all) const { return all; }
+
   struct BackwardStep {
     const kernels::AdamStep* step;        ///< null: squared norms only
     kernels::Array<float> gradient;       ///< gradient of the activations, by position; overwritten
     kernels::Array<double> squared_norm;  ///< squared norms of gradients of decoder rows [L * owned]; empty: not formed
     const kernels::LateRows& late;
-    kernels::Array<const float> row_factors;  ///< `factors` of kernels::decode_backward_update
-    kernels::Array<float> new_norms;          ///< `new_norms` of kernels::decode_backward_update
+    kernels::Array<const float> row_factors;   ///< `factors` of kernels::decode_backward_update
+    kernels::Array<float> new_norms;           ///< `new_norms` of kernels::decode_backward_update
+    const kernels::RowNoise* noise = nullptr;  ///< noise on the gradients of a private step; null: none
   };
   /// Forms da = <W_dec, g> and dW_dec = a g, and with a step updates W_dec.
   virtual void backward(const Lists&, kernels::AnyMatrix rows, const BackwardStep&);

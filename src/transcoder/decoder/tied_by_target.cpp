@@ -69,12 +69,15 @@ SparseDecoder::Prepared TiedByTarget::prepare(const Lists& all, kernels::AnyMatr
   return {gradient_rows, {}};
 }
 
+Lists TiedByTarget::written(const Lists& all) const {
+  return {backward_.lists(all.activations), {hit_offsets_, hit_token_, hit_position_}};
+}
+
 void TiedByTarget::backward(const Lists& all, kernels::AnyMatrix rows, const BackwardStep& of) {
   if (owned() == 0) return;
   BackwardStep by_target = of;
   by_target.gradient = delta_;
-  SparseDecoder::backward({backward_.lists(all.activations), {hit_offsets_, hit_token_, hit_position_}}, rows,
-                          by_target);
+  SparseDecoder::backward(written(all), rows, by_target);
   kernels::gradient_by_source(execution_, all.activations, model().owned_affine(), backward_.begin, delta_,
                               of.gradient);
   if (shape_.affine)

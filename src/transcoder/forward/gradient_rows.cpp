@@ -64,8 +64,10 @@ kernels::AnyMatrix GradientRows::of_dead() const {
 }
 
 float GradientRows::factor() const {
-  return static_cast<float>(2 / error_divisor(configuration_.transcoder, forward_.layout().total,
-                                              forward_.shape().n_layers, forward_.shape().d_model));
+  // The loss of a record does not depend on how many others there are.
+  const std::int64_t n_tokens = configuration_.privacy.enabled ? record_rows(configuration_) : forward_.layout().total;
+  return static_cast<float>(
+      2 / error_divisor(configuration_.transcoder, n_tokens, forward_.shape().n_layers, forward_.shape().d_model));
 }
 
 }  // namespace weft::transcoder

@@ -44,7 +44,7 @@ class GradientRows {
   kernels::AnyMatrix all() const;      ///< [all tokens, L * d]
   kernels::AnyMatrix group() const;    ///< [group tokens, L * d], the part of `all` that belongs to this group
   kernels::AnyMatrix of_dead() const;  ///< [all tokens, L * d]: space for the rows of dead features, after `all`
-  /// 2 / (divisor of the sum of squared errors): g is this factor times the error.
+  /// 2 / (divisor of the sum of squared errors, of a private step those of a record): g is this factor times the error.
   float factor() const;
 
  private:

@@ -65,7 +65,6 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
                 decoder_initial = shape.decoder_initial == DecoderInitial::zero
                                       ? model::constant(0)
                                       : uniform_in_root(shape.decoder_columns(0), kernels::Purpose::decoder_initial);
-  const model::Update of_vectors = shape.vectors_everywhere ? model::Update::everywhere : model::Update::own_rows;
   // Elements are numbered through all encoders, then through all decoders: part of the checkpoint contract.
   std::uint64_t encoder_element = 0, decoder_element = static_cast<std::uint64_t>(shape.n_layers * n_features * d);
   std::vector<ParameterSpec> specs;
@@ -81,7 +80,6 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
     specs.push_back({.name = fmt::format("encoder_{}/bias", s),
                      .shape = {n_features},
                      .cut = by_feature,
-                     .update = of_vectors,
                      .group = "encoder_bias",
                      .export_name = fmt::format("b_enc_{}", s),
                      .row_state = {{"tokens_since_fired", kernels::Scalar::i64}}});
@@ -89,7 +87,6 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
       specs.push_back({.name = fmt::format("encoder_{}/threshold", s),
                        .shape = {n_features},
                        .cut = by_feature,
-                       .update = of_vectors,
                        .initial = model::constant(*shape.threshold),
                        .group = "threshold",
                        .export_name = fmt::format("threshold_{}", s)});

@@ -41,8 +41,6 @@ struct Shape {
   std::int64_t rank = 0;     ///< low_rank: columns of the factors of a pair of layers
   EncoderInitial encoder_initial = EncoderInitial::features;
   DecoderInitial decoder_initial = DecoderInitial::uniform;
-  /// True if every rank of the data axis updates all encoder biases and thresholds (private training).
-  bool vectors_everywhere = false;
   /// Initial value of the thresholds of jumprelu; none: the model has no thresholds.
   std::optional<double> threshold = {};
 

@@ -32,6 +32,8 @@ namespace weft::transcoder {
 /// fp32. A sum of squares above its square contains such a residual or is equally unusable.
 constexpr double kLargestResidual = 1e18;
 
+class RecordClipping;
+
 /// Requests of parts to the forward pass.
 struct ForwardRequest {
   const kernels::ThresholdBand* band = nullptr;    ///< the selection also lists entries in the bands about thresholds
@@ -53,11 +55,17 @@ struct BackwardPass {
   kernels::AnyMatrix decoder_rows;   ///< gradient rows in the form that the decoder needs (SparseDecoder::Prepared)
   kernels::LateRows late;            ///< gradient rows that have not arrived
   kernels::Array<std::int64_t> active_offsets;  ///< FeatureHits::offsets of the active entries alone
+  /// Where the entries of bands about thresholds are listed too: the bands, the lists of pre-activations, and the
+  /// thresholds of the owned features [L, owned].
+  const kernels::ThresholdBand* band = nullptr;
+  kernels::SparseActivations listed = {};
+  kernels::Matrix<const float> thresholds = {};
 
   kernels::Array<float> gradient;                ///< da, then dz, by position in `all`
   kernels::Array<const float> row_factors = {};  ///< factors of decoder rows in their gradient; empty: none
   kernels::Array<float> new_norms = {};          ///< receives the norms of updated decoder rows; empty: not formed
   bool encoder_is_formed = false;                ///< a part has formed the encoder's gradient
+  const RecordClipping* records = nullptr;       ///< clipping and noise of a private step; null: none
   std::vector<kernels::Matrix<const float>> whole = {};  ///< gradients that are complete on every rank
   /// Execution that forms `whole`, overlapping with the backward pass.
   const kernels::Execution& communication;

@@ -8,6 +8,7 @@
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/optimize/adam.hpp"
 #include "kernels/transcoder/encode/encode_tile.hpp"
+#include "transcoder/parts/record_clipping.hpp"
 
 namespace weft::transcoder {
 
@@ -97,6 +98,9 @@ void Thresholds::before_backward(BackwardPass& pass) {
   if (model_.owned().size() > 0)
     kernels::jump_activations(execution_, band_.rule, listed_, owned_thresholds(), pass.selected.activations.value);
   pass.all = pass.selected;
+  pass.band = &band_;
+  pass.listed = listed_;
+  pass.thresholds = owned_thresholds();
 }
 
 void Thresholds::before_decoder(BackwardPass& pass) {
@@ -207,6 +211,9 @@ void Thresholds::update(BackwardPass& pass) {
   const std::int64_t owned = model_.owned().size();
   if (owned == 0) return;
   timers_.phase("thresholds");
+  if (pass.records != nullptr)
+    for (std::int64_t s = 0; s < model_.shape().n_layers; ++s)
+      pass.records->add_noise(RecordClipping::kThreshold, s, {buffers_.threshold_gradient.data + s * owned, owned});
   if (const Array<double> norms = clipping_.encoder_rows(); norms.data != nullptr)
     kernels::add_row_squares(execution_, {buffers_.threshold_gradient.data, norms.size, 1, 1}, pass.step, norms);
   if (pass.step == nullptr) return;

@@ -2,30 +2,11 @@
 #include "transcoder/private/records.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.hpp"
 
 namespace weft::transcoder {
-namespace {
-
-/// Default number of rows of a micro-batch: products are then large enough for the dense library.
-constexpr std::int64_t kMicroRows = 512;
-
-}  // namespace
-
-void require_private_grid(const parallel::GridShape& grid) {
-  if (grid.size(parallel::kFeatureAxis) == 1) return;
-  throw collective_error(ExitCode::usage,
-                         "private training on a grid of {} (the norm of a record's gradient is formed on one rank, "
-                         "which needs all features); take parallel.data = {}",
-                         grid.text(), grid.ranks());
-}
-
-std::int64_t private_micro_rows(const Configuration& configuration) {
-  const std::int64_t of_record = record_rows(configuration), given = configuration.data.micro_tokens;
-  const std::int64_t rows = given > 0 ? given : std::min(kMicroRows, configuration.data.batch_tokens);
-  return std::max<std::int64_t>(1, rows / of_record) * of_record;
-}
 
 RecordTable::RecordTable(const dataset::Description& data, std::int64_t record_rows) : record_rows_(record_rows) {
   first_.push_back(0);
@@ -56,18 +37,15 @@ double sample_rate(const Configuration& configuration, const RecordTable& record
   return rate;
 }
 
-privacy::ClippingShape clipping_shape(const Configuration& configuration, const Shape& shape) {
-  const std::int64_t rows = private_micro_rows(configuration), of_record = record_rows(configuration);
-  privacy::ClippingShape clipping{.examples = {.examples = rows / of_record, .most_rows = of_record, .rows = rows}};
-  // Elements of the inputs and output gradients of encoder and decoder.
-  for (std::int64_t s = 0; s < shape.n_layers; ++s)
-    clipping.kept_columns += shape.d_model + shape.decoder_columns(s) + 2 * shape.n_features;
-  return clipping;
-}
-
-Shape private_shape(Shape shape) {
-  shape.vectors_everywhere = true;
-  return shape;
+Configuration with_largest_batch(const Configuration& configuration, std::int64_t n_records, std::int64_t ranks) {
+  // Bernstein's inequality: of a binomial number with mean m, Pr[more than m + t] < exp(-t^2 / (2 (m + t / 3))).
+  const double expected = expected_records(configuration);
+  auto records = static_cast<std::int64_t>(std::ceil(expected + 10 * std::sqrt(expected) + 24));
+  if (configuration.privacy.truncates()) records = configuration.privacy.most_records;
+  if (n_records > 0) records = std::min(records, n_records);
+  Configuration largest = configuration;
+  largest.data.batch_tokens = std::max({records * record_rows(configuration), configuration.data.batch_tokens, ranks});
+  return largest;
 }
 
 }  // namespace weft::transcoder

@@ -17,18 +17,9 @@
 #include <vector>
 
 #include "dataset/activations/description.hpp"
-#include "privacy/clipping_plan.hpp"
-#include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/transcoder_settings.hpp"
 
 namespace weft::transcoder {
-
-/// Throws a collective Error(usage) for a grid with a feature axis: the norm of a record's gradient is formed on one
-/// rank.
-void require_private_grid(const parallel::GridShape&);
-
-/// Number of rows of a micro-batch, a multiple of record_rows: data.micro_tokens, or a default.
-std::int64_t private_micro_rows(const Configuration&);
 
 /// The records of a dataset, in stored order. A record lies in one file; the last one of a file may have fewer rows.
 struct RecordTable {
@@ -52,8 +43,9 @@ double expected_records(const Configuration&);
 /// records than there are.
 double sample_rate(const Configuration&, const RecordTable&);
 
-privacy::ClippingShape clipping_shape(const Configuration&, const Shape&);
-/// Returns the shape of a model whose encoder biases and thresholds every rank updates.
-Shape private_shape(Shape);
+/// Returns the configuration of the steps of a private run, in which data.batch_tokens is the number of rows for which
+/// memory is taken: those of privacy.most_records, or of so many records that a step has more with a probability below
+/// 1e-20. n_records: those of the data, 0: not known. A step has at least one row per rank (of no record, if need be).
+Configuration with_largest_batch(const Configuration&, std::int64_t n_records, std::int64_t ranks);
 
 }  // namespace weft::transcoder

@@ -12,8 +12,8 @@
 #include "dataset/activations/loader.hpp"
 #include "kernels/slow_paths.hpp"
 #include "privacy/account.hpp"
-#include "privacy/mode_choice.hpp"
-#include "transcoder/private/private_trainer.hpp"
+#include "privacy/correlated_noise.hpp"
+#include "transcoder/private/records.hpp"
 #include "transcoder/run/evaluation.hpp"
 #include "transcoder/step/trainer.hpp"
 
@@ -33,9 +33,6 @@ struct SentBytes {
 };
 
 SentBytes sent_bytes(const Configuration& configuration, const Shape& shape, const parallel::GridShape& grid) {
-  // Gradients go to the owners of the rows, new weights back.
-  if (const std::int64_t ranks = grid.ranks(); configuration.privacy.enabled)
-    return {0, 8 * shape.parameters() * (ranks - 1) / ranks};
   const FeatureAxisSizes sizes(configuration, shape, grid, configuration.data.batch_tokens);
   const std::int64_t row = sizes.bytes(sizes.width);
   // Dead features have partial reconstructions and gradient rows of their own.
@@ -100,21 +97,11 @@ std::string too_large(const Configuration& configuration, const dataset::Descrip
           (configuration.data.model.empty() ? "" : "; or divide data.model over more ranks (parallel.tensor)"));
 }
 
-privacy::ModeChoice mode_choice(const Configuration& configuration, const dataset::Description& description,
-                                const parallel::GridShape& grid) {
-  privacy::ModeChoice choice;
-  Configuration with = configuration;
-  std::vector<privacy::Mode> modes = {privacy::Mode::book_keeping, privacy::Mode::two_pass};
-  // This mode is never chosen: records of few rows are faster in the other modes.
-  if (configuration.privacy.mode == privacy::Mode::materialise) modes.push_back(privacy::Mode::materialise);
-  for (const privacy::Mode mode : modes) {
-    with.privacy.mode = mode;
-    choice.bytes.emplace_back(mode, plan(with, description, grid).device_total());
-  }
-  const double memory = configuration.device.memory;
-  choice.limit = memory > 0 ? static_cast<std::int64_t>(1e9 * memory) : choice.bytes.front().second;
-  choice.reason = memory > 0 ? "the first that fits device.memory" : "the faster one";
-  return choice;
+/// The configuration of the steps: a private one has room for more records than it has on average.
+Configuration of_steps(const Configuration& configuration, const dataset::Description& description,
+                       const parallel::GridShape& grid) {
+  if (!configuration.privacy.enabled) return configuration;
+  return with_largest_batch(configuration, RecordTable(description, record_rows(configuration)).count(), grid.ranks());
 }
 
 /// Ratio of the bytes that a grid sends to those of the best grid above which advice is given.
@@ -126,7 +113,7 @@ std::int64_t Plan::device_total() const { return total(device); }
 std::int64_t Plan::host_total() const { return total(host); }
 
 Plan plan(const Configuration& given, const dataset::Description& description, const parallel::GridShape& grid) {
-  const Configuration configuration = with_private_mode(given, description, grid);
+  const Configuration configuration = of_steps(given, description, grid);
   const kernels::Backend backend = device::planned_backend(device_settings(configuration));
   Plan plan;
   plan.shape = shape_of(configuration.transcoder, description.n_layers, description.d_model);
@@ -145,17 +132,19 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
                  {"dead-feature clocks", state.row_state},
                  {"conversion of weights", state.conversion}};
   const bool is_private = configuration.privacy.enabled;
-  const model::StepArena step = is_private
-                                    ? measure_private_step(configuration, shape, grid, description.row_bytes(), backend)
-                                    : measure_step(configuration, shape, grid, description.row_bytes(), backend);
+  const model::StepArena step = measure_step(configuration, shape, grid, description.row_bytes(), backend);
   for (const model::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
+  if (is_private)
+    plan.device.emplace_back("noise of earlier steps",
+                             privacy::CorrelatedNoise::bytes(parameters, configuration.privacy.bands, grid, 0));
   if (configuration.data.validates())
     plan.device.emplace_back("evaluation", evaluation_device_bytes(shape, grid, batch));
   plan.device.emplace_back("language model", description.source_bytes);
   plan.device.emplace_back("CUDA context and libraries", kernels::kCudaBuild ? kContextBytes : 0);
   plan.device.emplace_back("connections between GPUs", kernels::kCudaBuild ? connection_bytes(grid) : 0);
-  // Private steps read the rows of a micro-batch when they need them.
-  plan.host = {{"data loader", is_private ? 0 : dataset::loader_memory(description, configuration.data, grid).total()},
+  // Private steps read the rows of their records when they need them.
+  plan.host = {{"data loader", is_private ? 2 * grid.largest_part(batch) * description.row_bytes()
+                                          : dataset::loader_memory(description, configuration.data, grid).total()},
                {"step staging", step.host_bytes()}};
   // The loader is destroyed after the last step.
   if (configuration.data.validates() && configuration.log.evaluate_every > 0)
@@ -185,7 +174,7 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
   }
   plan.encoder_flops_per_step =
       2.0 * static_cast<double>(group) * static_cast<double>(rows) * static_cast<double>(width);
-  plan.steps_per_epoch = static_cast<double>(description.n_rows) / static_cast<double>(batch);
+  plan.steps_per_epoch = static_cast<double>(description.n_rows) / static_cast<double>(given.data.batch_tokens);
   return plan;
 }
 
@@ -212,32 +201,15 @@ std::string lacks_host_memory(const Configuration& configuration, const dataset:
   return too_large(configuration, description, grid, host_need, available, fmt::format("of host memory ({})", limit));
 }
 
-Configuration with_private_mode(const Configuration& given, const dataset::Description& description,
-                                const parallel::GridShape& grid) {
-  Configuration configuration = given;
-  privacy::Settings& settings = configuration.privacy;
-  if (settings.enabled && settings.mode == privacy::Mode::automatic && settings.algorithm != privacy::Algorithm::naive)
-    settings.mode = mode_choice(given, description, grid).chosen();
-  return configuration;
-}
-
-std::string private_text(const Configuration& configuration, const dataset::Description& train,
-                         const parallel::GridShape& grid) {
+std::string private_text(const Configuration& configuration, const dataset::Description& train) {
   const std::int64_t rows = record_rows(configuration);
-  std::string text;
-  if (train.n_rows > 0) {
-    const RecordTable records(train, rows);
-    privacy::require_parts(configuration.privacy, sample_rate(configuration, records));
-    text += fmt::format(
-        "  private: {} records of at most {} row{}, each in a step with probability {:.4g}: {:g} expected\n",
-        format::grouped(records.count()), rows, rows == 1 ? "" : "s", sample_rate(configuration, records),
-        expected_records(configuration));
-  }
-  if (configuration.privacy.algorithm != privacy::Algorithm::naive)
-    text += mode_choice(configuration, train, grid).text(configuration.privacy);
-  const Shape shape = shape_of(configuration.transcoder, train.n_layers, train.d_model);
-  return text + fmt::format("  norms: {}\n", privacy::to_text(configuration.privacy, parameter_specs(shape),
-                                                              clipping_shape(configuration, shape)));
+  if (train.n_rows == 0) return {};
+  const RecordTable records(train, rows);
+  privacy::require_parts(configuration.privacy, sample_rate(configuration, records));
+  return fmt::format(
+      "  private: {} records of at most {} row{}, each in a step with probability {:.4g}: {:g} expected\n",
+      format::grouped(records.count()), rows, rows == 1 ? "" : "s", sample_rate(configuration, records),
+      expected_records(configuration));
 }
 
 std::string grid_advice(const Plan& plan) {

@@ -53,11 +53,8 @@ std::string lacks_host_memory(const Configuration&, const dataset::Description&,
 std::int64_t micro_tokens_that_fit(const Configuration&, const dataset::Description&, const parallel::GridShape&,
                                    std::int64_t available);
 
-/// Returns the configuration of a private run with privacy.mode = "auto" resolved: book_keeping, or two_pass where only
-/// that fits device.memory. Records have few rows, so forming their norms costs less than forming their gradients.
-Configuration with_private_mode(const Configuration&, const dataset::Description&, const parallel::GridShape&);
-/// Text for the plan of a private run: records, mode and memory, algorithms.
-std::string private_text(const Configuration&, const dataset::Description& train, const parallel::GridShape&);
+/// Text for the plan of a private run: its records.
+std::string private_text(const Configuration&, const dataset::Description& train);
 
 /// Returns a warning if another grid of as many ranks would send clearly less per step; otherwise "".
 std::string grid_advice(const Plan&);

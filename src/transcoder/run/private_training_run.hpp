@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Private training of a transcoder as a Trainable: Poisson samples of records, the PrivateTrainer's steps, the account,
+// Private training of a transcoder as a Trainable: Poisson samples of records, the steps of a Trainer, the account,
 // and the measures on validation data. Training losses are not written: no noise protects them.
 #pragma once
 
@@ -13,8 +13,9 @@
 #include "privacy/account.hpp"
 #include "run/run_directory.hpp"
 #include "run/trainable.hpp"
-#include "transcoder/private/private_trainer.hpp"
+#include "transcoder/private/records.hpp"
 #include "transcoder/run/training_run.hpp"
+#include "transcoder/step/trainer.hpp"
 
 namespace weft::transcoder {
 
@@ -22,7 +23,7 @@ class PrivateTrainingRun final : public run::Trainable {
  public:
   /// Allocates the model; its normalisation comes from the checkpoint to resume from or else from the validation data.
   /// `changed`: run::check_same_run. All references must outlive the object. Collective. Throws a collective
-  /// Error(usage) for a grid with a feature axis, and for steps of more records than there are.
+  /// Error(usage) for steps of more records than there are.
   PrivateTrainingRun(const Configuration&, const Datasets&, const run::OpenedRun&, bool changed, const parallel::World&,
                      const parallel::Grid&, const device::Runtime&);
 
@@ -43,7 +44,7 @@ class PrivateTrainingRun final : public run::Trainable {
   std::string last_line() const override { return guarantee_; }
 
  private:
-  void read(std::span<const std::int64_t> records, PrivateTrainer::Rows);
+  void read(std::span<const std::int64_t> records, std::span<const std::int64_t> offsets, parallel::Range own);
   const EvaluationResult& validate();
 
   const Configuration& configuration_;
@@ -54,10 +55,12 @@ class PrivateTrainingRun final : public run::Trainable {
   const bool changed_;
   const RecordTable records_;
   dataset::Statistics statistics_;  // statistics of the validation data
-  PrivateTrainer trainer_;
+  const Configuration largest_;     // with_largest_batch
+  Trainer trainer_;
   privacy::Account account_;
   dataset::Reader reader_;
-  std::int64_t token_ = 0;  // expected tokens of all steps so far
+  device::HostBuffer<std::byte> inputs_, targets_;  // own rows of a step
+  std::int64_t token_ = 0;                          // expected tokens of all steps so far
   std::optional<EvaluationResult> validation_;
   std::string guarantee_;  // text for a finished private run
   std::int64_t validated_step_ = -1;

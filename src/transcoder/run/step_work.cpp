@@ -8,9 +8,7 @@
 
 #include <string>
 
-#include "privacy/correlated_noise.hpp"
 #include "transcoder/forward/forward.hpp"
-#include "transcoder/private/records.hpp"
 
 namespace weft::transcoder {
 namespace {
@@ -50,6 +48,9 @@ run::Work work_of(std::string_view phase, const StepSizes& s) {
   if (phase == "bookkeeping") return {layers * features * 24, 0};
   if (phase == "biases") return {n * width * e, 0};
   if (phase == "decode") return {s.entry_columns * w + n * width * e, 0};
+  // Of a private step: rows of both sides, twice those of the gradients; a pass over the decoder that updates nothing.
+  if (phase == "norms of records") return {3 * n * width * e + s.entries * 20, 0};
+  if (phase == "gradients of activations") return {decoder * w + n * width * e + s.entries * 12, 0};
   if (phase == "decoder backward") return {decoder * update + n * width * e + s.entries * 12, 0};
   if (phase == "encoder backward") return {encoder * update + n * width * e + s.entries * 12, 0};
   return {};
@@ -66,6 +67,7 @@ StepSizes step_sizes(const Configuration& configuration, const Shape& shape, con
   sizes.own_tokens = grid.own_part(tokens).size();
   sizes.batch_tokens = tokens;
   sizes.lists_bands = lists_bands(configuration.transcoder);
+  sizes.is_private = configuration.privacy.enabled;
   sizes.row_bytes = kernels::bytes_of(scalar_of(configuration.precision));
   sizes.weight_bytes = model::weight_bytes(storage, 1, 1);
   sizes.moments_bytes = static_cast<double>(moment_bytes(
@@ -85,37 +87,9 @@ run::PhaseBytes phase_bytes(const StepSizes& sizes) {
   for (const char* phase : {"normalise", "encode", "select", "transpose", "decode", "skip", "loss", "check", "biases",
                             "thresholds", "decoder backward", "encoder backward", "bookkeeping"})
     all.emplace_back(phase, work_of(phase, sizes).bytes);
+  for (const char* phase : {"norms of records", "gradients of activations"})
+    if (sizes.is_private) all.emplace_back(phase, work_of(phase, sizes).bytes);
   return all;
-}
-
-run::PhaseBytes private_phase_bytes(const Configuration& configuration, const Shape& shape, const parallel::Grid& grid,
-                                    std::int64_t row_bytes) {
-  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
-  const std::int64_t rows = grid.part(parallel::kDataAxis, configuration.data.batch_tokens).size();
-  const bool naive = configuration.privacy.algorithm == privacy::Algorithm::naive;
-  const double n = number(rows), width = number(shape.width()),
-               products = n * number(shape.n_layers * shape.n_features),
-               encoder = number(shape.n_layers * shape.d_model) * number(shape.n_features),
-               decoder = number(shape.n_features) * decoder_elements(shape), matrices = encoder + decoder,
-               owned = matrices / number(grid.size(parallel::kDataAxis)),
-               w = number(model::weight_bytes(configuration.optimizer.state, 1, 1)),
-               moments = number(model::moment_bytes(configuration.optimizer.state, 1, shape.d_model, shape.d_model)) /
-                         number(shape.d_model);
-  // Passes over the weights and the sums of gradients: one per micro-batch, one per record in the naive algorithm.
-  const std::int64_t together = naive ? record_rows(configuration) : private_micro_rows(configuration);
-  const double passes = number((rows + together - 1) / together),
-               two = configuration.privacy.mode == privacy::Mode::two_pass ? 2 : 1;
-  // In fp32: inputs and targets normalised; products formed and selected from; reconstructions and their errors;
-  // gradients of activations formed and masked.
-  const double forward = 2 * n * (number(row_bytes) + 4 * width) +
-                         4 * (n * width + 3 * products + products + n * width) + 12 * n * width,
-               backward = 4 * (n * width + products + 3 * products),
-               of_rows = 4 * (2 * n * width + 2 * products);  // bytes of all products of gradients
-  const double norms = naive ? 8 * passes * matrices : of_rows, sums = of_rows + passes * 8 * matrices;
-  return {{"gradients of records", two * (forward + backward + 2 * passes * matrices * w) + norms + sums},
-          {"noise", privacy::CorrelatedNoise::traffic(configuration.privacy.bands) * owned},
-          {"check", 4 * owned},
-          {"update", owned * (4 + 2 * (w + moments))}};
 }
 
 }  // namespace weft::transcoder

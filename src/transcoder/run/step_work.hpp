@@ -27,7 +27,8 @@ struct StepSizes {
   std::int64_t weight_bytes = 4;  ///< bytes of a stored weight
   double moments_bytes = 8;       ///< bytes of both stored moments of a parameter
   bool lists_bands = false;       ///< jumprelu with threshold_gradient = "listed"
-  bool stores_products = true;    ///< pre-activations pass through memory between "encode" and "select"
+  bool is_private = false;
+  bool stores_products = true;  ///< pre-activations pass through memory between "encode" and "select"
 };
 
 /// Work of one phase, by its name in the timers; zero for phases without such work (exchange).
@@ -39,9 +40,5 @@ StepSizes step_sizes(const Configuration&, const Shape&, const parallel::Grid&, 
 
 /// Bytes of every phase of a step, for --profile.
 run::PhaseBytes phase_bytes(const StepSizes&);
-
-/// Bytes of every phase of a private step (private/private_trainer.hpp) with the expected number of records on this
-/// rank; row_bytes: bytes of a row of inputs (or targets) as stored.
-run::PhaseBytes private_phase_bytes(const Configuration&, const Shape&, const parallel::Grid&, std::int64_t row_bytes);
 
 }  // namespace weft::transcoder

@@ -11,8 +11,10 @@ namespace {
 
 constexpr double kMostRecordRows = 1 << 20;
 
-constexpr const char* kWritten =
-    "private steps form the gradients of records for plain cross-layer and per-layer decoders in fp32 only";
+constexpr const char* kWritten = "private steps do not form the gradients of records for it";
+constexpr const char* kOneForm =
+    "a private step of a transcoder forms norms and clipped sums from its sparse lists, in one way; the key is for "
+    "language models";
 
 /// Adds the conditions that exclude keys from a private run, with the reason.
 void add_exclusions(input::Schema& schema) {
@@ -35,7 +37,10 @@ void add_exclusions(input::Schema& schema) {
   exclude("transcoder.ranking",
           "mean and deviation over the batch couple its records; a ranking by norms of decoder rows is not written");
   exclude("transcoder.error", "the variance of the batch couples its records; errors of raw targets are not written");
-  for (const char* path : {"transcoder.skip", "transcoder.decoder_bias", "device.precision"}) exclude(path, kWritten);
+  for (const char* path : {"transcoder.skip", "transcoder.decoder_bias", "transcoder.decoder_affine"})
+    exclude(path, kWritten);
+  for (const char* path : {"privacy.algorithm", "privacy.mode", "privacy.tile", "privacy.products", "privacy.release"})
+    exclude(path, kOneForm);
 }
 
 /// Describes a setting that a private step does not support, with the reason; "" if there is none.
@@ -45,14 +50,15 @@ std::string refusal(const Configuration& configuration) {
     return "transcoder.activation = \"batch_topk\" with privacy.enabled (a record more in the batch changes which "
            "features of the others are active: their gradients would depend on it); take \"topk\", \"relu\" or "
            "\"jumprelu\"";
-  if (configuration.data.validation.empty())
+  if (configuration.data.validation.empty() && !configuration.data.train.empty())  // a benchmark has neither
     return "privacy.enabled without data.validation (normalisation and measures are taken from the validation data, "
            "which are public: statistics of the training data would be released without noise); give it";
-  if (model.decoder != Decoder::cross_layer && model.decoder != Decoder::per_layer)
-    return fmt::format("this transcoder.decoder with privacy.enabled ({}); leave it out", kWritten);
-  if (configuration.optimizer.clip_norm > 0 && configuration.optimizer.clip_mode != optimizer::ClipMode::exact)
-    return "optimizer.clip_mode = \"previous\" with privacy.enabled (a private step has its gradient in memory before "
-           "the update, so the exact norm costs no further pass); take \"exact\"";
+  if (model.decoder == Decoder::low_rank)
+    return fmt::format("transcoder.decoder = \"low_rank\" with privacy.enabled ({}); take another decoder", kWritten);
+  if (kernels::activation_has_thresholds(model.activation) && !lists_bands(model))
+    return "transcoder.threshold_gradient = \"dense\" with privacy.enabled (the gradients of records are formed from "
+           "lists of the pre-activations near thresholds); take \"listed\", with a pseudo_derivative other than "
+           "\"goreg\"";
   return {};
 }
 

@@ -28,6 +28,7 @@ class DecoderBiasUpdate {
   /// Row [1, L * d] whose norm is that of the gradient; valid after `form_norm`.
   kernels::Matrix<const float> norm_row() const;
   void form_norm();
+  kernels::Array<float> gradient() const { return buffers_.gradient; }
   void update(const kernels::AdamStep*);
 
  private:

@@ -41,11 +41,19 @@ void Step::run() {
   pass.whole.push_back(bias_.norm_row());
   for (const auto& part : parts_) part->before_backward(pass);
   whole_formed_.record(pass.communication);
+  if (records_) {
+    whole_formed_.hold_back(execution_);
+    records_->keep(pass);
+  }
   timers_.phase("decoder backward");
   const SparseDecoder::Prepared prepared = decoder.prepare(pass.all, pass.gradient_rows, whole_formed_, world_);
   pass.decoder_rows = prepared.rows;
   if (prepared.whole.rows > 0) pass.whole.push_back(prepared.whole);
 
+  if (records_) {  // c_b a, c_b da, and db_t = sum over records of c_b g + noise
+    records_->clip(pass, decoder, bias_.gradient());
+    pass.records = records_.get();
+  }
   if (clipping_.active()) {
     whole_formed_.hold_back(execution_);
     bias_.form_norm();
@@ -63,7 +71,10 @@ void Step::run() {
   timers_.phase("exchange");
   data_axis_.gather_weights(model_.encoder());
   for (const kernels::AnyMatrix& vectors : model_.feature_vectors()) data_axis_.gather_vectors(vectors);
-  count(pass);
+  if (records_)
+    records_->finish();  // which features fired is not counted: no noise protects it
+  else
+    count(pass);
 }
 
 /// Backward pass. With a step it updates decoder, encoder and the vectors of features in place; without a step it forms
@@ -76,7 +87,9 @@ void Step::backward(BackwardPass& pass) {
   for (const auto& part : parts_) part->before_decoder(pass);
   timers_.phase("decoder backward");
   decoder.backward(pass.all, pass.decoder_rows,
-                   {pass.step, pass.gradient, clipping_.decoder_rows(), pass.late, pass.row_factors, pass.new_norms});
+                   {pass.step, pass.gradient, clipping_.decoder_rows(), pass.late, pass.row_factors, pass.new_norms,
+                    records_ ? &records_->noise(RecordClipping::kDecoder) : nullptr});
+  if (records_) records_->restore(pass.gradient);
   for (const auto& part : parts_) part->after_decoder(pass);
 
   // Encoder:  dz = da (f' = 1 where an entry is kept),  dW_enc = dz x~,  db = dz,  Adam
@@ -91,7 +104,12 @@ void Step::backward(BackwardPass& pass) {
 void Step::encoder_backward(BackwardPass& pass) {
   if (model_.owned().size() == 0 || pass.encoder_is_formed) return;
   const kernels::SparseActivations& activations = pass.all.activations;
-  if (pass.step == nullptr)
+  if (records_)
+    kernels::encode_backward_noisy(
+        execution_, activations, pass.all.hits, pass.inputs, pass.gradient, model_.owned_encoder(),
+        model_.owned_encoder_bias(), pass.step, clipping_.encoder_rows(), buffers_.encoder_workspace,
+        records_->noise(RecordClipping::kEncoder), records_->noise(RecordClipping::kEncoderBias));
+  else if (pass.step == nullptr)
     kernels::encode_backward_norm(execution_, activations, pass.all.hits, pass.inputs, pass.gradient,
                                   clipping_.encoder_rows(), buffers_.encoder_workspace);
   else
@@ -105,8 +123,13 @@ void Step::encoder_backward(BackwardPass& pass) {
 /// rows are in transit.
 void Step::check_finite() {
   timers_.phase("check");
-  kernels::flag_above(execution_, {loss_.sums().data, model_.shape().n_layers}, kLargestResidual * kLargestResidual,
-                      forward_.not_finite());
+  // A private step leaves out records that are not finite, and no others: whether it is withheld must not depend on
+  // them.
+  if (records_)
+    device::zero(execution_, forward_.not_finite(), sizeof(std::int32_t));
+  else
+    kernels::flag_above(execution_, {loss_.sums().data, model_.shape().n_layers}, kLargestResidual * kLargestResidual,
+                        forward_.not_finite());
   kernels::StepFlags* const flags = forward_.flags();
   static_assert(sizeof *flags == 2 * sizeof(std::int32_t));
   world_.maximum({&flags->not_finite, 2}, "flags");

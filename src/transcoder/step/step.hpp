@@ -13,6 +13,7 @@
 
 #include "model/step_runner.hpp"
 #include "transcoder/parts/part.hpp"
+#include "transcoder/parts/record_clipping.hpp"
 #include "transcoder/step/decoder_bias.hpp"
 #include "transcoder/step/reconstruction_loss.hpp"
 
@@ -25,6 +26,7 @@ class Step {
     Loss::Buffers loss;
     DecoderBiasUpdate::Buffers bias;
     Clipping::Buffers clipping;
+    RecordClipping::Buffers records;            ///< of a private step
     kernels::Array<float> activation_gradient;  ///< by position in the lists of the backward pass
     kernels::Array<std::byte> encoder_workspace;
   };
@@ -58,6 +60,8 @@ class Step {
 
   const Loss& loss() const { return loss_; }
   const Clipping& clipping() const { return clipping_; }
+  /// Clipping and noise of private steps; null: the run is not private.
+  RecordClipping* records() { return records_.get(); }
   DataAxis& data_axis() { return data_axis_; }
   /// The selections of a step; the first one is that of the forward pass.
   const std::vector<Selector*>& selectors() const { return selectors_; }
@@ -81,6 +85,7 @@ class Step {
   Loss loss_;
   DecoderBiasUpdate bias_;
   Clipping clipping_;
+  std::unique_ptr<RecordClipping> records_;
   device::Event rows_complete_, whole_formed_;
   std::int64_t changes_ = 0;
   std::vector<Selector*> selectors_;

@@ -30,11 +30,13 @@ Step::Buffers::Buffers(const Configuration& configuration, const Shape& shape, c
   decoder.take_backward({configuration, shape, grid}, {n_tokens, entries}, arena);
   clipping = Clipping::Buffers(configuration.optimizer, shape.n_layers * owned,
                                1 + (shape.skip ? shape.width() : 0) + SparseDecoder::whole_rows(shape), arena);
+  if (configuration.privacy.enabled) records = RecordClipping::Buffers(configuration, shape, grid, arena);
 }
 
 std::int64_t Step::largest_message(const Configuration& configuration, const Shape& shape, std::int64_t n_ranks) {
-  return std::max(ErrorWeights::largest_message(configuration, shape, n_ranks),
-                  SparseDecoder::largest_message(shape, n_ranks));
+  return std::max({ErrorWeights::largest_message(configuration, shape, n_ranks),
+                   SparseDecoder::largest_message(shape, n_ranks),
+                   RecordClipping::largest_message(configuration, shape, n_ranks)});
 }
 
 Step::Step(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
@@ -53,6 +55,10 @@ Step::Step(const Configuration& configuration, const Model& model, const Normali
       bias_(model, execution, buffers_.bias),
       clipping_(configuration.optimizer, model.shape().n_layers * model.owned().size(), world, execution,
                 buffers_.clipping),
+      records_(configuration.privacy.enabled
+                   ? std::make_unique<RecordClipping>(configuration, model, forward, execution, timers, world,
+                                                      buffers_.records)
+                   : nullptr),
       selectors_{&forward.selection()},
       parts_(make_parts({.configuration = configuration,
                          .model = model,

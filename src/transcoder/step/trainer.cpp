@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "kernels/convert/convert_rows.hpp"
@@ -61,10 +63,12 @@ Trainer::Trainer(const Configuration& configuration, const Shape& shape, const d
 
 model::StepRunner::Settings Trainer::runner_settings() const {
   const bool free = world_.leaves_the_host_free();
-  return {.capture = configuration_.device.graphs && free && configuration_.parallel.exchange.leaves_the_host_free() &&
-                     forward_.selection().is_on_device(),
+  const bool is_private = configuration_.privacy.enabled;  // each step has another number of records
+  return {.capture = !is_private && configuration_.device.graphs && free &&
+                     configuration_.parallel.exchange.leaves_the_host_free() && forward_.selection().is_on_device(),
           .runs_ahead = free,
           .skip = configuration_.run.nonfinite == NonFinite::skip,
+          .may_skip = !is_private,
           .skip_at_most = configuration_.run.skip_at_most};
 }
 
@@ -88,8 +92,10 @@ void Trainer::name_state() {
   if (thresholds.keys.size > 0)
     replicated("selection/threshold", kernels::Scalar::u32, thresholds.keys.size, thresholds.keys.data,
                thresholds.on_device);
+  if (configuration_.privacy.enabled) registry_.make_optional("optimizer/previous_gradient_norm");  // earlier versions
   replicated("optimizer/previous_gradient_norm", kernels::Scalar::fp64, 1, step_.clipping().norm(), true);
   replicated("run/skipped_steps", kernels::Scalar::i64, 1, runner_.skipped(), true);
+  if (step_.records() != nullptr) step_.records()->register_in(registry_, grid_.world().rank() == 0);
 }
 
 void Trainer::initialise() {
@@ -99,9 +105,9 @@ void Trainer::initialise() {
 
 void Trainer::step(const dataset::RawBatch& batch) {
   timers_.phase("normalise");
-  const kernels::AdamStep constants =
-      optimizer::adam_step(configuration_.optimizer, steps_done() + 1, configuration_.run.steps,
-                           static_cast<std::uint64_t>(configuration_.run.seed), 2 / error_divisor(batch.n_tokens));
+  const kernels::AdamStep constants = optimizer::adam_step(
+      configuration_.optimizer, steps_done() + 1, configuration_.run.steps,
+      static_cast<std::uint64_t>(configuration_.run.seed), 2 / error_divisor(public_tokens(batch)));
   learning_rate_ = static_cast<double>(constants.learning_rate);
   keep_k();
   runner_.begin(constants);
@@ -115,6 +121,24 @@ void Trainer::step(const dataset::RawBatch& batch) {
     return fmt::format("batch of {} tokens: {}", batch.n_tokens, locate_(batch, step));
   });
   timers_.stop();
+}
+
+/// Tokens of a batch, of a private step those that are expected.
+std::int64_t Trainer::public_tokens(const dataset::RawBatch& batch) {
+  const RecordClipping* const records = step_.records();
+  return records == nullptr ? batch.n_tokens : std::llround(records->expected()) * record_rows(configuration_);
+}
+
+/// Announces the records of the batch, and leaves out those that are not finite.
+void Trainer::load_records(const dataset::RawBatch& batch) {
+  if (record_offsets_.empty())
+    for (std::int64_t row = 0, rows = record_rows(configuration_);; row += rows) {
+      record_offsets_.push_back(std::min(row, batch.n_tokens));
+      if (row >= batch.n_tokens) break;
+    }
+  step_.records()->begin(steps_done() + 1, record_offsets_, batch.n_tokens);
+  record_offsets_.clear();
+  step_.records()->screen(batch.inputs, batch.targets);
 }
 
 /// Sets k for the next step. A captured graph is valid for one k only.
@@ -134,6 +158,7 @@ void Trainer::load(const dataset::RawBatch& batch) {
     here.inputs.data = blocks.first;
     here.targets.data = blocks.second;
   }
+  if (step_.records() != nullptr) load_records(here);
   forward_.load(here);
   step_.load(here.targets);
   if (!batch.resident) upload_.consumed(execution_);
@@ -149,9 +174,14 @@ TrainingMetrics Trainer::metrics() {
   const std::int64_t n_tokens = runner_.steps_here() == 0 ? 1 : forward_.layout().total;
   TrainingMetrics metrics = reduce_metrics(own, model_.shape(), n_tokens, error_divisor(n_tokens), grid_.world());
   if (runner_.steps_here() > 0) step_.fill(metrics, grid_.world());
-  metrics.gradient_norm = device::read(execution_, step_.clipping().norm());
+  metrics.gradient_norm = gradient_norm();
   metrics.skipped = device::read(execution_, runner_.skipped());
   return metrics;
+}
+
+double Trainer::gradient_norm() {
+  runner_.wait();
+  return device::read(execution_, step_.clipping().norm());
 }
 
 double Trainer::error_divisor(std::int64_t n_tokens) const {

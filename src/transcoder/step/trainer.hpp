@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/registry.hpp"
 #include "dataset/activations/loader.hpp"
@@ -49,6 +51,16 @@ class Trainer {
   /// Makes one step on one batch, whose memory may be reused on return. Collective. Throws Error(numeric) when loss or
   /// gradient rows of this step or one of the two before it are not finite (run.nonfinite).
   void step(const dataset::RawBatch& batch);
+
+  /// Private training (privacy.enabled; data.batch_tokens is the largest batch, largest_batch): noise of all steps, to
+  /// be set before the first one.
+  void set_noise(const privacy::Noise& noise) { step_.records()->set_noise(noise); }
+  /// Sets the records of the next step: record b has the rows [offsets[b], offsets[b + 1]) of its whole batch. The same
+  /// on all ranks. Without it, records follow one another in the batch and have privacy.record_rows rows.
+  void set_records(std::vector<std::int64_t> offsets) { record_offsets_ = std::move(offsets); }
+  /// Norm of the gradient of the last step, before clipping; with optimizer.clip_norm. Waits for the step.
+  double gradient_norm();
+  double clip_bound() { return step_.records()->clip_bound(); }  ///< of the next step; may wait for the last one
 
   /// Returns the metrics of the last step. Waits for the step. Collective.
   TrainingMetrics metrics();
@@ -93,6 +105,8 @@ class Trainer {
  private:
   void keep_k();
   void load(const dataset::RawBatch&);
+  void load_records(const dataset::RawBatch&);
+  std::int64_t public_tokens(const dataset::RawBatch&);
   double error_divisor(std::int64_t n_tokens) const;
   enum ExchangeGroup : std::size_t { kFeature, kData, kOthers };
   model::StepRunner::ExchangeGroups counted_exchanges();
@@ -114,6 +128,7 @@ class Trainer {
   model::StepRunner runner_;
   Step step_;
   checkpoint::Registry registry_;
+  std::vector<std::int64_t> record_offsets_;
   double learning_rate_ = 0;
   double k_ = 0;  // k of the last step
 };

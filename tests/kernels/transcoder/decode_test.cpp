@@ -398,6 +398,46 @@ TEST_CASE("an explicit gradient and adam_rows give the bits of the fused update,
   });
 }
 
+TEST_CASE("noise in the fused update is that of add_noise on an explicit gradient, on every storage") {
+  const NoiseKey key{1, 2, 3, 4, 5, 6, 7, 8};
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const Shape& shape : kShapes)
+      for (const StorageType storage : kPolicies)
+        for (const Scalar type : {Scalar::bf16, Scalar::fp32}) {
+          CAPTURE(shape.d_model);
+          const std::int64_t width = shape.n_layers * shape.d_model;
+          const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, shape.n_features, shape.density, 1);
+          const std::vector<Parameters> fused = decoders(execution.backend, shape, storage),
+                                        apart = decoders(execution.backend, shape, storage);
+          const TestMatrix rows(random_floats(shape.n_tokens * width, 2, 0.05f), shape.n_tokens, width, type);
+          const DeviceArray<float> activation_gradient(sparse.capacity());
+          // Of fp32 state the first moments are the gradients.
+          const DeviceArray<AdamStep> step(std::vector<AdamStep>{gradient_step()});
+          const RowNoise noise{
+              .stream = noise_stream(key, 3, 2), .stride = 3, .deviation = 0.25, .unit = nullptr, .scale = 0.5};
+          decode_backward_noisy(execution, sparse.csr(), sparse.csc(), rows.view(), views(fused), step.data(),
+                                activation_gradient.array(), {}, workspace_of(execution, shape, sparse).array(), {},
+                                noise);
+          const std::vector<Parameters> gradients = explicit_gradients(execution, shape, sparse, rows);
+          for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+            const Matrix<const float> gradient = first_moment(gradients[s]);
+            const std::uint64_t parameter = static_cast<std::uint64_t>(2 + 3 * s);
+            add_noise(execution, {const_cast<float*>(gradient.data), gradient.rows * gradient.columns}, 0.25,
+                      noise_stream(key, 3, parameter), 0, 0.5);
+            adam_rows(execution, apart[s].view(), 0, gradient, step.data());
+            if (execution.backend == Backend::portable) {
+              CHECK((fused[s].bits() == apart[s].bits()));
+            } else if (storage == StorageType::fp32) {  // compilers of GPUs contract products and sums as they like
+              const std::vector<float> found = fused[s].values().first_moment,
+                                       expected = apart[s].values().first_moment;
+              for (std::size_t i = 0; i < found.size(); ++i)
+                REQUIRE(std::abs(found[i] - expected[i]) <= 1e-6f * (1 + std::abs(expected[i])));
+            }
+          }
+        }
+  });
+}
+
 TEST_CASE("factors of rows add their weights to the gradient, and the update leaves the norms of the new rows") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const Shape& shape : kShapes)

@@ -80,6 +80,48 @@ Gradient64 gradient64(const Shape& shape, const Sparse& sparse, const std::vecto
 
 }  // namespace
 
+TEST_CASE("encode_backward_noisy adds the numbers of add_noise to the gradients of encode_backward_update") {
+  const NoiseKey key{1, 2, 3, 4, 5, 6, 7, 8};
+  for_each_backend([&](const kernels::Execution& execution) {
+    for (const Shape& shape : {kShapes[1], kShapes[3], kShapes[7], kShapes[8]})
+      for (const Scalar type : {Scalar::fp32, Scalar::bf16}) {
+        CAPTURE(shape.d_model);
+        const std::int64_t d = shape.d_model, width = shape.n_layers * d, n_features = shape.n_features;
+        const Sparse sparse = random_sparse(shape.n_tokens, shape.n_layers, n_features, shape.density, 1);
+        const TestMatrix x(random_floats(shape.n_tokens * width, 2), shape.n_tokens, width, type);
+        const DeviceArray<float> dz(random_floats(sparse.size(), 3, 0.1f));
+        const Encoder plain(execution.backend, shape, StorageType::fp32),
+            noisy(execution.backend, shape, StorageType::fp32);
+        // The first moments are the gradients.
+        AdamStep adam = test_step();
+        adam.beta1 = 0;
+        adam.first_gain = adam.gradient_scale = 1;
+        const DeviceArray<AdamStep> step(std::vector<AdamStep>{adam});
+        encode_backward_update(execution, sparse.csr(), sparse.csc(), x.view(), dz.array(), plain.weight_views,
+                               plain.bias_views, step.data(), {}, workspace_of(execution, shape, sparse).array());
+        const auto noise = [&](std::uint64_t parameter) -> RowNoise {
+          return {.stream = noise_stream(key, 3, parameter), .stride = 2, .deviation = 0.25, .scale = 0.5};
+        };
+        encode_backward_noisy(execution, sparse.csr(), sparse.csc(), x.view(), dz.array(), noisy.weight_views,
+                              noisy.bias_views, step.data(), {}, workspace_of(execution, shape, sparse).array(),
+                              noise(5), noise(6));
+        for (std::int64_t s = 0; s < shape.n_layers; ++s) {
+          const auto agree = [&](const std::vector<float>& with, const std::vector<float>& without, std::int64_t of) {
+            const DeviceArray<float> numbers(std::vector<float>(without.size(), 0.0f));
+            add_noise(execution, numbers.array(), 0.25, noise_stream(key, 3, static_cast<std::uint64_t>(of + 2 * s)),
+                      0);
+            const std::vector<float> number = numbers.values();
+            for (std::size_t i = 0; i < with.size(); ++i)
+              REQUIRE(std::abs(with[i] - 0.5f * (without[i] + number[i])) <=
+                      4 * kRoundoff * (std::abs(without[i]) + std::abs(number[i])));
+          };
+          agree(noisy.weights[s].values().first_moment, plain.weights[s].values().first_moment, 5);
+          agree(noisy.bias_first[s].values(), plain.bias_first[s].values(), 6);
+        }
+      }
+  });
+}
+
 TEST_CASE("encode_backward_update: weights, biases and norms agree with float64") {
   for_each_backend([&](const kernels::Execution& execution) {
     for (const Shape& shape : kShapes)
