@@ -13,35 +13,38 @@ namespace {
 
 struct ByRowTile {
 #ifdef KOKKOS_ENABLE_CUDA
-  static constexpr int kRows = 32, kColumns = 32, kInner = 32, kTogether = 8;
+  static constexpr int kRows = 32, kColumns = 32, kInner = 32, kTogether = 8, kCopied = kRows;
   static constexpr int kStride = kColumns + 1;  ///< of the panel: lanes store a column of it to different banks
 #else
   static constexpr int kRows = 128, kColumns = portable::panels::kLanes, kInner = 256,
-                       kTogether = portable::panels::kMicroRows;
+                       kTogether = portable::panels::kMicroRows, kCopied = kTogether;
   static constexpr int kStride = kColumns;
 #endif
   float sums[kRows * kColumns];
   float panel[kInner * kStride];
-  float rows[(kColumns == 32 ? kRows : kTogether) * kInner];
+  float rows[kCopied * kInner];  ///< of A
 };
 
-/// panel[k][column] of op(B); 0 beyond the last column.
+/// panel[k][column] of op(B), for n_columns of kColumns columns. Other columns are not used.
 KOKKOS_FORCEINLINE_FUNCTION void load_panel(const Team& team, const Matrix<const float>& b, bool transposed,
                                             std::int64_t first_inner, int n_inner, std::int64_t first_column,
                                             int n_columns, float* panel) {
   constexpr int kColumns = ByRowTile::kColumns, kStride = ByRowTile::kStride;
   if (transposed) {
-    for (int column = 0; column < kColumns; ++column) {
-      const float* from = b.row(first_column + (column < n_columns ? column : 0)) + first_inner;
-      const float factor = column < n_columns ? 1.0f : 0.0f;
-      for_columns(team, n_inner, [&](int k) { panel[k * kStride + column] = factor * from[k]; });
+    for (int column = 0; column < n_columns; ++column) {
+      const float* from = b.row(first_column + column) + first_inner;
+      for_columns(team, n_inner, [&](int k) { panel[k * kStride + column] = from[k]; });
     }
   } else {
-    for (int k = 0; k < n_inner; ++k) {
-      const float* from = b.row(first_inner + k) + first_column;
-      for_columns(team, kColumns,
-                  [&](int column) { panel[k * kStride + column] = column < n_columns ? from[column] : 0.0f; });
-    }
+    const float* from = b.row(first_inner) + first_column;
+    const auto copy = [&](int count) {
+      for (int k = 0; k < n_inner; ++k)
+        for_columns(team, count, [&](int column) { panel[k * kStride + column] = from[k * b.stride + column]; });
+    };
+    if (n_columns == kColumns)
+      copy(kColumns);  // a constant: one vector per row
+    else
+      copy(n_columns);
   }
 }
 

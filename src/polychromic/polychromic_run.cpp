@@ -113,7 +113,8 @@ void require_settings(const Configuration& configuration, const Architecture& ar
         "hold); set privacy.enabled to false");
   if (configuration.parallel.shard == parallel::Shard::full)
     refuse(
-        "weft lm polychromic with parallel.shard = \"full\" (ranks draw different numbers of tokens, with a whole model "
+        "weft lm polychromic with parallel.shard = \"full\" (ranks draw different numbers of tokens, with a whole "
+        "model "
         "each); take \"gradients\", or divide the model by parallel.tensor");
   if (configuration.precision == Precision::fp16)
     refuse(
@@ -408,7 +409,7 @@ void PolychromicRun::weigh(bool first_use) {
 }
 
 /// Stores the probabilities of the forward pass of the first use, which later uses compare with, and their difference
-/// from those of generation, whose kernels have other shapes.
+/// from those of generation: none in fp32, by the order of sums in other types.
 void PolychromicRun::note_probabilities() {
   wait();
   const std::vector<std::vector<float>> trained = batch_.log_probabilities();

@@ -136,7 +136,8 @@ TEST_CASE("by row, a product has the same sums, and bits of a row that do not de
       for (const auto& [first, count] : {std::pair<std::int64_t, std::int64_t>{0, 1}, {5, 7}, {126, 7}, {30, 64}}) {
         const TestMatrix part(std::vector<float>(count * columns), count, columns, Scalar::fp32);
         multiply(first, count, part);
-        CHECK(part.values() == std::vector<float>(all.begin() + first * columns, all.begin() + (first + count) * columns));
+        CHECK(part.values() ==
+              std::vector<float>(all.begin() + first * columns, all.begin() + (first + count) * columns));
       }
     }
   });

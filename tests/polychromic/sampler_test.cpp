@@ -28,7 +28,7 @@ std::vector<std::pair<std::string, TransformerSettings>> models() {
     wide.architecture.model.d_model = 320;
     wide.architecture.model.heads = wide.architecture.model.kv_heads = 5;
     wide.architecture.model.d_mlp = 544;
-    wide.architecture.vocabulary = 301;
+    wide.architecture.vocabulary = 251;
     wide.architecture.lora = {
         .rank = 4, .alpha = 8, .targets = {"query", "key", "value", "output", "up", "down", "gate"}};
     if (base.architecture.model.mlp == MlpActivation::gelu) wide.architecture.lora.targets.pop_back();
@@ -76,7 +76,8 @@ void compare(SmallModel& model, const TransformerSettings& settings, double temp
     for (std::size_t i = 0; i < kSamples; ++i) {
       const std::size_t kept = of_prompt.drawn[i].size() - 7 * i;
       rows.push_back({of_prompt.prompt.ids, std::span(of_prompt.drawn[i]).first(kept), std::vector<float>(kept, 0.1f)});
-      drawn.emplace_back(of_prompt.log_drawn[i].begin(), of_prompt.log_drawn[i].begin() + static_cast<std::ptrdiff_t>(kept));
+      drawn.emplace_back(of_prompt.log_drawn[i].begin(),
+                         of_prompt.log_drawn[i].begin() + static_cast<std::ptrdiff_t>(kept));
     }
   const device::Buffer<kernels::AdamStep> step(1);
   model::AccumulatingSink sink(model.parameters(), weft::testing::execution(), settings.rows);

@@ -2,8 +2,9 @@
 //
 // Attention of one row of one head to keys that are read one by one, by one team: shared by the portable kernels of
 // attention to a cache (decode/) and to a text (text_attention.hpp). Every operation and its order are those of
-// attention_portable.cpp for the same row, so that in fp32 both have the same bits: a score is one chain of multiply_add
-// over the columns, the largest score so far changes once per kKeyTile keys, and both sums are chains over the keys.
+// attention_portable.cpp for the same row, so that in fp32 both have the same bits: a score is one chain of
+// multiply_add over the columns, the largest score so far changes once per kKeyTile keys, and both sums are chains over
+// the keys.
 #pragma once
 
 #include "kernels/language/attention/attention_shape.hpp"

@@ -374,7 +374,9 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
               multiply_panel(team, n_rows, s.factors, s.scores);
             }
             float* sums = s.sums + panel;
-            for_panel(team, head_size, [&](int c, int lane) { sums[c * kLanes + lane] = rounded_product(sums[c * kLanes + lane], s.correction[lane]); });
+            for_panel(team, head_size, [&](int c, int lane) {
+              sums[c * kLanes + lane] = rounded_product(sums[c * kLanes + lane], s.correction[lane]);
+            });
             product<true>(team, head_size, n_rows, {s.values + live.begin * head_size, 1, head_size}, s.scores, sums);
           }
         }

@@ -14,10 +14,12 @@ void text_attention(const Execution& execution, const TextAttention& shape, AnyM
         const int size = static_cast<int>(a.head_size);
         const TextRows text = a.texts[row];
         load_query(team, buffer, queries, row, column, size, a.scale);
-        const float by = 1.0f / attend(
-            team, buffer, size, 0, static_cast<std::int32_t>(text.end - text.begin), 0.0f,
-            [&](std::int32_t j, float* to) { return row_chunk(team, keys, text.begin + j, column, size, to); },
-            [&](std::int32_t j, float* to) { return row_chunk(team, values, text.begin + j, column, size, to); });
+        const float by =
+            1.0f /
+            attend(
+                team, buffer, size, 0, static_cast<std::int32_t>(text.end - text.begin), 0.0f,
+                [&](std::int32_t j, float* to) { return row_chunk(team, keys, text.begin + j, column, size, to); },
+                [&](std::int32_t j, float* to) { return row_chunk(team, values, text.begin + j, column, size, to); });
         store_chunk(team, out, row, column, size, [&](int c) { return by * buffer.sum[c]; });
       });
 }

@@ -55,9 +55,9 @@ void cached_attention(const Execution& execution, const CachedAttention& shape, 
         const std::int32_t lower =
             a.window > 0 && position >= a.window ? position - static_cast<std::int32_t>(a.window) + 1 : 0;
         const float by = 1.0f / attend(
-            team, buffer, size, lower, position + 1, a.softcap,
-            [&](std::int32_t key, float* to) { return read(keys, cached_keys, key, to); },
-            [&](std::int32_t key, float* to) { return read(values, cached_values, key, to); });
+                                    team, buffer, size, lower, position + 1, a.softcap,
+                                    [&](std::int32_t key, float* to) { return read(keys, cached_keys, key, to); },
+                                    [&](std::int32_t key, float* to) { return read(values, cached_values, key, to); });
         store_chunk(team, out, row, column, size, [&](int c) { return by * buffer.sum[c]; });
       });
 }

@@ -361,9 +361,9 @@ void Generator::score(const kernels::SampleRule& rule, const AnyMatrix& logits,
   const kernels::Array<const std::int32_t> drawn{reinterpret_cast<const std::int32_t*>(sequences.ids.data),
                                                  settings_.rows};
   kernels::keep_probable(execution_, rule, logits, drawn);
-  kernels::cross_entropy(
-      execution_, {.vocabulary = rule.vocabulary, .softcap = rule.softcap, .temperature = rule.temperature}, logits,
-      drawn, buffers_.losses, false);
+  kernels::cross_entropy(execution_,
+                         {.vocabulary = rule.vocabulary, .softcap = rule.softcap, .temperature = rule.temperature},
+                         logits, drawn, buffers_.losses, false);
   kernels::note_losses(execution_, sequences, buffers_.drawn_positions, buffers_.losses);
 }
 

@@ -14,7 +14,7 @@
 // What a sample becomes does not depend on the other samples: its random numbers depend on (seed, step, prompt, sample,
 // position), sums on the sequence, and the shapes of products are the same in every step and for prompts of similar
 // length (up to the same power of two, or from 256 on quarter of one), since every step computes `rows` rows, used or
-// not. With another number of rows products may round differently.
+// not. With another number of rows products may round differently, but not in fp32 with as_trained.
 //
 // On a GPU the steps are one captured graph, and so are the prompts of a length; the host reads the tokens of
 // kStepsBetweenChecks steps while the GPU computes the next ones. A sequence that ends on the host, at a text of
