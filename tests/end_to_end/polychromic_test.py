@@ -243,7 +243,7 @@ for number, line in enumerate(sys.stdin):
 """)
     _, printed = tune(weft, "wrong", "polychromic.reward=command", f'polychromic.reward_command="{sys.executable} {script}"', steps=8,
                       ranks=2, code=3)
-    assert "scores" in printed, printed
+    assert "rank 1" in printed and "returns a score that is not a finite number" in printed, printed
 
 
 def ranks_agree(weft):
@@ -256,6 +256,8 @@ def ranks_agree(weft):
                for ranks in (2, 4)]
     others += [tune(weft, "one_by_one", "polychromic.draw_together=1", "polychromic.embed_together=1", steps=4),
                tune(weft, "in_parts", "polychromic.draw_together=5", "polychromic.embed_together=3", steps=4)]
+    _, printed = tune(weft, "refused", "parallel.shard=full", steps=4, ranks=2, code=2)
+    assert 'take "gradients"' in printed and not (weft.folder / "refused").exists(), printed
     for several, _ in others:
         for one, other in zip(program.metrics(alone), program.metrics(several)):
             for name in ("loss", "answers.diversity", "answers.distinct_2", "answers.objective", "gradient_norm"):
@@ -296,7 +298,6 @@ def refusals(weft):
             ("polychromic.samples=3",): "all advantages would be 0",
             ("polychromic.max_new_tokens=40",): "together they do not fit data.sequence",
             ('language_model.initial=""',): "without language_model.initial",
-            ("parallel.shard=full",): 'take "gradients"',
             ("privacy.epsilon=8", "privacy.delta=1e-5", "privacy.clip=1"): "weft lm polychromic with privacy",
             ("language_model.d_model=64",): "another model than that of [language_model]",
             ("polychromic.reward=regex",): "needs polychromic.reward_pattern",
