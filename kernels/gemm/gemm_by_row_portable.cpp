@@ -3,8 +3,8 @@
 // A team forms a tile of C. It loads a panel of op(B), [kInner][kColumns], to scratch, adds its products with the rows
 // of A to the sums of the tile, which are in scratch too, and goes on with the next inner indices.
 //
-// On one core of a host with AVX2 128 or more rows reach most of the rate of OpenBLAS (docs/experiments_log.md); with
-// few rows, loading the panels takes as long as the products.
+// On one core, with vectors of AVX2, 512 rows reach 42 to 65 GFLOP/s, half of the rate of OpenBLAS with AVX-512. With
+// 12 rows, 21 to 47 against 26 to 58: loading the panels takes as long as the products.
 #include "kernels/gemm/row_product.hpp"
 #include "kernels/panel_product.hpp"
 
