@@ -251,7 +251,7 @@ def ranks_agree(weft):
     alone, _ = tune(weft, "alone", steps=4)
     others = [tune(weft, f"ranks_{ranks}_{tensor}", f"parallel.tensor={tensor}", steps=4, ranks=ranks)
               for ranks, tensor in ((2, 1), (4, 1), (2, 2), (4, 2))]
-    # Three ranks of a step of two prompts, one without an answer; micro-batches of one answer.
+    # Micro-batches of one answer, of which two of four ranks have none.
     others += [tune(weft, f"gradients_{ranks}", "parallel.shard=gradients", "data.micro_tokens=32", steps=4, ranks=ranks)
                for ranks in (2, 4)]
     others += [tune(weft, "one_by_one", "polychromic.draw_together=1", "polychromic.embed_together=1", steps=4),
