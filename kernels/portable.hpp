@@ -153,6 +153,32 @@ KOKKOS_FORCEINLINE_FUNCTION float max_columns(const Team& team, int count, float
 #endif
 }
 
+/// a * b + c, fused where the processor can: the bits are those of one type of processor.
+KOKKOS_FORCEINLINE_FUNCTION float multiply_add(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#elif defined(__FMA__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+/// a * b and a + b, each rounded: a compiler for a GPU may fuse the operators, here and not there.
+KOKKOS_FORCEINLINE_FUNCTION float rounded_product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+KOKKOS_FORCEINLINE_FUNCTION float rounded_sum(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
 KOKKOS_FORCEINLINE_FUNCTION int smaller(std::int64_t a, std::int64_t b) { return static_cast<int>(a < b ? a : b); }
 
 /// body(column, count) for every chunk of a row, in order. Chunks do not cross the borders of segments (a divisor of

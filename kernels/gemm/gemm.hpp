@@ -32,6 +32,12 @@ std::int64_t gemm_workspace(Scalar a, Scalar b, Scalar c, std::int64_t rows, std
 void gemm(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta, AnyMatrix c,
           Array<std::byte> workspace);
 
+/// gemm, with A plain and A and C in fp32, by a kernel of its own (gemm_by_row_portable.cpp): each sum is one chain of
+/// fused operations in the order of the inner index, so the bits of a row of C depend on the same row of A and on B
+/// alone, not on the number of rows.
+void gemm_by_row(const Execution&, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
+                 AnyMatrix c, Array<std::byte> workspace);
+
 /// Products of equal shape, whose matrices lie at equal distances (in elements) from one another.
 struct Batch {
   std::int64_t count = 1;

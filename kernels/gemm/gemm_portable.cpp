@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "kernels/bf16.hpp"
 #include "kernels/gemm/dense_library.hpp"
+#include "kernels/gemm/row_product.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/workspace.hpp"
 
@@ -93,14 +94,9 @@ void scale(const Execution& execution, float beta, const AnyMatrix& c) {
     scale_as<half>(execution, beta, c);
 }
 
-}  // namespace
-
-std::int64_t gemm_workspace(Scalar a, Scalar b, Scalar c, std::int64_t rows, std::int64_t columns, std::int64_t inner) {
-  return place(nullptr, a, b, c, rows, columns, inner).bytes;
-}
-
-void gemm(const Execution& execution, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
-          AnyMatrix c, Array<std::byte> workspace) {
+/// The product by `multiply`, of operands in types that it takes.
+void gemm_with(decltype(dense_library::multiply) multiply, const Execution& execution, float alpha, AnyMatrix a,
+               Form a_form, AnyMatrix b, Form b_form, float beta, AnyMatrix c, Array<std::byte> workspace) {
   if (c.rows == 0 || c.columns == 0) return;
   const std::int64_t inner = a_form == Form::plain ? a.columns : a.rows;
   if (inner == 0) return scale(execution, beta, c);
@@ -116,9 +112,26 @@ void gemm(const Execution& execution, float alpha, AnyMatrix a, Form a_form, Any
   if (pieces.a != nullptr) a = widened(a, pieces.a, true);
   if (pieces.b != nullptr) b = widened(b, pieces.b, true);
   const AnyMatrix sums = pieces.c != nullptr ? widened(c, pieces.c, beta != 0.0f) : c;
-  dense_library::multiply(execution, alpha, a, a_form, b, b_form, beta, sums,
-                          {pieces.library, dense_library::workspace_bytes()});
+  multiply(execution, alpha, a, a_form, b, b_form, beta, sums, {pieces.library, dense_library::workspace_bytes()});
   if (pieces.c != nullptr) narrow(execution, sums, c);
+}
+
+}  // namespace
+
+std::int64_t gemm_workspace(Scalar a, Scalar b, Scalar c, std::int64_t rows, std::int64_t columns, std::int64_t inner) {
+  return place(nullptr, a, b, c, rows, columns, inner).bytes;
+}
+
+void gemm(const Execution& execution, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form, float beta,
+          AnyMatrix c, Array<std::byte> workspace) {
+  gemm_with(dense_library::multiply, execution, alpha, a, a_form, b, b_form, beta, c, workspace);
+}
+
+void gemm_by_row(const Execution& execution, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form,
+                 float beta, AnyMatrix c, Array<std::byte> workspace) {
+  if (a_form != Form::plain || a.type != Scalar::fp32 || c.type != Scalar::fp32)
+    throw Error(ExitCode::internal, "gemm_by_row: A is not plain, or A or C is not fp32");
+  gemm_with(multiply_by_row, execution, alpha, a, a_form, b, b_form, beta, c, workspace);
 }
 
 void gemm_batched(const Execution& execution, float alpha, AnyMatrix a, Form a_form, AnyMatrix b, Form b_form,

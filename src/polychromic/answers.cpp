@@ -28,6 +28,7 @@ GenerationSettings answer_settings(const Configuration& configuration, const Arc
           .prefill_rows = configuration.micro_tokens(),
           .temperature = configuration.polychromic.temperature,
           .top_p = configuration.polychromic.top_p,
+          .as_trained = true,
           .graphs = configuration.device.graphs};
 }
 

@@ -79,24 +79,28 @@ Tokens PolicyBatch::tokens(std::int64_t first, std::int64_t sequences) const {
           .temperature = static_cast<float>(settings_.temperature),
           .top_p = settings_.top_p,
           .vocabulary = settings_.vocabulary,
-          .drops = false};
+          .drops = false,
+          .by_row = true};
 }
 
-void PolicyBatch::add_gradients(Transformer& transformer, const kernels::AdamStep* step,
-                                model::GradientSink& sink) const {
-  const std::int64_t together = std::max<std::int64_t>(1, settings_.micro_rows / length_);
-  for (std::int64_t first = 0; first < sequences_; first += together) {
-    const Tokens part = tokens(first, std::min(together, sequences_ - first));
+void PolicyBatch::add_gradients(Transformer& transformer, const kernels::AdamStep* step, model::GradientSink& sink,
+                                std::int64_t passes, const std::function<void()>& between) const {
+  for (std::int64_t first = 0; first < passes * together(); first += together()) {
+    if (first >= sequences_) {
+      transformer.pass_without_tokens(sink);
+      continue;
+    }
+    const Tokens part = tokens(first, std::min(together(), sequences_ - first));
     transformer.forward(part, step);
+    between();
     transformer.losses_and_gradient(part, {buffers_.losses.data + first * length_, part.rows()}, sink);
     transformer.backward(part, step, sink);
   }
 }
 
 void PolicyBatch::score(Transformer& transformer) const {
-  const std::int64_t together = std::max<std::int64_t>(1, settings_.micro_rows / length_);
-  for (std::int64_t first = 0; first < sequences_; first += together) {
-    const Tokens part = tokens(first, std::min(together, sequences_ - first));
+  for (std::int64_t first = 0; first < sequences_; first += together()) {
+    const Tokens part = tokens(first, std::min(together(), sequences_ - first));
     transformer.forward(part, nullptr);
     transformer.losses(part, {buffers_.losses.data + first * length_, part.rows()});
   }

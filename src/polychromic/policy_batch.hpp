@@ -15,6 +15,8 @@
 // ...): answers are drawn without.
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -53,8 +55,13 @@ class PolicyBatch {
 
   /// Waits for earlier work, and copies the rows to where the kernels run. Throws Error(internal) if they do not fit.
   void fill(std::span<const PolicyRow>);
-  /// Adds the gradients of the rows that `fill` received, in micro-batches.
-  void add_gradients(language_model::Transformer&, const kernels::AdamStep*, model::GradientSink&) const;
+  /// Number of micro-batches of the rows that `fill` received.
+  std::int64_t passes() const { return (sequences_ + together() - 1) / together(); }
+  /// Adds the gradients of these rows, in `passes` micro-batches or more: the last ones are without rows. between: see
+  /// Trainer::Objective.
+  void add_gradients(
+      language_model::Transformer&, const kernels::AdamStep*, model::GradientSink&, std::int64_t passes,
+      const std::function<void()>& between = [] {}) const;
   /// Runs forward passes only. The transformer takes micro_rows rows; its weights are prepared.
   void score(language_model::Transformer&) const;
   /// Logarithms of the probabilities of the tokens of the answers, by row: of the forward passes of the last
@@ -62,12 +69,13 @@ class PolicyBatch {
   std::vector<std::vector<float>> log_probabilities() const;
 
  private:
+  std::int64_t together() const { return std::max<std::int64_t>(1, settings_.micro_rows / length_); }
   language_model::Tokens tokens(std::int64_t first, std::int64_t sequences) const;
 
   const Settings settings_;
   const kernels::Execution execution_;
   const Buffers buffers_;
-  std::int64_t sequences_ = 0, length_ = 0;                   // of the rows of `fill`
+  std::int64_t sequences_ = 0, length_ = 1;                   // of the rows of `fill`
   std::vector<std::pair<std::size_t, std::size_t>> answers_;  // first position and tokens of each answer
 };
 

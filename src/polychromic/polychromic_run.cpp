@@ -111,10 +111,11 @@ void require_settings(const Configuration& configuration, const Architecture& ar
         "weft lm polychromic with privacy (the gradient of the answers is not clipped per record: the guarantee would "
         "not "
         "hold); set privacy.enabled to false");
-  if (configuration.parallel.shard != parallel::Shard::state)
+  if (configuration.parallel.shard == parallel::Shard::full)
     refuse(
-        "weft lm polychromic with parallel.shard (ranks have different numbers of answers, and draw them with a whole "
-        "model each); leave parallel.shard out");
+        "weft lm polychromic with parallel.shard = \"full\" (ranks draw different numbers of tokens, with a whole "
+        "model "
+        "each); take \"gradients\", or divide the model by parallel.tensor");
   if (configuration.precision == Precision::fp16)
     refuse(
         "weft lm polychromic with device.precision = \"fp16\" (the gradient of the objective has no loss scale); take "
@@ -283,9 +284,12 @@ run::Step PolychromicRun::step() {
   if (draws) draw(step);
   if (trains) {
     weigh(draws);
-    trainer.add_objective([&](const kernels::AdamStep* constants, model::GradientSink& sink) {
+    std::int64_t passes = batch_.passes();
+    if (configuration_.shard() == parallel::Shard::gradients) groups_.maximum({&passes, 1});
+    trainer.add_objective([&, passes](const kernels::AdamStep* constants, model::GradientSink& sink,
+                                      const std::function<void()>& between) {
       const run::Timers::Whole timed(base_.timers(), "policy backward");
-      batch_.add_gradients(trainer.transformer(), constants, sink);
+      batch_.add_gradients(trainer.transformer(), constants, sink, passes, between);
     });
   }
   const run::Step done = base_.step();
@@ -405,7 +409,7 @@ void PolychromicRun::weigh(bool first_use) {
 }
 
 /// Stores the probabilities of the forward pass of the first use, which later uses compare with, and their difference
-/// from those of generation, whose kernels have other shapes.
+/// from those of generation: none in fp32, by the order of sums in other types.
 void PolychromicRun::note_probabilities() {
   wait();
   const std::vector<std::vector<float>> trained = batch_.log_probabilities();

@@ -50,7 +50,7 @@ struct Operand {
 
 /// The largest |C - expected| in units of what rounding allows; infinity if the gaps of C were written to.
 double largest_excess(const Execution& execution, const Shape& shape, Form a_form, Form b_form, Scalar a_type,
-                      Scalar b_type, Scalar c_type, const Factors& factors) {
+                      Scalar b_type, Scalar c_type, const Factors& factors, decltype(gemm) multiply = gemm) {
   const Operand a(shape.rows, shape.inner, a_form, a_type, 1), b(shape.inner, shape.columns, b_form, b_type, 2);
   const std::int64_t stride = shape.columns + kGap;
   // beta = 0 must not read what C holds.
@@ -60,8 +60,8 @@ double largest_excess(const Execution& execution, const Shape& shape, Form a_for
   const std::vector<float> before = c.values();
   const device::Buffer<std::byte> workspace(
       gemm_workspace(a_type, b_type, c_type, shape.rows, shape.columns, shape.inner));
-  gemm(execution, factors.alpha, a.view(), a_form, b.view(), b_form, factors.beta,
-       c.view().columns_from(0, shape.columns), workspace.array());
+  multiply(execution, factors.alpha, a.view(), a_form, b.view(), b_form, factors.beta,
+           c.view().columns_from(0, shape.columns), workspace.array());
   const std::vector<float> after = c.values();
   double worst = 0;
   for (std::int64_t i = 0; i < shape.rows; ++i)
@@ -111,6 +111,35 @@ TEST_CASE("gemm agrees with sums in float64 for every form, type, factor and sha
                        static_cast<int>(b), static_cast<int>(c), " beta ", factors.beta);
                   CHECK(largest_excess(execution, shape, a_form, b_form, a, b, c, factors) <= 1);
                 }
+  });
+}
+
+TEST_CASE("by row, a product has the same sums, and bits of a row that do not depend on the other rows") {
+  for_each_backend([&](const Execution& execution) {
+    for (const Form b_form : {Form::plain, Form::transposed}) {
+      for (const Shape& shape : {Shape{1, 1, 1}, {7, 5, 770}, {130, 65, 33}, {133, 40, 600}})
+        for (const Scalar type : {Scalar::fp32, Scalar::bf16})
+          for (const Factors& factors : kFactors)
+            CHECK(largest_excess(execution, shape, Form::plain, b_form, Scalar::fp32, type, Scalar::fp32, factors,
+                                 gemm_by_row) <= 1);
+      const std::int64_t rows = 133, columns = 40, inner = 600;
+      const Operand a(rows, inner, Form::plain, Scalar::fp32, 1), b(inner, columns, b_form, Scalar::fp32, 2);
+      const TestMatrix together(std::vector<float>(rows * columns), rows, columns, Scalar::fp32);
+      const device::Buffer<std::byte> workspace(
+          gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::fp32, rows, columns, inner));
+      const auto multiply = [&](std::int64_t first, std::int64_t count, const TestMatrix& c) {
+        gemm_by_row(execution, 0.3f, a.view().rows_from(first, count), Form::plain, b.view(), b_form, 0.0f, c.view(),
+                    workspace.array());
+      };
+      multiply(0, rows, together);
+      const std::vector<float> all = together.values();
+      for (const auto& [first, count] : {std::pair<std::int64_t, std::int64_t>{0, 1}, {5, 7}, {126, 7}, {30, 64}}) {
+        const TestMatrix part(std::vector<float>(count * columns), count, columns, Scalar::fp32);
+        multiply(first, count, part);
+        CHECK(part.values() ==
+              std::vector<float>(all.begin() + first * columns, all.begin() + (first + count) * columns));
+      }
+    }
   });
 }
 

@@ -50,7 +50,7 @@ struct Policy {
     batch.fill(rows);
     sink.clear();
     model.transformer().prepare_weights();
-    batch.add_gradients(model.transformer(), step.data(), sink);
+    batch.add_gradients(model.transformer(), step.data(), sink, batch.passes());
     Gradients all;
     for (std::size_t i = 0; i < model.parameters().size(); ++i)
       all.push_back(to_host(model.parameters().specs()[i].is_matrix() ? sink.matrix(i).data : sink.vector(i).data,
@@ -270,7 +270,7 @@ TEST_CASE("answers are drawn with the adapters of the moment, and trained withou
     for (const AnswerIds& answer : answers.drawn) rows.push_back({kPrompt, answer, std::vector<float>(5, 1.0f)});
     policy.batch.fill(rows);
     model.transformer().prepare_weights();
-    policy.batch.add_gradients(model.transformer(), policy.step.data(), policy.sink);
+    policy.batch.add_gradients(model.transformer(), policy.step.data(), policy.sink, policy.batch.passes());
     const auto trained = policy.batch.log_probabilities();
     for (std::size_t r = 0; r < rows.size(); ++r)
       for (std::size_t t = 0; t < 5; ++t)

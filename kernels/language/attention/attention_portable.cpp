@@ -112,13 +112,11 @@ struct ForwardPieces {
 KOKKOS_FORCEINLINE_FUNCTION void form_scores(const Team& team, const Live& rows, int head_size, float softcap,
                                              const float* tile, const float* panel, float* scores) {
   product<false>(team, rows.end - rows.begin, head_size, {tile + rows.begin * head_size, head_size, 1}, panel, scores);
-  if (softcap > 0) {
-    const float inverse = 1.0f / softcap;
+  if (softcap > 0)
     for_panel(team, rows.end - rows.begin, [&](int m, int lane) {
       float& score = scores[m * kLanes + lane];
-      score = softcap * hyperbolic_tangent(score * inverse);
+      score = capped_score(score, softcap);
     });
-  }
 }
 
 /// Scratch of a pass of the backward pass: two panels of inputs and up to two of sums per block, two tiles.
@@ -361,14 +359,14 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
             for_columns(team, kLanes, [&](int lane) {
               const float reference = s.next[lane] == kNone ? 0.0f : s.next[lane];  // no key read yet
               s.correction[lane] = exponential(largest[lane] - reference);
-              total[lane] *= s.correction[lane];
+              total[lane] = rounded_product(total[lane], s.correction[lane]);
               largest[lane] = s.next[lane];
               s.next[lane] = reference;
             });
             for_lanes(team, n_rows, total, [&](float now, int m, int lane) {
               float& score = s.scores[m * kLanes + lane];
               score = exponential(score - s.next[lane]);
-              return now + score;
+              return rounded_sum(now, score);
             });
             team.team_barrier();
             if (dropping.active) {
@@ -376,7 +374,9 @@ void attention(const Execution& execution, const Attention& shape, AnyMatrix que
               multiply_panel(team, n_rows, s.factors, s.scores);
             }
             float* sums = s.sums + panel;
-            for_panel(team, head_size, [&](int c, int lane) { sums[c * kLanes + lane] *= s.correction[lane]; });
+            for_panel(team, head_size, [&](int c, int lane) {
+              sums[c * kLanes + lane] = rounded_product(sums[c * kLanes + lane], s.correction[lane]);
+            });
             product<true>(team, head_size, n_rows, {s.values + live.begin * head_size, 1, head_size}, s.scores, sums);
           }
         }

@@ -13,15 +13,14 @@ void text_attention(const Execution& execution, const TextAttention& shape, AnyM
         const std::int64_t row = index / a.heads, column = index % a.heads * a.head_size;
         const int size = static_cast<int>(a.head_size);
         const TextRows text = a.texts[row];
-        const float* query = row_chunk(team, queries, row, column, size, buffer.query);
-        const auto read = [&](const AnyMatrix& rows, std::int32_t j) {
-          return row_chunk(team, rows, text.begin + j, column, size, buffer.row);
-        };
-        const float total = attend(
-            team, buffer, size, query, 0, static_cast<std::int32_t>(text.end - text.begin),
-            [&](float product) { return a.scale * product; }, [&](std::int32_t j) { return read(keys, j); },
-            [&](std::int32_t j) { return read(values, j); });
-        store_chunk(team, out, row, column, size, [&](int c) { return buffer.sum[c] / total; });
+        load_query(team, buffer, queries, row, column, size, a.scale);
+        const float by =
+            1.0f /
+            attend(
+                team, buffer, size, 0, static_cast<std::int32_t>(text.end - text.begin), 0.0f,
+                [&](std::int32_t j, float* to) { return row_chunk(team, keys, text.begin + j, column, size, to); },
+                [&](std::int32_t j, float* to) { return row_chunk(team, values, text.begin + j, column, size, to); });
+        store_chunk(team, out, row, column, size, [&](int c) { return by * buffer.sum[c]; });
       });
 }
 

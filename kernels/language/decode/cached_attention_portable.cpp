@@ -42,27 +42,23 @@ void cached_attention(const Execution& execution, const CachedAttention& shape, 
         // The new row is read where it came from: another team stores it.
         if (head % group == 0) {
           const std::int64_t to = sequence.row(position);
-          const float* key = row_chunk(team, keys, row, key_column, size, buffer.row);
+          const float* key = row_chunk(team, keys, row, key_column, size, buffer.row[0]);
           store_chunk(team, cached_keys, to, key_column, size, [&](int c) { return key[c]; });
-          const float* value = row_chunk(team, values, row, key_column, size, buffer.row);
+          const float* value = row_chunk(team, values, row, key_column, size, buffer.row[0]);
           store_chunk(team, cached_values, to, key_column, size, [&](int c) { return value[c]; });
         }
-        const auto read = [&](const AnyMatrix& fresh, const AnyMatrix& cache, std::int32_t key) {
-          return key == position ? row_chunk(team, fresh, row, key_column, size, buffer.row)
-                                 : row_chunk(team, cache, sequence.row(key), key_column, size, buffer.row);
+        const auto read = [&](const AnyMatrix& fresh, const AnyMatrix& cache, std::int32_t key, float* to) {
+          return key == position ? row_chunk(team, fresh, row, key_column, size, to)
+                                 : row_chunk(team, cache, sequence.row(key), key_column, size, to);
         };
-        const float* query = row_chunk(team, queries, row, column, size, buffer.query);
+        load_query(team, buffer, queries, row, column, size, a.scale);
         const std::int32_t lower =
             a.window > 0 && position >= a.window ? position - static_cast<std::int32_t>(a.window) + 1 : 0;
-        const float total = attend(
-            team, buffer, size, query, lower, position + 1,
-            [&](float product) {
-              const float score = a.scale * product;
-              return a.softcap > 0 ? a.softcap * hyperbolic_tangent(score / a.softcap) : score;
-            },
-            [&](std::int32_t key) { return read(keys, cached_keys, key); },
-            [&](std::int32_t key) { return read(values, cached_values, key); });
-        store_chunk(team, out, row, column, size, [&](int c) { return buffer.sum[c] / total; });
+        const float by = 1.0f / attend(
+                                    team, buffer, size, lower, position + 1, a.softcap,
+                                    [&](std::int32_t key, float* to) { return read(keys, cached_keys, key, to); },
+                                    [&](std::int32_t key, float* to) { return read(values, cached_values, key, to); });
+        store_chunk(team, out, row, column, size, [&](int c) { return by * buffer.sum[c]; });
       });
 }
 

@@ -69,7 +69,8 @@ void linear(const Execution& execution, const LinearWeights& weights, const Line
   }
   if (x.norm != nullptr) return linear(execution, weights, formed(execution, x), y, workspace);
   if (multiply_with_bias(execution, weights, x.rows, y.rows, Epilogue::Kind::bias, workspace)) return;
-  gemm(execution, 1, x.rows, Form::plain, weights.matrix, forward_form(weights), 0, y.rows, workspace);
+  const auto multiply = weights.by_row ? gemm_by_row : gemm;
+  multiply(execution, 1, x.rows, Form::plain, weights.matrix, forward_form(weights), 0, y.rows, workspace);
   if (weights.bias.size > 0) add_bias(execution, y.rows, weights.bias);
 }
 

@@ -41,6 +41,7 @@ struct LinearWeights {
   /// needs it. They must outlive the call.
   const ParameterRows* packed = nullptr;
   bool transposed = false;              ///< stored as [inputs, outputs]
+  bool by_row = false;                  ///< the product is that of gemm_by_row, of fp32 rows
   Array<const float> bias = {};         ///< [outputs], or empty
   Array<const bf16> rounded_bias = {};  ///< the same rounded to nearest, for an epilogue; or empty
   NormTerms norm_terms = {};            ///< with the norm of its input; or empty: the norm has a kernel of its own

@@ -32,4 +32,8 @@ void sample(const Execution&, const SampleRule&, AnyMatrix logits, Matrix<BlockS
 /// so do those whose logits are not finite. temperature > 0; top_k is 0.
 void keep_probable(const Execution&, const SampleRule&, AnyMatrix logits, Array<const std::int32_t> targets);
 
+/// Drawn::log_drawn = -loss of each row whose sequence ran at its position of `drawn_at` [rows], that before `sample`.
+void note_losses(const Execution&, const GrowingSequences&, Array<const std::int32_t> drawn_at,
+                 Array<const float> losses);
+
 }  // namespace weft::kernels

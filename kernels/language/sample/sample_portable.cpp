@@ -264,3 +264,18 @@ void sample_by_blocks(const Execution& execution, const BlockRule& rule, AnyMatr
 }
 
 }  // namespace weft::kernels::portable
+
+namespace weft::kernels {
+
+void note_losses(const Execution& execution, const GrowingSequences& sequences, Array<const std::int32_t> drawn_at,
+                 Array<const float> losses) {
+  const GrowingSequences s = sequences;
+  for_all(
+      execution, "note_losses", losses.size, KOKKOS_LAMBDA(std::int64_t row) {
+        const CachedSequence sequence = s.sequences[row];
+        const std::int32_t position = drawn_at[row];
+        if (position < sequence.end) s.drawn(row, position - sequence.prefix).log_drawn = -losses[row];
+      });
+}
+
+}  // namespace weft::kernels

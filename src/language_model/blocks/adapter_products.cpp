@@ -25,8 +25,15 @@ using model::GradientRows;
 
 namespace {
 
-/// Form of W in x Wᵀ, or in dy W.
-Form forward_form(const kernels::LinearWeights& weights) { return weights.transposed ? Form::plain : Form::transposed; }
+/// y = alpha x Wᵀ + beta y.
+void multiply_forward(const kernels::Execution& execution, float alpha, AnyMatrix x,
+                      const kernels::LinearWeights& weights, float beta, AnyMatrix y,
+                      kernels::Array<std::byte> workspace) {
+  const auto multiply = weights.by_row ? kernels::gemm_by_row : kernels::gemm;
+  multiply(execution, alpha, x, Form::plain, weights.matrix, weights.transposed ? Form::plain : Form::transposed, beta,
+           y, workspace);
+}
+/// Form of W in dy W.
 Form backward_form(const kernels::LinearWeights& weights) {
   return weights.transposed ? Form::transposed : Form::plain;
 }
@@ -56,11 +63,10 @@ AnyMatrix Products::thin_rows(AnyMatrix memory, const Linear& linear, std::int64
 }
 
 /// Rows h of all parts.
-AnyMatrix Products::adapter_rows(const Linear& linear, AnyMatrix input) {
-  const kernels::LinearWeights a = weights_of(context_.layers.adapters()[linear.adapter].a);
+AnyMatrix Products::adapter_rows(const Pass& pass, const Linear& linear, AnyMatrix input) {
+  const kernels::LinearWeights a = forward_weights(pass, context_.layers.adapters()[linear.adapter].a);
   const AnyMatrix rows = thin_rows(buffers_.adapter_rows, linear, input.rows);
-  kernels::gemm(context_.execution, lora().scale(), input, Form::plain, a.matrix, forward_form(a), 0, rows,
-                buffers_.workspace);
+  multiply_forward(context_.execution, lora().scale(), input, a, 0, rows, buffers_.workspace);
   if (linear.transposed) {
     context_.start_sum(rows);
     context_.await_sum(rows);
@@ -74,13 +80,12 @@ void Products::adapt(const Pass& pass, const Linear& linear, AnyMatrix x, AnyMat
   if (!adapts(linear)) return;
   context_.await_sum(y);
   context_.timers.phase("adapters");
-  const AnyMatrix rows = adapter_rows(linear, adapter_input(pass, linear, x));
+  const AnyMatrix rows = adapter_rows(pass, linear, adapter_input(pass, linear, x));
   const std::int64_t rank = lora().rank;
   std::int64_t column = 0;
   for (const Adapter::Part& part : context_.layers.adapters()[linear.adapter].parts) {
-    const kernels::LinearWeights b = weights_of(part.b);
-    kernels::gemm(context_.execution, 1, rows.columns_from(column, rank), Form::plain, b.matrix, forward_form(b), 1,
-                  y.columns_from(part.first_output, part.b.outputs()), buffers_.workspace);
+    multiply_forward(context_.execution, 1, rows.columns_from(column, rank), forward_weights(pass, part.b), 1,
+                     y.columns_from(part.first_output, part.b.outputs()), buffers_.workspace);
     column += rank;
   }
 }
@@ -93,7 +98,7 @@ void Products::adapt_backward(const Pass& pass, const Linear& linear, AnyMatrix 
   context_.timers.phase("adapters");
   const Adapter& adapter = context_.layers.adapters()[linear.adapter];
   const std::int64_t rank = lora().rank;
-  const AnyMatrix input = adapter_input(pass, linear, x), rows = adapter_rows(linear, input);
+  const AnyMatrix input = adapter_input(pass, linear, x), rows = adapter_rows(pass, linear, input);
   const AnyMatrix gradient = thin_rows(buffers_.adapter_gradient, linear, x.rows);
   std::int64_t column = 0;
   for (const Adapter::Part& part : adapter.parts) {

@@ -32,6 +32,9 @@ struct Tokens {
   double top_p = 1;                              ///< of it, as of SampleRule; 1: all ids
   std::int64_t vocabulary = 0;                   ///< of it: ids below this one; 0: all of the model
   bool drops = true;                             ///< false: no dropout, as where texts are generated
+  /// In fp32 the bits of a row of the forward pass depend on its text alone: neither on the other rows nor on whether
+  /// its keys come from the pass or from a cache.
+  bool by_row = false;
 
   std::int64_t rows() const { return sequences * length; }
 };

@@ -196,11 +196,17 @@ kernels::LinearWeights Products::weights_of(const Linear& linear) const {
   return weights;
 }
 
+kernels::LinearWeights Products::forward_weights(const Pass& pass, const Linear& linear) const {
+  kernels::LinearWeights weights = weights_of(linear);
+  weights.by_row = pass.tokens.by_row && context_.settings.type == Scalar::fp32 && !context_.execution.tf32;
+  return weights;
+}
+
 void Products::multiply(const Pass& pass, const Linear& linear, const kernels::LinearInput& x,
                         const kernels::LinearOutput& y) {
   context_.timers.phase("products");
   if (!is_coded(linear)) {
-    kernels::linear(context_.execution, weights_of(linear), x, y, buffers_.workspace);
+    kernels::linear(context_.execution, forward_weights(pass, linear), x, y, buffers_.workspace);
     if (linear.transposed) context_.start_sum(y.rows);
   } else {
     const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows.rows, x.rows.columns);
@@ -215,8 +221,8 @@ void Products::multiply_activated(const Pass& pass, const Linear& linear, const 
                                   MlpActivation activation, AnyMatrix hidden, AnyMatrix activated) {
   context_.timers.phase("products");
   if (!pass.backward_follows && !is_coded(linear) && !adapts(linear))
-    return kernels::linear_activated(context_.execution, weights_of(linear), x, hidden, activation, activated,
-                                     buffers_.workspace);
+    return kernels::linear_activated(context_.execution, forward_weights(pass, linear), x, hidden, activation,
+                                     activated, buffers_.workspace);
   multiply(pass, linear, x, hidden);
   context_.timers.phase("activation");
   kernels::mlp_activation(context_.execution, activation, hidden, activated);

