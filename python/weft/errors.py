@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors and output of the programs: messages are *problem (why) suggestion*, exit codes those of `weft --help`."""
 import argparse
+import contextlib
+import errno
+import fcntl
+import glob
 import json
 import os
+import secrets
+import shutil
+import signal
 import sys
-import tempfile
 from pathlib import Path
 
 USAGE, DATA, IO = 2, 3, 6
+# Errors without the name of a file that are not those of a stream.
+LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 LARGEST_JSON = 64 << 20
 
 
@@ -64,6 +72,9 @@ class Output:
 
 def run(function, arguments):
     """Calls function(arguments) and returns its exit code; prints an error as the program does."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:      # closed by the caller
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
     try:
         code = function(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
@@ -76,10 +87,10 @@ def run(function, arguments):
             sys.stdout.flush()
         except OSError:     # what could not be printed is not tried again at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(failure, BrokenPipeError):    # the reader of standard output has read enough
-            return 0
-        print(f"error: {failure.filename or 'standard output'}: {failure.strerror or failure} (reading or writing failed); check the path and "
-              "the file system", file=sys.stderr)
+        if isinstance(failure, BrokenPipeError):    # as the signal ends the program
+            return 128 + signal.SIGPIPE
+        place = failure.filename or ("this process" if failure.errno in LIMITS else "standard output")
+        print(f"error: {place}: {failure.strerror or failure} (reading or writing failed); check the path and the file system", file=sys.stderr)
         return IO
     except KeyboardInterrupt:
         return 130
@@ -97,22 +108,45 @@ def read_bytes(path, most):
     return content
 
 
+@contextlib.contextmanager
+def pending(path):
+    """Where to write a file or directory that appears as `path` when the block ends, or not at all. As that of the program, the directory
+    around it is locked: what killed programs have left is removed. Errors without the name of a file receive `path`."""
+    path = Path(path)
+    for old in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}.tmp"):
+        with contextlib.suppress(OSError), locked(old):     # locked by another process, or of another user
+            shutil.rmtree(old)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir()
+    try:
+        with locked(temporary, required=False):
+            yield temporary / path.name
+            os.replace(temporary / path.name, path)
+    except OSError as failure:
+        failure.filename = failure.filename or str(path)
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(directory, required=True):
+    """Holds the lock of a directory. Not `required`: a file system may have none."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        with contextlib.suppress(*([] if required else [OSError])):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
 def write_atomically(path, content):
     """The file, of text or bytes, appears complete, in place of an older one, or not at all."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        umask = os.umask(0)
-        os.umask(umask)
-        os.fchmod(handle, 0o666 & ~umask)
-        with open(handle, "wb") as file:
-            file.write(content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with pending(path) as place, open(place, "wb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def require_page_path(page):

@@ -10,18 +10,18 @@ its explanations. The activations are those of the examples, in normalised space
 import gzip
 import hashlib
 import json
+import multiprocessing
 import os
 import re
-import shutil
 import sys
-import tempfile
+import threading
 from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 
-from weft.errors import USAGE, Output, Parser, WeftError, run
+from weft.errors import USAGE, Output, Parser, WeftError, pending, run
 from weft.serve.catalogue import Catalogue, required_features
 from weft.text import plural
 
@@ -118,6 +118,12 @@ class Layer:
                          for index in explained))
 
 
+def end_with_parent():
+    """A worker does not outlive a parent that was killed: it would wait for work forever."""
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
 def write_layer(path, layer, names, directory):
     """In a process of its own, which opens the file itself. Returns code and message of a failure."""
     try:
@@ -162,18 +168,12 @@ def command(arguments):
     names = {"model": options.model_id, "set": options.set, "release": options.release, "title": options.title, "creator": options.creator,
              "creator_id": options.creator_id, "url": options.url, "created": created}
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{target.name}.", suffix=".tmp", dir=target.parent))
-    try:
+    with pending(target) as place:
         workers = min(catalogue.n_layers, len(os.sched_getaffinity(0)))
-        with ProcessPoolExecutor(workers) as pool:
-            for done in [pool.submit(write_layer, path, layer, names, temporary) for layer in range(catalogue.n_layers)]:
+        with ProcessPoolExecutor(workers, initializer=end_with_parent) as pool:
+            for done in [pool.submit(write_layer, path, layer, names, place) for layer in range(catalogue.n_layers)]:
                 if done.result():
                     raise WeftError(*done.result())
-        temporary.chmod(0o755)
-        os.rename(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     if "layer_0/raised" not in catalogue._file:
         output.warning(f"{path}: has no tokens that features promote and suppress; weft features --model MODEL adds them")
     features = catalogue.n_layers * catalogue.n_features

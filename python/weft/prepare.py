@@ -20,11 +20,10 @@ left out of the text and becomes "reference".
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 from weft.chat_template import ChatTemplate, TemplateFailure, segments
-from weft.errors import DATA, USAGE, Output, Parser, WeftError, run
+from weft.errors import DATA, USAGE, Output, Parser, WeftError, pending, run
 from weft.text import plural, printable
 
 LONGEST_LINE = 256 << 20
@@ -213,21 +212,12 @@ def command(arguments):
     variables = {name: value_of(value) for name, _, value in (one.partition("=") for one in given.argument)}
     template = ChatTemplate(given.model, variables) if given.model else None
     preparer = Preparer(template, given.generation_prompt, given.ignore_tools, given.keep)
-    handle, temporary = tempfile.mkstemp(prefix=f"{target.name}.", suffix=".tmp", dir=target.parent)
-    try:
-        with open(handle, "wb") as file:
-            umask = os.umask(0)
-            os.umask(umask)
-            os.fchmod(handle, 0o666 & ~umask)
-            skipped = write(preparer, given.files, file, given.bad_lines == "skip")
-            file.flush()
-            os.fsync(file.fileno())
+    with pending(target) as place, open(place, "wb") as file:
+        skipped = write(preparer, given.files, file, given.bad_lines == "skip")
+        file.flush()
+        os.fsync(file.fileno())
         if preparer.counts["rows"] == 0:
             raise WeftError(DATA, f"no row could be used ({preparer.counts['skipped']} were left out); see --help for their forms")
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
     counts = preparer.counts
     if counts["skipped"]:
         output.warning(f"{plural(counts['skipped'], 'bad row')} left out (--bad-lines skip), the first of them:")

@@ -177,8 +177,7 @@ bool has_token(const std::string& text, const std::string& token) {
 }
 
 void write_in_place(const Descriptor& file, const std::string& text, const fs::path& path) {
-  if (::pwrite(file, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
-    fail_with_errno(path, "writing");
+  write_at(file, text.data(), static_cast<std::int64_t>(text.size()), 0, path);
 }
 
 }  // namespace

@@ -20,9 +20,7 @@ void write_json_text(const std::filesystem::path& path, std::string_view text) {
   // `require_ownership` is not used: this function also writes the end of a run that lost its directory.
   if (!owns_run_directory())
     throw error(ExitCode::io, "{}: not written, the run directory belongs to another run", path.string());
-  PendingOutput output(path, PendingOutput::Kind::shared_file);  // two ranks may write the end of one job
-  write_text(output.place(), text);
-  output.publish();
+  write_shared_text(path, text);  // two ranks may write the end of one job
 }
 
 }  // namespace weft::storage

@@ -227,4 +227,10 @@ void write_new_directory(const fs::path& path, const std::function<void(const fs
   output.publish();
 }
 
+void write_shared_text(const fs::path& path, std::string_view text) {
+  PendingOutput output(path, PendingOutput::Kind::shared_file);
+  write_text(output.place(), text);
+  output.publish();
+}
+
 }  // namespace weft::storage

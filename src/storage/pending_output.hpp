@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/file.hpp"
@@ -58,5 +59,8 @@ void remove_interrupted_outputs(const std::filesystem::path& folder);
 /// Writes a directory: `fill` receives PendingOutput::place().
 void write_new_directory(const std::filesystem::path& path,
                          const std::function<void(const std::filesystem::path& place)>& fill);
+
+/// Writes a `shared_file`, in place of one of this name.
+void write_shared_text(const std::filesystem::path& path, std::string_view text);
 
 }  // namespace weft::storage

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import program
@@ -112,6 +113,22 @@ def test(folder):
         file["layer_1/top_shade"] = np.zeros((FEATURES, TOP, 4), "u1")
     assert "/layer_1/top_shade is uint8" in export(folder, *names, "--output", folder / "b", code=3)
     assert [path.name for path in folder.iterdir() if "tmp" in path.name or path.name == "b"] == []
+
+    # A limit of the size of files, standard streams that are closed, SIGKILL: an error that names the output, success, and neither a process
+    # nor, after a repetition, a file that is left.
+    command = [sys.executable, "-m", "weft.neuronpedia", str(folder), *names, "--output", str(folder / "b")]
+    write(folder / "features.h5")
+    limited = subprocess.run(["prlimit", "--fsize=100:", *command], env=ENVIRONMENT, text=True, capture_output=True, check=False)
+    assert limited.returncode == 6 and f"{folder}/b: File too large" in limited.stderr, limited
+    killed = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE)
+    while not list(folder.glob("b.*.tmp/b/*")):
+        time.sleep(0.001)
+    killed.kill()
+    killed.communicate(timeout=60)      # the workers have its output open
+    if (folder / "b").exists():         # it was faster
+        shutil.rmtree(folder / "b")
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], env=ENVIRONMENT, check=False)
+    assert closed.returncode == 0 and (folder / "b").is_dir() and not list(folder.glob("*.tmp")), closed
     print("the export has the fields of the published records and the values of features.h5")
 
 

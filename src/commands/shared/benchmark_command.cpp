@@ -190,7 +190,7 @@ int run_benchmark(const Request& request, const BenchmarkOptions& options, const
   std::int64_t slower = 0;
   world.on_root([&] {
     storage::write_json(directory / "benchmark.json", document);
-    storage::write_text_atomically(directory / "benchmark.csv", bench::to_csv(result));
+    storage::write_shared_text(directory / "benchmark.csv", bench::to_csv(result));
     log::info("results in {}: benchmark.json, benchmark.csv", directory.string());
     if (options.compare.empty()) return;
     const bench::Comparison comparison = bench::compare(result, reference, settings.compare_ratio);
