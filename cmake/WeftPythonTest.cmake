@@ -32,4 +32,7 @@ function(weft_python_test name)
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS}
     SKIP_RETURN_CODE 77
     ENVIRONMENT "PYTHONPATH=${PROJECT_SOURCE_DIR}/tests/reference:${PROJECT_SOURCE_DIR}/tests/end_to_end;PYTHONDONTWRITEBYTECODE=1;OPENBLAS_NUM_THREADS=1;${WEFT_TEST_ENVIRONMENT}")
+  if("long" IN_LIST arg_LABELS)
+    set_tests_properties(${name} PROPERTIES COST 50)  # half a minute and more: started first, so that none is alone at the end
+  endif()
 endfunction()

@@ -40,7 +40,7 @@ function(weft_test name)
   if(arg_RANKS)
     foreach(n ${arg_RANKS})
       add_test(NAME ${name}_r${n} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${n} ${WEFT_MPIEXEC_FLAGS} $<TARGET_FILE:${name}>)
-      set_tests_properties(${name}_r${n} PROPERTIES LABELS "ranks;${arg_LABELS}" TIMEOUT 600 PROCESSORS 2
+      set_tests_properties(${name}_r${n} PROPERTIES LABELS "ranks;${arg_LABELS}" TIMEOUT 600 PROCESSORS 2 COST ${n}
         ENVIRONMENT "${WEFT_TEST_ENVIRONMENT}")
     endforeach()
   else()

@@ -44,6 +44,14 @@ constexpr int kTeamLanes = 1;
 /// function, since Kokkos takes the level by reference, which device code cannot form of a constant.
 constexpr int scratch_level() { return kTeamLanes == 1 ? 1 : 0; }
 
+/// `count` teams (at most 2^31 - 1), each with `scratch_bytes` of scratch.
+inline Teams team_policy(const Execution& execution, std::int64_t count, std::size_t scratch_bytes) {
+  Teams policy(space_of(execution), static_cast<int>(count), 1, kTeamLanes);
+  policy.set_scratch_size(scratch_level(), Kokkos::PerTeam(static_cast<int>(scratch_bytes + 64)));
+  return policy;
+}
+
+#ifdef KOKKOS_ENABLE_CUDA
 /// The execution policy of Kokkos for a body whose captured values are arguments of the kernel. Above 512 bytes Kokkos
 /// would copy them to constant memory on a GPU and wait for that copy, which cannot be captured in a graph.
 template <class Body, class Policy>
@@ -51,23 +59,44 @@ auto as_arguments(const Policy& policy) {
   static_assert(sizeof(Body) <= 3584, "more than the arguments of a kernel can hold (4 KB, with what Kokkos adds)");
   return Kokkos::Experimental::require(policy, Kokkos::Experimental::WorkItemProperty::HintLightWeight);
 }
+#else
+/// On a host Kokkos calls functions, once per team or thread, that know the type of the body: its own templates, which
+/// are most of the time of a compilation, are instantiated once instead of once per kernel.
+using TeamFunction = void (*)(const void* body, const Team& team);
+using RangeFunction = void (*)(const void* body, std::int64_t begin, std::int64_t end);
+void run_teams(const Execution& execution, const char* name, std::int64_t count, std::size_t scratch_bytes,
+               TeamFunction function, const void* body);
+void run_ranges(const Execution& execution, const char* name, std::int64_t count, RangeFunction function,
+                const void* body);
+#endif
 
 /// Runs body on `count` teams (at most 2^31 - 1), each with `scratch_bytes` of scratch.
 template <class Body>
 void for_teams(const Execution& execution, const char* name, std::int64_t count, std::size_t scratch_bytes,
                const Body& body) {
   if (count == 0) return;
-  Teams policy(space_of(execution), static_cast<int>(count), 1, kTeamLanes);
-  policy.set_scratch_size(scratch_level(), Kokkos::PerTeam(static_cast<int>(scratch_bytes + 64)));
-  Kokkos::parallel_for(name, as_arguments<Body>(policy), body);
+#ifdef KOKKOS_ENABLE_CUDA
+  Kokkos::parallel_for(name, as_arguments<Body>(team_policy(execution, count, scratch_bytes)), body);
+#else
+  const auto function = [](const void* of_type, const Team& team) { (*static_cast<const Body*>(of_type))(team); };
+  run_teams(execution, name, count, scratch_bytes, function, &body);
+#endif
 }
 
 /// for (i in [0, count)) body(i), in any order.
 template <class Body>
 void for_all(const Execution& execution, const char* name, std::int64_t count, const Body& body) {
   if (count == 0) return;
+#ifdef KOKKOS_ENABLE_CUDA
   const Kokkos::RangePolicy<Space, Kokkos::IndexType<std::int64_t>> policy(space_of(execution), 0, count);
   Kokkos::parallel_for(name, as_arguments<Body>(policy), body);
+#else
+  const auto function = [](const void* of_type, std::int64_t begin, std::int64_t end) {
+    const Body& each = *static_cast<const Body*>(of_type);
+    for (std::int64_t i = begin; i < end; ++i) each(i);
+  };
+  run_ranges(execution, name, count, function, &body);
+#endif
 }
 
 /// Turns counts in data[1 .. n] into offsets: data[i] = base + data[1] + ... + data[i], where data[0] = base on entry.

@@ -18,7 +18,7 @@ for argument in "$@"; do
   esac
 done
 
-say() { printf '\n== %s\n' "$*"; }
+say() { printf '\n== %s (after %d s)\n' "$*" "$SECONDS"; }
 
 say "1. Required packages"
 bash scripts/setup.sh --tools

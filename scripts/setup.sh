@@ -197,7 +197,7 @@ build_kokkos() {
 complete() { [[ -e $deps/$1/lib/cmake/Kokkos/KokkosConfig.cmake ]]; }
 
 if ! complete kokkos-cpu && ! installed_kokkos cpu; then
-  build_kokkos kokkos-cpu -DKokkos_ENABLE_OPENMP=ON
+  build_kokkos kokkos-cpu -DKokkos_ENABLE_OPENMP=ON -DCMAKE_UNITY_BUILD=ON   # in groups: most of the time is that of its headers
 fi
 if [[ $want_cuda == yes ]] && command -v nvcc >/dev/null; then
   answer=$(bash "$root/scripts/cuda_arch.sh") || exit 2

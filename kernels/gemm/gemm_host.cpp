@@ -29,14 +29,13 @@ void multiply(const Execution& execution, float alpha, AnyMatrix a, Form a_form,
   };
   // Each thread computes a part of the rows, which is faster than the library's division of one product. A
   // library built with its own threads serialises concurrent callers, so it gets the whole product.
-  const Space& space = space_of(execution);
-  const std::int64_t rows = c.rows, n_parts = std::min<std::int64_t>(space.concurrency(), (rows + 63) / 64);
+  const std::int64_t rows = c.rows;
+  const std::int64_t n_parts = std::min<std::int64_t>(space_of(execution).concurrency(), (rows + 63) / 64);
   if (n_parts == 1 || openblas_get_parallel() == OPENBLAS_THREAD) {
     part(0, rows);
     return;
   }
-  Kokkos::parallel_for("gemm", Kokkos::RangePolicy<Space>(space, 0, n_parts),
-                       [=](std::int64_t i) { part(rows * i / n_parts, rows * (i + 1) / n_parts); });
+  for_all(execution, "gemm", n_parts, [=](std::int64_t i) { part(rows * i / n_parts, rows * (i + 1) / n_parts); });
 }
 
 bool multiply_batched(const Execution&, float, AnyMatrix, Form, AnyMatrix, Form, float, AnyMatrix, const Batch&,

@@ -15,8 +15,8 @@ void copy_memory(const Execution& execution, Array<const std::byte> from, Array<
 #else
   // One piece per thread: long enough for memcpy to bypass the caches.
   const std::int64_t n_pieces = space.concurrency(), size = from.size;
-  Kokkos::parallel_for(
-      "copy_memory", Kokkos::RangePolicy<Space>(space, 0, n_pieces), KOKKOS_LAMBDA(std::int64_t i) {
+  for_all(
+      execution, "copy_memory", n_pieces, KOKKOS_LAMBDA(std::int64_t i) {
         const std::int64_t begin = size * i / n_pieces, end = size * (i + 1) / n_pieces;
         std::memcpy(to.data + begin, from.data + begin, static_cast<std::size_t>(end - begin));
       });

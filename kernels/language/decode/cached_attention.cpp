@@ -22,7 +22,7 @@ decltype(kernels::cached_attention) cached_attention;
 namespace {
 
 /// True for numbers of 16 bits of which eight columns from any multiple of eight can be read as 16-byte words.
-bool are_in_words(std::initializer_list<AnyMatrix> matrices) {
+bool have_words(std::initializer_list<AnyMatrix> matrices) {
   return std::all_of(matrices.begin(), matrices.end(), [](const AnyMatrix& matrix) {
     return bytes_of(matrix.type) == 2 && matrix.stride % 8 == 0 &&
            reinterpret_cast<std::uintptr_t>(matrix.data) % 16 == 0;
@@ -43,7 +43,7 @@ void cached_attention(const Execution& execution, const CachedAttention& shape, 
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (cached_keys.stride != cached_values.stride || cached_keys.rows > kMost || cached_keys.stride > kMost)
     throw Error(ExitCode::internal, "cached_attention: keys and values have different strides, or too many rows");
-  const bool words = are_in_words({queries, keys, values, cached_keys, cached_values, out});
+  const bool words = have_words({queries, keys, values, cached_keys, cached_values, out});
   const Execution place = words ? execution : Execution{Backend::portable, execution.stream};
   dispatch<portable::cached_attention, cuda::cached_attention>(place, shape, queries, keys, values, cached_keys,
                                                                cached_values, out);

@@ -8,7 +8,6 @@
 namespace weft::kernels {
 namespace {
 
-using Rows = Kokkos::RangePolicy<Space>;
 using HistogramTeams = Kokkos::TeamPolicy<Space>;
 
 constexpr std::int64_t kSelectBlock = 32;  // entries compared at once
@@ -71,8 +70,8 @@ void filter_rows(const Execution& execution, const Tile tile, std::int64_t block
   const std::int64_t first_segment = lists.segment(tile.layer, block, tile.token_begin);
   const float threshold = bits_float(filter.threshold);
   const bool ordered = filter.admit.data != nullptr;
-  Kokkos::parallel_for(
-      "filter: count", Rows(space, 0, n_rows), KOKKOS_LAMBDA(std::int64_t i) {
+  for_all(
+      execution, "filter: count", n_rows, KOKKOS_LAMBDA(std::int64_t i) {
         const Row<T> row = row_of<T>(tile, i);
         std::int32_t count = 0;
         for (std::int64_t j = 0; j < row.size; ++j) count += row[j] > bound[j];
@@ -87,8 +86,8 @@ void filter_rows(const Execution& execution, const Tile tile, std::int64_t block
         lists.segment_begin[first_segment + 1 + i] = count;
       });
   offsets_from_counts(space, lists.segment_begin.data + first_segment, n_rows);
-  Kokkos::parallel_for(
-      "filter: write", Rows(space, 0, n_rows), KOKKOS_LAMBDA(std::int64_t i) {
+  for_all(
+      execution, "filter: write", n_rows, KOKKOS_LAMBDA(std::int64_t i) {
         const Row<T> row = row_of<T>(tile, i);
         std::int64_t to = lists.segment_begin[first_segment + i];
         const std::int64_t end = lists.segment_begin[first_segment + i + 1];
@@ -171,8 +170,8 @@ void histogram_rows(const Execution& execution, const Tile tile, HistogramRound 
 template <class T>
 void count_tied_rows(const Execution& execution, const Tile tile, std::uint32_t key, Matrix<std::int32_t> ties) {
   const float value = bits_float(key);
-  Kokkos::parallel_for(
-      "count ties of a tile", Rows(space_of(execution), 0, tile.product.rows), KOKKOS_LAMBDA(std::int64_t i) {
+  for_all(
+      execution, "count ties of a tile", tile.product.rows, KOKKOS_LAMBDA(std::int64_t i) {
         const Row<T> row = row_of<T>(tile, i);
         std::int32_t count = 0;
         for (std::int64_t j = 0; j < row.size; ++j) count += row[j] == value;
@@ -226,8 +225,8 @@ WEFT_HOST_DEVICE inline void sort_words(std::uint64_t* words, std::int64_t n) {
 template <class T>
 void keep_best_rows(const Execution& execution, const Tile tile, const BestLists best) {
   const std::int64_t group = best.n_groups == 1 ? 0 : tile.layer;
-  Kokkos::parallel_for(
-      "keep best", Rows(space_of(execution), 0, tile.product.rows), KOKKOS_LAMBDA(std::int64_t i) {
+  for_all(
+      execution, "keep best", tile.product.rows, KOKKOS_LAMBDA(std::int64_t i) {
         const Row<T> row = row_of<T>(tile, i);
         std::uint64_t* heap = best.word.row((tile.token_begin + i) * best.n_groups + group);
         const std::int64_t base = tile.layer * best.n_features_total + best.feature_offset + tile.feature_begin;
@@ -286,8 +285,8 @@ void histogram_candidates(const Execution& execution, const CandidateLists& cand
 void count_ties(const Execution& execution, const CandidateLists& candidates, Array<const std::uint32_t> threshold,
                 Matrix<std::int32_t> ties) {
   const CandidateLists lists = candidates;
-  Kokkos::parallel_for(
-      "count ties", Rows(space_of(execution), 0, lists.n_tokens * lists.n_layers), KOKKOS_LAMBDA(std::int64_t i) {
+  for_all(
+      execution, "count ties", lists.n_tokens * lists.n_layers, KOKKOS_LAMBDA(std::int64_t i) {
         const std::int64_t token = i / lists.n_layers, layer = i % lists.n_layers;
         std::int32_t count = 0;
         for (std::int64_t block = 0; block < lists.n_blocks; ++block) {
@@ -306,8 +305,8 @@ void take_candidates(const Execution& execution, const CandidateLists& candidate
   const SparseActivations out = activations;
   // The first pass counts, the second writes.
   for (const bool write : {false, true}) {
-    Kokkos::parallel_for(
-        "take candidates", Rows(space, 0, lists.n_tokens + 1), KOKKOS_LAMBDA(std::int64_t row) {
+    for_all(
+        execution, "take candidates", lists.n_tokens + 1, KOKKOS_LAMBDA(std::int64_t row) {
           if (row == 0) {
             if (!write) out.row_offsets[0] = 0;
             return;
@@ -343,8 +342,8 @@ void keep_best_tile(const Execution& execution, const Tile& tile, const BestList
 void merge_best(const Execution& execution, Matrix<std::uint64_t> words, std::int64_t n_lists,
                 Array<std::uint64_t> cut_off) {
   const std::int64_t n_rows = cut_off.size;
-  Kokkos::parallel_for(
-      "merge best", Rows(space_of(execution), 0, n_rows), KOKKOS_LAMBDA(std::int64_t row) {
+  for_all(
+      execution, "merge best", n_rows, KOKKOS_LAMBDA(std::int64_t row) {
         std::uint64_t* heap = words.row(row);
         for (std::int64_t list = 1; list < n_lists; ++list) {
           const std::uint64_t* other = words.row(list * n_rows + row);
@@ -363,8 +362,8 @@ void take_best(const Execution& execution, const BestLists& lists, Array<const s
   const Space space = space_of(execution);
   const BestLists best = lists;
   const SparseActivations out = activations;
-  Kokkos::parallel_for(
-      "take best: count", Rows(space, 0, out.n_tokens + 1), KOKKOS_LAMBDA(std::int64_t i) {
+  for_all(
+      execution, "take best: count", out.n_tokens + 1, KOKKOS_LAMBDA(std::int64_t i) {
         std::int64_t count = 0;
         if (i > 0)
           for (std::int64_t row = (i - 1) * best.n_groups; row < i * best.n_groups; ++row) {
@@ -374,8 +373,8 @@ void take_best(const Execution& execution, const BestLists& lists, Array<const s
         out.row_offsets[i] = count;
       });
   offsets_from_counts(space, out.row_offsets.data, out.n_tokens);
-  Kokkos::parallel_for(
-      "take best: write", Rows(space, 0, out.n_tokens), KOKKOS_LAMBDA(std::int64_t token) {
+  for_all(
+      execution, "take best: write", out.n_tokens, KOKKOS_LAMBDA(std::int64_t token) {
         std::int64_t to = out.row_offsets[token];
         for (std::int64_t row = token * best.n_groups; row < (token + 1) * best.n_groups; ++row) {
           const std::uint64_t least = cut_off.data != nullptr && cut_off[row] > 0 ? cut_off[row] : 1;

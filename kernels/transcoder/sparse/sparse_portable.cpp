@@ -57,19 +57,19 @@ void transpose(const Execution& execution, const SparseActivations& activations,
   const SparseActivations a = activations;
   const std::int64_t n_keys = a.n_layers * a.n_features;
   std::uint32_t* cursor = reinterpret_cast<std::uint32_t*>(workspace.data);
-  Kokkos::parallel_for(
-      "transpose: clear", Kokkos::RangePolicy<Space>(space, 0, n_keys + 1), KOKKOS_LAMBDA(std::int64_t i) {
+  for_all(
+      execution, "transpose: clear", n_keys + 1, KOKKOS_LAMBDA(std::int64_t i) {
         hits.offsets[i] = 0;
         if (i < n_keys) cursor[i] = 0;
       });
-  Kokkos::parallel_for(
-      "transpose: count", Kokkos::RangePolicy<Space>(space, 0, a.n_tokens), KOKKOS_LAMBDA(std::int64_t n) {
+  for_all(
+      execution, "transpose: count", a.n_tokens, KOKKOS_LAMBDA(std::int64_t n) {
         for (std::int64_t i = a.row_offsets[n]; i < a.row_offsets[n + 1]; ++i)
           Kokkos::atomic_inc(&hits.offsets[a.key[i] + std::int64_t{1}]);
       });
   offsets_from_counts(space, hits.offsets.data, n_keys);
-  Kokkos::parallel_for(
-      "transpose: fill", Kokkos::RangePolicy<Space>(space, 0, a.n_tokens), KOKKOS_LAMBDA(std::int64_t n) {
+  for_all(
+      execution, "transpose: fill", a.n_tokens, KOKKOS_LAMBDA(std::int64_t n) {
         for (std::int64_t i = a.row_offsets[n]; i < a.row_offsets[n + 1]; ++i) {
           const std::int64_t at = hits.offsets[a.key[i]] + Kokkos::atomic_fetch_inc(&cursor[a.key[i]]);
           hits.token[at] = static_cast<std::uint32_t>(n);
@@ -77,8 +77,8 @@ void transpose(const Execution& execution, const SparseActivations& activations,
         }
       });
   // Threads arrive in any order; sorting makes the result independent of it.
-  Kokkos::parallel_for(
-      "transpose: sort", Kokkos::RangePolicy<Space>(space, 0, n_keys), KOKKOS_LAMBDA(std::int64_t k) {
+  for_all(
+      execution, "transpose: sort", n_keys, KOKKOS_LAMBDA(std::int64_t k) {
         const std::int64_t begin = hits.offsets[k];
         sort_hits(hits.token.data + begin, hits.position.data + begin, hits.offsets[k + 1] - begin);
       });
