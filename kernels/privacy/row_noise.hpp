@@ -13,7 +13,8 @@ namespace weft::kernels {
 /// No noise. Adds no instruction.
 struct NoRowNoise {
   static constexpr bool kPresent = false;
-  NoRowNoise of_layer(std::int64_t) const { return {}; }
+  WEFT_HOST_DEVICE NoRowNoise of_layer(std::int64_t) const { return {}; }
+  WEFT_HOST_DEVICE float add_to(float gradient, std::uint64_t, std::int64_t) const { return gradient; }
 };
 
 /// gradient <- scale * (gradient + noise), in fp64 and rounded once, of every element of the parameters of one kind in

@@ -54,8 +54,7 @@ __global__ void finish_biases(const __grid_constant__ BiasArguments a, const __g
   }
   if (!mine) return;
   const std::int64_t layer = key / a.n_features, feature = key % a.n_features;
-  if constexpr (Noise::kPresent)
-    gradient = noise.of_layer(layer).add_to(gradient, static_cast<std::uint64_t>(a.first_row + feature), feature);
+  gradient = noise.of_layer(layer).add_to(gradient, static_cast<std::uint64_t>(a.first_row + feature), feature);
   float scale = 1.0f;
   if (a.step != nullptr) {
     const AdamStep adam = *a.step;

@@ -57,9 +57,8 @@ void backward(const Execution& execution, const BackwardHits& hits, const AnyMat
                        gather_chunk(team, hits, key, x, first_column + column, count, buffer.gradient, buffer.row);
                      });
         once(team, [&] {
-          float gradient = bias_gradient(hits, key);
-          if constexpr (BiasNoise::kPresent)
-            gradient = bias_noise.add_to(gradient, static_cast<std::uint64_t>(parameters.first_row + row), row);
+          const float gradient =
+              bias_noise.add_to(bias_gradient(hits, key), static_cast<std::uint64_t>(parameters.first_row + row), row);
           const double g = (step != nullptr ? step->gradient_scale : 1.0f) * gradient;
           if (squared_norm != nullptr) squared_norm[key] = norm + g * g;
           if (step != nullptr) adam_bias(bias, row, gradient, *step);
