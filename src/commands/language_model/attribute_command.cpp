@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/format.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "commands/language_model/encoded_prompts.hpp"
 #include "commands/language_model/loaded_language_model.hpp"

@@ -9,6 +9,7 @@
 
 #include "base/format.hpp"
 #include "commands/language_model/opened.hpp"
+#include "dataset/dataset_settings.hpp"
 #include "input/print.hpp"
 #include "input/strings.hpp"
 
