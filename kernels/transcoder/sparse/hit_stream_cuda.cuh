@@ -121,8 +121,8 @@ static __global__ void fill_stream(const std::int64_t* offsets, std::int64_t n_k
   }
 }
 
-/// Runs plan_stream and fill_stream; `value` by CSR position. Not inline: each translation unit has a constant_rate of its
-/// own, and the linker would keep one of several inline definitions, which would fill that of another unit.
+/// Runs plan_stream and fill_stream; `value` by CSR position. Not inline: each translation unit has a constant_rate of
+/// its own, and the linker would keep one of several inline definitions, which would fill that of another unit.
 static void prepare_stream(cudaStream_t queue, const SparseActivations& activations, const FeatureHits& hits,
                            const float* value, const AdamStep* step, const HitStream& stream) {
   const std::int64_t n_keys = activations.n_layers * activations.n_features;
