@@ -20,8 +20,9 @@ using weft::testing::SmallModel;
 // Keys and values of several tiles of the attention, on both sides of a border; answers to a short prompt too.
 constexpr std::int64_t kText = 96, kNew = 24, kTogether = 3;
 constexpr std::size_t kSamples = 3;
-/// Spacing of bf16 from 16 on, where the largest logits of these models are: of a logit and of the sum, in each of the two
-/// passes. Hidden states of other roundings move a logit by as much (largest difference 0.06 on a host, 0.30 on an H200).
+/// Spacing of bf16 from 16 on, where the largest logits of these models are: of a logit and of the sum, in each of the
+/// two passes. Hidden states of other roundings move a logit by as much (largest difference 0.06 on a host, 0.30 on an
+/// H200).
 constexpr float kRounding = 4 * 0x1p-3f;
 
 /// The variants of the architecture with longer texts, and models whose sums have several blocks.
