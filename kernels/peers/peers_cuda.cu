@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "kernels/launch_cuda.cuh"
 #include "kernels/peers/peers_cuda.hpp"
+#include "kernels/warp_cuda.cuh"
 
 namespace weft::kernels::cuda {
 namespace {
@@ -157,23 +157,10 @@ __device__ uint4 pack(Scalar, const float (&value)[4]) {
 }
 __device__ uint4 pack(Scalar type, const float (&value)[8]) { return pack8(type, value); }
 
-struct RowSum {
-  PeerGroup group;
-  Scalar type;
-  uint4* rows;
-  std::int64_t words;
-};
-
-/// kWidth: elements of a word. The kernel after this one may start, and read weights, while the ranks wait for each
-/// other.
+/// kWidth: elements of a word.
 template <int kWidth>
-__global__ void __launch_bounds__(kRowThreads) sum_rows_over_peers(const __grid_constant__ RowSum a) {
-  allow_next_kernel();
-  await_previous_kernel();
-  const PeerGroup& group = a.group;
-  const Scalar type = a.type;
-  uint4* const rows = a.rows;
-  const std::int64_t words = a.words;
+__global__ void __launch_bounds__(kRowThreads)
+    sum_rows_over_peers(const __grid_constant__ PeerGroup group, Scalar type, uint4* rows, std::int64_t words) {
   PeerPage& own = *group.page[group.rank];
   const std::uint32_t number = own.completed + 1, parity = number % 2;
   uint4* const stage = reinterpret_cast<uint4*>(own.rows[parity]);
@@ -242,9 +229,12 @@ void sum_rows(const Execution& execution, const PeerGroup& group, AnyMatrix rows
   const std::int64_t words = rows.rows * rows.columns * bytes_of(rows.type) / static_cast<std::int64_t>(sizeof(uint4));
   if (words == 0) return;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(kRowBlocks, blocks_for(words, kRowThreads)));
-  launch_early<RowSum>(execution, "a sum of rows over GPUs",
-                       rows.type == Scalar::fp32 ? sum_rows_over_peers<4> : sum_rows_over_peers<8>, dim3(blocks),
-                       kRowThreads, 0, 1, {group, rows.type, static_cast<uint4*>(rows.data), words});
+  uint4* const data = static_cast<uint4*>(rows.data);
+  if (rows.type == Scalar::fp32)
+    sum_rows_over_peers<4><<<blocks, kRowThreads, 0, stream_of(execution)>>>(group, rows.type, data, words);
+  else
+    sum_rows_over_peers<8><<<blocks, kRowThreads, 0, stream_of(execution)>>>(group, rows.type, data, words);
+  require_launch("a sum of rows over GPUs");
 }
 void all_gather_if(const Execution& execution, const PeerGroup& group, const std::uint32_t* needed,
                    Array<std::uint32_t> all) {
