@@ -16,6 +16,9 @@
 
 namespace weft::language_model {
 
+/// Bounds of sizes, with which no product of sizes and bytes of an element exceeds 64 bits.
+inline constexpr std::int64_t kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
+
 using kernels::MlpActivation;
 using kernels::Norm;
 using kernels::QueryKeyNorm;

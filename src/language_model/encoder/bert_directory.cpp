@@ -10,7 +10,7 @@
 #include "interchange/foreign_settings.hpp"
 #include "kernels/language/attention/attention_shape.hpp"
 #include "language_model/blocks/architecture.hpp"
-#include "language_model/settings/configuration.hpp"
+#include "language_model/blocks/model_settings.hpp"
 
 namespace weft::language_model {
 namespace {

@@ -22,9 +22,6 @@
 
 namespace weft::language_model {
 
-/// Bounds of sizes, with which no product of sizes and bytes of an element exceeds 64 bits.
-inline constexpr std::int64_t kMostWidth = 1 << 20, kMostLayers = 4096, kMostRows = 1 << 28;
-
 using device::Precision;
 /// Samples that a run prints when it evaluates (table [log]).
 struct SampleSettings {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "language_model/blocks/architecture.hpp"
-#include "language_model/settings/configuration.hpp"
+#include "language_model/blocks/model_settings.hpp"
 
 namespace weft::language_model {
 namespace {
