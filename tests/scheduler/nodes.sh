@@ -19,7 +19,7 @@ restarts() { [[ $(value "$1" Restarts) -ge $2 ]]; }
 
 # 1. Preemption: TERM reaches the ranks, which are stopped at step 300, and the job ends by itself within the grace.
 preempted=$(WEFT_FAULT='step:*:300:stop' submit --job-name=preempted srun.sbatch quickstart.toml runs/preempted)
-await 90 "step 300 of the job to preempt" frozen preempted
+await 240 "step 300 of the job to preempt" frozen preempted
 urgent=$(submit --job-name=urgent --partition=high --nodes=2 --exclusive --output=urgent.log --wrap true)
 expect_end "$urgent" COMPLETED 0:0 0
 await 60 "the requeue of the preempted job" restarts "$preempted" 1
@@ -27,7 +27,7 @@ await 60 "the requeue of the preempted job" restarts "$preempted" 1
 # 2. An undisturbed run, and one whose ranks mpirun starts on both nodes. TERM to its steps, as before a preemption, does not end orted.
 whole=$(submit --job-name=whole srun.sbatch quickstart.toml runs/whole)
 across=$(WEFT_FAULT='step:*:100:stop' submit --job-name=across mpirun.sbatch quickstart.toml runs/across)
-await 90 "step 100 under mpirun" frozen across
+await 240 "step 100 under mpirun" frozen across
 scancel --signal=TERM "$across"
 sleep 3
 frozen across || fail "orted does not leave the ranks to themselves on TERM" "$(log_of "$across")"
@@ -51,8 +51,8 @@ held "preemption: checkpoint within the grace, requeue, resume, the same paramet
 down=$(WEFT_FAULT='step:*:300:stop' submit --job-name=down srun.sbatch quickstart.toml runs/down)
 WEFT_FAULT='step:*:300:stop' bash "$root/jobscripts/chain.sh" weft_chain 3 srun.sbatch quickstart.toml runs/chain >chain.log
 mapfile -t chain < <(sed 's/.* //' chain.log)
-await 90 "step 300 of the job that loses a node" frozen down
-await 90 "step 300 of the chain that loses a node" frozen chain
+await 240 "step 300 of the job that loses a node" frozen down
+await 240 "step 300 of the chain that loses a node" frozen chain
 scontrol update NodeName=n2 State=DOWN Reason=test
 await 60 "the end of the first link" ended "${chain[0]}"
 # The later starts run without the stop at step 300: they resume before it if the ranks had no time for a checkpoint.
