@@ -37,7 +37,7 @@ HELD_OUT = 16       # prompts that are measured
 SUBJECTS = ["sea", "winter", "train", "garden", "moon", "market", "river", "clock", "letter", "forest", "kitchen", "bridge", "dog", "storm",
             "violin", "lamp", "island", "school", "window", "horse", "road", "bread", "desert", "boat", "mirror", "tower", "summer", "piano",
             "village", "mountain", "coat", "candle"]
-SENTENCES = ["The {} was quiet that evening.", "Nobody expected the {} to change so much.", "She told her brother a story about the {}.",
+SENTENCES = ["The {} was quiet that evening.", "Nobody expected the {} to change so much.", "They wrote a long letter about the {}.",
              "Every morning the {} looked a little different.", "In my dream the {} could speak.", "We painted the {} in bright colours."]
 
 

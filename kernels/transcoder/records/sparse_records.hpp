@@ -41,10 +41,9 @@ void entry_squares(const Execution&, const SparseActivations&, Array<const float
 /// The same where a record has several entries of a feature: their vectors are added before they are squared. For each
 /// feature and record, squares(s, n) of one token n with an entry gains
 ///
-///   |sum of v r|^2 + constant * (sum of v)^2 + (sum of w)^2       r: columns of layer s of row n; with `to_end` all
-///   from
-///                                                                 its first one on
+///   |sum of v r|^2 + constant * (sum of v)^2 + (sum of w)^2
 ///
+/// with r the columns of layer s of row n, or with `to_end` all from its first one on.
 /// record: of each token, ascending; tokens of none have -1. by_position: workspace, as large as v. source_offsets:
 /// offsets of the hits by source if they are those of hits_by_target, which for each key follow one another by source;
 /// else empty.

@@ -141,7 +141,7 @@ run::Communication PrivateTrainingRun::communication() const {
   return {.exchanges = trainer_.exchanges(), .step_bytes_sent = trainer_.step_bytes_sent()};
 }
 
-/// Of entries those that topk keeps; how many others there are follows from private data.
+/// Counts the entries that topk keeps, and none of other activations: their number follows from private data.
 std::vector<std::pair<std::string, double>> PrivateTrainingRun::phase_bytes() {
   const Shape& shape = trainer_.model().shape();
   std::vector<double> l0;
