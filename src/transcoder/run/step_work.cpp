@@ -48,7 +48,8 @@ run::Work work_of(std::string_view phase, const StepSizes& s) {
   if (phase == "bookkeeping") return {layers * features * 24, 0};
   if (phase == "biases") return {n * width * e, 0};
   if (phase == "decode") return {s.entry_columns * w + n * width * e, 0};
-  // A private step reads inputs once and gradient rows twice for the norms, and passes over the decoder without an update.
+  // A private step reads inputs once and gradient rows twice for the norms, and passes over the decoder without an
+  // update.
   if (phase == "norms of records") return {3 * n * width * e + s.entries * 20, 0};
   if (phase == "gradients of activations") return {decoder * w + n * width * e + s.entries * 12, 0};
   if (phase == "decoder backward") return {decoder * update + n * width * e + s.entries * 12, 0};
