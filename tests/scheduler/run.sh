@@ -143,7 +143,7 @@ expect_end "$pbs" COMPLETED 0:0 0
 same_parameters runs/whole runs/pbs
 held "PBS: the program's wall limit, 75, a new job, the same parameters"
 
-expect_end "$limit" COMPLETED 0:0 1
+expect_end "$limit" COMPLETED 0:0 '[1-9]'      # each job has a minute: on a busy machine more than one ends at its limit
 log=$(log_of "$limit")
 expect_line "$log" "weft ended with 75"
 expect_line "$log" "resuming after step [6-9][0-9]\b"

@@ -46,12 +46,12 @@ value() { scontrol --oneliner show job "$1" | grep -o " $2=[^ ]*" | head -n 1 | 
 ended() { [[ $(value "$1" JobState) =~ ^(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)$ ]]; }
 log_of() { value "$1" StdOut; }
 
-# expect_end JOB STATE CODE RESTARTS: waits for the end of the job and checks how it ended.
+# expect_end JOB STATE CODE RESTARTS: waits for the end of the job and checks how it ended; RESTARTS is a regular expression.
 expect_end() {
-  await 120 "the end of job $1" ended "$1"
+  await 180 "the end of job $1" ended "$1"
   local found
   found="$(value "$1" JobState) $(value "$1" ExitCode) $(value "$1" Restarts)"
-  [[ $found == "$2 $3 $4" ]] || fail "job $1 ($(value "$1" JobName)) ended as $found, not as $2 $3 $4" "$(log_of "$1")" "$(value "$1" StdErr)"
+  [[ $found =~ ^"$2 $3 "$4$ ]] || fail "job $1 ($(value "$1" JobName)) ended as $found, not as $2 $3 $4" "$(log_of "$1")" "$(value "$1" StdErr)"
 }
 
 # --- A Slurm, data, an input ----------------------------------------------------------------------------------------------
