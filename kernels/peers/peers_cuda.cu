@@ -288,7 +288,7 @@ template <int kWidth>
 __device__ __forceinline__ bool sum_at_once(const RowSum& a, std::uint32_t parity, int first, int step, bool sends) {
   const PeerGroup& group = a.group;
   for (int i = first; i < a.words; i += step) {
-    const uint2 word = a.rows[i];
+    const uint2 word = __ldcg(a.rows + i);
     for (int k = 1; k < group.size && sends; ++k) {
       const int to = peer(group, k);
       send(group.page[to]->rows[parity] + place(group.rank, to) * a.words + i, word);
@@ -297,7 +297,7 @@ __device__ __forceinline__ bool sum_at_once(const RowSum& a, std::uint32_t parit
   MarkedWord* const received = group.page[group.rank]->rows[parity];
   for (int i = first; i < a.words && sends; i += step) {
     uint2 total;
-    sends = add_arriving<kWidth>(a, a.rows[i], received + i, a.words, total);
+    sends = add_arriving<kWidth>(a, __ldcg(a.rows + i), received + i, a.words, total);
     if (sends) a.rows[i] = total;
   }
   return sends;
@@ -312,13 +312,13 @@ __device__ __forceinline__ bool sum_in_parts(const RowSum& a, std::uint32_t pari
     for (int k = 1; k < group.size; ++k) {
       const int to = peer(group, k);
       if (in_part(to, j))
-        send(group.page[to]->rows[parity] + place(group.rank, to) * a.part + j, a.rows[to * a.part + j]);
+        send(group.page[to]->rows[parity] + place(group.rank, to) * a.part + j, __ldcg(a.rows + to * a.part + j));
     }
   PeerPage& own = *group.page[group.rank];
   for (int j = first; j < a.part && in_part(group.rank, j) && sends; j += step) {
     const int i = group.rank * a.part + j;
     uint2 total;
-    sends = add_arriving<kWidth>(a, a.rows[i], own.rows[parity] + j, a.part, total);
+    sends = add_arriving<kWidth>(a, __ldcg(a.rows + i), own.rows[parity] + j, a.part, total);
     if (!sends) break;
     for (int k = 1; k < group.size; ++k) send(group.page[peer(group, k)]->sums + i, total);
     a.rows[i] = total;
@@ -345,7 +345,7 @@ template <int kWidth>
 __global__ void __launch_bounds__(kRowThreads) sum_rows_over_peers(const __grid_constant__ RowSum a) {
   await_previous_kernel();
   std::uint32_t& completed = a.group.page[a.group.rank]->row_sums[blockIdx.x];
-  const std::uint32_t number = completed;
+  const std::uint32_t number = __ldcg(&completed);
   const int thread = static_cast<int>(threadIdx.x), blocks = static_cast<int>(gridDim.x),
             first = (thread / kWarp * blocks + static_cast<int>(blockIdx.x)) * kWarp + thread % kWarp,
             step = blocks * kRowThreads;

@@ -33,9 +33,9 @@ constexpr int kRowBlocks = 64;
 struct alignas(16) MarkedWord {
   std::uint64_t half[2];
 };
-/// Sums of rows of R ranks are formed at once up to (R - 2) times this many bytes: each rank receives all rows. At
-/// 350 GB/s [estimate] that takes 6 (R - 1) µs per MB of rows, and parts (peers_cuda.cu) 12 (R - 1) / R µs and another
-/// trip of about 1 µs. TO BE MEASURED
+/// Sums of rows of R ranks are formed at once up to (R - 2) times this many bytes. At 350 GB/s [estimate] 1 MiB of rows
+/// then takes 6 (R - 1) µs to send, and in parts (peers_cuda.cu) 12 (R - 1) / R µs with another trip of about 1 µs.
+/// MEASUREMENT TO BE FILLED IN: gpu_peers_test --benchmark
 constexpr std::int64_t kMostAtOnce = 256 << 10;
 /// Marked words of the largest sum of rows.
 constexpr std::int64_t kRowWords = kPeerRows / 8;
