@@ -67,7 +67,10 @@ TEST_CASE("ranks that divide more of the model learn the same") {
         Case{"tied = false\ntrain = [\"head\", \"block_1\"]\n", "", 16, 1e-6},
         Case{"train = [\"norms\"]\n", "", 16, 1e-6},
         Case{"tied = false\ndropout = 0.2\n", "state = \"8bit\"\n[memory]\nrecompute = \"block\"\n", 16, 1e-3},
-        Case{"", "[device]\nprecision = \"bf16\"\n", 96}}) {
+        Case{"", "[device]\nprecision = \"bf16\"\n", 96}, Case{"", "[device]\nprecision = \"fp16\"\n", 96},
+        Case{"preset = \"llama\"\ntied = false\n", "[device]\nprecision = \"fp16\"\n[memory]\nrecompute = \"block\"\n",
+             16, 1e-6, 2},
+        Case{"", "[lora]\nrank = 2\n[device]\nprecision = \"fp16\"\n", 16, 1e-6}}) {
     CAPTURE(std::string(one.model));
     CAPTURE(std::string(one.more));
     CAPTURE(one.micro);
@@ -129,7 +132,7 @@ TEST_CASE("a checkpoint resumes on any grid with any parallel.shard") {
     if (world.rank() < n) work(ranks);
     world.barrier();
   };
-  for (const char* const more : {"", "state = \"8bit\"\n"})
+  for (const char* const more : {"", "state = \"8bit\"\n", "[device]\nprecision = \"fp16\"\n"})
     for (const Shard written : kShards) {
       if (*more != '\0' && written != Shard::full) continue;
       const testing::Scratch scratch;
@@ -169,10 +172,11 @@ TEST_CASE("memory and messages are those of the plan, and weights and gradients 
   const parallel::Communicator& world = testing::world().all();
   for (const Shard shard : kShards)
     for (const std::int64_t blocks : {std::int64_t{2}, std::int64_t{3}})
-      for (const bool tied : {true, false}) {
-        if (shard != Shard::full && (blocks > 2 || tied)) continue;
-        Configuration settings = configuration(shard, "", "", 16);
-        settings.language_model.tied = tied;
+      for (const std::string kind : {"tied", "", "fp16"}) {
+        if (shard != Shard::full && (blocks > 2 || !kind.empty())) continue;
+        CAPTURE(kind);
+        Configuration settings = configuration(shard, "", kind == "fp16" ? "[device]\nprecision = \"fp16\"\n" : "", 16);
+        settings.language_model.tied = kind == "tied";
         settings.parallel.gathered_blocks = blocks;
         settings.checkpoint.staging = checkpoint::Staging::chunked;
         const std::int64_t before = device::memory_use().device_bytes;
