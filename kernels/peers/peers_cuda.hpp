@@ -26,18 +26,30 @@ constexpr int kMostPeers = 16;
 constexpr std::int64_t kPeerStage = 256 << 10;
 /// The same of a sum of rows, and its blocks.
 constexpr std::int64_t kPeerRows = 512 << 10;
-constexpr int kRowBlocks = 32;
+constexpr int kRowBlocks = 64;
+
+/// Eight bytes of rows under way to another GPU. Each half has four of them and a mark, and arrives as a whole: the
+/// receiver waits for the mark. Zero: nothing is under way.
+struct alignas(16) MarkedWord {
+  std::uint64_t half[2];
+};
+/// Sums of rows of R ranks are formed at once up to (R - 2) times this many bytes. At 350 GB/s [estimate] 1 MiB of rows
+/// then takes 6 (R - 1) µs to send, and in parts (peers_cuda.cu) 12 (R - 1) / R µs with another trip of about 1 µs.
+/// MEASUREMENT TO BE FILLED IN: gpu_peers_test --benchmark
+constexpr std::int64_t kMostAtOnce = 256 << 10;
+/// Marked words of the largest sum of rows.
+constexpr std::int64_t kRowWords = kPeerRows / 8;
 
 /// Contents of a page. Initially zero.
 struct PeerPage {
-  std::uint32_t begun[kMostPeers];  ///< by rank: the last exchange that it has begun
-  std::uint32_t ended[kMostPeers];  ///< by rank: the last exchange in which it has written all its data
-  std::uint32_t completed;          ///< exchanges completed by the page's own rank
-  std::uint32_t blocks_done;        ///< of a sum of rows that is under way
-  std::uint32_t unused[30];         ///< what follows begins at multiples of 256 bytes
-  std::uint32_t rows_begun[kRowBlocks][kMostPeers];  ///< by block and rank: the last sum of rows that it has begun
-  std::byte stage[2][kPeerStage];                    ///< values of this rank in exchanges with even and odd numbers
-  std::byte rows[2][kPeerRows];                      ///< likewise, of sums of rows
+  std::uint32_t begun[kMostPeers];     ///< by rank: the last exchange that it has begun
+  std::uint32_t ended[kMostPeers];     ///< by rank: the last exchange in which it has written all its data
+  std::uint32_t completed;             ///< exchanges completed by the page's own rank, without sums of rows
+  std::uint32_t unused[31];            ///< what follows begins at multiples of 256 bytes
+  std::uint32_t row_sums[kRowBlocks];  ///< by block, all equal: sums of rows completed by the page's own rank
+  std::byte stage[2][kPeerStage];      ///< values of this rank in exchanges with even and odd numbers
+  MarkedWord rows[2][kRowWords];       ///< rows of the other ranks in sums of rows with even and odd numbers
+  MarkedWord sums[kRowWords];          ///< sums that other ranks have formed
 };
 
 /// The ranks of one sequence of exchanges. Used by one stream at a time.
@@ -69,8 +81,15 @@ void sum(const Execution&, const PeerGroup&, Array<std::int64_t> values);
 void sum(const Execution&, const PeerGroup&, Array<double> values);
 void maximum(const Execution&, const PeerGroup&, Array<std::int32_t> values);
 /// A complete exchange: rows become their sum over the ranks, added in fp32 in rank order. Contiguous, of at most
-/// kPeerRows bytes, a multiple of 16; fp32, bf16 or fp16.
-void sum_rows(const Execution&, const PeerGroup&, AnyMatrix rows);
+/// kPeerRows bytes, a multiple of 8; fp32, bf16 or fp16. at_once: the form; the bits are the same. True: at most
+/// kPeerRows / (ranks - 1) bytes.
+void sum_rows(const Execution&, const PeerGroup&, AnyMatrix rows, bool at_once);
+/// The faster form of a sum of rows of `bytes` bytes.
+constexpr bool sums_at_once(std::int64_t bytes, int ranks) { return (ranks - 2) * bytes <= kMostAtOnce; }
+/// Bytes of rows and sums that a rank sends, without marks.
+constexpr std::int64_t bytes_of_row_sum(std::int64_t bytes, int ranks) {
+  return sums_at_once(bytes, ranks) ? bytes * (ranks - 1) : 2 * (bytes * (ranks - 1) / ranks);
+}
 /// Complete exchanges, one for each kPeerStage bytes of a piece: `all` consists of one piece of equal size per
 /// rank, in rank order; each rank provides its own. None if *needed, on the device and the same on all ranks, is 0.
 void all_gather_if(const Execution&, const PeerGroup&, const std::uint32_t* needed, Array<std::uint32_t> all);

@@ -47,11 +47,6 @@
 
 namespace weft::model {
 
-/// Which planes ranks receive of rows that others own, for fp32 weights that are stored as two planes
-/// (ParameterRows::weight_rest): all; or the bf16 plane, if nothing else is read of these rows. Checkpoints contain
-/// owned rows alone.
-enum class GatheredWeights { all, upper_plane };
-
 /// Sends the rows that each rank of the data axis has updated of a matrix to all. Collective.
 void gather_updated_rows(parallel::DeviceCommunicator& data_axis, const kernels::ParameterRows& matrix,
                          GatheredWeights gathered = GatheredWeights::all);

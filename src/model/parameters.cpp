@@ -205,9 +205,11 @@ std::vector<Plane> planes_of(const ParameterSpec& spec, StorageType storage, ker
   return planes;
 }
 
-std::vector<Plane> read_planes(const ParameterSpec& spec, StorageType storage, kernels::Backend backend) {
+std::vector<Plane> read_planes(const ParameterSpec& spec, StorageType storage, kernels::Backend backend,
+                               GatheredWeights gathered) {
   std::vector<Plane> planes = planes_of(spec, storage, backend, Moments::none);
-  planes.resize(spec.packing != kernels::Packing::none ? 3 : 1);
+  const bool both = is_split(spec, storage, backend) && gathered == GatheredWeights::all;
+  planes.resize(spec.packing != kernels::Packing::none ? 3 : both ? 2 : 1);
   return planes;
 }
 
@@ -386,9 +388,11 @@ Parameters::View Parameters::view_of(std::size_t parameter) const {
   owned = all;
   owned.rows = parts.owned.size();
   owned.first_row = parts.owned.begin;
-  if (is_gathered(parameter)) {  // `all` is where they are gathered, without the plane that products do not read
+  if (is_gathered(parameter)) {  // `all` is where they are gathered, without a plane that is not read
     all.weight = gathered_[parameter].front();
     all.weight_rest = nullptr;
+    if (!packed && gathered_[parameter].size() > 1)
+      all.weight_rest = reinterpret_cast<std::int16_t*>(gathered_[parameter][1]);
     if (packed) {
       all.block_scales = reinterpret_cast<std::uint8_t*>(gathered_[parameter][1]);
       all.row_scales = reinterpret_cast<float*>(gathered_[parameter][2]);

@@ -171,8 +171,13 @@ struct Plane {
 bool is_on_host(const ParameterSpec&, const Plane&, Moments);
 /// All planes of a parameter. A checkpoint holds those of the portable backend, so that either backend reads it.
 std::vector<Plane> planes_of(const ParameterSpec&, kernels::StorageType, kernels::Backend, Moments);
-/// Those of a matrix that products read, in the order of `planes_of`: codes and both scales of a packed one, else one.
-std::vector<Plane> read_planes(const ParameterSpec&, kernels::StorageType, kernels::Backend);
+/// Which planes ranks receive of rows that others own, for fp32 weights that are stored as two planes
+/// (ParameterRows::weight_rest): all; or the bf16 plane, if nothing else is read of these rows. Checkpoints contain
+/// owned rows alone.
+enum class GatheredWeights { all, upper_plane };
+/// The planes of a matrix that are read of its held rows, in the order of `planes_of`: of a packed one codes and both
+/// scales, of other weights that of products or both.
+std::vector<Plane> read_planes(const ParameterSpec&, kernels::StorageType, kernels::Backend, GatheredWeights);
 
 /// The parts of a parameter on one rank.
 struct RowParts {

@@ -5,7 +5,8 @@
 //
 // Contributions are added in rank order, in fp32: every rank gets the same bits. With T ranks, of R rows of C elements
 // a rank sends 2 R C (T - 1) / T elements: each rank sums a part of the rows, then all receive it. Of few rows each
-// rank sends all, R C (T - 1) elements, and all ranks form the same sums: one exchange in place of two.
+// rank sends all, R C (T - 1) elements, and all ranks form the same sums: one exchange in place of two. GPUs that
+// access each other's memory do both in one kernel (kernels/peers/peers_cuda.hpp).
 //
 // A sum of rows has a start and an end, between which the computation can do other work:
 //

@@ -6,12 +6,13 @@
 namespace weft::model {
 
 WeightSlots::WeightSlots(std::span<const ParameterSpec> specs, const parallel::GridShape& grid, std::int64_t rank,
-                         kernels::StorageType storage, std::int64_t block_slots, StepArena& arena) {
+                         kernels::StorageType storage, GatheredWeights gathered, std::int64_t block_slots,
+                         StepArena& arena) {
   std::vector<std::vector<std::int64_t>> bytes;  // by plane and parameter
   for (std::size_t i = 0; i < specs.size(); ++i) {
     if (!specs[i].is_matrix()) continue;
     const std::int64_t rows = specs[i].rows_in_memory(row_parts(specs[i], grid, rank).held.size());
-    const std::vector<Plane> read = read_planes(specs[i], storage, arena.backend());
+    const std::vector<Plane> read = read_planes(specs[i], storage, arena.backend(), gathered);
     bytes.resize(std::max(bytes.size(), read.size()), std::vector<std::int64_t>(specs.size()));
     for (std::size_t plane = 0; plane < read.size(); ++plane) {
       bytes[plane][i] = rows * read[plane].columns * kernels::bytes_of(read[plane].type);

@@ -2,7 +2,8 @@
 //
 // Memory of the weights of a model of which every rank of the data axis keeps a part (parallel.shard = "full"): those
 // of a unit are gathered before it is computed and may be overwritten by those of another unit afterwards (UnitMemory).
-// Only the planes that products read are gathered (read_planes): of fp32 weights in two planes the upper one.
+// Only the planes that are read are gathered (read_planes): of fp32 weights in two planes the upper one, or both where
+// products read copies of the exact values.
 #pragma once
 
 #include <span>
@@ -19,7 +20,7 @@ class WeightSlots {
   WeightSlots() = default;
   /// Slots for `rank` of a grid; block_slots: blocks whose weights are there at a time. Collective over the data axis.
   WeightSlots(std::span<const ParameterSpec> specs, const parallel::GridShape&, std::int64_t rank, kernels::StorageType,
-              std::int64_t block_slots, StepArena&);
+              GatheredWeights, std::int64_t block_slots, StepArena&);
 
   const UnitMemory& units() const { return planes_.front(); }
   /// Bytes of the largest plane of a matrix; 0 without slots.

@@ -190,7 +190,7 @@ void DeviceCommunicator::send_to_owners(const void* send, std::span<const std::i
 void DeviceCommunicator::sum_rows(const kernels::AnyMatrix& rows, void* gathered, const char* name) {
   const std::int64_t bytes = rows.rows * rows.columns * kernels::bytes_of(rows.type);
   if (is_direct() && bytes <= Peers::Channel::kMostRows && bytes % 16 == 0) {
-    const Measured measured(*this, name, bytes * (size() - 1));
+    const Measured measured(*this, name, kernels::cuda::bytes_of_row_sum(bytes, size()));
     return channel_->sum_rows(execution_, rows);
   }
   all_gather(rows.data, gathered, std::vector<std::int64_t>(static_cast<std::size_t>(size()), bytes), name);

@@ -243,7 +243,8 @@ void Peers::Channel::maximum(const kernels::Execution& execution, kernels::Array
 }
 void Peers::Channel::sum_rows(const kernels::Execution& execution, kernels::AnyMatrix rows) {
   fault::point("collective");
-  kernels::cuda::sum_rows(execution, group(), rows);
+  const std::int64_t bytes = rows.rows * rows.columns * kernels::bytes_of(rows.type);
+  kernels::cuda::sum_rows(execution, group(), rows, kernels::cuda::sums_at_once(bytes, group_.size));
 }
 void Peers::Channel::all_gather_if(const kernels::Execution& execution, const std::uint32_t* needed,
                                    kernels::Array<std::uint32_t> all) {

@@ -57,8 +57,8 @@ struct Case {
 
 TEST_CASE("ranks that divide more of the model learn the same") {
   const parallel::Communicator& world = testing::world().all();
-  // In one micro-batch the sums are the same. Several are added up in another order; an update of bf16 or 8-bit state
-  // then rounds otherwise, now and then.
+  // In one micro-batch the sums are the same. Several are added up in another order; an update of bf16 or 8-bit state,
+  // or a copy of a weight in fp16, then rounds otherwise, now and then.
   for (const Case& one :
        {Case{"", "", 96}, Case{"", "", 16, 1e-6}, Case{"preset = \"llama\"\nqk_norm = \"head\"\n", "", 16, 1e-6, 2},
         Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 16, 1e-6},
@@ -67,25 +67,32 @@ TEST_CASE("ranks that divide more of the model learn the same") {
         Case{"tied = false\ntrain = [\"head\", \"block_1\"]\n", "", 16, 1e-6},
         Case{"train = [\"norms\"]\n", "", 16, 1e-6},
         Case{"tied = false\ndropout = 0.2\n", "state = \"8bit\"\n[memory]\nrecompute = \"block\"\n", 16, 1e-3},
-        Case{"", "[device]\nprecision = \"bf16\"\n", 96}}) {
+        Case{"", "[device]\nprecision = \"bf16\"\n", 96}, Case{"", "[device]\nprecision = \"fp16\"\n", 96},
+        Case{"preset = \"llama\"\ntied = false\n", "[device]\nprecision = \"fp16\"\n[memory]\nrecompute = \"block\"\n",
+             16, 1e-4, 2},
+        Case{"", "[lora]\nrank = 2\n[device]\nprecision = \"fp16\"\n", 96}}) {
     CAPTURE(std::string(one.model));
     CAPTURE(std::string(one.more));
     CAPTURE(one.micro);
     const int tensor = world.size() > 2 ? one.tensor : 1;
-    const auto run_with = [&](Shard shard) {
-      return Run(configuration(shard, one.model, one.more, one.micro), world, tensor);
+    const auto run_with = [&](Shard shard, std::int64_t gathered_blocks = 2) {
+      Configuration settings = configuration(shard, one.model, one.more, one.micro);
+      settings.parallel.gathered_blocks = gathered_blocks;
+      return Run(settings, world, tensor);
     };
     Run state = run_with(Shard::state);
-    Run gradients = run_with(Shard::gradients), full = run_with(Shard::full), again = run_with(Shard::full);
+    Run gradients = run_with(Shard::gradients), full = run_with(Shard::full), again = run_with(Shard::full),
+        once = run_with(Shard::full, 3);  // weights are gathered once per step
     for (int step = 0; step < kSteps; ++step) {
-      for (Run* run : {&state, &gradients, &full, &again}) run->step();
+      for (Run* run : {&state, &gradients, &full, &again, &once}) run->step();
       const double expected = state.trainer.metrics().loss, loss = full.trainer.metrics().loss;
       if (one.tolerance == 0)
         CHECK(loss == expected);
       else
         CHECK(loss == doctest::Approx(expected).epsilon(one.tolerance));
-      // Which ranks keep the weights changes no sum.
+      // Which ranks keep the weights, and how often they are gathered, changes no sum.
       CHECK(loss == gradients.trainer.metrics().loss);
+      CHECK(loss == once.trainer.metrics().loss);
       CHECK(loss == again.trainer.metrics().loss);
     }
     CHECK(testing::different_tensors(full.trainer.registry(), again.trainer.registry()).empty());
@@ -129,7 +136,7 @@ TEST_CASE("a checkpoint resumes on any grid with any parallel.shard") {
     if (world.rank() < n) work(ranks);
     world.barrier();
   };
-  for (const char* const more : {"", "state = \"8bit\"\n"})
+  for (const char* const more : {"", "state = \"8bit\"\n", "[device]\nprecision = \"fp16\"\n"})
     for (const Shard written : kShards) {
       if (*more != '\0' && written != Shard::full) continue;
       const testing::Scratch scratch;
@@ -169,10 +176,11 @@ TEST_CASE("memory and messages are those of the plan, and weights and gradients 
   const parallel::Communicator& world = testing::world().all();
   for (const Shard shard : kShards)
     for (const std::int64_t blocks : {std::int64_t{2}, std::int64_t{3}})
-      for (const bool tied : {true, false}) {
-        if (shard != Shard::full && (blocks > 2 || tied)) continue;
-        Configuration settings = configuration(shard, "", "", 16);
-        settings.language_model.tied = tied;
+      for (const std::string kind : {"tied", "", "fp16"}) {
+        if (shard != Shard::full && (blocks > 2 || !kind.empty())) continue;
+        CAPTURE(kind);
+        Configuration settings = configuration(shard, "", kind == "fp16" ? "[device]\nprecision = \"fp16\"\n" : "", 16);
+        settings.language_model.tied = kind == "tied";
         settings.parallel.gathered_blocks = blocks;
         settings.checkpoint.staging = checkpoint::Staging::chunked;
         const std::int64_t before = device::memory_use().device_bytes;

@@ -2,6 +2,8 @@
 #include "language_model/blocks/matrix_products.hpp"
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "base/error.hpp"
 #include "device/memory.hpp"
@@ -54,16 +56,20 @@ std::int64_t product_workspace(const TransformerSettings& settings, const Parame
   return bytes;
 }
 
-/// Elements of all matrices that products read.
+/// Elements of all matrices that products read: of the head and all blocks, or the largest where they are gathered.
 std::int64_t matrix_elements(const TransformerSettings& settings, const ParameterList& list) {
   const Architecture& a = settings.architecture;
-  std::int64_t elements = aligned_columns(a.vocabulary) * a.model.d_model;
+  std::map<std::string, std::int64_t> of_block;
   for (const Product& product : list.products) {
+    std::int64_t& elements = of_block[product.block()];
     elements += product.elements();
     for (const Outputs& part : product.parts)
       if (settings.adapters && a.lora.adapts(part.name)) elements += a.lora.rank * (part.width + product.inputs);
   }
-  return elements;
+  std::int64_t blocks = 0;
+  for (const auto& [name, elements] : of_block)
+    blocks = settings.gathers_weights ? std::max(blocks, elements) : blocks + elements;
+  return aligned_columns(a.vocabulary) * a.model.d_model + blocks;
 }
 
 }  // namespace
@@ -115,14 +121,7 @@ Products::Buffers::Buffers(const TransformerSettings& settings, const ParameterL
 Products::Products(const Context& context, const Buffers& buffers) : context_(context), buffers_(buffers) {
   const std::span<const Linear> linears = context.layers.linears();
   if (context.settings.rounds_biases(context.execution.backend)) place_biases();
-  // Rows beyond those of a parameter (row_multiple) are never written.
-  device::zero(context.execution, buffers.half_weights);
-  kernels::half* half = buffers.half_weights.data;
-  for (const Linear& linear : linears) {
-    if (context.settings.type != Scalar::fp16) break;
-    half_weights_.push_back({half, linear.matrix.rows, linear.matrix.columns, linear.matrix.columns});
-    half += linear.matrix.rows * linear.matrix.columns;
-  }
+  if (context.settings.type == Scalar::fp16) place_half_weights();
   if (!context.settings.fp8_forward) return;
   if (const std::string why = kernels::coded_obstacle(context.execution.backend); !why.empty())
     throw collective_error(ExitCode::usage, "device.fp8_forward is not available ({}); leave it out", why);
@@ -147,17 +146,49 @@ void Products::place_biases() {
   kernels::fence(context_.execution);
 }
 
+void Products::place_half_weights() {
+  // Rows beyond those of a parameter (row_multiple) are never written.
+  device::zero(context_.execution, buffers_.half_weights);
+  const Linear& head = context_.layers.head();
+  const auto elements = [](const Linear& linear) { return linear.matrix.rows * linear.matrix.columns; };
+  std::map<std::size_t, std::int64_t> end;  // of a unit, or of all
+  for (const Linear& linear : context_.layers.linears()) {
+    std::int64_t begin = 0;
+    if (linear.index != head.index) {
+      std::int64_t& place = end[context_.settings.gathers_weights ? unit_of(linear) : 0];
+      begin = elements(head) + place;
+      place += elements(linear);
+    }
+    half_weights_.push_back(
+        {buffers_.half_weights.data + begin, linear.matrix.rows, linear.matrix.columns, linear.matrix.columns});
+  }
+}
+
+void Products::form_half_weights(const Linear& linear) {
+  kernels::half* to = half_weights_[linear.index].data;
+  for (std::size_t part = 0; part < linear.count; ++part) {
+    const kernels::ParameterRows& rows = context_.layers.parameters().matrix(linear.weight + part);
+    kernels::weights_to_half(context_.execution, rows, {to, rows.rows, rows.columns, rows.columns});
+    to += rows.rows * rows.columns;
+  }
+}
+
+void Products::prepare_unit(std::size_t unit) {
+  if (half_weights_.empty() || copies_at_once()) return;
+  std::size_t& there = unit == unit_of(context_.layers.head()) ? half_head_ : half_block_;
+  if (there == unit) return;
+  there = unit;
+  context_.timers.phase("products");
+  for (const Linear& linear : context_.layers.linears())
+    if (unit_of(linear) == unit) form_half_weights(linear);
+}
+
 void Products::prepare() {
   const std::span<const Linear> linears = context_.layers.linears();
   context_.timers.phase("products");
-  for (std::size_t i = 0; i < half_weights_.size(); ++i) {
-    kernels::half* to = half_weights_[i].data;
-    for (std::size_t part = 0; part < linears[i].count; ++part) {
-      const kernels::ParameterRows& rows = context_.layers.parameters().matrix(linears[i].weight + part);
-      kernels::weights_to_half(context_.execution, rows, {to, rows.rows, rows.columns, rows.columns});
-      to += rows.rows * rows.columns;
-    }
-  }
+  if (copies_at_once())
+    for (const Linear& linear : linears) form_half_weights(linear);
+  half_head_ = half_block_ = kNoUnit;
   for (std::size_t i = 0; i < coded_weights_.size(); ++i)
     kernels::code_rows(context_.execution, linears[i].matrix, linears[i].form(), coded_weights_[i]);
   kernels::round_copies(context_.execution, buffers_.bias_copies, largest_bias_);

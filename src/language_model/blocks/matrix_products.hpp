@@ -5,6 +5,7 @@
 // adapters are known here alone.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "kernels/bf16.hpp"
@@ -24,8 +25,9 @@ class Products {
     // Buffers for the adapters of a product, [rows, parts * rank] and, with dropout, [rows, inputs].
     kernels::AnyMatrix adapter_rows, adapter_gradient, adapter_input;
     kernels::Array<std::byte> coded_rows;  ///< fp8_forward: the other operand of a product
-    /// Weights as products read them: with fp16 activations all in fp16, as stored, one after the other; with
-    /// fp8_forward those of the blocks in codes. In the order of Layers::linears.
+    /// Weights as products read them: with fp16 activations all in fp16, as stored, those of the head first (blocks
+    /// share the memory if weights are gathered); with fp8_forward those of the blocks in codes. In the order of
+    /// Layers::linears.
     std::vector<kernels::Array<std::byte>> coded_weights;
     kernels::Array<std::byte> workspace;
     kernels::Array<kernels::bf16> unpacked_weights;  ///< memory for those of one product, if the blocks' are packed
@@ -39,9 +41,12 @@ class Products {
   Products(const Context&, const Buffers&);
 
   /// True if `prepare` reads all weights.
-  bool copies_weights() const { return !half_weights_.empty() || !coded_weights_.empty(); }
+  bool copies_weights() const { return copies_at_once() || !coded_weights_.empty(); }
   /// Forms what products read in place of the parameters. To be called after each change of the parameters.
   void prepare();
+  /// Forms the copies of the weights of a unit, if they are gathered and not there. To be called before each use of a
+  /// unit, when its weights are there.
+  void prepare_unit(std::size_t unit);
   /// Forms the terms with which products apply the norms of their inputs. All weights must be there. They are valid
   /// until the next call of `prepare`.
   void prepare_norms();
@@ -70,15 +75,21 @@ class Products {
   const Context& context() const { return context_; }
 
  private:
+  static constexpr std::size_t kNoUnit = std::numeric_limits<std::size_t>::max();
+
   const LoraSettings& lora() const { return context_.settings.architecture.lora; }
   bool adapts(const Linear& linear) const { return context_.settings.adapters && linear.adapter != kNoParameter; }
   bool applies_norm(const Linear& linear) const {
     return linear.index < buffers_.norm_terms.size() && linear.norm && !linear.is_packed();
   }
+  bool copies_at_once() const { return !half_weights_.empty() && !context_.settings.gathers_weights; }
+  std::size_t unit_of(const Linear& linear) const { return context_.layers.parameters().specs()[linear.weight].unit; }
   bool is_coded(const Linear& linear) const { return linear.index < coded_weights_.size(); }
   kernels::LinearWeights weights_of(const Linear&) const;
   kernels::LinearWeights forward_weights(const Pass&, const Linear&) const;
   void place_biases();
+  void place_half_weights();
+  void form_half_weights(const Linear&);
 
   void adapt(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix y);
   void adapt_backward(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx);
@@ -93,6 +104,7 @@ class Products {
   std::int64_t largest_bias_ = 0;
   bool has_norm_terms_ = false;
   std::vector<kernels::Matrix<kernels::half>> half_weights_;  // by Linear::index; empty: none
+  std::size_t half_head_ = kNoUnit, half_block_ = kNoUnit;    // units whose copies are there, if they are gathered
   std::vector<kernels::CodedRows> coded_weights_;             // likewise, without the head
 };
 

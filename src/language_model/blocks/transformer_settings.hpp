@@ -30,7 +30,8 @@ struct TransformerSettings {
   /// Inputs and output gradients of the products stay until the end of the backward pass where that costs no copies
   /// (keeps_block_rows), those of the head always: for sinks that need them then (privacy.mode = "book_keeping").
   bool block_rows_stay = false, head_rows_stay = false;
-  bool adapters = true;  ///< false: those of the model are left out, it is its base
+  bool gathers_weights = false;  ///< the weights of a unit are there while it is computed (model/weight_slots.hpp)
+  bool adapters = true;          ///< false: those of the model are left out, it is its base
   AttentionKernels attention = {};
 
   bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }

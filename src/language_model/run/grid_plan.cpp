@@ -99,7 +99,8 @@ std::int64_t sent_over_data_axis(const Configuration& configuration, const Archi
     if (shard != parallel::Shard::full)
       weights = model::weight_bytes(storage, rows, spec.columns()) / (half ? 2 : 1);
     else
-      for (const model::Plane& plane : model::read_planes(spec, configuration.optimizer.state, backend))
+      for (const model::Plane& plane :
+           model::read_planes(spec, configuration.optimizer.state, backend, gathered_weights(configuration)))
         weights += gathered[spec.unit] * rows * plane.columns * kernels::bytes_of(plane.type);
     bytes += ((spec.frozen ? 0 : 4 * reduced * rows * spec.columns()) + weights) / ranks;
   }

@@ -444,10 +444,12 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
                 return "device.attention = \"cudnn\" with a cap, dropout, sparse blocks, a document mask or heads of "
                        "more than 128 (which its kernels do not have); take \"auto\"";
               });
-  schema.rule({"parallel.shard", "device.precision"}, [&configuration]() -> std::string {
-    if (configuration.parallel.shard != parallel::Shard::full || configuration.precision != Precision::fp16) return {};
-    return "parallel.shard = \"full\" with device.precision = \"fp16\" (every rank would keep all weights in fp16); "
-           "take \"bf16\", or shard = \"gradients\"";
+  schema.rule({"parallel.shard", "device.precision", "memory.offload_optimizer"}, [&configuration]() -> std::string {
+    if (configuration.parallel.shard != parallel::Shard::full || configuration.precision != Precision::fp16 ||
+        !configuration.memory.offload_optimizer)
+      return {};
+    return "parallel.shard = \"full\" with device.precision = \"fp16\" and memory.offload_optimizer (exact weights are "
+           "gathered, a part of which would be in host memory); take \"bf16\", or leave out offload_optimizer";
   });
   schema.rule({"parallel.plan"}, [&configuration]() -> std::string {
     if (configuration.parallel.plan == parallel::Division::given ||

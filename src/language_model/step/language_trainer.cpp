@@ -89,7 +89,21 @@ std::int64_t gathered_bytes(const Configuration& configuration, const model::Wei
 model::WeightSlots weight_slots(const Configuration& configuration, std::span<const model::ParameterSpec> specs,
                                 const parallel::GridShape& grid, std::int64_t rank, model::StepArena& arena) {
   if (stored_weights(configuration) == model::StoredWeights::of_held_rows) return {};
-  return {specs, grid, rank, configuration.optimizer.state, configuration.parallel.gathered_blocks, arena};
+  return {specs,
+          grid,
+          rank,
+          configuration.optimizer.state,
+          gathered_weights(configuration),
+          configuration.parallel.gathered_blocks,
+          arena};
+}
+
+/// Settings of the model that is trained.
+TransformerSettings trained_settings(const Configuration& configuration, const Architecture& architecture,
+                                     const parallel::GridShape& grid, std::int64_t rank) {
+  TransformerSettings settings = transformer_settings(configuration, architecture, grid, rank);
+  settings.gathers_weights = stored_weights(configuration) == model::StoredWeights::of_owned_rows;
+  return settings;
 }
 
 model::StepArena measure_step(const Configuration& configuration, const Architecture& architecture,
@@ -101,7 +115,7 @@ model::StepArena measure_step(const Configuration& configuration, const Architec
   const std::int64_t last = grid.ranks() - 1;  // its parts are the largest
   const model::WeightSlots slots = weight_slots(configuration, specs, grid, last, arena);
   const model::TensorAxis::Buffers tensor = Trainer::tensor_buffers(configuration, architecture, grid, arena);
-  const Transformer::Buffers transformer(transformer_settings(configuration, architecture, grid, last), arena);
+  const Transformer::Buffers transformer(trained_settings(configuration, architecture, grid, last), arena);
   const Architecture part = part_of(architecture, grid, last);
   const Trainer::Buffers trainer(configuration, part, arena);
   const model::KeptGradients kept = kept_gradients(configuration);
@@ -132,8 +146,8 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
       staging_(configuration.rank_tokens(), configuration.data.document_mask, execution, arena_,
                configuration.privacy.enabled),
       tensor_(tensor_axis(configuration, architecture, grid, execution, arena_)),
-      transformer_(model_, transformer_settings(configuration_, architecture, grid.shape(), grid.world().rank()),
-                   timers_, arena_, tensor_ ? &*tensor_ : nullptr),
+      transformer_(model_, trained_settings(configuration_, architecture, grid.shape(), grid.world().rank()), timers_,
+                   arena_, tensor_ ? &*tensor_ : nullptr),
       sink_(model_.parameters(), execution, configuration.micro_tokens(), kept_gradients(configuration)),
       buffers_(configuration_, part_of(architecture, grid.shape(), grid.world().rank()), arena_),
       update_(model_.parameters(), sink_, configuration.optimizer, grid, execution,

@@ -140,6 +140,7 @@ class Transformer {
   void use_backward(std::size_t number) { use(number, number > 1 ? units_[number - 1] : kNoUnit); }
   void use(std::size_t number, std::size_t next) {
     if (source_.use) source_.use(units_[number], next);
+    products_.prepare_unit(units_[number]);
   }
   /// The pass over the tokens of a micro-batch.
   Pass pass_over(const Tokens&, const kernels::AdamStep*) const;
