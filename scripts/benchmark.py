@@ -15,10 +15,10 @@ benchmark.py [SUBJECT]...        all subjects but the last three if none is give
     affinity             most GPUs: device.affinity, for docs/experiments/
   --output DIR           (runs/benchmark) receives tables.md, conditions.txt, and benchmark.json and a log of every run; runs are added to it
   --ranks N...           numbers of GPUs (1 2 4, as far as there are GPUs); without GPUs numbers of processes
-  --seconds S            (480) nothing is started later; --run-seconds S (120): a run that takes longer is stopped
+  --seconds S            (480) nothing is started later; --run-seconds S (150): a run that takes longer is stopped
   --dry-run              lists the runs and an estimate of their time
   --page FILE...         writes the tables of DIR into pages and measures nothing: what is between the lines
-                         <!-- scripts/benchmark.py: TABLE --> and <!-- end --> is replaced
+                         <!-- scripts/benchmark.py: TABLE --> and <!-- end --> is replaced; an error if DIR lacks a table of the page
 For tests: --transcoder-set and --language-set KEY=VALUE…, of every run; --tokens N, per step, in place of the sizes below.
 
 Runs of one GPU take place on all GPUs at the same time, each with its part of the cores; then runs of two and of four GPUs, one at a time
@@ -136,7 +136,8 @@ def runs_of(ranks, tokens):
     add("adapters", "8b", 1, "lm_llama_1b", [f"8B, {case}" for case in bases if "int8" not in case],
         [*lora, *LLAMA_8B, f"data.batch_tokens={tokens(8192)}"], 40)
 
-    add("memory", "124m", 1, "lm_gpt2_small", [f"124M, {medium:,} tokens: memory.recompute=none", '124M, `memory.recompute = "block"`: memory.recompute=block'],
+    add("memory", "124m", 1, "lm_gpt2_small",
+        [f"124M, {medium:,} tokens: memory.recompute=none", '124M, `memory.recompute = "block"`: memory.recompute=block'],
         [*SHORT, f"data.batch_tokens={medium}"], 10)
     add("memory", "85m", 1, "lm_character_85m",
         ["85M, micro-batches of 2,048 tokens: memory.recompute=none", '85M, `optimizer.state = "8bit"`: optimizer.state=8bit',
@@ -480,12 +481,26 @@ def tables_of(results, conditions):
     return {name: text for name, text in tables.items() if text}
 
 
-def replace(page, tables):
-    """The page with the text between each mark and its <!-- end --> replaced; tables that were not measured stay."""
-    for name, text in tables.items():
-        page = re.sub(re.escape(MARK.format(name)) + r"\n.*?(?=\n<!-- end -->)", lambda _, name=name, text=text: f"{MARK.format(name)}\n{text}",
-                      page, flags=re.S)
-    return page
+def marked(name, text):
+    return f"{MARK.format(name)}\n\n{text}\n\n<!-- end -->"
+
+
+def write_pages(paths, folder, runs):
+    """Replaces the text between each mark and its <!-- end -->. All tables of a page are of one program and one type of GPU, or it stays."""
+    results, code = Results(folder, runs), 0
+    tables = tables_of(results, (folder / "conditions.txt").read_text().strip())
+    programs = {(document["machine"]["gpu"], document["build"]["revision"]) for _, document in results.documents}
+    if len(programs) > 1:
+        sys.exit(f"benchmark.py: {folder}: results of several programs or types of GPU ({programs}); remove the older ones")
+    for path in paths:
+        page = path.read_text()
+        missing = [name for name in re.findall(MARK.format("(.*)"), page) if name not in tables]
+        if missing:
+            print(f"benchmark.py: {path} stays as it is: not measured: {', '.join(missing)}", file=sys.stderr)
+            code = 1
+            continue
+        path.write_text(re.sub(MARK.format("(.*?)") + r"\n.*?\n<!-- end -->", lambda found: marked(found[1], tables[found[1]]), page, flags=re.S))
+    return code
 
 
 def main():
@@ -494,7 +509,7 @@ def main():
     parser.add_argument("--output", type=Path, default=Path("runs/benchmark"))
     parser.add_argument("--ranks", type=int, nargs="+")
     parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--run-seconds", type=float, default=120)
+    parser.add_argument("--run-seconds", type=float, default=150)
     parser.add_argument("--transcoder-set", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--language-set", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--tokens", type=int)
@@ -507,10 +522,7 @@ def main():
         return given.tokens or usual
 
     if given.page:
-        written = tables_of(Results(given.output, runs_of(given.ranks or [1, 2, 4], tokens)), (given.output / "conditions.txt").read_text().strip())
-        for page in given.page:
-            page.write_text(replace(page.read_text(), written))
-        return 0
+        return write_pages(given.page, given.output, runs_of(given.ranks or [1, 2, 4], tokens))
     known = list(dict.fromkeys(run.subject for run in runs_of([1, 2, 4], tokens)))
     for subject in given.subjects:
         if subject not in known:
@@ -541,7 +553,7 @@ def main():
         return 1
     conditions = machine.conditions(results.documents[0][1]["build"])
     (given.output / "conditions.txt").write_text(conditions + "\n")
-    text = "\n\n".join(f"{MARK.format(name)}\n{one}\n<!-- end -->" for name, one in tables_of(results, conditions).items()) + "\n"
+    text = "\n\n".join(marked(name, one) for name, one in tables_of(results, conditions).items()) + "\n"
     missing = machine.failed + [f"{run.folder} \"{one['name']}\" ({one['reason']})" for run, document in results.documents
                                 for one in document["not_measured"]]
     if missing:

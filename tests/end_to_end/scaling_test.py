@@ -41,22 +41,27 @@ def check(folder, repository, weft):
     # Bytes per token: inputs and targets of two layers of 16 values of 2 bytes.
     assert together["row_bytes"] == 2 * 2 * 16 * 2, together
     # One row per grid, those of a data axis next to their own case.
-    assert [line[1:3] for line in cells(written, "scaling") if line[0].startswith("GPT-2")] == [["1", "1 x 1"], ["2", "1 x 2"], ["2", "2 x 1"]], written
+    assert [line[1:3] for line in cells(written, "scaling") if line[0].startswith("GPT-2")] == [
+        ["1", "1 x 1"], ["2", "1 x 2"], ["2", "2 x 1"]], written
     assert [line[1:3] for line in cells(written, "language scaling") if line[0].startswith("Llama")] == [
         ["1", "1 x 1"], ["2", "2 x 1"], ["2", "1 x 2"]], written
-    phases = {phase["name"]: phase["ms"] for phase in json.loads((folder / "out/scaling-gpt2-2/benchmark.json").read_text())["cases"][0]["phases"]}
-    first = json.loads((folder / "out/scaling-gpt2-1/benchmark.json").read_text())["cases"][0]["phases"]
+    pair = [json.loads((folder / f"out/scaling-gpt2-{n}/benchmark.json").read_text())["cases"][0]["phases"] for n in (2, 1)]
+    phases, first = ({phase["name"]: phase["ms"] for phase in one} for one in pair)
     loss = {name: float(ms.replace(",", "")) for name, ms in cells(written, "losses")}
-    encode = phases["encode"] - sum(phase["ms"] for phase in first if phase["name"] == "encode") / 2
+    encode = phases["encode"] - first["encode"] / 2
     assert set(loss) == set(phases) and abs(loss["encode"] - encode) < 0.006, (loss, phases, first)
     assert [line[0] for line in cells(written, "affinity")] == ['`"auto"`', '`"none"`'], written
 
-    # A page receives the tables and keeps what is not between marks, and tables that were not measured.
+    # A page receives the tables and keeps what is not between marks; one with a table that was not measured stays as it is.
     page = folder / "page.md"
-    page.write_text("# A\n\n<!-- scripts/benchmark.py: affinity -->\nold\n<!-- end -->\n\nkept\n\n<!-- scripts/benchmark.py: speed -->\n| old |\n<!-- end -->\n")
+    begin = "# A\n\n<!-- scripts/benchmark.py: affinity -->\n\nold\n\n<!-- end -->\n\nkept\n\n"
+    page.write_text(f"{begin}<!-- scripts/benchmark.py: speed -->\n\n<!-- end -->\n")
+    done = benchmark("--page", "page.md", "--ranks", "1", "2", *TINY)
+    assert done.returncode == 1 and "not measured: speed" in done.stdout and page.read_text().startswith(begin), done.stdout
+    page.write_text(f"{begin}<!-- scripts/benchmark.py: conditions -->\n\n<!-- end -->\n")
     assert benchmark("--page", "page.md", "--ranks", "1", "2", *TINY).returncode == 0
     text = page.read_text()
-    assert cells(text, "affinity") == cells(written, "affinity") and "\nold" not in text and "\nkept\n" in text and "| old |" in text, text
+    assert cells(text, "affinity") == cells(written, "affinity") and "\nold" not in text and "\nkept\n" in text and "Weft " in text, text
 
     # A failed run is reported with its reason; the tables contain the others. One that would start too late is not started.
     failing = list(TINY)
