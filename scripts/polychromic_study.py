@@ -28,7 +28,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from studies import REPOSITORY, Study, keep, kept, parser_of, sets, table
+from studies import REPOSITORY, Study, keep, kept, parser_of, sets, summary
 
 OBJECTIVES = {"supervised": ["polychromic.objective=supervised", "polychromic.every=1000000"], "grpo": ["polychromic.objective=grpo"],
               "polychromic": ["polychromic.objective=product"]}
@@ -111,12 +111,10 @@ def main():
         return given.directory / "_".join(map(str, case))
 
     def report():
-        rows = {}
-        for case in sorted(before + cases, key=lambda case: given.tasks.index(case[0])):
-            rows.setdefault(case[:2], []).append(kept(place(case) / "result.json"))
+        points = [(case[:2], place(case) / "result.json") for case in sorted(before + cases, key=lambda case: given.tasks.index(case[0]))]
         columns = {"reward": "{:.3f}", "pass_1": "{:.3f}", "pass_8": "{:.3f}", "pass_64": "{:.3f}", "semantic": "{:.4f}",
                    "distinct_2": "{:.3f}", "vendi": "{:.2f}"}
-        return table(["task", "objective"], columns, rows.items()), [record for records in rows.values() for record in records if record]
+        return summary(["task", "objective"], columns, points)
 
     study = Study("polychromic_study.py", given, report)
     start = given.directory / "polychromic.toml"

@@ -16,7 +16,7 @@ import json
 import sys
 from pathlib import Path
 
-from studies import Study, keep, kept, parser_of, sets, table
+from studies import Study, keep, kept, parser_of, sets, summary
 
 
 def arguments():
@@ -43,11 +43,9 @@ def main():
         return given.directory / f"epsilon_{case[0]}_seed{case[1]}"
 
     def report():
-        rows = {("before", ""): [kept(given.directory / "before.json")]}
-        for case in cases:
-            rows.setdefault((f"r {given.rank}", case[0]), []).append(kept(place(case) / "result.json"))
+        points = [((f"r {given.rank}", case[0]), place(case) / "result.json") for case in cases]
         columns = {"epsilon_spent": "{:.3f}", "noise_multiplier": "{:.3f}", "loss": "{:.4f}", "perplexity": "{:.3f}"}
-        return table(["adapters", "epsilon"], columns, rows.items()), [record for records in rows.values() for record in records if record]
+        return summary(["adapters", "epsilon"], columns, [(("before", ""), given.directory / "before.json"), *points])
 
     study = Study("private_study.py", given, report)
     start = given.directory / "private.toml"

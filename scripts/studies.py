@@ -63,6 +63,14 @@ def table(labels, columns, rows):
     return "\n".join(lines) + "\n"
 
 
+def summary(labels, columns, points):
+    """What `report` of a Study returns, of points ([label, …], file of its record): those with the same labels are a row."""
+    rows = {}
+    for names, path in points:
+        rows.setdefault(names, []).append(kept(path))
+    return table(labels, columns, rows.items()), [record for records in rows.values() for record in records if record]
+
+
 class Study:
     def __init__(self, name, given, report):
         """`report()` returns the Markdown and the JSON of what is there; both are written after every task."""

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/lower_bound.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/decode/by_target.hpp"
 
@@ -13,15 +14,8 @@ void lists_by_target(const Execution& execution, const SparseActivations& of_ent
   for_all(
       execution, "lists_by_target: count", of.n_tokens * n_layers, KOKKOS_LAMBDA(std::int64_t row) {
         const std::int64_t token = row / n_layers, past = (row % n_layers + 1) * n_features;
-        std::int64_t low = of.row_offsets[token], high = of.row_offsets[token + 1];
-        while (low < high) {
-          const std::int64_t middle = low + (high - low) / 2;
-          if (static_cast<std::int64_t>(of.key[middle]) < past)
-            low = middle + 1;
-          else
-            high = middle;
-        }
-        start[row + 1] = low - of.row_offsets[token];
+        const std::int64_t first = of.row_offsets[token];
+        start[row + 1] = lower_bound(of.key, first, of.row_offsets[token + 1], past) - first;
         if (row == 0) start[0] = 0;
       });
   offsets_from_counts(space_of(execution), start, of.n_tokens * n_layers);

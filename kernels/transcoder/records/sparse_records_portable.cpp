@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "kernels/bf16.hpp"
+#include "kernels/lower_bound.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/records/sparse_records.hpp"
 
@@ -17,15 +18,7 @@ struct EntryRange {
 KOKKOS_FORCEINLINE_FUNCTION EntryRange entries_of(const SparseActivations& list, std::int64_t token,
                                                   std::int64_t layer) {
   const auto first_from = [&](std::int64_t key) {
-    std::int64_t low = list.row_offsets[token], high = list.row_offsets[token + 1];
-    while (low < high) {
-      const std::int64_t middle = low + (high - low) / 2;
-      if (static_cast<std::int64_t>(list.key[middle]) < key)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    return low;
+    return lower_bound(list.key, list.row_offsets[token], list.row_offsets[token + 1], key);
   };
   return {first_from(layer * list.n_features), first_from((layer + 1) * list.n_features)};
 }
@@ -144,15 +137,7 @@ void shared_entry_squares(const Execution& execution, const SparseActivations& o
           return source_offsets[source + 1] - source_offsets[source];
         };
         const auto first_of_record = [&](std::int64_t begin, std::int64_t end, std::int64_t b) {
-          std::int64_t low = begin, high = end;
-          while (low < high) {
-            const std::int64_t middle = low + (high - low) / 2;
-            if (static_cast<std::int64_t>(hits.token[middle]) < record_offsets[b])
-              low = middle + 1;
-            else
-              high = middle;
-          }
-          return low;
+          return lower_bound(hits.token, begin, end, record_offsets[b]);
         };
         const auto is_of_record = [&](std::int64_t hit, std::int64_t end, std::int64_t b) {
           return hit < end && static_cast<std::int64_t>(hits.token[hit]) < record_offsets[b + 1];

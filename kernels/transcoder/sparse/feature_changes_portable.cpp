@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "kernels/lower_bound.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/transcoder/sparse/feature_changes.hpp"
 
@@ -14,15 +15,9 @@ void feature_changes(const Execution& execution, const SparseActivations& activa
         float result = 0.0f;
         if (positions[row] >= change.begin && positions[row] < change.end) {
           // Entries of a row ascend by key.
-          std::int64_t first = a.row_offsets[row], last = a.row_offsets[row + 1];
-          while (first < last) {
-            const std::int64_t middle = first + (last - first) / 2;
-            if (a.key[middle] < change.key)
-              first = middle + 1;
-            else
-              last = middle;
-          }
-          const bool listed = first < a.row_offsets[row + 1] && a.key[first] == change.key;
+          const std::int64_t end = a.row_offsets[row + 1];
+          const std::int64_t first = lower_bound(a.key, a.row_offsets[row], end, change.key);
+          const bool listed = first < end && a.key[first] == change.key;
           const float activation = listed ? a.value[first] : 0.0f;
           result = change.scales ? (change.value - 1.0f) * activation : change.value - activation;
         }
