@@ -9,6 +9,7 @@
 
 #include "kernels/bf16.hpp"
 #include "kernels/language/linear/linear.hpp"
+#include "language_model/blocks/coded_products.hpp"
 #include "language_model/blocks/context.hpp"
 
 namespace weft::language_model {
@@ -23,12 +24,10 @@ class Products {
     Buffers(const TransformerSettings&, const ParameterList&, std::int64_t head_rows, model::StepArena&);
     // Buffers for the adapters of a product, [rows, parts * rank] and, with dropout, [rows, inputs].
     kernels::AnyMatrix adapter_rows, adapter_gradient, adapter_input;
-    kernels::Array<std::byte> coded_rows;  ///< fp8_forward: the other operand of a product
-    /// Weights as products read them: with fp16 activations all in fp16, as stored, one after the other; with
-    /// fp8_forward those of the blocks in codes. In the order of Layers::linears.
-    std::vector<kernels::Array<std::byte>> coded_weights;
+    CodedProducts::Buffers coded;
     kernels::Array<std::byte> workspace;
     kernels::Array<kernels::bf16> unpacked_weights;  ///< memory for those of one product, if the blocks' are packed
+    /// With fp16 activations the weights in fp16, as stored, one after the other, in the order of Layers::linears.
     kernels::Array<kernels::half> half_weights;
     kernels::Array<kernels::bf16> rounded_biases;      ///< of all products, where their kernels take them in bf16
     kernels::Array<kernels::RoundedCopy> bias_copies;  ///< how they are formed
@@ -39,7 +38,7 @@ class Products {
   Products(const Context&, const Buffers&);
 
   /// True if `prepare` reads all weights.
-  bool copies_weights() const { return !half_weights_.empty() || !coded_weights_.empty(); }
+  bool copies_weights() const { return !half_weights_.empty(); }
   /// Forms what products read in place of the parameters. To be called after each change of the parameters.
   void prepare();
   /// Forms the terms with which products apply the norms of their inputs. All weights must be there. They are valid
@@ -47,6 +46,14 @@ class Products {
   void prepare_norms();
   /// True if products can apply the norms.
   bool applies_norms() const { return has_norm_terms_ || buffers_.norm_terms.empty(); }
+
+  /// Those in 8 bits, in passes with Pass::coded.
+  CodedProducts& coded() { return coded_; }
+  void keep_input(const Linear& linear, kernels::Array<std::uint8_t> codes) { coded_.keep_input(linear, codes); }
+  /// In a coded pass codes x of the product, which is the next one. Does nothing for a product without codes.
+  void code_input(const Pass& pass, const Linear& linear, kernels::AnyMatrix x) {
+    if (pass.coded) coded_.code_input(linear, x);
+  }
 
   /// Computes y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs: y is a sum over the ranks, to
   /// be awaited. Norms and residual rows in x and y: of joined passes alone.
@@ -75,7 +82,7 @@ class Products {
   bool applies_norm(const Linear& linear) const {
     return linear.index < buffers_.norm_terms.size() && linear.norm && !linear.is_packed();
   }
-  bool is_coded(const Linear& linear) const { return linear.index < coded_weights_.size(); }
+  bool is_coded(const Pass& pass, const Linear& linear) const { return pass.coded && coded_.has(linear); }
   kernels::LinearWeights weights_of(const Linear&) const;
   kernels::LinearWeights forward_weights(const Pass&, const Linear&) const;
   void place_biases();
@@ -93,7 +100,7 @@ class Products {
   std::int64_t largest_bias_ = 0;
   bool has_norm_terms_ = false;
   std::vector<kernels::Matrix<kernels::half>> half_weights_;  // by Linear::index; empty: none
-  std::vector<kernels::CodedRows> coded_weights_;             // likewise, without the head
+  CodedProducts coded_;
 };
 
 }  // namespace weft::language_model
