@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Shapes and addresses that tiles do not fit take the portable kernels.
-#include <cublasLt.h>
+#include <algorithm>
 
 #include "kernels/gemm/fp8_tile_cuda.cuh"
 #include "kernels/gemm/gemm_cuda.hpp"
@@ -17,7 +17,7 @@ struct Stored {
   }
 };
 
-constexpr int kMostLargestBlocks = 1056;  // 8 per multiprocessor of 132
+constexpr unsigned kMostBlocks = 1056;  // of largest_of: 8 per multiprocessor of 132
 
 __global__ void __launch_bounds__(kCodeThreads)
     largest_of(const __grid_constant__ AnyMatrix from, std::int32_t* largest) {
@@ -57,10 +57,10 @@ void code_matrix(const Execution& execution, AnyMatrix from, const Coding& to) {
 
 void largest_magnitude(const Execution& execution, AnyMatrix from, std::int32_t* largest) {
   if (!vectors_fit(from.columns, from)) return portable::largest_magnitude(execution, from, largest);
-  const unsigned blocks = blocks_for(from.rows * from.columns / 8, kCodeThreads);
+  const unsigned needed = blocks_for(from.rows * from.columns / 8, kCodeThreads),
+                 blocks = std::min(needed, kMostBlocks);
   if (blocks == 0) return;
-  largest_of < <<blocks<kMostLargestBlocks ? blocks : kMostLargestBlocks, kCodeThreads, 0, stream_of(execution)>>>(
-                   from, largest);
+  largest_of<<<blocks, kCodeThreads, 0, stream_of(execution)>>>(from, largest);
   require_launch("largest_magnitude");
 }
 
