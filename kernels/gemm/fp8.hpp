@@ -30,6 +30,9 @@ namespace weft::kernels {
 /// Sizes of a product in 8 bits, of operands and result, are multiples of this.
 inline constexpr std::int64_t kCodedMultiple = 16;
 
+/// Rows of a block of Coding::sums; the last one may have fewer.
+inline constexpr std::int64_t kCodeRows = 128;
+
 /// A matrix in codes: value(i, j) = codes(i, j) * *scale.
 struct CodedMatrix {
   Matrix<const std::uint8_t> codes;
@@ -44,6 +47,7 @@ struct Coding {
   Matrix<std::uint8_t> transposed = {};  ///< [columns, rows], or without data
   const float* scale = nullptr;          ///< [1], of form_scales
   std::int32_t* largest = nullptr;       ///< [1], raised to the largest magnitude; null: not wanted
+  Matrix<float> sums = {};  ///< [blocks of kCodeRows rows, columns], sums of the elements of a block; or without data
 };
 
 /// Codes `from` (fp32, bf16 or fp16). Elements that are not finite become NaN.

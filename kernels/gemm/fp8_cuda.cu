@@ -15,6 +15,7 @@ struct Stored {
   __device__ __forceinline__ void load(std::int64_t row, std::int64_t column, float (&x)[8]) const {
     load_columns(from, row, column, x);
   }
+  __device__ __forceinline__ std::int64_t first_column(std::int64_t tile) const { return tile * kCodeTile; }
 };
 
 constexpr unsigned kMostBlocks = 1056;  // of largest_of: 8 per multiprocessor of 132
@@ -52,7 +53,10 @@ GemmShape shape_of(const CodedMatrix& a, const CodedMatrix& b, const AnyMatrix& 
 void code_matrix(const Execution& execution, AnyMatrix from, const Coding& to) {
   if (!vectors_fit(from.columns, from) || !tiles_fit(from.rows, from.columns, to))
     return portable::code_matrix(execution, from, to);
-  code_by_tiles(execution, "code_matrix", Stored{from}, from.rows, from.columns, to);
+  if (to.type == CodeType::e4m3)
+    code_by_tiles<CodeType::e4m3>(execution, "code_matrix", Stored{from}, from.rows, from.columns, to);
+  else
+    code_by_tiles<CodeType::e5m2>(execution, "code_matrix", Stored{from}, from.rows, from.columns, to);
 }
 
 void largest_magnitude(const Execution& execution, AnyMatrix from, std::int32_t* largest) {

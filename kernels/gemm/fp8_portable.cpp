@@ -74,6 +74,16 @@ void code_matrix(const Execution& execution, AnyMatrix from, const Coding& codin
         if (to.codes.data != nullptr) to.codes(row, column) = code;
         if (to.transposed.data != nullptr) to.transposed(column, row) = code;
       });
+  if (to.sums.data == nullptr) return;
+  const AnyMatrix source = from;
+  for_all(
+      execution, "fp8: sums", to.sums.rows * from.columns, KOKKOS_LAMBDA(std::int64_t i) {
+        const std::int64_t begin = i / source.columns * kCodeRows, column = i % source.columns;
+        float sum = 0.0f;
+        for (std::int64_t row = begin; row < begin + kCodeRows && row < source.rows; ++row)
+          sum += element(source, row, column);
+        to.sums(i / source.columns, column) = sum;
+      });
 }
 
 void largest_magnitude(const Execution& execution, AnyMatrix from, std::int32_t* largest) {

@@ -14,7 +14,7 @@
 
 namespace weft::kernels::cuda {
 
-constexpr int kCodeTile = 128, kCodeThreads = 256;
+constexpr int kCodeTile = kCodeRows, kCodeThreads = 256;
 
 /// Codes of two values, the first in the low byte.
 template <CodeType type>
@@ -55,16 +55,34 @@ __device__ __forceinline__ void raise_largest(std::int32_t value, std::int32_t* 
   if (value > *static_cast<volatile std::int32_t*>(largest)) atomicMax(largest, value);
 }
 
-/// Source: load(row, column, x) gives 8 elements; sizes are multiples of kCodedMultiple.
-template <class Source, CodeType type>
-__global__ void __launch_bounds__(kCodeThreads) code_tiles(const __grid_constant__ Source source, std::int64_t rows,
-                                                           std::int64_t columns, const __grid_constant__ Coding to) {
+/// Stores the sums over the rows of a tile. sum: of 8 rows in the 8 columns of the thread's group.
+__device__ __forceinline__ void store_sums(const float (&sum)[8], const Matrix<float>& sums, std::int64_t row_tile,
+                                           std::int64_t first_column, std::int64_t columns) {
+  __shared__ float part[16][kCodeTile + 4];
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) part[thread / 16][thread % 16 * 8 + i] = sum[i];
+  __syncthreads();
+  if (thread >= kCodeTile || first_column + thread >= columns) return;
+  float total = 0.0f;
+#pragma unroll
+  for (int line = 0; line < 16; ++line) total += part[line][thread];
+  sums(row_tile, first_column + thread) = total;
+}
+
+/// Source: load(row, column, x) gives 8 elements, first_column(tile) the first column of a tile; sizes are multiples of
+/// kCodedMultiple. across: tiles of a row.
+template <class Source, CodeType type, bool with_sums>
+__global__ void __launch_bounds__(kCodeThreads)
+    code_tiles(const __grid_constant__ Source source, std::int64_t rows, std::int64_t columns, std::int64_t across,
+               const __grid_constant__ Coding to) {
   __shared__ alignas(16) std::uint32_t tile[kCodeTile][kCodeTile / 4];
   const int thread = static_cast<int>(threadIdx.x), group = thread % 16;
-  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x) * kCodeTile,
-                     first_column = static_cast<std::int64_t>(blockIdx.y) * kCodeTile;
+  const std::int64_t first_row = blockIdx.x / across * kCodeTile,
+                     first_column = source.first_column(blockIdx.x % across);
   const float inverse = 1.0f / *to.scale;  // a power of two
   std::int32_t most = 0;
+  float sum[8] = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int line = half * 16 + thread / 16;  // of 4 rows
@@ -79,6 +97,9 @@ __global__ void __launch_bounds__(kCodeThreads) code_tiles(const __grid_constant
 #pragma unroll
       for (int i = 0; i < 8; ++i) most_here = max(most_here, magnitude_bits(x[r][i]));
     most = max(most, most_here);
+    if constexpr (with_sums)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[i] += (x[0][i] + x[1][i]) + (x[2][i] + x[3][i]);
     const bool finite = most_here < kInfinityBits;
     std::uint32_t low[4], high[4];
 #pragma unroll
@@ -114,6 +135,7 @@ __global__ void __launch_bounds__(kCodeThreads) code_tiles(const __grid_constant
           *reinterpret_cast<const uint2*>(&tile[column][2 * (pair ^ (column / 8))]);
     }
   }
+  if constexpr (with_sums) store_sums(sum, to.sums, blockIdx.x / across, first_column, columns);
   if (to.largest != nullptr) raise_largest(most, to.largest);
 }
 
@@ -125,16 +147,19 @@ inline bool tiles_fit(std::int64_t rows, std::int64_t columns, const Coding& to)
   return rows % kCodedMultiple == 0 && columns % kCodedMultiple == 0 && fits(to.codes) && fits(to.transposed);
 }
 
-/// Codes a matrix [rows, columns] whose elements `source` gives.
-template <class Source>
+/// Codes a matrix [rows, columns] whose elements `source` gives; type: that of `to`.
+template <CodeType type, class Source>
 void code_by_tiles(const Execution& execution, const char* name, const Source& source, std::int64_t rows,
                    std::int64_t columns, const Coding& to) {
   if (rows == 0 || columns == 0) return;
-  const dim3 blocks(blocks_for(rows, kCodeTile), blocks_for(columns, kCodeTile));
-  if (to.type == CodeType::e4m3)
-    code_tiles<Source, CodeType::e4m3><<<blocks, kCodeThreads, 0, stream_of(execution)>>>(source, rows, columns, to);
+  const unsigned across = blocks_for(columns, kCodeTile), blocks = blocks_for(rows, kCodeTile) * across;
+  const auto launch = [&](auto kernel) {
+    kernel<<<blocks, kCodeThreads, 0, stream_of(execution)>>>(source, rows, columns, across, to);
+  };
+  if (to.sums.data != nullptr)
+    launch(code_tiles<Source, type, true>);
   else
-    code_tiles<Source, CodeType::e5m2><<<blocks, kCodeThreads, 0, stream_of(execution)>>>(source, rows, columns, to);
+    launch(code_tiles<Source, type, false>);
   require_launch(name);
 }
 

@@ -184,10 +184,10 @@ void AttentionSublayer::backward(const Pass& pass, AnyMatrix x, const OutputGrad
                                       gradient.columns_from(0, queries), gradient.columns_from(queries, keys),
                                       gradient.columns_from(queries + keys, keys), workspace_);
   if (transforms_queries()) transform_backward(pass, gradient);
-  products_->propagate(pass, *projection_, x, gradient, dx);
+  const OutputGradient of_projection = products_->propagate(pass, *projection_, x, gradient, dx);
   // Gradients of weights are formed while the ranks add up that of the input.
   products_->give_gradients(pass, *output_, mixed, dy);
-  products_->give_gradients(pass, *projection_, x, {gradient});
+  products_->give_gradients(pass, *projection_, x, of_projection);
 }
 
 /// Gradients of norm and rotation, in place. The weights of a norm of heads are shared by all of them: a row per head.

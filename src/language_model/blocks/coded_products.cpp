@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "device/memory.hpp"
 #include "kernels/kokkos_runtime.hpp"
+#include "kernels/language/activation/coded_activation.hpp"
 #include "kernels/language/linear/linear.hpp"
 
 namespace weft::language_model {
@@ -43,6 +44,10 @@ CodedProducts::Buffers::Buffers(const TransformerSettings& settings, const Param
   rows = arena.take<std::uint8_t>(settings.rows * widest);
   last_gradient = arena.take<std::uint8_t>(settings.rows * last_outputs);
   other_gradient = arena.take<std::uint8_t>(settings.rows * other_outputs);
+  if (settings.architecture.model.has_biases()) {
+    const std::int64_t blocks = (settings.rows + kernels::kCodeRows - 1) / kernels::kCodeRows;
+    sums = {arena.take<float>(blocks * other_outputs).data, blocks, other_outputs, other_outputs};
+  }
   weights = arena.take<std::uint8_t>(2 * elements);
 }
 
@@ -115,16 +120,41 @@ void CodedProducts::form_scale(const Linear& linear, Operand operand, CodeType t
   kernels::form_scales(context_.execution, {buffers_.largest.data + at, 1}, type, {buffers_.scales.data + at, 1});
 }
 
+kernels::Coding CodedProducts::input_coding(const Linear& linear, const AnyMatrix& x) const {
+  return {.type = CodeType::e4m3,
+          .codes = {buffers_.rows.data, x.rows, x.columns, x.columns},
+          .transposed = {kept(linear).input.data, x.columns, x.rows, x.rows},
+          .scale = scale(linear, Operand::input),
+          .largest = buffers_.largest.data + place(linear, Operand::input)};
+}
+
+kernels::Coding CodedProducts::gradient_coding(const Linear& linear, const AnyMatrix& dy) const {
+  kernels::Coding coding{.type = CodeType::e5m2,
+                         .codes = {buffers_.rows.data, dy.rows, dy.columns, dy.columns},
+                         .transposed = {gradient_memory(linear), dy.columns, dy.rows, dy.rows},
+                         .scale = scale(linear, Operand::gradient),
+                         .largest = buffers_.largest.data + place(linear, Operand::gradient)};
+  // The norm after the last product of a sublayer leaves the sums of its gradient, in a training step without dropout.
+  if (linear.bias != kNoParameter && !is_last(linear))
+    coding.sums = {buffers_.sums.data, (dy.rows + kernels::kCodeRows - 1) / kernels::kCodeRows, dy.columns, dy.columns};
+  return coding;
+}
+
 void CodedProducts::code_input(const Linear& linear, AnyMatrix x) {
-  if (!has(linear)) return;
   context_.timers.phase("codes");
   form_scale(linear, Operand::input, CodeType::e4m3, x);
-  kernels::code_matrix(context_.execution, x,
-                       {.type = CodeType::e4m3,
-                        .codes = {buffers_.rows.data, x.rows, x.columns, x.columns},
-                        .transposed = {kept(linear).input.data, x.columns, x.rows, x.rows},
-                        .scale = scale(linear, Operand::input),
-                        .largest = buffers_.largest.data + place(linear, Operand::input)});
+  kernels::code_matrix(context_.execution, x, input_coding(linear, x));
+}
+
+void CodedProducts::code_activation(const Linear& linear, MlpActivation activation, AnyMatrix hidden,
+                                    AnyMatrix activated) {
+  if (has_history_) {
+    context_.timers.phase("activation");
+    return kernels::code_activation(context_.execution, activation, hidden, activated, input_coding(linear, activated));
+  }
+  context_.timers.phase("activation");
+  kernels::mlp_activation(context_.execution, activation, hidden, activated);
+  code_input(linear, activated);
 }
 
 void CodedProducts::multiply(const Linear& linear, const kernels::LinearWeights& weights, AnyMatrix y,
@@ -136,20 +166,37 @@ void CodedProducts::multiply(const Linear& linear, const kernels::LinearWeights&
       {{buffers_.rows.data, y.rows, inputs, inputs}, CodeType::e4m3, scale(linear, Operand::input)}, y, workspace);
 }
 
-void CodedProducts::propagate(const Linear& linear, AnyMatrix dy, AnyMatrix dx, kernels::Array<std::byte> workspace) {
+OutputGradient CodedProducts::propagate(const Linear& linear, AnyMatrix dy, AnyMatrix dx,
+                                        kernels::Array<std::byte> workspace) {
   context_.timers.phase("codes");
   form_scale(linear, Operand::gradient, CodeType::e5m2, dy);
-  const kernels::Matrix<std::uint8_t> codes{buffers_.rows.data, dy.rows, dy.columns, dy.columns};
-  kernels::code_matrix(context_.execution, dy,
-                       {.type = CodeType::e5m2,
-                        .codes = codes,
-                        .transposed = {gradient_memory(linear), dy.columns, dy.rows, dy.rows},
-                        .scale = scale(linear, Operand::gradient),
-                        .largest = buffers_.largest.data + place(linear, Operand::gradient)});
+  const kernels::Coding coding = gradient_coding(linear, dy);
+  kernels::code_matrix(context_.execution, dy, coding);
+  return multiply_gradient(linear, dy, coding, dx, workspace);
+}
+
+OutputGradient CodedProducts::propagate_activation(const Linear& linear, MlpActivation activation, AnyMatrix hidden,
+                                                   AnyMatrix gradient, AnyMatrix dx,
+                                                   kernels::Array<std::byte> workspace) {
+  context_.timers.phase("activation");
+  if (!has_history_) {
+    kernels::mlp_activation_backward(context_.execution, activation, hidden, gradient, hidden);
+    return propagate(linear, hidden, dx, workspace);
+  }
+  const kernels::Coding coding = gradient_coding(linear, hidden);
+  kernels::code_activation_backward(context_.execution, activation, hidden, gradient, hidden, coding);
+  return multiply_gradient(linear, hidden, coding, dx, workspace);
+}
+
+OutputGradient CodedProducts::multiply_gradient(const Linear& linear, const AnyMatrix& dy,
+                                                const kernels::Coding& coding, AnyMatrix dx,
+                                                kernels::Array<std::byte> workspace) {
   context_.timers.phase("products");
-  kernels::gemm_coded(context_.execution, {codes, CodeType::e5m2, scale(linear, Operand::gradient)},
+  kernels::gemm_coded(context_.execution, {coding.codes, CodeType::e5m2, coding.scale},
                       {kept(linear).weight_transposed, CodeType::e4m3, scale(linear, Operand::weight)}, 0, dx, false,
                       workspace);
+  const kernels::Matrix<float>& sums = coding.sums;
+  return {.rows = dy, .sums = {sums.data, Scalar::fp32, sums.rows, sums.columns, sums.stride}};
 }
 
 model::CodedOperands CodedProducts::operands(const Linear& linear, std::int64_t rows,

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kernels/gemm/fp8.hpp"
+#include "kernels/language/activation/mlp_activation.hpp"
 #include "language_model/blocks/context.hpp"
 
 namespace weft::language_model {
@@ -37,6 +38,7 @@ class CodedProducts {
     /// Transposed codes of dy, of the last products of sublayers and of the others: a sublayer forms both before their
     /// gradients are given.
     kernels::Array<std::uint8_t> last_gradient, other_gradient;
+    kernels::Matrix<float> sums;           ///< [blocks of rows, outputs] of dy, for the gradients of biases
     kernels::Array<std::uint8_t> weights;  ///< codes and transposed codes, one product after the other
     std::vector<bool> is_last;             ///< [n]
     std::int64_t workspace = 0;            ///< bytes that a product needs
@@ -60,8 +62,18 @@ class CodedProducts {
   /// Computes y = x Wᵀ + b, with x of the last `code_input`. The bias is that of `weights`.
   void multiply(const Linear&, const kernels::LinearWeights& weights, kernels::AnyMatrix y,
                 kernels::Array<std::byte> workspace);
-  /// Codes dy [rows, outputs] and computes dx = dy W.
-  void propagate(const Linear&, kernels::AnyMatrix dy, kernels::AnyMatrix dx, kernels::Array<std::byte> workspace);
+  /// Codes dy [rows, outputs] and computes dx = dy W. Returns dy; with its sums if the product, which is not the last
+  /// one of its sublayer, has a bias: valid until the next such call.
+  OutputGradient propagate(const Linear&, kernels::AnyMatrix dy, kernels::AnyMatrix dx,
+                           kernels::Array<std::byte> workspace);
+
+  /// As `code_input` for the activation of `hidden`; activated: its memory, in which it is formed, or not.
+  void code_activation(const Linear&, MlpActivation, kernels::AnyMatrix hidden, kernels::AnyMatrix activated);
+  /// As `propagate` for the dy that comes back through the activation from its gradient [rows, D]. It is formed in the
+  /// place of `hidden`, or not.
+  OutputGradient propagate_activation(const Linear&, MlpActivation, kernels::AnyMatrix hidden,
+                                      kernels::AnyMatrix gradient, kernels::AnyMatrix dx,
+                                      kernels::Array<std::byte> workspace);
   /// Operands of dW, after `propagate`.
   model::CodedOperands operands(const Linear&, std::int64_t rows, kernels::Array<std::byte> workspace) const;
 
@@ -89,10 +101,13 @@ class CodedProducts {
     return buffers_.scales.data + place(linear, operand);
   }
   void form_scale(const Linear&, Operand, kernels::CodeType, kernels::AnyMatrix);
+  kernels::Coding input_coding(const Linear&, const kernels::AnyMatrix& x) const;
+  kernels::Coding gradient_coding(const Linear&, const kernels::AnyMatrix& dy) const;
+  OutputGradient multiply_gradient(const Linear&, const kernels::AnyMatrix& dy, const kernels::Coding&,
+                                   kernels::AnyMatrix dx, kernels::Array<std::byte> workspace);
+  bool is_last(const Linear& linear) const { return buffers_.is_last[static_cast<std::size_t>(number(linear))]; }
   std::uint8_t* gradient_memory(const Linear& linear) const {
-    return (buffers_.is_last[static_cast<std::size_t>(number(linear))] ? buffers_.last_gradient
-                                                                       : buffers_.other_gradient)
-        .data;
+    return (is_last(linear) ? buffers_.last_gradient : buffers_.other_gradient).data;
   }
 
   struct Kept {

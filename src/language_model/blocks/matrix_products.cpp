@@ -197,28 +197,36 @@ void Products::multiply(const Pass& pass, const Linear& linear, const kernels::L
   adapt(pass, linear, x.rows, y.rows);
 }
 
-void Products::multiply_activated(const Pass& pass, const Linear& linear, const kernels::LinearInput& x,
-                                  MlpActivation activation, AnyMatrix hidden, AnyMatrix activated) {
+void Products::activate(const Pass& pass, const Linear& linear, MlpActivation activation, AnyMatrix hidden,
+                        AnyMatrix activated) {
+  if (is_coded(pass, linear)) return coded_.code_activation(linear, activation, hidden, activated);
+  context_.timers.phase("activation");
+  kernels::mlp_activation(context_.execution, activation, hidden, activated);
+}
+
+void Products::multiply_activated(const Pass& pass, const Linear& linear, const Linear& next,
+                                  const kernels::LinearInput& x, MlpActivation activation, AnyMatrix hidden,
+                                  AnyMatrix activated) {
   context_.timers.phase("products");
   if (!pass.backward_follows && !adapts(linear))
     return kernels::linear_activated(context_.execution, forward_weights(pass, linear), x, hidden, activation,
                                      activated, buffers_.workspace);
   multiply(pass, linear, x, hidden);
-  context_.timers.phase("activation");
-  kernels::mlp_activation(context_.execution, activation, hidden, activated);
+  activate(pass, next, activation, hidden, activated);
 }
 
-void Products::propagate(const Pass& pass, const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx) {
+OutputGradient Products::propagate(const Pass& pass, const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx) {
   if (is_coded(pass, linear)) return coded_.propagate(linear, dy, dx, buffers_.workspace);
   context_.timers.phase("products");
   kernels::linear_backward(context_.execution, weights_of(linear), dy, dx, buffers_.workspace);
   if (!linear.transposed) context_.start_sum(dx);
   adapt_backward(pass, linear, x, dy, dx);
+  return {.rows = dy};
 }
 
 AnyMatrix Products::propagate_activated(const Pass& pass, const Linear& linear, AnyMatrix activated, AnyMatrix dy,
                                         MlpActivation activation, AnyMatrix hidden, AnyMatrix gradient) {
-  if (activation == MlpActivation::gelu && !adapts(linear) && !is_coded(pass, linear)) {
+  if (activation == MlpActivation::gelu && !adapts(linear)) {
     context_.timers.phase("products");
     kernels::linear_gelu_backward(context_.execution, weights_of(linear), dy, hidden, gradient, buffers_.workspace);
     return gradient;

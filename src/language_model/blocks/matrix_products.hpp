@@ -50,29 +50,40 @@ class Products {
   /// Those in 8 bits, in passes with Pass::coded.
   CodedProducts& coded() { return coded_; }
   void keep_input(const Linear& linear, kernels::Array<std::uint8_t> codes) { coded_.keep_input(linear, codes); }
-  /// In a coded pass codes x of the product, which is the next one. Does nothing for a product without codes.
+  /// True if the product is in 8 bits in this pass. Its x is to be coded before `multiply`.
+  bool is_coded(const Pass& pass, const Linear& linear) const { return pass.coded && coded_.has(linear); }
   void code_input(const Pass& pass, const Linear& linear, kernels::AnyMatrix x) {
-    if (pass.coded) coded_.code_input(linear, x);
+    if (is_coded(pass, linear)) coded_.code_input(linear, x);
   }
+  /// The same for x that is the activation of `hidden`; without codes, or where a step needs it, forms `activated`.
+  void activate(const Pass&, const Linear&, MlpActivation, kernels::AnyMatrix hidden, kernels::AnyMatrix activated);
 
   /// Computes y = x Wᵀ + b. A matrix that is stored transposed is divided by its inputs: y is a sum over the ranks, to
   /// be awaited. Norms and residual rows in x and y: of joined passes alone.
   void multiply(const Pass&, const Linear&, const kernels::LinearInput& x, const kernels::LinearOutput& y);
   /// Computes dx = dy W; with adapters hands the rows of their gradients to the sink. A matrix that is divided by its
-  /// outputs gives a sum over the ranks, to be awaited. dx is neither x nor dy.
-  void propagate(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy, kernels::AnyMatrix dx);
+  /// outputs gives a sum over the ranks, to be awaited. dx is neither x nor dy. Returns dy, as give_gradients takes it.
+  OutputGradient propagate(const Pass&, const Linear&, kernels::AnyMatrix x, kernels::AnyMatrix dy,
+                           kernels::AnyMatrix dx);
   /// Hands the rows of dW = dyᵀ x and db to the sink. first_row: of the rows in the micro-batch.
   void give_gradients(const Pass&, const Linear&, kernels::AnyMatrix x, const OutputGradient& dy,
                       std::int64_t first_row = 0) const;
 
-  /// Computes hidden = x Wᵀ + b and its activation. `hidden` need not be formed if no backward pass follows.
-  void multiply_activated(const Pass&, const Linear&, const kernels::LinearInput& x, MlpActivation,
+  /// Computes hidden = x Wᵀ + b and its activation, which is the input of `next`. `hidden` need not be formed if no
+  /// backward pass follows.
+  void multiply_activated(const Pass&, const Linear&, const Linear& next, const kernels::LinearInput& x, MlpActivation,
                           kernels::AnyMatrix hidden, kernels::AnyMatrix activated);
   /// Backward pass of a product whose input is the activation of `hidden`. Returns the gradient of `hidden`: in
   /// `gradient` if one kernel forms it; else it replaces `hidden`, and `gradient` is the gradient of the activation.
   kernels::AnyMatrix propagate_activated(const Pass&, const Linear&, kernels::AnyMatrix activated,
                                          kernels::AnyMatrix dy, MlpActivation, kernels::AnyMatrix hidden,
                                          kernels::AnyMatrix gradient);
+  /// `propagate` of a product in 8 bits whose outputs `hidden` have an activation with this gradient [rows, D]. dy
+  /// takes the place of `hidden`, if it is formed.
+  OutputGradient propagate_coded(const Linear& linear, MlpActivation activation, kernels::AnyMatrix hidden,
+                                 kernels::AnyMatrix gradient, kernels::AnyMatrix dx) {
+    return coded_.propagate_activation(linear, activation, hidden, gradient, dx, buffers_.workspace);
+  }
 
   const Context& context() const { return context_; }
 
@@ -82,7 +93,6 @@ class Products {
   bool applies_norm(const Linear& linear) const {
     return linear.index < buffers_.norm_terms.size() && linear.norm && !linear.is_packed();
   }
-  bool is_coded(const Pass& pass, const Linear& linear) const { return pass.coded && coded_.has(linear); }
   kernels::LinearWeights weights_of(const Linear&) const;
   kernels::LinearWeights forward_weights(const Pass&, const Linear&) const;
   void place_biases();

@@ -52,8 +52,7 @@ void MlpSublayer::bind(const Layers& layers, Products& products) {
 }
 
 void MlpSublayer::forward(const Pass& pass, const kernels::LinearInput& x) {
-  products_->multiply_activated(pass, *up_, x, model().mlp, pass.rows_of(hidden_), pass.rows_of(activated_));
-  products_->code_input(pass, *down_, pass.rows_of(activated_));
+  products_->multiply_activated(pass, *up_, *down_, x, model().mlp, pass.rows_of(hidden_), pass.rows_of(activated_));
 }
 
 void MlpSublayer::output(const Pass& pass, const kernels::LinearOutput& y) {
@@ -61,19 +60,23 @@ void MlpSublayer::output(const Pass& pass, const kernels::LinearOutput& y) {
 }
 
 void MlpSublayer::recompute(const Pass& pass) {
-  products_->context().timers.phase("activation");
-  kernels::mlp_activation(products_->context().execution, model().mlp, pass.rows_of(hidden_), pass.rows_of(activated_));
-  products_->code_input(pass, *down_, pass.rows_of(activated_));
+  products_->activate(pass, *down_, model().mlp, pass.rows_of(hidden_), pass.rows_of(activated_));
 }
 
 void MlpSublayer::backward(const Pass& pass, AnyMatrix x, const OutputGradient& dy, AnyMatrix dx) {
-  const AnyMatrix activated = pass.rows_of(activated_);
-  const AnyMatrix gradient = products_->propagate_activated(pass, *down_, activated, dy.rows, model().mlp,
-                                                            pass.rows_of(hidden_), pass.rows_of(gradient_));
-  products_->propagate(pass, *up_, x, gradient, dx);
+  const AnyMatrix activated = pass.rows_of(activated_), hidden = pass.rows_of(hidden_),
+                  gradient = pass.rows_of(gradient_);
+  OutputGradient of_hidden;
+  if (products_->is_coded(pass, *up_)) {
+    products_->propagate(pass, *down_, activated, dy.rows, gradient);
+    of_hidden = products_->propagate_coded(*up_, model().mlp, hidden, gradient, dx);
+  } else {
+    of_hidden.rows = products_->propagate_activated(pass, *down_, activated, dy.rows, model().mlp, hidden, gradient);
+    products_->propagate(pass, *up_, x, of_hidden.rows, dx);
+  }
   // Gradients of weights are formed while the ranks add up that of the input.
   products_->give_gradients(pass, *down_, activated, dy);
-  products_->give_gradients(pass, *up_, x, {gradient});
+  products_->give_gradients(pass, *up_, x, of_hidden);
 }
 
 }  // namespace weft::language_model
