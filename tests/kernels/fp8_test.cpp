@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/language/activation/coded_activation.hpp"
 #include "kernels/language/linear/linear.hpp"
 #include "tests/kernels/language/rows_support.hpp"
 
@@ -137,6 +138,91 @@ TEST_CASE("codes, their transpose and the largest magnitude are those of the def
               }
             CHECK(saturates == (factor < 1));
           }
+  });
+}
+
+TEST_CASE("sums over blocks of rows are formed in passing") {
+  for_each_backend([&](const Execution& execution) {
+    for (const auto& [rows, columns] : {std::pair{16, 16}, {128, 128}, {400, 272}})
+      for (const CodeType type : kCodeTypes) {
+        CAPTURE(rows);
+        const std::int64_t blocks = (rows + kCodeRows - 1) / kCodeRows;
+        const Rows from(random_floats(rows * columns, 1), rows, columns, Scalar::bf16);
+        const DeviceArray<float> scale(std::vector<float>{0.25f}), sums(blocks * columns);
+        const DeviceArray<std::uint8_t> codes(rows * columns);
+        code_matrix(execution, from.view(),
+                    {.type = type,
+                     .codes = {codes.data(), rows, columns, columns},
+                     .scale = scale.data(),
+                     .sums = {sums.data(), blocks, columns, columns}});
+        const std::vector<float> kept = from.values();
+        std::vector<double> want(static_cast<std::size_t>(blocks * columns));
+        for (std::int64_t i = 0; i < rows; ++i)
+          for (std::int64_t j = 0; j < columns; ++j)
+            want[i / kCodeRows * columns + j] += static_cast<double>(kept[i * columns + j]);
+        CHECK(relative_error(sums.values(), want) <= 1e-6);
+      }
+  });
+}
+
+TEST_CASE("activations in codes are the codes of activations") {
+  for_each_backend([&](const Execution& execution) {
+    for (const MlpActivation activation : {MlpActivation::gelu, MlpActivation::swiglu, MlpActivation::geglu,
+                                           MlpActivation::relu2, MlpActivation::gelu_exact})
+      for (const auto& [rows, columns] : {std::pair{16, 16}, {144, 272}, {256, 384}}) {
+        CAPTURE(static_cast<int>(activation));
+        CAPTURE(columns);
+        const std::int64_t width = is_gated(activation) ? 2 * columns : columns;
+        const Rows x(random_floats(rows * width, 1), rows, width, Scalar::bf16),
+            dy(random_floats(rows * columns, 2), rows, columns, Scalar::bf16), y(rows, columns, Scalar::bf16),
+            dx(rows, width, Scalar::bf16), memory(rows, width, Scalar::bf16);
+        mlp_activation(execution, activation, x.view(), y.view());
+        mlp_activation_backward(execution, activation, x.view(), dy.view(), dx.view());
+        const std::int64_t blocks = (rows + kCodeRows - 1) / kCodeRows;
+        const DeviceArray<float> sums(blocks * width), same_sums(blocks * width);
+        // Both kernels round the same value; a compiler may contract products and sums in one of them only.
+        const auto check = [&](const Coding& given, const Coded& want, const auto& code) {
+          DeviceArray<std::uint8_t> codes(want.rows * want.columns), transposed(want.rows * want.columns);
+          const DeviceArray<std::int32_t> largest(1);
+          Coding coding = given;
+          coding.type = want.type;
+          coding.codes = {codes.data(), want.rows, want.columns, want.columns};
+          coding.transposed = {transposed.data(), want.columns, want.rows, want.rows};
+          coding.scale = want.scale.data();
+          coding.largest = largest.data();
+          code(coding);
+          const std::vector<std::uint8_t> got = codes.values(), across = transposed.values(),
+                                          same = want.codes.values();
+          std::int64_t different = 0;
+          bool transposes = true;
+          for (std::int64_t i = 0; i < want.rows; ++i)
+            for (std::int64_t j = 0; j < want.columns; ++j) {
+              const int a = got[i * want.columns + j], b = same[i * want.columns + j];
+              different += a != b;
+              CHECK(std::abs(a - b) <= 1);
+              transposes = transposes && across[j * want.rows + i] == a;
+            }
+          CHECK(transposes);
+          CHECK(different <= want.rows * want.columns / 500);
+          CHECK(std::abs(largest.values()[0] - want.largest.values()[0]) <= 1 << 16);  // a unit of bf16
+        };
+        const Coded of_y(execution, y.view(), CodeType::e4m3), of_dx(execution, dx.view(), CodeType::e5m2);
+        check({}, of_y, [&](const Coding& coding) {
+          code_activation(execution, activation, x.view(), memory.view().columns_from(0, columns), coding);
+        });
+        check({.sums = {sums.data(), blocks, width, width}}, of_dx, [&](const Coding& coding) {
+          code_activation_backward(execution, activation, x.view(), dy.view(), memory.view(), coding);
+        });
+        const DeviceArray<std::uint8_t> codes(rows * width);
+        code_matrix(execution, dx.view(),
+                    {.type = CodeType::e5m2,
+                     .codes = {codes.data(), rows, width, width},
+                     .scale = of_dx.scale.data(),
+                     .sums = {same_sums.data(), blocks, width, width}});
+        std::vector<double> want;
+        for (const float sum : same_sums.values()) want.push_back(static_cast<double>(sum));
+        CHECK(relative_error(sums.values(), want) <= 1e-4);
+      }
   });
 }
 
