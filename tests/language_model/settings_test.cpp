@@ -133,6 +133,7 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[language_model]\nsparse_local = 4\n", "64 tokens of language_model.window");
   refused("[language_model]\nattention_dropout = 1.0\n", "language_model.attention_dropout");
   if (!kernels::kCudaBuild) refused("[device]\nprecision = \"tf32\"\n", "needs a GPU");
+  refused("[device]\nfp8_forward = true\n", "device.fp8 multiplies in 8 bits in both passes");
   refused("[device]\nfp8 = true\n", "is for device.precision = \"bf16\" only");
   constexpr const char* kFp8 = "[device]\nprecision = \"bf16\"\nfp8 = true\n";
   refused(kFp8 + std::string("[language_model]\nheads = 3\nd_model = 24\n"), "multiples of 16");

@@ -268,6 +268,7 @@ void add_device_keys(input::Schema& schema, Configuration& configuration) {
       .not_with("memory.swap_activations", {}, "blocks would have to have the same activations")
       .not_with("privacy.enabled", {}, "gradients of single records are formed from rows in bf16")
       .free();
+  schema.retired("device.fp8_forward", "device.fp8 multiplies in 8 bits in both passes; take it or leave it out");
   schema
       .add("device.attention", configuration.attention_kernels,
            {{"auto", AttentionImplementation::recorded},
