@@ -63,6 +63,8 @@ struct Sizes {
   /// of them that are: all but the last of each block. The activations of the last block are still in memory.
   ProductSums of_recomputed, again;
   ProductSums coded;  ///< products in 8 bits
+  /// Columns of their inputs and of the gradients of their outputs that are not coded as an activation forms them.
+  double coded_inputs = 0, coded_outputs = 0;
 
   Sizes(const Configuration& c, const Architecture& a)
       : n(number(c.rank_tokens())),
@@ -84,13 +86,19 @@ struct Sizes {
     for (std::size_t i = 0; i < products.size(); ++i) {
       blocks.add(products[i]);
       if (c.fp8 && products[i].block() != block_name(0) && products[i].block() != block_name(last_block))
-        coded.add(products[i]);
+        add_coded(products[i]);
       if (recompute != Recompute::block || products[i].block() == block_name(last_block)) continue;
       of_recomputed.add(products[i]);
       if (products[i + 1].block() == products[i].block()) again.add(products[i]);
     }
   }
 
+  void add_coded(const Product& product) {
+    coded.add(product);
+    const bool mlp = product.prefix.ends_with("mlp/");
+    coded_inputs += mlp && product.writes_residual ? 0 : number(product.inputs);
+    coded_outputs += mlp && !product.writes_residual ? 0 : number(product.outputs());
+  }
   double head() const { return vocabulary * width; }
   double matrices() const { return blocks.elements + head(); }
   double multiplied() const { return blocks.multiplied + head(); }
@@ -183,7 +191,7 @@ PassWork undivided_work_of(std::string_view phase, const Configuration& configur
   if (phase == "codes") {
     // Rows are read once and written in two forms; weights are read twice, for their largest value and to be coded.
     const double formed = s.e + 2, weights = (2 * s.base.read + 2) * s.coded.elements;
-    return {{s.n * formed * s.coded.inputs + weights, 0}, {s.n * formed * s.coded.outputs, 0}};
+    return {{s.n * formed * s.coded_inputs + weights, 0}, {s.n * formed * s.coded_outputs, 0}};
   }
   if (phase == "norms") {
     // Forward with the sum of the residual stream: two read, two written; backward the same. Computed again: one and
