@@ -3,7 +3,6 @@
 
 #include "base/error.hpp"
 #include "kernels/dispatch.hpp"
-#include "kernels/workspace.hpp"
 
 namespace weft::kernels {
 
@@ -17,40 +16,26 @@ decltype(kernels::gemm_coded) gemm_coded;
 decltype(kernels::gemm_coded_with_bias) gemm_coded_with_bias;
 }  // namespace cuda
 
-std::int64_t coded_bytes(std::int64_t rows, std::int64_t columns) {
-  Workspace layout(nullptr);
-  layout.take<std::uint8_t>(rows * columns);
-  layout.take<float>(rows);
-  return layout.bytes();
-}
-
-CodedRows coded_rows(Array<std::byte> memory, std::int64_t rows, std::int64_t columns) {
-  Workspace layout(memory.data);
-  const Array<std::uint8_t> codes = layout.take<std::uint8_t>(rows * columns);
-  const Array<float> scales = layout.take<float>(rows);
-  if (layout.bytes() > memory.size)
-    throw Error(ExitCode::internal, "coded_rows: the memory has " + std::to_string(memory.size) + " bytes (" +
-                                        std::to_string(layout.bytes()) + " are needed; see coded_bytes)");
-  return {{codes.data, rows, columns, columns}, scales};
-}
-
 namespace {
-void require_columns(const CodedRows& x, const AnyMatrix& y) {
-  if (x.codes.columns % kCodedColumns != 0 || y.columns % kCodedColumns != 0 || y.stride % 8 != 0)
-    throw Error(ExitCode::internal, "gemm_coded: rows are no multiples of 16 elements");
+void require_multiples(const CodedMatrix& a, const CodedMatrix& b, const AnyMatrix& c) {
+  for (const std::int64_t size : {a.codes.rows, a.codes.columns, b.codes.rows, a.codes.stride, b.codes.stride})
+    if (size % kCodedMultiple != 0)
+      throw Error(ExitCode::internal, "gemm_coded: a size is " + std::to_string(size) + ", not a multiple of 16");
+  if (a.codes.columns != b.codes.columns || c.rows != a.codes.rows || c.columns != b.codes.rows || c.stride % 8 != 0)
+    throw Error(ExitCode::internal, "gemm_coded: the operands do not fit the result");
 }
 }  // namespace
 
-void gemm_coded(const Execution& execution, const CodedRows& x, const CodedRows& weight, AnyMatrix y,
-                Array<std::byte> workspace) {
-  require_columns(x, y);
-  dispatch<portable::gemm_coded, cuda::gemm_coded>(execution, x, weight, y, workspace);
+void gemm_coded(const Execution& execution, const CodedMatrix& a, const CodedMatrix& b, float beta, AnyMatrix c,
+                bool fast, Array<std::byte> workspace) {
+  require_multiples(a, b, c);
+  dispatch<portable::gemm_coded, cuda::gemm_coded>(execution, a, b, beta, c, fast, workspace);
 }
 
-bool gemm_coded_with_bias(const Execution& execution, const CodedRows& x, const CodedRows& weight,
-                          Array<const bf16> bias, AnyMatrix y, Array<std::byte> workspace) {
-  require_columns(x, y);
-  return dispatch<portable::gemm_coded_with_bias, cuda::gemm_coded_with_bias>(execution, x, weight, bias, y, workspace);
+bool gemm_coded_with_bias(const Execution& execution, const CodedMatrix& a, const CodedMatrix& b,
+                          Array<const bf16> bias, AnyMatrix c, Array<std::byte> workspace) {
+  require_multiples(a, b, c);
+  return dispatch<portable::gemm_coded_with_bias, cuda::gemm_coded_with_bias>(execution, a, b, bias, c, workspace);
 }
 
 }  // namespace weft::kernels

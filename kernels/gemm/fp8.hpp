@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of operands in 8 bits: y = x W^T with x and W rounded to e4m3 codes (optimize/codec.hpp), one fp32 scale per
-// row of each, fp32 sums:
+// Products of operands in 8 bits: C = A Bᵀ + beta C, with fp32 sums,
 //
-//   y_ij = s_i t_j sum over k of X_ik W_jk        s_i = max |x_ik| over k / 448, t_j likewise
+//   C_ij = s t sum over k of A_ik B_jk + beta C_ij
 //
-// The scales follow from the rows as they are (no history): the result depends neither on earlier steps nor on the
-// division of a batch into micro-batches. Rounding errs by at most 2^-4 of an element, and by 2^-10 s_i below 2^-6 s_i.
+// A and B are matrices of codes, e4m3 or e5m2 (fp8_codes.hpp), with one scale each, s and t, which lie where the
+// kernels run. Both are stored with the index of the sum last, as the matrix units of a GPU read them; who needs a
+// matrix in a product over its rows as well codes it together with its transpose.
 //
-// The product runs in cuBLASLt (compute capability 9.0, 16-byte rows); the portable backend multiplies the decoded
-// operands in fp32, which differs by the rounding of sums.
+// Scales are powers of two that follow from a largest magnitude: of an earlier step, or of the matrix itself. The
+// product with a power of two is exact, so a code is the value rounded once. Values beyond the largest code saturate.
+// The largest magnitude is kept as the bits of an fp32 number, whose order as integers is that of the numbers, and of
+// infinity and NaN above them: a maximum of integers, which any order of threads and ranks leaves the same.
+//
+// The product runs in cuBLASLt (compute capability 8.9); the portable backend multiplies the decoded operands in fp32,
+// which differs by the rounding of sums.
 #pragma once
 
 #include <cstddef>
@@ -18,37 +23,57 @@
 #include "kernels/array.hpp"
 #include "kernels/bf16.hpp"
 #include "kernels/dispatch.hpp"
-#include "kernels/gemm/gemm.hpp"
+#include "kernels/gemm/fp8_codes.hpp"
 
 namespace weft::kernels {
 
-/// Columns of a product in 8 bits, of operands and result, are multiples of this.
-inline constexpr std::int64_t kCodedColumns = 16;
+/// Sizes of a product in 8 bits, of operands and result, are multiples of this.
+inline constexpr std::int64_t kCodedMultiple = 16;
 
-/// A matrix in codes: value(i, j) = codes(i, j) * scales[i].
-struct CodedRows {
-  Matrix<std::uint8_t> codes;  ///< [rows, columns] without gaps
-  Array<float> scales;         ///< [rows]
+/// Rows of a block of Coding::sums; the last one may have fewer.
+inline constexpr std::int64_t kCodeRows = 128;
+
+/// A matrix in codes: value(i, j) = codes(i, j) * *scale.
+struct CodedMatrix {
+  Matrix<const std::uint8_t> codes;
+  CodeType type = CodeType::e4m3;
+  const float* scale = nullptr;  ///< [1]
 };
 
-/// Bytes of a matrix in codes.
-std::int64_t coded_bytes(std::int64_t rows, std::int64_t columns);
-/// The matrix in that memory (aligned to 256 bytes).
-CodedRows coded_rows(Array<std::byte> memory, std::int64_t rows, std::int64_t columns);
+/// What is formed of a matrix [rows, columns].
+struct Coding {
+  CodeType type = CodeType::e4m3;
+  Matrix<std::uint8_t> codes = {};       ///< [rows, columns], or without data
+  Matrix<std::uint8_t> transposed = {};  ///< [columns, rows], or without data
+  const float* scale = nullptr;          ///< [1], of form_scales
+  std::int32_t* largest = nullptr;       ///< [1], raised to the largest magnitude; null: not wanted
+  Matrix<float> sums = {};  ///< [blocks of kCodeRows rows, columns], sums of the elements of a block; or without data
+};
 
-/// Rounds rows; with Form::transposed those of the transpose: row i of `to` is column i of `from`. fp32, bf16 or fp16.
-/// Elements that are not finite become NaN.
-WEFT_KERNEL(code_rows, void(const Execution&, AnyMatrix from, Form form, const CodedRows& to));
+/// Codes `from` (fp32, bf16 or fp16). Elements that are not finite become NaN.
+WEFT_KERNEL(code_matrix, void(const Execution&, AnyMatrix from, const Coding&));
 
-WEFT_KERNEL(gemm_coded_workspace, std::int64_t(Backend, std::int64_t rows, std::int64_t columns, std::int64_t inner));
+/// Raises *largest to the largest magnitude of `from`.
+WEFT_KERNEL(largest_magnitude, void(const Execution&, AnyMatrix from, std::int32_t* largest));
 
-/// y [rows, columns] = x [rows, inner] times the transpose of weight [columns, inner]; y is bf16. Throws
-/// Error(internal) if columns are no multiples of kCodedColumns.
-void gemm_coded(const Execution&, const CodedRows& x, const CodedRows& weight, AnyMatrix y, Array<std::byte> workspace);
-/// Computes `gemm_coded` plus a bias [columns], added before the sums are rounded. False if the dense library does not
-/// take it (on the portable backend it does not): nothing is enqueued then.
-bool gemm_coded_with_bias(const Execution&, const CodedRows& x, const CodedRows& weight, Array<const bf16> bias,
-                          AnyMatrix y, Array<std::byte> workspace);
+/// scales[i] = the scale for values up to the magnitude largest[i] (code_scale).
+void form_scales(const Execution&, Array<const std::int32_t> largest, CodeType type, Array<float> scales);
+
+/// kept[i] = largest[i] where that is finite and not 0; largest[i] = 0.
+void keep_largest(const Execution&, Array<std::int32_t> largest, Array<std::int32_t> kept);
+
+/// Bytes of workspace of a product of which C is [rows, columns] of this type.
+WEFT_KERNEL(gemm_coded_workspace,
+            std::int64_t(Backend, Scalar c, std::int64_t rows, std::int64_t columns, std::int64_t inner));
+
+/// C = A Bᵀ + beta C. A [rows, inner], B [columns, inner], not both e5m2; C bf16, or fp32. fast: a GPU may keep sums
+/// with fewer bits than fp32. Throws Error(internal) if sizes are no multiples of kCodedMultiple.
+void gemm_coded(const Execution&, const CodedMatrix& a, const CodedMatrix& b, float beta, AnyMatrix c, bool fast,
+                Array<std::byte> workspace);
+/// Computes A Bᵀ plus a bias [columns], added before the sums are rounded; C in bf16, sums as with `fast`. False if the
+/// dense library does not take it (on the portable backend it does not): nothing is enqueued then.
+bool gemm_coded_with_bias(const Execution&, const CodedMatrix& a, const CodedMatrix& b, Array<const bf16> bias,
+                          AnyMatrix c, Array<std::byte> workspace);
 
 /// Why this GPU has no products in 8 bits; "" if it has, and on the portable backend.
 WEFT_KERNEL(coded_obstacle, std::string(Backend));

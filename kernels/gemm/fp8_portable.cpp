@@ -1,41 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/gemm/fp8.hpp"
-#include "kernels/optimize/codec.hpp"
+#include "kernels/gemm/gemm.hpp"
 #include "kernels/portable.hpp"
 #include "kernels/workspace.hpp"
 
-namespace weft::kernels::portable {
+namespace weft::kernels {
+namespace portable {
 namespace {
-
-struct CodeScratch {
-  float values[kChunkColumns];
-};
 
 /// fp32 copies of both operands, and what their product needs.
 struct Decoded {
-  Array<float> x, weight;
+  Array<float> a, b;
   Array<std::byte> product;
   std::int64_t bytes;
 
-  Decoded(std::byte* memory, std::int64_t rows, std::int64_t columns, std::int64_t inner) {
+  Decoded(std::byte* memory, Scalar type, std::int64_t rows, std::int64_t columns, std::int64_t inner) {
     Workspace layout(memory);
-    x = layout.take<float>(rows * inner);
-    weight = layout.take<float>(columns * inner);
-    product = layout.take<std::byte>(gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::bf16, rows, columns, inner));
+    a = layout.take<float>(rows * inner);
+    b = layout.take<float>(columns * inner);
+    product = layout.take<std::byte>(gemm_workspace(Scalar::fp32, Scalar::fp32, type, rows, columns, inner));
     bytes = layout.bytes();
   }
 };
 
-void decode(const Execution& execution, const CodedRows& from, Array<float> to) {
-  const CodedRows rows = from;
+void decode(const Execution& execution, const CodedMatrix& from, Array<float> to) {
+  const CodedMatrix source = from;
   for_all(
       execution, "fp8: decode", to.size, KOKKOS_LAMBDA(std::int64_t i) {
-        to[i] = code_to_float(rows.codes.data[i]) * rows.scales[i / rows.codes.columns];
+        const std::int64_t columns = source.codes.columns;
+        to[i] = value_of_code(source.type, source.codes(i / columns, i % columns)) * *source.scale;
       });
 }
-
-/// Magnitudes as integers: their order is that of the numbers, and of infinity and NaN above them.
-KOKKOS_FORCEINLINE_FUNCTION std::uint32_t magnitude(float value) { return float_bits(value) & 0x7fffffffu; }
 
 KOKKOS_FORCEINLINE_FUNCTION float element(const AnyMatrix& matrix, std::int64_t row, std::int64_t column) {
   const std::int64_t at = row * matrix.stride + column;
@@ -44,85 +39,92 @@ KOKKOS_FORCEINLINE_FUNCTION float element(const AnyMatrix& matrix, std::int64_t 
   return static_cast<const half*>(matrix.data)[at];
 }
 
-/// Columns of `from` in blocks of rows, so that there is work for many threads: the largest magnitudes first, which are
-/// merged by integer maxima.
-void code_columns(const Execution& execution, const AnyMatrix& from, const CodedRows& to) {
-  constexpr std::int64_t kRows = 16;
-  const std::int64_t columns = from.columns, blocks = (from.rows + kRows - 1) / kRows;
+/// Runs body(row, column, value) on each element, those of a tile in one call, and raises *largest, if it is not null,
+/// once per tile.
+template <class Body>
+void for_tiles(const Execution& execution, const char* name, const AnyMatrix& from, std::int32_t* largest,
+               const Body& body) {
+  constexpr std::int64_t kTile = 32;
   const AnyMatrix source = from;
-  const CodedRows target = to;
-  auto* const largest = reinterpret_cast<std::uint32_t*>(to.scales.data);
+  const std::int64_t across = (from.columns + kTile - 1) / kTile, down = (from.rows + kTile - 1) / kTile;
   for_all(
-      execution, "fp8: clear", columns, KOKKOS_LAMBDA(std::int64_t j) { largest[j] = 0; });
-  for_all(
-      execution, "fp8: largest", blocks * columns, KOKKOS_LAMBDA(std::int64_t i) {
-        const std::int64_t begin = i / columns * kRows, j = i % columns;
-        std::uint32_t most = 0;
-        for (std::int64_t row = begin; row < begin + kRows && row < source.rows; ++row) {
-          const std::uint32_t here = magnitude(element(source, row, j));
-          most = here > most ? here : most;
-        }
-        Kokkos::atomic_max(largest + j, most);
+      execution, name, across * down, KOKKOS_LAMBDA(std::int64_t tile) {
+        const std::int64_t first_row = tile / across * kTile, first_column = tile % across * kTile;
+        std::int32_t most = 0;
+        for (std::int64_t row = first_row; row < first_row + kTile && row < source.rows; ++row)
+          for (std::int64_t column = first_column; column < first_column + kTile && column < source.columns; ++column) {
+            const float value = element(source, row, column);
+            const std::int32_t bits = magnitude_bits(value);
+            most = bits > most ? bits : most;
+            body(row, column, value);
+          }
+        if (largest != nullptr) Kokkos::atomic_max(largest, most);
       });
-  for_all(
-      execution, "fp8: code", blocks * columns, KOKKOS_LAMBDA(std::int64_t i) {
-        const std::int64_t begin = i / columns * kRows, j = i % columns;
-        const float inverse = inverse_scale(block_scale(bits_float(largest[j])));
-        for (std::int64_t row = begin; row < begin + kRows && row < source.rows; ++row)
-          target.codes(j, row) = code_nearest(element(source, row, j) * inverse);
-      });
-  for_all(
-      execution, "fp8: scales", columns,
-      KOKKOS_LAMBDA(std::int64_t j) { target.scales[j] = block_scale(bits_float(largest[j])); });
 }
 
 }  // namespace
 
-void code_rows(const Execution& execution, AnyMatrix from, Form form, const CodedRows& to) {
-  if (form == Form::transposed) return code_columns(execution, from, to);
-  const CodedRows target = to;
-  for_teams(
-      execution, "fp8: code rows", from.rows, sizeof(CodeScratch), KOKKOS_LAMBDA(const Team& team) {
-        CodeScratch& buffer = scratch<CodeScratch>(team);
-        const std::int64_t row = team.league_rank();
-        float largest = 0.0f;
-        int bad = 0;
-        for_chunks(from.columns, from.columns, [&](std::int64_t column, int count) {
-          const float* x = row_chunk(team, from, row, column, count, buffer.values);
-          largest = max_columns(team, count, largest, [&](int c) { return bits_float(magnitude(x[c])); });
-          bad += sum_columns<int>(team, count, [&](int c) { return is_finite(x[c]) ? 0 : 1; });
-        });
-        // A row with an element that is not finite is NaN in the product, whatever its other elements are.
-        const float scale = bad == 0 ? block_scale(largest) : bits_float(0x7fc00000u);
-        const float inverse = inverse_scale(scale);
-        for_chunks(from.columns, from.columns, [&](std::int64_t column, int count) {
-          const float* x = row_chunk(team, from, row, column, count, buffer.values);
-          std::uint8_t* codes = target.codes.row(row) + column;
-          for_columns(team, count, [&](int c) { codes[c] = code_nearest(x[c] * inverse); });
-        });
-        once(team, [&] { target.scales[row] = scale; });
+void code_matrix(const Execution& execution, AnyMatrix from, const Coding& coding) {
+  const Coding to = coding;
+  for_tiles(
+      execution, "fp8: code", from, to.largest, KOKKOS_LAMBDA(std::int64_t row, std::int64_t column, float value) {
+        const bool finite = magnitude_bits(value) < kInfinityBits;
+        const float scaled = finite ? value * (1.0f / *to.scale) : bits_float(0x7fc00000u);
+        const std::uint8_t code = code_of_value(to.type, scaled);
+        if (to.codes.data != nullptr) to.codes(row, column) = code;
+        if (to.transposed.data != nullptr) to.transposed(column, row) = code;
+      });
+  if (to.sums.data == nullptr) return;
+  const AnyMatrix source = from;
+  for_all(
+      execution, "fp8: sums", to.sums.rows * from.columns, KOKKOS_LAMBDA(std::int64_t i) {
+        const std::int64_t begin = i / source.columns * kCodeRows, column = i % source.columns;
+        float sum = 0.0f;
+        for (std::int64_t row = begin; row < begin + kCodeRows && row < source.rows; ++row)
+          sum += element(source, row, column);
+        to.sums(i / source.columns, column) = sum;
       });
 }
 
-std::int64_t gemm_coded_workspace(Backend, std::int64_t rows, std::int64_t columns, std::int64_t inner) {
-  return Decoded(nullptr, rows, columns, inner).bytes;
+void largest_magnitude(const Execution& execution, AnyMatrix from, std::int32_t* largest) {
+  for_tiles(execution, "fp8: largest", from, largest, KOKKOS_LAMBDA(std::int64_t, std::int64_t, float){});
 }
 
-void gemm_coded(const Execution& execution, const CodedRows& x, const CodedRows& weight, AnyMatrix y,
+std::int64_t gemm_coded_workspace(Backend, Scalar c, std::int64_t rows, std::int64_t columns, std::int64_t inner) {
+  return Decoded(nullptr, c, rows, columns, inner).bytes;
+}
+
+void gemm_coded(const Execution& execution, const CodedMatrix& a, const CodedMatrix& b, float beta, AnyMatrix c, bool,
                 Array<std::byte> workspace) {
-  const std::int64_t inner = x.codes.columns;
-  const Decoded decoded(workspace.data, y.rows, y.columns, inner);
-  decode(execution, x, decoded.x);
-  decode(execution, weight, decoded.weight);
-  gemm(execution, 1.0f, {decoded.x.data, Scalar::fp32, y.rows, inner, inner}, Form::plain,
-       {decoded.weight.data, Scalar::fp32, y.columns, inner, inner}, Form::transposed, 0.0f, y, decoded.product);
+  const std::int64_t inner = a.codes.columns;
+  const Decoded decoded(workspace.data, c.type, c.rows, c.columns, inner);
+  decode(execution, a, decoded.a);
+  decode(execution, b, decoded.b);
+  gemm(execution, 1.0f, {decoded.a.data, Scalar::fp32, c.rows, inner, inner}, Form::plain,
+       {decoded.b.data, Scalar::fp32, c.columns, inner, inner}, Form::transposed, beta, c, decoded.product);
 }
 
-bool gemm_coded_with_bias(const Execution&, const CodedRows&, const CodedRows&, Array<const bf16>, AnyMatrix,
+bool gemm_coded_with_bias(const Execution&, const CodedMatrix&, const CodedMatrix&, Array<const bf16>, AnyMatrix,
                           Array<std::byte>) {
   return false;
 }
 
 std::string coded_obstacle(Backend) { return ""; }
 
-}  // namespace weft::kernels::portable
+}  // namespace portable
+
+void form_scales(const Execution& execution, Array<const std::int32_t> largest, CodeType type, Array<float> scales) {
+  for_all(
+      execution, "fp8: scales", scales.size,
+      KOKKOS_LAMBDA(std::int64_t i) { scales[i] = code_scale(largest[i], type); });
+}
+
+void keep_largest(const Execution& execution, Array<std::int32_t> largest, Array<std::int32_t> kept) {
+  for_all(
+      execution, "fp8: keep", kept.size, KOKKOS_LAMBDA(std::int64_t i) {
+        if (largest[i] > 0 && largest[i] < kInfinityBits) kept[i] = largest[i];
+        largest[i] = 0;
+      });
+}
+
+}  // namespace weft::kernels

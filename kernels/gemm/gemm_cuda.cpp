@@ -46,8 +46,12 @@ cudaDataType type_of(Scalar type) {
   if (type == Scalar::fp32) return CUDA_R_32F;
   if (type == Scalar::bf16) return CUDA_R_16BF;
   if (type == Scalar::fp16) return CUDA_R_16F;
-  if (type == Scalar::u8) return CUDA_R_8F_E4M3;
   throw Error(ExitCode::internal, "gemm: operands must be fp32, bf16 or fp16");
+}
+
+cudaDataType operand_type(Scalar type, CodeType code) {
+  if (type != Scalar::u8) return type_of(type);
+  return code == CodeType::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
 }
 
 cublasLtEpilogue_t epilogue_of(Epilogue::Kind kind) {
@@ -89,7 +93,7 @@ bool from_hexadecimal(const std::string& text, cublasLtMatmulAlgo_t& algorithm) 
 
 /// True if the sum over `inner` may be cut into parts. Products with few outputs and long sums, such as the gradients
 /// of weights over all rows, would otherwise occupy a part of the GPU.
-bool may_split(const GemmShape& shape) { return bytes_of(shape.input) == 2 && shape.output == Scalar::fp32; }
+bool may_split(const GemmShape& shape) { return bytes_of(shape.input) <= 2 && shape.output == Scalar::fp32; }
 
 /// True if the sum over `inner` is cut into parts that are added later.
 bool splits_sum(const cublasLtMatmulAlgo_t& algorithm) {
@@ -117,16 +121,14 @@ struct Gemm::Plan {
     set_form(CUBLASLT_MATMUL_DESC_TRANSA, shape.b_form);
     set_form(CUBLASLT_MATMUL_DESC_TRANSB, shape.a_form);
     if (shape.input == Scalar::u8) {
-      // One scale per row of each operand. Proposals depend on scales being there, not on where they are.
-      const std::int32_t by_row = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-      for (const auto which : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
-        check(cublasLtMatmulDescSetAttribute(operation, which, &by_row, sizeof by_row), "describing a product");
+      // Proposals depend on scales being there, not on where they are.
       const void* const anywhere = reinterpret_cast<const void*>(std::uintptr_t{256});
       set_scales(anywhere, anywhere);
+      set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(shape.fast ? 1 : 0));
     }
-    const cudaDataType in = type_of(shape.input), out = type_of(shape.output);
-    a = layout_of(in, shape.a_form, shape.rows, shape.inner, shape.a_stride);
-    b = layout_of(in, shape.b_form, shape.inner, shape.columns, shape.b_stride);
+    const cudaDataType out = type_of(shape.output);
+    a = layout_of(operand_type(shape.input, shape.a_code), shape.a_form, shape.rows, shape.inner, shape.a_stride);
+    b = layout_of(operand_type(shape.input, shape.b_code), shape.b_form, shape.inner, shape.columns, shape.b_stride);
     c = layout_of(out, Form::plain, shape.rows, shape.columns, shape.c_stride);
     if (shape.batch.count > 1) {
       set_batch(a, shape.batch.count, shape.batch.a);
@@ -262,10 +264,11 @@ void Gemm::run(const Execution& execution, const void* a, const void* b, void* c
         "a product");
 }
 
-void Gemm::run_coded(const Execution& execution, const void* a, const float* a_scales, const void* b,
-                     const float* b_scales, void* c, Array<std::byte> workspace, const Epilogue& epilogue) const {
-  plan_->set_scales(a_scales, b_scales);
-  run(execution, a, b, c, workspace, 1.0f, 0.0f, epilogue);
+void Gemm::run_coded(const Execution& execution, const void* a, const float* a_scale, const void* b,
+                     const float* b_scale, float beta, void* c, Array<std::byte> workspace,
+                     const Epilogue& epilogue) const {
+  plan_->set_scales(a_scale, b_scale);
+  run(execution, a, b, c, workspace, 1.0f, beta, epilogue);
 }
 
 const GemmRecord& Gemm::record() const { return plan_->record; }
@@ -356,11 +359,12 @@ std::int64_t common_alignment(std::initializer_list<AnyMatrix> matrices) {
 
 }  // namespace
 
-bool multiply_coded(const Execution& execution, const GemmShape& shape, const void* a, const float* a_scales,
-                    const void* b, const float* b_scales, void* c, Array<std::byte> workspace, const void* bias) {
+bool multiply_coded(const Execution& execution, const GemmShape& shape, const void* a, const float* a_scale,
+                    const void* b, const float* b_scale, float beta, void* c, Array<std::byte> workspace,
+                    const void* bias) {
   if (shape.epilogue != Epilogue::Kind::none && !has_algorithm(shape, workspace.size)) return false;
   const Epilogue epilogue{.kind = shape.epilogue, .bias = bias};
-  product_of(shape, workspace.size).run_coded(execution, a, a_scales, b, b_scales, c, workspace, epilogue);
+  product_of(shape, workspace.size).run_coded(execution, a, a_scale, b, b_scale, beta, c, workspace, epilogue);
   return true;
 }
 

@@ -3,7 +3,7 @@
 // Dense products of gemm.hpp through cuBLASLt, and the table of the algorithms that they use.
 //
 // Invariant. The algorithm is fixed when a Gemm is made: that of the algorithm table, or the library's first. Only
-// products of bf16 into fp32 may split the sum; the parts are added in a fixed order. Nothing is timed unless
+// products of bf16 or codes into fp32 may split the sum; the parts are added in a fixed order. Nothing is timed unless
 // `Gemm::tune` is called, so two runs of one build on one GPU type give the same bits. fp32 operands are multiplied in
 // fp32, or in TF32 if the shape says so.
 //
@@ -18,6 +18,7 @@
 
 #include "kernels/array.hpp"
 #include "kernels/execution.hpp"
+#include "kernels/gemm/fp8_codes.hpp"
 #include "kernels/gemm/gemm.hpp"
 
 namespace weft::kernels::cuda {
@@ -33,15 +34,17 @@ struct GemmShape {
   std::int64_t a_stride = 0;  ///< elements from row to row, as stored
   std::int64_t b_stride = 0;
   std::int64_t c_stride = 0;
-  Scalar input = Scalar::bf16;  ///< type of A and B: fp32, bf16, fp16, or u8: e4m3 codes with a scale per row (fp8.hpp)
+  Scalar input = Scalar::bf16;  ///< type of A and B: fp32, bf16, fp16, or u8: codes with a scale each (fp8.hpp)
   Scalar output = Scalar::bf16;
   std::int64_t alignment = 16;  ///< bytes that all three addresses and row lengths are a multiple of (16 is fastest)
   Form a_form = Form::plain;
   Form b_form = Form::transposed;
   Epilogue::Kind epilogue = Epilogue::Kind::none;
-  std::int64_t hidden_stride = 0;  ///< row length of Epilogue::hidden, 0 without
-  bool tf32 = false;               ///< fp32 operands are rounded to TF32
-  Batch batch = {};                ///< products in one call
+  std::int64_t hidden_stride = 0;                             ///< row length of Epilogue::hidden, 0 without
+  bool tf32 = false;                                          ///< fp32 operands are rounded to TF32
+  Batch batch = {};                                           ///< products in one call
+  CodeType a_code = CodeType::e4m3, b_code = CodeType::e4m3;  ///< of operands in codes
+  bool fast = false;  ///< sums of products of codes may be kept with fewer bits than fp32
 
   bool operator==(const GemmShape&) const = default;
 };
@@ -71,9 +74,9 @@ class Gemm {
   /// matrix of the shape's epilogue.
   void run(const Execution&, const void* a, const void* b, void* c, Array<std::byte> workspace, float alpha = 1.0f,
            float beta = 0.0f, const Epilogue& epilogue = {}) const;
-  /// Runs the product with operands in codes: scales [rows] of A and [columns] of B.
-  void run_coded(const Execution&, const void* a, const float* a_scales, const void* b, const float* b_scales, void* c,
-                 Array<std::byte> workspace, const Epilogue& epilogue = {}) const;
+  /// Runs the product with operands in codes and their scales.
+  void run_coded(const Execution&, const void* a, const float* a_scale, const void* b, const float* b_scale, float beta,
+                 void* c, Array<std::byte> workspace, const Epilogue& epilogue = {}) const;
 
   const GemmRecord& record() const;
 
@@ -92,8 +95,8 @@ class Gemm {
 
 /// The product of a shape in codes (Gemm::run_coded), prepared once like those of gemm.hpp. bias: of the shape's
 /// epilogue. False if the library has no algorithm with this epilogue: nothing is enqueued then.
-bool multiply_coded(const Execution&, const GemmShape&, const void* a, const float* a_scales, const void* b,
-                    const float* b_scales, void* c, Array<std::byte> workspace, const void* bias = nullptr);
+bool multiply_coded(const Execution&, const GemmShape&, const void* a, const float* a_scale, const void* b,
+                    const float* b_scale, float beta, void* c, Array<std::byte> workspace, const void* bias = nullptr);
 
 /// Sets the algorithm table: an entry is used where it fits shape, GPU and library; before the first product of a
 /// shape.

@@ -315,4 +315,11 @@ void DataParallel::sum(kernels::Array<double> values, const char* name) {
   await_exchanges();
 }
 
+void DataParallel::maximum(kernels::Array<std::int32_t> values, const char* name) {
+  begin();
+  ranks_->maximum(values, name);
+  end();
+  await_exchanges();
+}
+
 }  // namespace weft::model

@@ -102,6 +102,7 @@ class DataParallel {
   /// Collective.
   void all_gather(void* all, std::span<const std::int64_t> bytes, const char* name);
   void sum(kernels::Array<double> values, const char* name);
+  void maximum(kernels::Array<std::int32_t> values, const char* name);
   /// The largest of the values of the ranks, on the host. Collective.
   std::int64_t most(std::int64_t value) const;
   bool leaves_the_host_free() const { return ranks_->leaves_the_host_free(); }

@@ -276,6 +276,11 @@ void AccumulatingSink::take(const GradientRows& rows) {
     case Form::product: {
       kernels::Matrix<float> out = matrix_of_all();
       if (!spec.transposed()) out.rows = g.columns;  // with the rows of zeros, or without
+      if (rows.coded.any())
+        return kernels::gemm_coded(execution_, spec.transposed() ? rows.coded.inputs : rows.coded.gradients,
+                                   spec.transposed() ? rows.coded.gradients : rows.coded.inputs, first ? 0.0f : 1.0f,
+                                   {out.data, kernels::Scalar::fp32, out.rows, out.columns, out.stride}, false,
+                                   rows.coded.workspace);
       return kernels::gemm(execution_, 1, spec.transposed() ? x : g, kernels::Form::transposed,
                            spec.transposed() ? g : x, kernels::Form::plain, first ? 0 : 1,
                            {out.data, kernels::Scalar::fp32, out.rows, out.columns, out.stride}, workspace);

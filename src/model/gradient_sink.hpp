@@ -26,10 +26,20 @@
 
 #include "device/memory.hpp"
 #include "kernels/array.hpp"
+#include "kernels/gemm/fp8.hpp"
 #include "kernels/privacy/examples.hpp"
 #include "model/parameters.hpp"
 
 namespace weft::model {
+
+/// Operands of a gradient in 8 bits, transposed (kernels/gemm/fp8.hpp).
+struct CodedOperands {
+  kernels::CodedMatrix inputs;     ///< [in, n]; without data: there are none
+  kernels::CodedMatrix gradients;  ///< [out, n]
+  kernels::Array<std::byte> workspace = {};
+
+  bool any() const { return inputs.codes.data != nullptr; }
+};
 
 /// What one operation leaves for the gradient of one parameter. On a process axis that cuts the parameter, inputs and
 /// gradients are those of this rank's part.
@@ -58,6 +68,8 @@ struct GradientRows {
   /// the next forward pass, or rows that are formed again. Other memory of rows may be reused by work that is enqueued
   /// after `take`. Ids stay.
   bool inputs_stay = false, gradients_stay = false;
+  /// Operands of a product, for a sink that adds up: it does not read the elements of inputs and gradients then.
+  CodedOperands coded = {};
 };
 
 class GradientSink {

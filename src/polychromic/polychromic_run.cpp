@@ -120,6 +120,10 @@ void require_settings(const Configuration& configuration, const Architecture& ar
     refuse(
         "weft lm polychromic with device.precision = \"fp16\" (the gradient of the objective has no loss scale); take "
         "\"bf16\"");
+  if (configuration.fp8)
+    refuse(
+        "weft lm polychromic with device.fp8 (answers are drawn in bf16: their probabilities would be those of another "
+        "model); leave it out");
   if (longest_text(configuration, prompts) > configuration.data.sequence)
     refuse(
         fmt::format("the longest prompt has {} tokens, and polychromic.max_new_tokens = {}: together they do not fit "

@@ -36,11 +36,14 @@ Epilogue::Kind epilogue_named(const std::string& name) {
 GemmRecord from_json(const Json& json) {
   const auto type = [&](const char* key) {
     const Json& name = json.at(key);
-    return name == "bf16" ? Scalar::bf16 : name == "fp16" ? Scalar::fp16 : name == "e4m3" ? Scalar::u8 : Scalar::fp32;
+    return name == "bf16" ? Scalar::bf16 : name == "fp16" ? Scalar::fp16 : name == "codes" ? Scalar::u8 : Scalar::fp32;
   };
   GemmRecord record;
   const auto form = [&](const char* key, bool otherwise) {
     return json.value(key, otherwise) ? kernels::Form::transposed : kernels::Form::plain;
+  };
+  const auto code = [&](const char* key) {
+    return json.value(key, "e4m3") == "e5m2" ? kernels::CodeType::e5m2 : kernels::CodeType::e4m3;
   };
   record.shape = {.rows = json.at("n_tokens"),
                   .columns = json.at("n_features"),
@@ -55,7 +58,10 @@ GemmRecord from_json(const Json& json) {
                   .b_form = form("weight_transposed", true),
                   .epilogue = epilogue_named(json.value("epilogue", "none")),
                   .hidden_stride = json.value("hidden_stride", std::int64_t{0}),
-                  .tf32 = json.value("tf32", false)};
+                  .tf32 = json.value("tf32", false),
+                  .a_code = code("input_code"),
+                  .b_code = code("weight_code"),
+                  .fast = json.value("fast", false)};
   if (const auto batch = json.find("batch"); batch != json.end())
     record.shape.batch = {batch->at(0), batch->at(1), batch->at(2), batch->at(3)};
   record.gpu = json.at("gpu");
@@ -107,7 +113,7 @@ void add_records(const Json& json, const std::string& source, Records& records) 
 Json to_json(const GemmRecord& record) {
   const GemmShape& shape = record.shape;
   const auto name = [](Scalar type) {
-    return type == Scalar::bf16 ? "bf16" : type == Scalar::fp16 ? "fp16" : type == Scalar::u8 ? "e4m3" : "fp32";
+    return type == Scalar::bf16 ? "bf16" : type == Scalar::fp16 ? "fp16" : type == Scalar::u8 ? "codes" : "fp32";
   };
   Json json = {{"n_tokens", shape.rows},          {"n_features", shape.columns},
                {"d_model", shape.inner},          {"input_stride", shape.a_stride},
@@ -124,6 +130,9 @@ Json to_json(const GemmRecord& record) {
     json["hidden_stride"] = shape.hidden_stride;
   }
   if (shape.tf32) json["tf32"] = true;
+  if (shape.a_code == kernels::CodeType::e5m2) json["input_code"] = "e5m2";
+  if (shape.b_code == kernels::CodeType::e5m2) json["weight_code"] = "e5m2";
+  if (shape.fast) json["fast"] = true;
   if (shape.batch.count > 1) json["batch"] = {shape.batch.count, shape.batch.a, shape.batch.b, shape.batch.c};
   return json;
 }

@@ -42,7 +42,7 @@ TEST_CASE("the baseline has every optimisation off, a toggle changes one key of 
   for (const char* text :
        {"data.batch_tokens=4096", "device.precision=fp32", "device.backend=portable", "benchmark.attention=matrix",
         "memory.head_chunk=4096", "memory.recompute=none", "optimizer.state=fp32", "memory.offload_optimizer=false",
-        "memory.swap_activations=false", "device.graphs=false", "data.micro_tokens=0", "device.fp8_forward=false"}) {
+        "memory.swap_activations=false", "device.graphs=false", "data.micro_tokens=0", "device.fp8=false"}) {
     CAPTURE(text);
     CHECK(sets(baseline, text));
   }
@@ -77,8 +77,8 @@ TEST_CASE("combinations name what is on, and what is not available with its reas
     CHECK_FALSE(resolved("bf16 + hand-written kernels").obstacle.empty());
     CHECK(resolved("TF32").obstacle.find("it needs a GPU") != std::string::npos);
   }
-  CHECK(resolved("fp8 forward").obstacle.find("only with bf16") != std::string::npos);
-  CHECK(resolved("bf16 + fp8 forward").obstacle.empty());
+  CHECK(resolved("fp8").obstacle.find("only with bf16") != std::string::npos);
+  CHECK(resolved("bf16 + fp8").obstacle.empty());
   CHECK_THROWS_AS(resolved("bf16 + fp16"), Error);
 }
 

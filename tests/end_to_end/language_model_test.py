@@ -104,10 +104,12 @@ def evaluates_the_held_out_part(weft):
 
 def policies_resume(weft):
     for more in ('[device]\nprecision = "bf16"\n[memory]\nrecompute = "block"', '[memory]\nhead_chunk = 100',
-                 '[device]\nprecision = "fp16"', '[device]\nprecision = "bf16"\nfp8_forward = true'):
+                 '[device]\nprecision = "fp16"', '[device]\nprecision = "bf16"\nfp8 = true'):
         name = "policy"
         text = INPUT.format(more="") + more + "\n"
         source = weft.folder / "policy.toml"
+        if "fp8" in more:
+            text = text.replace("layers = 2", "layers = 3")  # the second one multiplies in 8 bits
         source.write_text(text.replace("[optimizer]", '[optimizer]\nstate = "8bit"'))
         for output, steps in (("whole", 20), ("halves", 10), ("halves", 20)):
             weft.run("lm", "train", source, "--output", weft.folder / f"{name}_{output}", "--set", f"run.steps={steps}",

@@ -26,8 +26,9 @@ Configuration configuration(const std::string& model, const std::string& more) {
   const input::Schema keys = schema(read);
   input::read(keys,
               "[run]\nsteps = 60\n[data]\nbatch_tokens = 96\nsequence = 16\nmicro_tokens = 16\n"
-              "[language_model]\nlayers = 2\nheads = 2\nd_model = 32\n" +
-                  model + "[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 2\n" + more,
+              "[language_model]\nheads = 2\nd_model = 32\n" +
+                  (more.find("fp8") == std::string::npos ? "layers = 2\n" : "layers = 4\n") + model +
+                  "[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 2\n" + more,
               "test.toml");
   return read;
 }
@@ -49,7 +50,9 @@ TEST_CASE("several ranks learn what one learns") {
         Case{"", "[lora]\nrank = 4\ndropout = 0.2\n", 1e-6}, Case{"", "[lora]\nrank = 4\nbase = \"nf4\"\n", 1e-6},
         Case{"preset = \"llama\"\n", "[lora]\nrank = 3\ntargets = [\"query\", \"value\", \"down\"]\n", 1e-6},
         Case{"", "[memory]\nrecompute = \"block\"\n", 1e-6}, Case{"", "state = \"bf16\"\n", 1e-3},
-        Case{"", "state = \"8bit\"\n", 1e-3}, Case{"", "[device]\nprecision = \"bf16\"\n", 1e-3}}) {
+        Case{"", "state = \"8bit\"\n", 1e-3}, Case{"", "[device]\nprecision = \"bf16\"\n", 1e-3},
+        Case{"", "[device]\nprecision = \"bf16\"\nfp8 = true\n", 5e-3},
+        Case{"", "[device]\nprecision = \"bf16\"\nfp8 = true\n[parallel]\nshard = \"gradients\"\n", 5e-3}}) {
     CAPTURE(one.model);
     CAPTURE(one.more);
     const Configuration settings = configuration(one.model, one.more);

@@ -183,13 +183,9 @@ TEST_CASE("gradients of the parts that are trained are those of the whole model;
 }
 
 TEST_CASE("with B = 0 the model has the bits of its base, in every type") {
-  for (const auto& [type, fp8] : {std::pair{kernels::Scalar::fp32, false},
-                                  {kernels::Scalar::bf16, false},
-                                  {kernels::Scalar::fp16, false},
-                                  {kernels::Scalar::bf16, true}})
+  for (const kernels::Scalar type : {kernels::Scalar::fp32, kernels::Scalar::bf16, kernels::Scalar::fp16})
     for (TransformerSettings settings : {gpt2(), llama()}) {
       settings.type = type;
-      settings.fp8_forward = fp8;
       SmallModel model(adapted(settings), kSequences, kLength), base(settings, kSequences, kLength);
       copy_base(model, base);
       CHECK(model.loss() != base.loss());  // B of SmallModel is not 0
@@ -377,8 +373,7 @@ struct Run {
 
 TEST_CASE("training changes the adapters alone, and the loss falls, in every storage and type") {
   for (const char* more : {"", "state = \"bf16\"\n", "state = \"8bit\"\n", "[device]\nprecision = \"bf16\"\n",
-                           "[device]\nprecision = \"fp16\"\n", "[device]\nprecision = \"bf16\"\nfp8_forward = true\n",
-                           "[memory]\nrecompute = \"block\"\n"}) {
+                           "[device]\nprecision = \"fp16\"\n", "[memory]\nrecompute = \"block\"\n"}) {
     CAPTURE(more);
     Run run(configuration(more));
     const auto before = weft::testing::bits_of(run.trainer.registry());
@@ -545,8 +540,8 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[lora]\nrank = 8\ndropout = 1.0\n", "lora.dropout");
   refused("[lora]\nbase = \"nf4\"\n", "lora.base has no effect");
   refused("[lora]\nrank = 8\nbase = \"nf4\"\n[device]\nprecision = \"fp16\"\n", "multiplied in bf16");
-  refused("[lora]\nrank = 8\nbase = \"int8\"\n[device]\nprecision = \"bf16\"\nfp8_forward = true\n",
-          "with device.fp8_forward");
+  refused("[lora]\nrank = 8\nbase = \"int8\"\n[device]\nprecision = \"bf16\"\nfp8 = true\n",
+          "device.fp8 does not go with lora.rank");
   refused("[lora]\nrank = 8\ndropout = 0.1\n[privacy]\nenabled = true\nepsilon = 8\ndelta = 1e-5\nclip = 1\n",
           "lora.dropout does not go with privacy.enabled");
   refused("[language_model]\ntrain = [\"head\"]\n", "its head is the embedding");

@@ -133,9 +133,18 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[language_model]\nsparse_local = 4\n", "64 tokens of language_model.window");
   refused("[language_model]\nattention_dropout = 1.0\n", "language_model.attention_dropout");
   if (!kernels::kCudaBuild) refused("[device]\nprecision = \"tf32\"\n", "needs a GPU");
-  refused("[device]\nfp8_forward = true\n", "is for device.precision = \"bf16\" only");
-  refused("[device]\nprecision = \"bf16\"\nfp8_forward = true\n[language_model]\nheads = 3\nd_model = 24\n",
-          "multiples of 16");
+  refused("[device]\nfp8_forward = true\n", "device.fp8 multiplies in 8 bits in both passes");
+  refused("[device]\nfp8 = true\n", "is for device.precision = \"bf16\" only");
+  constexpr const char* kFp8 = "[device]\nprecision = \"bf16\"\nfp8 = true\n";
+  refused(kFp8 + std::string("[language_model]\nheads = 3\nd_model = 24\n"), "multiples of 16");
+  refused(kFp8 + std::string("[language_model]\nlayers = 2\n"), "the first and the last block multiply in bf16");
+  refused(kFp8 + std::string("[data]\nsequence = 24\n"), "sequences of 24 tokens");
+  refused(kFp8 + std::string("[data]\nsequence_start = 8\nsequence_growth_steps = 9\n"), "sequences of 8 tokens");
+  refused(kFp8 + std::string("[memory]\nswap_activations = true\n"), "does not go with memory.swap_activations");
+  refused(kFp8 + std::string("[parallel]\ntensor = 2\n"), "does not go with parallel.tensor");
+  refused(kFp8 + std::string("[parallel]\nshard = \"full\"\n"), "does not go with parallel.shard");
+  refused(kFp8 + std::string("[privacy]\nenabled = true\nepsilon = 8\ndelta = 1e-5\nclip = 1\n"),
+          "does not go with privacy.enabled");
   refused("[data]\nmicro_tokens = 100\n", "not a multiple of data.sequence");
   refused("[run]\nsteps = 10\n", "optimizer.warmup_steps = 100 is more than run.steps = 10");
   refused("[optimizer]\nclip_mode = \"previous\"\n", "for transcoders");

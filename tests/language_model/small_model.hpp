@@ -99,7 +99,7 @@ class SmallModel {
 
   /// Mean loss of the counted targets.
   double loss() {
-    transformer_.prepare_weights();
+    transformer_.prepare_step();
     transformer_.forward(tokens(), step_.data());
     transformer_.losses(tokens(), losses_.array());
     return mean_of_losses();
@@ -120,7 +120,7 @@ class SmallModel {
     model::GradientSink& sink = by_rows ? static_cast<model::GradientSink&>(rows_sink) : sink_;
     sink_.clear();
     if (micro == 0) micro = sequences_;
-    transformer_.prepare_weights();
+    transformer_.prepare_step();
     for (std::int64_t first = 0; first < sequences_; first += micro)
       micro_batch(first, std::min(micro, sequences_ - first), sink);
     gradients = this->gradients();
@@ -136,14 +136,14 @@ class SmallModel {
       }
       std::vector<float> values;
     } sink;
-    transformer_.prepare_weights();
+    transformer_.prepare_step();
     micro_batch(0, sequences_, sink);
     return sink.values;
   }
   /// What the sequences [first, first + count) alone add to the gradients.
   std::vector<std::vector<float>> gradient_of(std::int64_t first, std::int64_t count) {
     sink_.clear();
-    transformer_.prepare_weights();
+    transformer_.prepare_step();
     micro_batch(first, count, sink_);
     return gradients();
   }

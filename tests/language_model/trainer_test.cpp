@@ -12,6 +12,7 @@
 #include "language_model/run/text_evaluation.hpp"
 #include "language_model/step/language_trainer.hpp"
 #include "tests/language_model/small_model.hpp"
+#include "tests/model/registry_bits.hpp"
 
 namespace weft::language_model {
 namespace {
@@ -29,6 +30,15 @@ Configuration configuration(const std::string& more = "", const std::string& dat
                   more,
               "test.toml");
   return read;
+}
+
+/// The same in bf16 with four blocks, of which two multiply in 8 bits.
+Configuration in_8_bits(const std::string& more = "", const std::string& data = "") {
+  Configuration settings = configuration(more, data);
+  settings.language_model.layers = 4;
+  settings.precision = Precision::bf16;
+  settings.fp8 = true;
+  return settings;
 }
 
 /// A periodic text: easy to learn.
@@ -70,10 +80,9 @@ struct Run {
 }  // namespace
 
 TEST_CASE("training lowers the loss, in every storage of the state and in every type of activations") {
-  for (const char* more :
-       {"", "state = \"bf16\"\n", "state = \"8bit\"\n", "[device]\nprecision = \"bf16\"\n",
-        "[device]\nprecision = \"fp16\"\n", "state = \"8bit\"\n[device]\nprecision = \"fp16\"\n",
-        "[device]\nprecision = \"bf16\"\nfp8_forward = true\n", "[memory]\nrecompute = \"block\"\n"}) {
+  for (const char* more : {"", "state = \"bf16\"\n", "state = \"8bit\"\n", "[device]\nprecision = \"bf16\"\n",
+                           "[device]\nprecision = \"fp16\"\n", "state = \"8bit\"\n[device]\nprecision = \"fp16\"\n",
+                           "[memory]\nrecompute = \"block\"\n"}) {
     CAPTURE(more);
     Run run(configuration(more));
     run.step();
@@ -206,28 +215,93 @@ TEST_CASE("the scale of the loss changes neither the update nor the norm, but wh
   CHECK(other.trainer.metrics().gradient_norm == doctest::Approx(one.trainer.metrics().gradient_norm).epsilon(1e-4));
 }
 
-TEST_CASE("8-bit products in the forward pass change the loss by less than 1 %") {
-  Run bf16(configuration("[device]\nprecision = \"bf16\"\n")),
-      fp8(configuration("[device]\nprecision = \"bf16\"\nfp8_forward = true\n"));
-  double sum = 0, sum_fp8 = 0;
-  for (int i = 0; i < 30; ++i) {
-    bf16.step();
-    fp8.step();
-    sum += bf16.trainer.metrics().loss;
-    sum_fp8 += fp8.trainer.metrics().loss;
+TEST_CASE("steps in 8 bits learn what steps in bf16 learn, with every storage of the state") {
+  for (const char* more : {"", "state = \"8bit\"\n", "[memory]\nrecompute = \"norm\"\n"}) {
+    CAPTURE(more);
+    Configuration without = in_8_bits(more);
+    without.fp8 = false;
+    Run bf16(without), fp8(in_8_bits(more));
+    double sum = 0, sum_fp8 = 0;
+    for (int i = 0; i < 60; ++i) {
+      bf16.step();
+      fp8.step();
+      sum += bf16.trainer.metrics().loss;
+      sum_fp8 += fp8.trainer.metrics().loss;
+    }
+    CHECK(sum_fp8 != sum);
+    CHECK(sum_fp8 == doctest::Approx(sum).epsilon(0.03));
+    CHECK(fp8.trainer.metrics().loss < 0.2);
   }
-  CHECK(sum_fp8 != sum);
-  CHECK(sum_fp8 == doctest::Approx(sum).epsilon(0.01));
+}
+
+TEST_CASE("a run in 8 bits goes on from its registry with the same bits, also in micro-batches and in bf16") {
+  for (const std::int64_t micro_tokens : {0, 48}) {
+    CAPTURE(micro_tokens);
+    Configuration settings = in_8_bits();
+    settings.memory.micro_tokens = micro_tokens;
+    Run whole(settings), resumed(settings);
+    for (int i = 0; i < 3; ++i) whole.step();
+    whole.trainer.wait();
+    const auto saved = weft::testing::bits_of(whole.trainer.registry());
+    REQUIRE(saved.contains("products/largest_magnitudes"));
+    const auto load = [&](Run& run) {
+      for (const checkpoint::Tensor& tensor : run.trainer.registry().tensors()) {
+        const std::vector<std::byte>& bytes = saved.at(tensor.name);
+        if (tensor.scatter)
+          tensor.scatter(tensor.held, bytes.data());
+        else if (tensor.on_device)
+          device::copy(weft::testing::execution(), tensor.data, bytes.data(), std::ssize(bytes),
+                       device::Direction::to_device);
+        else
+          std::memcpy(tensor.data, bytes.data(), bytes.size());
+      }
+      kernels::fence(weft::testing::execution());
+      run.trainer.resume_at(3);
+    };
+    resumed.step();  // another history
+    load(resumed);
+    for (int i = 0; i < 3; ++i) {
+      whole.step();
+      resumed.step();
+      CHECK(resumed.trainer.metrics().loss == whole.trainer.metrics().loss);
+    }
+    CHECK(weft::testing::different_tensors(whole.trainer.registry(), resumed.trainer.registry()).empty());
+
+    settings.fp8 = false;
+    Run bf16(settings);
+    load(bf16);
+    bf16.step();
+    CHECK(std::isfinite(bf16.trainer.metrics().loss));
+  }
+}
+
+TEST_CASE("scales of a step in 8 bits are those of the step before it") {
+  Run one(in_8_bits()), other(in_8_bits());
+  for (Run* run : {&one, &other}) run->step();
+  one.trainer.wait();
+  const checkpoint::Tensor& largest = *other.trainer.registry().find("products/largest_magnitudes");
+  std::vector<float> values = weft::testing::to_host(largest.data, largest.held.size());
+  for (float& value : values) {
+    CHECK(value > 0);
+    value *= 64;  // codes keep less of the smallest values
+  }
+  device::copy(weft::testing::execution(), largest.data, values.data(), 4 * std::ssize(values),
+               device::Direction::to_device);
+  for (Run* run : {&one, &other}) run->step();
+  // The losses of the second step have the other scales, those of the third one the weights as well.
+  CHECK(one.trainer.metrics().loss != other.trainer.metrics().loss);
+  CHECK(other.trainer.metrics().loss == doctest::Approx(one.trainer.metrics().loss).epsilon(0.02));
+  const std::vector<float> after = weft::testing::to_host(largest.data, largest.held.size());
+  for (std::size_t i = 0; i < after.size(); ++i) CHECK(after[i] < values[i] / 8);
 }
 
 TEST_CASE("an evaluation reads the weights as they are after the last update, in every type") {
   std::vector<std::uint16_t> ids;
   for (int i = 0; i < 33; ++i) ids.push_back(static_cast<std::uint16_t>(i * i % kVocabulary));
   const dataset::TokenSet text("text", ids, kVocabulary, 0);
-  for (const char* more : {"", "[device]\nprecision = \"bf16\"\n", "[device]\nprecision = \"fp16\"\n",
-                           "[device]\nprecision = \"bf16\"\nfp8_forward = true\n"}) {
-    CAPTURE(more);
-    Run run(configuration(more));
+  for (const Configuration& settings : {configuration(), configuration("[device]\nprecision = \"bf16\"\n"),
+                                        configuration("[device]\nprecision = \"fp16\"\n"), in_8_bits()}) {
+    Run run(settings);
     Trainer& trainer = run.trainer;
     for (int i = 0; i < 3; ++i) run.step();
     trainer.wait();
@@ -244,7 +318,7 @@ TEST_CASE("the plan is what a trainer allocates") {
   for (Configuration settings :
        {configuration(), configuration("[memory]\nrecompute = \"block\"\n"),
         configuration("[device]\nprecision = \"bf16\"\n"), configuration("[device]\nprecision = \"fp16\"\n"),
-        configuration("[device]\nprecision = \"bf16\"\nfp8_forward = true\n"),
+        in_8_bits(), in_8_bits("[memory]\nrecompute = \"norm\"\n"),
         configuration("", "sequence_start = 2\nsequence_growth_steps = 9\n")}) {
     settings.language_model.sparse_blocks = settings.data.sequence_start;
     const Plan planned = plan(settings, {settings.language_model, kVocabulary, settings.data.sequence}, 0);

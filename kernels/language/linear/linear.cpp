@@ -78,11 +78,11 @@ bool joins_norms(const Execution& execution, Scalar type, std::int64_t rows, std
   return try_cuda<cuda::joins_norms>(execution, type, rows, width);
 }
 
-void linear_coded(const Execution& execution, const LinearWeights& weights, const CodedRows& weight, const CodedRows& x,
-                  AnyMatrix y, Array<std::byte> workspace) {
+void linear_coded(const Execution& execution, const LinearWeights& weights, const CodedMatrix& weight,
+                  const CodedMatrix& x, AnyMatrix y, Array<std::byte> workspace) {
   const Array<const bf16> bias = weights.rounded_bias;
   if (bias.data != nullptr && gemm_coded_with_bias(execution, x, weight, bias, y, workspace)) return;
-  gemm_coded(execution, x, weight, y, workspace);
+  gemm_coded(execution, x, weight, 0, y, true, workspace);
   if (weights.bias.size > 0) add_bias(execution, y, weights.bias);
 }
 

@@ -48,7 +48,7 @@ void form_moments(const Execution&, AnyMatrix rows, Array<Moments> moments, cons
 
 /// Product with operands in 8 bits (gemm/fp8.hpp): x [n, inputs], weight [outputs, inputs], y in bf16. The bias is that
 /// of `weights`. Workspace: that of gemm_coded.
-void linear_coded(const Execution&, const LinearWeights& weights, const CodedRows& weight, const CodedRows& x,
+void linear_coded(const Execution&, const LinearWeights& weights, const CodedMatrix& weight, const CodedMatrix& x,
                   AnyMatrix y, Array<std::byte> workspace);
 
 /// Product and activation, for passes that no backward pass follows. hidden [n, outputs]: memory for x Wᵀ + b, which

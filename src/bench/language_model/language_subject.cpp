@@ -170,7 +170,7 @@ class LanguageBenchmark final : public BenchmarkModel {
   std::string obstacle(const parallel::World& world, bool dry) const override {
     const language_model::Configuration& configuration = input_.configuration;
     if (std::string reason = obstacle_anywhere(configuration, input_.benchmark); !reason.empty()) return reason;
-    if (!dry && configuration.fp8_forward) {
+    if (!dry && configuration.fp8) {
       const kernels::Backend backend = device::planned_backend(device_settings(configuration));
       if (std::string reason = kernels::coded_obstacle(backend); !reason.empty()) return reason;
     }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kInput = "input";
 constexpr std::string_view kHandWritten = "hand-written kernels";
-constexpr std::string_view kFp8 = "fp8 forward";
+constexpr std::string_view kFp8 = "fp8";
 
 /// One optimisation: "key=value" of both positions. Those of one key exclude each other.
 struct Toggle {
@@ -32,11 +32,13 @@ std::vector<Toggle> toggles(const language_model::Configuration& configuration, 
   const std::string one_micro_batch = sequences > 1 ? "" : "a step has one sequence";
   const std::string too_few_blocks =
       configuration.language_model.layers > language_model::kResidentBlocks ? "" : "all blocks stay on the device";
+  // The first and the last block multiply in bf16.
+  const std::string few_blocks = configuration.language_model.layers >= 3 ? "" : "it needs three blocks";
   return {
       {"bf16", "device.precision", "fp32", "bf16", ""},
       {"fp16", "device.precision", "fp32", "fp16", ""},
       {"TF32", "device.precision", "fp32", "tf32", no_gpu},
-      {std::string(kFp8), "device.fp8_forward", "false", "true", ""},
+      {std::string(kFp8), "device.fp8", "false", "true", few_blocks},
       {std::string(kHandWritten), "device.backend", "portable", "auto", no_gpu},
       {"flash attention", "benchmark.attention", "matrix", "flash", ""},
       // All rows: more than any micro-batch has.

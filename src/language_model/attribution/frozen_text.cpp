@@ -25,7 +25,7 @@ TransformerSettings freezing_settings(const Configuration& configuration, const 
                                       std::int64_t tokens) {
   TransformerSettings settings = transformer_settings(configuration, architecture);
   settings.type = Scalar::fp32;
-  settings.fp8_forward = false;
+  settings.fp8 = false;
   settings.rows = settings.length = tokens;
   settings.shortest = 0;
   // Each block keeps its statistics, as for a backward pass.

@@ -119,12 +119,14 @@ void AttentionSublayer::take(BlockMemory& memory, const Sublayer* later) {
                                       : 0;
     return std::max({choice, forward, backward});
   }));
+  if (settings.codes(block())) mixed_codes_ = memory.array<std::uint8_t>(rows * queries, Again::block);
 }
 
 void AttentionSublayer::bind(const Layers& layers, Products& products) {
   products_ = &products;
   projection_ = &layers.product(prefix() + "query");
   output_ = &layers.product(prefix() + "output");
+  products.keep_input(*output_, mixed_codes_);
   query_norm_ = layers.find(prefix() + "query_norm/weight");
   key_norm_ = layers.find(prefix() + "key_norm/weight");
   temperature_ = layers.find(prefix() + "temperature");
@@ -162,6 +164,7 @@ void AttentionSublayer::forward(const Pass& pass, const kernels::LinearInput& x)
   context.settings.attention.forward(context.execution, shape, packed.columns_from(0, queries),
                                      packed.columns_from(queries, keys), packed.columns_from(queries + keys, keys),
                                      mixed, pass.rows_of(log_sum_, model().heads), workspace_);
+  products_->code_input(pass, *output_, mixed);
 }
 
 void AttentionSublayer::output(const Pass& pass, const kernels::LinearOutput& y) {
@@ -181,10 +184,10 @@ void AttentionSublayer::backward(const Pass& pass, AnyMatrix x, const OutputGrad
                                       gradient.columns_from(0, queries), gradient.columns_from(queries, keys),
                                       gradient.columns_from(queries + keys, keys), workspace_);
   if (transforms_queries()) transform_backward(pass, gradient);
-  products_->propagate(pass, *projection_, x, gradient, dx);
+  const OutputGradient of_projection = products_->propagate(pass, *projection_, x, gradient, dx);
   // Gradients of weights are formed while the ranks add up that of the input.
   products_->give_gradients(pass, *output_, mixed, dy);
-  products_->give_gradients(pass, *projection_, x, {gradient});
+  products_->give_gradients(pass, *projection_, x, of_projection);
 }
 
 /// Gradients of norm and rotation, in place. The weights of a norm of heads are shared by all of them: a row per head.

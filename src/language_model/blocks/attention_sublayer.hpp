@@ -25,6 +25,7 @@ class AttentionSublayer final : public Sublayer {
   std::vector<SublayerWork> work(double length) const override;
   void take(BlockMemory&, const Sublayer* later) override;
   void bind(const Layers&, Products&) override;
+  const Linear& input_product() const override { return *projection_; }
   void forward(const Pass&, const kernels::LinearInput& x) override;
   void output(const Pass&, const kernels::LinearOutput& y) override;
   void recompute(const Pass&) override {}
@@ -49,12 +50,13 @@ class AttentionSublayer final : public Sublayer {
   Products* products_ = nullptr;
 
   // Rows of the forward pass that the backward pass reads.
-  kernels::AnyMatrix projected_;       // [rows, (H + 2 H_kv) d] queries | keys | values
-  kernels::AnyMatrix packed_;          // the same after norm and rotation, in place without a norm
-  kernels::AnyMatrix mixed_;           // [rows, H d] output of the attention
-  kernels::Array<float> inverse_;      // of the norm of queries and keys
-  kernels::Array<float> log_sum_;      // [sequences * H * length]
-  kernels::Array<std::uint8_t> kept_;  // blocks of keys of sparse attention, [sequences * H * blocks * blocks]
+  kernels::AnyMatrix projected_;              // [rows, (H + 2 H_kv) d] queries | keys | values
+  kernels::AnyMatrix packed_;                 // the same after norm and rotation, in place without a norm
+  kernels::AnyMatrix mixed_;                  // [rows, H d] output of the attention
+  kernels::Array<std::uint8_t> mixed_codes_;  // of it, transposed, of a block in codes
+  kernels::Array<float> inverse_;             // of the norm of queries and keys
+  kernels::Array<float> log_sum_;             // [sequences * H * length]
+  kernels::Array<std::uint8_t> kept_;         // blocks of keys of sparse attention, [sequences * H * blocks * blocks]
   // Gradients, and rows from which those of the parameters are formed.
   kernels::AnyMatrix mixed_gradient_, projection_gradient_;
   kernels::Array<float> query_rows_, key_rows_, temperature_rows_;

@@ -4,7 +4,8 @@
 // activations, each of two sets of blocks. One that memory.recompute forms again, or that only one block needs at a
 // time, is shared by all blocks.
 //
-// Sublayers take their arrays from the last block to the first, those of one kind in the same order in each block.
+// Sublayers take their arrays from the last block to the first, those of one kind in the same order in each block;
+// arrays that only some blocks have come last.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +20,10 @@ namespace weft::language_model {
 
 class BlockMemory {
  public:
-  /// The lowest memory.recompute with which an array is formed again; never: each block keeps it.
+  /// The lowest memory.recompute with which an array is formed again; never: each block keeps it; forward_only: the
+  /// backward pass does not read it, so that it is shared by all blocks.
   enum class FormedAgain {
+    forward_only = static_cast<int>(Recompute::none),
     activation = static_cast<int>(Recompute::activation),
     norm = static_cast<int>(Recompute::norm),
     block = static_cast<int>(Recompute::block),

@@ -61,6 +61,7 @@ struct Pass {
   const kernels::AdamStep* step = nullptr;  ///< draws the masks of dropout; null: no step of training
   std::int64_t micro_batch_rows = 0;
   bool backward_follows = false;             ///< false: nothing reads the activations afterwards
+  bool coded = false;                        ///< products are those of CodedProducts, where it has them
   const AttentionHook* attention = nullptr;  ///< null: none
   /// Moments of the residual stream of a joined pass, whose products add their outputs to it and apply the norms of it
   /// (kernels/language/linear/linear_operands.hpp); empty: norms and sums have kernels of their own.

@@ -7,7 +7,6 @@
 
 #include "base/error.hpp"
 #include "device/memory.hpp"
-#include "kernels/gemm/fp8.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/kokkos_runtime.hpp"
 #include "kernels/language/activation/mlp_activation.hpp"
@@ -89,16 +88,9 @@ Products::Buffers::Buffers(const TransformerSettings& settings, const ParameterL
   }
   arena.purpose("workspaces");
   std::int64_t bytes = product_workspace(settings, list, head_rows, arena.backend());
-  if (settings.fp8_forward) {
-    std::int64_t row_bytes = 0;
-    for (const Product& product : list.products) {
-      row_bytes = std::max(row_bytes, kernels::coded_bytes(rows, product.inputs));
-      bytes = std::max(bytes, kernels::gemm_coded_workspace(arena.backend(), rows, product.outputs(), product.inputs));
-    }
-    coded_rows = arena.take<std::byte>(row_bytes);
-    for (const Product& product : list.products)
-      coded_weights.push_back(arena.take<std::byte>(kernels::coded_bytes(product.outputs(), product.inputs)));
-  }
+  coded = CodedProducts::Buffers(settings, list, arena);
+  bytes = std::max(bytes, coded.workspace);
+  arena.purpose("workspaces");
   workspace = arena.take<std::byte>(bytes);
   if (lora.packing() != kernels::Packing::none) {
     std::int64_t largest = 0;
@@ -118,15 +110,11 @@ Products::Buffers::Buffers(const TransformerSettings& settings, const ParameterL
   bias_copies = arena.take<kernels::RoundedCopy>(std::ssize(list.products));
 }
 
-Products::Products(const Context& context, const Buffers& buffers) : context_(context), buffers_(buffers) {
+Products::Products(const Context& context, const Buffers& buffers)
+    : context_(context), buffers_(buffers), coded_(context, buffers.coded) {
   const std::span<const Linear> linears = context.layers.linears();
   if (context.settings.rounds_biases(context.execution.backend)) place_biases();
   if (context.settings.type == Scalar::fp16) place_half_weights();
-  if (!context.settings.fp8_forward) return;
-  if (const std::string why = kernels::coded_obstacle(context.execution.backend); !why.empty())
-    throw collective_error(ExitCode::usage, "device.fp8_forward is not available ({}); leave it out", why);
-  for (std::size_t i = 0; i < buffers.coded_weights.size(); ++i)
-    coded_weights_.push_back(kernels::coded_rows(buffers.coded_weights[i], linears[i].outputs(), linears[i].inputs()));
 }
 
 void Products::place_biases() {
@@ -189,8 +177,6 @@ void Products::prepare() {
   if (copies_at_once())
     for (const Linear& linear : linears) form_half_weights(linear);
   half_head_ = half_block_ = kNoUnit;
-  for (std::size_t i = 0; i < coded_weights_.size(); ++i)
-    kernels::code_rows(context_.execution, linears[i].matrix, linears[i].form(), coded_weights_[i]);
   kernels::round_copies(context_.execution, buffers_.bias_copies, largest_bias_);
   has_norm_terms_ = false;
 }
@@ -235,35 +221,38 @@ kernels::LinearWeights Products::forward_weights(const Pass& pass, const Linear&
 
 void Products::multiply(const Pass& pass, const Linear& linear, const kernels::LinearInput& x,
                         const kernels::LinearOutput& y) {
+  if (is_coded(pass, linear)) return coded_.multiply(linear, weights_of(linear), y.rows, buffers_.workspace);
   context_.timers.phase("products");
-  if (!is_coded(linear)) {
-    kernels::linear(context_.execution, forward_weights(pass, linear), x, y, buffers_.workspace);
-    if (linear.transposed) context_.start_sum(y.rows);
-  } else {
-    const kernels::CodedRows rows = kernels::coded_rows(buffers_.coded_rows, x.rows.rows, x.rows.columns);
-    kernels::code_rows(context_.execution, x.rows, kernels::Form::plain, rows);
-    kernels::linear_coded(context_.execution, weights_of(linear), coded_weights_[linear.index], rows, y.rows,
-                          buffers_.workspace);
-  }
+  kernels::linear(context_.execution, forward_weights(pass, linear), x, y, buffers_.workspace);
+  if (linear.transposed) context_.start_sum(y.rows);
   adapt(pass, linear, x.rows, y.rows);
 }
 
-void Products::multiply_activated(const Pass& pass, const Linear& linear, const kernels::LinearInput& x,
-                                  MlpActivation activation, AnyMatrix hidden, AnyMatrix activated) {
-  context_.timers.phase("products");
-  if (!pass.backward_follows && !is_coded(linear) && !adapts(linear))
-    return kernels::linear_activated(context_.execution, forward_weights(pass, linear), x, hidden, activation,
-                                     activated, buffers_.workspace);
-  multiply(pass, linear, x, hidden);
+void Products::activate(const Pass& pass, const Linear& linear, MlpActivation activation, AnyMatrix hidden,
+                        AnyMatrix activated) {
+  if (is_coded(pass, linear)) return coded_.code_activation(linear, activation, hidden, activated);
   context_.timers.phase("activation");
   kernels::mlp_activation(context_.execution, activation, hidden, activated);
 }
 
-void Products::propagate(const Pass& pass, const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx) {
+void Products::multiply_activated(const Pass& pass, const Linear& linear, const Linear& next,
+                                  const kernels::LinearInput& x, MlpActivation activation, AnyMatrix hidden,
+                                  AnyMatrix activated) {
+  context_.timers.phase("products");
+  if (!pass.backward_follows && !adapts(linear))
+    return kernels::linear_activated(context_.execution, forward_weights(pass, linear), x, hidden, activation,
+                                     activated, buffers_.workspace);
+  multiply(pass, linear, x, hidden);
+  activate(pass, next, activation, hidden, activated);
+}
+
+OutputGradient Products::propagate(const Pass& pass, const Linear& linear, AnyMatrix x, AnyMatrix dy, AnyMatrix dx) {
+  if (is_coded(pass, linear)) return coded_.propagate(linear, dy, dx, buffers_.workspace);
   context_.timers.phase("products");
   kernels::linear_backward(context_.execution, weights_of(linear), dy, dx, buffers_.workspace);
   if (!linear.transposed) context_.start_sum(dx);
   adapt_backward(pass, linear, x, dy, dx);
+  return {.rows = dy};
 }
 
 AnyMatrix Products::propagate_activated(const Pass& pass, const Linear& linear, AnyMatrix activated, AnyMatrix dy,
@@ -283,6 +272,7 @@ void Products::give_gradients(const Pass& pass, const Linear& linear, AnyMatrix 
                               std::int64_t first_row) const {
   context_.timers.phase("weight gradients");
   const std::int64_t first_example = context_.examples.number_of(first_row);
+  const bool coded = is_coded(pass, linear);
   pass.sink->take({.form = GradientRows::Form::product,
                    .parameter = linear.weight,
                    .inputs = x,
@@ -291,7 +281,8 @@ void Products::give_gradients(const Pass& pass, const Linear& linear, AnyMatrix 
                    .first_example = first_example,
                    .count = linear.count,
                    .inputs_stay = pass.rows_stay,
-                   .gradients_stay = pass.rows_stay && dy.stays});
+                   .gradients_stay = pass.rows_stay && dy.stays,
+                   .coded = coded ? coded_.operands(linear, x.rows, buffers_.workspace) : model::CodedOperands{}});
   if (linear.bias == kNoParameter) return;
   const bool summed = dy.sums.data != nullptr;
   const AnyMatrix rows = summed ? dy.sums : dy.rows;

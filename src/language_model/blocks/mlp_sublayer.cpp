@@ -32,8 +32,13 @@ std::vector<SublayerWork> MlpSublayer::work(double /*length*/) const {
 
 void MlpSublayer::take(BlockMemory& memory, const Sublayer* later) {
   hidden_ = memory.matrix(hidden_width(), BlockMemory::FormedAgain::block);
-  activated_ = memory.matrix(model().d_mlp, BlockMemory::FormedAgain::activation);
+  const bool coded = memory.settings().codes(block());
+  activated_ = memory.matrix(model().d_mlp,
+                             coded ? BlockMemory::FormedAgain::forward_only : BlockMemory::FormedAgain::activation);
   gradient_ = memory.inner_gradient(model().d_mlp);
+  if (coded)
+    activated_codes_ =
+        memory.array<std::uint8_t>(memory.settings().rows * model().d_mlp, BlockMemory::FormedAgain::activation);
   // Rows that stay lie where the later block, whose backward pass is complete, had its own.
   if (memory.settings().keeps_block_rows() && model().mlp == MlpActivation::gelu && later != nullptr)
     gradient_ = dynamic_cast<const MlpSublayer&>(*later).hidden_;
@@ -43,10 +48,11 @@ void MlpSublayer::bind(const Layers& layers, Products& products) {
   products_ = &products;
   up_ = &layers.product(prefix() + (kernels::is_gated(model().mlp) ? "gate" : "up"));
   down_ = &layers.product(prefix() + "down");
+  products.keep_input(*down_, activated_codes_);
 }
 
 void MlpSublayer::forward(const Pass& pass, const kernels::LinearInput& x) {
-  products_->multiply_activated(pass, *up_, x, model().mlp, pass.rows_of(hidden_), pass.rows_of(activated_));
+  products_->multiply_activated(pass, *up_, *down_, x, model().mlp, pass.rows_of(hidden_), pass.rows_of(activated_));
 }
 
 void MlpSublayer::output(const Pass& pass, const kernels::LinearOutput& y) {
@@ -54,18 +60,23 @@ void MlpSublayer::output(const Pass& pass, const kernels::LinearOutput& y) {
 }
 
 void MlpSublayer::recompute(const Pass& pass) {
-  products_->context().timers.phase("activation");
-  kernels::mlp_activation(products_->context().execution, model().mlp, pass.rows_of(hidden_), pass.rows_of(activated_));
+  products_->activate(pass, *down_, model().mlp, pass.rows_of(hidden_), pass.rows_of(activated_));
 }
 
 void MlpSublayer::backward(const Pass& pass, AnyMatrix x, const OutputGradient& dy, AnyMatrix dx) {
-  const AnyMatrix activated = pass.rows_of(activated_);
-  const AnyMatrix gradient = products_->propagate_activated(pass, *down_, activated, dy.rows, model().mlp,
-                                                            pass.rows_of(hidden_), pass.rows_of(gradient_));
-  products_->propagate(pass, *up_, x, gradient, dx);
+  const AnyMatrix activated = pass.rows_of(activated_), hidden = pass.rows_of(hidden_),
+                  gradient = pass.rows_of(gradient_);
+  OutputGradient of_hidden;
+  if (products_->is_coded(pass, *up_)) {
+    products_->propagate(pass, *down_, activated, dy.rows, gradient);
+    of_hidden = products_->propagate_coded(*up_, model().mlp, hidden, gradient, dx);
+  } else {
+    of_hidden.rows = products_->propagate_activated(pass, *down_, activated, dy.rows, model().mlp, hidden, gradient);
+    products_->propagate(pass, *up_, x, of_hidden.rows, dx);
+  }
   // Gradients of weights are formed while the ranks add up that of the input.
   products_->give_gradients(pass, *down_, activated, dy);
-  products_->give_gradients(pass, *up_, x, {gradient});
+  products_->give_gradients(pass, *up_, x, of_hidden);
 }
 
 }  // namespace weft::language_model

@@ -19,6 +19,7 @@ class MlpSublayer final : public Sublayer {
   std::vector<SublayerWork> work(double length) const override;
   void take(BlockMemory&, const Sublayer* later) override;
   void bind(const Layers&, Products&) override;
+  const Linear& input_product() const override { return *up_; }
   void forward(const Pass&, const kernels::LinearInput& x) override;
   void output(const Pass&, const kernels::LinearOutput& y) override;
   void recompute(const Pass&) override;
@@ -30,8 +31,9 @@ class MlpSublayer final : public Sublayer {
   const Linear *up_ = nullptr, *down_ = nullptr;
   Products* products_ = nullptr;
 
-  kernels::AnyMatrix hidden_;     // [rows, D or 2 D] gate | up, or up
-  kernels::AnyMatrix activated_;  // [rows, D]
+  kernels::AnyMatrix hidden_;                     // [rows, D or 2 D] gate | up, or up
+  kernels::AnyMatrix activated_;                  // [rows, D]
+  kernels::Array<std::uint8_t> activated_codes_;  // transposed, of a block in codes
   /// [rows, D] of `activated_`; or before the activation, if one product forms it.
   kernels::AnyMatrix gradient_;
 };

@@ -23,18 +23,22 @@ void ResidualSublayer::declare(ParameterList& list, const ModelSettings& model) 
 void ResidualSublayer::take(BlockMemory& memory, const ResidualSublayer* later) {
   using Again = BlockMemory::FormedAgain;
   const ModelSettings& model = memory.settings().architecture.model;
+  const bool coded = memory.settings().codes(block());
   memory.begin(block(), sublayer_->kind() + " residual");
   // A block is formed again from the input of its first sublayer.
   residual_ = memory.matrix(model.d_model, is_first_ ? Again::never : Again::block);
   input_ = residual_;
   if (model.normalises_inputs()) {
-    input_ = memory.matrix(model.d_model, Again::norm);
+    input_ = memory.matrix(model.d_model, coded ? Again::forward_only : Again::norm);
     statistics_ = memory.statistics();
   }
   if (model.normalises_outputs()) {
     raw_ = memory.matrix(model.d_model, Again::block);
     post_statistics_ = memory.statistics();
   }
+  if (coded)
+    input_codes_ = memory.array<std::uint8_t>(memory.settings().rows * model.d_model,
+                                              model.normalises_inputs() ? Again::norm : Again::block);
   memory.begin(block(), sublayer_->kind());
   sublayer_->take(memory, later == nullptr ? nullptr : later->sublayer_.get());
 }
@@ -42,9 +46,11 @@ void ResidualSublayer::take(BlockMemory& memory, const ResidualSublayer* later) 
 void ResidualSublayer::bind(const Context& context, Products& products, const Norms& norms) {
   context_ = &context;
   norms_ = &norms;
+  products_ = &products;
   norm_ = context.layers.norm(norm_name(kNorm));
   post_norm_ = context.layers.norm(norm_name(kPostNorm));
   sublayer_->bind(context.layers, products);
+  products.keep_input(sublayer_->input_product(), input_codes_);
 }
 
 void ResidualSublayer::enter(const Pass& pass, AnyMatrix before, AnyMatrix addend) {
@@ -54,6 +60,7 @@ void ResidualSublayer::enter(const Pass& pass, AnyMatrix before, AnyMatrix adden
   if (norm_)
     norms_->forward(*norm_, joins ? before : pass.rows_of(source()), joins ? addend : AnyMatrix{},
                     pass.rows_of(residual_), pass.rows_of(input_), pass.rows_of(statistics_));
+  products_->code_input(pass, sublayer_->input_product(), pass.rows_of(input_));
 }
 
 /// x, or in a joined pass h with its norm; the memory of x then has what the last product has left for the norm.

@@ -93,14 +93,16 @@ class ResidualSublayer {
   bool is_first_, is_last_;
   const Context* context_ = nullptr;
   const Norms* norms_ = nullptr;
+  Products* products_ = nullptr;
   std::optional<NormLayer> norm_, post_norm_;
   /// [rows, C] what the norm reads: h, or that before the first sublayer of the block.
   const kernels::AnyMatrix& source() const { return source_.data != nullptr ? source_ : residual_; }
 
-  kernels::AnyMatrix residual_;  // [rows, C] h
-  kernels::AnyMatrix source_;    // without data: residual_
-  kernels::AnyMatrix input_;     // [rows, C] x, or h without norm
-  kernels::AnyMatrix raw_;       // [rows, C] before the post norm
+  kernels::AnyMatrix residual_;               // [rows, C] h
+  kernels::AnyMatrix source_;                 // without data: residual_
+  kernels::AnyMatrix input_;                  // [rows, C] x, or h without norm
+  kernels::AnyMatrix raw_;                    // [rows, C] before the post norm
+  kernels::Array<std::uint8_t> input_codes_;  // of x, transposed, of a block in codes
   kernels::NormStatistics statistics_, post_statistics_;
 };
 

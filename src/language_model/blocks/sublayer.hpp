@@ -52,6 +52,8 @@ class Sublayer {
   /// Finds its parameters. Both arguments must outlive this object.
   virtual void bind(const Layers&, Products&) = 0;
 
+  /// The product that reads x.
+  virtual const Linear& input_product() const = 0;
   /// x [rows, C], those of the tokens of the pass. May be called for parts of a micro-batch in turn.
   virtual void forward(const Pass&, const kernels::LinearInput& x) = 0;
   /// Starts y [rows, C], after `forward`: to be awaited.

@@ -14,7 +14,7 @@ namespace weft::language_model {
 struct TransformerSettings {
   Architecture architecture;                     ///< of the part of this rank (part_of)
   kernels::Scalar type = kernels::Scalar::fp32;  ///< of activations, their gradients and logits
-  bool fp8_forward = false;                      ///< products of the blocks in 8 bits (kernels/gemm/fp8.hpp)
+  bool fp8 = false;                              ///< products of training steps in 8 bits (coded_products.hpp)
   kernels::StorageType storage = kernels::StorageType::fp32;
   std::int64_t rows = 0;    ///< most rows of a micro-batch
   std::int64_t length = 0;  ///< most rows of a sequence
@@ -34,6 +34,10 @@ struct TransformerSettings {
   bool adapters = true;          ///< false: those of the model are left out, it is its base
   AttentionKernels attention = {};
 
+  /// True if training steps multiply in 8 bits in this block: the first and the last one have larger errors.
+  bool codes(std::int64_t block) const {
+    return fp8 && gradients && block > 0 && block + 1 < architecture.model.layers;
+  }
   bool swaps() const { return gradients && memory.swap_activations && architecture.model.layers > kResidentBlocks; }
   /// True if inputs and output gradients of the products of the blocks stay where they are formed, but gradients before
   /// a norm of a sublayer's output (GradientRows::inputs_stay). Where activations are formed twice or swapped, blocks
@@ -50,7 +54,7 @@ struct TransformerSettings {
   /// residual stream as a product forms them.
   bool joins_norms(kernels::Backend backend) const {
     const ModelSettings& model = architecture.model;
-    return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 && !fp8_forward &&
+    return backend == kernels::Backend::cuda && type == kernels::Scalar::bf16 &&
            !(adapters && architecture.lora.rank > 0) && architecture.tensor_ranks == 1 &&
            model.residual != Residual::parallel && model.normalises_inputs() && !model.normalises_outputs();
   }

@@ -55,7 +55,7 @@ std::string types_text(const Plan& plan, const Configuration& configuration) {
   const std::string_view activations = checkpoint::name_of(activation_type(configuration));
   const char* const products = configuration.precision == Precision::tf32   ? ", products tf32"
                                : configuration.precision == Precision::fp16 ? ", weights of products fp16"
-                               : configuration.fp8_forward                  ? ", forward products of blocks e4m3"
+                               : configuration.fp8                          ? ", products e4m3 and e5m2"
                                                                             : "";
   return fmt::format(
       "  types: weights {}, moments {}, vectors and their moments fp32, gradients fp32, activations {}, logits {}{}\n",

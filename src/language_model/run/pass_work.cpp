@@ -62,6 +62,9 @@ struct Sizes {
   /// With memory.recompute = "block": products of the blocks that are computed again, all but the last one, and those
   /// of them that are: all but the last of each block. The activations of the last block are still in memory.
   ProductSums of_recomputed, again;
+  ProductSums coded;  ///< products in 8 bits
+  /// Columns of their inputs and of the gradients of their outputs that are not coded as an activation forms them.
+  double coded_inputs = 0, coded_outputs = 0;
 
   Sizes(const Configuration& c, const Architecture& a)
       : n(number(c.rank_tokens())),
@@ -82,12 +85,20 @@ struct Sizes {
     const std::vector<Product> products = declared_parameters(a).products;
     for (std::size_t i = 0; i < products.size(); ++i) {
       blocks.add(products[i]);
+      if (c.fp8 && products[i].block() != block_name(0) && products[i].block() != block_name(last_block))
+        add_coded(products[i]);
       if (recompute != Recompute::block || products[i].block() == block_name(last_block)) continue;
       of_recomputed.add(products[i]);
       if (products[i + 1].block() == products[i].block()) again.add(products[i]);
     }
   }
 
+  void add_coded(const Product& product) {
+    coded.add(product);
+    const bool mlp = product.prefix.ends_with("mlp/");
+    coded_inputs += mlp && product.writes_residual ? 0 : number(product.inputs);
+    coded_outputs += mlp && !product.writes_residual ? 0 : number(product.outputs());
+  }
   double head() const { return vocabulary * width; }
   double matrices() const { return blocks.elements + head(); }
   double multiplied() const { return blocks.multiplied + head(); }
@@ -158,17 +169,14 @@ PassWork undivided_work_of(std::string_view phase, const Configuration& configur
   if (phase == "products") {
     // Outputs; then input gradients, and outputs computed again.
     const double read = s.matrices() + s.again.elements, multiplied = s.multiplied() + s.again.multiplied;
-    // In 8 bits: inputs are read, coded and read as codes; weights are coded once and read as codes.
-    const auto coded = [&](const ProductSums& products, double once) {
-      return configuration.fp8_forward
-                 ? 2 * s.n * products.inputs + once * (s.base.read + 1) - s.m * (s.base.read - 1) * products.elements
-                 : 0;
-    };
+    // Operands in 8 bits have a byte per element, and so have the weights, in the forms that both passes read.
+    const double coded_weights = s.m * (s.base.read - 1) * s.coded.elements;
     work.forward.bytes += s.m * (s.matrices() * s.base.read + s.blocks.elements * s.base.unpacked) +
-                          s.n * s.e * s.columns() + coded(s.blocks, s.blocks.elements);
+                          s.n * (s.e * s.columns() - (s.e - 1) * s.coded.inputs) - coded_weights;
     work.forward.flops += 2 * s.n * s.multiplied();
     work.backward.bytes += s.m * (read * s.base.read + (s.blocks.elements + s.again.elements) * s.base.unpacked) +
-                           s.n * s.e * (s.columns() + s.of_recomputed.columns()) + coded(s.again, 0);
+                           s.n * (s.e * (s.columns() + s.of_recomputed.columns()) - (s.e - 1) * s.coded.outputs) -
+                           coded_weights;
     work.backward.flops += 2 * s.n * multiplied;
   }
   if (work.forward.bytes > 0) return work;
@@ -177,7 +185,14 @@ PassWork undivided_work_of(std::string_view phase, const Configuration& configur
     return {{weights + rows, 2 * s.n * s.trained}, {3 * weights + 2 * rows, 2 * s.n * 2.5 * s.trained}};
   }
   if (phase == "weight gradients" && !s.adapted)
-    return {{s.m * 8 * s.matrices() + s.n * s.e * s.columns(), 2 * s.n * s.multiplied()}, {}};
+    return {
+        {s.m * 8 * s.matrices() + s.n * (s.e * s.columns() - (s.e - 1) * s.coded.columns()), 2 * s.n * s.multiplied()},
+        {}};
+  if (phase == "codes") {
+    // Rows are read once and written in two forms; weights are read twice, for their largest value and to be coded.
+    const double formed = s.e + 2, weights = (2 * s.base.read + 2) * s.coded.elements;
+    return {{s.n * formed * s.coded_inputs + weights, 0}, {s.n * formed * s.coded_outputs, 0}};
+  }
   if (phase == "norms") {
     // Forward with the sum of the residual stream: two read, two written; backward the same. Computed again: one and
     // one.
@@ -192,7 +207,8 @@ PassWork undivided_work_of(std::string_view phase, const Configuration& configur
 
 constexpr std::string_view kForward = ", forward", kBackward = ", backward";
 
-constexpr const char* kOfBothPasses[] = {"embedding", "norms", "products", "attention", "activation", "adapters"};
+constexpr const char* kOfBothPasses[] = {"embedding",  "norms", "products", "attention",
+                                         "activation", "codes", "adapters"};
 
 }  // namespace
 
@@ -219,8 +235,9 @@ run::PhaseBytes phase_bytes(const Configuration& configuration, const Architectu
     if (const double bytes = work_of(phase, configuration, architecture).bytes; bytes > 0)
       all.emplace_back(phase, bytes);
   };
-  for (const char* phase : {"tokens", "embedding", "norms", "products", "attention", "activation", "loss", "adapters",
-                            "weight gradients", "norms of records", "clipped sums", "noise", "check", "update"}) {
+  for (const char* phase :
+       {"tokens", "embedding", "norms", "products", "attention", "activation", "codes", "loss", "adapters",
+        "weight gradients", "norms of records", "clipped sums", "noise", "check", "update"}) {
     const bool both = std::find(std::begin(kOfBothPasses), std::end(kOfBothPasses), std::string_view(phase)) !=
                       std::end(kOfBothPasses);
     if (!by_pass || !both) {

@@ -258,13 +258,17 @@ void add_device_keys(input::Schema& schema, Configuration& configuration) {
       "type of activations, their gradients and logits; sums are fp32 in all. tf32: fp32 whose products round their "
       "operands to TF32, on a GPU; fp16: with dynamic loss scaling");
   schema
-      .add("device.fp8_forward", configuration.fp8_forward,
-           "products of the blocks round their operands to 8 bits (e4m3) in the forward "
-           "pass, with a scale per row; the backward pass stays bf16")
-      .only_with("device.precision", {"bf16"}, "the backward pass and all other operations compute in it")
-      .not_with("parallel.tensor", {}, "a row is scaled by all of its columns")
+      .add("device.fp8", configuration.fp8,
+           "steps multiply in 8 bits in all blocks but the first and the last: e4m3, and e5m2 for gradients, with "
+           "scales from the largest values of the step before; evaluation and generation multiply in bf16")
+      .only_with("device.precision", {"bf16"}, "all other operations compute in it")
+      .not_with("parallel.tensor", {}, "the ranks would have to agree on scales in each layer")
       .not_with("parallel.shard", {"full"}, "every rank would keep all weights in 8 bits")
+      .not_with("lora.rank", {}, "no gradients of the weights are formed, and adapters read rows in bf16")
+      .not_with("memory.swap_activations", {}, "blocks would have to have the same activations")
+      .not_with("privacy.enabled", {}, "gradients of single records are formed from rows in bf16")
       .free();
+  schema.retired("device.fp8_forward", "device.fp8 multiplies in 8 bits in both passes; take it or leave it out");
   schema
       .add("device.attention", configuration.attention_kernels,
            {{"auto", AttentionImplementation::recorded},
@@ -378,30 +382,42 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
     return "device.precision = \"tf32\" needs a GPU (TF32 is a format of its matrix units, and this program was built "
            "without CUDA); take \"fp32\"";
   });
-  schema.rule({"lora.base", "device.precision", "device.fp8_forward"}, [&configuration]() -> std::string {
+  schema.rule({"lora.base", "device.precision"}, [&configuration]() -> std::string {
     if (configuration.lora.packing() == kernels::Packing::none) return {};
     if (configuration.precision == Precision::fp16)
       return "lora.base = \"int8\" or \"nf4\" with device.precision = \"fp16\" (packed weights are multiplied in "
              "bf16); take device.precision = \"bf16\", or lora.base = \"bf16\"";
-    if (configuration.fp8_forward)
-      return "lora.base = \"int8\" or \"nf4\" with device.fp8_forward (it also keeps all weights in 8 bits); leave one "
-             "of them out";
     return {};
   });
   // Keys and values, in pairs of heads of a multiple of 8, have such widths together.
-  schema.rule(
-      {"device.fp8_forward", "language_model.d_model", "language_model.d_mlp", "language_model.head_size"},
-      [&configuration, &model]() -> std::string {
-        const std::int64_t queries = model.heads * model.head_size();
-        if (!configuration.fp8_forward ||
-            (model.d_model % kernels::kCodedColumns == 0 && model.d_mlp % kernels::kCodedColumns == 0 &&
-             queries % kernels::kCodedColumns == 0))
-          return {};
-        return fmt::format(
-            "device.fp8_forward with language_model.d_model = {}, d_mlp = {} and {} columns of queries (products "
-            "in 8 bits take multiples of {}); change the sizes or leave it out",
-            model.d_model, model.d_mlp, queries, kernels::kCodedColumns);
-      });
+  schema.rule({"device.fp8", "language_model.d_model", "language_model.d_mlp", "language_model.head_size"},
+              [&configuration, &model]() -> std::string {
+                const std::int64_t queries = model.heads * model.head_size();
+                if (!configuration.fp8 ||
+                    (model.d_model % kernels::kCodedMultiple == 0 && model.d_mlp % kernels::kCodedMultiple == 0 &&
+                     queries % kernels::kCodedMultiple == 0))
+                  return {};
+                return fmt::format(
+                    "device.fp8 with language_model.d_model = {}, d_mlp = {} and {} columns of queries (products "
+                    "in 8 bits take multiples of {}); change the sizes or leave it out",
+                    model.d_model, model.d_mlp, queries, kernels::kCodedMultiple);
+              });
+  schema.rule({"device.fp8", "language_model.layers"}, [&configuration, &model]() -> std::string {
+    constexpr std::int64_t kFewest = 3;
+    if (!configuration.fp8 || model.layers >= kFewest) return {};
+    return fmt::format(
+        "device.fp8 with language_model.layers = {} (the first and the last block multiply in bf16); leave it out",
+        model.layers);
+  });
+  schema.rule({"device.fp8", "data.sequence", "data.sequence_start"}, [&configuration]() -> std::string {
+    const std::int64_t shortest = configuration.data.shortest();
+    if (!configuration.fp8 || shortest % kernels::kCodedMultiple == 0) return {};
+    return fmt::format(
+        "device.fp8 with sequences of {} tokens (gradients are sums over the tokens of whole sequences, and products "
+        "in "
+        "8 bits take multiples of {}); take another length or leave it out",
+        shortest, kernels::kCodedMultiple);
+  });
   schema.rule({"data.micro_tokens", "data.sequence"}, [&configuration]() -> std::string {
     const std::int64_t micro = configuration.memory.micro_tokens, sequence = configuration.data.sequence;
     if (micro % sequence == 0) return {};

@@ -44,7 +44,7 @@ struct Configuration {
   parallel::Settings parallel;
   device::Settings device;
   Precision precision = Precision::fp32;  ///< device.precision
-  bool fp8_forward = false;               ///< device.fp8_forward
+  bool fp8 = false;                       ///< device.fp8
   /// device.attention; recorded: those that the algorithm table device.algorithms names, else the own ones.
   kernels::AttentionImplementation attention_kernels = kernels::AttentionImplementation::recorded;
   checkpoint::Settings checkpoint;

@@ -190,7 +190,7 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                  .data = runner_.skipped(),
                  .on_device = true});
   tuning_.add_to(registry_, grid.world().rank());
-  // device.precision may change when a run is resumed.
+  // device.precision and device.fp8 may change when a run is resumed.
   registry_.make_optional("optimizer/loss_scale");
   if (buffers_.loss_scale.size > 0)
     registry_.add({.name = "optimizer/loss_scale",
@@ -199,6 +199,15 @@ Trainer::Trainer(const Configuration& configuration, const Architecture& archite
                    .held = {0, kernels::kLossScaleNumbers},
                    .owned = {0, grid.world().rank() == 0 ? kernels::kLossScaleNumbers : 0},
                    .data = buffers_.loss_scale.data,
+                   .on_device = true});
+  registry_.make_optional("products/largest_magnitudes");
+  if (const kernels::Array<std::int32_t> state = transformer_.coded_products().state(); state.size > 0)
+    registry_.add({.name = "products/largest_magnitudes",
+                   .type = kernels::Scalar::fp32,
+                   .shape = {state.size},
+                   .held = {0, state.size},
+                   .owned = {0, grid.world().rank() == 0 ? state.size : 0},
+                   .data = state.data,
                    .on_device = true});
   reset_loss_scale();
   if (!update_.exchange().active()) return;
@@ -224,6 +233,7 @@ void Trainer::initialise() {
   model_.initialise(static_cast<std::uint64_t>(configuration_.run.seed));
   tuning_.initialise();
   reset_loss_scale();
+  transformer_.coded_products().initialise();
 }
 
 void Trainer::reset_loss_scale() {
@@ -272,6 +282,7 @@ void Trainer::step(const dataset::TokenBatch& batch, const kernels::AdamStep& co
   runner_.begin(constants);
   staging_.send(batch, counted);
   runner_.run([this] { compute(); });
+  transformer_.coded_products().step_submitted();
   end_exchanges();
   timers_.phase("waiting for the device");
   runner_.end([step = steps_done() + 1] { return fmt::format("batch of step {}", step); });
@@ -372,7 +383,7 @@ void Trainer::compute() {
     kernels::scale_loss(execution_, scale, buffers_.loss_factor.data);
     factor = buffers_.loss_factor.data;
   }
-  transformer_.prepare_weights();
+  transformer_.prepare_step();
   model::DataParallel& exchange = update_.exchange();
   const auto start_reductions = [&] {
     sink_.when_complete([this](std::size_t parameter) {
@@ -401,6 +412,10 @@ void Trainer::compute() {
   }
   sink_.when_complete({});
   timers_.phase("check");
+  if (CodedProducts& coded = transformer_.coded_products(); coded.any()) {
+    if (exchange.active()) exchange.maximum(coded.largest(), "largest magnitudes");
+    coded.end_step();
+  }
   kernels::StepFlags* const flags = buffers_.flags.data;
   update_.reduce();
   update_.form_norm(flags);
@@ -432,6 +447,15 @@ parallel::Exchanges Trainer::exchanges() const {
   parallel::Exchanges all;
   for (const parallel::Exchanges& group : runner_.exchanges()) all += group;
   return all;
+}
+
+/// The steps of a captured graph have scales from the steps before them, unless there are none.
+void Trainer::resume_at(std::int64_t step) {
+  runner_.resume_at(step);
+  CodedProducts& coded = transformer_.coded_products();
+  const bool had_history = coded.has_history();
+  coded.state_loaded();
+  if (coded.has_history() != had_history) runner_.change();
 }
 
 Trainer::Metrics Trainer::metrics() {

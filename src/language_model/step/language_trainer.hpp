@@ -117,7 +117,8 @@ class Trainer : private privacy::PrivateModel {
   const model::AccumulatingSink& gradients() const { return sink_; }
   std::int64_t steps_done() const { return runner_.steps_done(); }
   std::int64_t length() const { return length_; }  ///< of the sequences of the last step
-  void resume_at(std::int64_t step) { runner_.resume_at(step); }
+  /// The registry has been loaded with the state after this step.
+  void resume_at(std::int64_t step);
   run::Timers& timers() { return timers_; }
   /// true: steps run eagerly and wait for the device between phases, so that each is timed by itself.
   void time_phases(bool one_by_one);

@@ -23,7 +23,7 @@ TransformerSettings transformer_settings(const Configuration& configuration, con
   const bool book_keeping = configuration.privacy.enabled && configuration.privacy.mode == privacy::Mode::book_keeping;
   return {.architecture = part_of(architecture, grid, rank),
           .type = activation_type(configuration),
-          .fp8_forward = configuration.fp8_forward,
+          .fp8 = configuration.fp8,
           .storage = configuration.optimizer.state,
           .rows = configuration.micro_tokens(),
           .length = configuration.data.sequence,
@@ -140,6 +140,13 @@ void Transformer::prepare_weights() {
   products_.prepare();
 }
 
+void Transformer::prepare_step() {
+  prepare_weights();
+  if (!products_.coded().any()) return;
+  if (source_.complete) source_.complete();
+  products_.coded().begin_step();
+}
+
 void Transformer::complete_weights() {
   prepare_weights();
   if (source_.complete) source_.complete();
@@ -152,6 +159,7 @@ Pass Transformer::pass_over(const Tokens& tokens, const kernels::AdamStep* step)
             .micro_batch_rows = tokens.rows(),
             .backward_follows = settings_.gradients && !attention_hook_,
             .attention = attention_hook_ ? &attention_hook_ : nullptr};
+  pass.coded = step != nullptr && pass.backward_follows && settings_.fp8;
   // A tap reads inputs and outputs of sublayers, which a joined pass does not form.
   if (!tap_ && products_.applies_norms()) pass.moments = norms_.joining(pass);
   return pass;

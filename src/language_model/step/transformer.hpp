@@ -70,9 +70,11 @@ class Transformer {
   };
   void weights_from(WeightSource source) { source_ = std::move(source); }
 
-  /// Forms what products read in place of the parameters: weights in fp16 or 8 bits, biases in bf16. To be called after
-  /// each change of the parameters, before `forward`: once per step, whatever the number of micro-batches.
+  /// Forms what products read in place of the parameters: weights in fp16, biases in bf16. To be called after each
+  /// change of the parameters, before `forward`: once per step, whatever the number of micro-batches.
   void prepare_weights();
+  /// The same before the micro-batches of a step of training, whose products may be in 8 bits (coded_products()).
+  void prepare_step();
   /// Calls prepare_weights and makes later work wait for all weights: for work between steps. Some ranks may have none,
   /// and a replayed graph contains no wait. Until the next prepare_weights, products of few rows apply the norms.
   void complete_weights();
@@ -118,6 +120,9 @@ class Transformer {
   void hook_norms(NormHook hook) { norms_.hook(std::move(hook)); }
   /// The tokens of the present or last `forward`.
   const Tokens& tokens() const { return tokens_; }
+
+  /// The products in 8 bits: to be told of the ends of steps, and of the state of the run.
+  CodedProducts& coded_products() { return products_.coded(); }
 
   std::int64_t head_chunk() const { return buffers_.head.chunk; }
   /// True if no call waits on the host for other ranks: then a graph can contain it.
