@@ -24,11 +24,11 @@ constexpr int kSteps = 6;
 Configuration configuration(const std::string& model, const std::string& more) {
   Configuration read;
   const input::Schema keys = schema(read);
+  const std::string layers = more.find("fp8") == std::string::npos ? "layers = 2\n" : "layers = 4\n";
   input::read(keys,
               "[run]\nsteps = 60\n[data]\nbatch_tokens = 96\nsequence = 16\nmicro_tokens = 16\n"
               "[language_model]\nheads = 2\nd_model = 32\n" +
-                  (more.find("fp8") == std::string::npos ? "layers = 2\n" : "layers = 4\n") + model +
-                  "[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 2\n" + more,
+                  layers + model + "[optimizer]\nlearning_rate = 1e-2\nwarmup_steps = 2\n" + more,
               "test.toml");
   return read;
 }
