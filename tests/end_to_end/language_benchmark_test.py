@@ -119,7 +119,7 @@ def test(weft):
     printed, _ = run(weft, "both", cases_of("8-bit state + bf16 state"), code=2)
     assert "two values of optimizer.state" in printed, printed
     printed, result = run(weft, "plan", options=["--dry-run"])
-    assert result is None and "baseline: 3" in printed and "TF32: not measured, it needs a GPU" in printed, printed
+    assert result is None and "baseline: 45,600 parameters" in printed and "TF32: not measured, it needs a GPU" in printed, printed
     # Ids of token files.
     text = weft.folder / "text.txt"
     text.write_text("".join(chr(97 + i * i % 26) for i in range(4000)))
