@@ -33,11 +33,14 @@ inline constexpr std::int64_t kCodedMultiple = 16;
 /// Rows of a block of Coding::sums; the last one may have fewer.
 inline constexpr std::int64_t kCodeRows = 128;
 
+/// Scales in an array are this many elements apart: cuBLASLt reads scales at multiples of 16 bytes only.
+inline constexpr std::int64_t kScaleStride = 4;
+
 /// A matrix in codes: value(i, j) = codes(i, j) * *scale.
 struct CodedMatrix {
   Matrix<const std::uint8_t> codes;
   CodeType type = CodeType::e4m3;
-  const float* scale = nullptr;  ///< [1]
+  const float* scale = nullptr;  ///< [1], at a multiple of 16 bytes
 };
 
 /// What is formed of a matrix [rows, columns].
@@ -56,7 +59,7 @@ WEFT_KERNEL(code_matrix, void(const Execution&, AnyMatrix from, const Coding&));
 /// Raises *largest to the largest magnitude of `from`.
 WEFT_KERNEL(largest_magnitude, void(const Execution&, AnyMatrix from, std::int32_t* largest));
 
-/// scales[i] = the scale for values up to the magnitude largest[i] (code_scale).
+/// scales[i * kScaleStride] = the scale for values up to the magnitude largest[i] (code_scale).
 void form_scales(const Execution&, Array<const std::int32_t> largest, CodeType type, Array<float> scales);
 
 /// kept[i] = largest[i] where that is finite and not 0; largest[i] = 0.

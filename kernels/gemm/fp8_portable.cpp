@@ -115,8 +115,8 @@ std::string coded_obstacle(Backend) { return ""; }
 
 void form_scales(const Execution& execution, Array<const std::int32_t> largest, CodeType type, Array<float> scales) {
   for_all(
-      execution, "fp8: scales", scales.size,
-      KOKKOS_LAMBDA(std::int64_t i) { scales[i] = code_scale(largest[i], type); });
+      execution, "fp8: scales", largest.size,
+      KOKKOS_LAMBDA(std::int64_t i) { scales[i * kScaleStride] = code_scale(largest[i], type); });
 }
 
 void keep_largest(const Execution& execution, Array<std::int32_t> largest, Array<std::int32_t> kept) {

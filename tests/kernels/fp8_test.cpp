@@ -36,11 +36,11 @@ struct Coded {
         type(code_type),
         codes(rows * columns),
         transposed(rows * columns),
-        scale(1),
+        scale(kScaleStride),
         largest(1) {
     largest_magnitude(execution, from, largest.data());
     form_scales(execution, largest.array(), type, scale.array());
-    scale.set({scale.values()[0] * scale_factor});
+    scale.set(std::vector<float>(kScaleStride, scale.values()[0] * scale_factor));
     code_matrix(execution, from,
                 {.type = type,
                  .codes = {codes.data(), rows, columns, columns},
@@ -53,8 +53,9 @@ struct Coded {
   /// Values as the codes keep them.
   std::vector<double> values() const {
     std::vector<double> out;
+    const auto factor = static_cast<double>(scale.values()[0]);
     for (const std::uint8_t code : codes.values())
-      out.push_back(static_cast<double>(value_of_code(type, code)) * static_cast<double>(scale.values()[0]));
+      out.push_back(static_cast<double>(value_of_code(type, code)) * factor);
     return out;
   }
 };

@@ -40,7 +40,7 @@ CodedProducts::Buffers::Buffers(const TransformerSettings& settings, const Param
   arena.purpose("operands in 8 bits");
   kept = arena.take<std::int32_t>(2 * count);
   largest = arena.take<std::int32_t>(3 * count);
-  scales = arena.take<float>(3 * count);
+  scales = arena.take<float>(3 * count * kernels::kScaleStride);
   rows = arena.take<std::uint8_t>(settings.rows * widest);
   last_gradient = arena.take<std::uint8_t>(settings.rows * last_outputs);
   other_gradient = arena.take<std::uint8_t>(settings.rows * other_outputs);
@@ -89,8 +89,8 @@ void CodedProducts::begin_step() {
   context_.timers.phase("codes");
   const auto n = static_cast<std::int64_t>(buffers_.n);
   const auto form = [&](const std::int32_t* largest, Operand operand, CodeType type) {
-    const std::int64_t begin = static_cast<std::int64_t>(operand) * n;
-    kernels::form_scales(context_.execution, {largest, n}, type, {buffers_.scales.data + begin, n});
+    kernels::form_scales(context_.execution, {largest, n}, type,
+                         scales_from(static_cast<std::int64_t>(operand) * n, n));
   };
   if (has_history_) {
     form(buffers_.kept.data, Operand::input, CodeType::e4m3);
@@ -117,7 +117,7 @@ void CodedProducts::form_scale(const Linear& linear, Operand operand, CodeType t
   if (has_history_) return;
   const std::int64_t at = place(linear, operand);
   kernels::largest_magnitude(context_.execution, from, buffers_.largest.data + at);
-  kernels::form_scales(context_.execution, {buffers_.largest.data + at, 1}, type, {buffers_.scales.data + at, 1});
+  kernels::form_scales(context_.execution, {buffers_.largest.data + at, 1}, type, scales_from(at, 1));
 }
 
 kernels::Coding CodedProducts::input_coding(const Linear& linear, const AnyMatrix& x) const {

@@ -33,7 +33,7 @@ class CodedProducts {
     std::size_t first = 0, n = 0;
     kernels::Array<std::int32_t> kept;     ///< [2 n] largest magnitudes of x, then of dy, in the last step; 0: none
     kernels::Array<std::int32_t> largest;  ///< [3 n] of x, dy and W in the present step
-    kernels::Array<float> scales;          ///< [3 n] likewise
+    kernels::Array<float> scales;          ///< [3 n * kScaleStride] likewise
     kernels::Array<std::uint8_t> rows;     ///< codes of x or dy of the next product
     /// Transposed codes of dy, of the last products of sublayers and of the others: a sublayer forms both before their
     /// gradients are given.
@@ -98,7 +98,10 @@ class CodedProducts {
     return static_cast<std::int64_t>(operand) * static_cast<std::int64_t>(buffers_.n) + number(linear);
   }
   const float* scale(const Linear& linear, Operand operand) const {
-    return buffers_.scales.data + place(linear, operand);
+    return scales_from(place(linear, operand), 1).data;
+  }
+  kernels::Array<float> scales_from(std::int64_t at, std::int64_t count) const {
+    return {buffers_.scales.data + at * kernels::kScaleStride, count * kernels::kScaleStride};
   }
   void form_scale(const Linear&, Operand, kernels::CodeType, kernels::AnyMatrix);
   kernels::Coding input_coding(const Linear&, const kernels::AnyMatrix& x) const;
