@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # From a fresh machine to a language model and its cross-layer transcoder: installs missing packages, builds, trains a character-level
-# language model (two minutes on two cores), records its MLPs on its text, trains a transcoder on that, measures what the model loses
-# with the transcoder in place of its MLPs, shows what the features respond to, and exports the transcoder for circuit-tracer.
+# language model (a minute on two cores), records its MLPs on its text, trains a transcoder on that, shows what the features respond to,
+# measures what the model loses with the transcoder in place of its MLPs, and exports the transcoder for circuit-tracer.
 # Finished stages are kept; an interrupted one is resumed.
 #
 #   bash scripts/quickstart.sh [--fresh]
@@ -52,13 +52,13 @@ say "4. Its MLP inputs and outputs on its text: $data"
 say "5. A cross-layer transcoder of the MLPs: $run"
 "$weft" train inputs/character_transcoder.toml --output "$run"
 
-say "6. The language model with the transcoder in place of its MLPs, on text that neither has seen: $run/evaluation.json"
-tail -c 16384 inputs/text/genesis_to_ruth.txt >"$data/held_out.txt"
-"$weft" lm evaluate "$model" --text "$data/held_out.txt" --transcoder "$run" --output "$run"
-
-say "7. What the features respond to, and the pages of both runs: open them in a browser"
+say "6. What the features respond to: $run/features/features.html, to be opened in a browser"
 "$weft" features "$run" --model "$model" --output "$run/features"
 "$weft" serve "$run/features" --export "$run/features/features.html"
+
+say "7. The language model with the transcoder in place of its MLPs, on text that neither has seen, and the pages of both runs"
+tail -c 16384 inputs/text/genesis_to_ruth.txt >"$data/held_out.txt"
+"$weft" lm evaluate "$model" --text "$data/held_out.txt" --transcoder "$run" --output "$run"
 "$weft" report "$run"
 "$weft" report "$model"
 

@@ -83,10 +83,11 @@ build() {
 
 # check NAME LOG COMMAND...: a failure counts as a failed test; the end of its log is shown.
 check() {
-  local name=$1 log=$results/$2
+  local name=$1 log=$results/$2 since=$SECONDS
   shift 2
   if "$@" >"$log" 2>&1; then
     note passed "$name"
+    echo "Checked $name: $((SECONDS - since)) s"
   else
     tail -n 40 "$log"
     note failed "$name" "see $log"
@@ -94,15 +95,17 @@ check() {
 }
 
 # The CUDA program, which needs a GPU to compute, and the tests that only a CUDA build has: they are compiled, and the program is started
-# without a GPU. Host code is not optimised, GPU code hardly (-Ofast-compile, from CUDA 12.9: half the time of a kernel). --full compiles
-# each source of src/ by itself, as in a build without a preset, and all tests; --long in groups (CMAKE_UNITY_BUILD), as the CPU program: a
-# third of the time. Then the sources whose code depends on the GPU, for every supported one (--long: for the oldest, whose code differs
-# most from that of the build), and each header alone.
+# without a GPU. Host code is not optimised. Then the sources whose code depends on the GPU are compiled for others.
+#   --long  GPU code is hardly optimised (from CUDA 12.9: half the time of a kernel); src/ in groups (CMAKE_UNITY_BUILD), as the CPU program: a
+#           third of the time; the sources for the oldest GPU, whose code differs most from that of the build
+#   --full  GPU code is optimised; each source of src/ by itself, as in a build without a preset; all tests; the sources for every supported
+#           GPU; each header alone
 cuda_program() {
-  local processes=2 targets=(weft gpu_programs) architectures=gpu_oldest fast="-O0 -DNDEBUG"
-  if nvcc --help | grep -q -e --Ofast-compile; then fast+=" --Ofast-compile=max"; fi
-  local plain=("-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG" "-DCMAKE_CUDA_FLAGS_RELEASE=$fast")
-  if [[ $full == yes ]]; then targets=() architectures=gpu_architectures; plain+=("-DCMAKE_UNITY_BUILD=OFF"); fi
+  local processes=2 targets=(weft gpu_programs) architectures=gpu_oldest gpu_code=
+  if nvcc --help | grep -q -e --Ofast-compile; then gpu_code=" --Ofast-compile=max"; fi
+  if [[ $full == yes ]]; then targets=() architectures=gpu_architectures gpu_code=; fi
+  local plain=("-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG" "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG$gpu_code")
+  if [[ $full == yes ]]; then plain+=("-DCMAKE_UNITY_BUILD=OFF"); fi
   bash scripts/setup.sh --cuda || { note failed "set-up for CUDA"; return; }
   build cuda-release "${plain[@]}" || return
   if [[ $built == yes ]]; then
@@ -110,7 +113,7 @@ cuda_program() {
   fi
   check "compile for other GPUs ($architectures)" gpu_architectures.log \
     cmake --build build/cuda-release --target "$architectures" --parallel "$processes"
-  check "headers of CUDA sources" cuda_headers.log python3 tests/style/headers_test.py . build/cuda-release
+  [[ $full == no ]] || check "headers of CUDA sources" cuda_headers.log python3 tests/style/headers_test.py . build/cuda-release
 }
 
 # run_tests BUILD NAME OPTION...: ctest in build/BUILD; the report is NAME.xml. Tests mostly wait, for the start and the end of

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 SKIPPED = 77
 KILLED = "any exit code but 0"
@@ -79,7 +80,8 @@ class Program:
         main = importlib.import_module(PROGRAMS[name]).main
         os.chdir(self.folder)
         try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), \
+                    mock.patch.dict(os.environ, self.environment | {"WEFT_PROGRAM": str(self.binary)}):
                 ended = main([str(argument) for argument in arguments])
         finally:
             os.chdir(before)
