@@ -13,7 +13,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 for argument in "$@"; do
   case $argument in
-    --fresh) rm -rf runs/lm_character runs/character_data runs/character_transcoder ;;
+    --fresh) rm -rf runs/character_model runs/character_data runs/character_transcoder ;;
     *) echo "quickstart.sh: unknown option $argument (known: --fresh)" >&2; exit 2 ;;
   esac
 done
@@ -41,9 +41,9 @@ PATH=$PATH:$PWD/.deps/python/bin
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 "$weft" --version
 
-model=runs/lm_character data=runs/character_data run=runs/character_transcoder
-say "3. A character-level language model: $model"
-"$weft" lm train inputs/lm_character.toml
+model=runs/character_model data=runs/character_data run=runs/character_transcoder
+say "3. A character-level language model, trained for 600 of the 900 steps of its input: $model"
+"$weft" lm train inputs/lm_character.toml --output "$model" --set run.steps=600
 
 say "4. Its MLP inputs and outputs on its text: $data"
 "$weft" lm harvest "$model" --tokens 100000 --type bf16 --output "$data/train"
