@@ -42,8 +42,10 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 "$weft" --version
 
 model=runs/character_model data=runs/character_data run=runs/character_transcoder
-say "3. A character-level language model, trained for 600 of the 900 steps of its input: $model"
-"$weft" lm train inputs/lm_character.toml --output "$model" --set run.steps=600
+say "3. A character-level language model: $model"
+# 600 of the 900 steps of the input: validation loss 1.547 instead of 1.430. With the input's schedule it would be 1.616.
+"$weft" lm train inputs/lm_character.toml --output "$model" --set run.steps=600 --set optimizer.schedule=linear \
+  --set optimizer.decay_begin=0.5 --set optimizer.final_fraction=0
 
 say "4. Its MLP inputs and outputs on its text: $data"
 "$weft" lm harvest "$model" --tokens 100000 --type bf16 --output "$data/train"
