@@ -8,6 +8,10 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Release, Debug or RelWithDebInfo" FORCE)
 endif()
 
+if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache$")  # only then it stores objects that use precompiled headers
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CMAKE_CXX_COMPILER_LAUNCHER})
+endif()
+
 if(WEFT_ENABLE_CUDA)
   include(WeftCudaArchitecture)
   weft_choose_cuda_arch()

@@ -11,7 +11,7 @@ docs_test.py REPOSITORY CHECK [WEFT]
 A block is fenced by ``` and its language. In `console`, lines after "$ " are commands ("\\" at the end continues), the rest is
 their output, which is not compared; "# exit N" after a command is the expected exit code. Commands in other blocks (`sh`) are not run,
 and a page of docs/ must give the reason in a line <!-- not run: reason --> before the block. Pages run in the order of their links in
-docs/README.md, in one folder with a small copy of inputs/quickstart.toml and what the quickstart makes of it.
+docs/README.md, in one folder with a small copy of inputs/quickstart.toml, what the quickstart makes of it, and a part of inputs/text.
 """
 import os
 import re
@@ -26,6 +26,7 @@ import program
 # Reduces the quickstart to a size that exercises every command; the features are not learned.
 SMALLER = {"tokens            = 60_000": "tokens = 3000", "validation_tokens = 8192": "validation_tokens = 600",
            "steps  = 1500": "steps = 60", "every = 500": "every = 20", "every = 100": "every = 20"}
+TEXT, CHARACTERS = "text/genesis_to_ruth.txt", 200_000     # of a million: models are evaluated on it, or on its last tenth
 
 
 def pages(repository):
@@ -209,6 +210,7 @@ def workspace(folder, repository, weft):
         assert text.count(long) == 1, f"inputs/quickstart.toml does not contain {long!r} any more: adapt this test"
         text = text.replace(long, short)
     quickstart.write_text(text)
+    (folder / "inputs" / TEXT).write_text((repository / "inputs" / TEXT).read_text()[:CHARACTERS])
     (folder / "bin").mkdir()
     (folder / "bin" / "weft").symlink_to(weft)
     program.install_programs(folder / "bin")

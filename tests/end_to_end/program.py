@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs weft from a test: each run in its own folder; its output is printed if it ends unexpectedly."""
+import contextlib
+import importlib
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -8,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 SKIPPED = 77
 KILLED = "any exit code but 0"
@@ -66,6 +70,25 @@ class Program:
             print(output)
             raise AssertionError(f"{' '.join(map(str, arguments))} ended with {process.returncode}, expected {code}")
         return output
+
+    def call(self, name, *arguments, code=0):
+        """As run(name, *arguments) of a program of the package, in this process: starting Python with the libraries takes half a second. The
+        start itself, PATH and standard output as a file are for `run`."""
+        said, before = io.StringIO(), os.getcwd()
+        if str(PACKAGE) not in sys.path:
+            sys.path.insert(0, str(PACKAGE))
+        main = importlib.import_module(PROGRAMS[name]).main
+        os.chdir(self.folder)
+        try:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), \
+                    mock.patch.dict(os.environ, self.environment | {"WEFT_PROGRAM": str(self.binary)}):
+                ended = main([str(argument) for argument in arguments])
+        finally:
+            os.chdir(before)
+        if ended != code:
+            print(said.getvalue())
+            raise AssertionError(f"{name} {' '.join(map(str, arguments))} ended with {ended}, expected {code}")
+        return said.getvalue()
 
     def train(self, text, output, *arguments, **options):
         """Trains from the text of an input into folder/output; returns that path."""

@@ -143,8 +143,8 @@ def check_narrow(text, root):
             assert element.get("aria-label") and parent[element].tag == "figure" and element.get("width") is None and element.get("viewBox")
 
 
-def report(weft, run, *arguments, ranks=None):
-    weft.run("report", run, *arguments, ranks=ranks)
+def report(weft, run, start=None):
+    (start or weft.call)("report", run)
     return parsed(run / "report.html")
 
 
@@ -181,7 +181,7 @@ def check_real_run(weft, source):
     left.mkdir()        # as if another process were writing it: a report removes nothing
     weft.run("benchmark", source, "--output", run)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    page = report(weft, run)
+    page = report(weft, run, start=weft.run)
     assert before == {path: path.stat().st_mtime_ns for path in before}, "the report changed the run"
 
     record = program.record(run)
@@ -350,7 +350,7 @@ def check_comparison(weft, source):
     # Stopped after a few steps: no validation results, so it is the last row.
     weft.run("train", source, "--output", weft.folder / "grid" / "stopped", fault="step:0:12:usr1", code=75)
     runs.append(weft.folder / "grid" / "stopped")
-    said = weft.run("report", *runs, "--output", weft.folder / "runs.html")
+    said = weft.call("report", *runs, "--output", weft.folder / "runs.html")
     page = parsed(weft.folder / "runs.html")
     measured = {run.name: program.record(run)["result"].get("validation", {}).get("nmse_standardised_mean", math.inf) for run in runs}
     best_first = sorted(measured, key=measured.get)
@@ -382,28 +382,28 @@ def check_comparison(weft, source):
                      "[language_model]\nlayers = 1\nheads = 1\nd_model = 8\n[optimizer]\nwarmup_steps = 1\n[log]\nevery = 1\n")
     for rate in ("1e-3", "1e-2"):
         weft.run("lm", "train", model, "--output", weft.folder / f"lm_{rate}", "--set", f"optimizer.learning_rate={rate}")
-    said = weft.run("report", weft.folder / "lm_1e-3", runs[0], code=2)
+    said = weft.call("report", weft.folder / "lm_1e-3", runs[0], code=2)
     assert "cannot be compared (one of language models, one of transcoders" in said, said
-    weft.run("report", weft.folder / "lm_1e-3", weft.folder / "lm_1e-2")
+    weft.call("report", weft.folder / "lm_1e-3", weft.folder / "lm_1e-2")
     parsed(weft.folder / "comparison.html").says("2 language models", "training loss", "differ in optimizer.learning_rate")
-    assert "no such directory" in weft.run("report", runs[0], weft.folder / "none", code=2)
+    assert "no such directory" in weft.call("report", runs[0], weft.folder / "none", code=2)
 
 
 def check_messages(weft, run):
-    assert "no such directory; name the directory of a run" in weft.run("report", weft.folder / "nothing", code=2)
-    assert "is no directory; create it" in weft.run("report", run, "--output", weft.folder / "nothing" / "page.html", code=2)
-    assert "is a directory (the page is a file)" in weft.run("report", run, "--output", weft.folder, code=2)
-    assert "run.json is missing" in weft.run("report", weft.folder / "data", code=2)
-    assert "not a directory" in weft.run("report", run / "run.json", code=2)
+    assert "no such directory; name the directory of a run" in weft.call("report", weft.folder / "nothing", code=2)
+    assert "is no directory; create it" in weft.call("report", run, "--output", weft.folder / "nothing" / "page.html", code=2)
+    assert "is a directory (the page is a file)" in weft.call("report", run, "--output", weft.folder, code=2)
+    assert "run.json is missing" in weft.call("report", weft.folder / "data", code=2)
+    assert "not a directory" in weft.call("report", run / "run.json", code=2)
     assert "weft report needs its RUN" in weft.run("report", code=2)
     os.mkfifo(weft.folder / "pipe")     # a page in its place would replace it
-    assert "is a device or FIFO" in weft.run("report", run, "--output", "pipe", code=2)
+    assert "is a device or FIFO" in weft.call("report", run, "--output", "pipe", code=2)
     full = subprocess.run(f"{weft.binary} report {shlex.quote(run.name)} > /dev/full", shell=True, cwd=weft.folder, env=weft.environment, text=True,
                           capture_output=True, check=False)
     assert full.returncode == 6 and "standard output" in full.stderr, full
     for damaged in ("{", "[]", '{"exi": 1}', "", '{"exit": ' + "[" * 100_000 + "]" * 100_000 + "}"):
         (run / "run.json").write_text(damaged)
-        assert "not the record of a run" in weft.run("report", run, code=3)
+        assert "not the record of a run" in weft.call("report", run, code=3)
 
 
 def check_families(weft):
@@ -445,7 +445,7 @@ def check_benchmark(weft, source):
     page = report(weft, weft.folder / "cases")
     page.says("Benchmark, case sparse", "Benchmark, case few", "Benchmark, phases of all cases")
     (weft.folder / "cases" / "benchmark.json").write_text('{"cases": 3}')
-    assert "not the result of a benchmark" in weft.run("report", "cases", code=3)
+    assert "not the result of a benchmark" in weft.call("report", "cases", code=3)
 
 
 def check(weft):

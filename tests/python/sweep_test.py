@@ -212,7 +212,7 @@ def check_messages(weft, source):
                              (("--grid", "transcoder.kk=2", "--output", "x"), '--grid transcoder.kk=2: unknown key "kk"'),
                              (("--grid", "transcoder.k=2", "--output", "run"), "is the directory of a run"),
                              (("--grid", "transcoder.k=2,-3", "--output", "x"), "out of range")):
-        said = weft.run("sweep", source, *arguments, code=2)
+        said = weft.call("sweep", source, *arguments, code=2)
         assert words in said, (words, said)
     assert not (weft.folder / "x").exists(), "something was written before the grid was checked"
     said = weft.run("sweep", source, *GRID, "--output", "x", ranks=2, code=None)

@@ -3,7 +3,8 @@
 precompiled headers and not in a group; a C++ source with a header of its own includes that first. The other headers are compiled here, with
 the flags of a source beside them, up to the end of syntax: in a CUDA build those for nvcc, in another one all others.
 
-headers_test.py REPOSITORY BUILD
+headers_test.py REPOSITORY [BUILD]     without BUILD only the order of includes is checked. `test.sh --full` has a build and compiles each source
+                                       by itself, so that both halves of the proof belong to it.
 """
 import json
 import os
@@ -71,7 +72,19 @@ def compile_alone(header, commands, directory, cuda):
 
 
 def main():
-    repository, build = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+    repository = Path(sys.argv[1]).resolve()
+    files = [path.relative_to(repository) for top in ("src", "kernels", "tests") for path in sorted((repository / top).rglob("*"))]
+    headers = [path for path in files if path.suffix in (".hpp", ".cuh")]
+    sources = [path for path in files if path.suffix in (".cpp", ".cu") and path.parts[0] != "tests"]
+    assert len(headers) > 100 and len(sources) > 100, (len(headers), len(sources))
+    first = first_includes(repository, sources)
+    assert list(order_problems({Path("src/base/text.cpp"): "base/log.hpp"}, headers)), "the rule of order finds nothing"
+    problems = list(order_problems(first, headers))
+    if len(sys.argv) < 3:
+        print("\n".join(problems) or f"{len(sources)} sources, no problems")
+        return 1 if problems else 0
+
+    build = Path(sys.argv[2]).resolve()
     database = build / "compile_commands.json"
     if not database.is_file():
         print(f"skipped: {database} is missing (its generator writes none)")
@@ -80,14 +93,6 @@ def main():
     for entry in entries:
         entry["path"] = os.path.relpath(entry["file"], repository)
     cuda = any("nvcc" in entry["command"].split()[0] or "nvcc" in entry["command"].split(" -")[0] for entry in entries)
-    files = [path.relative_to(repository) for top in ("src", "kernels", "tests") for path in sorted((repository / top).rglob("*"))]
-    headers = [path for path in files if path.suffix in (".hpp", ".cuh")]
-    sources = [path for path in files if path.suffix in (".cpp", ".cu") and path.parts[0] != "tests"]
-    assert len(headers) > 100 and len(sources) > 100, (len(headers), len(sources))
-    first = first_includes(repository, sources)
-    assert list(order_problems({Path("src/base/text.cpp"): "base/log.hpp"}, headers)), "the rule of order finds nothing"
-    problems = list(order_problems(first, headers))
-
     proven = set(first.values())
     left = [header for header in headers if name_of(header) not in proven and is_for_nvcc(header) == cuda
             and not (header.parts[:2] == ("tests", "gpu") and not cuda)]

@@ -6,7 +6,7 @@ namespace weft::kernels {
 namespace {
 
 struct FrozenNormScratch {};
-struct RowScratch {
+struct FrozenNormRow {
   float h[kChunkColumns];
 };
 
@@ -15,8 +15,9 @@ struct RowScratch {
 void frozen_norm_forward(const Execution& execution, const NormWeights& weights, Array<const float> inverse,
                          AnyMatrix h, AnyMatrix y) {
   const NormWeights w = weights;
-  for_rows<RowScratch>(
-      execution, "frozen_norm_forward", h.rows, KOKKOS_LAMBDA(const Team& team, RowScratch& buffer, std::int64_t row) {
+  for_rows<FrozenNormRow>(
+      execution, "frozen_norm_forward", h.rows,
+      KOKKOS_LAMBDA(const Team& team, FrozenNormRow& buffer, std::int64_t row) {
         float mean = 0.0f;
         if (w.kind == Norm::layer) {
           for_chunks(h.columns, h.columns, [&](std::int64_t column, int count) {
