@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Static checks of the container definition and of install.sh, its steps: shell sections parse, the files that it copies exist and are
-all that a build needs, presets and options of CMake exist. debian_test.sh runs the steps.
+all that a build needs, presets and options of CMake exist, debian.sh copies the same files and runs the same steps. debian_test.sh runs them.
 
 container_test.py REPOSITORY
 """
@@ -17,7 +17,7 @@ def sections(text):
     return {"head": parts[0], **dict(zip(parts[1::2], parts[2::2]))}
 
 
-def problems(repository, text, steps):
+def problems(repository, text, steps, debian):
     part = sections(text)
     defaults = dict(re.findall(r"^ *(\w+)=(\S+)$", part["arguments"], re.M))
     used = set(re.findall(r"\{\{ (\w+) \}\}", text))
@@ -40,6 +40,12 @@ def problems(repository, text, steps):
     yield from (f"%files: {name} is missing" for name in needed - {source for source, _ in copied})
     if "/opt/weft/container/install.sh {{ preset }}" not in part["post"]:
         yield "%post: does not run install.sh"
+    if not re.search(r"^inside .* /opt/weft/container/install\.sh cpu-release$", debian, re.M):
+        yield "debian.sh: does not run install.sh"
+    reads = re.search(r"<\(sed -n '([^']+)' \"\$repository/container/weft\.def\"\)", debian)
+    listed = reads and subprocess.run(["sed", "-n", reads[1]], input=text, text=True, capture_output=True, check=False).stdout.split()
+    if listed != [source for source, _ in copied]:
+        yield f"debian.sh: copies {listed}"
     if "scripts/setup.sh" not in steps:
         yield "install.sh: does not use scripts/setup.sh"
     presets = {preset["name"] for preset in json.loads((repository / "CMakePresets.json").read_text())["configurePresets"]}
@@ -53,13 +59,15 @@ def problems(repository, text, steps):
 def main():
     repository = Path(sys.argv[1])
     text = (repository / "container" / "weft.def").read_text()
-    steps = (repository / "container" / "install.sh").read_text()
+    steps, debian = ((repository / "container" / name).read_text() for name in ("install.sh", "debian.sh"))
     for old, new in (("weft --version\n    weft", "weft ( --version\n    weft"), ("    kernels /opt", "    kernel /opt"), ("preset=cuda-release", "preset=cuda"),
                      ("install.sh", "build.sh"), ("preset }}", "presets }}"), ("    from=", "    base=")):
-        assert old in text and list(problems(repository, text.replace(old, new), steps)), old
+        assert old in text and list(problems(repository, text.replace(old, new), steps, debian)), old
     for old, new in (("set -euo", "set -euo ("), ("scripts/setup.sh", "apt-get"), ("-DWEFT_CPU_TARGET", "-DWEFT_CPU")):
-        assert old in steps and list(problems(repository, text, steps.replace(old, new))), old
-    found = list(problems(repository, text, steps))
+        assert old in steps and list(problems(repository, text, steps.replace(old, new), debian)), old
+    for old, new in (("container/install.sh cpu", "container/build.sh cpu"), ("\\1|p", "\\1|")):
+        assert old in debian and list(problems(repository, text, steps, debian.replace(old, new))), old
+    found = list(problems(repository, text, steps, debian))
     print("\n".join(found) or "no problems")
     return 1 if found else 0
 

@@ -8,6 +8,7 @@
 #   WEFT_SPACK=DIR bash tests/spack/real.sh [KOKKOS [VERSION]]     default .deps/kokkos-cpu, 4.5.1; KOKKOS: the prefix of an installed one
 #     WEFT_SPACK            a clone of Spack 0.22 or later, set up to concretize (`spack bootstrap now`, or clingo from PyPI in PYTHONPATH)
 #     WEFT_SPACK_PACKAGES   from Spack 1.0: repos/spack_repo/builtin in a clone of spack-packages; without it Spack fetches the recipes
+#                           Those of 2026.06 download a compiler wrapper; without network take earlier ones (2026.03).
 #
 # Exit codes: 0 passed; 1 a step failed, the end of its log is shown; 77 skipped, the last line has the reason.
 set -euo pipefail

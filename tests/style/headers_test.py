@@ -40,12 +40,9 @@ def order_problems(first, headers):
             yield f"{path}: includes {included} before its own header {name_of(own[0])}"
 
 
-def flags_for(header, commands):
-    """The command of the source that shares the longest path with the header, without its files and precompiled headers."""
-    def shared(entry):
-        return len(os.path.commonpath([str(header), entry["path"]]))
-    words = shlex.split(max(commands, key=shared)["command"])
-    kept, skip = [], False
+def plain(entry):
+    """The command of an entry of the database, without its files, precompiled headers and compiler cache."""
+    words, kept, skip = shlex.split(entry["command"]), [], False
     for position, word in enumerate(words):
         if skip:
             skip = False
@@ -54,6 +51,13 @@ def flags_for(header, commands):
         elif word not in ("-MD", "-Winvalid-pch", "-Werror") and not word.endswith("ccache") and not word.startswith("-include=cmake_pch"):
             kept.append(word)
     return kept
+
+
+def flags_for(header, commands):
+    """The command of the source that shares the longest path with the header, without its files and precompiled headers."""
+    def shared(entry):
+        return len(os.path.commonpath([str(header), entry["path"]]))
+    return plain(max(commands, key=shared))
 
 
 def compile_alone(header, commands, directory, cuda):
