@@ -39,105 +39,10 @@ int n_gpus() {
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
-// --- The form before words had marks, to be compared and removed ----------------------------------------------------
-
-namespace old {
-
-constexpr int kOldBlocks = 32, kOldThreads = 512, kRanksAtOnce = 4;
-
-struct Page {
-  std::uint32_t completed, blocks_done, unused[62];
-  std::uint32_t begun[kOldBlocks][kMostPeers];
-  std::byte rows[2][kPeerRows];
-};
-struct Group {
-  Page* page[kMostPeers];
-  int rank, size;
-};
-
-__device__ void wait_for_all(const Group& group, std::uint32_t number) {
-  __threadfence_system();
-  __syncthreads();
-  const int r = static_cast<int>(threadIdx.x);
-  if (r < group.size && r != group.rank) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&group.page[r]->begun[blockIdx.x][group.rank]), "r"(number)
-                 : "memory");
-    std::uint32_t seen = 0;
-    do {
-      asm volatile("ld.acquire.sys.global.u32 %0, [%1];"
-                   : "=r"(seen)
-                   : "l"(&group.page[group.rank]->begun[blockIdx.x][r])
-                   : "memory");
-    } while (static_cast<std::int32_t>(seen - number) < 0);
-  }
-  __syncthreads();
-}
-
-__device__ void unpack(Scalar, uint4 word, float (&value)[4]) {
-  value[0] = __uint_as_float(word.x), value[1] = __uint_as_float(word.y);
-  value[2] = __uint_as_float(word.z), value[3] = __uint_as_float(word.w);
-}
-__device__ void unpack(Scalar type, uint4 word, float (&value)[8]) { unpack8(type, word, value); }
-__device__ uint4 pack(Scalar, const float (&value)[4]) {
-  return make_uint4(__float_as_uint(value[0]), __float_as_uint(value[1]), __float_as_uint(value[2]),
-                    __float_as_uint(value[3]));
-}
-__device__ uint4 pack(Scalar type, const float (&value)[8]) { return pack8(type, value); }
-
-template <int kWidth>
-__global__ void __launch_bounds__(kOldThreads)
-    sum(const __grid_constant__ Group group, Scalar type, uint4* rows, std::int64_t words) {
-  Page& own = *group.page[group.rank];
-  const std::uint32_t number = own.completed + 1, parity = number % 2;
-  uint4* const stage = reinterpret_cast<uint4*>(own.rows[parity]);
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x,
-                     step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t i = first; i < words; i += step) stage[i] = rows[i];
-  wait_for_all(group, number);
-  for (std::int64_t i = first; i < words; i += step) {
-    float sum[kWidth];
-    for (int begin = 0; begin < group.size; begin += kRanksAtOnce) {
-      uint4 word[kRanksAtOnce];
-#pragma unroll
-      for (int k = 0; k < kRanksAtOnce; ++k)
-        if (begin + k < group.size)
-          word[k] = __ldcv(reinterpret_cast<const uint4*>(group.page[begin + k]->rows[parity]) + i);
-#pragma unroll
-      for (int k = 0; k < kRanksAtOnce; ++k) {
-        if (begin + k >= group.size) continue;
-        float value[kWidth];
-        unpack(type, word[k], value);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) sum[j] = begin + k == 0 ? value[j] : sum[j] + value[j];
-      }
-    }
-    rows[i] = pack(type, sum);
-  }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  __threadfence();
-  if (atomicAdd(&own.blocks_done, 1u) + 1 != gridDim.x) return;
-  own.blocks_done = 0;
-  own.completed = number;
-}
-
-void sum_rows(const Execution& execution, const Group& group, AnyMatrix rows) {
-  const std::int64_t words = rows.rows * rows.columns * bytes_of(rows.type) / 16;
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(kOldBlocks, blocks_for(words, kOldThreads)));
-  uint4* const data = static_cast<uint4*>(rows.data);
-  if (rows.type == Scalar::fp32)
-    sum<4><<<blocks, kOldThreads, 0, stream_of(execution)>>>(group, rows.type, data, words);
-  else
-    sum<8><<<blocks, kOldThreads, 0, stream_of(execution)>>>(group, rows.type, data, words);
-  require_launch("the old sum of rows");
-}
-
-}  // namespace old
-
 // --- Ranks ----------------------------------------------------------------------------------------------------------
 
-enum class Form { at_once, in_parts, old };
-const char* name(Form form) { return form == Form::old ? "old" : form == Form::at_once ? "at once" : "in parts"; }
+enum class Form { at_once, in_parts };
+const char* name(Form form) { return form == Form::at_once ? "at once" : "in parts"; }
 
 /// True if rows of that many bytes fit the pages in this form.
 bool fits(Form form, std::int64_t bytes, int ranks) {
@@ -148,14 +53,12 @@ struct Rank {
   int device = 0;
   cudaStream_t stream = nullptr;
   DeviceArray<PeerPage> page;
-  DeviceArray<old::Page> old_page;
   DeviceArray<std::byte> inputs, expected, rows;  // inputs, expected: of kSets rounds
   DeviceArray<unsigned long long> wrong;
   DeviceArray<AdamStep> step;
   DeviceArray<StepGuard> guard;
   int* aborted = nullptr;  // host memory
   PeerGroup group{};
-  old::Group old_group{};
 
   Execution execution() const { return {Backend::cuda, stream}; }
 };
@@ -183,9 +86,7 @@ class Ranks {
       use(r);
       ok(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
       rank.page = DeviceArray<PeerPage>(1);
-      rank.old_page = DeviceArray<old::Page>(1);
       rank.page.poison(0);
-      rank.old_page.poison(0);
       rank.inputs = DeviceArray<std::byte>(kSets * most_bytes);
       rank.expected = DeviceArray<std::byte>(kSets * most_bytes);
       rank.rows = DeviceArray<std::byte>(most_bytes);
@@ -199,15 +100,12 @@ class Ranks {
     }
     for (int r = 0; r < size; ++r) {
       Rank& rank = (*this)[r];
-      for (int other = 0; other < size; ++other) {
-        rank.group.page[other] = (*this)[other].page.data();
-        rank.old_group.page[other] = (*this)[other].old_page.data();
-      }
+      for (int other = 0; other < size; ++other) rank.group.page[other] = (*this)[other].page.data();
       rank.group.aborted = rank.aborted;
       rank.group.step = rank.step.data();
       rank.group.guard = rank.guard.data();
-      rank.group.rank = rank.old_group.rank = r;
-      rank.group.size = rank.old_group.size = size;
+      rank.group.rank = r;
+      rank.group.size = size;
     }
   }
   Ranks(const Ranks&) = delete;
@@ -233,10 +131,7 @@ class Ranks {
   void sum(int r, AnyMatrix rows, Form form) const {
     use(r);
     const Rank& rank = (*this)[r];
-    if (form == Form::old)
-      old::sum_rows(rank.execution(), rank.old_group, rows);
-    else
-      sum_rows(rank.execution(), rank.group, rows, form == Form::at_once);
+    sum_rows(rank.execution(), rank.group, rows, form == Form::at_once);
   }
 
  private:
@@ -385,8 +280,6 @@ TEST_CASE("sums of 1 to 64 rows have the bits of sums in rank order, in 10,000 r
         if (!fits(form, rows * row_bytes, size)) form = Form::in_parts;
         for (int r = 0; r < size; ++r) enqueue(ranks, r, shape, rows, round % kSets, form);
       }
-      for (const std::int64_t rows : {1, 5, 64})
-        for (int r = 0; r < size; ++r) enqueue(ranks, r, shape, rows, 3, Form::old);
       ranks.synchronise();
       CHECK(wrong_words(ranks) == 0);
     }
@@ -526,7 +419,7 @@ int benchmark() {
     return 77;
   }
   std::printf("microseconds per sum of bf16 rows in a graph, with the kernel before it; copy: that kernel alone\n");
-  std::printf("%5s %8s %8s %8s %8s %8s  %s\n", "GPUs", "KiB", "copy", "old", "at once", "in parts", "taken");
+  std::printf("%5s %8s %8s %8s %8s  %s\n", "GPUs", "KiB", "copy", "at once", "in parts", "taken");
   for (const int size : {2, 4, 8}) {
     if (size > n_gpus()) break;
     Ranks ranks(size);
@@ -537,8 +430,8 @@ int benchmark() {
     for (const std::int64_t rows : {1, 2, 4, 8, 12, 16, 24, 32, 48, 64}) {
       const Shape shape{Scalar::bf16, rows, 4096};
       std::printf("%5d %8lld %8.2f", size, static_cast<long long>(shape.bytes() / 1024),
-                  microseconds(ranks, shape, Form::old, false));
-      for (const Form form : {Form::old, Form::at_once, Form::in_parts})
+                  microseconds(ranks, shape, Form::in_parts, false));
+      for (const Form form : {Form::at_once, Form::in_parts})
         if (fits(form, shape.bytes(), size))
           std::printf(" %8.2f", microseconds(ranks, shape, form, true));
         else
