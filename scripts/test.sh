@@ -6,7 +6,7 @@
 #
 #   bash scripts/test.sh            the quick set of the CPU program: at most a quarter of an hour on two cores
 #   bash scripts/test.sh --long     also tests of half a minute and more (soak, requests, job scripts, real activations), and the
-#                                   CUDA program is compiled, meanwhile: 35 to 50 minutes on two cores [estimate]
+#                                   CUDA program is compiled, meanwhile: about half an hour on two cores
 #   bash scripts/test.sh --full     everything: also the longest tests, those with released packages (scripts/peers.sh downloads 3 GB),
 #                                   the sanitizers and a build with clang
 #   bash scripts/test.sh --skip unit,end_to_end,benchmark      without the tests of these labels (docs/development.md);

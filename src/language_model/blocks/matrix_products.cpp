@@ -112,7 +112,6 @@ Products::Buffers::Buffers(const TransformerSettings& settings, const ParameterL
 
 Products::Products(const Context& context, const Buffers& buffers)
     : context_(context), buffers_(buffers), coded_(context, buffers.coded) {
-  const std::span<const Linear> linears = context.layers.linears();
   if (context.settings.rounds_biases(context.execution.backend)) place_biases();
   if (context.settings.type == Scalar::fp16) place_half_weights();
 }
