@@ -56,8 +56,9 @@ def problems_of(text, site=False):
         # PBS signals the login shell above the script too, and USR1 would end it; shells ignore URG.
         if f'forward {"URG" if "#PBS " in text else "USR1"} "${{mpirun[@]}}"' not in text:
             found.append("mpirun in the foreground (the script would receive the signal too late), or another signal")
-        if not re.search(r"^mpirun=\(env --block-signal=TERM mpirun -x PATH \$\{LD_LIBRARY_PATH:\+-x LD_LIBRARY_PATH\} --map-by ", text, re.M):
-            found.append("mpirun does not pass the search paths on, or kills the ranks two seconds after TERM")
+        passed = r"-x PATH \$\{LD_LIBRARY_PATH:\+-x LD_LIBRARY_PATH\} \$\{OPENBLAS_CORETYPE:\+-x OPENBLAS_CORETYPE\} "
+        if not re.search(r"^mpirun=\(env --block-signal=TERM mpirun " + passed + "--map-by ", text, re.M):
+            found.append("mpirun does not pass the search paths and OpenBLAS's kernels on, or kills the ranks two seconds after TERM")
     if "weft=" in text and ('--start-id "$start"' not in text or 'code=$(confirmed "$code")' not in text):
         found.append("the launcher's code is not compared with the record of this start")
     if re.search(r"^#SBATCH ", text, re.M):
