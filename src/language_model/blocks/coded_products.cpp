@@ -148,11 +148,9 @@ void CodedProducts::code_input(const Linear& linear, AnyMatrix x) {
 
 void CodedProducts::code_activation(const Linear& linear, MlpActivation activation, AnyMatrix hidden,
                                     AnyMatrix activated) {
-  if (has_history_) {
-    context_.timers.phase("activation");
-    return kernels::code_activation(context_.execution, activation, hidden, activated, input_coding(linear, activated));
-  }
   context_.timers.phase("activation");
+  if (has_history_)
+    return kernels::code_activation(context_.execution, activation, hidden, activated, input_coding(linear, activated));
   kernels::mlp_activation(context_.execution, activation, hidden, activated);
   code_input(linear, activated);
 }
