@@ -14,7 +14,7 @@
 //   in parts   each rank sends part r of its rows to rank r, which       4 (R - 1) / R B bytes sent, two trips
 //              forms these sums and sends them to all
 //
-// Of 512 KiB on four GPUs, 3 and 1.5 MiB: 9 and 4.5 µs at 350 GB/s [estimate].
+// For 512 KiB on four GPUs a rank sends 3 or 1.5 MiB, which takes 9 or 4.5 µs at 350 GB/s [estimate].
 //
 // The receiver sets a word to zero when it has read it. So a mark shows that the word of the present sum has arrived:
 // there are no numbers that could repeat. When a word is written, that of an earlier sum has been read and cleared. Let
