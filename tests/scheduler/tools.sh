@@ -7,7 +7,7 @@
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 started=$SECONDS
-steps=600   # of a run
+steps=1500   # of a run
 
 # processes RUN: processes with this run on their command line: programs, launchers and job scripts.
 processes() { { grep -la -- "[r]uns/$1" /proc/[0-9]*/cmdline 2>/dev/null || true; } | cut -d/ -f3; }
