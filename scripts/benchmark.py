@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the tables of docs/performance.md and docs/language_performance.md on the GPUs of this machine, in one call.
+"""Measures the GPU tables of docs/performance.md, docs/language_performance.md and docs/scaling.md, each page in one call.
 
 benchmark.py [SUBJECT]...        all subjects but the last three if none is given
     transcoder           one GPU: variants of the step, its phases, other sizes of models
@@ -9,7 +9,8 @@ benchmark.py [SUBJECT]...        all subjects but the last three if none is give
     language_scaling     1, 2 and 4 GPUs: batch or matrices divided
     sharding             4 GPUs: parallel.shard
     adapters, memory     one GPU: adapters on frozen weights; settings that save memory
-    generation           one GPU: GPT-2; 1, 2 and 4 GPUs: a model of 8B parameters
+    generation           one GPU: GPT-2
+    generation_scaling   1, 2 and 4 GPUs: a model of 8B parameters
     optimisations        most GPUs: effect of each optimisation of the work on several GPUs
     private              1, 2 and 4 GPUs: a private step of GPT-2
     affinity             most GPUs: device.affinity, for docs/experiments/
@@ -146,7 +147,7 @@ def runs_of(ranks, tokens):
 
     add("generation", "gpt2", 1, "lm_generate_gpt2", named_cases("lm_generate_gpt2"), [], 15)
     for gpus in ranks:
-        add("generation", "8b", gpus, "lm_generate_gpt2",
+        add("generation_scaling", "8b", gpus, "lm_generate_gpt2",
             [f"8B, {rows} row{'s' if rows > 1 else ''}: benchmark.generate_rows={rows}" for rows in (1, 8, 64)],
             ['language_model.preset="llama"', *LLAMA_8B[:-1], "benchmark.vocabulary=128256", "benchmark.generate_tokens=128", "benchmark.warmup=1",
              "benchmark.steps=3", f"parallel.tensor={gpus}"], 35)
@@ -438,14 +439,14 @@ def sizes_table(results, subject):
 
 
 def generation_table(results):
-    return table(["case", "tokens/s"], [(case["name"], rate(case)) for _, case in results.of("generation", "gpt2")])
+    return table(["case", "tokens/s"], [(case["name"], rate(case)) for _, case in results.of("generation")])
 
 
 def generation_scaling(results):
-    first, ranks = first_of(results, "generation"), sorted({run.gpus for run, _ in results.of("generation", "8b")})
+    first, ranks = first_of(results, "generation_scaling"), sorted({run.gpus for run, _ in results.of("generation_scaling")})
     lines = []
-    for name in dict.fromkeys(case["name"] for _, case in results.of("generation", "8b")):
-        cases = [results.case("generation", name, gpus) for gpus in ranks]
+    for name in dict.fromkeys(case["name"] for _, case in results.of("generation_scaling")):
+        cases = [results.case("generation_scaling", name, gpus) for gpus in ranks]
         lines.append((name, *("" if not case else rate(case) + (
             f" ({case['tokens_per_second'] / first[name][1]['tokens_per_second']:.2f})" if case is not first[name][1] else "") for case in cases)))
     return table(["tokens/s (times one GPU)", *(f"{gpus} GPU{'s' if gpus > 1 else ''}" for gpus in ranks)], lines)

@@ -47,7 +47,7 @@ TECHNIQUES = {
 ELSEWHERE = {
     "tensor parallelism: ranks share every matrix": (
         "`parallel.tensor`", "two H200, 65,536 tokens per step: GPT-2 1.56B 1.67, sizes of Llama 3.2 1B 1.79 times one GPU "
-        "([measured 2026-11-24](language_performance.md#several-gpus)); a GPU holds its part of the weights alone"),
+        "([measured 2026-11-24](scaling.md#language-models)); a GPU holds its part of the weights alone"),
     "automatic learning rate: range test, plateau, greedy": ("`optimizer.tuning`", "[trainings](#trainings)"),
 }
 COMBINED = ("baseline", "A", "B", "safe", "all")
