@@ -151,7 +151,8 @@ def benchmark(given):
                              f"benchmark.generate_tokens={NEW_TOKENS}, benchmark.generate_rows={rows}, "
                              f"benchmark.generate_samples={samples}")
         words = [given.weft, "benchmark", given.output / "benchmark.toml", "--quiet", "--output", output, "--set",
-                 "benchmark.cases=[" + ", ".join(f'"{case}"' for case in cases) + "]", "--set", "benchmark.loss_tolerance=1e9"]
+                 "benchmark.cases=[" + ", ".join(f'"{case}"' for case in cases) + "]", "--set", "benchmark.loss_tolerance=1e9",
+                 "--set", "benchmark.warmup=1", "--set", "benchmark.steps=3"]
         for setting in given.set:
             words += ["--set", setting]
         if subprocess.run(list(map(str, words)), check=False, stdout=subprocess.DEVNULL).returncode != 0:
