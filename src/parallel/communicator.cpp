@@ -128,13 +128,6 @@ std::string Communicator::broadcast(std::string text, int root) const {
 }
 
 void Communicator::all_gather(const void* send, void* receive, std::int64_t bytes) const {
-  fault::point("collective");
-  if (bytes <= kLargestMessage && !handle_->alone()) {
-    check(MPI_Allgather(send, static_cast<int>(bytes), MPI_BYTE, receive, static_cast<int>(bytes), MPI_BYTE,
-                        handle_->comm),
-          "all-gather");
-    return;
-  }
   const std::vector<std::int64_t> sizes(static_cast<std::size_t>(size_), bytes);
   all_gather_uneven(send, receive, sizes);
 }
@@ -142,14 +135,22 @@ void Communicator::all_gather(const void* send, void* receive, std::int64_t byte
 void Communicator::all_gather_uneven(const void* send, void* receive,
                                      std::span<const std::int64_t> receive_bytes) const {
   WEFT_ASSERT(static_cast<int>(receive_bytes.size()) == size_);
-  std::int64_t begin = 0;
-  for (int r = 0; r < size_; ++r) {
-    char* piece = static_cast<char*>(receive) + begin;
-    if (r == rank_ && receive_bytes[r] > 0 && piece != send)
-      std::memmove(piece, send, static_cast<std::size_t>(receive_bytes[r]));
-    broadcast(piece, receive_bytes[r], r);
-    begin += receive_bytes[r];
+  fault::point("collective");
+  std::vector<std::int64_t> begin{0};
+  for (const std::int64_t bytes : receive_bytes) begin.push_back(begin.back() + bytes);
+  const auto piece = [&](int r) { return static_cast<char*>(receive) + begin[static_cast<std::size_t>(r)]; };
+  if (receive_bytes[rank_] > 0 && piece(rank_) != send)
+    std::memmove(piece(rank_), send, static_cast<std::size_t>(receive_bytes[rank_]));
+  if (handle_->alone()) return note_progress();
+  if (begin.back() > kLargestMessage) {  // counts and displacements of MPI are int
+    for (int r = 0; r < size_; ++r) broadcast(piece(r), receive_bytes[r], r);
+    return;
   }
+  // All pieces at a time: broadcasts in turn would use one direction of a link only.
+  const std::vector<int> counts(receive_bytes.begin(), receive_bytes.end()), displacements(begin.begin(), begin.end());
+  check(MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, receive, counts.data(), displacements.data(), MPI_BYTE,
+                       handle_->comm),
+        "all-gather");
 }
 
 void Communicator::all_to_all(const void* send, std::span<const std::int64_t> send_bytes, void* receive,
