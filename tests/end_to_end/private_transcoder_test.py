@@ -77,6 +77,9 @@ def reports_the_guarantee(weft):
     assert shard_mode & 0o077 == 0, "others can read the key"
     # Other commands read the result.
     weft.run("evaluate", run, "--data", weft.folder / "data/validation")
+    weft.run("convert", run, "--output", weft.folder / "thresholds")
+    weft.run("evaluate", weft.folder / "thresholds")
+    weft.run("export", weft.folder / "thresholds", weft.folder / "exported", "--to", "circuit-tracer")
     return run
 
 
