@@ -129,6 +129,8 @@ def refusals(weft):
         assert words in printed, (arguments, printed)
     assert not (weft.folder / "refused").exists()
     assert "private: " in weft.run(*command(weft, "dry", "--dry-run"))
+    little = program.sets("privacy.epsilon=0", "privacy.noise_multiplier=2", 'privacy.clipping="adaptive"', "privacy.count_noise=1")
+    assert "raise privacy.count_noise to 2" in weft.run(*command(weft, "dry", "--dry-run", *little), code=2)
     for change in ("privacy.noise_key=system", "privacy.epsilon=4", "privacy.clip=2", "privacy.enabled=false", "data.normalise=none"):
         printed = weft.run(*command(weft, "plain", "--set", "run.steps=25", "--set", change, "--set", "resume.accept_changed=true"), code=2)
         assert "it defines the run" in printed, (change, printed)

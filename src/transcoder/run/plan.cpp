@@ -206,6 +206,8 @@ std::string private_text(const Configuration& configuration, const dataset::Desc
   if (train.n_rows == 0) return {};
   const RecordTable records(train, rows);
   privacy::require_parts(configuration.privacy, sample_rate(configuration, records));
+  privacy::require_count_noise(configuration.privacy, configuration.privacy.noise_multiplier,
+                               expected_records(configuration));
   return fmt::format(
       "  private: {} records of at most {} row{}, each in a step with probability {:.4g}: {:g} expected\n",
       format::grouped(records.count()), rows, rows == 1 ? "" : "s", sample_rate(configuration, records),
