@@ -13,6 +13,7 @@
 #include "kernels/slow_paths.hpp"
 #include "privacy/account.hpp"
 #include "privacy/correlated_noise.hpp"
+#include "transcoder/forward/normalisation.hpp"
 #include "transcoder/private/records.hpp"
 #include "transcoder/run/evaluation.hpp"
 #include "transcoder/step/trainer.hpp"
@@ -131,6 +132,7 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
                  {"moments", state.moments},
                  {"dead-feature clocks", state.row_state},
                  {"conversion of weights", state.conversion}};
+  plan.device.emplace_back("normalisation", NormalisationOnDevice::bytes(width));
   const bool is_private = configuration.privacy.enabled;
   const model::StepArena step = measure_step(configuration, shape, grid, description.row_bytes(), backend);
   for (const model::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
