@@ -37,8 +37,9 @@ void add_reward_rule(input::Schema& schema, const Settings& polychromic, RewardK
               [=, &polychromic]() -> std::string {
                 const bool used = polychromic.uses(kind);
                 if (used == is_given()) return {};
-                return used ? fmt::format("polychromic.reward = \"{}\" needs polychromic.{}", name, key)
-                            : fmt::format("polychromic.{} is for polychromic.reward = \"{}\" only", key, name);
+                return used ? fmt::format("polychromic.reward = \"{}\" needs polychromic.{}; give it", name, key)
+                            : fmt::format("polychromic.{} is for polychromic.reward = \"{}\" only; leave it out", key,
+                                          name);
               });
 }
 

@@ -48,6 +48,11 @@ constexpr const char* kRelation = "add_or_remove";
 /// noise.
 constexpr double kMostCountPart = 0.99;
 
+/// Deviation of the noise on the count of adaptive clipping.
+double count_deviation(const Settings& settings, double expected) {
+  return settings.count_noise > 0 ? settings.count_noise : expected / 20;
+}
+
 /// Text on the limits of the guarantee.
 std::string limits(const Record& record, const std::string& initial) {
   std::string text;
@@ -144,6 +149,15 @@ void require_parts(const Settings& settings, double sample_rate) {
       "privacy.bands = {} at a sample rate of {:.4g} (a step draws from one of {} parts of the data, "
       "which have fewer records than a step is to have); take at most {:g} bands, or smaller batches",
       settings.bands, sample_rate, settings.bands, std::floor(1 / sample_rate));
+}
+
+void require_count_noise(const Settings& settings, double multiplier, double expected) {
+  const double deviation = count_deviation(settings, expected);
+  if (!settings.adapts_clip() || multiplier < kMostCountPart * 2 * deviation) return;
+  throw collective_error(ExitCode::usage,
+                         "adaptive clipping needs more noise on its count than {:g} for a noise multiplier of {:g}; "
+                         "raise privacy.count_noise to {:.3g} or more",
+                         deviation, multiplier, multiplier);
 }
 
 Account::Account(const Settings& settings, double sample_rate, const Record& record, std::string initial)
@@ -297,13 +311,9 @@ std::vector<std::int64_t> Account::draw(std::int64_t step) const {
 Noise Account::noise(double expected) const {
   Noise noise{.key = key_, .multiplier = noise_multiplier_, .expected = expected};
   if (!settings_.adapts_clip()) return noise;
-  noise.count_deviation = settings_.count_noise > 0 ? settings_.count_noise : expected / 20;
+  require_count_noise(settings_, noise_multiplier_, expected);
+  noise.count_deviation = count_deviation(settings_, expected);
   const double part = noise_multiplier_ / (2 * noise.count_deviation);
-  if (!(part < kMostCountPart))
-    throw collective_error(ExitCode::usage,
-                           "adaptive clipping needs more noise on its count than {:g} for a noise multiplier of {:g}; "
-                           "raise privacy.count_noise to {:.3g} or more",
-                           noise.count_deviation, noise_multiplier_, noise_multiplier_);
   noise.multiplier /= std::sqrt(1 - part * part);
   return noise;
 }

@@ -63,6 +63,9 @@ std::string to_text(const Guarantee&);
 
 /// Throws a collective Error(usage) if a record would be drawn with a probability above 1: privacy.bands * sample_rate.
 void require_parts(const Settings&, double sample_rate);
+/// Throws a collective Error(usage) if the noise on the count of adaptive clipping, of steps of `expected` records, is
+/// too little for `multiplier`, the noise multiplier; 0: not known yet.
+void require_count_noise(const Settings&, double multiplier, double expected);
 
 class Account {
  public:

@@ -129,6 +129,13 @@ def hooks(weft):
     assert "give mlp.hook_in" in text, text
 
 
+def autoencoders_of_several_layers(weft):
+    """Formats without autoencoders do not say that the targets are the inputs: a warning."""
+    run = weft.train(INPUT.format(folder=weft.folder, targets="inputs", decoder="cross_layer", activation="relu", skip="none"), "one_side")
+    for kind in ("circuit-tracer", "crosslayer-coding"):
+        assert "has no autoencoders" in weft.run("export", run, f"one_side_{kind}", "--to", kind), kind
+
+
 def refusals(weft):
     """What a format does not have is refused with 2 and a way out; a damaged file with 3 and its tensor."""
     settings = {"folder": weft.folder, "targets": "outputs", "skip": "none"}
@@ -161,6 +168,7 @@ def test(weft):
     exports(weft)
     one_layer(weft)
     hooks(weft)
+    autoencoders_of_several_layers(weft)
     refusals(weft)
 
 

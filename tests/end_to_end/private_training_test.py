@@ -265,6 +265,8 @@ def refusals(weft):
         assert words in printed, (arguments, printed)
     printed = weft.run(*command(weft, "dry", "--dry-run"))
     assert "private: " in printed and not (weft.folder / "dry").exists(), printed
+    little = program.sets("privacy.epsilon=0", "privacy.noise_multiplier=1", 'privacy.clipping="adaptive"')  # 0.8 = 16 / 20
+    assert "raise privacy.count_noise to 1" in weft.run(*command(weft, "dry", "--dry-run", "--set", "privacy.count_noise=0.5", *little), code=2)
 
 
 def test(weft):

@@ -77,6 +77,9 @@ def reports_the_guarantee(weft):
     assert shard_mode & 0o077 == 0, "others can read the key"
     # Other commands read the result.
     weft.run("evaluate", run, "--data", weft.folder / "data/validation")
+    weft.run("convert", run, "--output", weft.folder / "thresholds")
+    weft.run("evaluate", weft.folder / "thresholds")
+    weft.run("export", weft.folder / "thresholds", weft.folder / "exported", "--to", "circuit-tracer")
     return run
 
 
@@ -126,6 +129,8 @@ def refusals(weft):
         assert words in printed, (arguments, printed)
     assert not (weft.folder / "refused").exists()
     assert "private: " in weft.run(*command(weft, "dry", "--dry-run"))
+    little = program.sets("privacy.epsilon=0", "privacy.noise_multiplier=2", 'privacy.clipping="adaptive"', "privacy.count_noise=1")
+    assert "raise privacy.count_noise to 2" in weft.run(*command(weft, "dry", "--dry-run", *little), code=2)
     for change in ("privacy.noise_key=system", "privacy.epsilon=4", "privacy.clip=2", "privacy.enabled=false", "data.normalise=none"):
         printed = weft.run(*command(weft, "plain", "--set", "run.steps=25", "--set", change, "--set", "resume.accept_changed=true"), code=2)
         assert "it defines the run" in printed, (change, printed)

@@ -69,7 +69,7 @@ void add_benchmark_keys(input::Schema& schema, TranscoderSettings& b, const tran
 
 input::Schema keys_of_tables(TranscoderInput& input, bool trains) {
   input::Schema keys = transcoder::schema(input.configuration);
-  if (trains) transcoder::add_training_rules(keys);
+  if (trains) transcoder::add_training_rules(keys, input.configuration);
   dataset::add_keys(keys, input.synthetic);
   add_benchmark_keys(keys, input.benchmark, input.configuration);
   return keys;

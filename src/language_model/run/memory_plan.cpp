@@ -91,6 +91,7 @@ std::string private_text(const Plan& plan, const Configuration& configuration) {
   if (plan.train_tokens > 0 && !settings.joins_sequences()) {
     const PrivateRecords records = private_records(configuration, plan.train_tokens);
     privacy::require_parts(settings, records.rate());
+    privacy::require_count_noise(settings, settings.noise_multiplier, records.expected);
     text += fmt::format(
         "  private: {} records of at most {} tokens, each in a step with probability {:.4g}: {:g} expected\n",
         format::grouped(records.count), configuration.data.sequence + 1, records.rate(), records.expected);

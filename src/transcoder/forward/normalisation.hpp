@@ -12,6 +12,8 @@ namespace weft::transcoder {
 /// Normalisation vectors on the device, all [L * d].
 struct NormalisationOnDevice {
   NormalisationOnDevice(const dataset::Normalisation&, const dataset::Statistics&, const kernels::Execution&);
+  /// What the constructor allocates for `width` = L * d.
+  static std::int64_t bytes(std::int64_t width) { return 8 * width * static_cast<std::int64_t>(sizeof(float)); }
 
   device::Buffer<float> input_mean, input_scale;  ///< x~ = (x - mean) * scale
   device::Buffer<float> target_mean, target_scale;

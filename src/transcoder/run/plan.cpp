@@ -13,6 +13,7 @@
 #include "kernels/slow_paths.hpp"
 #include "privacy/account.hpp"
 #include "privacy/correlated_noise.hpp"
+#include "transcoder/forward/normalisation.hpp"
 #include "transcoder/private/records.hpp"
 #include "transcoder/run/evaluation.hpp"
 #include "transcoder/step/trainer.hpp"
@@ -131,6 +132,7 @@ Plan plan(const Configuration& given, const dataset::Description& description, c
                  {"moments", state.moments},
                  {"dead-feature clocks", state.row_state},
                  {"conversion of weights", state.conversion}};
+  plan.device.emplace_back("normalisation", NormalisationOnDevice::bytes(width));
   const bool is_private = configuration.privacy.enabled;
   const model::StepArena step = measure_step(configuration, shape, grid, description.row_bytes(), backend);
   for (const model::StepArena::Bytes& bytes : step.bytes()) plan.device.emplace_back(bytes.purpose, bytes.device);
@@ -206,6 +208,8 @@ std::string private_text(const Configuration& configuration, const dataset::Desc
   if (train.n_rows == 0) return {};
   const RecordTable records(train, rows);
   privacy::require_parts(configuration.privacy, sample_rate(configuration, records));
+  privacy::require_count_noise(configuration.privacy, configuration.privacy.noise_multiplier,
+                               expected_records(configuration));
   return fmt::format(
       "  private: {} records of at most {} row{}, each in a step with probability {:.4g}: {:g} expected\n",
       format::grouped(records.count()), rows, rows == 1 ? "" : "s", sample_rate(configuration, records),

@@ -96,11 +96,20 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
   });
 }
 
-void add_training_rules(input::Schema& schema) {
+void add_training_rules(input::Schema& schema, const Configuration& configuration) {
   schema.at("transcoder.decoder_affine")
       .not_with("transcoder.activation", {"jumprelu"},
                 "with an offset the activation jumps by more than its threshold, for which no pseudo-derivative is "
                 "published");
+  // A private transcoder that weft convert gave thresholds was trained without them.
+  schema.rule({"transcoder.threshold_gradient", "privacy.enabled"}, [&configuration]() -> std::string {
+    const ModelSettings& model = configuration.transcoder;
+    if (!configuration.privacy.enabled || !kernels::activation_has_thresholds(model.activation) || lists_bands(model))
+      return {};
+    return "transcoder.threshold_gradient = \"dense\" with privacy.enabled (the gradients of records are formed from "
+           "lists of the pre-activations near thresholds); take \"listed\", with a pseudo_derivative other than "
+           "\"goreg\"";
+  });
 }
 
 }  // namespace weft::transcoder

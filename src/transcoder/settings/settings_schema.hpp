@@ -16,7 +16,7 @@ input::Schema schema(Configuration& configuration);
 
 /// Adds conditions that hold for training but not for evaluation, export and the like, which accept imported
 /// transcoders.
-void add_training_rules(input::Schema&);
+void add_training_rules(input::Schema&, const Configuration&);
 
 /// Adds table [transcoder].
 void add_model_keys(input::Schema&, ModelSettings&);
