@@ -45,7 +45,8 @@ std::string rope_method_problem(const ModelSettings& model) {
 void add_rotary_keys(input::Schema& schema, ModelSettings& model) {
   schema.add("language_model.rope_base", model.rope_base, "base of the wavelengths of rotary positions")
       .more_than(1)
-      .at_most(kLargest);
+      .at_most(kLargest)
+      .only_with("language_model.position", {"rope"});
   schema
       .add("language_model.rope_columns", model.rope_columns,
            "columns of a head that rotary positions rotate, the first ones, an even number; 0 = all")
@@ -65,36 +66,42 @@ void add_rotary_keys(input::Schema& schema, ModelSettings& model) {
       .at_least(1)
       .at_most(kMostScale)
       .only_with("language_model.position", {"rope"});
-  schema.add("language_model.rope_method", model.rope_scaling.method,
-             {{"bands", kernels::RopeMethod::bands},
-              {"yarn", kernels::RopeMethod::yarn},
-              {"dynamic", kernels::RopeMethod::dynamic},
-              {"longrope", kernels::RopeMethod::longrope}},
-             "how rope_factor makes wavelengths longer: by bands of wavelengths (Llama 3.1; all with rope_length = 0), "
-             "with a ramp over the columns (YaRN), a base that follows data.sequence (dynamic), or factors of their "
-             "own (LongRoPE)");
+  schema
+      .add("language_model.rope_method", model.rope_scaling.method,
+           {{"bands", kernels::RopeMethod::bands},
+            {"yarn", kernels::RopeMethod::yarn},
+            {"dynamic", kernels::RopeMethod::dynamic},
+            {"longrope", kernels::RopeMethod::longrope}},
+           "how rope_factor makes wavelengths longer: by bands of wavelengths (Llama 3.1; all with rope_length = 0), "
+           "with a ramp over the columns (YaRN), a base that follows data.sequence (dynamic), or factors of their "
+           "own (LongRoPE)")
+      .only_with("language_model.position", {"rope"});
   schema
       .add("language_model.rope_length", model.rope_scaling.length,
            "length of the contexts of the training; 0 = all wavelengths are multiplied (bands)")
       .in("tokens")
       .at_least(0)
-      .at_most(kMostRows);
+      .at_most(kMostRows)
+      .only_with("language_model.position", {"rope"});
   schema
       .add("language_model.rope_low", model.rope_scaling.low,
            "with rope_length: wavelengths that fit into it less often than this are multiplied")
       .more_than(0)
-      .at_most(kMostScale);
+      .at_most(kMostScale)
+      .only_with("language_model.position", {"rope"});
   schema
       .add("language_model.rope_high", model.rope_scaling.high,
            "with rope_length: wavelengths that fit into it more often than this are not; between both in part")
       .more_than(0)
-      .at_most(kMostScale);
+      .at_most(kMostScale)
+      .only_with("language_model.position", {"rope"});
   schema
       .add("language_model.rope_amplitude", model.rope_scaling.amplitude,
            "factor of cosines and sines; 0 = 1, with yarn 0.1 ln(rope_factor) + 1, with longrope sqrt(1 + "
            "ln(rope_factor) / ln(rope_length))")
       .at_least(0)
-      .at_most(kMostScale);
+      .at_most(kMostScale)
+      .only_with("language_model.position", {"rope"});
   schema
       .add("language_model.rope_short", model.rope_scaling.short_factors,
            "factors of the wavelengths, one per pair of columns")
