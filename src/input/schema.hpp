@@ -108,7 +108,7 @@ struct Key {
   /// checkpoint.
   Key& formerly(std::string path);
   /// A name that earlier versions accepted: an error with this advice; in the input of a checkpoint the key has its
-  /// default instead.
+  /// default instead, unless it is fixed.
   Key& retired_value(std::string name, std::string advice);
 };
 

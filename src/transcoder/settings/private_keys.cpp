@@ -53,8 +53,6 @@ std::string refusal(const Configuration& configuration) {
   if (configuration.data.validation.empty() && !configuration.data.train.empty())  // a benchmark has neither
     return "privacy.enabled without data.validation (normalisation and measures are taken from the validation data, "
            "which are public: statistics of the training data would be released without noise); give it";
-  if (model.decoder == Decoder::low_rank)
-    return fmt::format("transcoder.decoder = \"low_rank\" with privacy.enabled ({}); take another decoder", kWritten);
   if (kernels::activation_has_thresholds(model.activation) && !lists_bands(model))
     return "transcoder.threshold_gradient = \"dense\" with privacy.enabled (the gradients of records are formed from "
            "lists of the pre-activations near thresholds); take \"listed\", with a pseudo_derivative other than "
