@@ -112,7 +112,7 @@ struct Key {
   Key& retired_value(std::string name, std::string advice);
 };
 
-/// "transcoder.decoder = "low_rank"", "lora.rank": what `condition` requires of the other key.
+/// "transcoder.decoder = "tied_target"", "lora.rank": what `condition` requires of the other key.
 std::string text_of(const Condition& condition);
 
 struct Table {
