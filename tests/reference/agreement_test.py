@@ -93,7 +93,7 @@ def input_text(s, folder, seed):
         "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope, decoder=s.decoder, skip=s.skip, ranking=s.ranking,
                            pseudo_derivative=s.pseudo_derivative, threshold=s.threshold, bandwidth=s.bandwidth,
                            **{key: getattr(s, key) for key in (
-                               "rank", "decoder_affine", "decoder_scale_initial", "sparsity", "sparsity_form", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
+                               "decoder_affine", "decoder_scale_initial", "sparsity", "sparsity_form", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
                                "preactivation_form", "auxk", "auxk_features", "dead_window", "k_initial", "k_end", "k_decline",
                                "bandwidth_initial", "bandwidth_end")},
                            **({"threshold_gradient": s.threshold_gradient} if s.activation == "jumprelu" else {})),
