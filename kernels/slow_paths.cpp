@@ -31,9 +31,8 @@ std::string slow_norm(std::int64_t columns) {
   return {};
 }
 
-std::string slow_feature_rows(std::int64_t width, bool one_width, Scalar rows) {
+std::string slow_feature_rows(std::int64_t width, Scalar rows) {
   if (rows != Scalar::bf16) return "rows of 32 bits (bf16 is taken)";
-  if (!one_width) return "layers of different widths";
   if (width % kVectorColumns != 0)
     return fmt::format("{} columns per layer (multiples of {} are taken)", width, kVectorColumns);
   return {};

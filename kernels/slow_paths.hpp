@@ -25,8 +25,8 @@ std::string slow_query_key(std::int64_t head_size, std::int64_t rotated);
 
 std::string slow_norm(std::int64_t columns);
 
-/// Sums of a transcoder's decoder and the backward pass with its update, by feature. width: of a layer's columns in the
-/// rows; one_width: it is that of all layers. rows: the type of gradient rows and inputs.
-std::string slow_feature_rows(std::int64_t width, bool one_width, Scalar rows);
+/// Sums of a transcoder's decoder and the backward passes with their updates, by feature. width: d_model. rows: the
+/// type of gradient rows and inputs.
+std::string slow_feature_rows(std::int64_t width, Scalar rows);
 
 }  // namespace weft::kernels

@@ -42,7 +42,7 @@ ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_R
 
 # Values of each dimension of the transcoder cases; the first is the default. A value is a list of settings.
 TRANSCODER = {
-    "decoder": [[], ["decoder=per_layer"], ["decoder=tied"], ["decoder=tied_target"], ["decoder=low_rank", "rank=5"],
+    "decoder": [[], ["decoder=per_layer"], ["decoder=tied"], ["decoder=tied_target"],
                 ["decoder=tied_target", "decoder_affine=true"]],
     "activation": [["activation=batch_topk"], ["activation=topk"], ["activation=relu"], ["activation=jumprelu", "threshold=0.05"],
                    ["activation=jumprelu", "threshold=0.05", "pseudo_derivative=goreg"],

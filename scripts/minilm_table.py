@@ -50,7 +50,6 @@ VARIANTS.update({
     "topk, tied per target": {"transcoder.decoder": "tied_target"},
     "topk, tied per target, offsets and scales": {"transcoder.decoder": "tied_target", "transcoder.decoder_affine": "true",
                                                   "transcoder.decoder_scale_initial": 0.1},
-    "topk, low rank (96 of 384)": {"transcoder.decoder": "low_rank", "transcoder.rank": 96},
     "relu, linear penalty": {"transcoder.activation": "relu", "transcoder.sparsity_form": "linear", "transcoder.sparsity_scale": 1,
                              "transcoder.sparsity_end": 0.5},
     "jumprelu, tanh penalty": {"transcoder.activation": "jumprelu", "transcoder.bandwidth": 1, "transcoder.sparsity_end": 0.5},

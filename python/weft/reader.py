@@ -297,7 +297,7 @@ class Transcoder:
             raise ValueError(f"{self.checkpoint.path}: not a transcoder (it has no tensor encoder_0/weight)")
         self.n_layers = sum(re.fullmatch(r"encoder_\d+/weight", name) is not None for name in shapes)
         self.n_features, self.d_model = shapes["encoder_0/weight"]
-        known = re.compile(r"(encoder_\d+/(weight|bias|threshold|tokens_since_fired)|decoder_\d+/(tied_|target_|factor_|basis_)?weight|"
+        known = re.compile(r"(encoder_\d+/(weight|bias|threshold|tokens_since_fired)|decoder_\d+/(tied_|target_)?weight|"
                            r"decoder_\d+/(offset|scale)_\d+|decoder_bias|"
                            r"skip_\d+/weight)(\.\w+)?|(statistics|selection|optimizer|run|auxiliary|resampling|features)/.*")
         unknown = [name for name in shapes if not known.fullmatch(name)]
@@ -333,8 +333,7 @@ class Transcoder:
         if f"decoder_{layer}/weight" in self.checkpoint:
             rows = self.checkpoint.rows(f"decoder_{layer}/weight", features)
             return rows.reshape(len(rows), -1, self.d_model)
-        return np.stack([self._pair(layer, t, lambda name: self.checkpoint.rows(name, features), self._tensor)
-                         for t in self._targets(layer)], axis=1)
+        return np.stack([self._pair(layer, t, lambda name: self.checkpoint.rows(name, features)) for t in self._targets(layer)], axis=1)
 
     def _tensor(self, name):
         if name not in self._tensors:
@@ -352,16 +351,12 @@ class Transcoder:
         rows = self.checkpoint.shapes.get(f"decoder_{s}/weight")
         return range(s, s + rows[1] // self.d_model if rows else self.n_layers)
 
-    def _pair(self, s, t, by_feature, whole):
-        """[F, d_model]: what the features of layer s write to layer t. by_feature and whole read a tensor, the former some rows."""
+    def _pair(self, s, t, by_feature):
+        """[F, d_model]: what the features of layer s write to layer t. by_feature reads a tensor, or some rows of it."""
         if f"decoder_{s}/weight" in self.checkpoint:
             return by_feature(f"decoder_{s}/weight")[:, (t - s) * self.d_model:(t - s + 1) * self.d_model]
         if f"decoder_{s}/tied_weight" in self.checkpoint:
             return by_feature(f"decoder_{s}/tied_weight")
-        if f"decoder_{s}/factor_weight" in self.checkpoint:
-            basis = whole(f"decoder_{t}/basis_weight")
-            rank = len(basis) // (t + 1)
-            return by_feature(f"decoder_{s}/factor_weight")[:, (t - s) * rank:(t - s + 1) * rank] @ basis[s * rank:(s + 1) * rank]
         rows = by_feature(f"decoder_{t}/target_weight")
         return rows * by_feature(f"decoder_{s}/scale_{t}")[:, None] if f"decoder_{s}/scale_{t}" in self.checkpoint else rows
 
@@ -397,7 +392,7 @@ class Transcoder:
                 amount = a[:, s]
                 if f"decoder_{s}/offset_{t}" in self.checkpoint:
                     amount = amount + (amount != 0) * of(f"decoder_{s}/offset_{t}")
-                y[t] = y[t] + amount @ self._pair(s, t, of, of)
+                y[t] = y[t] + amount @ self._pair(s, t, of)
         if "skip_0/weight" in self.checkpoint:
             if x is None:
                 raise ValueError("a transcoder with a skip connection needs the inputs: decode(a, x)")

@@ -35,7 +35,7 @@ std::string toml_of(const Key& key, const Value& value) {
   return toml_value(paths);
 }
 
-/// "", or what the key needs of others: "; only with transcoder.decoder = "low_rank"".
+/// "", or what the key needs of others: "; only with transcoder.decoder = "tied_target"".
 std::string conditions_text(const Key& key) {
   std::string text;
   for (const Condition& condition : key.conditions) {

@@ -298,7 +298,7 @@ class Reader {
         problems_.in_file(position_of(name.source()), unknown_key(schema_, table_name, name.str()));
         continue;
       }
-      if (writer_ == Writer::checkpoint && has_retired_value(*key, node)) continue;
+      if (writer_ == Writer::checkpoint && key->resume != Resume::fixed && has_retired_value(*key, node)) continue;
       std::string problem;
       const Value value = convert(*key, node, problem);
       if (problem.empty()) {
@@ -454,7 +454,19 @@ const toml::node* node_of(const toml::table& tree, const Key& key) {
 
 }  // namespace
 
+void require_current(const Schema& schema, std::string_view old_text, const std::string& old_name) {
+  const toml::table old = parse_resolved(old_text, old_name);
+  for (const Key& key : schema.keys()) {
+    const toml::node* node = node_of(old, key);
+    if (key.resume != Resume::fixed || node == nullptr || !has_retired_value(key, *node)) continue;
+    std::string problem;
+    convert(key, *node, problem);
+    throw collective_error(ExitCode::usage, "{}: {}", old_name, problem);
+  }
+}
+
 std::vector<Change> changed_keys(const Schema& schema, std::string_view old_text, const std::string& old_name) {
+  require_current(schema, old_text, old_name);
   const toml::table old = parse_resolved(old_text, old_name);
   std::vector<Change> changes;
   for (const Key& key : schema.keys()) {

@@ -35,13 +35,17 @@ struct Override {
 Override override_text(std::string_view path, std::string_view text, std::string_view origin);
 
 /// The writer of an input. A resolved input in a checkpoint may be of an earlier version: keys may then have their
-/// former names, and retired ones are skipped.
+/// former names, and retired ones are skipped, as are retired values of keys that are not fixed.
 enum class Writer { user, checkpoint };
 
 /// Sets the member of each key to the override, the value of the file or the default, then checks the rules. Throws one
 /// collective Error(usage) with one line per problem; the members are then unspecified.
 void read(const Schema& schema, std::string_view text, const std::string& file_name,
           const std::vector<Override>& overrides = {}, Writer writer = Writer::user);
+
+/// Throws a collective Error(usage) if a fixed key has a retired value in `old_text`, a resolved input: this version
+/// does not have its model. Throws Error(usage) if the text cannot be parsed.
+void require_current(const Schema& schema, std::string_view old_text, const std::string& old_name);
 
 /// A key whose value differs between two runs.
 struct Change {
@@ -51,7 +55,7 @@ struct Change {
 };
 
 /// Keys of class fixed or changeable whose current value differs from `old_text`, a resolved input. Keys missing in
-/// `old_text` had their default. Throws Error(usage) if it cannot be parsed.
+/// `old_text` had their default. Throws as require_current does.
 std::vector<Change> changed_keys(const Schema& schema, std::string_view old_text, const std::string& old_name);
 
 /// The value of the key `path` in `old_text`, a resolved input; the key's default if it is not there or not accepted.

@@ -108,11 +108,11 @@ struct Key {
   /// checkpoint.
   Key& formerly(std::string path);
   /// A name that earlier versions accepted: an error with this advice; in the input of a checkpoint the key has its
-  /// default instead.
+  /// default instead, unless it is fixed.
   Key& retired_value(std::string name, std::string advice);
 };
 
-/// "transcoder.decoder = "low_rank"", "lora.rank": what `condition` requires of the other key.
+/// "transcoder.decoder = "tied_target"", "lora.rank": what `condition` requires of the other key.
 std::string text_of(const Condition& condition);
 
 struct Table {

@@ -131,20 +131,6 @@ void CheckpointRows::read_decoder(std::int64_t layer, parallel::Range rows, std:
       }
       copy(vectors, t);
     }
-  } else if (const TensorEntry* const factor = entry("factor_weight"); factor != nullptr && factor->shape.size() == 2) {
-    const std::int64_t width = factor->shape[1], r = width / targets;
-    std::vector<float> factors(static_cast<std::size_t>(rows.size() * width)), basis(static_cast<std::size_t>(r * d));
-    read_rows(factor->name, rows, width, factors.data());
-    for (std::int64_t t = 0; t < targets; ++t) {
-      read_rows(fmt::format("decoder_{}/basis_weight", layer + t), {layer * r, (layer + 1) * r}, d, basis.data());
-      for (std::int64_t i = 0; i < rows.size(); ++i) {
-        float* const out = std::fill_n(to + i * columns + t * d, d, 0.0f) - d;
-        for (std::int64_t k = 0; k < r; ++k)
-          for (std::int64_t j = 0; j < d; ++j)
-            out[j] +=
-                factors[static_cast<std::size_t>(i * width + t * r + k)] * basis[static_cast<std::size_t>(k * d + j)];
-      }
-    }
   } else if (const TensorEntry* const stored = entry("weight");
              stored != nullptr && targets > 1 && stored->shape.size() == 2 && stored->shape[1] == d) {
     // All strips are requested; a per-layer transcoder has only the strip of its own layer.

@@ -18,9 +18,9 @@ namespace weft::interchange {
 class CheckpointRows : public RowSource {
  public:
   /// Opens a checkpoint, which must have been verified. `contents`: contents of its model; thresholds and skip follow
-  /// from the checkpoint. Without `tying`, tied decoders are read as a copy for each target, with its scale, and
-  /// low-rank ones as their products; if a per-layer model is read without `per_layer`, the other strips of a decoder
-  /// row are zero. `alone`: communicator of this process alone.
+  /// from the checkpoint. Without `tying`, tied decoders are read as a copy for each target, with its scale; if a
+  /// per-layer model is read without `per_layer`, the other strips of a decoder row are zero. `alone`: communicator of
+  /// this process alone.
   CheckpointRows(const parallel::Communicator& alone, const checkpoint::Found&, const Contents& contents);
 
   const Contents& contents() const override { return contents_; }

@@ -115,7 +115,6 @@ def refusals(weft):
             (("--set", "transcoder.error=unexplained"), "the variance of the batch"),
             (("--set", "transcoder.sparsity=0.1"), "not a product of the rows"),
             (("--set", "transcoder.skip=linear"), "do not form the gradients of records"),
-            (("--set", "transcoder.decoder=low_rank", "--set", "transcoder.rank=4"), "do not form the gradients of records"),
             (("--set", "transcoder.activation=jumprelu", "--set", "transcoder.threshold_gradient=dense"), "take \"listed\""),
             (("--set", "privacy.mode=two_pass"), "in one way"),
             (("--set", "data.validation="), "normalisation and measures are taken from the validation data"),

@@ -12,7 +12,7 @@ import program
 
 RANKS = int(sys.argv[2])
 # Storage, precision, ranks on the data axis, keys of the model. Thresholds have moments, and the coefficient follows the step.
-SKIP = 'skip = "linear"\nerror = "unexplained"\ndecoder_bias = "pair"\ndecoder = "low_rank"\nrank = 5'
+SKIP = 'skip = "linear"\nerror = "unexplained"\ndecoder_bias = "pair"'
 JUMPRELU = 'activation = "jumprelu"\nsparsity = 0.05\npreactivation_penalty = 0.01'
 LISTED = 'activation = "jumprelu"\nthreshold_gradient = "listed"\nthreshold = 0.3\nbandwidth = 0.4\nbandwidth_initial = 0.8'
 # Dead features follow from the clocks, k from the step.

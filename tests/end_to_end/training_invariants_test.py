@@ -46,7 +46,7 @@ def clocks(weft):
 
 def combinations(weft):
     """Every decoder with every activation, scope and skip connection makes two steps with a finite, falling loss: all pairs occur."""
-    factors = {"decoder": ("cross_layer", "per_layer", "tied", "tied_target", "low_rank"),
+    factors = {"decoder": ("cross_layer", "per_layer", "tied", "tied_target"),
                "selection": ("relu layer", "jumprelu layer", "topk layer", "topk all_layers", "batch_topk layer", "batch_topk all_layers"),
                "skip": ("none", "linear")}
     for row in covering.pairs(factors):
@@ -54,7 +54,7 @@ def combinations(weft):
         text = INPUT.format(folder=weft.folder, steps=2, tokens=64, activation=activation, rate=1e-2)
         name = f"{decoder}_{activation}_{scope}_{skip}"
         run = weft.train(text, name, *program.sets(f"transcoder.decoder={decoder}", f"transcoder.scope={scope}", f"transcoder.skip={skip}",
-                                                   f"transcoder.rank={4 if decoder == 'low_rank' else 0}", "log.every=1"))
+                                                   "log.every=1"))
         losses = [line["loss"] for line in program.metrics(run) if "loss" in line]
         assert len(losses) == 2 and np.isfinite(losses).all() and losses[1] < losses[0], (name, losses)
 

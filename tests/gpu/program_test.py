@@ -85,7 +85,6 @@ VARIANTS = {
     "per layer": dict(decoder="per_layer"),
     "tied": dict(decoder="tied"),
     "tied per target": dict(decoder="tied_target", more="decoder_affine = true\ndecoder_scale_initial = 0.1"),
-    "low rank": dict(decoder="low_rank", more="rank = 16"),
     "sparsity penalty": dict(more="sparsity = 0.05"),
     "auxiliary loss": dict(more="dead_window = 2000\nauxk = 0.1\nauxk_features = 32"),
     "by decoder norm": dict(more='ranking = "decoder_norm"'),

@@ -124,6 +124,27 @@ TEST_CASE("keys of earlier versions are errors that state the new ones, except i
                   Error);
 }
 
+TEST_CASE("a retired value is an error; in the input of a checkpoint only if it defines the run") {
+  for (const input::Resume resume : {input::Resume::fixed, input::Resume::changeable}) {
+    Settings s;
+    input::Schema schema = schema_of(s);
+    schema.at("optimizer.state").retired_value("4bit", "take another").resume = resume;
+    const std::string old = good + "[optimizer]\nstate = \"4bit\"\n";
+    const std::string problem = "a.toml:4:9: optimizer.state = \"4bit\" is of an earlier version; take another";
+    CHECK_THROWS_WITH_AS(input::read(schema, old, "a.toml"), problem.c_str(), Error);
+    const auto read_again = [&] { input::read(schema, old, "a.toml", {}, input::Writer::checkpoint); };
+    if (resume == input::Resume::fixed) {
+      CHECK_THROWS_WITH_AS(read_again(), problem.c_str(), Error);
+      CHECK_THROWS_WITH_AS(input::changed_keys(schema, old, "old"),
+                           "old: optimizer.state = \"4bit\" is of an earlier version; take another", Error);
+    } else {
+      read_again();
+      CHECK(s.state == State::fp32);
+      CHECK(input::changed_keys(schema, old, "old").size() == 1);
+    }
+  }
+}
+
 TEST_CASE("a key that depends on another one is checked, and the reference says so") {
   struct Parts {
     State kind = State::fp32;

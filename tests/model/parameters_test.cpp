@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Two models that training/ does not know: a transformer block, cut by rows and by columns over the tensor axis, and a
-// low-rank decoder with a threshold vector, cut over the feature axis.
+// factored decoder with a threshold vector, cut over the feature axis.
 #include "model/parameters.hpp"
 
 #include <fmt/ranges.h>
@@ -58,7 +58,7 @@ std::vector<ParameterSpec> transformer_block(std::int64_t width = 24, std::int64
 }
 
 /// y_t = sum over s <= t of (a_s U_s) V_s[t]: U_s [F, rank] cut by features, V_s [rank, (L - s) * d] on every rank.
-std::vector<ParameterSpec> low_rank_decoder(std::int64_t n_layers = 3, std::int64_t n_features = 29,
+std::vector<ParameterSpec> factored_decoder(std::int64_t n_layers = 3, std::int64_t n_features = 29,
                                             std::int64_t rank = 5, std::int64_t d_model = 7) {
   const Cut by_feature{0, parallel::kFeatureAxis};
   std::vector<ParameterSpec> specs;
@@ -92,7 +92,7 @@ struct Family {
 };
 std::vector<Family> families() {
   return {{"transformer block", parallel::kTensorAxis, transformer_block()},
-          {"low-rank decoder", parallel::kFeatureAxis, low_rank_decoder()}};
+          {"factored decoder", parallel::kFeatureAxis, factored_decoder()}};
 }
 
 parallel::GridShape grid_of(std::int64_t data, std::string_view axis, std::int64_t inner) {
@@ -273,7 +273,7 @@ TEST_CASE("every rank registers the tensors that the specs name, and each row is
 
 TEST_CASE("names, shapes and types of a checkpoint") {
   std::vector<std::string> lines;
-  for (const checkpoint::TensorEntry& tensor : tensors_of(low_rank_decoder(1), StorageType::eight_bit, Moments::held))
+  for (const checkpoint::TensorEntry& tensor : tensors_of(factored_decoder(1), StorageType::eight_bit, Moments::held))
     lines.push_back(
         fmt::format("{} {} [{}]", tensor.name, checkpoint::name_of(tensor.type), fmt::join(tensor.shape, ", ")));
   CHECK(lines == std::vector<std::string>{
@@ -348,7 +348,7 @@ TEST_CASE("views: held and owned rows, groups in one allocation") {
     const std::size_t norm = parameters.index("block_0/norm");
     CHECK(parameters.vector(norm).second_moment.size == 24);  // updated everywhere
   }
-  const Parameters decoder(low_rank_decoder(), StorageType::bf16, grid_of(2, parallel::kFeatureAxis, 2), rank,
+  const Parameters decoder(factored_decoder(), StorageType::bf16, grid_of(2, parallel::kFeatureAxis, 2), rank,
                            execution(), Moments::held);
   const kernels::AnyMatrix thresholds = decoder.group("thresholds");
   CHECK(thresholds.rows == 3);

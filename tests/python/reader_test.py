@@ -51,7 +51,6 @@ CASES = {
     "bf16": (2, ["optimizer.state=bf16"]),
     "by_target": (2, ["transcoder.decoder=tied_target", "transcoder.decoder_affine=true", "transcoder.decoder_scale_initial=0.2"]),
     "by_target_norm": (1, ["transcoder.decoder=tied_target", "transcoder.ranking=decoder_norm"]),
-    "low_rank": (2, ["transcoder.decoder=low_rank", "transcoder.rank=5"]),
 }
 
 

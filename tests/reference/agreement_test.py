@@ -43,9 +43,6 @@ CASES = {
     "tied per target, jumprelu": dict(decoder="tied_target", activation="jumprelu", threshold=0.2, bandwidth=1,
                                       preactivation_penalty=0.05),
     "tied per target, by decoder norm": dict(decoder="tied_target", activation="topk", k=4, ranking="decoder_norm"),
-    "low rank": dict(decoder="low_rank", rank=3, k=3.5, clip_norm=0.05, weight_decay=0.1, skip="linear"),
-    "low rank, jumprelu": dict(decoder="low_rank", rank=5, activation="jumprelu", threshold=0.2, bandwidth=1),
-    "low rank, auxiliary loss": dict(decoder="low_rank", rank=5, k=0.5, auxk=0.25, auxk_features=3, dead_window=2 * N, clip_norm=0.05),
     "per layer": dict(decoder="per_layer", activation="topk", skip="linear", k=4),
     "epsilon of the loss": dict(activation="batch_topk", k=3.5, epsilon_scale="loss", epsilon=0.5),
     "autoencoder": dict(decoder="per_layer", targets="inputs", k=3.5),
@@ -96,7 +93,7 @@ def input_text(s, folder, seed):
         "transcoder": dict(features=s.features, activation=s.activation, k=s.k, scope=s.scope, decoder=s.decoder, skip=s.skip, ranking=s.ranking,
                            pseudo_derivative=s.pseudo_derivative, threshold=s.threshold, bandwidth=s.bandwidth,
                            **{key: getattr(s, key) for key in (
-                               "rank", "decoder_affine", "decoder_scale_initial", "sparsity", "sparsity_form", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
+                               "decoder_affine", "decoder_scale_initial", "sparsity", "sparsity_form", "sparsity_scale", "sparsity_begin", "sparsity_end", "preactivation_penalty",
                                "preactivation_form", "auxk", "auxk_features", "dead_window", "k_initial", "k_end", "k_decline",
                                "bandwidth_initial", "bandwidth_end")},
                            **({"threshold_gradient": s.threshold_gradient} if s.activation == "jumprelu" else {})),

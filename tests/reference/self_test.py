@@ -24,8 +24,7 @@ class Gradients(unittest.TestCase):
     def test_every_gradient_is_the_slope_of_the_loss(self):
         for more in (dict(activation="batch_topk"), dict(activation="topk"), dict(activation="relu"), dict(activation="jumprelu"),
                      dict(skip="linear"), dict(decoder="per_layer", skip="linear"), dict(decoder="tied"),
-                     dict(decoder="tied_target"), dict(decoder="tied_target", decoder_affine=True, decoder_scale_initial=0.3),
-                     dict(decoder="low_rank", rank=2)):
+                     dict(decoder="tied_target"), dict(decoder="tied_target", decoder_affine=True, decoder_scale_initial=0.3)):
             settings, state, x, y = small_problem(**more)
             there = t.forward_backward(settings, state.weights, x, y)
             generator = np.random.default_rng(2)
@@ -57,7 +56,7 @@ class Gradients(unittest.TestCase):
                     self.assertAlmostEqual(slope, gradient[at], delta=1e-8, msg=f"{more} {name}{at}")
 
     def test_gradients_of_the_auxiliary_loss(self):
-        for more in (dict(activation="batch_topk"), dict(decoder="per_layer", skip="linear"), dict(decoder="low_rank", rank=2),
+        for more in (dict(activation="batch_topk"), dict(decoder="per_layer", skip="linear"),
                      dict(decoder="tied_target", decoder_affine=True, decoder_scale_initial=0.3)):
             settings, state, x, y = small_problem(auxk=0.4, auxk_features=2, dead_window=5, **more)
             generator = np.random.default_rng(4)

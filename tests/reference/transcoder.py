@@ -10,8 +10,6 @@ Shapes. N tokens, L layers, d = d_model, F features per layer; s source layer, t
                 per layer: [F, d], to target s alone; tied: "tied_weight" [F, d], to every target t >= s
                 tied_target: "target_weight" of target t [F, d], what feature f of every layer s <= t writes; with
                 "offset_t", "scale_t" [F] of layer s it writes (a + offset) * scale where a is not 0
-                low_rank: "factor_weight" [F, (L - s) * r] times, for target t, rows s r .. (s + 1) r of "basis_weight" of t
-                [(t + 1) * r, d]
   decoder_bias  [L * d]                    one bias vector per target
   skip_t        weight [d, d]              with a linear skip connection: output, input
 
@@ -40,8 +38,7 @@ class Settings:
     threshold_gradient: str = "dense"  # how the program forms it: listed | dense, the same numbers
     ranking: str = "value"             # value | decoder_norm: z times the norm of the decoder row | z_score
     scope: str = "layer"               # layer | all_layers
-    decoder: str = "cross_layer"       # cross_layer | per_layer | tied | tied_target | low_rank
-    rank: int = 0                      # low_rank: columns of a factor
+    decoder: str = "cross_layer"       # cross_layer | per_layer | tied | tied_target
     decoder_affine: bool = False       # tied_target: offsets and scales
     decoder_scale_initial: float = 0.0
     skip: str = "none"                 # none | linear
@@ -214,7 +211,7 @@ def encode(weights, x):
     return [x[:, s] @ weights[f"encoder_{s}/weight"].T + weights[f"encoder_{s}/bias"] for s in range(x.shape[1])]
 
 
-KINDS = ("tied_weight", "target_weight", "factor_weight", "weight")
+KINDS = ("tied_weight", "target_weight", "weight")
 
 
 def decoder_name(weights, s):
@@ -233,17 +230,7 @@ def pair_decoder(weights, s, t, width):
         return weights[f"decoder_{t}/target_weight"]
     if f"decoder_{s}/tied_weight" in weights:
         return weights[f"decoder_{s}/tied_weight"]
-    if f"decoder_{s}/factor_weight" in weights:
-        factor, basis = factors(weights, s, t)
-        return factor @ basis
     return weights[f"decoder_{s}/weight"][:, (t - s) * width:(t - s + 1) * width]
-
-
-def factors(weights, s, t):
-    """Views of the two factors of a pair of layers, [F, r] and [r, d]; also of gradients by tensor name."""
-    basis = weights[f"decoder_{t}/basis_weight"]
-    r = len(basis) // (t + 1)
-    return weights[f"decoder_{s}/factor_weight"][:, (t - s) * r:(t - s + 1) * r], basis[s * r:(s + 1) * r]
 
 
 def written(weights, s, t, a):
@@ -268,31 +255,22 @@ def decoder_backward(weights, s, a, rows, gradients):
             alpha += scale * delta
         else:
             alpha += delta
-        of_matrix = written(weights, s, t, a).T @ g
-        if f"decoder_{s}/factor_weight" in weights:
-            (factor, basis), (of_factor, of_basis) = factors(weights, s, t), factors(gradients, s, t)
-            of_factor += of_matrix @ basis.T
-            of_basis += factor.T @ of_matrix
-        else:
-            pair_decoder(gradients, s, t, width)[...] += of_matrix
+        pair_decoder(gradients, s, t, width)[...] += written(weights, s, t, a).T @ g
     return alpha
 
 
 def decoder_norms(weights, s):
-    """A vector tied per source counts once; scales do not count. Of a low-rank decoder none are formed: 0."""
+    """A vector tied per source counts once; scales do not count."""
     if f"decoder_{s}/target_weight" in weights:
         squares = [(w ** 2).sum(axis=1) for name, w in weights.items() if name.endswith("/target_weight") and int(name[8:].split("/")[0]) >= s]
         return np.sqrt(sum(squares))
-    matrix = weights[decoder_name(weights, s)]
-    return np.zeros(len(matrix)) if f"decoder_{s}/factor_weight" in weights else np.linalg.norm(matrix, axis=1)
+    return np.linalg.norm(weights[decoder_name(weights, s)], axis=1)
 
 
 def norms_backward(weights, s, of_norm, gradients, n_layers):
     """Adds the gradients of the decoder's tensors by those of decoder_norms [F]."""
     norm = decoder_norms(weights, s)
     factor = (of_norm / np.where(norm > 0, norm, 1))[:, None]
-    if f"decoder_{s}/factor_weight" in weights:
-        return
     for name in ([f"decoder_{t}/target_weight" for t in range(s, n_layers)] if f"decoder_{s}/target_weight" in weights
                  else [decoder_name(weights, s)]):
         gradients[name] += factor * weights[name]
@@ -498,8 +476,8 @@ def initial_state(settings, n_layers, width, generator, dtype=np.float64):
     """Encoders uniform in +-1/sqrt(F), decoders in +-1/sqrt(L d), per layer +-1/sqrt(d); biases, skip connection and
     moments zero."""
     weights = {"decoder_bias": np.zeros(n_layers * width, dtype)}
-    columns = lambda s: {"cross_layer": (n_layers - s) * width, "low_rank": (n_layers - s) * settings.rank}.get(settings.decoder, width)
-    matrix = {"tied": "tied_weight", "tied_target": "target_weight", "low_rank": "factor_weight"}.get(settings.decoder, "weight")
+    columns = lambda s: (n_layers - s) * width if settings.decoder == "cross_layer" else width
+    matrix = {"tied": "tied_weight", "tied_target": "target_weight"}.get(settings.decoder, "weight")
     for s in range(n_layers):
         encoder, decoder = 1 / np.sqrt(settings.features), 1 / np.sqrt(columns(0))
         weights[f"encoder_{s}/weight"] = generator.uniform(-encoder, encoder, (settings.features, width)).astype(dtype)
@@ -508,9 +486,6 @@ def initial_state(settings, n_layers, width, generator, dtype=np.float64):
             weights[f"encoder_{s}/threshold"] = np.full(settings.features, settings.threshold, dtype)
         shape = (settings.features, columns(s))
         weights[f"decoder_{s}/{matrix}"] = generator.uniform(-decoder, decoder, shape).astype(dtype)
-        if settings.decoder == "low_rank":
-            bound = np.sqrt(3 / width)
-            weights[f"decoder_{s}/basis_weight"] = generator.uniform(-bound, bound, ((s + 1) * settings.rank, width)).astype(dtype)
         for t in range(s, n_layers if settings.decoder_affine else s):
             weights[f"decoder_{s}/offset_{t}"] = np.zeros(settings.features, dtype)
             weights[f"decoder_{s}/scale_{t}"] = np.full(settings.features, 1 if t == s else settings.decoder_scale_initial, dtype)

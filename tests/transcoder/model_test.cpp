@@ -89,18 +89,15 @@ TEST_CASE("sizes and storage are derived from the tensors of a checkpoint") {
     found.pop_back();
     CHECK(model::first_difference(found, expected) == "decoder_bias.second_moment is missing");
   }
-  for (const Decoder decoder :
-       {Decoder::cross_layer, Decoder::per_layer, Decoder::tied, Decoder::tied_target, Decoder::low_rank})
+  for (const Decoder decoder : {Decoder::cross_layer, Decoder::per_layer, Decoder::tied, Decoder::tied_target})
     for (const bool skip : {true, false}) {
       Shape variant{3, 4, 5, decoder, skip};
       variant.affine = decoder == Decoder::tied_target && skip;
-      variant.rank = decoder == Decoder::low_rank ? 2 : 0;
       const std::vector<checkpoint::TensorEntry> found = tensors(variant, StorageType::fp32);
       const std::optional<StoredModel> stored = stored_model(found);
       REQUIRE(stored);
       CHECK(stored->shape.decoder == decoder);
       CHECK(stored->shape.affine == variant.affine);
-      CHECK(stored->shape.rank == variant.rank);
       CHECK(stored->shape.skip == skip);
       CHECK(model::first_difference(found, tensors(stored->shape, StorageType::fp32)).empty());
     }

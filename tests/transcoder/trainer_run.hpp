@@ -225,24 +225,18 @@ inline Configuration with_dead_features() {
 
 // Their gradients are compared with the float64 reference in tests/reference/agreement_test.py.
 inline std::vector<Configuration> with_other_decoders() {
-  Configuration by_target = configuration_for(Scope::layer), low_rank = by_target, affine = with_dead_features();
+  Configuration by_target = configuration_for(Scope::layer), affine = with_dead_features();
   by_target.transcoder.decoder = affine.transcoder.decoder = Decoder::tied_target;
   by_target.transcoder.ranking = Ranking::decoder_norm;
   by_target.transcoder.sparsity = 0.1;
   affine.transcoder.decoder_affine = true;
   affine.transcoder.decoder_scale_initial = 0.1;
   affine.optimizer.clip_norm = 0.02;
-  low_rank.transcoder.decoder = Decoder::low_rank;
-  low_rank.transcoder.rank = 7;
-  low_rank.optimizer.clip_norm = 0.02;
-  Configuration dead = with_dead_features(), thresholds = jumping(JumpForm::anthropic), of_rank = thresholds;
-  dead.transcoder.decoder = of_rank.transcoder.decoder = Decoder::low_rank;
-  dead.transcoder.rank = of_rank.transcoder.rank = 3;
-  dead.optimizer.clip_norm = 0.02;
-  dead.optimizer.clip_mode = optimizer::ClipMode::previous;
+  Configuration clipped = affine, thresholds = jumping(JumpForm::anthropic);
+  clipped.optimizer.clip_mode = optimizer::ClipMode::previous;
   thresholds.transcoder.decoder = Decoder::tied_target;
   thresholds.transcoder.preactivation_penalty = 0.01;
-  return {by_target, affine, low_rank, dead, thresholds, of_rank};
+  return {by_target, affine, clipped, thresholds};
 }
 
 }  // namespace weft::transcoder

@@ -4,9 +4,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "device/memory.hpp"
-#include "kernels/kokkos_runtime.hpp"
-#include "kernels/optimize/adam.hpp"
 #include "tests/transcoder/trainer_run.hpp"
 #include "transcoder/run/plan.hpp"
 
@@ -60,11 +57,8 @@ TEST_CASE("listed windows train as all pre-activations do: every form, decoder a
   for (const JumpForm form :
        {JumpForm::anthropic, JumpForm::crosslayer_coding, JumpForm::clt_forge, JumpForm::openmoss, JumpForm::saelens})
     all.push_back(listing(form));
-  for (const Decoder decoder : {Decoder::tied_target, Decoder::low_rank}) {
-    all.push_back(listing(JumpForm::crosslayer_coding));
-    all.back().transcoder.decoder = decoder;
-    if (decoder == Decoder::low_rank) all.back().transcoder.rank = 3;
-  }
+  all.push_back(listing(JumpForm::crosslayer_coding));
+  all.back().transcoder.decoder = Decoder::tied_target;
   all.push_back(listing(JumpForm::clt_forge));
   all.back().transcoder.bandwidth_initial = 1.5;
   all.back().transcoder.sparsity = 0.1;
@@ -153,15 +147,14 @@ TEST_CASE("with a declining k, a step keeps what k then is, on every grid") {
   }
 }
 
-TEST_CASE("decoders tied per target and of low rank train the same on every grid") {
+TEST_CASE("decoders tied per target train the same on every grid") {
   const Data data;
   for (const Configuration& configuration : with_other_decoders()) equal_on_every_grid(configuration, data);
 }
 
 TEST_CASE("every decoder trains with every activation and scope, the same on every grid") {
   const Data data;
-  for (const Decoder decoder :
-       {Decoder::cross_layer, Decoder::per_layer, Decoder::tied, Decoder::tied_target, Decoder::low_rank})
+  for (const Decoder decoder : {Decoder::cross_layer, Decoder::per_layer, Decoder::tied, Decoder::tied_target})
     for (const Activation activation :
          {Activation::batch_topk, Activation::topk, Activation::relu, Activation::jumprelu})
       for (const Scope scope : {Scope::layer, Scope::all_layers}) {
@@ -173,7 +166,6 @@ TEST_CASE("every decoder trains with every activation and scope, the same on eve
             activation == Activation::jumprelu ? jumping(JumpForm::anthropic) : configuration_for(scope);
         configuration.transcoder.activation = activation;
         configuration.transcoder.decoder = decoder;
-        configuration.transcoder.rank = decoder == Decoder::low_rank ? 7 : 0;
         configuration.transcoder.decoder_affine = decoder == Decoder::tied_target && activation != Activation::jumprelu;
         configuration.transcoder.decoder_scale_initial = 0.1;
         if (activation == Activation::topk) configuration.transcoder.k = 3;
@@ -181,32 +173,6 @@ TEST_CASE("every decoder trains with every activation and scope, the same on eve
         configuration.optimizer.epsilon = 1e-5;
         equal_on_every_grid(configuration, data);
       }
-}
-
-TEST_CASE("a low-rank decoder of full rank with unit bases trains activations as the decoder that is their product") {
-  const Data data;
-  Configuration low_rank = configuration_for(Scope::layer), plain = low_rank;
-  low_rank.transcoder.decoder = Decoder::low_rank;
-  low_rank.transcoder.rank = kWidth;
-  Run a(low_rank, data, parallel::data_by_feature(1, testing::world().size())), b(plain, data, a.grid.shape());
-  for (std::int64_t t = 0; t < kLayers; ++t) {
-    const kernels::ParameterRows& basis = a.trainer.model().basis()[static_cast<std::size_t>(t)];
-    std::vector<float> unit(static_cast<std::size_t>(basis.rows * kWidth), 0.0f);
-    for (std::int64_t row = 0; row < basis.rows; ++row) unit[static_cast<std::size_t>(row * kWidth + row % kWidth)] = 1;
-    const device::Buffer<float> on_device(std::ssize(unit));
-    device::copy(testing::execution(), on_device.data(), unit.data(), on_device.bytes(), device::Direction::to_device);
-    kernels::weights_from_float(testing::execution(), basis, 0, on_device.matrix(basis.rows, kWidth));
-    kernels::fence(testing::execution());
-  }
-  a.step(data, 0), b.step(data, 0);
-  // The same initial values and, in this step, the same activations: encoders see the same gradients.
-  CHECK(a.losses[0] == doctest::Approx(b.losses[0]).epsilon(1e-6));
-  const auto of = a.parameters(), expected = b.parameters();
-  for (std::size_t i = 0; i < expected.size() && expected[i].first.starts_with("encoder_0"); ++i) {
-    REQUIRE(of[i].first == expected[i].first);
-    const std::vector<double> wide(expected[i].second.begin(), expected[i].second.end());
-    CHECK(relative_difference(of[i].second, wide) <= 1e-5);
-  }
 }
 
 TEST_CASE("errors in raw space and unexplained variance, and biases of pairs, train the same on every grid") {

@@ -7,11 +7,10 @@
 //              dW[s][f]  = sum over tokens n with (s, f) active:       a[n,s,f] * g[n, s..L-1]
 //
 // Invariants. W[s] is [n_features, (n_layers - s) * d_model]: one feature's strip (all its targets) is contiguous, and
-// so are the columns s*d .. L*d of a row of y and g that it touches. If a row of W is one segment, every layer has
-// columns of its own, one layer after the other: W[s] is [n_features, d_model] and a feature writes to t = s alone, or
-// W[s] is [n_features, any width], as the factors of a low-rank decoder are. Sums run in the order of the sparse lists,
-// in fp32. The backward pass reads W and g once, for da (with the weights before the update) and dW together; dW lives
-// in registers or cache and the optimizer is applied in place: it is never stored.
+// so are the columns s*d .. L*d of a row of y and g that it touches. If W[s] is [n_features, d_model], a feature writes
+// to t = s alone. Sums run in the order of the sparse lists, in fp32. The backward pass reads W and g once, for da
+// (with the weights before the update) and dW together; dW lives in registers or cache and the optimizer is applied in
+// place: it is never stored.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +25,7 @@
 
 namespace weft::kernels {
 
-/// True if a decoder row has a segment for each layer from its own on, false if it is one segment (see above).
+/// True if a decoder row has a segment for each layer from its own on, false if it has one for its own layer alone.
 inline bool is_cross_layer(std::span<const ParameterRows> decoder) {
   return decoder[0].columns == static_cast<std::int64_t>(decoder.size()) * decoder[0].segment;
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The decoder's backward pass. Widths that are multiples of 8 with bf16 gradient rows use the stream
-// (feature_stream_cuda.cuh), all others and columns of different widths walk feature by feature
-// (feature_rows_cuda.cuh).
+// (feature_stream_cuda.cuh), all others walk feature by feature (feature_rows_cuda.cuh).
 #include <algorithm>
 
 #include "kernels/transcoder/decode/decode.hpp"
@@ -122,8 +121,7 @@ __global__ void norm_rows_any(const __grid_constant__ WeightRows weights, std::i
 
 /// True if the stream supports these rows.
 bool has_stream_storage(std::span<const ParameterRows> decoder) {
-  return std::ranges::all_of(
-      decoder, [&](const ParameterRows& p) { return has_vector_storage(p) && p.segment == decoder[0].segment; });
+  return std::ranges::all_of(decoder, [](const ParameterRows& p) { return has_vector_storage(p); });
 }
 
 void form_norms(cudaStream_t queue, std::span<const ParameterRows> decoder, Array<float> norm) {
@@ -162,15 +160,12 @@ void backward(const Execution& execution, const SparseActivations& activations, 
                       is_aligned(gradient_rows.data, 16) && has_stream_storage(decoder);
   if (!vector) {
     if (late.wait) late.wait();
-    std::int64_t column = 0;
-    for (std::int64_t s = 0; s < n_layers; ++s) {
-      const ParameterRows& rows = decoder[static_cast<std::size_t>(s)];
+    for (std::int64_t s = 0; s < n_layers; ++s)
       launch_rows(queue,
                   {hits.offsets.data, hits.token.data, hits.position.data, activations.value.data, gradient_rows,
-                   column, s * n_features, n_features, rows, step, activation_gradient.data, squared_norm.data},
+                   s * d_model, s * n_features, n_features, decoder[static_cast<std::size_t>(s)], step,
+                   activation_gradient.data, squared_norm.data},
                   epilogue);
-      column += rows.segment;
-    }
     if (new_norms.data != nullptr) form_norms(queue, decoder, new_norms);
     return;
   }

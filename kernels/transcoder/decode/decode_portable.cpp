@@ -18,8 +18,8 @@ constexpr int kForwardColumns = 4096;
 
 struct DecoderWeights {
   const void* layer[kMostLayers];
-  std::int32_t begin[kMostLayers + 1];  // column, among those of all targets, at which a row of the layer begins; last:
-                                        // the number of columns
+  std::int64_t n_layers, d_model;
+  bool cross_layer;
 };
 
 // to[c] += sum over i of activation[i] * strip[i][c], in the order of the entries.
@@ -41,9 +41,8 @@ KOKKOS_FORCEINLINE_FUNCTION void add_strips(const Team& team, const float* activ
 
 template <class Weight>
 void forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
-             std::int64_t token_count, const DecoderWeights& weights, std::int64_t n_layers, bool cross_layer,
-             std::int64_t target_begin, const AnyMatrix& y) {
-  const std::int64_t all_columns = weights.begin[n_layers], first_column = weights.begin[target_begin];
+             std::int64_t token_count, const DecoderWeights& weights, std::int64_t target_begin, const AnyMatrix& y) {
+  const std::int64_t d_model = weights.d_model, first_column = target_begin * d_model;
   const std::int64_t n_features = activations.n_features;
   const std::int64_t n_blocks = (y.columns + kForwardColumns - 1) / kForwardColumns;
   const std::int64_t block_columns = (y.columns + n_blocks - 1) / n_blocks;
@@ -66,8 +65,8 @@ void forward(const Execution& execution, const SparseActivations& activations, s
           // reads and writes, and four streams from memory at once.
           constexpr int kTogether = 4;
           const std::int64_t source = keys[entry] / n_features;
-          const std::int64_t source_begin = weights.begin[source];
-          const std::int64_t source_columns = (cross_layer ? all_columns : weights.begin[source + 1]) - source_begin;
+          const std::int64_t source_begin = source * d_model;
+          const std::int64_t source_columns = (weights.cross_layer ? weights.n_layers - source : 1) * d_model;
           if (source_begin >= begin + count) break;  // sources ascend: no later one reaches this block
           // Range of columns of the block that this source writes to.
           const std::int64_t first = begin > source_begin ? begin : source_begin;
@@ -103,18 +102,15 @@ void decode_forward(const Execution& execution, const SparseActivations& activat
                     std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
                     AnyMatrix y) {
   require_layers("decode_forward", decoder.size());
-  DecoderWeights weights{};
+  DecoderWeights weights{{}, std::ssize(decoder), decoder[0].segment, is_cross_layer(decoder)};
   for (std::size_t s = 0; s < decoder.size(); ++s) {
     require_portable_storage(decoder[s]);
     weights.layer[s] = decoder[s].weight;
-    weights.begin[s + 1] = static_cast<std::int32_t>(weights.begin[s] + decoder[s].segment);
   }
-  const std::int64_t n_layers = static_cast<std::int64_t>(decoder.size());
-  const bool cross_layer = is_cross_layer(decoder);
   if (decoder[0].storage == StorageType::fp32)
-    forward<float>(execution, activations, token_begin, token_count, weights, n_layers, cross_layer, target_begin, y);
+    forward<float>(execution, activations, token_begin, token_count, weights, target_begin, y);
   else
-    forward<bf16>(execution, activations, token_begin, token_count, weights, n_layers, cross_layer, target_begin, y);
+    forward<bf16>(execution, activations, token_begin, token_count, weights, target_begin, y);
 }
 
 namespace {
@@ -157,12 +153,11 @@ KOKKOS_FORCEINLINE_FUNCTION void gather_chunk(const Team& team, const Hits& hits
 // Processes one layer: da, norms and, if `step` is set, the update.
 template <class Epilogue>
 void backward(const Execution& execution, const SparseActivations& activations, const FeatureHits& feature_hits,
-              const AnyMatrix& gradient_rows, std::int64_t layer, std::int64_t first_column,
-              const ParameterRows& parameters, const Epilogue& epilogue, const AdamStep* step,
-              float* activation_gradient, double* squared_norm) {
+              const AnyMatrix& gradient_rows, std::int64_t layer, const ParameterRows& parameters,
+              const Epilogue& epilogue, const AdamStep* step, float* activation_gradient, double* squared_norm) {
   require_portable_storage(parameters);
   const Hits hits = hits_of(activations, feature_hits);
-  const std::int64_t first_key = layer * activations.n_features;
+  const std::int64_t first_key = layer * activations.n_features, first_column = layer * parameters.segment;
   for_teams(
       execution, "decode_backward", parameters.rows, sizeof(RowScratch), KOKKOS_LAMBDA(const Team& team) {
         if (step != nullptr && step->withheld != 0) return;
@@ -212,12 +207,11 @@ void backward_layers(const Execution& execution, const SparseActivations& activa
                      const AnyMatrix& gradient_rows, std::span<const ParameterRows> decoder, const AdamStep* step,
                      float* activation_gradient, double* squared_norm, const LateRows& late, const Epilogue& epilogue) {
   if (late.wait) late.wait();
-  std::int64_t column = 0;
-  for (std::size_t s = 0; s < decoder.size(); column += decoder[s].segment, ++s) {
+  for (std::int64_t s = 0; s < std::ssize(decoder); ++s) {
     Epilogue of_layer = epilogue;
-    of_layer.noise = epilogue.noise.of_layer(static_cast<std::int64_t>(s));
-    backward(execution, activations, hits, gradient_rows, static_cast<std::int64_t>(s), column, decoder[s], of_layer,
-             step, activation_gradient, squared_norm);
+    of_layer.noise = epilogue.noise.of_layer(s);
+    backward(execution, activations, hits, gradient_rows, s, decoder[static_cast<std::size_t>(s)], of_layer, step,
+             activation_gradient, squared_norm);
   }
 }
 

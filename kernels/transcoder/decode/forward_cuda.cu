@@ -5,8 +5,6 @@
 // Limit: L2. All tokens of a (target, group) are resident at once and walk the sources together, so that the slab of
 // weights in use (one source's features, one group of columns) is read from memory once and from L2 afterwards. More
 // tokens than that are processed block by block. Deeper prefetch or more warps would widen the slab beyond L2.
-#include <algorithm>
-
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/feature_stream_cuda.cuh"
 
@@ -177,11 +175,13 @@ __global__ void forward_any(const __grid_constant__ ForwardArguments a) {
   }
 }
 
-/// Launches the forward pass for target layers of one width d: all layers of a cross-layer decoder, or one or more
-/// layers of a decoder with columns for every layer.
-void forward_of_width(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
-                      std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
-                      std::int64_t d_model, AnyMatrix y) {
+}  // namespace
+
+void decode_forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
+                    std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
+                    AnyMatrix y) {
+  if (token_count == 0 || y.columns == 0) return;
+  require_layers("decode_forward", decoder.size());
   ForwardArguments a{};
   a.offsets = activations.row_offsets.data + token_begin;
   a.key = activations.key.data;
@@ -189,9 +189,9 @@ void forward_of_width(const Execution& execution, const SparseActivations& activ
   a.n_tokens = token_count;
   a.n_features = activations.n_features;
   a.n_layers = static_cast<int>(decoder.size());
-  a.d_model = static_cast<int>(d_model);
+  a.d_model = static_cast<int>(decoder[0].segment);
   a.target_begin = static_cast<int>(target_begin);
-  a.n_targets = static_cast<int>(y.columns / d_model);
+  a.n_targets = static_cast<int>(y.columns / a.d_model);
   a.y = y.data;
   a.y_stride = y.stride;
   a.y_is_bf16 = y.type == Scalar::bf16;
@@ -227,29 +227,6 @@ void forward_of_width(const Execution& execution, const SparseActivations& activ
   else
     forward_tokens<4, true, 1><<<grid, kForwardWarps * kWarp, 0, queue>>>(a);
   require_launch("decode_forward");
-}
-
-}  // namespace
-
-void decode_forward(const Execution& execution, const SparseActivations& activations, std::int64_t token_begin,
-                    std::int64_t token_count, std::span<const ParameterRows> decoder, std::int64_t target_begin,
-                    AnyMatrix y) {
-  if (token_count == 0 || y.columns == 0) return;
-  require_layers("decode_forward", decoder.size());
-  const bool equal = std::all_of(decoder.begin(), decoder.end(),
-                                 [&](const ParameterRows& rows) { return rows.segment == decoder[0].segment; });
-  if (equal) {
-    forward_of_width(execution, activations, token_begin, token_count, decoder, target_begin, decoder[0].segment, y);
-    return;
-  }
-  // Layers of different widths need a launch each.
-  std::int64_t column = 0;
-  for (auto target = static_cast<std::size_t>(target_begin); column < y.columns; ++target) {
-    const std::int64_t width = decoder[target].segment;
-    forward_of_width(execution, activations, token_begin, token_count, decoder, static_cast<std::int64_t>(target),
-                     width, y.columns_from(column, width));
-    column += width;
-  }
 }
 
 }  // namespace weft::kernels::cuda

@@ -19,6 +19,8 @@ namespace {
 std::string describe_transcoder(const std::filesystem::path& path, const checkpoint::Manifest& manifest) {
   const std::optional<transcoder::StoredModel> stored = transcoder::stored_model(manifest.tensors);
   if (!stored) return "";
+  bench::TranscoderInput input;
+  input::require_current(bench::trained_keys(input), manifest.input, (path / checkpoint::kManifestName).string());
   const transcoder::Shape& shape = stored->shape;
   // Imported weights have no moments.
   const bool trainable = std::any_of(manifest.tensors.begin(), manifest.tensors.end(),

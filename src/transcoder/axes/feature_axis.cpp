@@ -13,8 +13,7 @@ bool exchanges_overlap(const Configuration& configuration, const parallel::GridS
 
 std::int64_t exchange_blocks(const Configuration& configuration, std::int64_t n_layers,
                              const parallel::GridShape& grid) {
-  const Decoder decoder = configuration.transcoder.decoder;
-  if (decoder == Decoder::tied || decoder == Decoder::low_rank) return 1;  // these decoders sum over layers
+  if (configuration.transcoder.decoder == Decoder::tied) return 1;  // it sums over layers
   if (grid.size(parallel::kFeatureAxis) > 1 && configuration.alternatives.rows_by_layer) return n_layers;
   return exchanges_overlap(configuration, grid) ? std::min(configuration.parallel.blocks, n_layers) : 1;
 }

@@ -7,29 +7,11 @@ void SparseDecoder::form(parallel::Range tokens, parallel::Range layers, kernels
   kernels::decode_forward(execution_, lists_, tokens.begin, tokens.size(), model().decoder(), layers.begin, partial);
 }
 
-void SparseDecoder::take_workspace(const Sizes& sizes, std::int64_t entries, std::int64_t columns,
-                                   model::StepArena& arena) {
-  arena.purpose("backward pass");
-  workspace_ = arena.take<std::byte>(
-      kernels::decode_backward_workspace(arena.backend(), shape_.n_layers, largest_owned(shape_, sizes.grid), columns,
-                                         entries, has_penalties(sizes.configuration.transcoder)));
-}
-
 void SparseDecoder::take_backward(const Sizes& sizes, const BackwardSizes& backward, model::StepArena& arena) {
-  take_workspace(sizes, backward.entries, shape_.d_model, arena);
-}
-
-std::int64_t SparseDecoder::whole_rows(const Shape& shape) {
-  return shape.decoder == Decoder::low_rank ? shape.decoder_begin(shape.n_layers) : 0;
-}
-
-std::int64_t SparseDecoder::largest_message(const Shape& shape, std::int64_t n_ranks) {
-  return n_ranks * whole_rows(shape) * shape.d_model * static_cast<std::int64_t>(sizeof(float));
-}
-
-SparseDecoder::Prepared SparseDecoder::prepare(const Lists&, kernels::AnyMatrix gradient_rows, device::Event&,
-                                               parallel::DeviceCommunicator&) {
-  return {gradient_rows, {}};
+  arena.purpose("backward pass");
+  workspace_ = arena.take<std::byte>(kernels::decode_backward_workspace(
+      arena.backend(), shape_.n_layers, largest_owned(shape_, sizes.grid), shape_.d_model, backward.entries,
+      has_penalties(sizes.configuration.transcoder)));
 }
 
 void SparseDecoder::backward(const Lists& lists, kernels::AnyMatrix rows, const BackwardStep& of) {

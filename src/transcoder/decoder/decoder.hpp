@@ -7,7 +7,6 @@
 //   strips.hpp           a row per feature with all of its targets (cross_layer), or with one (per_layer)
 //   tied_strips.hpp      a row per feature, the same for all of its targets
 //   tied_by_target.hpp   a row per feature and target layer, the same for all source layers
-//   low_rank.hpp         a row of factors per feature, and a dense second factor per target
 //
 // A decoder works on the features of this rank; its backward pass on those that the rank updates, over the tokens of
 // the whole batch.
@@ -19,7 +18,6 @@
 #include "kernels/transcoder/decode/decode.hpp"
 #include "kernels/transcoder/sparse/sparse.hpp"
 #include "model/step_arena.hpp"
-#include "parallel/device_communicator.hpp"
 #include "transcoder/parameters/model.hpp"
 #include "transcoder/settings/transcoder_settings.hpp"
 
@@ -42,7 +40,6 @@ class SparseDecoder {
   struct ForwardSizes {
     std::int64_t max_tokens;  ///< tokens of the largest batch, over all ranks
     std::int64_t group;       ///< tokens of a feature group
-    std::int64_t chunk;       ///< tokens decoded at a time
   };
   struct BackwardSizes {
     std::int64_t n_tokens;  ///< tokens of the lists of the backward pass
@@ -69,19 +66,10 @@ class SparseDecoder {
 
   /// Takes the memory of the backward pass; without it only the functions above may be called.
   virtual void take_backward(const Sizes&, const BackwardSizes&, model::StepArena&);
-  /// Bytes of the largest message between n_ranks ranks in `prepare`, and rows of its `whole`.
-  static std::int64_t largest_message(const Shape&, std::int64_t n_ranks);
-  static std::int64_t whole_rows(const Shape&);
-
-  struct Prepared {
-    kernels::AnyMatrix rows;       ///< factors of the decoder's rows: layer s from column decoder_begin(s) on
-    kernels::Matrix<float> whole;  ///< gradients that are complete on every rank [whole_rows, d]; no rows: none
-  };
-  /// Converts gradient_rows [tokens, L * d] to the factors of the decoder's rows, in place or not. Called once per
-  /// step, before any parameter is updated. `read`: event after which the communication stream of this rank has read
-  /// the unconverted rows. world: all ranks. Collective.
-  virtual Prepared prepare(const Lists& lists, kernels::AnyMatrix gradient_rows, device::Event& read,
-                           parallel::DeviceCommunicator& world);
+  /// Converts gradient_rows [tokens, L * d] in place to the factors of the decoder's rows, and forms the lists that
+  /// `written` returns. Called once per step, before any parameter is updated. `read`: event after which the
+  /// communication stream of this rank has read the unconverted rows.
+  virtual void prepare(const Lists&, kernels::AnyMatrix /*gradient_rows*/, device::Event& /*read*/) {}
 
   /// The lists whose values are multiplied with the gradient rows, after `prepare`: `all`, or lists by target.
   virtual Lists written(const Lists& all) const { return all; }
@@ -112,15 +100,13 @@ class SparseDecoder {
   explicit SparseDecoder(const Shape& shape) : shape_(shape) {}
   const Model& model() const { return *model_; }
   std::int64_t owned() const { return model_->owned().size(); }
-  /// Takes the workspace of products over lists of at most `entries`, of decoder rows of `columns` per target.
-  void take_workspace(const Sizes&, std::int64_t entries, std::int64_t columns, model::StepArena&);
 
   const Shape shape_;
   kernels::Execution execution_;
   kernels::SparseActivations lists_;
-  kernels::Array<std::byte> workspace_;
 
  private:
+  kernels::Array<std::byte> workspace_;  // of `backward`
   const Model* model_ = nullptr;
 };
 

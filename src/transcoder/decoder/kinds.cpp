@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transcoder/decoder/kinds.hpp"
 
-#include "transcoder/decoder/low_rank.hpp"
 #include "transcoder/decoder/strips.hpp"
 #include "transcoder/decoder/tied_by_target.hpp"
 #include "transcoder/decoder/tied_strips.hpp"
@@ -18,8 +17,6 @@ std::unique_ptr<SparseDecoder> make_decoder(const SparseDecoder::Sizes& sizes,
       return std::make_unique<Tied>(sizes.shape);
     case Decoder::tied_target:
       return std::make_unique<TiedByTarget>(sizes, forward, arena);
-    case Decoder::low_rank:
-      return std::make_unique<LowRank>(sizes, forward, arena);
   }
   return nullptr;
 }

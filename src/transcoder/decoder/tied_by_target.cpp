@@ -46,7 +46,7 @@ void TiedByTarget::begin(const kernels::SparseActivations& of) {
 
 void TiedByTarget::take_backward(const Sizes& sizes, const BackwardSizes& backward, model::StepArena& arena) {
   const std::int64_t owned = largest_owned(shape_, sizes.grid);
-  take_workspace(sizes, shape_.n_layers * backward.entries, shape_.d_model, arena);
+  SparseDecoder::take_backward(sizes, {backward.n_tokens, shape_.n_layers * backward.entries}, arena);
   backward_ = TargetLists(backward.n_tokens, shape_.n_layers, backward.entries, arena);
   hit_offsets_ = arena.take<std::int64_t>(shape_.n_layers * owned + 1);
   hit_token_ = arena.take<std::uint32_t>(backward_.key.size);
@@ -58,15 +58,12 @@ void TiedByTarget::take_backward(const Sizes& sizes, const BackwardSizes& backwa
   scale_gradient_ = arena.take<float>(pairs * owned);
 }
 
-SparseDecoder::Prepared TiedByTarget::prepare(const Lists& all, kernels::AnyMatrix gradient_rows, device::Event&,
-                                              parallel::DeviceCommunicator&) {
-  if (owned() > 0) {
-    kernels::lists_by_target(execution_, all.activations, model().owned_affine(), backward_.lists(all.activations),
-                             backward_.begin);
-    kernels::hits_by_target(execution_, all.activations, all.hits, backward_.begin,
-                            {hit_offsets_, hit_token_, hit_position_});
-  }
-  return {gradient_rows, {}};
+void TiedByTarget::prepare(const Lists& all, kernels::AnyMatrix, device::Event&) {
+  if (owned() == 0) return;
+  kernels::lists_by_target(execution_, all.activations, model().owned_affine(), backward_.lists(all.activations),
+                           backward_.begin);
+  kernels::hits_by_target(execution_, all.activations, all.hits, backward_.begin,
+                          {hit_offsets_, hit_token_, hit_position_});
 }
 
 Lists TiedByTarget::written(const Lists& all) const {

@@ -17,8 +17,7 @@ class TiedByTarget final : public SparseDecoder {
 
   void begin(const kernels::SparseActivations&) override;
   void take_backward(const Sizes&, const BackwardSizes&, model::StepArena&) override;
-  Prepared prepare(const Lists&, kernels::AnyMatrix gradient_rows, device::Event& read,
-                   parallel::DeviceCommunicator& world) override;
+  void prepare(const Lists&, kernels::AnyMatrix gradient_rows, device::Event& read) override;
   Lists written(const Lists& all) const override;
   void backward(const Lists&, kernels::AnyMatrix rows, const BackwardStep&) override;
   void update_rest(const kernels::AdamStep*, kernels::Array<double> squared_norm) override;

@@ -10,11 +10,9 @@ void Tied::form(parallel::Range tokens, parallel::Range layers, kernels::AnyMatr
   kernels::sum_to_later_layers(execution_, partial, shape_.d_model);
 }
 
-SparseDecoder::Prepared Tied::prepare(const Lists&, kernels::AnyMatrix gradient_rows, device::Event& read,
-                                      parallel::DeviceCommunicator&) {
+void Tied::prepare(const Lists&, kernels::AnyMatrix gradient_rows, device::Event& read) {
   read.hold_back(execution_);
   kernels::sum_from_later_layers(execution_, gradient_rows, shape_.d_model);
-  return {gradient_rows, {}};
 }
 
 }  // namespace weft::transcoder

@@ -15,8 +15,7 @@ class Tied final : public SparseDecoder {
   explicit Tied(const Shape& shape) : SparseDecoder(shape) {}
 
   void form(parallel::Range tokens, parallel::Range layers, kernels::AnyMatrix partial) const override;
-  Prepared prepare(const Lists&, kernels::AnyMatrix gradient_rows, device::Event& read,
-                   parallel::DeviceCommunicator& world) override;
+  void prepare(const Lists&, kernels::AnyMatrix gradient_rows, device::Event& read) override;
 };
 
 }  // namespace weft::transcoder

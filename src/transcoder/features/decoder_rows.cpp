@@ -126,24 +126,7 @@ void decoder_rows(const Model& model, std::int64_t layer, std::int64_t begin, co
     }
     return;
   }
-  const kernels::ParameterRows& rows = model.decoder()[static_cast<std::size_t>(layer)];
-  if (shape.decoder != Decoder::low_rank) {
-    kernels::weights_to_float(execution, rows, begin, out);
-    return;
-  }
-  using kernels::Scalar;
-  const std::int64_t r = shape.rank;
-  const device::Buffer<float> factors(out.rows * rows.columns), basis(r * d);
-  const device::Buffer<std::byte> workspace(
-      kernels::gemm_workspace(Scalar::fp32, Scalar::fp32, Scalar::fp32, out.rows, d, r));
-  kernels::weights_to_float(execution, rows, begin, factors.matrix(out.rows, rows.columns));
-  for (std::int64_t t = layer; t < shape.n_layers; ++t) {
-    kernels::weights_to_float(execution, model.basis()[static_cast<std::size_t>(t)], layer * r, basis.matrix(r, d));
-    kernels::gemm(execution, 1.0f, {factors.data() + (t - layer) * r, Scalar::fp32, out.rows, r, rows.columns},
-                  kernels::Form::plain, {basis.data(), Scalar::fp32, r, d, d}, kernels::Form::plain, 0.0f,
-                  {strip_of(t).data, Scalar::fp32, out.rows, d, out.stride}, workspace.array());
-  }
-  kernels::fence(execution);  // `factors` is destroyed on return
+  kernels::weights_to_float(execution, model.decoder()[static_cast<std::size_t>(layer)], begin, out);
 }
 
 std::vector<double> squared_norms(const Model& model, std::int64_t layer, const kernels::Execution& execution) {

@@ -18,8 +18,8 @@ namespace weft::transcoder {
 /// Number of columns of `decoder_rows`: the targets of a feature of the layer, d_model each; tied decoders: d_model.
 std::int64_t row_columns(const Shape&, std::int64_t layer);
 /// Forms the vectors that the features [begin, begin + out.rows) of this rank in a source layer write per unit of
-/// activation, in normalised space, fp32: one vector for each target, the products of a low-rank decoder and scales
-/// included; tied decoders: the one vector. out [rows, row_columns]; where the kernels run.
+/// activation, in normalised space, fp32: one vector for each target, scales included; tied decoders: the one
+/// vector. out [rows, row_columns]; where the kernels run.
 void decoder_rows(const Model&, std::int64_t layer, std::int64_t begin, const kernels::Execution&,
                   kernels::Matrix<float> out);
 

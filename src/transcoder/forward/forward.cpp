@@ -59,7 +59,7 @@ Forward::Buffers::Buffers(const Configuration& configuration, const Shape& shape
   encode_workspace = arena.take<std::byte>(
       kernels::encode_workspace(arena.backend(), selection.sizes.tile_tokens, selection.sizes.tile_features,
                                 shape.d_model, sizes.scalar, configuration.optimizer.state, sizes.scalar));
-  decoder = make_decoder({configuration, shape, grid}, {max_tokens, sizes.group, sizes.chunk}, arena);
+  decoder = make_decoder({configuration, shape, grid}, {max_tokens, sizes.group}, arena);
   skip_workspace = arena.take<std::byte>(
       add_skip_workspace(configuration, shape, arena.backend(), std::min(sizes.chunk, sizes.own)));
   flags = arena.take<kernels::StepFlags>(1);

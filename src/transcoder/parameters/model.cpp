@@ -21,8 +21,6 @@ const char* decoder_name(Decoder decoder) {
       return "tied_weight";
     case Decoder::tied_target:
       return "target_weight";
-    case Decoder::low_rank:
-      return "factor_weight";
     case Decoder::cross_layer:
     case Decoder::per_layer:
       break;
@@ -53,8 +51,6 @@ Initial uniform_in_root(std::int64_t n, kernels::Purpose purpose) {
 // tied:            y_t = sum over s <= t of a_s W_tied,s + ..., W_tied,s [F, d], named decoder_{s}/tied_weight.
 // tied_target:     y_t = (sum over s <= t of a'_s,t) W_t + ..., W_t [F, d], named decoder_{t}/target_weight; a' = a, or
 //                  (a + o_s,t) gamma_s,t where a is not 0: [F] each, decoder_{s}/offset_{t} and decoder_{s}/scale_{t}
-// low_rank:        W_dec,s[t] = U_s[t] V_t[s]: decoder_{s}/factor_weight [F, (L - s) * r], targets s..L-1 one after the
-//                  other, and decoder_{t}/basis_weight [(t + 1) * r, d], sources 0..t one after the other
 // jumprelu:        theta_s [F], the thresholds themselves; their moments are those of the trained parameter, which is
 //                  ln theta in most forms (kernels/transcoder/activation/jump_relu.hpp)
 std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
@@ -93,26 +89,13 @@ std::vector<ParameterSpec> parameter_specs(const Shape& shape) {
     specs.push_back({.name = decoder_name(shape, s),
                      .shape = {n_features, shape.decoder_columns(s)},
                      .cut = by_feature,
-                     .segment = shape.decoder == Decoder::low_rank ? shape.decoder_columns(s) : d,
+                     .segment = d,
                      .initial = decoder_initial,
                      .first_element = decoder_element,
                      .weight_decay = true,
                      .export_name = fmt::format("W_dec_{}{}", shape.decoder == Decoder::tied ? "tied_" : "", s)});
     encoder_element += static_cast<std::uint64_t>(n_features * d);
     decoder_element += static_cast<std::uint64_t>(n_features * shape.decoder_columns(s));
-  }
-  // The basis has about orthonormal rows, so that the initial product is as large as a decoder of full rank.
-  for (std::int64_t t = 0; shape.decoder == Decoder::low_rank && t < shape.n_layers; ++t) {
-    const std::int64_t rows = (t + 1) * shape.rank;
-    specs.push_back(
-        {.name = fmt::format("decoder_{}/basis_weight", t),
-         .shape = {rows, d},
-         .update = model::Update::everywhere,
-         .segment = d,
-         .initial = model::uniform(std::sqrt(3.0 / static_cast<double>(d)), kernels::Purpose::decoder_initial),
-         .first_element = decoder_element,
-         .weight_decay = true});
-    decoder_element += static_cast<std::uint64_t>(rows * d);
   }
   for (const bool scales : {false, true})
     if (shape.affine)
@@ -149,8 +132,6 @@ std::string decoder_text(const Shape& shape) {
       return ", tied decoders";
     case Decoder::tied_target:
       return shape.affine ? ", decoders tied per target with offsets and scales" : ", decoders tied per target";
-    case Decoder::low_rank:
-      return fmt::format(", decoders of rank {}", shape.rank);
     case Decoder::cross_layer:
       break;
   }
@@ -169,7 +150,6 @@ Shape shape_of(const ModelSettings& settings, std::int64_t n_layers, std::int64_
   Shape shape{n_layers, d_model, settings.features, settings.decoder, settings.skip == Skip::linear};
   shape.affine = settings.decoder_affine;
   shape.scale_initial = settings.decoder_scale_initial;
-  shape.rank = settings.rank;
   shape.encoder_initial = settings.encoder_initial;
   shape.decoder_initial = settings.decoder_initial;
   if (kernels::activation_has_thresholds(settings.activation)) shape.threshold = settings.threshold;
@@ -198,12 +178,8 @@ std::optional<StoredModel> stored_model(std::span<const checkpoint::TensorEntry>
   if (decoder != nullptr && decoder->shape.size() == 2 &&
       decoder->shape[1] != stored.shape.n_layers * stored.shape.d_model)
     stored.shape.decoder = Decoder::per_layer;
-  for (const Decoder kind : {Decoder::tied, Decoder::tied_target, Decoder::low_rank})
-    if (const auto* const rows = find(fmt::format("decoder_0/{}", decoder_name(kind))); rows != nullptr) {
-      stored.shape.decoder = kind;
-      if (kind == Decoder::low_rank && rows->shape.size() == 2)
-        stored.shape.rank = rows->shape[1] / stored.shape.n_layers;
-    }
+  for (const Decoder kind : {Decoder::tied, Decoder::tied_target})
+    if (find(fmt::format("decoder_0/{}", decoder_name(kind))) != nullptr) stored.shape.decoder = kind;
   stored.shape.affine = find("decoder_0/scale_0") != nullptr;
   stored.shape.skip = find("skip_0/weight") != nullptr;
   if (find("encoder_0/threshold") != nullptr) stored.shape.threshold = 0;
@@ -233,8 +209,6 @@ Model::Model(const Shape& shape, kernels::StorageType storage, const parallel::G
     owned_decoder_.push_back(parameters_.owned_matrix(decoder));
     if (shape.skip) skip_.push_back(parameters_.matrix(parameters_.index(fmt::format("skip_{}/weight", s))));
   }
-  for (std::int64_t s = 0; shape.decoder == Decoder::low_rank && s < shape.n_layers; ++s)
-    basis_.push_back(parameters_.matrix(parameters_.index(fmt::format("decoder_{}/basis_weight", s))));
   for (const char* const name : {"offset", "scale"})
     if (shape.affine)
       for_each_pair(shape.n_layers, [&](std::int64_t s, std::int64_t t) {

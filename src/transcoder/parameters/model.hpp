@@ -38,7 +38,6 @@ struct Shape {
   bool skip = false;         ///< there is a linear skip connection
   bool affine = false;       ///< tied_target: offsets and scales
   double scale_initial = 0;  ///< tied_target: initial scale of targets after a feature's own layer
-  std::int64_t rank = 0;     ///< low_rank: columns of the factors of a pair of layers
   EncoderInitial encoder_initial = EncoderInitial::features;
   DecoderInitial decoder_initial = DecoderInitial::uniform;
   /// Initial value of the thresholds of jumprelu; none: the model has no thresholds.
@@ -47,18 +46,10 @@ struct Shape {
   std::int64_t width() const { return n_layers * d_model; }
   /// Number of layers to which a feature of layer s writes: s, s + 1, ...
   std::int64_t targets(std::int64_t source) const { return decoder == Decoder::per_layer ? 1 : n_layers - source; }
-  /// Number of columns of row f of Model::decoder()[s]: the targets of feature f of source layer s one after the other,
-  /// as vectors or (low_rank) as their factors; tied: one vector for all; tied_target: the vector that is written to
-  /// layer s.
+  /// Number of columns of row f of Model::decoder()[s]: the vectors of the targets of feature f of source layer s one
+  /// after the other; tied: one vector for all; tied_target: the vector that is written to layer s.
   std::int64_t decoder_columns(std::int64_t source) const {
-    return decoder == Decoder::cross_layer ? targets(source) * d_model
-           : decoder == Decoder::low_rank  ? targets(source) * rank
-                                           : d_model;
-  }
-  /// Column of the gradient rows at which the row of layer s begins, in gradient rows of the reconstruction [N, L * d]
-  /// or (low_rank) of the factors [N, rank L (L + 1) / 2]. s = L: the number of all columns.
-  std::int64_t decoder_begin(std::int64_t source) const {
-    return decoder == Decoder::low_rank ? rank * kernels::pair_of(source, source, n_layers) : source * d_model;
+    return decoder == Decoder::cross_layer ? targets(source) * d_model : d_model;
   }
   /// Number of encoder and decoder weights and biases.
   std::int64_t parameters() const;
@@ -109,9 +100,6 @@ class Model {
   std::span<const kernels::ParameterRows> owned_encoder() const { return owned_encoder_; }
   std::span<const kernels::ParameterRows> owned_decoder() const { return owned_decoder_; }
 
-  /// Second factors of a low-rank decoder, by target layer t: sources 0..t, [(t + 1) * rank, d]; the first factors are
-  /// `decoder`. Empty for other decoders.
-  std::span<const kernels::ParameterRows> basis() const { return basis_; }
   /// Offsets and scales of a feature's targets, by pair of layers [L (L + 1) / 2, F_local]; then those of owned
   /// features. Without data if the shape has none.
   kernels::PairAffine affine() const { return affine_; }
@@ -149,7 +137,7 @@ class Model {
   model::Parameters parameters_;
   parallel::Range features_;
   parallel::Range owned_;
-  std::vector<kernels::ParameterRows> encoder_, owned_encoder_, decoder_, owned_decoder_, basis_, skip_;
+  std::vector<kernels::ParameterRows> encoder_, owned_encoder_, decoder_, owned_decoder_, skip_;
   std::vector<kernels::ParameterVector> encoder_bias_, owned_encoder_bias_, owned_thresholds_, owned_affine_;
   kernels::PairAffine affine_;
   kernels::ParameterVector decoder_bias_;

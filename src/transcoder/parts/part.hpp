@@ -51,8 +51,8 @@ struct BackwardPass {
   Lists selected;                    ///< selected entries; the value is 0 where thresholds list more than is active
   Lists all;                         ///< all entries with a gradient: those selected, then those of dead features
   kernels::AnyMatrix inputs;         ///< inputs of the tokens of `all` [n, L * d]
-  kernels::AnyMatrix gradient_rows;  ///< gradient rows of the same tokens [n, L * d]
-  kernels::AnyMatrix decoder_rows;   ///< gradient rows in the form that the decoder needs (SparseDecoder::Prepared)
+  kernels::AnyMatrix gradient_rows;  ///< gradient rows of the same tokens [n, L * d], after SparseDecoder::prepare
+                                     ///< in the form that the decoder needs
   kernels::LateRows late;            ///< gradient rows that have not arrived
   kernels::Array<std::int64_t> active_offsets;  ///< FeatureHits::offsets of the active entries alone
   /// Where the entries of bands about thresholds are listed too: the bands, the lists of pre-activations, and the

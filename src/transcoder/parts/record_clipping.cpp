@@ -210,11 +210,11 @@ void RecordClipping::form_norms(const BackwardPass& pass, SparseDecoder& decoder
   kernels::row_squares(execution_, bias_rows(pass), false, of_rows);
   add_bias_norms(pass);
   const bool to_end = shape.decoder == Decoder::cross_layer, by_target = shape.decoder == Decoder::tied_target;
-  kernels::row_squares(execution_, pass.decoder_rows, to_end, of_rows);
+  kernels::row_squares(execution_, pass.gradient_rows, to_end, of_rows);
   if (model_.owned().size() > 0) {
     timers_.phase("gradients of activations");
     const kernels::LateRows none;
-    decoder.backward(pass.all, pass.decoder_rows,
+    decoder.backward(pass.all, pass.gradient_rows,
                      {.step = nullptr,
                       .gradient = buffers_.alpha,
                       .squared_norm = {},
@@ -224,9 +224,10 @@ void RecordClipping::form_norms(const BackwardPass& pass, SparseDecoder& decoder
     timers_.phase("norms of records");
     const Lists written = decoder.written(pass.all);
     if (decoder_shares_rows(configuration_))
-      kernels::shared_entry_squares(
-          execution_, written.activations, written.hits, by_target ? pass.all.hits.offsets : Array<std::int64_t>{},
-          written.activations.value, {}, pass.decoder_rows, to_end, 0, record_, offsets, buffers_.by_position, squares);
+      kernels::shared_entry_squares(execution_, written.activations, written.hits,
+                                    by_target ? pass.all.hits.offsets : Array<std::int64_t>{},
+                                    written.activations.value, {}, pass.gradient_rows, to_end, 0, record_, offsets,
+                                    buffers_.by_position, squares);
     else
       kernels::entry_squares(execution_, written.activations, written.activations.value, {}, of_rows, 0, squares);
     kernels::add_token_squares(execution_, squares, offsets, norms_of(kDecoder));

@@ -143,7 +143,7 @@ void Thresholds::form_all(const BackwardPass& pass) {
 /// Forms the sums of a range of features of a layer over all tokens.
 void Thresholds::form_tile(const BackwardPass& pass, std::int64_t layer, parallel::Range features) {
   const kernels::SparsityPenalty no_penalty{.form = {}, .scale = 0, .coefficient = {}, .step = constants_};
-  const AnyMatrix x = forward_.all_inputs(), gradient_rows = pass.decoder_rows.rows_from(0, x.rows);
+  const AnyMatrix x = forward_.all_inputs(), gradient_rows = pass.gradient_rows.rows_from(0, x.rows);
   const std::int64_t d = model_.shape().d_model, n = features.size(), owned = model_.owned().size();
   const auto s = static_cast<std::size_t>(layer);
   const kernels::ParameterRows &encoder = model_.owned_encoder()[s], &decoder = model_.owned_decoder()[s];
@@ -155,8 +155,8 @@ void Thresholds::form_tile(const BackwardPass& pass, std::int64_t layer, paralle
     kernels::encode_tile(execution_, inputs, encoder, features.begin, product, buffers_.gemm_workspace);
     // The product < W_dec[f], g[n, layer..] > takes the decoder's rows in place of the encoder's.
     const AnyMatrix rows = gradient_rows.rows_from(token, count);
-    kernels::encode_tile(execution_, rows.columns_from(model_.shape().decoder_begin(layer), decoder.columns), decoder,
-                         features.begin, alpha, buffers_.gemm_workspace);
+    kernels::encode_tile(execution_, rows.columns_from(layer * d, decoder.columns), decoder, features.begin, alpha,
+                         buffers_.gemm_workspace);
     if (model_.shape().decoder == Decoder::tied_target)
       for (std::int64_t target = layer + 1; target < model_.shape().n_layers; ++target)
         kernels::gemm(execution_, 1.0f, rows.columns_from(target * d, d), kernels::Form::plain,

@@ -104,7 +104,7 @@ void round_to_bf16(const Model& model, const kernels::Execution& execution) {
   const auto round_vector = [&](kernels::Array<float> vector) { kernels::round_to_bf16(execution, vector); };
   for (const kernels::ParameterVector& bias : model.encoder_bias()) round_vector(bias.weight);
   round_vector(model.decoder_bias().weight);
-  for (const auto matrices : {model.encoder(), model.decoder(), model.basis(), model.skip()})
+  for (const auto matrices : {model.encoder(), model.decoder(), model.skip()})
     for (const kernels::ParameterRows& matrix : matrices) {
       if (matrix.storage != kernels::StorageType::fp32) continue;  // stored as bf16
       const std::int64_t most = std::max<std::int64_t>(1, kPieceElements / matrix.columns);

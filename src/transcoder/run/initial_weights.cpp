@@ -3,6 +3,7 @@
 
 #include <set>
 #include <string>
+#include <vector>
 
 #include "input/read.hpp"
 #include "transcoder/settings/settings_schema.hpp"
@@ -12,6 +13,10 @@ namespace weft::transcoder {
 void require_initial(const Configuration& configuration, const checkpoint::Found& initial, std::int64_t n_layers,
                      std::int64_t d_model) {
   const std::string& path = configuration.transcoder.initial;
+  Configuration same = configuration;
+  const input::Schema keys = schema(same);
+  const std::vector<input::Change> changes =
+      input::changed_keys(keys, initial.manifest.input, (initial.path / checkpoint::kManifestName).string());
   const Shape shape = shape_of(configuration.transcoder, n_layers, d_model);
   const std::string difference = model::first_difference(
       initial.manifest.tensors,
@@ -21,9 +26,7 @@ void require_initial(const Configuration& configuration, const checkpoint::Found
                            "transcoder.initial = \"{}\": {} (weights are taken as they are stored, for a model of {}); "
                            "give its keys (weft inspect prints them), optimizer.state included",
                            path, difference, to_text(shape));
-  Configuration same = configuration;
-  const input::Schema keys = schema(same);
-  for (const input::Change& change : input::changed_keys(keys, initial.manifest.input, checkpoint::kManifestName))
+  for (const input::Change& change : changes)
     if (change.path == "data.normalise")
       throw collective_error(ExitCode::usage,
                              "transcoder.initial = \"{}\": its activations were normalised with data.normalise = {}, "

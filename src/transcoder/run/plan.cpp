@@ -227,16 +227,10 @@ std::string grid_advice(const Plan& plan) {
 }
 
 std::string slow_paths_text(const Shape& shape, kernels::Scalar type) {
-  std::string text;
-  const auto slow = [&](const char* phase, const std::string& reason) {
-    if (!reason.empty())
-      text += fmt::format("  {}: kernels without vectors, several times slower, because of {}\n", phase, reason);
-  };
-  const bool low_rank = shape.decoder == Decoder::low_rank;
-  slow("decode, decoder backward and update",
-       kernels::slow_feature_rows(low_rank ? shape.rank : shape.d_model, !low_rank || shape.n_layers == 1, type));
-  slow("encoder backward and update", kernels::slow_feature_rows(shape.d_model, true, type));
-  return text;
+  const std::string reason = kernels::slow_feature_rows(shape.d_model, type);
+  if (reason.empty()) return {};
+  return fmt::format(
+      "  decode, backward passes and updates: kernels without vectors, several times slower, because of {}\n", reason);
 }
 
 std::string to_text(const Plan& plan, const Configuration& configuration) {

@@ -71,9 +71,8 @@ StepSizes step_sizes(const Configuration& configuration, const Shape& shape, con
   sizes.is_private = configuration.privacy.enabled;
   sizes.row_bytes = kernels::bytes_of(scalar_of(configuration.precision));
   sizes.weight_bytes = model::weight_bytes(storage, 1, 1);
-  sizes.moments_bytes = static_cast<double>(moment_bytes(
-                            storage, 1, columns, shape.decoder == Decoder::low_rank ? columns : shape.d_model)) /
-                        static_cast<double>(columns);
+  sizes.moments_bytes =
+      static_cast<double>(moment_bytes(storage, 1, columns, shape.d_model)) / static_cast<double>(columns);
   const double tokens_per_rank = static_cast<double>(tokens) / grid.world().size();
   for (std::size_t s = 0; s < l0.size(); ++s) {
     sizes.entries += l0[s] * tokens_per_rank;

@@ -53,8 +53,6 @@ std::string refusal(const Configuration& configuration) {
   if (configuration.data.validation.empty() && !configuration.data.train.empty())  // a benchmark has neither
     return "privacy.enabled without data.validation (normalisation and measures are taken from the validation data, "
            "which are public: statistics of the training data would be released without noise); give it";
-  if (model.decoder == Decoder::low_rank)
-    return fmt::format("transcoder.decoder = \"low_rank\" with privacy.enabled ({}); take another decoder", kWritten);
   return {};
 }
 

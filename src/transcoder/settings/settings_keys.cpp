@@ -119,21 +119,20 @@ void add_table(input::Schema& schema, ModelSettings& model) {
       .add("transcoder.scope", model.scope, {{"layer", Scope::layer}, {"all_layers", Scope::all_layers}},
            "one budget of active features for each layer, or one for all layers together")
       .changeable();
-  schema.add("transcoder.decoder", model.decoder,
-             {{"cross_layer", Decoder::cross_layer},
-              {"per_layer", Decoder::per_layer},
-              {"tied", Decoder::tied},
-              {"tied_target", Decoder::tied_target},
-              {"low_rank", Decoder::low_rank}},
-             "vectors of a feature: one for its own and each later layer (cross_layer), for its own layer only "
-             "(per_layer), one for all layers (tied), one per layer that features of the same index in all source "
-             "layers share (tied_target), or one per layer from a space of transcoder.rank dimensions (low_rank)");
   schema
-      .add("transcoder.rank", model.rank,
-           "dimensions of the space of decoder vectors from one layer to another, fewer than d_model")
-      .at_least(0)
-      .at_most(kMostFeatures)
-      .required_with("transcoder.decoder", {"low_rank"});
+      .add("transcoder.decoder", model.decoder,
+           {{"cross_layer", Decoder::cross_layer},
+            {"per_layer", Decoder::per_layer},
+            {"tied", Decoder::tied},
+            {"tied_target", Decoder::tied_target}},
+           "vectors of a feature: one for its own and each later layer (cross_layer), for its own layer only "
+           "(per_layer), one for all layers (tied), or one per layer that features of the same index in all source "
+           "layers share (tied_target)")
+      .retired_value(
+          "low_rank",
+          "it was removed (with about as many weights \"per_layer\" has a smaller error and trains ten times as fast); "
+          "take \"per_layer\", and for its checkpoints the version of Weft that wrote them");
+  schema.retired("transcoder.rank", "it was of transcoder.decoder = \"low_rank\", which was removed; leave it out");
   schema
       .add("transcoder.decoder_affine", model.decoder_affine,
            "a feature writes (activation + offset) * scale to each of its layers, both learned")
@@ -322,7 +321,7 @@ void add_resampling(input::Schema& schema, ModelSettings& model) {
       .in("steps")
       .at_least(0)
       .at_most(input::kMostSteps)
-      .not_with("transcoder.decoder", {"tied_target", "low_rank"},
+      .not_with("transcoder.decoder", {"tied_target"},
                 "a dead feature has no decoder row of its own that could be directed at a token; transcoder.auxk "
                 "revives it")
       .changeable();

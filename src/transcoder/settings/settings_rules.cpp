@@ -8,23 +8,6 @@
 #include "transcoder/settings/settings_schema.hpp"
 
 namespace weft::transcoder {
-namespace {
-
-/// Adds the conditions of the kinds of decoders.
-void add_decoder_rules(input::Schema& schema, const ModelSettings& model) {
-  schema.rule(
-      {"transcoder.decoder", "transcoder.sparsity", "transcoder.preactivation_penalty", "transcoder.ranking"},
-      [&model]() -> std::string {
-        const bool of_norms =
-            model.sparsity > 0 || model.ranking == Ranking::decoder_norm ||
-            (model.preactivation_penalty > 0 && model.preactivation_form == PreactivationForm::below_threshold);
-        if (model.decoder != Decoder::low_rank || !of_norms) return {};
-        return "transcoder.decoder = \"low_rank\" does not go with penalties or a ranking by decoder norms "
-               "(those of products of factors, which are never formed); leave them out, or take another decoder";
-      });
-}
-
-}  // namespace
 
 void add_rules(input::Schema& schema, const Configuration& configuration) {
   const ModelSettings& model = configuration.transcoder;
@@ -84,7 +67,6 @@ void add_rules(input::Schema& schema, const Configuration& configuration) {
               [&configuration]() -> std::string {
                 return configuration.transcoder.scope == Scope::layer ? empty_budget(configuration, 1) : "";
               });
-  add_decoder_rules(schema, model);
   schema.rule({"optimizer.warmup_steps", "run.steps"}, [&configuration]() -> std::string {
     if (configuration.run.epochs > 0 || configuration.optimizer.warmup_fraction > 0 ||
         configuration.optimizer.warmup_steps <= configuration.run.steps)

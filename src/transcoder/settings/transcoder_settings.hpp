@@ -30,9 +30,8 @@ using kernels::PreactivationForm;
 using kernels::SparsityForm;
 enum class Scope { layer, all_layers };
 /// Form of the vector that feature f of layer s writes to target layer t: a separate vector for each pair of layers, or
-/// for t = s alone; one vector for every t >= s; a row of a matrix of t, the same for every s; a row of a matrix of the
-/// pair of layers that is the product of two factors.
-enum class Decoder { cross_layer, per_layer, tied, tied_target, low_rank };
+/// for t = s alone; one vector for every t >= s; a row of a matrix of t, the same for every s.
+enum class Decoder { cross_layer, per_layer, tied, tied_target };
 enum class EncoderInitial { features, width };
 enum class EncoderBiasInitial { zero, data };
 enum class DecoderInitial { uniform, zero };
@@ -69,7 +68,6 @@ struct ModelSettings {
   Ranking ranking = Ranking::value;          ///< quantity by which batch_topk and topk rank features
   Scope scope = Scope::layer;
   Decoder decoder = Decoder::cross_layer;
-  std::int64_t rank = 0;             ///< low_rank: rank of the product for a pair of layers
   bool decoder_affine = false;       ///< tied_target: an offset and a scale for each feature and target
   double decoder_scale_initial = 0;  ///< initial scale of the targets after a feature's own layer
   Skip skip = Skip::none;

@@ -46,9 +46,7 @@ void Step::run() {
     records_->keep(pass);
   }
   timers_.phase("decoder backward");
-  const SparseDecoder::Prepared prepared = decoder.prepare(pass.all, pass.gradient_rows, whole_formed_, world_);
-  pass.decoder_rows = prepared.rows;
-  if (prepared.whole.rows > 0) pass.whole.push_back(prepared.whole);
+  decoder.prepare(pass.all, pass.gradient_rows, whole_formed_);
 
   if (records_) {  // c_b a, c_b da, and db_t = sum over records of c_b g + noise
     records_->clip(pass, decoder, bias_.gradient());
@@ -86,7 +84,7 @@ void Step::backward(BackwardPass& pass) {
   // Decoder:  da = <W_dec, g>,  dW_dec = a g,  Adam
   for (const auto& part : parts_) part->before_decoder(pass);
   timers_.phase("decoder backward");
-  decoder.backward(pass.all, pass.decoder_rows,
+  decoder.backward(pass.all, pass.gradient_rows,
                    {pass.step, pass.gradient, clipping_.decoder_rows(), pass.late, pass.row_factors, pass.new_norms,
                     records_ ? &records_->noise(RecordClipping::kDecoder) : nullptr});
   if (records_) records_->restore(pass.gradient);
@@ -156,7 +154,6 @@ BackwardPass Step::whole_batch() {
           .all = lists,
           .inputs = forward_.all_inputs(),
           .gradient_rows = gradient_rows_.all(),
-          .decoder_rows = {},
           .late = std::move(late),
           .active_offsets = lists.hits.offsets,
           .gradient = buffers_.activation_gradient,

@@ -28,15 +28,14 @@ Step::Buffers::Buffers(const Configuration& configuration, const Shape& shape, c
   encoder_workspace = arena.take<std::byte>(
       kernels::encode_backward_workspace(arena.backend(), shape.n_layers, owned, shape.d_model, entries));
   decoder.take_backward({configuration, shape, grid}, {n_tokens, entries}, arena);
-  clipping = Clipping::Buffers(configuration.optimizer, shape.n_layers * owned,
-                               1 + (shape.skip ? shape.width() : 0) + SparseDecoder::whole_rows(shape), arena);
+  clipping =
+      Clipping::Buffers(configuration.optimizer, shape.n_layers * owned, 1 + (shape.skip ? shape.width() : 0), arena);
   if (configuration.privacy.enabled) records = RecordClipping::Buffers(configuration, shape, grid, arena);
 }
 
 std::int64_t Step::largest_message(const Configuration& configuration, const Shape& shape, std::int64_t n_ranks) {
-  return std::max({ErrorWeights::largest_message(configuration, shape, n_ranks),
-                   SparseDecoder::largest_message(shape, n_ranks),
-                   RecordClipping::largest_message(configuration, shape, n_ranks)});
+  return std::max(ErrorWeights::largest_message(configuration, shape, n_ranks),
+                  RecordClipping::largest_message(configuration, shape, n_ranks));
 }
 
 Step::Step(const Configuration& configuration, const Model& model, const NormalisationOnDevice& normalisation,
