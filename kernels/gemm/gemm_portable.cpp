@@ -40,38 +40,31 @@ AnyMatrix in_fp32(float* data, const AnyMatrix& matrix) {
   return {data, Scalar::fp32, matrix.rows, matrix.columns, matrix.columns};
 }
 
-template <class T>
-void widen_from(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
-  const T* source = static_cast<const T*>(from.data);
-  float* target = static_cast<float*>(to.data);
-  const std::int64_t columns = from.columns, stride = from.stride;
-  for_all(
-      execution, "gemm: widen", from.rows * columns,
-      KOKKOS_LAMBDA(std::int64_t i) { target[i] = source[i / columns * stride + i % columns]; });
+template <class From, class To>
+void convert_as(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
+  const Matrix<const From> source{static_cast<const From*>(from.data), from.rows, from.columns, from.stride};
+  const Matrix<To> target{static_cast<To*>(to.data), to.rows, to.columns, to.stride};
+  for_teams(
+      execution, "gemm: convert", source.rows, 0, KOKKOS_LAMBDA(const Team& team) {
+        const From* in = source.row(team.league_rank());
+        To* out = target.row(team.league_rank());
+        for_columns(team, static_cast<int>(source.columns),
+                    [&](int c) { out[c] = from_float<To>(static_cast<float>(in[c])); });
+      });
 }
 
 void widen(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
   if (from.type == Scalar::bf16)
-    widen_from<bf16>(execution, from, to);
+    convert_as<bf16, float>(execution, from, to);
   else
-    widen_from<half>(execution, from, to);
-}
-
-template <class T>
-void narrow_to(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
-  const float* source = static_cast<const float*>(from.data);
-  T* target = static_cast<T*>(to.data);
-  const std::int64_t columns = to.columns, stride = to.stride;
-  for_all(
-      execution, "gemm: narrow", to.rows * columns,
-      KOKKOS_LAMBDA(std::int64_t i) { target[i / columns * stride + i % columns] = from_float<T>(source[i]); });
+    convert_as<half, float>(execution, from, to);
 }
 
 void narrow(const Execution& execution, const AnyMatrix& from, const AnyMatrix& to) {
   if (to.type == Scalar::bf16)
-    narrow_to<bf16>(execution, from, to);
+    convert_as<float, bf16>(execution, from, to);
   else
-    narrow_to<half>(execution, from, to);
+    convert_as<float, half>(execution, from, to);
 }
 
 /// C = beta * C: a product over no terms.

@@ -2,6 +2,9 @@
 """One private step of Weft against Opacus: gradients of records, clipped to the bound and summed, of the same model and texts; of whole
 models, and of adapters of PEFT.
 
+Weft raises norms by a margin before it clips (docs/privacy.md), so that rounding never exceeds the bound C. Opacus has none: its bound here is
+C / (1 + margin), which gives every record the factor of Weft. All sizes are such that no norm is a Gram sum, which has a margin of its own.
+
 A step of AdamW without beta1 leaves the gradient of the step in its first moment: clipped sum / records + noise. Two steps that differ in
 the noise multiplier alone have the same random numbers, so that the clipped sum follows from both: 2 * first - second.
 
@@ -21,6 +24,7 @@ import program
 import weft as reader
 
 RECORDS, SEQUENCE, NOISE = 8, 16, 0.01
+HEADS = {"qwen3": 2}    # where queries and keys have a norm per head: its gain sums over the tokens and heads of a record
 INPUT = """
 [run]
 steps = 1
@@ -105,13 +109,18 @@ def step_gradient(weft, directory, clip, noise, run, *sets):
     return {name.removesuffix(end): checkpoint[name].astype(np.float64) for name in checkpoint.shapes if name.endswith(end)}
 
 
+def raised(norm, directory):
+    """A norm as Weft takes it: larger by 2^-14, and by 2^-23 for each row that the gradient of a record is a sum over."""
+    return norm * (1 + 2**-14 + SEQUENCE * HEADS.get(directory.name, 1) * 2**-23)
+
+
 def compare(weft, name, directory, records, clip, *sets, adapter=None):
     once, twice = (step_gradient(weft, directory, clip, noise, name, *sets) for noise in (NOISE, 2 * NOISE))
     expected = {}
     model = models.load(directory)
     if adapter:
         model = peft.PeftModel.from_pretrained(model, adapter, is_trainable=True)
-    sums, norms = clipped_sums(model.train(), records, clip)
+    sums, norms = clipped_sums(model.train(), records, clip / raised(1, directory))
     for parameter, values in sums.items():
         expected.update((adapter_by_weft_name if adapter else by_weft_name)(parameter, values / RECORDS))
     assert expected.keys() == once.keys(), (name, expected.keys() ^ once.keys())
@@ -122,12 +131,9 @@ def compare(weft, name, directory, records, clip, *sets, adapter=None):
     flat = lambda values: np.concatenate([values[key].ravel() for key in sorted(values)])
     found = 2 * flat(once) - flat(twice)
     wanted = flat(expected)
-    # The difference removes the noise but for its rounding in fp32. Norms are rounded up, by a bound of the error of their sums, so that
-    # records above the clip are a little shorter than the library's, never longer.
-    scale = found @ wanted / (wanted @ wanted)
-    assert -2e-4 < scale - 1 < 1e-6, (name, clip, sets, scale, norms)
-    distance = np.linalg.norm(found - scale * wanted) / np.linalg.norm(wanted)
-    assert distance < 5e-5, (name, clip, sets, distance, norms)
+    # The difference removes the noise but for its rounding in fp32.
+    distance = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+    assert distance < 2e-6, (name, clip, sets, distance, norms)
     # The noise itself has the deviation noise_multiplier * clip, divided by the records.
     noise = (flat(twice) - flat(once)) * RECORDS / (NOISE * clip)
     assert abs(noise.std() - 1) < 5 / np.sqrt(2 * noise.size), (name, noise.std())
@@ -136,14 +142,15 @@ def compare(weft, name, directory, records, clip, *sets, adapter=None):
 
 
 def saved_adapter(weft, name, directory):
-    """A directory of PEFT with random factors, so that the gradients of both are not 0."""
+    """A directory of PEFT with random factors, so that the gradients of both are not 0. Their products are as large as the weights: with
+    factors three times as large, scores of the attention are such that gradients of Opacus in fp32 and in fp64 differ by 9e-6."""
     torch.manual_seed(3)
     model = peft.get_peft_model(models.load(directory), peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, init_lora_weights=False,
                                                                         target_modules=list(ADAPTED)))
     with torch.no_grad():
         for parameter, values in model.named_parameters():
             if "lora_" in parameter:
-                values.normal_(0, 0.3)
+                values.normal_(0, 0.1)
     folder = weft.folder / f"adapter_of_{name}"
     model.save_pretrained(folder)
     return folder
