@@ -173,6 +173,16 @@ TEST_CASE("conditions between keys are reported with their position") {
         "a.toml:8:8: checkpoint.keep = 1 is out of range (allowed: at least 2)");
 }
 
+TEST_CASE("the decoder of low rank of earlier versions is an error, also in the input of a checkpoint") {
+  const std::string model = "[transcoder]\nfeatures = 8\nk = 4\nrank = 0\n", decoder = "decoder = 'low_rank'\n";
+  CHECK(message(model + decoder).find("a.toml:4:1: unknown key \"rank\" in [transcoder]") != std::string::npos);
+  CHECK(message(model + decoder).find("take \"per_layer\"") != std::string::npos);
+  Configuration configuration;
+  const input::Schema schema = transcoder::schema(configuration);
+  input::read(schema, model, "a.toml", {}, input::Writer::checkpoint);  // every earlier checkpoint has the rank
+  CHECK_THROWS_AS(input::read(schema, model + decoder, "a.toml", {}, input::Writer::checkpoint), Error);
+}
+
 TEST_CASE("topk over all layers needs a whole budget per token") {
   Configuration c;
   c.transcoder.activation = transcoder::Activation::topk;
