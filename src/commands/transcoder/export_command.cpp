@@ -154,9 +154,8 @@ int run_export(const Request& request, const ExportOptions& options, const paral
   print_written(request, interchange::summary(written, options.directory), document);
   if (configuration.data.targets == dataset::Targets::inputs && !trained.contents().autoencoder)
     log::warning(
-        "{}: does not say that the targets are the inputs (the format of {} has no autoencoders: weft import and "
-        "others "
-        "take it for a transcoder); single layers can be exported to saelens or sparsify",
+        "{}: does not say that the targets are the inputs (the format of {} has no autoencoders: weft import and other "
+        "programs take it for a transcoder); single layers can be exported to saelens or sparsify",
         options.directory, written.format);
   if (origin.model.empty() || origin.input_hook.empty() || origin.output_hook.empty())
     log::warning(
