@@ -147,6 +147,7 @@ int run_language_evaluate(const Request& request, const LanguageEvaluateOptions&
       language_model::evaluate(text, configuration.data.sequence, forward.settings.rows, forward.transformer,
                                forward.staging, loaded.execution(), &loaded.part.ranks.peers);
   std::string printed = fmt::format("{} on {}: {}", loaded.opened.name(), path, language_model::to_text(result));
+  if (const dataset::DocumentRows* const rows = text.documents(); rows != nullptr) printed += '\n' + rows->summary();
   Json record = record_of(loaded.opened);
   record["data"] = path;
   record["validation"] = language_model::to_json(result);
