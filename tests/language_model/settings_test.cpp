@@ -98,7 +98,9 @@ TEST_CASE("inputs that make no sense are refused with the reason") {
   refused("[language_model]\nd_model = 36\nheads = 3\n", "heads of 12 (the size of a head is a multiple of 8");
   refused("[language_model]\nd_model = 768\nheads = 2\n", "at most 256");
   refused("[language_model]\nkv_heads = 5\n", "does not divide language_model.heads = 12");
-  refused("[language_model]\nrope_columns = 8\n", "rope_columns");
+  for (const char* key : {"rope_columns = 8", "rope_base = 500", "rope_method = \"yarn\"", "rope_length = 64",
+                          "rope_low = 0.5", "rope_high = 9", "rope_amplitude = 2"})
+    refused(std::string("[language_model]\n") + key + "\n", "position = \"rope\"");
   const std::string rope = "[language_model]\nposition = \"rope\"\n";
   refused(rope + "rope_columns = 7\n", "take an even number up to 64");
   refused(rope + "rope_length = 64\n", "no effect without rope_factor");

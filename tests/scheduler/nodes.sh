@@ -43,7 +43,7 @@ held "two nodes, under srun, and under mpirun with TERM, checkpoint and requeue:
 
 expect_end "$preempted" COMPLETED 0:0 1
 expect_line "$(log_of "$preempted")" "weft ended with 143"
-expect_line "$(log_of "$preempted")" "resuming after step [0-9]{3,4}\b"      # CONT comes before TERM, and they train on until then
+expect_line "$(log_of "$preempted")" "resuming after step ([3-9][0-9]{2}|1[0-9]{3})\b"      # CONT comes before TERM, and they train on until then
 same_parameters runs/whole runs/preempted
 held "preemption: checkpoint within the grace, requeue, resume, the same parameters"
 

@@ -147,7 +147,7 @@ held "PBS: the program's wall limit, 75, a new job, the same parameters"
 expect_end "$limit" COMPLETED 0:0 '[1-9]'      # each job has a minute: on a busy machine more than one ends at its limit
 log=$(log_of "$limit")
 expect_line "$log" "weft ended with 75"
-expect_line "$log" "resuming after step [1-9][0-9]+\b"
+expect_line "$log" "resuming after step ([6-9][0-9]|[1-9][0-9]{2,})\b"
 expect_line "$log" "starting at step 0 of $steps"      # from the first start: the log was not truncated
 same_parameters runs/whole runs/limit
 held "Slurm's notice before the limit: checkpoint, 75, requeue, resume, finish, the same parameters"
